@@ -1,0 +1,9 @@
+//! The embedded stores: `memory:` and `sqlite:`.
+
+mod memory;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+pub use memory::{MemoryDriver, MemoryProvider};
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteDriver, SqliteProvider};

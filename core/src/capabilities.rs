@@ -1,0 +1,143 @@
+//! What a store promises beyond the contract that all of them keep.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind};
+
+/// A promise that not every store can keep. Require it, and opening fails where it is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Capability {
+    /// Excludes the other processes of this host.
+    CrossProcess,
+    /// Excludes the processes of other hosts.
+    CrossHost,
+    /// A lock whose holder's process has died is granted to the next at once rather than after
+    /// its ttl.
+    DeadOwnerTakeOver,
+}
+
+impl Capability {
+    /// All there are.
+    pub const ALL: [Capability; 3] = [
+        Capability::CrossProcess,
+        Capability::CrossHost,
+        Capability::DeadOwnerTakeOver,
+    ];
+
+    /// The name by which a config requires it, such as `cross_host`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Capability::CrossProcess => "cross_process",
+            Capability::CrossHost => "cross_host",
+            Capability::DeadOwnerTakeOver => "dead_owner_take_over",
+        }
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Capability {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL
+            .into_iter()
+            .find(|capability| capability.as_str() == text)
+            .ok_or_else(|| {
+                let known = Self::ALL.map(Capability::as_str).join(", ");
+                Error::new(
+                    ErrorKind::InvalidValue,
+                    format!("`require` does not know {text:?}; it takes {known}"),
+                )
+            })
+    }
+}
+
+/// What a provider declares of itself: which [`Capability`] it has, and its limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    has: u32,
+    min_ttl: Duration,
+    renew_batch: usize,
+}
+
+impl Capabilities {
+    /// The smallest ttl that the engine keeps: below it, scheduling delays would eat the lease.
+    pub const MIN_TTL: Duration = Duration::from_millis(100);
+
+    /// No capability beyond the contract, the smallest ttl, one renewal a call.
+    pub const fn new() -> Self {
+        Self {
+            has: 0,
+            min_ttl: Self::MIN_TTL,
+            renew_batch: 1,
+        }
+    }
+
+    /// Adds a capability.
+    #[must_use]
+    pub const fn with(mut self, capability: Capability) -> Self {
+        self.has |= 1 << capability as u32;
+        self
+    }
+
+    /// Sets the smallest ttl that this store can keep; never under [`Capabilities::MIN_TTL`].
+    #[must_use]
+    pub fn with_min_ttl(mut self, min_ttl: Duration) -> Self {
+        self.min_ttl = min_ttl.max(Self::MIN_TTL);
+        self
+    }
+
+    /// Sets how many leases the store renews in one call; never under one.
+    #[must_use]
+    pub const fn with_renew_batch(mut self, leases: usize) -> Self {
+        self.renew_batch = if leases == 0 { 1 } else { leases };
+        self
+    }
+
+    /// Whether it has `capability`.
+    pub const fn has(&self, capability: Capability) -> bool {
+        self.has & (1 << capability as u32) != 0
+    }
+
+    /// The smallest ttl that this store can keep.
+    pub const fn min_ttl(&self) -> Duration {
+        self.min_ttl
+    }
+
+    /// How many leases one call of [`renew_batch`](crate::LockProvider::renew_batch) takes.
+    pub const fn renew_batch(&self) -> usize {
+        self.renew_batch
+    }
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_its_own_and_found_by_its_name() {
+        for capability in Capability::ALL {
+            let only = Capabilities::new().with(capability);
+            for other in Capability::ALL {
+                assert_eq!(only.has(other), other == capability);
+            }
+            assert_eq!(capability.as_str().parse::<Capability>().unwrap(), capability);
+        }
+        let error = "crosshost".parse::<Capability>().unwrap_err();
+        assert!(error.to_string().contains("cross_host"));
+    }
+}

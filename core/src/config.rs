@@ -1,0 +1,514 @@
+//! One set of keys, from a URL, from the environment or from a config file.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+
+use crate::capabilities::Capability;
+use crate::clock::{Clock, SystemClock};
+use crate::error::{Error, ErrorKind};
+use crate::keeper::LockKeeper;
+use crate::name::check_length;
+use crate::observer::Observer;
+use crate::options::{LeasePolicy, Wait};
+
+/// The keys that every store takes; a backend adds its own.
+pub const COMMON_KEYS: [&str; 9] = [
+    "namespace",
+    "ttl",
+    "wait",
+    "lease",
+    "margin",
+    "handover_max",
+    "handover_time",
+    "require",
+    "fallback",
+];
+
+/// Variables with the prefix `LOCKKEEPER_` that are not settings: where tests find servers, and
+/// what `lockkeeper run` tells its child.
+const NOT_SETTINGS: [&str; 6] = [
+    "redis_server",
+    "mariadbd",
+    "mysqld",
+    "name",
+    "token",
+    "deadline_unix_ms",
+];
+
+/// Which store, and how to lock on it.
+///
+/// | key | value | default |
+/// |---|---|---|
+/// | `namespace` | 1 to 512 bytes; keeps applications apart on one store | `default` |
+/// | `ttl` | duration from `100ms`; how long a lock outlives its holder's last sign of life | `30s` |
+/// | `wait` | duration or `forever`; how long an acquisition may block | `10s` |
+/// | `lease` | `renewed` or `fixed` | `renewed` |
+/// | `margin` | duration; how much earlier than the store a guard calls itself lost | a tenth of the ttl, at most `1s` |
+/// | `handover_max` | 0 to 127; hand-overs in a row within the process | `100` |
+/// | `handover_time` | duration; how long a process may hand a lock on within itself | `50ms` |
+/// | `require` | `cross_process`, `cross_host`, `dead_owner_take_over`; several with commas | none |
+/// | `fallback` | a URL to open when the first store is out of reach; can be repeated | none |
+///
+/// Durations are written `500ms`, `30s`, `2m`. Backends add keys of their own. A key that nobody
+/// knows is an error, and so is one that is given twice. In a URL keys are query parameters; in
+/// the environment they are upper-case variables with a prefix; in a config file they are a table
+/// with `url` (feature `serde`).
+///
+/// ```
+/// use lockkeeper_core::Config;
+///
+/// let config = Config::from_url("sqlite:/var/lib/shop/locks.db?ttl=10s")?.set("namespace", "shop")?;
+/// assert_eq!(config.url().scheme(), "sqlite");
+/// assert_eq!(Config::from_url("memory:?ttl=1s&ttl=2s").unwrap_err().to_string(),
+///     "`ttl` is given twice; say it once");
+/// # Ok::<(), lockkeeper_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Config {
+    url: StoreUrl,
+    values: BTreeMap<String, Vec<String>>,
+    observer: Option<Arc<dyn Observer>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Config {
+    /// The store and the keys of `url`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUrl`], or [`ErrorKind::InvalidValue`] for a key that is given twice.
+    /// Values are looked at on opening.
+    pub fn from_url(url: &str) -> Result<Self, Error> {
+        let (url, pairs) = StoreUrl::parse(url)?;
+        let mut config = Self {
+            url,
+            values: BTreeMap::new(),
+            observer: None,
+            clock: Arc::new(SystemClock),
+        };
+        for (key, value) in pairs {
+            config.add(&key, value)?;
+        }
+        Ok(config)
+    }
+
+    /// The store from the variable `{prefix}_URL`, every other key from `{prefix}_{KEY}`.
+    /// Several values of `require` or `fallback` are separated by white space.
+    ///
+    /// # Errors
+    /// As [`from_url`](Self::from_url), and when `{prefix}_URL` is not set.
+    pub fn from_env(prefix: &str) -> Result<Self, Error> {
+        Self::from_vars(prefix, std::env::vars_os())
+    }
+
+    fn from_vars(
+        prefix: &str,
+        vars: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
+    ) -> Result<Self, Error> {
+        let start = format!("{prefix}_");
+        let mut pairs = BTreeMap::new();
+        for (name, value) in vars {
+            let Some(key) = name.to_str().and_then(|name| name.strip_prefix(&start)) else {
+                continue;
+            };
+            let key = key.to_ascii_lowercase();
+            if NOT_SETTINGS.contains(&key.as_str()) {
+                continue;
+            }
+            let value = value.into_string().map_err(|_| {
+                Error::new(
+                    ErrorKind::InvalidValue,
+                    format!("the variable {start}{} is not UTF-8", key.to_uppercase()),
+                )
+            })?;
+            pairs.insert(key, value);
+        }
+        let url = pairs.remove("url").ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidUrl,
+                format!("{start}URL is not set; set it to the store's URL, such as sqlite:/var/lib/app/locks.db"),
+            )
+        })?;
+        let mut config = Self::from_url(&url)?;
+        for (key, value) in pairs {
+            config = config.set(&key, &value)?;
+        }
+        Ok(config)
+    }
+
+    /// Adds a key that is not given yet. A list is given with white space or by several calls.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidValue`] when it is given already.
+    pub fn set(mut self, key: &str, value: &str) -> Result<Self, Error> {
+        if is_list(key) {
+            for part in value.split_whitespace() {
+                self.add(key, part.to_owned())?;
+            }
+        } else {
+            self.add(key, value.to_owned())?;
+        }
+        Ok(self)
+    }
+
+    fn add(&mut self, key: &str, value: String) -> Result<(), Error> {
+        let values = self.values.entry(key.to_owned()).or_default();
+        if !values.is_empty() && !is_list(key) {
+            return Err(Error::new(
+                ErrorKind::InvalidValue,
+                format!("`{key}` is given twice; say it once"),
+            ));
+        }
+        values.push(value);
+        Ok(())
+    }
+
+    /// Tells `observer` what happens, a fallback at opening included.
+    #[must_use]
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// Counts deadlines on another clock; for tests.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// The store.
+    pub fn url(&self) -> &StoreUrl {
+        &self.url
+    }
+
+    pub(crate) fn the_observer(&self) -> Option<&Arc<dyn Observer>> {
+        self.observer.as_ref()
+    }
+
+    pub(crate) fn the_clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.values.keys().map(String::as_str)
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<&str> {
+        self.values.get(key)?.first().map(String::as_str)
+    }
+
+    /// The URLs to open when the first store is out of reach.
+    pub(crate) fn fallbacks(&self) -> Result<Vec<Config>, Error> {
+        let urls = self.values.get("fallback").map_or(&[][..], Vec::as_slice);
+        let mut configs = Vec::new();
+        for url in urls {
+            let mut other = Self::from_url(url)?;
+            for key in COMMON_KEYS {
+                if other.values.contains_key(key) {
+                    return Err(Error::new(
+                        ErrorKind::InvalidValue,
+                        format!("the fallback sets `{key}`; set it once, on the first store, for all of them"),
+                    ));
+                }
+                if key != "fallback"
+                    && let Some(values) = self.values.get(key)
+                {
+                    other.values.insert(key.to_owned(), values.clone());
+                }
+            }
+            other.observer.clone_from(&self.observer);
+            other.clock = Arc::clone(&self.clock);
+            configs.push(other);
+        }
+        Ok(configs)
+    }
+
+    pub(crate) fn namespace(&self) -> Result<&str, Error> {
+        let namespace = self.get("namespace").unwrap_or("default");
+        check_length("a namespace", namespace)?;
+        Ok(namespace)
+    }
+
+    pub(crate) fn required(&self) -> Result<Vec<Capability>, Error> {
+        let values = self.values.get("require").map_or(&[][..], Vec::as_slice);
+        values
+            .iter()
+            .flat_map(|value| value.split(','))
+            .map(|name| name.trim().parse())
+            .collect()
+    }
+
+    pub(crate) fn lease(&self) -> Result<LeasePolicy, Error> {
+        let ttl = duration(self.get("ttl"), "ttl", ErrorKind::InvalidTtl)?;
+        let ttl = ttl.unwrap_or(LockKeeper::DEFAULT_TTL);
+        match self.get("lease") {
+            None | Some("renewed") => Ok(LeasePolicy::Renewed { ttl }),
+            Some("fixed") => Ok(LeasePolicy::Fixed { ttl }),
+            Some(other) => Err(Error::new(
+                ErrorKind::InvalidValue,
+                format!("`lease` does not know {other:?}; it takes renewed or fixed"),
+            )),
+        }
+    }
+
+    pub(crate) fn wait(&self) -> Result<Wait, Error> {
+        if self.get("wait") == Some("forever") {
+            return Ok(Wait::Forever);
+        }
+        let wait = duration(self.get("wait"), "wait", ErrorKind::InvalidWait)?;
+        Ok(Wait::AtMost(wait.unwrap_or(LockKeeper::DEFAULT_WAIT)))
+    }
+}
+
+fn is_list(key: &str) -> bool {
+    matches!(key, "require" | "fallback")
+}
+
+pub(crate) fn duration(
+    text: Option<&str>,
+    key: &str,
+    kind: ErrorKind,
+) -> Result<Option<Duration>, Error> {
+    text.map(|text| {
+        humantime::parse_duration(text).map_err(|error| {
+            let forever = if key == "wait" { ", or forever" } else { "" };
+            Error::new(
+                kind,
+                format!("`{key}={text}` is not a duration that can be kept; write it like 500ms, 30s or 2m{forever}"),
+            )
+            .with_source(error)
+        })
+    })
+    .transpose()
+}
+
+/// Debug shows the keys and no values but the store's place: a value may be a secret.
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("url", &self.url)
+            .field("keys", &self.values.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Config {
+    /// A table with `url` and the keys; values are strings, numbers or lists of strings.
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::Error as _;
+
+        #[derive(serde::Deserialize)]
+        #[serde(untagged, expecting = "a string, a whole number, or a list of strings")]
+        enum Value {
+            Text(String),
+            Number(i64),
+            Flag(bool),
+            List(Vec<String>),
+        }
+
+        let mut table = BTreeMap::<String, Value>::deserialize(deserializer)?;
+        let Some(Value::Text(url)) = table.remove("url") else {
+            return Err(D::Error::custom("the table needs `url = \"…\"`, the store's URL"));
+        };
+        let mut config = Config::from_url(&url).map_err(D::Error::custom)?;
+        for (key, value) in table {
+            let values = match value {
+                Value::Text(text) => vec![text],
+                Value::Number(number) => vec![number.to_string()],
+                Value::Flag(flag) => vec![flag.to_string()],
+                Value::List(list) => list,
+            };
+            for value in values {
+                config.add(&key, value).map_err(D::Error::custom)?;
+            }
+        }
+        Ok(config)
+    }
+}
+
+/// Where a store is. Neither `Display` nor `Debug` shows the password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreUrl {
+    inner: url::Url,
+}
+
+impl StoreUrl {
+    /// The place, and the query's pairs.
+    fn parse(text: &str) -> Result<(Self, Vec<(String, String)>), Error> {
+        let mut inner = url::Url::parse(text).map_err(|error| {
+            Error::new(
+                ErrorKind::InvalidUrl,
+                format!("not a store's URL ({error}); write it like memory: or sqlite:/var/lib/app/locks.db?ttl=30s"),
+            )
+        })?;
+        if inner.fragment().is_some() {
+            return Err(Error::new(
+                ErrorKind::InvalidUrl,
+                "a store's URL has no part behind `#`; write a `#` in a path as %23",
+            ));
+        }
+        let pairs = inner.query_pairs().into_owned().collect();
+        inner.set_query(None);
+        Ok((Self { inner }, pairs))
+    }
+
+    /// The scheme, such as `sqlite`.
+    pub fn scheme(&self) -> &str {
+        self.inner.scheme()
+    }
+
+    /// The path with `%XX` decoded, as bytes mean it: `/var/lib/locks.db`, `relative.db`, `NAME`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUrl`] where the decoded path is not UTF-8.
+    pub fn path(&self) -> Result<String, Error> {
+        decoded(self.inner.path(), "path")
+    }
+
+    /// The host, where there is one.
+    pub fn host(&self) -> Option<&str> {
+        self.inner.host_str().filter(|host| !host.is_empty())
+    }
+
+    /// The port, where one is written.
+    pub fn port(&self) -> Option<u16> {
+        self.inner.port()
+    }
+
+    /// The user, decoded; `None` where none is written.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUrl`] where it is not UTF-8.
+    pub fn username(&self) -> Result<Option<String>, Error> {
+        match self.inner.username() {
+            "" => Ok(None),
+            user => decoded(user, "user").map(Some),
+        }
+    }
+
+    /// The password, decoded. Keep it out of errors and logs.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidUrl`] where it is not UTF-8.
+    pub fn password(&self) -> Result<Option<String>, Error> {
+        self.inner
+            .password()
+            .map(|password| decoded(password, "password"))
+            .transpose()
+    }
+}
+
+fn decoded(text: &str, part: &str) -> Result<String, Error> {
+    percent_decode_str(text)
+        .decode_utf8()
+        .map(std::borrow::Cow::into_owned)
+        .map_err(|_| {
+            Error::new(
+                ErrorKind::InvalidUrl,
+                format!("the {part} of the URL is not UTF-8 after decoding its %XX"),
+            )
+        })
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.inner.password().is_none() {
+            return f.write_str(self.inner.as_str());
+        }
+        let mut shown = self.inner.clone();
+        // Fails only where a URL cannot have a password, and then there is none to hide.
+        let _ = shown.set_password(Some("***"));
+        f.write_str(shown.as_str())
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    fn vars(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
+        pairs.iter().map(|(k, v)| (k.into(), v.into())).collect()
+    }
+
+    #[test]
+    fn the_environment_has_the_same_keys() {
+        let env = vars(&[
+            ("APP_URL", "memory:"),
+            ("APP_TTL", "5s"),
+            ("APP_REQUIRE", "cross_process cross_host"),
+            ("APP_MARIADBD", "/usr/sbin/mariadbd"),
+            ("OTHER", "x"),
+        ]);
+        let config = Config::from_vars("APP", env.into_iter()).unwrap();
+        assert_eq!(config.lease().unwrap().ttl(), Duration::from_secs(5));
+        assert_eq!(config.required().unwrap().len(), 2);
+        assert_eq!(config.keys().collect::<Vec<_>>(), ["require", "ttl"]);
+
+        let error = Config::from_vars("APP", vars(&[("APP_TTL", "5s")]).into_iter()).unwrap_err();
+        assert!(error.to_string().contains("APP_URL is not set"));
+    }
+
+    #[test]
+    fn a_key_given_twice_is_an_error_wherever_it_comes_from() {
+        let env = vars(&[("APP_URL", "memory:?ttl=1s"), ("APP_TTL", "5s")]);
+        let error = Config::from_vars("APP", env.into_iter()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidValue);
+    }
+
+    #[test]
+    fn paths_are_decoded_and_passwords_hidden() {
+        let config = Config::from_url("sqlite:/tmp/a%20b%3F.db").unwrap();
+        assert_eq!(config.url().path().unwrap(), "/tmp/a b?.db");
+        let config = Config::from_url("redis://me:s%65cret@127.0.0.1:1/2?ttl=1s").unwrap();
+        assert_eq!(config.url().password().unwrap().unwrap(), "secret");
+        let shown = format!("{config:?} {}", config.url());
+        assert!(!shown.contains("cret"), "{shown}");
+        assert!(shown.contains("me:***@127.0.0.1:1/2"), "{shown}");
+    }
+
+    #[test]
+    fn bad_values_have_a_kind_of_their_own_and_a_way_out() {
+        let kind = |url: &str| {
+            let config = Config::from_url(url)?;
+            config.lease()?;
+            config.wait()?;
+            config.namespace()?;
+            config.required().map(drop)
+        };
+        for (url, expected) in [
+            ("not a url", ErrorKind::InvalidUrl),
+            ("memory:#x", ErrorKind::InvalidUrl),
+            ("memory:?ttl=soon", ErrorKind::InvalidTtl),
+            ("memory:?ttl=-1s", ErrorKind::InvalidTtl),
+            ("memory:?wait=99999999999999999999y", ErrorKind::InvalidWait),
+            ("memory:?lease=eternal", ErrorKind::InvalidValue),
+            ("memory:?namespace=", ErrorKind::InvalidName),
+            ("memory:?require=magic", ErrorKind::InvalidValue),
+        ] {
+            assert_eq!(kind(url).unwrap_err().kind(), expected, "{url}");
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn a_table_has_the_same_keys() {
+        let text = r#"{"url": "memory:", "ttl": "5s", "handover_max": 3, "require": ["cross_host"]}"#;
+        let config: Config = serde_json::from_str(text).unwrap();
+        assert_eq!(config.get("handover_max"), Some("3"));
+        assert_eq!(config.required().unwrap(), [Capability::CrossHost]);
+        let error = serde_json::from_str::<Config>(r#"{"ttl": "5s"}"#).unwrap_err();
+        assert!(error.to_string().contains("url"));
+    }
+}

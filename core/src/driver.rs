@@ -1,0 +1,260 @@
+//! From a config to a keeper: the table of drivers, and what a driver is given.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::capabilities::Capability;
+use crate::clock::Clock;
+use crate::config::{COMMON_KEYS, Config, StoreUrl, duration};
+use crate::error::{Error, ErrorKind};
+use crate::keeper::LockKeeper;
+use crate::observer::Watcher;
+use crate::provider::LockProvider;
+
+/// Opens stores of some URL schemes.
+pub trait Driver: fmt::Debug + Send + Sync + 'static {
+    /// The schemes that it answers to, in lower case.
+    fn schemes(&self) -> &'static [&'static str];
+
+    /// The config keys of its own, beside those that all stores take. Keys beyond these never
+    /// reach [`open`](Driver::open).
+    fn keys(&self) -> &'static [&'static str];
+
+    /// Opens the store. Only here may a store be talked to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] only for a store that is out of reach: it is what makes a listed
+    /// fallback be tried.
+    fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error>;
+}
+
+/// What a driver is to open.
+#[derive(Debug)]
+pub struct Target<'a> {
+    config: &'a Config,
+    namespace: &'a str,
+}
+
+impl<'a> Target<'a> {
+    /// The place.
+    pub fn url(&self) -> &'a StoreUrl {
+        self.config.url()
+    }
+
+    /// Keeps applications apart on one store: names of two namespaces never meet. 1 to 512 bytes.
+    pub fn namespace(&self) -> &'a str {
+        self.namespace
+    }
+
+    /// The clock that requests will be counted on.
+    pub fn clock(&self) -> &'a Arc<dyn Clock> {
+        self.config.the_clock()
+    }
+
+    /// The value of a key of this driver's own.
+    pub fn get(&self, key: &str) -> Option<&'a str> {
+        self.config.get(key)
+    }
+
+    /// The same, parsed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidValue`], saying what the key `takes`.
+    pub fn parse<T: FromStr>(&self, key: &str, takes: &str) -> Result<Option<T>, Error> {
+        let parse = |text: &str| {
+            text.parse().map_err(|_| {
+                Error::new(
+                    ErrorKind::InvalidValue,
+                    format!("`{key}` takes {takes}, and not {text:?}"),
+                )
+            })
+        };
+        self.get(key).map(parse).transpose()
+    }
+
+    /// The same, as a duration such as `500ms`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidValue`].
+    pub fn duration(&self, key: &str) -> Result<Option<Duration>, Error> {
+        duration(self.get(key), key, ErrorKind::InvalidValue)
+    }
+}
+
+/// The drivers that a program has.
+#[derive(Clone, Debug, Default)]
+pub struct Drivers {
+    known: Vec<Arc<dyn Driver>>,
+    absent: Vec<(&'static str, &'static str)>,
+}
+
+impl Drivers {
+    /// None.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a driver.
+    #[must_use]
+    pub fn with(mut self, driver: impl Driver) -> Self {
+        self.known.push(Arc::new(driver));
+        self
+    }
+
+    /// Adds a scheme that was not compiled in, and the feature that would do so.
+    #[must_use]
+    pub fn without(mut self, scheme: &'static str, feature: &'static str) -> Self {
+        self.absent.push((scheme, feature));
+        self
+    }
+
+    /// The schemes that can be opened.
+    pub fn schemes(&self) -> impl Iterator<Item = &'static str> {
+        self.known
+            .iter()
+            .flat_map(|driver| driver.schemes())
+            .copied()
+    }
+
+    /// Opens a keeper.
+    ///
+    /// Everything that can be wrong with `config` and its fallbacks is found before a store is
+    /// talked to. A fallback is used only when the store before it is out of reach right now; it
+    /// is told to the observer, and the keeper stays with it.
+    ///
+    /// # Errors
+    /// What is wrong with the config, each with a kind of its own; or why the (last) store could
+    /// not be opened.
+    pub fn open(&self, config: &Config) -> Result<LockKeeper, Error> {
+        let fallbacks = config.fallbacks()?;
+        let required = config.required()?;
+        if !fallbacks.is_empty() && required.contains(&Capability::CrossHost) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "`require=cross_host` and `fallback` exclude each other: hosts that fell back would not exclude those that did not",
+            ));
+        }
+        let mut candidates = vec![(config, self.check(config)?)];
+        for fallback in &fallbacks {
+            candidates.push((fallback, self.check(fallback)?));
+        }
+        let watcher = Watcher::new(config.the_observer().cloned());
+        let mut failed: Option<(&Config, Error)> = None;
+        for (candidate, driver) in candidates {
+            if let Some((from, reason)) = &failed {
+                let (from, to) = (from.url().to_string(), candidate.url().to_string());
+                watcher.tell(|o| o.fallback(&from, &to, reason));
+            }
+            let target = Target {
+                config: candidate,
+                namespace: candidate.namespace()?,
+            };
+            match driver.open(&target) {
+                Ok(provider) => return build(candidate, provider),
+                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                    failed = Some((candidate, error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match failed {
+            Some((_, error)) => Err(error),
+            None => Err(Error::new(ErrorKind::InvalidUrl, "no store is named")),
+        }
+    }
+
+    /// The driver of `config`, if all its keys and values are known to be good.
+    fn check(&self, config: &Config) -> Result<&Arc<dyn Driver>, Error> {
+        let driver = self.driver(config.url().scheme())?;
+        for key in config.keys() {
+            if !COMMON_KEYS.contains(&key) && !driver.keys().contains(&key) {
+                return Err(unknown_key(key, driver.as_ref()));
+            }
+        }
+        config.namespace()?;
+        config.required()?;
+        config.lease()?.check(&crate::Capabilities::new())?;
+        config.wait()?.check()?;
+        settings(config)?;
+        Ok(driver)
+    }
+
+    fn driver(&self, scheme: &str) -> Result<&Arc<dyn Driver>, Error> {
+        if let Some(driver) = self.known.iter().find(|d| d.schemes().contains(&scheme)) {
+            return Ok(driver);
+        }
+        if let Some((_, feature)) = self.absent.iter().find(|(absent, _)| *absent == scheme) {
+            return Err(Error::new(
+                ErrorKind::FeatureDisabled,
+                format!("`{scheme}:` was not compiled in; build with the feature `{feature}`"),
+            ));
+        }
+        let known: Vec<_> = self.schemes().map(|s| format!("{s}:")).collect();
+        Err(Error::new(
+            ErrorKind::UnknownScheme,
+            format!("no store answers to `{scheme}:`; there are {}", known.join(", ")),
+        ))
+    }
+}
+
+/// The settings that are neither lease nor wait.
+struct Further {
+    margin: Option<Duration>,
+    handover_max: Option<u32>,
+    handover_time: Option<Duration>,
+}
+
+fn settings(config: &Config) -> Result<Further, Error> {
+    let target = Target {
+        config,
+        namespace: "",
+    };
+    Ok(Further {
+        margin: target.duration("margin")?,
+        handover_max: target.parse("handover_max", "a number from 0 to 127")?,
+        handover_time: target.duration("handover_time")?,
+    })
+}
+
+fn build(config: &Config, provider: Arc<dyn LockProvider>) -> Result<LockKeeper, Error> {
+    let further = settings(config)?;
+    let mut builder = LockKeeper::builder(provider)
+        .lease(config.lease()?)
+        .wait(config.wait()?)
+        .clock(Arc::clone(config.the_clock()));
+    for capability in config.required()? {
+        builder = builder.require(capability);
+    }
+    if let Some(margin) = further.margin {
+        builder = builder.margin(margin);
+    }
+    if let Some(times) = further.handover_max {
+        builder = builder.handover_max(times);
+    }
+    if let Some(time) = further.handover_time {
+        builder = builder.handover_time(time);
+    }
+    if let Some(observer) = config.the_observer() {
+        builder = builder.observer(Arc::clone(observer));
+    }
+    builder.build()
+}
+
+/// Names the key and the nearest one that there is, never the value: it may be a secret.
+fn unknown_key(key: &str, driver: &dyn Driver) -> Error {
+    let known = || COMMON_KEYS.iter().chain(driver.keys()).copied();
+    let nearest = known()
+        .map(|known| (strsim::damerau_levenshtein(key, known), known))
+        .min()
+        .filter(|(distance, known)| *distance <= 1 + known.len() / 3);
+    let hint = match nearest {
+        Some((_, nearest)) => format!("did you mean `{nearest}`?"),
+        None => format!("there are {}", known().collect::<Vec<_>>().join(", ")),
+    };
+    Error::new(
+        ErrorKind::UnknownKey,
+        format!("nobody knows the key `{key}`; {hint}"),
+    )
+}

@@ -1,0 +1,446 @@
+//! What all backends have in common between a caller and a store: asking for a name, standing in
+//! line for it, and giving it back.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::cancel::CancelToken;
+use crate::capabilities::Capabilities;
+use crate::clock::{Clock, Moment};
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Bounds, Hold, Standing};
+use crate::name::LockName;
+use crate::observer::Watcher;
+use crate::options::{AcquireOptions, LeasePolicy, Wait};
+use crate::provider::{AcquireRequest, Grant, Lease, LockProvider, Released, Renewal};
+use crate::queue::{Entered, Finished, Given, Key, Left, Queue, Ticket};
+use crate::upkeep::{Upkeep, tell_lost};
+
+/// The longest that a release waits for the store.
+const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+const SHARDS: usize = 32;
+
+/// Defaults of a keeper.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) wait: Wait,
+    pub(crate) lease: LeasePolicy,
+    pub(crate) margin: Option<Duration>,
+    pub(crate) handover_max: u32,
+    pub(crate) handover_time: Duration,
+}
+
+pub(crate) struct Engine {
+    pub(crate) provider: Arc<dyn LockProvider>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) settings: Settings,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) watcher: Watcher,
+    pub(crate) queue: Queue<LockName, Hold, LeasePolicy, Error>,
+    pub(crate) upkeep: Arc<Upkeep>,
+    requests: AtomicU64,
+    started: AtomicBool,
+}
+
+impl Key for LockName {
+    fn hash64(&self) -> u64 {
+        LockName::hash64(self)
+    }
+}
+
+/// A guard to be: the lease, and whose turn it is.
+pub(crate) struct Granted {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) turn: u32,
+}
+
+/// One acquisition, from when it was asked for.
+struct Request<'a> {
+    name: &'a LockName,
+    policy: LeasePolicy,
+    began: Moment,
+    /// `None`: a single attempt.
+    deadline: Option<Moment>,
+    cancel: Option<&'a CancelToken>,
+}
+
+impl Request<'_> {
+    fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(CancelToken::is_cancelled)
+    }
+}
+
+/// The head's turn: passed on also when the provider panics.
+struct Turn<'a> {
+    engine: &'a Engine,
+    name: &'a LockName,
+    over: bool,
+}
+
+impl Turn<'_> {
+    fn pass(mut self, trouble: Option<Error>) {
+        self.over = true;
+        self.engine.queue.pass(self.name, trouble);
+    }
+
+    fn hold(mut self, hold: &Arc<Hold>) {
+        self.over = true;
+        let due = hold.due();
+        self.engine.queue.hold(self.name, Arc::clone(hold), due);
+        self.engine.upkeep.note(due);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if !self.over {
+            self.engine.queue.pass(self.name, None);
+        }
+    }
+}
+
+impl Engine {
+    pub(crate) fn new(
+        provider: Arc<dyn LockProvider>,
+        settings: Settings,
+        clock: Arc<dyn Clock>,
+        watcher: Watcher,
+    ) -> Arc<Self> {
+        let engine = Arc::new(Self {
+            capabilities: provider.capabilities(),
+            provider,
+            settings,
+            clock,
+            watcher,
+            queue: Queue::new(SHARDS),
+            upkeep: Arc::new(Upkeep::new()),
+            requests: AtomicU64::new(1),
+            started: AtomicBool::new(false),
+        });
+        let upkeep = Arc::downgrade(&engine.upkeep);
+        engine.clock.on_jump(Arc::new(move || {
+            if let Some(upkeep) = upkeep.upgrade() {
+                upkeep.jump();
+            }
+        }));
+        engine
+    }
+
+    /// How much earlier than the store a guard calls itself lost.
+    fn margin(&self, ttl: Duration) -> Duration {
+        let usual = (ttl / 10).min(Duration::from_secs(1));
+        self.settings.margin.unwrap_or(usual).min(ttl / 2)
+    }
+
+    pub(crate) fn acquire(
+        self: &Arc<Self>,
+        name: &LockName,
+        options: &AcquireOptions,
+    ) -> Result<Option<Granted>, Error> {
+        let began = self.clock.now();
+        let wait = options.wait.unwrap_or(self.settings.wait);
+        let policy = options.lease.unwrap_or(self.settings.lease);
+        let checked = wait.check().and(policy.check(&self.capabilities));
+        checked.map_err(|error| error.with_name(name))?;
+        let request = Request {
+            name,
+            policy,
+            began,
+            deadline: match wait {
+                Wait::AtMost(Duration::ZERO) => None,
+                Wait::AtMost(wait) => Some(began + wait),
+                Wait::Forever => Some(Moment::NEVER),
+            },
+            cancel: options.cancel.as_ref(),
+        };
+        let result = self.start_and_enter(&request);
+        if self.watcher.is_some() {
+            self.tell_acquired(&request, &result);
+        }
+        result
+    }
+
+    fn start_and_enter(self: &Arc<Self>, request: &Request<'_>) -> Result<Option<Granted>, Error> {
+        if !self.started.load(Ordering::Acquire) {
+            self.upkeep.start(self)?;
+            self.started.store(true, Ordering::Release);
+        }
+        if request.is_cancelled() {
+            return Err(cancelled(request.name));
+        }
+        match self
+            .queue
+            .enter(request.name, request.policy, request.deadline.is_none())
+        {
+            Entered::Turn => self.ask(request, request.began),
+            Entered::Busy => Ok(None),
+            Entered::Queued(ticket) => {
+                if request.deadline.is_some() {
+                    self.watcher.tell(|o| o.contended(request.name));
+                }
+                self.stand_in_line(request, &ticket)
+            }
+        }
+    }
+
+    fn tell_acquired(&self, request: &Request<'_>, result: &Result<Option<Granted>, Error>) {
+        let waited = self.clock.now().saturating_since(request.began);
+        match result {
+            Ok(Some(granted)) => {
+                if let Ok(token) = granted.hold.token(granted.turn) {
+                    let handed = granted.turn > 0;
+                    self.watcher
+                        .tell(|o| o.acquired(request.name, token, waited, handed));
+                }
+            }
+            Ok(None) => self
+                .watcher
+                .tell(|o| o.not_acquired(request.name, waited, None)),
+            Err(error) => self
+                .watcher
+                .tell(|o| o.not_acquired(request.name, waited, Some(error))),
+        }
+    }
+
+    fn stand_in_line(
+        &self,
+        request: &Request<'_>,
+        ticket: &Ticket<Hold, LeasePolicy, Error>,
+    ) -> Result<Option<Granted>, Error> {
+        let _wake = request.cancel.map(|token| {
+            let ticket = ticket.clone();
+            token.on_cancel(move || ticket.poke())
+        });
+        loop {
+            let now = self.clock.now();
+            let over = request.deadline.is_some_and(|deadline| now >= deadline);
+            let given = if over || request.is_cancelled() {
+                match self.queue.leave(request.name, ticket) {
+                    Left::Given(given) => given,
+                    Left::Gone(_) if request.is_cancelled() => return Err(cancelled(request.name)),
+                    Left::Gone(None) => return Ok(None),
+                    Left::Gone(Some(trouble)) => return Err(trouble),
+                }
+            } else {
+                let limit = request
+                    .deadline
+                    .filter(|deadline| *deadline != Moment::NEVER)
+                    .map(|deadline| deadline.saturating_since(now));
+                match ticket.wait(limit) {
+                    Some(given) => given,
+                    None => continue,
+                }
+            };
+            return match given {
+                Given::Turn => self.ask(request, self.clock.now()),
+                Given::Busy => Ok(None),
+                Given::Failed(error) => Err(error),
+                Given::Hold(hold) => {
+                    let granted = Granted {
+                        turn: hold.turn(),
+                        hold,
+                    };
+                    if request.is_cancelled() {
+                        let _ = self.release(&granted);
+                        return Err(cancelled(request.name));
+                    }
+                    Ok(Some(granted))
+                }
+            };
+        }
+    }
+
+    /// The head of the line asks the store.
+    fn ask(&self, request: &Request<'_>, now: Moment) -> Result<Option<Granted>, Error> {
+        let turn = Turn {
+            engine: self,
+            name: request.name,
+            over: false,
+        };
+        if request.is_cancelled() {
+            return Err(cancelled(request.name));
+        }
+        if request.deadline.is_some_and(|deadline| now >= deadline) {
+            return Ok(None);
+        }
+        let backend = self.provider.backend();
+        let placed = |error: Error| error.with_name(request.name).with_backend(backend);
+        let told = Cell::new(false);
+        let contended = || {
+            if !told.replace(true) {
+                self.queue.contended(request.name);
+                self.watcher.tell(|o| o.contended(request.name));
+            }
+        };
+        let asked = AcquireRequest {
+            name: request.name,
+            ttl: request.policy.ttl(),
+            deadline: request.deadline,
+            request: self.requests.fetch_add(1, Ordering::Relaxed),
+            cancel: request.cancel,
+            clock: &*self.clock,
+            contended: &contended,
+        };
+        loop {
+            let grant = match self.provider.acquire(&asked) {
+                Ok(Some(grant)) => grant,
+                Ok(None) => {
+                    contended();
+                    turn.pass(None);
+                    if request.is_cancelled() {
+                        return Err(cancelled(request.name));
+                    }
+                    return Ok(None);
+                }
+                Err(error) => {
+                    let error = placed(error);
+                    turn.pass(Some(error.clone()));
+                    return Err(error);
+                }
+            };
+            match self.believe(request, grant) {
+                Ok(Some(hold)) => {
+                    turn.hold(&hold);
+                    return Ok(Some(Granted { hold, turn: 0 }));
+                }
+                // Granted and lost again before it was seen: once more, while there is time.
+                Ok(None) => {
+                    let now = self.clock.now();
+                    if request.deadline.is_none_or(|deadline| now >= deadline) {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => {
+                    let error = placed(error);
+                    turn.pass((error.kind() != ErrorKind::Cancelled).then(|| error.clone()));
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// Makes a hold of a grant, if the lease is as fresh as it seems.
+    fn believe(
+        &self,
+        request: &Request<'_>,
+        grant: Grant,
+    ) -> Result<Option<Arc<Hold>>, Error> {
+        let Grant {
+            mut lease,
+            mut asked_at,
+        } = grant;
+        let ttl = request.policy.ttl();
+        let margin = self.margin(ttl);
+        let mut now = self.clock.now();
+        if request.is_cancelled() {
+            self.give_back(lease);
+            return Err(cancelled(request.name));
+        }
+        // The store did the waiting, or this process was stopped while the reply lay there.
+        if now.saturating_since(asked_at) > margin {
+            asked_at = now;
+            match lease.renew(ttl, asked_at + ttl) {
+                Ok(Renewal::Renewed) => {}
+                Ok(Renewal::Lost) => return Ok(None),
+                Err(error) => {
+                    self.give_back(lease);
+                    return Err(error);
+                }
+            }
+            now = self.clock.now();
+        }
+        let hold = Hold::new(request.name.clone(), request.policy, margin, lease, asked_at, now);
+        if let Err(error) = hold.token(0) {
+            if let Ok(Some(lease)) = hold.take_to_release(now, &*self.clock) {
+                self.give_back(lease);
+            }
+            return Err(error);
+        }
+        Ok(Some(Arc::new(hold)))
+    }
+
+    fn give_back(&self, lease: Box<dyn Lease>) {
+        let _ = lease.release(self.clock.now() + RELEASE_LIMIT);
+    }
+
+    /// Ends a guard: its lease goes to the next waiter, or back to the store.
+    pub(crate) fn release(&self, granted: &Granted) -> Result<Released, Error> {
+        let result = self.finish(granted);
+        if self.watcher.is_some()
+            && let Ok(token) = granted.hold.token(granted.turn)
+        {
+            let name = &granted.hold.name;
+            self.watcher.tell(|o| o.released(name, token, &result));
+        }
+        result
+    }
+
+    fn finish(&self, granted: &Granted) -> Result<Released, Error> {
+        let hold = &granted.hold;
+        let now = self.clock.now();
+        if hold.standing(granted.turn, now) == Standing::Held {
+            // They end with the guard. They are the caller's code, so no lock is held here.
+            drop(hold.take_callbacks());
+        }
+        let bounds = Bounds {
+            count: self.settings.handover_max,
+            time: self.settings.handover_time,
+        };
+        let finished = self.queue.finish(&hold.name, hold, |wish| {
+            let fits = hold.fits(*wish, now, &bounds);
+            if fits {
+                hold.next_turn();
+            }
+            fits
+        });
+        if finished == Finished::HandedOver {
+            // Those who wait for the loss of the guard that is done.
+            hold.announce();
+            return Ok(Released::Done);
+        }
+        let in_time = hold.end(now);
+        if !in_time && hold.must_tell() {
+            tell_lost(self, hold);
+        }
+        let result = self.return_lease(hold, now);
+        if finished == Finished::Waiting {
+            self.queue.pass(&hold.name, None);
+        }
+        match result {
+            Ok(_) if !in_time => Ok(Released::AlreadyLost),
+            result => result.map_err(|error| {
+                error
+                    .with_name(&hold.name)
+                    .with_backend(self.provider.backend())
+            }),
+        }
+    }
+
+    fn return_lease(&self, hold: &Hold, now: Moment) -> Result<Released, Error> {
+        let deadline = now + RELEASE_LIMIT.min(hold.policy.ttl());
+        match hold.take_to_release(deadline, &*self.clock)? {
+            None => Ok(Released::AlreadyLost),
+            // A guard may be dropped while its thread panics; a second panic would abort.
+            Some(lease) => catch_unwind(AssertUnwindSafe(|| lease.release(deadline)))
+                .unwrap_or_else(|_| {
+                    Err(Error::new(
+                        ErrorKind::Unknown,
+                        "the backend panicked while it released; the store frees the lock after its ttl",
+                    ))
+                }),
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.upkeep.stop();
+    }
+}
+
+fn cancelled(name: &LockName) -> Error {
+    Error::new(ErrorKind::Cancelled, "the wait for the lock was cancelled").with_name(name)
+}

@@ -1,0 +1,216 @@
+//! What a caller holds.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::{Clock, Moment};
+use crate::engine::{Engine, Granted};
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Hold, Standing};
+use crate::name::LockName;
+use crate::provider::{Released, Renewal};
+use crate::token::FencingToken;
+
+/// A held lock. Dropping it releases the lock, also while panicking: bounded in time, without a
+/// panic of its own, and told to the observer. [`release`](Self::release) does the same and
+/// answers.
+///
+/// It can be moved to another thread and shared by several.
+///
+/// # Loss
+/// A guard can be lost: the store was out of reach for too long, the process was stopped, somebody
+/// removed the lock, or a fixed lease ran out. It calls itself lost at its own deadline, before the
+/// store grants the name to anyone else, with or without word from the store; from then on it
+/// stays lost. Ask [`ensure_held`](Self::ensure_held) before what must not happen without the
+/// lock, or pass [`token`](Self::token) along, so that the data itself refuses a late write.
+#[must_use = "a guard that is dropped at once releases the lock at once"]
+pub struct LockGuard {
+    engine: Arc<Engine>,
+    granted: Granted,
+    token: FencingToken,
+    released: bool,
+}
+
+impl LockGuard {
+    pub(crate) fn new(engine: Arc<Engine>, granted: Granted) -> Result<Self, Error> {
+        let token = granted.hold.token(granted.turn)?;
+        Ok(Self {
+            engine,
+            granted,
+            token,
+            released: false,
+        })
+    }
+
+    /// The name that is held.
+    pub fn name(&self) -> &LockName {
+        &self.granted.hold.name
+    }
+
+    /// The fencing token of this grant: larger than that of every grant of the name before it.
+    pub fn token(&self) -> FencingToken {
+        self.token
+    }
+
+    /// Whether the lock can be proved to be held right now. Costs no call to the store.
+    pub fn is_held(&self) -> bool {
+        self.standing() == Standing::Held
+    }
+
+    fn standing(&self) -> Standing {
+        let now = self.engine.clock.now();
+        self.granted.hold.standing(self.granted.turn, now)
+    }
+
+    /// An error where the lock is lost. Costs no call to the store.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`].
+    pub fn ensure_held(&self) -> Result<(), Error> {
+        if self.is_held() {
+            return Ok(());
+        }
+        Err(self.lost_error())
+    }
+
+    fn lost_error(&self) -> Error {
+        Error::new(
+            ErrorKind::Lost,
+            "the lock was lost: its lease could not be kept until now; stop, and do not write what it protects",
+        )
+        .with_name(self.name())
+        .with_backend(self.engine.provider.backend())
+    }
+
+    /// How long the lock is sure to be held without another renewal; zero when it is lost.
+    pub fn remaining(&self) -> Duration {
+        match self.standing() {
+            Standing::Held => {
+                let now = self.engine.clock.now();
+                self.granted.hold.until().saturating_since(now)
+            }
+            Standing::Lost | Standing::Over => Duration::ZERO,
+        }
+    }
+
+    /// A signal that tells the loss: to poll, to wait for, or to be called back by. It can outlive
+    /// the guard.
+    pub fn lost(&self) -> LostSignal {
+        LostSignal {
+            hold: Arc::clone(&self.granted.hold),
+            turn: self.granted.turn,
+            clock: Arc::clone(&self.engine.clock),
+        }
+    }
+
+    /// Renews now, whatever the policy: afterwards a full ttl (less the margin) remains.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] where the lock is lost; else the outcome is unknown, and the guard is
+    /// held until its old deadline.
+    pub fn renew(&self) -> Result<(), Error> {
+        self.ensure_held()?;
+        let hold = &self.granted.hold;
+        let Some(mut lease) = hold.take_to_renew(&*self.engine.clock) else {
+            // The keeper's own renewal is under way: it does just this.
+            return self.ensure_held();
+        };
+        let asked_at = self.engine.clock.now();
+        let answer = lease.renew(hold.policy.ttl(), hold.until());
+        crate::upkeep::settle(&self.engine, hold, lease, &answer, asked_at);
+        match answer {
+            Ok(Renewal::Renewed) => self.ensure_held(),
+            Ok(Renewal::Lost) => Err(self.lost_error()),
+            Err(error) => Err(error
+                .with_name(self.name())
+                .with_backend(self.engine.provider.backend())),
+        }
+    }
+
+    /// Releases the lock and says what was found.
+    ///
+    /// # Errors
+    /// The store's answer is unknown; it frees the lock by itself after the ttl.
+    pub fn release(mut self) -> Result<Released, Error> {
+        self.released = true;
+        self.engine.release(&self.granted)
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if !self.released {
+            // The observer is told.
+            let _ = self.engine.release(&self.granted);
+        }
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard")
+            .field("name", self.name())
+            .field("token", &self.token.get())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Tells when a guard is lost. Clones tell the same.
+#[derive(Clone)]
+pub struct LostSignal {
+    hold: Arc<Hold>,
+    turn: u32,
+    clock: Arc<dyn Clock>,
+}
+
+/// What a wait for a loss ended with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LostWait {
+    /// The guard is lost.
+    Lost,
+    /// The guard was released; it cannot be lost any more.
+    Released,
+    /// Neither happened in this time.
+    TimedOut,
+}
+
+impl LostSignal {
+    /// Whether the guard is lost. False after it was released in time.
+    pub fn is_lost(&self) -> bool {
+        self.hold.standing(self.turn, self.clock.now()) == Standing::Lost
+    }
+
+    /// Blocks until the guard is lost or released, at most `limit`.
+    pub fn wait(&self, limit: Duration) -> LostWait {
+        let deadline: Moment = self.clock.now() + limit;
+        match self.hold.wait_until_lost(self.turn, deadline, &*self.clock) {
+            Standing::Held => LostWait::TimedOut,
+            Standing::Lost => LostWait::Lost,
+            Standing::Over => LostWait::Released,
+        }
+    }
+
+    /// Has `callback` called once when the guard is lost, from a thread of the keeper; at once,
+    /// from this thread, when it is lost already. Dropped uncalled when the guard is released.
+    ///
+    /// It should be quick: a few callbacks that hang can delay renewals. A panic in it is caught.
+    pub fn on_lost(&self, callback: impl FnOnce() + Send + 'static) {
+        let late = self
+            .hold
+            .on_lost(self.turn, Box::new(callback), &*self.clock);
+        if let Some(callback) = late {
+            callback();
+        }
+    }
+}
+
+impl fmt::Debug for LostSignal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LostSignal")
+            .field("name", &self.hold.name)
+            .field("lost", &self.is_lost())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,363 @@
+//! One lease while this process has it: until when it is believed in, whose turn it is, and what
+//! the store gave for it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+use crate::clock::{Clock, Moment};
+use crate::error::{Error, ErrorKind};
+use crate::name::LockName;
+use crate::options::LeasePolicy;
+use crate::provider::{Lease, Renewal};
+use crate::sync::{lock, wait};
+use crate::token::FencingToken;
+
+/// `until` of a lease that is lost; it never counts again.
+const LOST: u64 = 0;
+/// `until` of a lease that went back to the store.
+const OVER: u64 = u64::MAX;
+
+pub(crate) type OnLost = Box<dyn FnOnce() + Send>;
+
+/// A lease and its guards, one after the other: hand-over makes it the next waiter's `turn`.
+pub(crate) struct Hold {
+    pub(crate) name: LockName,
+    pub(crate) policy: LeasePolicy,
+    margin: Duration,
+    epoch: u64,
+    /// When the store granted it to this process.
+    began: Moment,
+    /// Nanoseconds of the local deadline, or `LOST` or `OVER`. All changes are compare-and-swap,
+    /// so a guard that has once called itself lost stays so.
+    until: AtomicU64,
+    /// Which guard it belongs to: the number of hand-overs so far.
+    turn: AtomicU32,
+    /// When it is to be renewed next, in nanoseconds; `u64::MAX` while a renewal is under way.
+    pub(crate) renew_at: AtomicU64,
+    told: AtomicBool,
+    inside: Mutex<Inside>,
+    /// The lease came back, or a guard of it is lost or over.
+    changed: Condvar,
+}
+
+struct Inside {
+    lease: Place,
+    /// With the turn of the guard that each belongs to.
+    on_lost: Vec<(u32, OnLost)>,
+}
+
+enum Place {
+    Here(Box<dyn Lease>),
+    /// A renewal has it. With `true` it is released as soon as it returns.
+    Away(bool),
+    Gone,
+}
+
+/// How a guard stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Held,
+    Lost,
+    Over,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        name: LockName,
+        policy: LeasePolicy,
+        margin: Duration,
+        lease: Box<dyn Lease>,
+        asked_at: Moment,
+        now: Moment,
+    ) -> Self {
+        let until = asked_at + policy.ttl() - margin;
+        let hold = Self {
+            name,
+            policy,
+            margin,
+            epoch: lease.epoch(),
+            began: now,
+            until: AtomicU64::new(until.as_nanos().clamp(LOST + 1, OVER - 1)),
+            turn: AtomicU32::new(0),
+            renew_at: AtomicU64::new(u64::MAX),
+            told: AtomicBool::new(false),
+            inside: Mutex::new(Inside {
+                lease: Place::Here(lease),
+                on_lost: Vec::new(),
+            }),
+            changed: Condvar::new(),
+        };
+        hold.schedule(asked_at);
+        hold
+    }
+
+    /// The token of the guard whose turn is `turn`.
+    pub(crate) fn token(&self, turn: u32) -> Result<FencingToken, Error> {
+        FencingToken::new(self.epoch, turn)
+    }
+
+    /// A third of the ttl after the store was asked, the lease is renewed.
+    fn schedule(&self, asked_at: Moment) {
+        if self.policy.is_renewed() {
+            let at = asked_at + self.policy.ttl() / 3;
+            self.renew_at.store(at.as_nanos(), Ordering::Release);
+        }
+    }
+
+    /// After a renewal without an answer: soon again.
+    pub(crate) fn retry(&self, now: Moment) {
+        if self.policy.is_renewed() {
+            let at = now + self.policy.ttl() / 12;
+            self.renew_at.store(at.as_nanos(), Ordering::Release);
+        }
+    }
+
+    /// When the engine has to look at it next.
+    pub(crate) fn due(&self) -> u64 {
+        let until = self.until.load(Ordering::Acquire);
+        until.min(self.renew_at.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn until(&self) -> Moment {
+        Moment::from_nanos(self.until.load(Ordering::Acquire))
+    }
+
+    /// How the guard of `turn` stands; from its deadline on it is lost, whoever looks first.
+    pub(crate) fn standing(&self, turn: u32, now: Moment) -> Standing {
+        if self.turn.load(Ordering::Acquire) != turn {
+            return Standing::Over;
+        }
+        loop {
+            match self.until.load(Ordering::Acquire) {
+                LOST => return Standing::Lost,
+                OVER => return Standing::Over,
+                until if now.as_nanos() < until => return Standing::Held,
+                until => {
+                    if self.replace_until(until, LOST) {
+                        self.announce();
+                        return Standing::Lost;
+                    }
+                }
+            }
+        }
+    }
+
+    fn replace_until(&self, old: u64, new: u64) -> bool {
+        self.until
+            .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// The store says so: lost, whatever the clock says.
+    pub(crate) fn lose(&self) {
+        loop {
+            match self.until.load(Ordering::Acquire) {
+                LOST | OVER => return,
+                until if self.replace_until(until, LOST) => return self.announce(),
+                _ => {}
+            }
+        }
+    }
+
+    /// Lets those who wait for a change look. Under the mutex, so that none misses it.
+    pub(crate) fn announce(&self) {
+        let _inside = lock(&self.inside);
+        self.changed.notify_all();
+    }
+
+    /// Whether the loss still has to be told; true once.
+    pub(crate) fn must_tell(&self) -> bool {
+        !self.told.swap(true, Ordering::AcqRel)
+    }
+
+    /// Moves the deadline after a renewal that was asked for at `asked_at`, unless it has passed.
+    fn extend(&self, asked_at: Moment, clock: &dyn Clock) -> bool {
+        let new = (asked_at + self.policy.ttl() - self.margin)
+            .as_nanos()
+            .clamp(LOST + 1, OVER - 1);
+        loop {
+            let old = self.until.load(Ordering::Acquire);
+            if old == LOST || old == OVER || clock.now().as_nanos() >= old {
+                return false;
+            }
+            if new <= old || self.replace_until(old, new) {
+                self.schedule(asked_at);
+                return true;
+            }
+        }
+    }
+
+    /// Takes the lease out for a renewal. `None`: it is away already, lost, or over.
+    pub(crate) fn take_to_renew(&self, clock: &dyn Clock) -> Option<Box<dyn Lease>> {
+        let turn = self.turn.load(Ordering::Acquire);
+        if self.standing(turn, clock.now()) != Standing::Held {
+            return None;
+        }
+        let mut inside = lock(&self.inside);
+        match std::mem::replace(&mut inside.lease, Place::Away(false)) {
+            Place::Here(lease) => Some(lease),
+            other => {
+                inside.lease = other;
+                None
+            }
+        }
+    }
+
+    /// Brings the lease back from a renewal, with the store's answer. A lease that nobody can use
+    /// any more comes out again, to be released.
+    pub(crate) fn bring_back(
+        &self,
+        lease: Box<dyn Lease>,
+        answer: &Result<Renewal, Error>,
+        asked_at: Moment,
+        clock: &dyn Clock,
+    ) -> Option<Box<dyn Lease>> {
+        let useful = match answer {
+            Ok(Renewal::Renewed) => self.extend(asked_at, clock),
+            Ok(Renewal::Lost) => {
+                self.lose();
+                false
+            }
+            Err(_) => {
+                self.retry(clock.now());
+                true
+            }
+        };
+        let mut inside = lock(&self.inside);
+        let back = if matches!(inside.lease, Place::Away(true))
+            || (!useful && matches!(answer, Ok(Renewal::Renewed)))
+        {
+            inside.lease = Place::Gone;
+            Some(lease)
+        } else {
+            inside.lease = Place::Here(lease);
+            None
+        };
+        self.changed.notify_all();
+        back
+    }
+
+    /// Takes the lease out for good. Waits until `deadline` for a renewal that has it; after that
+    /// it is released when it comes back, and this is `Err`.
+    pub(crate) fn take_to_release(
+        &self,
+        deadline: Moment,
+        clock: &dyn Clock,
+    ) -> Result<Option<Box<dyn Lease>>, Error> {
+        let mut inside = lock(&self.inside);
+        loop {
+            match std::mem::replace(&mut inside.lease, Place::Gone) {
+                Place::Here(lease) => return Ok(Some(lease)),
+                Place::Gone => return Ok(None),
+                Place::Away(_) => {
+                    let left = deadline.saturating_since(clock.now());
+                    inside.lease = Place::Away(left.is_zero());
+                    if left.is_zero() {
+                        return Err(Error::new(
+                            ErrorKind::Unknown,
+                            "a renewal is still without an answer; the lock is released when it \
+                             returns, and by the store after its ttl at the latest",
+                        )
+                        .with_name(&self.name));
+                    }
+                    inside = wait(&self.changed, inside, Some(left));
+                }
+            }
+        }
+    }
+
+    /// The guard gives the lease back: nothing is renewed or told from here on. False when it was
+    /// lost before.
+    pub(crate) fn end(&self, now: Moment) -> bool {
+        let turn = self.turn.load(Ordering::Acquire);
+        loop {
+            if self.standing(turn, now) != Standing::Held {
+                return false;
+            }
+            let until = self.until.load(Ordering::Acquire);
+            if until != LOST && until != OVER && self.replace_until(until, OVER) {
+                self.announce();
+                return true;
+            }
+        }
+    }
+
+    /// Whether the lease can be handed over to a waiter that wishes for `policy`, by what it has
+    /// left and how long this process has had it in a row.
+    pub(crate) fn fits(&self, policy: LeasePolicy, now: Moment, bounds: &Bounds) -> bool {
+        let until = self.until.load(Ordering::Acquire);
+        self.policy == policy
+            && policy.is_renewed()
+            && self.turn.load(Ordering::Acquire) < bounds.count
+            && now.saturating_since(self.began) < bounds.time
+            && until != LOST
+            && until != OVER
+            && Moment::from_nanos(until).saturating_since(now) > policy.ttl() / 3
+    }
+
+    /// Makes it the next guard's.
+    pub(crate) fn next_turn(&self) {
+        self.turn.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn turn(&self) -> u32 {
+        self.turn.load(Ordering::Acquire)
+    }
+
+    /// Takes what was to be called when the guard that has it now, or an earlier one, is lost.
+    pub(crate) fn take_callbacks(&self) -> Vec<(u32, OnLost)> {
+        std::mem::take(&mut lock(&self.inside).on_lost)
+    }
+
+    /// Has `callback` called when the guard of `turn` is lost; gives it back where it is already.
+    pub(crate) fn on_lost(&self, turn: u32, callback: OnLost, clock: &dyn Clock) -> Option<OnLost> {
+        match self.standing(turn, clock.now()) {
+            Standing::Over => return None,
+            Standing::Lost => return Some(callback),
+            Standing::Held => {}
+        }
+        let mut inside = lock(&self.inside);
+        // Told in between: nobody will come back for the callback.
+        if self.told.load(Ordering::Acquire) {
+            return Some(callback);
+        }
+        inside.on_lost.push((turn, callback));
+        None
+    }
+
+    /// Blocks until the guard of `turn` is lost or over, at most until `deadline`.
+    pub(crate) fn wait_until_lost(&self, turn: u32, deadline: Moment, clock: &dyn Clock) -> Standing {
+        loop {
+            let now = clock.now();
+            let standing = self.standing(turn, now);
+            if standing != Standing::Held || now >= deadline {
+                return standing;
+            }
+            let inside = lock(&self.inside);
+            let until = self.until.load(Ordering::Acquire);
+            if until != LOST && until != OVER && self.turn.load(Ordering::Acquire) == turn {
+                let left = deadline.min(Moment::from_nanos(until)).saturating_since(now);
+                drop(wait(&self.changed, inside, Some(left)));
+            }
+        }
+    }
+}
+
+/// How long a process may keep a name to itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) count: u32,
+    pub(crate) time: Duration,
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold")
+            .field("name", &self.name)
+            .field("until", &self.until())
+            .field("turn", &self.turn())
+            .finish_non_exhaustive()
+    }
+}

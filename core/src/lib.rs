@@ -1,0 +1,41 @@
+//! The contract and the engine of `lockkeeper`.
+//!
+//! A store becomes a [`LockProvider`]; a [`LockKeeper`] over it gives threads blocking locks with
+//! leases, renewal, fencing tokens, a FIFO queue and hand-over. Programs use the facade crate
+//! `lockkeeper`, which opens stores by URL; this crate is for authors of backends. It knows no
+//! store and does no I/O.
+
+mod cancel;
+mod capabilities;
+mod clock;
+mod config;
+mod driver;
+mod engine;
+mod error;
+mod guard;
+mod hold;
+mod keeper;
+mod name;
+mod observer;
+mod options;
+mod provider;
+mod queue;
+mod sync;
+mod token;
+mod upkeep;
+
+pub use cancel::{CancelRegistration, CancelToken};
+pub use capabilities::{Capabilities, Capability};
+pub use clock::{Clock, ManualClock, Moment, SystemClock};
+pub use config::{COMMON_KEYS, Config, StoreUrl};
+pub use driver::{Driver, Drivers, Target};
+pub use error::{Error, ErrorKind};
+pub use guard::{LockGuard, LostSignal, LostWait};
+pub use keeper::{KeeperBuilder, LockKeeper, WithLock};
+pub use name::{LockName, MAX_NAME_BYTES};
+pub use observer::Observer;
+pub use options::{AcquireOptions, LONGEST, LeasePolicy, Wait};
+pub use provider::{
+    AcquireRequest, Grant, Lease, LockProvider, Owner, Released, Renew, Renewal, Usage,
+};
+pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS};

@@ -1,0 +1,187 @@
+//! Names of locks, and the namespaces that keep applications apart.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::sync::{Arc, LazyLock};
+
+use crate::error::{Error, ErrorKind};
+
+/// The longest name or namespace, in bytes.
+pub const MAX_NAME_BYTES: usize = 512;
+
+/// Any UTF-8 string of 1 to 512 bytes. Two different strings are two different locks, on every
+/// store: nothing is folded, trimmed, normalised or cut.
+///
+/// Cloning is cheap, and a name that is kept is hashed only once: in a hot loop make the
+/// `LockName` first and lock by reference to it.
+///
+/// ```
+/// use lockkeeper_core::{ErrorKind, LockName};
+///
+/// let seat = LockName::new("seat:42")?;
+/// assert_ne!(seat, LockName::new("Seat:42")?);
+/// assert_eq!(LockName::new("").unwrap_err().kind(), ErrorKind::InvalidName);
+/// # Ok::<(), lockkeeper_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct LockName {
+    text: Arc<str>,
+    hash: u64,
+}
+
+// Keyed at random per process, so that nobody who chooses names can choose collisions.
+static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+impl LockName {
+    /// Checks the length and keeps the text.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] when `text` is empty or longer than 512 bytes.
+    pub fn new(text: impl AsRef<str> + Into<Arc<str>>) -> Result<Self, Error> {
+        check_length("a lock name", text.as_ref())?;
+        let text: Arc<str> = text.into();
+        let hash = HASHER.hash_one(text.as_bytes());
+        Ok(Self { text, hash })
+    }
+
+    /// The text as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// A hash of the name that holds for this process only; for tables that should not hash again.
+    pub fn hash64(&self) -> u64 {
+        self.hash
+    }
+}
+
+/// 1 to 512 bytes, else an error that says how many there were and what to do.
+pub(crate) fn check_length(what: &str, text: &str) -> Result<(), Error> {
+    match text.len() {
+        0 => Err(Error::new(
+            ErrorKind::InvalidName,
+            format!("{what} must not be empty; give it 1 to {MAX_NAME_BYTES} bytes"),
+        )),
+        1..=MAX_NAME_BYTES => Ok(()),
+        long => Err(Error::new(
+            ErrorKind::InvalidName,
+            format!("{what} has {long} bytes, at most {MAX_NAME_BYTES} are allowed; shorten or hash it"),
+        )),
+    }
+}
+
+impl PartialEq for LockName {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.text == other.text
+    }
+}
+
+impl Eq for LockName {}
+
+impl Hash for LockName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // As `str` does, since a `LockName` can be looked up by `&str`.
+        self.as_str().hash(state);
+    }
+}
+
+impl PartialOrd for LockName {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for LockName {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+impl Borrow<str> for LockName {
+    fn borrow(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl AsRef<str> for LockName {
+    fn as_ref(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.text, f)
+    }
+}
+
+impl TryFrom<&str> for LockName {
+    type Error = Error;
+    fn try_from(text: &str) -> Result<Self, Error> {
+        Self::new(text)
+    }
+}
+
+impl TryFrom<String> for LockName {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self, Error> {
+        Self::new(text)
+    }
+}
+
+impl TryFrom<&String> for LockName {
+    type Error = Error;
+    fn try_from(text: &String) -> Result<Self, Error> {
+        Self::new(text.as_str())
+    }
+}
+
+impl From<&LockName> for LockName {
+    fn from(name: &LockName) -> Self {
+        name.clone()
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for LockName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for LockName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::new(text).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds() {
+        assert!(LockName::new("a".repeat(512)).is_ok());
+        for bad in [String::new(), "a".repeat(513), "자".repeat(171)] {
+            let error = LockName::new(bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidName);
+        }
+        assert!(LockName::new("\0").is_ok(), "NUL is UTF-8 like any other");
+    }
+
+    #[test]
+    fn found_by_its_text() {
+        let mut map = std::collections::HashMap::new();
+        map.insert(LockName::new("자리 42").unwrap(), 1);
+        assert_eq!(map.get("자리 42"), Some(&1));
+    }
+}

@@ -1,0 +1,29 @@
+//! The primitives that the queue is built on, named once: `tests/model.rs` compiles the queue
+//! against a model checker's instead.
+
+pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+/// Locks, also after a panic elsewhere: every critical section here leaves its data whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for a notification, at most for `limit`.
+pub(crate) fn wait<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    limit: Option<Duration>,
+) -> MutexGuard<'a, T> {
+    match limit {
+        None => condvar.wait(guard).unwrap_or_else(PoisonError::into_inner),
+        Some(limit) => {
+            let (guard, _) = condvar
+                .wait_timeout(guard, limit)
+                .unwrap_or_else(PoisonError::into_inner);
+            guard
+        }
+    }
+}

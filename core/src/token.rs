@@ -1,0 +1,80 @@
+//! Fencing tokens: numbers by which a store of data can refuse a late writer.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind};
+
+/// How many bits of a token count the hand-overs of one lease.
+pub(crate) const HANDOVER_BITS: u32 = 7;
+/// The most hand-overs of one lease that the low bits of a token can tell apart.
+pub const MAX_HANDOVERS: u32 = (1 << HANDOVER_BITS) - 1;
+/// The largest epoch that a store may mint: 56 bits, so that a token stays positive in an `i64`.
+pub const MAX_EPOCH: u64 = (1 << 56) - 1;
+
+/// A number that grows with every grant of a name: to other threads, processes and hosts, and
+/// after the store was restarted or wiped.
+///
+/// Write it beside the data that the lock protects, and refuse a write whose token is smaller
+/// than the one that stands there: then a holder that lost its lock without noticing cannot
+/// overwrite what its successor wrote. (Martin Kleppmann, *How to do distributed locking*, 2016.)
+///
+/// Always above zero, and fits a signed 64-bit column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FencingToken(u64);
+
+impl FencingToken {
+    /// `epoch << 7 | handovers`: the store mints the epoch, the engine counts the hand-overs.
+    pub(crate) fn new(epoch: u64, handovers: u32) -> Result<Self, Error> {
+        if epoch == 0 || epoch > MAX_EPOCH || handovers > MAX_HANDOVERS {
+            return Err(Error::new(
+                ErrorKind::Incompatible,
+                format!(
+                    "the store minted the epoch {epoch}, which is not within 1 to {MAX_EPOCH}; \
+                     this is a defect of the backend, please report it"
+                ),
+            ));
+        }
+        Ok(Self(epoch << HANDOVER_BITS | u64::from(handovers)))
+    }
+
+    /// The number, from 1 to `i64::MAX`.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The number for a signed column; never negative.
+    pub fn as_i64(self) -> i64 {
+        // 56 + 7 bits: the sign bit is never set.
+        self.0.cast_signed()
+    }
+}
+
+impl fmt::Display for FencingToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for FencingToken {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grows_by_hand_over_and_by_epoch_and_stays_positive() {
+        let token = |epoch, handovers| FencingToken::new(epoch, handovers).unwrap();
+        assert!(token(1, 0) < token(1, 1));
+        assert!(token(1, MAX_HANDOVERS) < token(2, 0));
+        assert!(token(MAX_EPOCH, MAX_HANDOVERS).as_i64() == i64::MAX);
+        for (epoch, handovers) in [(0, 0), (MAX_EPOCH + 1, 0), (1, MAX_HANDOVERS + 1)] {
+            let error = FencingToken::new(epoch, handovers).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Incompatible);
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The threads of a keeper: one that watches the deadlines of all its leases and never does I/O,
+//! and one that renews them and calls the user back. More renewing threads, up to a small
+//! constant, join only while store calls hang, so that one dead call does not cost the other
+//! guards their leases.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::thread;
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::engine::Engine;
+use crate::error::{Error, ErrorKind};
+use crate::hold::{Hold, Standing};
+use crate::provider::{Lease, Renew, Renewal};
+use crate::sync::{lock, wait};
+
+/// The most threads that renew at the same time, and so the most dead calls that cost nobody else
+/// anything.
+const MOST_WORKERS: usize = 4;
+/// How long work may lie there before another thread joins.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// Not started yet, or asleep until told: any due time is news.
+const ASLEEP: u64 = u64::MAX;
+
+/// What the threads and the engine share.
+#[derive(Default)]
+pub(crate) struct Upkeep {
+    /// When the watching thread looks next, in nanoseconds. Whoever has something due before that
+    /// lowers it and wakes the thread.
+    next_look: AtomicU64,
+    state: Mutex<State>,
+    /// For the watching thread.
+    alarm: Condvar,
+    /// For the workers.
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    watching: bool,
+    stopped: bool,
+    jobs: VecDeque<Job>,
+    idle: usize,
+    workers: usize,
+}
+
+enum Job {
+    Renew(Arc<Hold>),
+    TellLost(Arc<Hold>),
+}
+
+impl Upkeep {
+    pub(crate) fn new() -> Self {
+        Self {
+            next_look: AtomicU64::new(ASLEEP),
+            ..Self::default()
+        }
+    }
+
+    /// Has something looked at when it is `due`. Cheap when that is later than the next look.
+    pub(crate) fn note(&self, due: u64) {
+        if due < self.next_look.load(Ordering::Acquire)
+            && due < self.next_look.fetch_min(due, Ordering::AcqRel)
+        {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        let _state = lock(&self.state);
+        self.alarm.notify_one();
+    }
+
+    /// The time jumped: look now.
+    pub(crate) fn jump(&self) {
+        self.note(0);
+    }
+
+    /// Ends the threads; what is being called in the store ends by its own deadline.
+    pub(crate) fn stop(&self) {
+        lock(&self.state).stopped = true;
+        self.alarm.notify_one();
+        self.work.notify_all();
+    }
+
+    /// Starts the watching thread, if it does not run.
+    pub(crate) fn start(&self, engine: &Arc<Engine>) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        if state.watching {
+            return Ok(());
+        }
+        let of = Arc::downgrade(engine);
+        spawn("lockkeeper-watch", move || watch(&of))?;
+        state.watching = true;
+        Ok(())
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .map(drop)
+        .map_err(|error| {
+            Error::new(
+                ErrorKind::Unavailable,
+                "the thread that keeps leases alive cannot be started; is the limit of threads reached?",
+            )
+            .with_source(error)
+        })
+}
+
+/// The watching thread. It holds the engine only while it looks: the engine ends with its last
+/// keeper and guard, and the thread with the engine.
+fn watch(of: &Weak<Engine>) {
+    // Kept apart, since waiting must not keep the engine alive.
+    let Some((upkeep, clock)) = of
+        .upgrade()
+        .map(|engine| (Arc::clone(&engine.upkeep), Arc::clone(&engine.clock)))
+    else {
+        return;
+    };
+    loop {
+        // Before looking: what is noted from here on lowers it again, and is not missed.
+        upkeep.next_look.store(ASLEEP, Ordering::Release);
+        // Dropped before the lock is taken: it can be the last one, and ending the engine locks.
+        let next = match of.upgrade() {
+            Some(engine) => look(&engine),
+            None => return,
+        };
+        upkeep.next_look.fetch_min(next, Ordering::AcqRel);
+        let state = lock(&upkeep.state);
+        if state.stopped {
+            return;
+        }
+        let next = upkeep.next_look.load(Ordering::Acquire);
+        let now = clock.now();
+        if now.as_nanos() < next {
+            let limit =
+                (next != ASLEEP).then(|| Moment::from_nanos(next).saturating_since(now));
+            drop(wait(&upkeep.alarm, state, limit));
+        }
+    }
+}
+
+/// Finds what is due, and hands it to the workers. Returns when to look again, in nanoseconds.
+fn look(engine: &Arc<Engine>) -> u64 {
+    let now = engine.clock.now();
+    let mut jobs = Vec::new();
+    // Renewals that are due soon go along with those that are due: many leases, few round trips.
+    let horizon = now + engine.settings.lease.ttl() / 12;
+    let next = engine.queue.scan(horizon.as_nanos(), |hold| {
+        if hold.standing(hold.turn(), now) == Standing::Lost {
+            if hold.must_tell() {
+                jobs.push(Job::TellLost(Arc::clone(hold)));
+            }
+            return u64::MAX;
+        }
+        let at = hold.renew_at.load(Ordering::Acquire);
+        let soon = now + hold.policy.ttl() / 12;
+        if at <= soon.as_nanos() {
+            hold.renew_at.store(u64::MAX, Ordering::Release);
+            jobs.push(Job::Renew(Arc::clone(hold)));
+        }
+        hold.due()
+    });
+    for job in &jobs {
+        if let Job::TellLost(hold) = job {
+            engine.queue.detach(&hold.name, hold);
+        }
+    }
+    let waiting = enqueue(engine, jobs);
+    if waiting {
+        next.min((now + PATIENCE).as_nanos())
+    } else {
+        next
+    }
+}
+
+/// Gives jobs to the workers and has another one join where none of them is free. True while jobs
+/// lie there and more workers could join.
+fn enqueue(engine: &Arc<Engine>, jobs: Vec<Job>) -> bool {
+    let upkeep = &engine.upkeep;
+    let mut state = lock(&upkeep.state);
+    state.jobs.extend(jobs);
+    if state.jobs.is_empty() {
+        return false;
+    }
+    if state.idle == 0 && state.workers < MOST_WORKERS {
+        let of = Arc::downgrade(engine);
+        let shared = Arc::clone(upkeep);
+        // Where no thread can be had, the next look tries again while the lease lasts.
+        if spawn("lockkeeper-renew", move || work(&of, &shared)).is_ok() {
+            state.workers += 1;
+        }
+    }
+    upkeep.work.notify_one();
+    state.workers < MOST_WORKERS
+}
+
+/// A renewing thread.
+fn work(of: &Weak<Engine>, upkeep: &Arc<Upkeep>) {
+    let mut state = lock(&upkeep.state);
+    loop {
+        if state.stopped {
+            return;
+        }
+        let Some(job) = state.jobs.pop_front() else {
+            state.idle += 1;
+            state = wait(&upkeep.work, state, None);
+            state.idle -= 1;
+            continue;
+        };
+        let Some(engine) = of.upgrade() else { return };
+        match job {
+            Job::TellLost(hold) => {
+                drop(state);
+                tell_lost(&engine, &hold);
+            }
+            Job::Renew(first) => {
+                let mut batch = vec![first];
+                while batch.len() < engine.capabilities.renew_batch()
+                    && let Some(Job::Renew(_)) = state.jobs.front()
+                    && let Some(Job::Renew(hold)) = state.jobs.pop_front()
+                {
+                    batch.push(hold);
+                }
+                drop(state);
+                renew(&engine, &batch);
+            }
+        }
+        // Dropping the engine can end it, which takes the lock.
+        drop(engine);
+        state = lock(&upkeep.state);
+    }
+}
+
+/// Tells the observer and calls back whoever asked for it.
+pub(crate) fn tell_lost(engine: &Engine, hold: &Arc<Hold>) {
+    let turn = hold.turn();
+    if let Ok(token) = hold.token(turn) {
+        engine.watcher.tell(|o| o.lost(&hold.name, token));
+    }
+    for (of, callback) in hold.take_callbacks() {
+        if of == turn {
+            // The caller's code: its panic is its own.
+            let _ = catch_unwind(AssertUnwindSafe(callback));
+        }
+    }
+}
+
+/// Renews the leases of a batch; each gets its answer.
+pub(crate) fn renew(engine: &Engine, holds: &[Arc<Hold>]) {
+    let clock = &*engine.clock;
+    let mut taken: Vec<(&Arc<Hold>, Box<dyn Lease>)> = holds
+        .iter()
+        .filter_map(|hold| Some((hold, hold.take_to_renew(clock)?)))
+        .collect();
+    let asked_at = clock.now();
+    let mut batch: Vec<Renew<'_>> = taken
+        .iter_mut()
+        .map(|(hold, lease)| Renew {
+            lease: &mut **lease,
+            ttl: hold.policy.ttl(),
+            deadline: hold.until(),
+            answer: None,
+        })
+        .collect();
+    // A backend's panic must not end the renewal of everybody's leases.
+    let whole = catch_unwind(AssertUnwindSafe(|| engine.provider.renew_batch(&mut batch)));
+    let answers: Vec<_> = batch
+        .into_iter()
+        .map(|renew| renew.answer.unwrap_or_else(|| Err(no_answer(whole.is_err()))))
+        .collect();
+    for ((hold, lease), answer) in taken.into_iter().zip(answers) {
+        settle(engine, hold, lease, &answer, asked_at);
+    }
+}
+
+fn no_answer(panicked: bool) -> Error {
+    let what = if panicked {
+        "the backend panicked while it renewed"
+    } else {
+        "the backend gave no answer to a renewal"
+    };
+    Error::new(ErrorKind::Unknown, what)
+}
+
+/// Brings a lease back from its renewal and tells whom it concerns.
+pub(crate) fn settle(
+    engine: &Engine,
+    hold: &Arc<Hold>,
+    lease: Box<dyn Lease>,
+    answer: &Result<Renewal, Error>,
+    asked_at: Moment,
+) {
+    if let Some(lease) = hold.bring_back(lease, answer, asked_at, &*engine.clock) {
+        // Its guard went while it was away, or calls itself lost already: nobody needs it.
+        let deadline = engine.clock.now() + hold.policy.ttl();
+        let _ = catch_unwind(AssertUnwindSafe(|| lease.release(deadline)));
+    }
+    if engine.watcher.is_some()
+        && let Ok(token) = hold.token(hold.turn())
+    {
+        match answer {
+            Ok(Renewal::Renewed) => engine.watcher.tell(|o| o.renewed(&hold.name, token)),
+            Ok(Renewal::Lost) => {}
+            Err(error) => engine.watcher.tell(|o| o.renewal_unknown(&hold.name, token, error)),
+        }
+    }
+    let due = match hold.standing(hold.turn(), engine.clock.now()) {
+        Standing::Held => hold.due(),
+        Standing::Lost => 0,
+        Standing::Over => return,
+    };
+    engine.queue.touch(&hold.name, due);
+    engine.upkeep.note(due);
+}

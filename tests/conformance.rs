@@ -1,0 +1,2 @@
+//! The contract, on every backend of the workspace side by side.
+fn main() {}
