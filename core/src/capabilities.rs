@@ -135,7 +135,10 @@ mod tests {
             for other in Capability::ALL {
                 assert_eq!(only.has(other), other == capability);
             }
-            assert_eq!(capability.as_str().parse::<Capability>().unwrap(), capability);
+            assert_eq!(
+                capability.as_str().parse::<Capability>().unwrap(),
+                capability
+            );
         }
         let error = "crosshost".parse::<Capability>().unwrap_err();
         assert!(error.to_string().contains("cross_host"));

@@ -211,7 +211,9 @@ impl Config {
                 if other.values.contains_key(key) {
                     return Err(Error::new(
                         ErrorKind::InvalidValue,
-                        format!("the fallback sets `{key}`; set it once, on the first store, for all of them"),
+                        format!(
+                            "the fallback sets `{key}`; set it once, on the first store, for all of them"
+                        ),
                     ));
                 }
                 if key != "fallback"
@@ -313,7 +315,9 @@ impl<'de> serde::Deserialize<'de> for Config {
 
         let mut table = BTreeMap::<String, Value>::deserialize(deserializer)?;
         let Some(Value::Text(url)) = table.remove("url") else {
-            return Err(D::Error::custom("the table needs `url = \"…\"`, the store's URL"));
+            return Err(D::Error::custom(
+                "the table needs `url = \"…\"`, the store's URL",
+            ));
         };
         let mut config = Config::from_url(&url).map_err(D::Error::custom)?;
         for (key, value) in table {
@@ -504,7 +508,8 @@ mod tests {
     #[cfg(feature = "serde")]
     #[test]
     fn a_table_has_the_same_keys() {
-        let text = r#"{"url": "memory:", "ttl": "5s", "handover_max": 3, "require": ["cross_host"]}"#;
+        let text =
+            r#"{"url": "memory:", "ttl": "5s", "handover_max": 3, "require": ["cross_host"]}"#;
         let config: Config = serde_json::from_str(text).unwrap();
         assert_eq!(config.get("handover_max"), Some("3"));
         assert_eq!(config.required().unwrap(), [Capability::CrossHost]);

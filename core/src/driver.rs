@@ -194,7 +194,10 @@ impl Drivers {
         let known: Vec<_> = self.schemes().map(|s| format!("{s}:")).collect();
         Err(Error::new(
             ErrorKind::UnknownScheme,
-            format!("no store answers to `{scheme}:`; there are {}", known.join(", ")),
+            format!(
+                "no store answers to `{scheme}:`; there are {}",
+                known.join(", ")
+            ),
         ))
     }
 }

@@ -323,11 +323,7 @@ impl Engine {
     }
 
     /// Makes a hold of a grant, if the lease is as fresh as it seems.
-    fn believe(
-        &self,
-        request: &Request<'_>,
-        grant: Grant,
-    ) -> Result<Option<Arc<Hold>>, Error> {
+    fn believe(&self, request: &Request<'_>, grant: Grant) -> Result<Option<Arc<Hold>>, Error> {
         let Grant {
             mut lease,
             mut asked_at,
@@ -352,7 +348,14 @@ impl Engine {
             }
             now = self.clock.now();
         }
-        let hold = Hold::new(request.name.clone(), request.policy, margin, lease, asked_at, now);
+        let hold = Hold::new(
+            request.name.clone(),
+            request.policy,
+            margin,
+            lease,
+            asked_at,
+            now,
+        );
         if let Err(error) = hold.token(0) {
             if let Ok(Some(lease)) = hold.take_to_release(now, &*self.clock) {
                 self.give_back(lease);
@@ -406,7 +409,7 @@ impl Engine {
             tell_lost(self, hold);
         }
         let result = self.return_lease(hold, now);
-        if finished == Finished::Waiting {
+        if finished == Finished::Release {
             self.queue.pass(&hold.name, None);
         }
         match result {

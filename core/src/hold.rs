@@ -173,18 +173,17 @@ impl Hold {
     }
 
     /// Moves the deadline after a renewal that was asked for at `asked_at`, unless it has passed.
-    fn extend(&self, asked_at: Moment, clock: &dyn Clock) -> bool {
+    fn extend(&self, asked_at: Moment, clock: &dyn Clock) {
         let new = (asked_at + self.policy.ttl() - self.margin)
             .as_nanos()
             .clamp(LOST + 1, OVER - 1);
         loop {
             let old = self.until.load(Ordering::Acquire);
-            if old == LOST || old == OVER || clock.now().as_nanos() >= old {
-                return false;
+            if old == OVER || self.standing(self.turn(), clock.now()) != Standing::Held {
+                return;
             }
             if new <= old || self.replace_until(old, new) {
-                self.schedule(asked_at);
-                return true;
+                return self.schedule(asked_at);
             }
         }
     }
@@ -214,21 +213,17 @@ impl Hold {
         asked_at: Moment,
         clock: &dyn Clock,
     ) -> Option<Box<dyn Lease>> {
-        let useful = match answer {
+        match answer {
             Ok(Renewal::Renewed) => self.extend(asked_at, clock),
-            Ok(Renewal::Lost) => {
-                self.lose();
-                false
-            }
-            Err(_) => {
-                self.retry(clock.now());
-                true
-            }
-        };
+            Ok(Renewal::Lost) => self.lose(),
+            Err(_) => self.retry(clock.now()),
+        }
         let mut inside = lock(&self.inside);
-        let back = if matches!(inside.lease, Place::Away(true))
-            || (!useful && matches!(answer, Ok(Renewal::Renewed)))
-        {
+        // Renewed in the store after the guard had called itself lost: it would block the name for
+        // another ttl, for nobody. (A guard that is over has a release waiting for the lease.)
+        let late =
+            matches!(answer, Ok(Renewal::Renewed)) && self.until.load(Ordering::Acquire) == LOST;
+        let back = if late || matches!(inside.lease, Place::Away(true)) {
             inside.lease = Place::Gone;
             Some(lease)
         } else {
@@ -328,7 +323,12 @@ impl Hold {
     }
 
     /// Blocks until the guard of `turn` is lost or over, at most until `deadline`.
-    pub(crate) fn wait_until_lost(&self, turn: u32, deadline: Moment, clock: &dyn Clock) -> Standing {
+    pub(crate) fn wait_until_lost(
+        &self,
+        turn: u32,
+        deadline: Moment,
+        clock: &dyn Clock,
+    ) -> Standing {
         loop {
             let now = clock.now();
             let standing = self.standing(turn, now);
@@ -338,7 +338,9 @@ impl Hold {
             let inside = lock(&self.inside);
             let until = self.until.load(Ordering::Acquire);
             if until != LOST && until != OVER && self.turn.load(Ordering::Acquire) == turn {
-                let left = deadline.min(Moment::from_nanos(until)).saturating_since(now);
+                let left = deadline
+                    .min(Moment::from_nanos(until))
+                    .saturating_since(now);
                 drop(wait(&self.changed, inside, Some(left)));
             }
         }

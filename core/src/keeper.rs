@@ -66,8 +66,11 @@ impl LockKeeper {
         N: TryInto<LockName>,
         Error: From<N::Error>,
     {
-        let name = name.try_into()?;
-        let guard = self.acquire_named(&name, &AcquireOptions::new())?;
+        self.lock_named(&name.try_into()?)
+    }
+
+    pub(crate) fn lock_named(&self, name: &LockName) -> Result<LockGuard, Error> {
+        let guard = self.acquire_named(name, &AcquireOptions::new())?;
         guard.ok_or_else(|| {
             let wait = match self.engine.settings.wait {
                 Wait::AtMost(wait) => format!("{wait:?}"),
@@ -77,7 +80,7 @@ impl LockKeeper {
                 ErrorKind::TimedOut,
                 format!("somebody else held the lock for all of {wait}; wait longer, or try later"),
             )
-            .with_name(&name)
+            .with_name(name)
             .with_backend(self.engine.provider.backend())
         })
     }
@@ -119,7 +122,7 @@ impl LockKeeper {
         self.acquire_named(&name.try_into()?, options)
     }
 
-    fn acquire_named(
+    pub(crate) fn acquire_named(
         &self,
         name: &LockName,
         options: &AcquireOptions,

@@ -20,6 +20,7 @@ mod observer;
 mod options;
 mod provider;
 mod queue;
+mod reentrant;
 mod sync;
 mod token;
 mod upkeep;
@@ -38,4 +39,5 @@ pub use options::{AcquireOptions, LONGEST, LeasePolicy, Wait};
 pub use provider::{
     AcquireRequest, Grant, Lease, LockProvider, Owner, Released, Renew, Renewal, Usage,
 };
+pub use reentrant::{ReentrantGuard, ReentrantKeeper};
 pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS};

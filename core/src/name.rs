@@ -66,7 +66,9 @@ pub(crate) fn check_length(what: &str, text: &str) -> Result<(), Error> {
         1..=MAX_NAME_BYTES => Ok(()),
         long => Err(Error::new(
             ErrorKind::InvalidName,
-            format!("{what} has {long} bytes, at most {MAX_NAME_BYTES} are allowed; shorten or hash it"),
+            format!(
+                "{what} has {long} bytes, at most {MAX_NAME_BYTES} are allowed; shorten or hash it"
+            ),
         )),
     }
 }

@@ -109,10 +109,8 @@ pub(crate) enum Left<H, E> {
 pub(crate) enum Finished {
     /// Nothing: the next waiter has it.
     HandedOver,
-    /// Give it back to the store; nobody of this process waits.
-    Last,
-    /// Give it back to the store, then call [`Queue::pass`].
-    Waiting,
+    /// Give it back to the store, then call [`Queue::pass`]: until then nobody else asks for it.
+    Release,
     /// The name was taken from this hold before.
     Detached,
 }
@@ -249,13 +247,9 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         if !name.is_held_by(hold) {
             return Finished::Detached;
         }
-        let Some(next) = name.line.front() else {
-            names.remove(key);
-            return Finished::Last;
-        };
-        if !hand_over(&next.wish) {
+        if !name.line.front().is_some_and(|next| hand_over(&next.wish)) {
             name.stage = Stage::Releasing;
-            return Finished::Waiting;
+            return Finished::Release;
         }
         let next = name.line.pop_front();
         if let Some(waiter) = &next {
@@ -304,12 +298,6 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         }
         next
     }
-
-    /// How many names are in use.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.shards().map(|s| lock(&s.0).table.len()).sum()
-    }
 }
 
 impl<K: Key, H, W, E> Names<K, H, W, E> {
@@ -317,20 +305,15 @@ impl<K: Key, H, W, E> Names<K, H, W, E> {
         self.table.find_mut(key.hash64(), |name| name.key == *key)
     }
 
-    fn remove(&mut self, key: &K) {
-        if let Ok(place) = self
-            .table
-            .find_entry(key.hash64(), |name| name.key == *key)
-        {
-            place.remove();
-        }
-    }
-
     /// Makes the first of the line the head, or forgets the name where nobody waits.
     fn next_turn(&mut self, key: &K) -> Option<Arc<Waiter<H, W, E>>> {
-        let name = self.find(key)?;
+        let mut place = self
+            .table
+            .find_entry(key.hash64(), |name| name.key == *key)
+            .ok()?;
+        let name = place.get_mut();
         let Some(waiter) = name.line.pop_front() else {
-            self.remove(key);
+            place.remove();
             return None;
         };
         name.stage = Stage::Asking;

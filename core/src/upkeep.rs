@@ -139,8 +139,7 @@ fn watch(of: &Weak<Engine>) {
         let next = upkeep.next_look.load(Ordering::Acquire);
         let now = clock.now();
         if now.as_nanos() < next {
-            let limit =
-                (next != ASLEEP).then(|| Moment::from_nanos(next).saturating_since(now));
+            let limit = (next != ASLEEP).then(|| Moment::from_nanos(next).saturating_since(now));
             drop(wait(&upkeep.alarm, state, limit));
         }
     }
@@ -273,7 +272,11 @@ pub(crate) fn renew(engine: &Engine, holds: &[Arc<Hold>]) {
     let whole = catch_unwind(AssertUnwindSafe(|| engine.provider.renew_batch(&mut batch)));
     let answers: Vec<_> = batch
         .into_iter()
-        .map(|renew| renew.answer.unwrap_or_else(|| Err(no_answer(whole.is_err()))))
+        .map(|renew| {
+            renew
+                .answer
+                .unwrap_or_else(|| Err(no_answer(whole.is_err())))
+        })
         .collect();
     for ((hold, lease), answer) in taken.into_iter().zip(answers) {
         settle(engine, hold, lease, &answer, asked_at);
@@ -308,7 +311,9 @@ pub(crate) fn settle(
         match answer {
             Ok(Renewal::Renewed) => engine.watcher.tell(|o| o.renewed(&hold.name, token)),
             Ok(Renewal::Lost) => {}
-            Err(error) => engine.watcher.tell(|o| o.renewal_unknown(&hold.name, token, error)),
+            Err(error) => engine
+                .watcher
+                .tell(|o| o.renewal_unknown(&hold.name, token, error)),
         }
     }
     let due = match hold.standing(hold.turn(), engine.clock.now()) {

@@ -1,0 +1,280 @@
+//! Deadlines, renewal and loss.
+
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireOptions, Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper, LockName,
+    LostWait, Observer, Released,
+};
+
+use crate::script::{Grants, PATIENCE, Renewals, Script};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Moves the clock on by the time between two renewals, and waits until there is one more.
+fn next_renewal(script: &Script, name: &str) {
+    let before = script.count(name, "renew");
+    script.clock.advance(4 * SECOND);
+    script.until(name, "renew", before + 1);
+}
+
+/// Waits until `done`, which other threads bring about.
+fn eventually(what: &str, done: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !done() {
+        assert!(std::time::Instant::now() < deadline, "{what}");
+        thread::yield_now();
+    }
+}
+
+fn held_for(guard: &LockGuard, span: Duration) {
+    eventually("the deadline should move", || guard.remaining() == span);
+    assert!(guard.is_held());
+}
+
+#[test]
+fn renewed_over_many_ttls() {
+    let script = Script::new();
+    let guard = script.keeper().lock("a").unwrap();
+    assert_eq!(guard.remaining(), 11 * SECOND, "the ttl less the margin");
+    for _ in 0..20 {
+        next_renewal(&script, "a");
+        held_for(&guard, 11 * SECOND);
+    }
+    assert_eq!(guard.release().unwrap(), Released::Done);
+}
+
+#[test]
+fn an_unknown_renewal_moves_no_deadline_and_is_tried_again() {
+    let script = Script::new();
+    let guard = script.keeper().lock("a").unwrap();
+    script.renewals("a", Renewals::Fail);
+    next_renewal(&script, "a");
+    assert_eq!(guard.remaining(), 7 * SECOND);
+    script.renewals("a", Renewals::Work);
+    next_renewal(&script, "a");
+    held_for(&guard, 11 * SECOND);
+}
+
+#[test]
+fn a_loss_by_the_clock_is_for_good_whatever_the_store_says_later() {
+    let script = Script::new();
+    let guard = script.keeper().lock("a").unwrap();
+    script.renewals("a", Renewals::Hang);
+    next_renewal(&script, "a");
+    script.clock.advance(7 * SECOND);
+    assert!(!guard.is_held());
+    // The answer comes after all, and says that the store had renewed it.
+    script.renewals("a", Renewals::Work);
+    script.until("a", "release", 1);
+    assert!(!guard.is_held());
+    assert_eq!(guard.ensure_held().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(guard.renew().unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(guard.release().unwrap(), Released::AlreadyLost);
+}
+
+#[test]
+fn the_stores_word_is_a_loss_at_once_and_told_once() {
+    #[derive(Default)]
+    struct Told(Mutex<Vec<FencingToken>>);
+    impl Observer for Told {
+        fn lost(&self, _: &LockName, token: FencingToken) {
+            self.0.lock().unwrap().push(token);
+        }
+    }
+    let script = Script::new();
+    let told = Arc::new(Told::default());
+    let keeper = script
+        .builder()
+        .observer(Arc::clone(&told) as _)
+        .build()
+        .unwrap();
+    let guard = keeper.lock("a").unwrap();
+    let signal = guard.lost();
+    let (send, called) = mpsc::channel();
+    signal.on_lost(move || send.send(()).unwrap());
+    assert_eq!(signal.wait(Duration::ZERO), LostWait::TimedOut);
+
+    script.renewals("a", Renewals::Lost);
+    let waiting = signal.clone();
+    let waiter = thread::spawn(move || waiting.wait(PATIENCE));
+    next_renewal(&script, "a");
+    assert_eq!(waiter.join().unwrap(), LostWait::Lost);
+    called.recv_timeout(PATIENCE).unwrap();
+    assert!(signal.is_lost() && !guard.is_held());
+    let (send, late) = mpsc::channel();
+    signal.on_lost(move || send.send(()).unwrap());
+    late.try_recv().unwrap();
+
+    let token = guard.token();
+    drop(guard);
+    assert_eq!(*told.0.lock().unwrap(), [token]);
+    drop(keeper.lock("a").unwrap());
+}
+
+#[test]
+fn a_fixed_lease_runs_out_and_the_next_in_line_may_ask_while_the_guard_still_lives() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl: 2 * SECOND });
+    let guard = keeper.acquire("a", &fixed).unwrap().unwrap();
+    let (send, called) = mpsc::channel();
+    guard.lost().on_lost(move || send.send(()).unwrap());
+    let waiter = {
+        let keeper = keeper.clone();
+        thread::spawn(move || keeper.try_lock_for("a", Duration::from_secs(100)))
+    };
+    script.clock.advance(Duration::from_millis(1799));
+    assert!(guard.is_held());
+    script.clock.advance(Duration::from_millis(1));
+    assert!(!guard.is_held());
+    called.recv_timeout(PATIENCE).unwrap();
+    // The scripted store still holds the name, so the head is told that it is busy.
+    assert!(waiter.join().unwrap().unwrap().is_none());
+    assert_eq!(script.count("a", "renew"), 0);
+    assert_eq!(guard.release().unwrap(), Released::AlreadyLost);
+}
+
+#[test]
+fn a_released_guard_is_not_renewed_and_its_signal_says_so() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    let (gone, stays) = (keeper.lock("gone").unwrap(), keeper.lock("stays").unwrap());
+    let signal = gone.lost();
+    gone.release().unwrap();
+    assert_eq!(signal.wait(PATIENCE), LostWait::Released);
+    next_renewal(&script, "stays");
+    next_renewal(&script, "stays");
+    assert_eq!(script.count("gone", "renew"), 0);
+    assert!(!signal.is_lost() && stays.is_held());
+}
+
+#[test]
+fn calls_that_hang_or_panic_cost_nobody_else_the_lease() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    let bad: Vec<_> = [
+        ("h1", Renewals::Hang),
+        ("h2", Renewals::Hang),
+        ("p", Renewals::Panic),
+    ]
+    .into_iter()
+    .map(|(name, how)| {
+        script.renewals(name, how);
+        keeper.lock(name).unwrap()
+    })
+    .collect();
+    let good = keeper.lock("good").unwrap();
+    for _ in 0..4 {
+        next_renewal(&script, "good");
+        held_for(&good, 11 * SECOND);
+    }
+    assert!(bad.iter().all(|guard| !guard.is_held()));
+    for name in ["h1", "h2", "p"] {
+        script.renewals(name, Renewals::Work);
+    }
+}
+
+#[test]
+fn a_release_waits_for_a_renewal_under_way_and_comes_after_it() {
+    let script = Script::new();
+    let guard = script.keeper().lock("a").unwrap();
+    script.renewals("a", Renewals::Hang);
+    next_renewal(&script, "a");
+    let release = thread::spawn(move || guard.release());
+    script.renewals("a", Renewals::Work);
+    assert_eq!(release.join().unwrap().unwrap(), Released::Done);
+    assert_eq!(script.count("a", "release"), 1);
+}
+
+#[test]
+fn a_release_does_not_wait_for_ever_and_is_made_up_for() {
+    let script = Script::new();
+    let ttl = Duration::from_millis(120);
+    let keeper = script.builder().lease(LeasePolicy::Renewed { ttl }).build();
+    let guard = keeper.unwrap().lock("a").unwrap();
+    script.renewals("a", Renewals::Hang);
+    script.clock.advance(ttl / 3);
+    script.until("a", "renew", 1);
+    let signal = guard.lost();
+    let release = thread::spawn(move || guard.release());
+    // The guard has ended once its signal says so; from then on the release's own time counts.
+    assert_eq!(signal.wait(PATIENCE), LostWait::Released);
+    eventually("the release gives up", || {
+        script.clock.advance(ttl);
+        release.is_finished()
+    });
+    let error = release.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    script.renewals("a", Renewals::Work);
+    script.until("a", "release", 1);
+}
+
+#[test]
+fn renew_by_hand_moves_the_deadline_of_a_fixed_lease() {
+    let script = Script::new();
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl: 2 * SECOND });
+    let guard = script.keeper().acquire("a", &fixed).unwrap().unwrap();
+    script.clock.advance(SECOND);
+    guard.renew().unwrap();
+    assert_eq!(guard.remaining(), Duration::from_millis(1800));
+    script.renewals("a", Renewals::Fail);
+    script.clock.advance(SECOND);
+    assert_eq!(guard.renew().unwrap_err().kind(), ErrorKind::Unknown);
+    assert_eq!(guard.remaining(), Duration::from_millis(800));
+    script.renewals("a", Renewals::Lost);
+    assert_eq!(guard.renew().unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[test]
+fn a_grant_that_came_late_is_believed_only_after_a_renewal() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    script.set(|state| state.grants = Grants::Late(60 * SECOND));
+    let guard = keeper.lock("a").unwrap();
+    assert_eq!(script.count("a", "renew"), 1);
+    assert_eq!(guard.remaining(), 11 * SECOND, "counted from the renewal");
+    drop(guard);
+
+    // Gone by the time that it was seen: asked for once more, in the time that is left.
+    script.set(|state| state.grants = Grants::Late(2 * SECOND));
+    script.renewals("a", Renewals::Lost);
+    let guard = keeper.lock("a").unwrap();
+    assert_eq!(script.count("a", "acquire"), 3);
+    drop(guard);
+
+    script.set(|state| state.grants = Grants::Late(2 * SECOND));
+    script.renewals("a", Renewals::Fail);
+    assert_eq!(keeper.lock("a").unwrap_err().kind(), ErrorKind::Unknown);
+    script.renewals("a", Renewals::Work);
+    drop(keeper.lock("a").unwrap());
+}
+
+#[test]
+fn guards_outlive_their_keeper() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    let guard = keeper.lock("a").unwrap();
+    drop(keeper);
+    next_renewal(&script, "a");
+    held_for(&guard, 11 * SECOND);
+    assert_eq!(guard.release().unwrap(), Released::Done);
+}
+
+#[test]
+fn with_lock_keeps_the_value_and_says_whether_it_was_held() {
+    let script = Script::new();
+    let keeper: LockKeeper = script.keeper();
+    let done = keeper.with_lock("a", |guard| guard.token().get()).unwrap();
+    assert_eq!(done.value, 1 << 7);
+    assert_eq!(done.held().unwrap(), 1 << 7);
+    let done = keeper
+        .with_lock("a", |_| script.clock.advance(60 * SECOND))
+        .unwrap();
+    assert_eq!(done.released.as_ref().unwrap(), &Released::AlreadyLost);
+    let error: Error = done.held().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+}

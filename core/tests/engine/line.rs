@@ -1,0 +1,210 @@
+//! Standing in line: errors, single attempts, hand-over and its bounds, cancel.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireOptions, CancelToken, ErrorKind, FencingToken, LeasePolicy, LockKeeper, LockName,
+    Observer, Wait,
+};
+
+use crate::script::{Grants, PATIENCE, Script};
+
+/// Says when a thread has begun to wait.
+struct InLine(Mutex<Sender<()>>);
+
+impl Observer for InLine {
+    fn contended(&self, _: &LockName) {
+        let _ = self.0.lock().unwrap().send(());
+    }
+}
+
+fn observed(builder: lockkeeper_core::KeeperBuilder) -> (LockKeeper, Receiver<()>) {
+    let (send, in_line) = mpsc::channel();
+    let keeper = builder
+        .wait(Wait::Forever)
+        .observer(Arc::new(InLine(Mutex::new(send))))
+        .build()
+        .unwrap();
+    (keeper, in_line)
+}
+
+/// Has `count` threads take the lock in a known order behind a holder; returns their tokens.
+fn in_turn(keeper: &LockKeeper, in_line: &Receiver<()>, count: usize) -> Vec<FencingToken> {
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let holder = keeper.lock("a").unwrap();
+    let threads: Vec<_> = (0..count)
+        .map(|who| {
+            let (keeper, order) = (keeper.clone(), Arc::clone(&order));
+            let thread = thread::spawn(move || {
+                let guard = keeper.lock("a").unwrap();
+                order.lock().unwrap().push((who, guard.token()));
+            });
+            in_line.recv_timeout(PATIENCE).unwrap();
+            // It has said so just before it blocks: whoever comes now stands behind it.
+            thread
+        })
+        .collect();
+    drop(holder);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let order = order.lock().unwrap();
+    assert_eq!(
+        order.iter().map(|(who, _)| *who).collect::<Vec<_>>(),
+        (0..count).collect::<Vec<_>>(),
+        "first come, first served"
+    );
+    order.iter().map(|(_, token)| *token).collect()
+}
+
+#[test]
+fn a_line_costs_the_store_one_acquisition_and_tokens_grow_by_one() {
+    let script = Script::new();
+    let (keeper, in_line) = observed(script.builder());
+    let tokens = in_turn(&keeper, &in_line, 10);
+    assert_eq!(script.count("a", "acquire"), 1);
+    assert_eq!(script.count("a", "release"), 1);
+    let first = tokens[0].get();
+    assert!(
+        tokens
+            .iter()
+            .enumerate()
+            .all(|(i, token)| token.get() == first + i as u64)
+    );
+}
+
+#[test]
+fn hand_over_is_bounded_by_count() {
+    let script = Script::new();
+    let (keeper, in_line) = observed(script.builder().handover_max(3));
+    let tokens = in_turn(&keeper, &in_line, 8);
+    // The holder and three of the line, then four, then the last.
+    assert_eq!(script.count("a", "acquire"), 3);
+    assert!(tokens.is_sorted_by(|a, b| a < b));
+}
+
+#[test]
+fn hand_over_is_bounded_by_time() {
+    let script = Script::new();
+    let (keeper, in_line) = observed(script.builder().handover_time(Duration::ZERO));
+    in_turn(&keeper, &in_line, 4);
+    assert_eq!(script.count("a", "acquire"), 5);
+}
+
+#[test]
+fn hand_over_can_be_switched_off() {
+    let script = Script::new();
+    let (keeper, in_line) = observed(script.builder().handover_max(0));
+    in_turn(&keeper, &in_line, 4);
+    assert_eq!(script.count("a", "acquire"), 5);
+}
+
+#[test]
+fn a_lease_is_not_handed_to_a_waiter_that_wants_another() {
+    let script = Script::new();
+    let (keeper, in_line) = observed(script.builder());
+    let holder = keeper.lock("a").unwrap();
+    let waiter = {
+        let keeper = keeper.clone();
+        let ttl = Duration::from_secs(5);
+        thread::spawn(move || {
+            let options = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+            let guard = keeper.acquire("a", &options).unwrap().unwrap();
+            assert_eq!(guard.remaining(), Duration::from_millis(4500));
+        })
+    };
+    in_line.recv_timeout(PATIENCE).unwrap();
+    drop(holder);
+    waiter.join().unwrap();
+    assert_eq!(script.count("a", "acquire"), 2);
+}
+
+#[test]
+fn out_of_reach_is_told_to_all_who_would_not_wait() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    script.set(|state| state.grants = Grants::Unreachable);
+    let barrier = Arc::new(Barrier::new(8));
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let (keeper, barrier) = (keeper.clone(), Arc::clone(&barrier));
+            thread::spawn(move || {
+                barrier.wait();
+                keeper.try_lock("a").unwrap_err().kind()
+            })
+        })
+        .collect();
+    for thread in threads {
+        assert_eq!(thread.join().unwrap(), ErrorKind::Unavailable);
+    }
+    let error = keeper.lock("a").unwrap_err();
+    assert_eq!(error.backend(), Some("script"));
+    assert_eq!(error.name().unwrap().as_str(), "a");
+    script.set(|state| state.grants = Grants::Work);
+    assert!(keeper.try_lock("a").unwrap().is_some());
+}
+
+#[test]
+fn a_panic_in_the_store_passes_the_turn_on() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    script.set(|state| state.grants = Grants::Panic);
+    let panicked = catch_unwind(AssertUnwindSafe(|| keeper.lock("a").map(drop)));
+    assert!(panicked.is_err());
+    script.set(|state| state.grants = Grants::Work);
+    assert!(keeper.try_lock("a").unwrap().is_some());
+}
+
+#[test]
+fn cancel_wakes_a_waiter_and_the_next_one_is_not_held_up() {
+    let script = Script::new();
+    let (keeper, in_line) = observed(script.builder());
+    let holder = keeper.lock("a").unwrap();
+    let cancel = CancelToken::new();
+    let spawn = |options: AcquireOptions| {
+        let keeper = keeper.clone();
+        let thread = thread::spawn(move || keeper.acquire("a", &options));
+        in_line.recv_timeout(PATIENCE).unwrap();
+        thread
+    };
+    let first = spawn(AcquireOptions::new().cancel(&cancel));
+    let second = spawn(AcquireOptions::new());
+    cancel.cancel();
+    let error = first.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    drop(holder);
+    assert!(second.join().unwrap().unwrap().is_some());
+    let late = keeper.acquire("b", &AcquireOptions::new().cancel(&cancel));
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::Cancelled);
+    assert_eq!(script.count("b", "acquire"), 0);
+}
+
+#[test]
+fn what_is_out_of_bounds_never_reaches_the_store() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    let fixed = |ttl| AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+    let kind = |options: &AcquireOptions| keeper.acquire("a", options).unwrap_err().kind();
+    assert_eq!(kind(&fixed(Duration::ZERO)), ErrorKind::InvalidTtl);
+    assert_eq!(kind(&fixed(Duration::MAX)), ErrorKind::InvalidTtl);
+    assert_eq!(
+        kind(&fixed(Duration::from_millis(99))),
+        ErrorKind::TtlTooShort
+    );
+    assert_eq!(
+        kind(&AcquireOptions::new().wait(Duration::MAX)),
+        ErrorKind::InvalidWait
+    );
+    assert_eq!(keeper.lock("").unwrap_err().kind(), ErrorKind::InvalidName);
+    assert_eq!(
+        keeper.lock("x".repeat(513)).unwrap_err().kind(),
+        ErrorKind::InvalidName
+    );
+    let error = script.builder().handover_max(128).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidValue);
+    assert_eq!(script.count("a", "acquire"), 0);
+}

@@ -1,0 +1,216 @@
+//! A provider that does what a test says, on a clock that a test moves.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireRequest, Capabilities, Error, ErrorKind, Grant, Lease, LockKeeper, LockProvider,
+    ManualClock, Moment, Released, Renewal,
+};
+
+/// How long a test waits for what must happen before it fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How the store answers the next renewals of a name.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) enum Renewals {
+    #[default]
+    Work,
+    Lost,
+    /// No answer.
+    Fail,
+    /// No answer, and the call does not return.
+    Hang,
+    Panic,
+}
+
+/// How the store answers the next acquisition.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) enum Grants {
+    #[default]
+    Work,
+    Unreachable,
+    Panic,
+    /// Granted, but the reply takes this long by the test's clock.
+    Late(Duration),
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    held: HashMap<String, u64>,
+    epoch: u64,
+    pub(crate) renewals: HashMap<String, Renewals>,
+    pub(crate) grants: Grants,
+    /// Calls so far, by name and verb, in order.
+    pub(crate) calls: Vec<(String, &'static str)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) clock: ManualClock,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Shared")
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn call(&self, name: &str, verb: &'static str) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        state.calls.push((name.to_owned(), verb));
+        self.changed.notify_all();
+        state
+    }
+}
+
+impl Script {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            clock: ManualClock::new(),
+            shared: Arc::default(),
+        })
+    }
+
+    /// A keeper over it with a ttl of 12 s: renewed every 4 s, tried again after 1 s.
+    pub(crate) fn keeper(self: &Arc<Self>) -> LockKeeper {
+        self.builder().build().unwrap()
+    }
+
+    pub(crate) fn builder(self: &Arc<Self>) -> lockkeeper_core::KeeperBuilder {
+        let ttl = Duration::from_secs(12);
+        LockKeeper::builder(Arc::clone(self) as Arc<dyn LockProvider>)
+            .lease(lockkeeper_core::LeasePolicy::Renewed { ttl })
+            .clock(Arc::new(self.clock.clone()))
+    }
+
+    pub(crate) fn set(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.shared.state());
+        self.shared.changed.notify_all();
+    }
+
+    pub(crate) fn renewals(&self, name: &str, how: Renewals) {
+        self.set(|state| {
+            state.renewals.insert(name.to_owned(), how);
+        });
+    }
+
+    pub(crate) fn count(&self, name: &str, verb: &str) -> usize {
+        let state = self.shared.state();
+        let of = |call: &&(String, &str)| call.0 == name && call.1 == verb;
+        state.calls.iter().filter(of).count()
+    }
+
+    /// Blocks until the store has had `count` calls of `verb` for `name`.
+    pub(crate) fn until(&self, name: &str, verb: &str, count: usize) {
+        let state = self.shared.state();
+        let missing = |state: &mut State| {
+            let of = |call: &&(String, &str)| call.0 == name && call.1 == verb;
+            state.calls.iter().filter(of).count() < count
+        };
+        let (_state, late) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, PATIENCE, missing)
+            .unwrap();
+        assert!(!late.timed_out(), "no {count}. {verb} of {name}");
+    }
+}
+
+impl LockProvider for Script {
+    fn backend(&self) -> &'static str {
+        "script"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+        let name = request.name().as_str().to_owned();
+        let asked_at = request.now();
+        let mut state = self.shared.call(&name, "acquire");
+        match state.grants {
+            Grants::Work => {}
+            Grants::Unreachable => {
+                return Err(Error::new(ErrorKind::Unavailable, "out of reach"));
+            }
+            Grants::Panic => panic!("as the test wants"),
+            Grants::Late(span) => {
+                state.grants = Grants::Work;
+                self.clock.advance(span);
+            }
+        }
+        if state.held.contains_key(&name) {
+            drop(state);
+            request.contended();
+            return Ok(None);
+        }
+        state.epoch += 1;
+        let epoch = state.epoch;
+        state.held.insert(name.clone(), epoch);
+        let lease = Box::new(ScriptLease {
+            name,
+            epoch,
+            shared: Arc::clone(&self.shared),
+        });
+        Ok(Some(Grant { lease, asked_at }))
+    }
+}
+
+#[derive(Debug)]
+struct ScriptLease {
+    name: String,
+    epoch: u64,
+    shared: Arc<Shared>,
+}
+
+impl Lease for ScriptLease {
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn renew(&mut self, _ttl: Duration, _deadline: Moment) -> Result<Renewal, Error> {
+        let mut state = self.shared.call(&self.name, "renew");
+        let how = |state: &State| state.renewals.get(&self.name).copied().unwrap_or_default();
+        while how(&state) == Renewals::Hang {
+            state = self.shared.changed.wait(state).unwrap();
+        }
+        match how(&state) {
+            Renewals::Work => Ok(Renewal::Renewed),
+            Renewals::Lost => {
+                state.held.remove(&self.name);
+                Ok(Renewal::Lost)
+            }
+            Renewals::Panic => {
+                drop(state);
+                panic!("as the test wants")
+            }
+            Renewals::Fail | Renewals::Hang => Err(Error::new(ErrorKind::Unknown, "no answer")),
+        }
+    }
+
+    fn release(self: Box<Self>, _deadline: Moment) -> Result<Released, Error> {
+        let mut state = self.shared.call(&self.name, "release");
+        if state.held.get(&self.name) != Some(&self.epoch) {
+            return Ok(Released::AlreadyLost);
+        }
+        state.held.remove(&self.name);
+        Ok(Released::Done)
+    }
+}
