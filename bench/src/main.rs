@@ -1,2 +1,90 @@
-//! Benchmarks.
-fn main() {}
+//! The budgets of `lockkeeper`: each row is a ratio to a floor that is measured in the same run,
+//! on the same machine, in turns with it.
+//!
+//! `cargo run --release -p lockkeeper-bench` runs all rows; with words it runs those whose name
+//! has one of them. A row is never a test: a busy machine makes it worse.
+
+mod contended;
+mod free;
+mod waiting;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+/// What a row of the table says.
+struct Row {
+    what: String,
+    measured: String,
+    floor: String,
+    /// Measured by floor, where there is one; else the measured number itself.
+    value: f64,
+    budget: f64,
+    unit: &'static str,
+}
+
+type Rows = Result<Vec<Row>, Box<dyn Error>>;
+
+const GROUPS: [(&str, fn() -> Rows); 5] = [
+    ("free in-process", free::memory),
+    ("free sqlite", free::sqlite),
+    ("contended threads", contended::threads),
+    ("contended processes", contended::processes),
+    ("waiting", waiting::rows),
+];
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let Some((role, rest)) = words.split_first()
+        && role == contended::CHILD
+    {
+        return done(contended::child(rest));
+    }
+    println!(
+        "{:<46} {:>12} {:>12} {:>9} {:>9}",
+        "", "measured", "floor", "", "budget"
+    );
+    let mut over = 0;
+    for (name, group) in GROUPS {
+        if !words.is_empty() && !words.iter().any(|word| name.contains(word.as_str())) {
+            continue;
+        }
+        let rows = match group() {
+            Ok(rows) => rows,
+            Err(error) => {
+                eprintln!("{name}: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        for row in rows {
+            let within = row.value <= row.budget;
+            over += u32::from(!within);
+            println!(
+                "{:<46} {:>12} {:>12} {:>9} {:>9} {}",
+                row.what,
+                row.measured,
+                row.floor,
+                format!("{:.2}{}", row.value, row.unit),
+                format!("{}{}", row.budget, row.unit),
+                if within { "" } else { "OVER" },
+            );
+        }
+    }
+    println!("{over} over budget");
+    ExitCode::SUCCESS
+}
+
+fn done(result: Result<(), Box<dyn Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The middle one of some measurements.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

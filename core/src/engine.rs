@@ -11,7 +11,7 @@ use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Bounds, Hold, Standing};
+use crate::hold::{Bounds, Hold};
 use crate::name::LockName;
 use crate::observer::Watcher;
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
@@ -279,6 +279,7 @@ impl Engine {
             name: request.name,
             ttl: request.policy.ttl(),
             deadline: request.deadline,
+            started: now,
             request: self.requests.fetch_add(1, Ordering::Relaxed),
             cancel: request.cancel,
             clock: &*self.clock,
@@ -384,10 +385,6 @@ impl Engine {
     fn finish(&self, granted: &Granted) -> Result<Released, Error> {
         let hold = &granted.hold;
         let now = self.clock.now();
-        if hold.standing(granted.turn, now) == Standing::Held {
-            // They end with the guard. They are the caller's code, so no lock is held here.
-            drop(hold.take_callbacks());
-        }
         let bounds = Bounds {
             count: self.settings.handover_max,
             time: self.settings.handover_time,
@@ -400,20 +397,20 @@ impl Engine {
             fits
         });
         if finished == Finished::HandedOver {
-            // Those who wait for the loss of the guard that is done.
-            hold.announce();
+            drop(hold.end_turn(granted.turn));
             return Ok(Released::Done);
         }
-        let in_time = hold.end(now);
-        if !in_time && hold.must_tell() {
+        let ended = hold.end(now);
+        drop(ended.callbacks);
+        if !ended.in_time && hold.must_tell() {
             tell_lost(self, hold);
         }
-        let result = self.return_lease(hold, now);
+        let result = self.return_lease(hold, ended.lease, now);
         if finished == Finished::Release {
             self.queue.pass(&hold.name, None);
         }
         match result {
-            Ok(_) if !in_time => Ok(Released::AlreadyLost),
+            Ok(_) if !ended.in_time => Ok(Released::AlreadyLost),
             result => result.map_err(|error| {
                 error
                     .with_name(&hold.name)
@@ -422,9 +419,18 @@ impl Engine {
         }
     }
 
-    fn return_lease(&self, hold: &Hold, now: Moment) -> Result<Released, Error> {
+    fn return_lease(
+        &self,
+        hold: &Hold,
+        lease: Option<Box<dyn Lease>>,
+        now: Moment,
+    ) -> Result<Released, Error> {
         let deadline = now + RELEASE_LIMIT.min(hold.policy.ttl());
-        match hold.take_to_release(deadline, &*self.clock)? {
+        let lease = match lease {
+            Some(lease) => Some(lease),
+            None => hold.take_to_release(deadline, &*self.clock)?,
+        };
+        match lease {
             None => Ok(Released::AlreadyLost),
             // A guard may be dropped while its thread panics; a second panic would abort.
             Some(lease) => catch_unwind(AssertUnwindSafe(|| lease.release(deadline)))

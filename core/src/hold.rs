@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::clock::{Clock, Moment};
@@ -46,6 +46,8 @@ struct Inside {
     lease: Place,
     /// With the turn of the guard that each belongs to.
     on_lost: Vec<(u32, OnLost)>,
+    /// Threads that wait for `changed`: waking nobody would cost a system call on every release.
+    waiting: usize,
 }
 
 enum Place {
@@ -53,6 +55,16 @@ enum Place {
     /// A renewal has it. With `true` it is released as soon as it returns.
     Away(bool),
     Gone,
+}
+
+/// What a guard that is done leaves.
+pub(crate) struct Ended {
+    /// It was held until now.
+    pub(crate) in_time: bool,
+    /// `None`: a renewal has it, or nobody any more.
+    pub(crate) lease: Option<Box<dyn Lease>>,
+    /// To be dropped with no lock held: it is the caller's code.
+    pub(crate) callbacks: Vec<(u32, OnLost)>,
 }
 
 /// How a guard stands.
@@ -86,6 +98,7 @@ impl Hold {
             inside: Mutex::new(Inside {
                 lease: Place::Here(lease),
                 on_lost: Vec::new(),
+                waiting: 0,
             }),
             changed: Condvar::new(),
         };
@@ -162,9 +175,25 @@ impl Hold {
     }
 
     /// Lets those who wait for a change look. Under the mutex, so that none misses it.
-    pub(crate) fn announce(&self) {
-        let _inside = lock(&self.inside);
-        self.changed.notify_all();
+    fn announce(&self) {
+        self.ring(&lock(&self.inside));
+    }
+
+    fn ring(&self, inside: &Inside) {
+        if inside.waiting > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    fn wait_for_change<'a>(
+        &self,
+        mut inside: MutexGuard<'a, Inside>,
+        limit: Duration,
+    ) -> MutexGuard<'a, Inside> {
+        inside.waiting += 1;
+        inside = wait(&self.changed, inside, Some(limit));
+        inside.waiting -= 1;
+        inside
     }
 
     /// Whether the loss still has to be told; true once.
@@ -230,7 +259,7 @@ impl Hold {
             inside.lease = Place::Here(lease);
             None
         };
-        self.changed.notify_all();
+        self.ring(&inside);
         back
     }
 
@@ -257,25 +286,43 @@ impl Hold {
                         )
                         .with_name(&self.name));
                     }
-                    inside = wait(&self.changed, inside, Some(left));
+                    inside = self.wait_for_change(inside, left);
                 }
             }
         }
     }
 
-    /// The guard gives the lease back: nothing is renewed or told from here on. False when it was
-    /// lost before.
-    pub(crate) fn end(&self, now: Moment) -> bool {
-        let turn = self.turn.load(Ordering::Acquire);
-        loop {
-            if self.standing(turn, now) != Standing::Held {
-                return false;
-            }
+    /// The guard gives the lease back: nothing is renewed or told from here on. All in one, since
+    /// every release comes through here.
+    pub(crate) fn end(&self, now: Moment) -> Ended {
+        let mut inside = lock(&self.inside);
+        let in_time = loop {
             let until = self.until.load(Ordering::Acquire);
-            if until != LOST && until != OVER && self.replace_until(until, OVER) {
-                self.announce();
-                return true;
+            if until == LOST || until == OVER || now.as_nanos() >= until {
+                break false;
             }
+            if self.replace_until(until, OVER) {
+                break true;
+            }
+        };
+        // Of a guard that was lost before, the loss may still have to be told.
+        let callbacks = if in_time {
+            std::mem::take(&mut inside.on_lost)
+        } else {
+            Vec::new()
+        };
+        let lease = match std::mem::replace(&mut inside.lease, Place::Gone) {
+            Place::Here(lease) => Some(lease),
+            other => {
+                inside.lease = other;
+                None
+            }
+        };
+        self.ring(&inside);
+        Ended {
+            in_time,
+            lease,
+            callbacks,
         }
     }
 
@@ -295,6 +342,21 @@ impl Hold {
     /// Makes it the next guard's.
     pub(crate) fn next_turn(&self) {
         self.turn.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// After a hand-over: lets those go who wait for the loss of the guard before, and takes what
+    /// was to be called then.
+    pub(crate) fn end_turn(&self, turn: u32) -> Vec<(u32, OnLost)> {
+        let mut inside = lock(&self.inside);
+        self.ring(&inside);
+        if inside.on_lost.is_empty() {
+            return Vec::new();
+        }
+        let (ended, kept) = std::mem::take(&mut inside.on_lost)
+            .into_iter()
+            .partition(|(of, _)| *of <= turn);
+        inside.on_lost = kept;
+        ended
     }
 
     pub(crate) fn turn(&self) -> u32 {
@@ -341,7 +403,7 @@ impl Hold {
                 let left = deadline
                     .min(Moment::from_nanos(until))
                     .saturating_since(now);
-                drop(wait(&self.changed, inside, Some(left)));
+                drop(self.wait_for_change(inside, left));
             }
         }
     }

@@ -173,6 +173,7 @@ pub struct AcquireRequest<'a> {
     pub(crate) name: &'a LockName,
     pub(crate) ttl: Duration,
     pub(crate) deadline: Option<Moment>,
+    pub(crate) started: Moment,
     pub(crate) request: u64,
     pub(crate) cancel: Option<&'a CancelToken>,
     pub(crate) clock: &'a dyn Clock,
@@ -230,6 +231,12 @@ impl<'a> AcquireRequest<'a> {
     /// Now, by [`clock`](Self::clock).
     pub fn now(&self) -> Moment {
         self.clock.now()
+    }
+
+    /// When the engine made this request: what [`Grant::asked_at`] can be for the first attempt,
+    /// without another look at the clock.
+    pub fn started(&self) -> Moment {
+        self.started
     }
 
     /// Tells the engine that somebody else was seen to hold the name: threads of this process that

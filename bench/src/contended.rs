@@ -1,0 +1,243 @@
+//! Many who want one name, each for a millisecond.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::LockKeeper;
+
+use crate::{Row, Rows};
+
+/// The first argument of a child process.
+pub(crate) const CHILD: &str = "--child";
+const HELD: Duration = Duration::from_millis(1);
+
+/// What a millisecond's sleep takes here, when nobody else wants the processor: the floor.
+fn measured_sleep() -> f64 {
+    let began = Instant::now();
+    for _ in 0..500 {
+        thread::sleep(HELD);
+    }
+    began.elapsed().as_secs_f64() / 500.0
+}
+
+/// Has `threads` threads take the name `grants` times together. Returns the longest wait.
+fn crowd(keeper: &LockKeeper, threads: usize, grants: usize) -> Result<Duration, Box<dyn Error>> {
+    let barrier = Arc::new(Barrier::new(threads));
+    let longest = Arc::new(Mutex::new(Duration::ZERO));
+    let crowd: Vec<_> = (0..threads)
+        .map(|_| {
+            let (keeper, barrier) = (keeper.clone(), Arc::clone(&barrier));
+            let longest = Arc::clone(&longest);
+            thread::spawn(move || -> Result<(), lockkeeper::Error> {
+                barrier.wait();
+                let mut most = Duration::ZERO;
+                for _ in 0..grants / threads {
+                    let asked = Instant::now();
+                    let guard = keeper.lock("seat:42")?;
+                    most = most.max(asked.elapsed());
+                    thread::sleep(HELD);
+                    guard.release()?;
+                }
+                if let Ok(mut longest) = longest.lock() {
+                    *longest = most.max(*longest);
+                }
+                Ok(())
+            })
+        })
+        .collect();
+    for thread in crowd {
+        thread.join().map_err(|_| "a thread panicked")??;
+    }
+    let longest = longest.lock().map_err(|_| "a thread panicked")?;
+    Ok(*longest)
+}
+
+fn times(what: String, seconds: f64, floor: f64, budget: f64) -> Row {
+    Row {
+        what,
+        measured: format!("{:.0} ms", seconds * 1e3),
+        floor: format!("{:.0} ms", floor * 1e3),
+        value: seconds / floor,
+        budget,
+        unit: "x",
+    }
+}
+
+pub(crate) fn threads() -> Rows {
+    let folder = tempfile::tempdir()?;
+    let sqlite = format!(
+        "sqlite:{}?wait=60s",
+        folder.path().join("locks.db").display()
+    );
+    let mut rows = Vec::new();
+    for url in ["memory:?wait=60s", &sqlite] {
+        let keeper = lockkeeper::open(url)?;
+        let store = keeper.backend();
+        crowd(&keeper, 100, 100)?;
+        let before = keeper.usage().map_or(0, |usage| usage.commands);
+        let floor = measured_sleep() * 1e3;
+        let began = Instant::now();
+        crowd(&keeper, 100, 1_000)?;
+        let seconds = began.elapsed().as_secs_f64();
+        let floor = f64::midpoint(floor, measured_sleep() * 1e3);
+        rows.push(times(
+            format!("100 threads x 10, 1 ms held, {store}"),
+            seconds,
+            floor,
+            1.03,
+        ));
+        if let Some(usage) = keeper.usage() {
+            let commands = (usage.commands - before) as f64 / 1e3;
+            rows.push(Row {
+                what: format!("  statements per grant, {store}"),
+                measured: format!("{commands:.3}"),
+                floor: "-".to_owned(),
+                value: commands,
+                budget: 0.15,
+                unit: "",
+            });
+        }
+    }
+    Ok(rows)
+}
+
+/// A child of this program, and its output.
+struct Process {
+    child: Child,
+    says: BufReader<std::process::ChildStdout>,
+}
+
+impl Process {
+    fn start(role: &str, url: &str) -> Result<Self, Box<dyn Error>> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args([CHILD, role, url])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let says = BufReader::new(child.stdout.take().ok_or("no output")?);
+        Ok(Self { child, says })
+    }
+
+    fn line(&mut self) -> Result<String, Box<dyn Error>> {
+        let mut line = String::new();
+        self.says.read_line(&mut line)?;
+        Ok(line.trim().to_owned())
+    }
+
+    fn go(&mut self) -> Result<(), Box<dyn Error>> {
+        writeln!(self.child.stdin.as_mut().ok_or("no input")?, "go")?;
+        Ok(())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn processes() -> Rows {
+    let folder = tempfile::tempdir()?;
+    let url = format!(
+        "sqlite:{}?wait=60s",
+        folder.path().join("locks.db").display()
+    );
+    let start = |role| -> Result<Vec<Process>, Box<dyn Error>> {
+        let mut all = Vec::new();
+        for _ in 0..4 {
+            let mut process = Process::start(role, &url)?;
+            process.line()?;
+            all.push(process);
+        }
+        Ok(all)
+    };
+    let mut all = start("crowd")?;
+    let floor = measured_sleep() * 1e3;
+    let began = Instant::now();
+    for process in &mut all {
+        process.go()?;
+    }
+    let mut longest: f64 = 0.0;
+    for process in &mut all {
+        longest = longest.max(process.line()?.parse()?);
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let floor = f64::midpoint(floor, measured_sleep() * 1e3);
+    Ok(vec![
+        times(
+            "4 processes x 25 threads, 1 ms held, sqlite".into(),
+            seconds,
+            floor,
+            1.05,
+        ),
+        Row {
+            what: "  longest wait".to_owned(),
+            measured: format!("{longest:.0} ms"),
+            floor: "-".to_owned(),
+            value: longest,
+            budget: 300.0,
+            unit: " ms",
+        },
+        to_another_process(&url)?,
+    ])
+}
+
+/// From just before a release here to the grant there, by the clock that both share.
+fn to_another_process(url: &str) -> Result<Row, Box<dyn Error>> {
+    use lockkeeper::{Clock as _, SystemClock};
+
+    let keeper = lockkeeper::open(url)?;
+    let mut other = Process::start("turns", url)?;
+    other.line()?;
+    let mut all = Vec::new();
+    for _ in 0..200 {
+        let guard = keeper.lock("turn")?;
+        other.go()?;
+        // The other says so just before it asks; give it the time to stand in line.
+        other.line()?;
+        thread::sleep(Duration::from_millis(3));
+        let released = SystemClock.now().as_nanos();
+        guard.release()?;
+        let granted: u64 = other.line()?.parse()?;
+        all.push(granted.saturating_sub(released) as f64 / 1e6);
+    }
+    let middle = crate::median(all);
+    Ok(Row {
+        what: "release here to grant in another process, sqlite".to_owned(),
+        measured: format!("{middle:.3} ms"),
+        floor: "-".to_owned(),
+        value: middle,
+        budget: 2.0,
+        unit: " ms",
+    })
+}
+
+/// What a child process does: says that it is ready, waits for the word, works, says the result.
+pub(crate) fn child(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    use lockkeeper::{Clock as _, SystemClock};
+
+    let [role, url] = arguments else {
+        return Err("a child takes a role and a URL".into());
+    };
+    let keeper = lockkeeper::open(url)?;
+    println!("ready");
+    let mut input = std::io::stdin().lines();
+    while let Some(Ok(_)) = input.next() {
+        if role == "crowd" {
+            let longest = crowd(&keeper, 25, 250)?;
+            println!("{}", longest.as_secs_f64() * 1e3);
+        } else {
+            println!("asking");
+            let guard = keeper.lock("turn")?;
+            let granted = SystemClock.now().as_nanos();
+            guard.release()?;
+            println!("{granted}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! Acquire and release of a name that nobody else wants.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use lockkeeper::{LockKeeper, LockName};
+use parking_lot::Mutex;
+use rusqlite::{Connection, params};
+
+use crate::{Row, Rows, median};
+
+const ROUNDS: usize = 15;
+
+/// Seconds per pair of each, in turns; the medians, and the median of the rounds' ratios.
+fn in_turns(
+    pairs: u32,
+    mut floor: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
+    mut ours: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
+) -> Result<(f64, f64, f64), Box<dyn std::error::Error>> {
+    let time = |work: &mut dyn FnMut() -> Result<(), Box<dyn std::error::Error>>| {
+        let began = Instant::now();
+        for _ in 0..pairs {
+            work()?;
+        }
+        Ok::<_, Box<dyn std::error::Error>>(began.elapsed().as_secs_f64() / f64::from(pairs))
+    };
+    let (mut floors, mut all, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    // The first round warms up.
+    for round in 0..=ROUNDS {
+        let (low, high) = (time(&mut floor)?, time(&mut ours)?);
+        if round > 0 {
+            floors.push(low);
+            all.push(high);
+            ratios.push(high / low);
+        }
+    }
+    Ok((median(floors), median(all), median(ratios)))
+}
+
+fn row(what: &str, (floor, ours, ratio): (f64, f64, f64), budget: f64) -> Row {
+    let show = |seconds: f64| match seconds {
+        s if s < 1e-6 => format!("{:.0} ns", s * 1e9),
+        s => format!("{:.1} µs", s * 1e6),
+    };
+    Row {
+        what: what.to_owned(),
+        measured: show(ours),
+        floor: show(floor),
+        value: ratio,
+        budget,
+        unit: "x",
+    }
+}
+
+fn pair(keeper: &LockKeeper, name: &LockName) -> Result<(), Box<dyn std::error::Error>> {
+    keeper.lock(name)?.release()?;
+    Ok(())
+}
+
+/// A `parking_lot::Mutex` per name in a sharded map, made when it is first wanted and removed with
+/// its last holder, as names are that anybody may invent.
+struct ShardedMap {
+    hasher: RandomState,
+    shards: Vec<Mutex<HashMap<Arc<str>, Arc<Mutex<()>>, RandomState>>>,
+}
+
+impl ShardedMap {
+    fn pair(&self, name: &str) -> Option<()> {
+        let shard = self
+            .shards
+            .get(self.hasher.hash_one(name) as usize % self.shards.len())?;
+        let mutex = {
+            let mut names = shard.lock();
+            match names.get(name) {
+                Some(mutex) => Arc::clone(mutex),
+                None => Arc::clone(names.entry(Arc::from(name)).or_default()),
+            }
+        };
+        drop(mutex.lock());
+        let mut names = shard.lock();
+        drop(mutex);
+        if names
+            .get(name)
+            .is_some_and(|mutex| Arc::strong_count(mutex) == 1)
+        {
+            names.remove(name);
+        }
+        Some(())
+    }
+}
+
+pub(crate) fn memory() -> Rows {
+    let map = ShardedMap {
+        hasher: RandomState::new(),
+        shards: (0..32).map(|_| Mutex::default()).collect(),
+    };
+    let kept = {
+        let map = ShardedMap {
+            hasher: RandomState::new(),
+            shards: (0..32).map(|_| Mutex::default()).collect(),
+        };
+        for shard in &map.shards {
+            // A second owner, so that the name is never removed.
+            shard.lock().insert(Arc::from("seat:42"), Arc::default());
+        }
+        map
+    };
+    let keep: Vec<_> = kept
+        .shards
+        .iter()
+        .filter_map(|shard| shard.lock().get("seat:42").cloned())
+        .collect();
+    let keeper = lockkeeper::open("memory:")?;
+    let name = LockName::new("seat:42")?;
+    let made = in_turns(
+        200_000,
+        || map.pair("seat:42").ok_or_else(|| "no shard".into()),
+        || pair(&keeper, &name),
+    )?;
+    let stays = in_turns(
+        200_000,
+        || kept.pair("seat:42").ok_or_else(|| "no shard".into()),
+        || pair(&keeper, &name),
+    )?;
+    drop(keep);
+    Ok(vec![
+        row("acquire + release, in-process", made, 3.0),
+        row("  floor: the map's mutex stays", stays, 3.0),
+    ])
+}
+
+pub(crate) fn sqlite() -> Rows {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("locks.db");
+    let url = format!("sqlite:{}", path.display());
+    let keeper = lockkeeper::open(&url)?;
+    let name = LockName::new("seat:42")?;
+
+    let raw = Connection::open(folder.path().join("raw.db"))?;
+    raw.pragma_update(None, "journal_mode", "WAL")?;
+    raw.pragma_update(None, "synchronous", "NORMAL")?;
+    raw.execute_batch(
+        "CREATE TABLE lock(namespace TEXT, name TEXT, epoch INTEGER, pid INTEGER, start INTEGER,
+            place TEXT, expires INTEGER, PRIMARY KEY(namespace, name)) WITHOUT ROWID",
+    )?;
+    let mut insert = raw.prepare(
+        "INSERT INTO lock VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING RETURNING epoch",
+    )?;
+    let mut delete =
+        raw.prepare("DELETE FROM lock WHERE namespace = ?1 AND name = ?2 AND epoch = ?3")?;
+    let place = "3f0c8dbe-5d9b-4c3c-9a5e-0a4b7c1d2e3f/4026531836";
+    let mut epoch = 1_i64 << 50;
+    let floor = || {
+        epoch += 1;
+        let values = params!["default", "seat:42", epoch, 4711, 815, place, epoch];
+        let _: i64 = insert.query_row(values, |row| row.get(0))?;
+        delete.execute(params!["default", "seat:42", epoch])?;
+        Ok(())
+    };
+    let times = in_turns(5_000, floor, || pair(&keeper, &name))?;
+    Ok(vec![row("acquire + release, SQLite", times, 1.3)])
+}

@@ -1,0 +1,67 @@
+//! What it costs to wait.
+
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::{AcquireOptions, CancelToken};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::{Row, Rows};
+
+/// Processor time of this process so far, in milliseconds.
+fn cpu() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
+}
+
+pub(crate) fn rows() -> Rows {
+    let folder = tempfile::tempdir()?;
+    let sqlite = format!("sqlite:{}", folder.path().join("locks.db").display());
+    let mut rows = Vec::new();
+    for url in ["memory:bench", &sqlite] {
+        // The holder is another keeper, so that the head of the line waits in the store.
+        let holder = lockkeeper::open(url)?;
+        let keeper = lockkeeper::open(url)?;
+        let store = keeper.backend();
+        let guard = holder.lock("seat:42")?;
+        let cancel = CancelToken::new();
+        let waiters: Vec<_> = (0..100)
+            .map(|_| {
+                let (keeper, cancel) = (keeper.clone(), cancel.clone());
+                thread::spawn(move || {
+                    let options = AcquireOptions::new().wait_forever().cancel(&cancel);
+                    keeper.acquire("seat:42", &options).map(drop)
+                })
+            })
+            .collect();
+        thread::sleep(Duration::from_millis(500));
+        let before = cpu();
+        thread::sleep(Duration::from_secs(10));
+        let spent = cpu() - before;
+        rows.push(Row {
+            what: format!("CPU of 100 waiting threads in 10 s, {store}"),
+            measured: format!("{spent:.1} ms"),
+            floor: "-".to_owned(),
+            value: spent,
+            budget: 20.0,
+            unit: " ms",
+        });
+        if let Some(usage) = keeper.usage() {
+            rows.push(Row {
+                what: format!("  connections, {store}"),
+                measured: usage.connections.to_string(),
+                floor: "-".to_owned(),
+                value: f64::from(usage.connections),
+                budget: 1.0,
+                unit: "",
+            });
+        }
+        cancel.cancel();
+        for waiter in waiters {
+            // Each says that it was cancelled, which is what was asked for.
+            let _ = waiter.join();
+        }
+        drop(guard);
+    }
+    Ok(rows)
+}
