@@ -1,0 +1,66 @@
+//! Why a run ended early.
+
+use std::fmt;
+
+use lockkeeper::{Error, ErrorKind};
+
+/// Why a run ended early. The texts are one line: the cause, and the way out.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Ctrl-C.
+    Interrupted,
+    /// What was asked for cannot be done.
+    Usage(String),
+    /// A store or the machine could not do it.
+    Failed(String),
+}
+
+impl Failure {
+    /// Says before the text what it was about.
+    pub(crate) fn about(self, what: &str) -> Self {
+        match self {
+            Failure::Interrupted => Failure::Interrupted,
+            Failure::Usage(text) => Failure::Usage(format!("{what}: {text}")),
+            Failure::Failed(text) => Failure::Failed(format!("{what}: {text}")),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Interrupted => {
+                f.write_str("interrupted; what is shown was measured until then")
+            }
+            Failure::Usage(text) | Failure::Failed(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Cancelled => Failure::Interrupted,
+            ErrorKind::InvalidUrl
+            | ErrorKind::UnknownScheme
+            | ErrorKind::FeatureDisabled
+            | ErrorKind::UnknownKey
+            | ErrorKind::InvalidValue
+            | ErrorKind::InvalidTtl
+            | ErrorKind::TtlTooShort
+            | ErrorKind::InvalidWait
+            | ErrorKind::InvalidName
+            | ErrorKind::Unsupported => Failure::Usage(error.to_string()),
+            _ => Failure::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(error: rusqlite::Error) -> Self {
+        Failure::Failed(format!(
+            "the scenario's data could not be kept in its throw-away SQLite file: {error}; \
+             is there room in the folder for temporary files (TMPDIR)?"
+        ))
+    }
+}

@@ -1,0 +1,245 @@
+//! `lockkeeper compare` as its users see it: the real binary, its output and its exit status.
+#![allow(
+    clippy::unwrap_used,
+    reason = "in a test a panic is the report; clippy.toml spares only the test functions themselves"
+)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// The command, with a folder of its own for what it throws away.
+fn lockkeeper(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    command.args(args).env("TMPDIR", folder);
+    command
+}
+
+/// Runs it, and sees to it that it leaves nothing behind.
+fn run(args: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let output = lockkeeper(folder.path(), args).output().unwrap();
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0, "{args:?}");
+    output
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Runs it with `--json`, and gives its exit status and the object.
+fn json(args: &[&str]) -> (Option<i32>, Value) {
+    let output = run(&[&["compare", "--json"], args].concat());
+    assert_eq!(text(&output.stderr), "", "{args:?}");
+    (
+        output.status.code(),
+        serde_json::from_slice(&output.stdout).unwrap(),
+    )
+}
+
+/// The exit status, and what was said on stderr; nothing is printed on stdout.
+fn refused(args: &[&str]) -> (Option<i32>, String) {
+    let output = run(&[&["compare"], args].concat());
+    assert_eq!(text(&output.stdout), "", "{args:?}");
+    (output.status.code(), text(&output.stderr))
+}
+
+#[test]
+fn five_of_a_hundred_get_in_on_each_store_and_more_without_a_lock() {
+    let (code, report) = json(&["--scenario", "gather"]);
+    assert_eq!(code, Some(0), "{report:#}");
+    assert_eq!(report["schema"], "lockkeeper-compare");
+    assert_eq!(report["version"], 1);
+    assert_eq!(report["complete"], true);
+    let mut seen = Vec::new();
+    for row in report["rows"].as_array().unwrap() {
+        let admitted = row["admitted"].as_u64().unwrap();
+        let turned_away = row["turned_away"].as_u64().unwrap();
+        assert_eq!(admitted + turned_away, 100, "{row:#}");
+        assert_eq!(row["oversold"].as_u64().unwrap(), admitted - 5, "{row:#}");
+        assert_eq!(row["verdict"], row["expected"], "{row:#}");
+        if row["strategy"] == "lockkeeper" {
+            assert_eq!((admitted, turned_away), (5, 95), "{row:#}");
+            assert_eq!(row["verdict"], "right");
+            assert_eq!(row["faults"].as_array().unwrap().len(), 0);
+        } else {
+            assert!(admitted > 5, "{row:#}");
+            assert_eq!(row["verdict"], "wrong");
+            assert_eq!(row["commands_per_grant"], Value::Null);
+            assert_eq!(row["connections"], Value::Null);
+        }
+        for number in ["elapsed_ms", "cpu_ms"] {
+            assert!(row[number].is_number(), "{row:#}");
+        }
+        for number in ["p50", "p99", "max"] {
+            assert!(row["wait_ms"][number].is_number(), "{row:#}");
+        }
+        seen.push(format!("{} {}", row["store"], row["strategy"]));
+    }
+    let expected = [
+        r#""memory" "none""#,
+        r#""memory" "lockkeeper""#,
+        r#""sqlite" "none""#,
+        r#""sqlite" "lockkeeper""#,
+    ];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn what_sqlite_counts_is_shown() {
+    let (_, report) = json(&["--scenario=gather", "--strategy=lockkeeper", "--threads=20"]);
+    let row = &report["rows"][1];
+    assert_eq!(row["store"], "sqlite");
+    assert!(row["commands_per_grant"].as_f64().unwrap() > 0.0, "{row:#}");
+    assert_eq!(row["connections"], 1, "{row:#}");
+}
+
+#[test]
+fn every_scenario_is_as_it_must_be_also_repeated() {
+    let (code, report) = json(&["--threads=20", "--repeat=2"]);
+    assert_eq!(code, Some(0), "{report:#}");
+    assert_eq!(report["rows"].as_array().unwrap().len(), 12);
+    for row in report["rows"].as_array().unwrap() {
+        assert_eq!(row["verdict"], row["expected"], "{row:#}");
+        let numbers = ["admitted", "turned_away", "oversold"].map(|n| row[n].as_u64().unwrap());
+        match (row["scenario"].as_str(), row["strategy"].as_str()) {
+            (Some("stock"), Some("lockkeeper")) => assert_eq!(numbers, [10, 10, 0]),
+            (Some("slow"), Some("lockkeeper")) => assert_eq!(numbers, [3, 1, 0]),
+            (_, Some("none")) => assert!(numbers[2] > 0, "{row:#}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn two_threads_are_enough_for_the_control_to_fail() {
+    let (code, report) = json(&["--threads=2", "--seats=1", "--items=1", "--url=memory:"]);
+    assert_eq!(code, Some(0), "{report:#}");
+}
+
+#[test]
+fn a_store_of_the_users_own_gets_nothing_but_locks() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("mine.db");
+    let url = format!("sqlite:{}?namespace=mine", file.display());
+    let (code, report) = json(&["--threads=20", "--scenario=stock", "--url", &url]);
+    assert_eq!(code, Some(0), "{report:#}");
+    assert_eq!(report["rows"].as_array().unwrap().len(), 2);
+    let database = rusqlite::Connection::open(&file).unwrap();
+    let data = "SELECT COUNT(*) FROM sqlite_schema WHERE name IN ('number', 'users')";
+    let tables: i64 = database.query_row(data, [], |row| row.get(0)).unwrap();
+    assert_eq!(tables, 0);
+}
+
+#[test]
+fn the_table_fits_a_hundred_columns_and_says_what_it_means() {
+    let output = run(&["compare", "--threads=20", "--scenario=gather"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stderr), "", "stderr is no terminal here");
+    let shown = text(&output.stdout);
+    for line in shown.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+        assert!(!line.contains('\u{1b}'), "{line}");
+    }
+    for part in [
+        "scenario",
+        "verdict",
+        "wrong, as",
+        "20 threads wanted 5 seats: lockkeeper let in exactly 5 on every store; without a lock",
+    ] {
+        assert!(shown.contains(part), "{part} in\n{shown}");
+    }
+}
+
+#[test]
+fn bad_usage_is_refused_with_a_way_out() {
+    for (args, way_out) in [
+        (&["--threads=0"][..], "2..=10000"),
+        (&["--threads=10001"], "2..=10000"),
+        (&["--seats=100"], "use more threads or a smaller --seats"),
+        (&["--threads=3", "--scenario=stock"], "a smaller --items"),
+        (&["--held=0s"], "use 1ms or more"),
+        (&["--held=1h"], "use 10s or less"),
+        (&["--held=soon"], "write it like 1ms"),
+        (&["--repeat=0"], "1..=1000"),
+        (&["--scenario=chaos"], "gather"),
+        (&["--strategy=hope"], "lockkeeper"),
+        (&["--url=carrier-pigeon:"], "memory:, sqlite:"),
+        (&["--url=memory:", "--url=nonsense"], "--url 2"),
+        (&["--url=memory:?tlt=5s"], "did you mean `ttl`?"),
+        (&["--url=memory:?ttl=0s"], "100ms or more"),
+        (&["--url=memory:?require=cross_host"], "cross_host"),
+        (&["--fast"], "--help"),
+    ] {
+        let (code, said) = refused(args);
+        assert_eq!(code, Some(2), "{args:?}: {said}");
+        assert!(said.contains(way_out), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_store_out_of_reach_is_one_line_and_status_1() {
+    let (code, said) = refused(&["--url=sqlite:/nonexistent/folder/locks.db"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("/nonexistent/folder"), "{said}");
+}
+
+#[test]
+fn help_tells_everything() {
+    let help = text(&run(&["compare", "--help"]).stdout);
+    for part in [
+        "--json",
+        "commands_per_grant",
+        "Exit status",
+        "gather",
+        "none",
+        "--url",
+    ] {
+        assert!(help.contains(part), "{part} in\n{help}");
+    }
+    assert_eq!(run(&[]).status.code(), Some(2));
+    assert!(text(&run(&["--version"]).stdout).starts_with("lockkeeper "));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interruption_shows_what_was_measured_and_leaves_nothing_behind() {
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+
+    let folder = tempfile::tempdir().unwrap();
+    // The first row takes a moment, the second more than half a minute.
+    let args = [
+        "compare",
+        "--json",
+        "--strategy=lockkeeper",
+        "--scenario=gather",
+        "--scenario=slow",
+        "--url=memory:",
+        "--threads=10",
+        "--repeat=30",
+    ];
+    let child = lockkeeper(folder.path(), &args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(4));
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&child),
+        rustix::process::Signal::INT,
+    )
+    .unwrap();
+    let asked = Instant::now();
+    let output = child.wait_with_output().unwrap();
+
+    assert!(asked.elapsed() < Duration::from_secs(10));
+    assert_eq!(output.status.code(), Some(130));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["complete"], false);
+    assert_eq!(report["rows"].as_array().unwrap().len(), 1, "{report:#}");
+    assert!(text(&output.stderr).contains("interrupted"));
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+}
