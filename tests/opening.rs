@@ -1,0 +1,257 @@
+//! What can be wrong with a URL or a config: each has a kind of its own, says what to do, and is
+//! found before a store is talked to.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use lockkeeper::{
+    AcquireRequest, Capabilities, Config, Driver, Drivers, Error, ErrorKind, Grant, LockProvider,
+    Observer, Target,
+};
+
+/// A driver that counts how often it is asked to open, and cannot reach its store.
+#[derive(Clone, Debug, Default)]
+struct Unreachable(Arc<AtomicUsize>);
+
+impl Driver for Unreachable {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["far"]
+    }
+
+    fn keys(&self) -> &'static [&'static str] {
+        &["password"]
+    }
+
+    fn open(&self, _: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Err(Error::new(ErrorKind::Unavailable, "no route to host"))
+    }
+}
+
+/// A driver whose store only takes leases of a minute and more.
+#[derive(Debug)]
+struct Slow;
+
+impl Driver for Slow {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["slow"]
+    }
+
+    fn keys(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn open(&self, _: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        Ok(Arc::new(Slow))
+    }
+}
+
+impl LockProvider for Slow {
+    fn backend(&self) -> &'static str {
+        "slow"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new().with_min_ttl(std::time::Duration::from_secs(60))
+    }
+
+    fn acquire(&self, _: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+        panic!("nobody locks here");
+    }
+}
+
+fn drivers(far: &Unreachable) -> Drivers {
+    let drivers = lockkeeper::drivers().with(far.clone()).with(Slow);
+    drivers.without("redis", "redis")
+}
+
+fn refused(drivers: &Drivers, url: &str) -> Error {
+    Config::from_url(url)
+        .and_then(|config| drivers.open(&config))
+        .expect_err(url)
+}
+
+#[test]
+fn each_mistake_has_its_own_kind_and_a_way_out_and_reaches_no_store() {
+    let far = Unreachable::default();
+    let drivers = drivers(&far);
+    for (url, kind, says) in [
+        ("no url at all", ErrorKind::InvalidUrl, "sqlite:/var/lib"),
+        ("far:/x#y", ErrorKind::InvalidUrl, "%23"),
+        (
+            "reddis://h",
+            ErrorKind::UnknownScheme,
+            "memory:, sqlite:, far:",
+        ),
+        ("redis://h", ErrorKind::FeatureDisabled, "feature `redis`"),
+        ("far:?tll=5s", ErrorKind::UnknownKey, "did you mean `ttl`?"),
+        (
+            "far:?pasword=x",
+            ErrorKind::UnknownKey,
+            "did you mean `password`?",
+        ),
+        (
+            "memory:?password=x",
+            ErrorKind::UnknownKey,
+            "there are namespace",
+        ),
+        ("far:?ttl=0s", ErrorKind::InvalidTtl, "100ms or more"),
+        (
+            "far:?ttl=soon",
+            ErrorKind::InvalidTtl,
+            "write it like 500ms",
+        ),
+        (
+            "far:?ttl=1000years",
+            ErrorKind::InvalidTtl,
+            "a hundred years or less",
+        ),
+        ("far:?ttl=99ms", ErrorKind::TtlTooShort, "100ms or more"),
+        ("slow:?ttl=59s", ErrorKind::TtlTooShort, "60s or more"),
+        (
+            "far:?wait=1000years",
+            ErrorKind::InvalidWait,
+            "or `forever`",
+        ),
+        (
+            "far:?wait=999999999999999999999s",
+            ErrorKind::InvalidWait,
+            "or forever",
+        ),
+        ("far:?namespace=", ErrorKind::InvalidName, "1 to 512 bytes"),
+        (
+            "far:?lease=eternal",
+            ErrorKind::InvalidValue,
+            "renewed or fixed",
+        ),
+        (
+            "far:?handover_max=many",
+            ErrorKind::InvalidValue,
+            "0 to 127",
+        ),
+        (
+            "memory:?handover_max=128",
+            ErrorKind::InvalidValue,
+            "at most 127",
+        ),
+        (
+            "far:?require=cross_hosts",
+            ErrorKind::InvalidValue,
+            "cross_host",
+        ),
+        ("far:?ttl=1s&ttl=2s", ErrorKind::InvalidValue, "say it once"),
+        (
+            "memory:?require=cross_host",
+            ErrorKind::Unsupported,
+            "choose another store",
+        ),
+        (
+            "memory:?require=cross_process",
+            ErrorKind::Unsupported,
+            "choose another store",
+        ),
+        (
+            "far:?fallback=memory:%3Fttl%3D5s",
+            ErrorKind::InvalidValue,
+            "on the first store",
+        ),
+        (
+            "far:?fallback=memory:%3Fnope%3D5s",
+            ErrorKind::UnknownKey,
+            "`nope`",
+        ),
+        ("far:?fallback=nope:", ErrorKind::UnknownScheme, "`nope:`"),
+        (
+            "far:?fallback=memory:&require=cross_host",
+            ErrorKind::Unsupported,
+            "exclude each other",
+        ),
+    ] {
+        let error = refused(&drivers, url);
+        assert_eq!(error.kind(), kind, "{url}: {error}");
+        assert!(error.to_string().contains(says), "{url}: {error}");
+    }
+    assert_eq!(far.0.load(Ordering::SeqCst), 0, "a store was talked to");
+}
+
+#[test]
+fn secrets_are_in_no_error() {
+    let far = Unreachable::default();
+    for url in [
+        "far://me:s3cret@host/",
+        "far://me:s3cret@host/?ttl=0s",
+        "far:?pasword=s3cret",
+        "far:?password=s3cret&password=s3cret",
+        "far:?password=s3cret",
+        "nope://me:s3cret@host",
+    ] {
+        let error = refused(&drivers(&far), url);
+        assert!(
+            !format!("{error} {error:?}").contains("s3cret"),
+            "{error:?}"
+        );
+        if let Ok(config) = Config::from_url(url) {
+            assert!(!format!("{config:?}").contains("s3cret"), "{config:?}");
+        }
+    }
+}
+
+#[derive(Default)]
+struct Fallbacks(Mutex<Vec<(String, String, ErrorKind)>>);
+
+impl Observer for Fallbacks {
+    fn fallback(&self, from: &str, to: &str, reason: &Error) {
+        let told = (from.to_owned(), to.to_owned(), reason.kind());
+        self.0.lock().unwrap().push(told);
+    }
+}
+
+#[test]
+fn a_fallback_is_used_only_when_out_of_reach_and_is_told() {
+    let far = Unreachable::default();
+    let told = Arc::new(Fallbacks::default());
+    let config = Config::from_url("far://me:s3cret@host/?ttl=7s")
+        .unwrap()
+        .set("fallback", "memory:")
+        .unwrap()
+        .observer(Arc::clone(&told) as _);
+    let keeper = drivers(&far).open(&config).unwrap();
+    assert_eq!(keeper.backend(), "memory");
+    let guard = keeper.lock("a").unwrap();
+    assert!(
+        guard.remaining() < std::time::Duration::from_secs(7),
+        "the ttl came along"
+    );
+    assert_eq!(
+        *told.0.lock().unwrap(),
+        [(
+            "far://me:***@host/".to_owned(),
+            "memory:".to_owned(),
+            ErrorKind::Unavailable
+        )]
+    );
+
+    // Wrong is not out of reach.
+    let error = refused(&drivers(&far), "sqlite:/nowhere/x.db?fallback=memory:");
+    assert_ne!(error.kind(), ErrorKind::Unavailable);
+    // Where all are out of reach, the last one's error is the answer.
+    let error = refused(&drivers(&far), "far:?fallback=far:");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+}
+
+#[test]
+fn a_feature_that_is_off_says_so() {
+    let schemes: Vec<_> = lockkeeper::drivers().schemes().collect();
+    assert!(schemes.contains(&"memory"));
+    if !cfg!(feature = "sqlite") {
+        let error = lockkeeper::open("sqlite:/tmp/x.db").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::FeatureDisabled);
+    }
+}
