@@ -1,2 +1,20 @@
 //! The contract, on every backend of the workspace side by side.
-fn main() {}
+
+#![allow(clippy::expect_used, reason = "a fixture that fails, fails its case")]
+
+mod fixtures;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use lockkeeper_conformance::Run;
+
+fn main() -> ExitCode {
+    let mut run = Run::new().suite(fixtures::memory::suite());
+    #[cfg(feature = "sqlite")]
+    {
+        run = run.suite(fixtures::sqlite::suite());
+    }
+    run = run.every_package_under(Path::new(env!("CARGO_MANIFEST_DIR")).join("backends"));
+    run.main()
+}

@@ -24,7 +24,9 @@ struct Row {
 
 type Rows = Result<Vec<Row>, Box<dyn Error>>;
 
-const GROUPS: [(&str, fn() -> Rows); 5] = [
+type Group = fn() -> Rows;
+
+const GROUPS: [(&str, Group); 5] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("contended threads", contended::threads),

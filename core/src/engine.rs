@@ -23,6 +23,9 @@ use crate::upkeep::{Upkeep, tell_lost};
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 const SHARDS: usize = 32;
 
+/// Over all keepers of the process, so that an owner is unique within it.
+static REQUESTS: AtomicU64 = AtomicU64::new(1);
+
 /// Defaults of a keeper.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -41,7 +44,6 @@ pub(crate) struct Engine {
     pub(crate) watcher: Watcher,
     pub(crate) queue: Queue<LockName, Hold, LeasePolicy, Error>,
     pub(crate) upkeep: Arc<Upkeep>,
-    requests: AtomicU64,
     started: AtomicBool,
 }
 
@@ -65,6 +67,8 @@ struct Request<'a> {
     /// `None`: a single attempt.
     deadline: Option<Moment>,
     cancel: Option<&'a CancelToken>,
+    /// Whether the observer heard that it is contended.
+    told: Cell<bool>,
 }
 
 impl Request<'_> {
@@ -117,7 +121,6 @@ impl Engine {
             watcher,
             queue: Queue::new(SHARDS),
             upkeep: Arc::new(Upkeep::new()),
-            requests: AtomicU64::new(1),
             started: AtomicBool::new(false),
         });
         let upkeep = Arc::downgrade(&engine.upkeep);
@@ -155,6 +158,7 @@ impl Engine {
                 Wait::Forever => Some(Moment::NEVER),
             },
             cancel: options.cancel.as_ref(),
+            told: Cell::new(false),
         };
         let result = self.start_and_enter(&request);
         if self.watcher.is_some() {
@@ -176,13 +180,23 @@ impl Engine {
             .enter(request.name, request.policy, request.deadline.is_none())
         {
             Entered::Turn => self.ask(request, request.began),
-            Entered::Busy => Ok(None),
+            Entered::Busy => {
+                self.tell_contended(request);
+                Ok(None)
+            }
             Entered::Queued(ticket) => {
                 if request.deadline.is_some() {
-                    self.watcher.tell(|o| o.contended(request.name));
+                    self.tell_contended(request);
                 }
                 self.stand_in_line(request, &ticket)
             }
+        }
+    }
+
+    /// Once an acquisition.
+    fn tell_contended(&self, request: &Request<'_>) {
+        if !request.told.replace(true) {
+            self.watcher.tell(|o| o.contended(request.name));
         }
     }
 
@@ -236,7 +250,10 @@ impl Engine {
             };
             return match given {
                 Given::Turn => self.ask(request, self.clock.now()),
-                Given::Busy => Ok(None),
+                Given::Busy => {
+                    self.tell_contended(request);
+                    Ok(None)
+                }
                 Given::Failed(error) => Err(error),
                 Given::Hold(hold) => {
                     let granted = Granted {
@@ -268,19 +285,17 @@ impl Engine {
         }
         let backend = self.provider.backend();
         let placed = |error: Error| error.with_name(request.name).with_backend(backend);
-        let told = Cell::new(false);
         let contended = || {
-            if !told.replace(true) {
-                self.queue.contended(request.name);
-                self.watcher.tell(|o| o.contended(request.name));
-            }
+            self.queue.contended(request.name);
+            self.tell_contended(request);
         };
         let asked = AcquireRequest {
             name: request.name,
             ttl: request.policy.ttl(),
             deadline: request.deadline,
             started: now,
-            request: self.requests.fetch_add(1, Ordering::Relaxed),
+            requests: &REQUESTS,
+            request: Cell::new(None),
             cancel: request.cancel,
             clock: &*self.clock,
             contended: &contended,
@@ -302,7 +317,7 @@ impl Engine {
                     return Err(error);
                 }
             };
-            match self.believe(request, grant) {
+            match self.believe(request, grant, asked.started()) {
                 Ok(Some(hold)) => {
                     turn.hold(&hold);
                     return Ok(Some(Granted { hold, turn: 0 }));
@@ -324,18 +339,28 @@ impl Engine {
     }
 
     /// Makes a hold of a grant, if the lease is as fresh as it seems.
-    fn believe(&self, request: &Request<'_>, grant: Grant) -> Result<Option<Arc<Hold>>, Error> {
+    fn believe(
+        &self,
+        request: &Request<'_>,
+        grant: Grant,
+        started: Moment,
+    ) -> Result<Option<Arc<Hold>>, Error> {
         let Grant {
             mut lease,
             mut asked_at,
         } = grant;
         let ttl = request.policy.ttl();
         let margin = self.margin(ttl);
-        let mut now = self.clock.now();
         if request.is_cancelled() {
             self.give_back(lease);
             return Err(cancelled(request.name));
         }
+        // See `AcquireRequest::started`.
+        let mut now = if asked_at == started {
+            started
+        } else {
+            self.clock.now()
+        };
         // The store did the waiting, or this process was stopped while the reply lay there.
         if now.saturating_since(asked_at) > margin {
             asked_at = now;

@@ -182,12 +182,6 @@ impl StdError for Error {
     }
 }
 
-impl From<std::convert::Infallible> for Error {
-    fn from(never: std::convert::Infallible) -> Self {
-        match never {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,7 +9,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::engine::{Engine, Settings};
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
-use crate::name::LockName;
+use crate::name::{IntoName, LockName};
 use crate::observer::{Observer, Watcher};
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{LockProvider, Released, Usage};
@@ -61,12 +61,8 @@ impl LockKeeper {
     /// # Errors
     /// [`ErrorKind::TimedOut`] when somebody else held it until the end of the wait;
     /// [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others when the store could not say.
-    pub fn lock<N>(&self, name: N) -> Result<LockGuard, Error>
-    where
-        N: TryInto<LockName>,
-        Error: From<N::Error>,
-    {
-        self.lock_named(&name.try_into()?)
+    pub fn lock<'a>(&self, name: impl IntoName<'a>) -> Result<LockGuard, Error> {
+        self.lock_named(&*name.into_name()?)
     }
 
     pub(crate) fn lock_named(&self, name: &LockName) -> Result<LockGuard, Error> {
@@ -89,11 +85,7 @@ impl LockKeeper {
     ///
     /// # Errors
     /// When the store could not say; see [`ErrorKind`].
-    pub fn try_lock<N>(&self, name: N) -> Result<Option<LockGuard>, Error>
-    where
-        N: TryInto<LockName>,
-        Error: From<N::Error>,
-    {
+    pub fn try_lock<'a>(&self, name: impl IntoName<'a>) -> Result<Option<LockGuard>, Error> {
         self.try_lock_for(name, Duration::ZERO)
     }
 
@@ -101,11 +93,11 @@ impl LockKeeper {
     ///
     /// # Errors
     /// When the store could not say; see [`ErrorKind`].
-    pub fn try_lock_for<N>(&self, name: N, wait: Duration) -> Result<Option<LockGuard>, Error>
-    where
-        N: TryInto<LockName>,
-        Error: From<N::Error>,
-    {
+    pub fn try_lock_for<'a>(
+        &self,
+        name: impl IntoName<'a>,
+        wait: Duration,
+    ) -> Result<Option<LockGuard>, Error> {
         self.acquire(name, &AcquireOptions::new().wait(wait))
     }
 
@@ -114,12 +106,12 @@ impl LockKeeper {
     /// # Errors
     /// [`ErrorKind::Cancelled`] when it was cancelled; else when the store could not say, or an
     /// option is out of bounds.
-    pub fn acquire<N>(&self, name: N, options: &AcquireOptions) -> Result<Option<LockGuard>, Error>
-    where
-        N: TryInto<LockName>,
-        Error: From<N::Error>,
-    {
-        self.acquire_named(&name.try_into()?, options)
+    pub fn acquire<'a>(
+        &self,
+        name: impl IntoName<'a>,
+        options: &AcquireOptions,
+    ) -> Result<Option<LockGuard>, Error> {
+        self.acquire_named(&*name.into_name()?, options)
     }
 
     pub(crate) fn acquire_named(
@@ -138,15 +130,11 @@ impl LockKeeper {
     ///
     /// # Errors
     /// Those of [`lock`](Self::lock); then `work` was not called.
-    pub fn with_lock<N, T>(
+    pub fn with_lock<'a, T>(
         &self,
-        name: N,
+        name: impl IntoName<'a>,
         work: impl FnOnce(&LockGuard) -> T,
-    ) -> Result<WithLock<T>, Error>
-    where
-        N: TryInto<LockName>,
-        Error: From<N::Error>,
-    {
+    ) -> Result<WithLock<T>, Error> {
         let guard = self.lock(name)?;
         let value = work(&guard);
         Ok(WithLock {

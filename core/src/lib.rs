@@ -33,7 +33,7 @@ pub use driver::{Driver, Drivers, Target};
 pub use error::{Error, ErrorKind};
 pub use guard::{LockGuard, LostSignal, LostWait};
 pub use keeper::{KeeperBuilder, LockKeeper, WithLock};
-pub use name::{LockName, MAX_NAME_BYTES};
+pub use name::{IntoName, LockName, MAX_NAME_BYTES};
 pub use observer::Observer;
 pub use options::{AcquireOptions, LONGEST, LeasePolicy, Wait};
 pub use provider::{

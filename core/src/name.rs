@@ -1,6 +1,6 @@
 //! Names of locks, and the namespaces that keep applications apart.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};
@@ -124,30 +124,43 @@ impl fmt::Debug for LockName {
     }
 }
 
-impl TryFrom<&str> for LockName {
-    type Error = Error;
-    fn try_from(text: &str) -> Result<Self, Error> {
-        Self::new(text)
+/// What a lock can be asked for by: text of any kind, which is checked, or a [`LockName`], which
+/// was.
+pub trait IntoName<'a> {
+    /// The name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`], see [`LockName::new`].
+    fn into_name(self) -> Result<Cow<'a, LockName>, Error>;
+}
+
+impl<'a> IntoName<'a> for &'a LockName {
+    fn into_name(self) -> Result<Cow<'a, LockName>, Error> {
+        Ok(Cow::Borrowed(self))
     }
 }
 
-impl TryFrom<String> for LockName {
-    type Error = Error;
-    fn try_from(text: String) -> Result<Self, Error> {
-        Self::new(text)
+impl IntoName<'static> for LockName {
+    fn into_name(self) -> Result<Cow<'static, LockName>, Error> {
+        Ok(Cow::Owned(self))
     }
 }
 
-impl TryFrom<&String> for LockName {
-    type Error = Error;
-    fn try_from(text: &String) -> Result<Self, Error> {
-        Self::new(text.as_str())
+impl IntoName<'static> for &str {
+    fn into_name(self) -> Result<Cow<'static, LockName>, Error> {
+        LockName::new(self).map(Cow::Owned)
     }
 }
 
-impl From<&LockName> for LockName {
-    fn from(name: &LockName) -> Self {
-        name.clone()
+impl IntoName<'static> for String {
+    fn into_name(self) -> Result<Cow<'static, LockName>, Error> {
+        LockName::new(self).map(Cow::Owned)
+    }
+}
+
+impl IntoName<'static> for &String {
+    fn into_name(self) -> Result<Cow<'static, LockName>, Error> {
+        self.as_str().into_name()
     }
 }
 

@@ -2,8 +2,10 @@
 //! engine.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::cancel::CancelToken;
@@ -174,7 +176,9 @@ pub struct AcquireRequest<'a> {
     pub(crate) ttl: Duration,
     pub(crate) deadline: Option<Moment>,
     pub(crate) started: Moment,
-    pub(crate) request: u64,
+    /// Counts the requests of a keeper; looked at by those who want to know the owner.
+    pub(crate) requests: &'a AtomicU64,
+    pub(crate) request: Cell<Option<u64>>,
     pub(crate) cancel: Option<&'a CancelToken>,
     pub(crate) clock: &'a dyn Clock,
     pub(crate) contended: &'a dyn Fn(),
@@ -206,10 +210,15 @@ impl<'a> AcquireRequest<'a> {
             let process = RandomState::new().hash_one(std::process::id());
             (std::process::id(), process)
         });
+        let request = self.request.get().unwrap_or_else(|| {
+            let request = self.requests.fetch_add(1, Ordering::Relaxed);
+            self.request.set(Some(request));
+            request
+        });
         Owner {
             pid,
             process,
-            request: self.request,
+            request,
         }
     }
 
@@ -233,8 +242,9 @@ impl<'a> AcquireRequest<'a> {
         self.clock.now()
     }
 
-    /// When the engine made this request: what [`Grant::asked_at`] can be for the first attempt,
-    /// without another look at the clock.
+    /// When the engine made this request. A store inside the process may give it as
+    /// [`Grant::asked_at`] of a grant for which it neither waited nor did any I/O: that saves two
+    /// looks at the clock, since the engine takes such a grant for fresh.
     pub fn started(&self) -> Moment {
         self.started
     }

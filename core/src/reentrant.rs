@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::guard::LockGuard;
 use crate::keeper::LockKeeper;
-use crate::name::LockName;
+use crate::name::{IntoName, LockName};
 use crate::options::AcquireOptions;
 use crate::sync::lock;
 
@@ -58,12 +58,8 @@ impl ReentrantKeeper {
     ///
     /// # Errors
     /// As [`LockKeeper::lock`]; [`ErrorKind::Lost`](crate::ErrorKind::Lost) where this thread held it and has lost it.
-    pub fn lock<N>(&self, name: N) -> Result<ReentrantGuard, Error>
-    where
-        N: TryInto<LockName>,
-        Error: From<N::Error>,
-    {
-        let name = name.try_into()?;
+    pub fn lock<'a>(&self, name: impl IntoName<'a>) -> Result<ReentrantGuard, Error> {
+        let name = name.into_name()?;
         match self.again(&name)? {
             Some(guard) => Ok(guard),
             None => Ok(self.outermost(self.keeper.lock_named(&name)?)),
@@ -75,11 +71,11 @@ impl ReentrantKeeper {
     ///
     /// # Errors
     /// As [`lock`](Self::lock), but that busy is `None`.
-    pub fn try_lock_for<N>(&self, name: N, wait: Duration) -> Result<Option<ReentrantGuard>, Error>
-    where
-        N: TryInto<LockName>,
-        Error: From<N::Error>,
-    {
+    pub fn try_lock_for<'a>(
+        &self,
+        name: impl IntoName<'a>,
+        wait: Duration,
+    ) -> Result<Option<ReentrantGuard>, Error> {
         self.acquire(name, &AcquireOptions::new().wait(wait))
     }
 
@@ -88,16 +84,12 @@ impl ReentrantKeeper {
     ///
     /// # Errors
     /// As [`lock`](Self::lock), but that busy is `None`.
-    pub fn acquire<N>(
+    pub fn acquire<'a>(
         &self,
-        name: N,
+        name: impl IntoName<'a>,
         options: &AcquireOptions,
-    ) -> Result<Option<ReentrantGuard>, Error>
-    where
-        N: TryInto<LockName>,
-        Error: From<N::Error>,
-    {
-        let name = name.try_into()?;
+    ) -> Result<Option<ReentrantGuard>, Error> {
+        let name = name.into_name()?;
         match self.again(&name)? {
             Some(guard) => Ok(Some(guard)),
             None => Ok(self

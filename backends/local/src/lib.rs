@@ -3,6 +3,8 @@
 mod memory;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(test)]
+mod testing;
 
 pub use memory::{MemoryDriver, MemoryProvider};
 #[cfg(feature = "sqlite")]

@@ -1,0 +1,167 @@
+use std::sync::mpsc;
+use std::thread;
+
+use lockkeeper_core::{
+    AcquireOptions, CancelToken, Config, Drivers, LeasePolicy, LockKeeper, ManualClock, Wait,
+};
+
+use super::*;
+use crate::testing::{Spy, until};
+
+fn waiters(provider: &MemoryProvider, name: &str) -> usize {
+    let name = LockName::new(name).unwrap();
+    let mut entries = lock(&provider.store.shard(name.hash64()).entries);
+    Shard::find(&mut entries, &name).map_or(0, |entry| entry.waiters.len())
+}
+
+fn keeper(provider: &MemoryProvider, clock: &Arc<dyn Clock>) -> LockKeeper {
+    LockKeeper::builder(Arc::new(provider.clone()))
+        .clock(Arc::clone(clock))
+        .handover_max(0)
+        .wait(Wait::Forever)
+        .build()
+        .unwrap()
+}
+
+fn manual() -> (ManualClock, Arc<dyn Clock>) {
+    let clock = ManualClock::new();
+    (clock.clone(), Arc::new(clock))
+}
+
+#[test]
+fn stores_meet_by_name_and_namespace_and_end_with_their_last_user() {
+    let drivers = Drivers::new().with(MemoryDriver);
+    let open = |url: &str| drivers.open(&Config::from_url(url).unwrap()).unwrap();
+    let first = open("memory:meet");
+    let held = first.lock("seat").unwrap();
+    assert!(open("memory:meet").try_lock("seat").unwrap().is_none());
+    for other in ["memory:", "memory:other", "memory:meet?namespace=shop"] {
+        assert!(open(other).try_lock("seat").unwrap().is_some(), "{other}");
+    }
+    let token = held.token();
+    drop(first);
+    assert!(
+        open("memory:meet").try_lock("seat").unwrap().is_none(),
+        "a guard outlives its keeper"
+    );
+    drop(held);
+    until("the store has ended", || {
+        open("memory:meet").try_lock("seat").unwrap().is_some()
+    });
+    assert!(open("memory:meet").lock("seat").unwrap().token() > token);
+}
+
+#[test]
+fn a_place_in_the_url_is_refused() {
+    let drivers = Drivers::new().with(MemoryDriver);
+    for url in ["memory://host", "memory://host:1/x", "memory://user@host/"] {
+        let error = drivers.open(&Config::from_url(url).unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidUrl, "{url}");
+        assert!(error.to_string().contains("memory:NAME"), "{error}");
+    }
+}
+
+#[test]
+fn a_lease_that_ran_out_is_taken_over_and_neither_renewed_nor_released() {
+    let (clock, shared) = manual();
+    let spy = Spy::new(Arc::new(MemoryProvider::with_clock(Arc::clone(&shared))));
+    let ttl = Duration::from_secs(10);
+    let keeper = LockKeeper::builder(spy.provider())
+        .clock(Arc::clone(&shared))
+        .lease(LeasePolicy::Fixed { ttl })
+        .build()
+        .unwrap();
+    let mut first = spy.acquire(&keeper, "seat");
+    clock.advance(ttl - Duration::from_nanos(1));
+    assert!(spy.try_acquire(&keeper, "seat").is_none());
+    assert!(first.is_renewed(&*shared));
+    clock.advance(ttl);
+    assert!(
+        !first.is_renewed(&*shared),
+        "nobody took it, and it is late"
+    );
+
+    let mut second = spy.acquire(&keeper, "seat");
+    assert!(second.epoch() > first.epoch());
+    assert!(!first.is_renewed(&*shared));
+    assert_eq!(first.release(), Released::AlreadyLost);
+    assert!(second.is_renewed(&*shared), "a late release is harmless");
+    assert_eq!(second.release(), Released::Done);
+    assert_eq!(spy.acquire(&keeper, "seat").release(), Released::Done);
+}
+
+#[test]
+fn keepers_are_served_in_the_order_of_their_coming() {
+    let (_, clock) = manual();
+    let provider = MemoryProvider::with_clock(Arc::clone(&clock));
+    let holder = keeper(&provider, &clock).lock("seat").unwrap();
+    let (said, order) = mpsc::channel();
+    let mut threads = Vec::new();
+    for number in 0..4 {
+        let keeper = keeper(&provider, &clock);
+        let said = said.clone();
+        threads.push(thread::spawn(move || {
+            let guard = keeper.lock("seat").unwrap();
+            said.send(number).unwrap();
+            drop(guard);
+        }));
+        until("it stands in line", || waiters(&provider, "seat") > number);
+    }
+    drop(holder);
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
+    assert_eq!(order.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
+}
+
+#[test]
+fn the_next_gets_it_when_the_lease_runs_out() {
+    let (clock, shared) = manual();
+    let provider = MemoryProvider::with_clock(Arc::clone(&shared));
+    let ttl = Duration::from_secs(10);
+    let fixed = LeasePolicy::Fixed { ttl };
+    let options = AcquireOptions::new().lease(fixed);
+    let held = keeper(&provider, &shared)
+        .acquire("seat", &options)
+        .unwrap()
+        .unwrap();
+    let waiting = keeper(&provider, &shared);
+    let thread = thread::spawn(move || waiting.lock("seat").unwrap().token());
+    until("it stands in line", || waiters(&provider, "seat") == 1);
+    clock.advance(ttl);
+    assert!(thread.join().unwrap() > held.token());
+    assert!(held.ensure_held().is_err());
+}
+
+#[test]
+fn cancelled_and_timed_out_waiters_leave_nothing_behind() {
+    let (clock, shared) = manual();
+    let provider = MemoryProvider::with_clock(Arc::clone(&shared));
+    let holder = keeper(&provider, &shared).lock("seat").unwrap();
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().cancel(&cancel);
+    let waiting = keeper(&provider, &shared);
+    let thread = thread::spawn(move || waiting.acquire("seat", &options).unwrap_err().kind());
+    until("it stands in line", || waiters(&provider, "seat") == 1);
+    cancel.cancel();
+    assert_eq!(thread.join().unwrap(), ErrorKind::Cancelled);
+
+    let waiting = keeper(&provider, &shared);
+    let thread = thread::spawn(move || {
+        let guard = waiting
+            .try_lock_for("seat", Duration::from_secs(5))
+            .unwrap();
+        guard.is_none()
+    });
+    until("it stands in line", || waiters(&provider, "seat") == 1);
+    clock.advance(Duration::from_secs(5));
+    assert!(thread.join().unwrap());
+
+    drop(holder);
+    assert!(
+        keeper(&provider, &shared)
+            .try_lock("seat")
+            .unwrap()
+            .is_some()
+    );
+}

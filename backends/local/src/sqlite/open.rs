@@ -1,0 +1,216 @@
+//! From a path to a connection, with an error of its own for everything that can be wrong with it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Error, ErrorKind};
+use rusqlite::{Connection, OpenFlags};
+
+use super::db::failure;
+use super::schema::{Trouble, prepare};
+
+/// Many processes may create one file at once, and each step excludes the others.
+const OPENING: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(1);
+/// More than there are different statements.
+const STATEMENTS: usize = 32;
+
+/// Opens the lock database at `path` and says where it really is.
+pub(super) fn open(path: &str) -> Result<(Connection, PathBuf), Error> {
+    if path == ":memory:" {
+        return Err(Error::new(
+            ErrorKind::InvalidUrl,
+            "a database in memory excludes nobody; write memory: for locks within one process",
+        ));
+    }
+    if path.is_empty() || path.contains('\0') {
+        return Err(Error::new(
+            ErrorKind::InvalidUrl,
+            "`sqlite:` needs the path of a file, such as sqlite:/var/lib/app/locks.db",
+        ));
+    }
+    // Closing any descriptor of a file takes this process's POSIX locks on it away, also those of
+    // another connection. The only one here that is not SQLite's is the one that creates the file,
+    // so no other connection may come into being meanwhile.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = place(Path::new(path))?;
+    let connection = connect(&path).map_err(failure)?;
+    if connection.is_readonly("main").map_err(failure)? {
+        return Err(Error::new(
+            ErrorKind::PermissionDenied,
+            format!("{path:?} can only be read; give this user write permission"),
+        ));
+    }
+    let began = Instant::now();
+    loop {
+        match prepare(&connection) {
+            Ok(()) => return Ok((connection, path)),
+            Err(Trouble::Busy(_)) if began.elapsed() < OPENING => {
+                std::thread::sleep(PAUSE.mul_f64(0.2 + fastrand::f64()));
+            }
+            Err(Trouble::Busy(error)) => return Err(failure(error)),
+            Err(Trouble::Failed(error)) => return Err(error),
+        }
+    }
+}
+
+fn connect(path: &Path) -> rusqlite::Result<Connection> {
+    // One thread at a time uses it, by our own mutex.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    // We wait ourselves, so that other threads get the connection in between.
+    connection.busy_timeout(Duration::ZERO)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    Ok(connection)
+}
+
+/// The file, there and with all links resolved, so that everybody finds the same wake files.
+fn place(path: &Path) -> Result<PathBuf, Error> {
+    let folder = match path.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        Some(folder) => folder,
+        None => return Err(no_file(path)),
+    };
+    let folder = fs::canonicalize(folder).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::new(
+            ErrorKind::Incompatible,
+            format!("the folder {folder:?} does not exist; create it"),
+        )
+        .with_source(error),
+        _ => denied(folder, error),
+    })?;
+    if !folder.is_dir() {
+        return Err(Error::new(
+            ErrorKind::Incompatible,
+            format!("{folder:?} is not a folder; name a file in a folder that is there"),
+        ));
+    }
+    let name = path.file_name().ok_or_else(|| no_file(path))?;
+    let file = folder.join(name);
+    match fs::canonicalize(&file) {
+        Ok(file) if file.is_dir() => Err(no_file(&file)),
+        Ok(file) => {
+            local(&file)?;
+            writable(&file)?;
+            file.parent().map_or(Ok(()), writable)?;
+            Ok(file)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            local(&folder)?;
+            create(&file)?;
+            Ok(file)
+        }
+        Err(error) => Err(denied(&file, error)),
+    }
+}
+
+/// Creates it readable and writable by its owner alone; SQLite gives the files beside it the same
+/// mode.
+fn create(file: &Path) -> Result<(), Error> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(file) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(denied(file, error)),
+    }
+}
+
+fn no_file(path: &Path) -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        format!("{path:?} is not a file; name a file for the locks"),
+    )
+}
+
+fn denied(path: &Path, error: io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            ErrorKind::PermissionDenied
+        }
+        io::ErrorKind::InvalidFilename | io::ErrorKind::NotADirectory => ErrorKind::Incompatible,
+        _ => ErrorKind::Unavailable,
+    };
+    let message = match kind {
+        ErrorKind::PermissionDenied => {
+            format!(
+                "{path:?} cannot be created or written; give this user write permission for the file and its folder"
+            )
+        }
+        _ => format!("{path:?} cannot be used; see the cause"),
+    };
+    Error::new(kind, message).with_source(error)
+}
+
+#[cfg(unix)]
+fn writable(path: &Path) -> Result<(), Error> {
+    use rustix::fs::{Access, access};
+    access(path, Access::READ_OK | Access::WRITE_OK).map_err(|errno| denied(path, errno.into()))
+}
+
+#[cfg(not(unix))]
+fn writable(_path: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
+/// Refuses file systems on which locks do not reach, or not reliably, all who see the file.
+#[cfg(target_os = "linux")]
+fn local(path: &Path) -> Result<(), Error> {
+    let found = rustix::fs::statfs(path).map_err(|errno| denied(path, errno.into()))?;
+    match network_file_system(found.f_type as u32) {
+        None => Ok(()),
+        Some(name) => Err(Error::new(
+            ErrorKind::Incompatible,
+            format!(
+                "{path:?} is on {name}, where SQLite's locks cannot be relied on; put the file on a local disk, or use a store that is made for several hosts"
+            ),
+        )),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn local(_path: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
+/// By the numbers of statfs(2); see linux/magic.h.
+#[cfg(target_os = "linux")]
+fn network_file_system(magic: u32) -> Option<&'static str> {
+    Some(match magic {
+        0x6969 => "NFS",
+        0x517b | 0xff53_4d42 | 0xfe53_4d42 => "SMB",
+        0x0102_1997 => "9p",
+        0x6573_5546 => "FUSE or virtiofs",
+        0x00c3_6400 => "Ceph",
+        0x5346_414f | 0x6b41_4653 => "AFS",
+        0x7375_7245 => "Coda",
+        0x7461_636f => "OCFS2",
+        0x0116_1970 => "GFS2",
+        0x0bd0_0bd0 => "Lustre",
+        0x4750_4653 => "GPFS",
+        0x1983_0326 => "BeeGFS",
+        0x786f_4256 => "a VirtualBox share",
+        0xbacb_acbc => "a VMware share",
+        _ => return None,
+    })
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_file_systems_are_known_by_their_numbers() {
+        assert_eq!(network_file_system(0x6969), Some("NFS"));
+        assert_eq!(network_file_system(0xff53_4d42), Some("SMB"));
+        for here in [0xef53, 0x0102_1994, 0x5846_5342, 0x9123_683e, 0x794c_7630] {
+            assert_eq!(network_file_system(here), None);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! What the tests here have in common: bounded waiting, and leases without an engine around them.
+
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{
+    AcquireOptions, AcquireRequest, Capabilities, Clock, Error, ErrorKind, Grant, Lease,
+    LockKeeper, LockProvider, Released, Renewal,
+};
+
+/// Waits until `condition` holds; far longer than it can take.
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(60), "never: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The provider's last answer.
+type Seen = Option<Result<Option<Grant>, Error>>;
+
+/// A provider in between that keeps the leases for the test: the engine sees an error instead.
+#[derive(Debug)]
+pub(crate) struct Spy {
+    inner: Arc<dyn LockProvider>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Debug)]
+struct Between {
+    inner: Arc<dyn LockProvider>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl LockProvider for Between {
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+        *self.seen.lock().unwrap() = Some(self.inner.acquire(request));
+        Err(Error::new(ErrorKind::Unavailable, "kept by the test"))
+    }
+}
+
+/// A lease without a guard.
+#[derive(Debug)]
+pub(crate) struct Raw(Option<Box<dyn Lease>>);
+
+impl Raw {
+    pub(crate) fn epoch(&self) -> u64 {
+        self.0.as_ref().unwrap().epoch()
+    }
+
+    pub(crate) fn is_renewed(&mut self, clock: &dyn Clock) -> bool {
+        let lease = self.0.as_mut().unwrap();
+        let ttl = Duration::from_secs(10);
+        lease.renew(ttl, clock.now() + ttl).unwrap() == Renewal::Renewed
+    }
+
+    pub(crate) fn release(&mut self) -> Released {
+        let deadline = lockkeeper_core::Moment::NEVER;
+        self.0.take().unwrap().release(deadline).unwrap()
+    }
+}
+
+impl Spy {
+    pub(crate) fn new(inner: Arc<dyn LockProvider>) -> Self {
+        Self {
+            inner,
+            seen: Arc::default(),
+        }
+    }
+
+    pub(crate) fn provider(&self) -> Arc<dyn LockProvider> {
+        Arc::new(Between {
+            inner: Arc::clone(&self.inner),
+            seen: Arc::clone(&self.seen),
+        })
+    }
+
+    pub(crate) fn ask(
+        &self,
+        keeper: &LockKeeper,
+        name: &str,
+        options: &AcquireOptions,
+    ) -> Result<Option<Raw>, Error> {
+        let _ = keeper.acquire(name, options);
+        let seen = self
+            .seen
+            .lock()
+            .unwrap()
+            .take()
+            .expect("the provider was asked");
+        seen.map(|grant| grant.map(|grant| Raw(Some(grant.lease))))
+    }
+
+    pub(crate) fn try_acquire(&self, keeper: &LockKeeper, name: &str) -> Option<Raw> {
+        self.ask(keeper, name, &AcquireOptions::new().wait(Duration::ZERO))
+            .unwrap()
+    }
+
+    pub(crate) fn acquire(&self, keeper: &LockKeeper, name: &str) -> Raw {
+        self.try_acquire(keeper, name).expect("the name is free")
+    }
+}

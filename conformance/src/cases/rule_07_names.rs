@@ -1,0 +1,198 @@
+//! Two different strings are two different locks.
+
+use std::collections::HashSet;
+
+use lockkeeper_core::{ErrorKind, LockKeeper};
+
+use crate::rig::{Outcome, Rig, build, is_busy, take};
+
+/// Strings that one store or another would take for each other, or not take at all.
+fn names() -> Vec<String> {
+    let written = [
+        "a",
+        "A",
+        "Seat:42",
+        "seat:42",
+        "SEAT:42",
+        "ß",
+        "ss",
+        "ẞ",
+        "i",
+        "ı",
+        "İ",
+        "I",
+        // One letter with its mark, and a letter and a mark.
+        "\u{e9}",
+        "e\u{301}",
+        "e",
+        "자리",
+        "자리 42",
+        "席",
+        "💺",
+        "💺💺",
+        "👩\u{200d}🚀",
+        " ",
+        "  ",
+        " a",
+        "a ",
+        " a ",
+        "a  b",
+        "a b",
+        "a\tb",
+        "a\nb",
+        "\n",
+        "\t",
+        "'",
+        "''",
+        "\"",
+        "`",
+        "';--",
+        "\\",
+        "\\\\",
+        "%",
+        "%%",
+        "_",
+        "a_b",
+        "%41",
+        "%2F",
+        "%00",
+        "{",
+        "}",
+        "{}",
+        "{a}",
+        "{a}b",
+        "{{a}}",
+        "*",
+        "?",
+        "[a]",
+        "#",
+        "&",
+        ":",
+        "::",
+        "a:b",
+        ".",
+        "..",
+        "../a",
+        "/",
+        "/a",
+        "a/",
+        "a/b",
+        "~",
+        "$a",
+        "-",
+        "--",
+        "0",
+        "00",
+        "1",
+        "1.0",
+        "NULL",
+        "null",
+        "a\0",
+        "\0",
+        "\0a",
+        "a\0b",
+        "\u{feff}a",
+        "\u{200b}",
+        "\u{10ffff}",
+    ];
+    let mut names: Vec<String> = written.iter().map(ToString::to_string).collect();
+    for length in [63, 64, 65, 191, 192, 193, 255, 256, 511, 512] {
+        names.push("x".repeat(length));
+    }
+    // As long as can be, and different at the end, at the beginning, or in case.
+    names.push(format!("{}y", "x".repeat(511)));
+    names.push(format!("y{}", "x".repeat(511)));
+    names.push(format!("{}X", "x".repeat(511)));
+    names.push("자".repeat(170) + "ab");
+    names.push("💺".repeat(128));
+    names
+}
+
+pub(super) fn different_strings_are_different_locks(rig: &Rig<'_>) -> Outcome {
+    let names = names();
+    let (keeper, other) = (rig.keeper(), rig.keeper());
+    let mut guards = Vec::new();
+    for name in &names {
+        let guard = keeper.try_lock(name);
+        let guard = guard.unwrap_or_else(|error| panic!("{name:?}: {error:?}"));
+        guards.push(guard.unwrap_or_else(|| panic!("{name:?} is taken for another name")));
+    }
+    for name in &names {
+        assert!(is_busy(&other, name), "{name:?} is held");
+    }
+    for (guard, name) in guards.iter().zip(&names) {
+        assert!(guard.is_held());
+        assert_eq!(guard.name().as_str(), name);
+    }
+    drop(guards);
+    for name in &names {
+        assert!(!is_busy(&other, name), "{name:?} is free");
+    }
+    rig.nothing_left();
+    Ok(())
+}
+
+/// One by one, so that a name that is cut or folded away from itself shows.
+pub(super) fn the_same_string_is_the_same_lock(rig: &Rig<'_>) -> Outcome {
+    let (keeper, other) = (rig.keeper(), rig.keeper());
+    for name in names() {
+        let held = take(&keeper, &name);
+        assert!(is_busy(&other, &name), "{name:?} is held");
+        drop(held);
+    }
+    Ok(())
+}
+
+pub(super) fn out_of_bounds_reaches_no_store(rig: &Rig<'_>) -> Outcome {
+    let (builder, tap) = rig.tapped();
+    let keeper = build(builder);
+    for name in [String::new(), "x".repeat(513), "자".repeat(171)] {
+        for answer in [
+            keeper.try_lock(&name).map(drop),
+            keeper.lock(&name).map(drop),
+        ] {
+            let error = answer.expect_err("it is out of bounds");
+            assert_eq!(error.kind(), ErrorKind::InvalidName, "{error:?}");
+        }
+    }
+    assert!(tap.owners().is_empty(), "the store was asked");
+    Ok(())
+}
+
+pub(super) fn namespaces_do_not_meet(rig: &Rig<'_>) -> Outcome {
+    // The same name in many; and names and namespaces that are the same text when joined.
+    let mut places = Vec::new();
+    for separator in ["", ":", "/", ".", "\0", " ", "|", "_", "-"] {
+        places.push((format!("n{separator}a"), "b".to_owned()));
+        places.push(("n".to_owned(), format!("a{separator}b")));
+    }
+    for namespace in [
+        "n",
+        "N",
+        "n ",
+        "{n}",
+        "%",
+        "자리",
+        &"n".repeat(512),
+        &"n".repeat(511),
+    ] {
+        places.push((namespace.to_owned(), "a".to_owned()));
+    }
+    let places: HashSet<_> = places.into_iter().collect();
+    let keeper =
+        |namespace: &str| -> LockKeeper { build(rig.builder_on(rig.provider_in(namespace))) };
+    let mut guards = Vec::new();
+    for (namespace, name) in &places {
+        let guard = keeper(namespace).try_lock(name).expect("the store answers");
+        guards.push(guard.unwrap_or_else(|| panic!("{name:?} in {namespace:?} meets another")));
+    }
+    for (namespace, name) in &places {
+        assert!(
+            is_busy(&keeper(namespace), name),
+            "{name:?} in {namespace:?} is held"
+        );
+    }
+    drop(guards);
+    rig.nothing_left();
+    Ok(())
+}

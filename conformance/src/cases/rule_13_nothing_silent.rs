@@ -1,0 +1,83 @@
+//! What a store cannot do is an error where it is asked for.
+
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireOptions, Capability, ErrorKind, KeeperBuilder, LeasePolicy, LockKeeper, MAX_HANDOVERS,
+    Wait,
+};
+
+use crate::rig::{Outcome, Rig, build};
+
+pub(super) fn requiring_what_is_missing(rig: &Rig<'_>) -> Outcome {
+    let provider = rig.provider();
+    for capability in Capability::ALL {
+        let built = LockKeeper::builder(provider.clone())
+            .require(capability)
+            .build();
+        if provider.capabilities().has(capability) {
+            built.expect("a capability that the store declares can be required");
+        } else {
+            let error = built.expect_err("the store does not declare it");
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+            let named = error.to_string().contains(capability.as_str());
+            assert!(named, "{error} does not name {capability}");
+        }
+    }
+    Ok(())
+}
+
+/// None of them reaches the store, whether it is the keeper's or one acquisition's.
+pub(super) fn settings_out_of_bounds(rig: &Rig<'_>) -> Outcome {
+    let refused = |builder: KeeperBuilder, kind| {
+        let error = builder.build().expect_err("it is out of bounds");
+        assert_eq!(error.kind(), kind, "{error:?}");
+    };
+    let fixed = |ttl| LeasePolicy::Fixed { ttl };
+    let short = rig.provider().capabilities().min_ttl() - Duration::from_nanos(1);
+    refused(
+        rig.builder().lease(fixed(Duration::ZERO)),
+        ErrorKind::InvalidTtl,
+    );
+    refused(
+        rig.builder().lease(fixed(Duration::MAX)),
+        ErrorKind::InvalidTtl,
+    );
+    refused(rig.builder().lease(fixed(short)), ErrorKind::TtlTooShort);
+    refused(
+        rig.builder().wait(Wait::AtMost(Duration::MAX)),
+        ErrorKind::InvalidWait,
+    );
+    refused(
+        rig.builder().handover_max(MAX_HANDOVERS + 1),
+        ErrorKind::InvalidValue,
+    );
+
+    let (builder, tap) = rig.tapped();
+    let keeper = build(builder);
+    for (options, kind) in [
+        (
+            AcquireOptions::new().lease(fixed(Duration::ZERO)),
+            ErrorKind::InvalidTtl,
+        ),
+        (
+            AcquireOptions::new().lease(fixed(Duration::MAX)),
+            ErrorKind::InvalidTtl,
+        ),
+        (
+            AcquireOptions::new().lease(fixed(short)),
+            ErrorKind::TtlTooShort,
+        ),
+        (
+            AcquireOptions::new().wait(Duration::MAX),
+            ErrorKind::InvalidWait,
+        ),
+    ] {
+        let error = keeper
+            .acquire("a", &options)
+            .expect_err("it is out of bounds");
+        assert_eq!(error.kind(), kind, "{error:?}");
+    }
+    assert!(tap.owners().is_empty(), "the store was asked");
+    Ok(())
+}

@@ -1,0 +1,221 @@
+//! Which cases run on which stores.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use lockkeeper_core::{Error, LockProvider};
+
+use crate::cases::{Case, TABLE};
+use crate::child;
+use crate::fixture::Fixture;
+use crate::rig::{Rig, Skip};
+
+pub(crate) type Make = dyn Fn() -> Box<dyn Fixture> + Send + Sync;
+pub(crate) type Open = dyn Fn(&str, &str) -> Result<Arc<dyn LockProvider>, Error> + Send + Sync;
+
+/// A kind of store, and how to come by a fresh one.
+#[derive(Clone)]
+pub struct Suite {
+    pub(crate) package: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) make: Arc<Make>,
+    pub(crate) open: Option<Arc<Open>>,
+    pub(crate) patience: Duration,
+}
+
+/// How a case ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The store keeps to the contract there.
+    Passed,
+    /// It does not, and how.
+    Failed(String),
+    /// It could not be tried, and why.
+    Ignored(String),
+}
+
+impl Suite {
+    /// The store `name` of the package `package`; `make` makes a fresh one.
+    pub fn new(
+        package: &'static str,
+        name: &'static str,
+        make: impl Fn() -> Box<dyn Fixture> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            package,
+            name,
+            make: Arc::new(make),
+            open: None,
+            patience: Duration::from_secs(30),
+        }
+    }
+
+    /// How another process opens the store of a [`Fixture::address`], with a namespace.
+    #[must_use]
+    pub fn processes(
+        mut self,
+        open: impl Fn(&str, &str) -> Result<Arc<dyn LockProvider>, Error> + Send + Sync + 'static,
+    ) -> Self {
+        self.open = Some(Arc::new(open));
+        self
+    }
+
+    /// How long a case waits for something that must happen before it fails. Default: 30 s. Costs
+    /// nothing where all is well; ttls are what make a case slow.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// The names of all cases, such as `rule_01_exclusion::hundred_threads`.
+    pub fn cases() -> impl Iterator<Item = &'static str> {
+        TABLE.iter().map(|case| case.name)
+    }
+
+    /// Runs one case here and now. For tests of the suite itself; others use [`Run::main`].
+    pub fn check(&self, case: &str) -> Verdict {
+        let Some(case) = TABLE.iter().find(|known| known.name == case) else {
+            return Verdict::Failed(format!("there is no case {case:?}"));
+        };
+        match catch_unwind(AssertUnwindSafe(|| self.try_case(case))) {
+            Ok(Ok(())) => Verdict::Passed,
+            Ok(Err(Skip(reason))) => Verdict::Ignored(reason),
+            Err(panic) => Verdict::Failed(panic_text(&*panic)),
+        }
+    }
+
+    fn try_case(&self, case: &Case) -> Result<(), Skip> {
+        (case.run)(&Rig::new(self))
+    }
+
+    fn trial(&self, case: &'static Case) -> Trial {
+        let suite = self.clone();
+        Trial::ignorable_test(format!("{}::{}", self.name, case.name), move || match suite
+            .check(case.name)
+        {
+            Verdict::Passed => Ok(Completion::Completed),
+            Verdict::Ignored(reason) => Ok(Completion::ignored_with(reason)),
+            Verdict::Failed(text) => Err(Failed::from(text)),
+        })
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("it panicked")
+        .to_owned()
+}
+
+impl fmt::Debug for Suite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Suite")
+            .field("package", &self.package)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The suites of a test program.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    suites: Vec<Suite>,
+    folders: Vec<PathBuf>,
+}
+
+impl Run {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a store.
+    #[must_use]
+    pub fn suite(mut self, suite: Suite) -> Self {
+        self.suites.push(suite);
+        self
+    }
+
+    /// Adds a case that fails when a package in a folder under `folder` has no suite in this run:
+    /// a backend that was added but is not tested.
+    #[must_use]
+    pub fn every_package_under(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folders.push(folder.into());
+        self
+    }
+
+    /// The `main` of a test with `harness = false`: takes the usual arguments of a test program,
+    /// and is the other process where a case needs one (it starts this program again).
+    pub fn main(self) -> ExitCode {
+        if let Some(code) = child::main(&self.suites) {
+            return code;
+        }
+        let arguments = Arguments::from_args();
+        let mut trials: Vec<Trial> = Vec::new();
+        for case in TABLE {
+            trials.extend(self.suites.iter().map(|suite| suite.trial(case)));
+        }
+        for folder in self.folders {
+            let packages: Vec<_> = self.suites.iter().map(|suite| suite.package).collect();
+            trials.push(Trial::test("every_backend_is_in_the_run", move || {
+                missing(&folder, &packages).map_or(Ok(()), |text| Err(Failed::from(text)))
+            }));
+        }
+        libtest_mimic::run(&arguments, trials).exit_code()
+    }
+}
+
+/// What is wrong with the packages under `folder`, if anything.
+fn missing(folder: &Path, tested: &[&str]) -> Option<String> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) => return Some(format!("{} cannot be read: {error}", folder.display())),
+    };
+    let mut untested = Vec::new();
+    for manifest in entries
+        .flatten()
+        .map(|entry| entry.path().join("Cargo.toml"))
+    {
+        let Ok(text) = std::fs::read_to_string(&manifest) else {
+            continue;
+        };
+        // The package's name is the first `name` of a manifest in the usual order.
+        let name = text.lines().find_map(|line| {
+            let value = line.strip_prefix("name")?.trim_start().strip_prefix('=')?;
+            Some(value.trim().trim_matches('"').to_owned())
+        });
+        if !name.as_deref().is_some_and(|name| tested.contains(&name)) {
+            untested.push(manifest.display().to_string());
+        }
+    }
+    (!untested.is_empty()).then(|| format!("no suite in this run for {}", untested.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_without_a_suite_is_found() {
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let text = missing(&workspace, &["lockkeeper-core"]).unwrap();
+        assert!(text.contains("conformance/Cargo.toml"), "{text}");
+        assert!(!text.contains("core/Cargo.toml"), "{text}");
+    }
+
+    #[test]
+    fn no_two_cases_have_one_name() {
+        let mut names: Vec<_> = Suite::cases().collect();
+        names.sort_unstable();
+        let all = names.len();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+}

@@ -1,0 +1,232 @@
+//! A provider between keeper and store that counts and disturbs. It works on every store, where
+//! the hooks of a fixture disturb the store itself.
+
+use std::collections::HashSet;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireRequest, Capabilities, Clock, Error, ErrorKind, Grant, Lease, LockName, LockProvider,
+    Moment, Owner, Released, Renewal, SystemClock, Usage,
+};
+
+/// What happens to the calls that come through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    None,
+    /// None reaches the store; each ends with an error of this kind.
+    Fails(ErrorKind),
+    /// Renewals panic.
+    RenewalPanics,
+    /// Every answer comes this much later.
+    Late(Duration),
+    /// Renewals of this name stay without an answer until their deadline.
+    Hangs(&'static str),
+}
+
+/// What came through, and what is to happen to it.
+#[derive(Debug)]
+pub(crate) struct Tap {
+    trouble: Mutex<Trouble>,
+    owners: Mutex<Vec<Owner>>,
+    waits: Mutex<Vec<Option<Moment>>>,
+    asking: Mutex<HashSet<LockName>>,
+    overlaps: AtomicUsize,
+    renewals: AtomicUsize,
+}
+
+impl Tap {
+    pub(crate) fn on(inner: Arc<dyn LockProvider>) -> (Arc<dyn LockProvider>, Arc<Self>) {
+        let tap = Arc::new(Self {
+            trouble: Mutex::new(Trouble::None),
+            owners: Mutex::default(),
+            waits: Mutex::default(),
+            asking: Mutex::default(),
+            overlaps: AtomicUsize::new(0),
+            renewals: AtomicUsize::new(0),
+        });
+        let provider = Arc::new(Tapped {
+            inner,
+            tap: Arc::clone(&tap),
+        });
+        (provider, tap)
+    }
+
+    /// From now on.
+    pub(crate) fn set(&self, trouble: Trouble) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    }
+
+    /// Who asked, in order.
+    pub(crate) fn owners(&self) -> Vec<Owner> {
+        let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.clone()
+    }
+
+    /// Until when those who asked would wait, in order.
+    pub(crate) fn waits(&self) -> Vec<Option<Moment>> {
+        let waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.clone()
+    }
+
+    /// How often a name was asked for while it was being asked for already.
+    pub(crate) fn overlaps(&self) -> usize {
+        self.overlaps.load(Ordering::SeqCst)
+    }
+
+    /// How many renewals there were.
+    pub(crate) fn renewals(&self) -> usize {
+        self.renewals.load(Ordering::SeqCst)
+    }
+
+    fn trouble(&self) -> Trouble {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass(&self) -> Result<(), Error> {
+        match self.trouble() {
+            Trouble::Fails(kind) => Err(Error::new(kind, "the suite disturbs this call")),
+            _ => Ok(()),
+        }
+    }
+
+    fn dawdle(&self) {
+        if let Trouble::Late(time) = self.trouble() {
+            thread::sleep(time);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Tapped {
+    inner: Arc<dyn LockProvider>,
+    tap: Arc<Tap>,
+}
+
+impl LockProvider for Tapped {
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
+    }
+
+    /// As the store's, but that leases are renewed one by one: a batch could not be disturbed.
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities().with_renew_batch(1)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.inner.usage()
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+        let tap = &self.tap;
+        let known = PoisonError::into_inner;
+        tap.owners
+            .lock()
+            .unwrap_or_else(known)
+            .push(request.owner());
+        let known = PoisonError::into_inner;
+        tap.waits
+            .lock()
+            .unwrap_or_else(known)
+            .push(request.deadline());
+        tap.pass()?;
+        let asking = |change: &dyn Fn(&mut HashSet<LockName>) -> bool| {
+            change(&mut tap.asking.lock().unwrap_or_else(PoisonError::into_inner))
+        };
+        if !asking(&|names| names.insert(request.name().clone())) {
+            tap.overlaps.fetch_add(1, Ordering::SeqCst);
+        }
+        let answer = self.inner.acquire(request);
+        asking(&|names| names.remove(request.name()));
+        tap.dawdle();
+        let tapped = |grant: Grant| Grant {
+            lease: Box::new(TappedLease {
+                inner: grant.lease,
+                name: request.name().clone(),
+                tap: Arc::clone(tap),
+            }),
+            asked_at: grant.asked_at,
+        };
+        Ok(answer?.map(tapped))
+    }
+}
+
+#[derive(Debug)]
+struct TappedLease {
+    inner: Box<dyn Lease>,
+    name: LockName,
+    tap: Arc<Tap>,
+}
+
+impl Lease for TappedLease {
+    fn epoch(&self) -> u64 {
+        self.inner.epoch()
+    }
+
+    fn renew(&mut self, ttl: Duration, deadline: Moment) -> Result<Renewal, Error> {
+        self.tap.renewals.fetch_add(1, Ordering::SeqCst);
+        match self.tap.trouble() {
+            // Without the message of a panic that nobody planned.
+            Trouble::RenewalPanics => resume_unwind(Box::new("the suite disturbs this renewal")),
+            Trouble::Hangs(name) if self.name.as_str() == name => {
+                thread::sleep(deadline.saturating_since(SystemClock.now()));
+                Err(Error::new(
+                    ErrorKind::Unknown,
+                    "the suite disturbs this renewal",
+                ))
+            }
+            _ => {
+                self.tap.pass()?;
+                let answer = self.inner.renew(ttl, deadline);
+                self.tap.dawdle();
+                answer
+            }
+        }
+    }
+
+    fn release(self: Box<Self>, deadline: Moment) -> Result<Released, Error> {
+        self.tap.pass()?;
+        self.inner.release(deadline)
+    }
+}
+
+/// Takes leases away from the engine, for cases about the provider alone.
+#[derive(Debug)]
+pub(crate) struct Thief {
+    inner: Arc<dyn LockProvider>,
+    taken: Arc<Mutex<Option<Grant>>>,
+}
+
+impl Thief {
+    /// The provider to give to a keeper; what an acquisition was granted is then in the slot, and
+    /// the engine takes the name for busy.
+    pub(crate) fn on(
+        inner: Arc<dyn LockProvider>,
+    ) -> (Arc<dyn LockProvider>, Arc<Mutex<Option<Grant>>>) {
+        let taken = Arc::new(Mutex::new(None));
+        let thief = Arc::new(Self {
+            inner,
+            taken: Arc::clone(&taken),
+        });
+        (thief, taken)
+    }
+}
+
+impl LockProvider for Thief {
+    fn backend(&self) -> &'static str {
+        self.inner.backend()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+        let grant = self.inner.acquire(request)?;
+        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = grant;
+        Ok(None)
+    }
+}

@@ -1,0 +1,406 @@
+//! A test must be able to fail: stores with one flaw each, and the cases that find it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_conformance::{Fixture, Restore, Suite, Verdict};
+use lockkeeper_core::{
+    AcquireRequest, Capabilities, Clock, Error, ErrorKind, Grant, Lease, LockProvider, Moment,
+    Released, Renewal, SystemClock,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flaw {
+    None,
+    GrantsAlways,
+    FreesTooEarly,
+    FreesNever,
+    RevivesWhatRanOut,
+    ReleasesAnybodys,
+    MintsOneEpoch,
+    CountsFromOneAgain,
+    FoldsCase,
+    TrimsNames,
+    CutsNames,
+    JoinsNamespaces,
+    CallsTroubleBusy,
+    GivesUpTooEarly,
+    WaitsInSilence,
+    WakesNobody,
+    IgnoresCancel,
+    KeepsWaiters,
+    KeepsRows,
+    ServesAnybodyFirst,
+}
+
+/// Each with the cases that must find it.
+const FLAWS: &[(Flaw, &[&str])] = &[
+    (
+        Flaw::GrantsAlways,
+        &[
+            "rule_01_exclusion::two_keepers_of_one_process",
+            "rule_02_wait::deadlines_in_the_store",
+            "rule_02_wait::hundred_attempts_of_two_keepers_and_one_is_granted",
+            "rule_07_names::the_same_string_is_the_same_lock",
+        ],
+    ),
+    (
+        Flaw::FreesTooEarly,
+        &["rule_03_lease::a_fixed_lease_runs_out_and_its_guard_knows_first"],
+    ),
+    (
+        Flaw::FreesNever,
+        &["rule_03_lease::a_fixed_lease_runs_out_and_its_guard_knows_first"],
+    ),
+    (
+        Flaw::RevivesWhatRanOut,
+        &["rule_03_lease::late_renewal_is_refused"],
+    ),
+    (
+        Flaw::ReleasesAnybodys,
+        &["rule_03_lease::late_release_frees_nobody_elses"],
+    ),
+    (
+        Flaw::MintsOneEpoch,
+        &[
+            "rule_06_fencing::grows_over_keepers",
+            "rule_06_fencing::grows_over_a_lease_that_ran_out",
+        ],
+    ),
+    (
+        Flaw::CountsFromOneAgain,
+        &["rule_06_fencing::grows_over_a_wiped_store"],
+    ),
+    (
+        Flaw::FoldsCase,
+        &["rule_07_names::different_strings_are_different_locks"],
+    ),
+    (
+        Flaw::TrimsNames,
+        &["rule_07_names::different_strings_are_different_locks"],
+    ),
+    (
+        Flaw::CutsNames,
+        &["rule_07_names::different_strings_are_different_locks"],
+    ),
+    (
+        Flaw::JoinsNamespaces,
+        &["rule_07_names::namespaces_do_not_meet"],
+    ),
+    (
+        Flaw::CallsTroubleBusy,
+        &["rule_02_wait::out_of_reach_is_neither_busy_nor_granted"],
+    ),
+    (
+        Flaw::GivesUpTooEarly,
+        &["rule_02_wait::deadlines_in_the_store"],
+    ),
+    (
+        Flaw::WaitsInSilence,
+        &["rule_08_queue::hundred_threads_are_one_waiter"],
+    ),
+    (
+        Flaw::WakesNobody,
+        &["rule_09_between_processes::two_keepers_take_turns"],
+    ),
+    (Flaw::IgnoresCancel, &["rule_11_cancel::in_the_store"]),
+    (
+        Flaw::KeepsWaiters,
+        &["rule_09_between_processes::one_that_gave_up_stalls_nobody"],
+    ),
+    (
+        Flaw::KeepsRows,
+        &["rule_10_resources::nothing_stays_in_the_store"],
+    ),
+    (
+        Flaw::ServesAnybodyFirst,
+        &["rule_09_between_processes::nobody_snatches_it_from_the_one_woken"],
+    ),
+];
+
+fn check(flaw: Flaw, patience: Duration, case: &str) -> Verdict {
+    let fresh = move || Box::new(Fresh(Store::new(flaw))) as Box<dyn Fixture>;
+    Suite::new("flaws", "flawed", fresh)
+        .patience(patience)
+        .check(case)
+}
+
+#[test]
+fn a_store_without_a_flaw_passes() {
+    let mut cases: Vec<_> = FLAWS.iter().flat_map(|(_, cases)| *cases).collect();
+    cases.sort_unstable();
+    cases.dedup();
+    for case in cases {
+        let verdict = check(Flaw::None, Duration::from_secs(30), case);
+        assert_eq!(verdict, Verdict::Passed, "{case}");
+    }
+}
+
+#[test]
+fn every_flaw_is_found() {
+    for (flaw, cases) in FLAWS {
+        for case in *cases {
+            // Little patience: most flaws show as something that never happens.
+            let verdict = check(*flaw, Duration::from_secs(1), case);
+            assert!(
+                matches!(verdict, Verdict::Failed(_)),
+                "{flaw:?} and {case}: {verdict:?}"
+            );
+        }
+    }
+}
+
+type Key = (String, String);
+
+#[derive(Debug, Default)]
+struct Name {
+    holder: Option<(u64, Moment)>,
+    line: VecDeque<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    map: HashMap<Key, Name>,
+    last_epoch: u64,
+    last_ticket: u64,
+    out_of_reach: bool,
+}
+
+#[derive(Debug)]
+struct Store {
+    flaw: Flaw,
+    names: Mutex<Names>,
+    changed: Condvar,
+}
+
+impl Store {
+    fn new(flaw: Flaw) -> Arc<Self> {
+        Arc::new(Self {
+            flaw,
+            names: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == flaw
+    }
+
+    fn wake(&self) {
+        if !self.has(Flaw::WakesNobody) {
+            self.changed.notify_all();
+        }
+    }
+
+    fn key(&self, namespace: &str, name: &str) -> Key {
+        match self.flaw {
+            Flaw::FoldsCase => (namespace.to_owned(), name.to_lowercase()),
+            Flaw::TrimsNames => (namespace.to_owned(), name.trim().to_owned()),
+            Flaw::CutsNames => (namespace.to_owned(), name.chars().take(192).collect()),
+            Flaw::JoinsNamespaces => (String::new(), format!("{namespace}:{name}")),
+            _ => (namespace.to_owned(), name.to_owned()),
+        }
+    }
+
+    fn epoch(&self, names: &mut Names, now: Moment) -> u64 {
+        let clock = now.as_nanos() / 1_000;
+        names.last_epoch = match self.flaw {
+            Flaw::MintsOneEpoch => 7,
+            Flaw::CountsFromOneAgain => names.last_epoch + 1,
+            _ => clock.max(names.last_epoch + 1),
+        };
+        names.last_epoch
+    }
+
+    fn tidy(&self, names: &mut Names, key: &Key) {
+        let unused = |name: &Name| name.line.is_empty() && name.holder.is_none();
+        if !self.has(Flaw::KeepsRows) && names.map.get(key).is_some_and(unused) {
+            names.map.remove(key);
+        }
+    }
+
+    /// Whether `name` is this lease's, as a renewal or release sees it.
+    fn is_own(&self, name: &Name, epoch: u64, flaw: Flaw) -> bool {
+        match name.holder {
+            Some((holder, until)) => {
+                let forgives = self.has(flaw);
+                (holder == epoch || forgives && flaw == Flaw::ReleasesAnybodys)
+                    && (SystemClock.now() < until || forgives)
+            }
+            None => false,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Flawed {
+    store: Arc<Store>,
+    namespace: String,
+}
+
+impl LockProvider for Flawed {
+    fn backend(&self) -> &'static str {
+        "flawed"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+        let store = &self.store;
+        let also = Arc::clone(store);
+        let cancel = request.cancel().filter(|_| !store.has(Flaw::IgnoresCancel));
+        let _wake = cancel.map(|cancel| {
+            cancel.on_cancel(move || {
+                drop(also.lock());
+                also.changed.notify_all();
+            })
+        });
+        let key = store.key(&self.namespace, request.name().as_str());
+        let mut names = store.lock();
+        names.last_ticket += 1;
+        let ticket = names.last_ticket;
+        let name = names.map.entry(key.clone()).or_default();
+        name.line.push_back(ticket);
+        loop {
+            let now = request.now();
+            if names.out_of_reach {
+                let line = names.map.get_mut(&key).map(|name| &mut name.line);
+                line.into_iter()
+                    .for_each(|line| line.retain(|other| *other != ticket));
+                store.tidy(&mut names, &key);
+                if store.has(Flaw::CallsTroubleBusy) {
+                    return Ok(None);
+                }
+                return Err(Error::new(ErrorKind::Unavailable, "the fixture says so"));
+            }
+            let name = names.map.entry(key.clone()).or_default();
+            let until = name.holder.map_or(Moment::default(), |(_, until)| until);
+            let first = store.has(Flaw::ServesAnybodyFirst) || name.line.front() == Some(&ticket);
+            let is_free = name.holder.is_none() || until <= now && !store.has(Flaw::FreesNever);
+            if is_free && first || store.has(Flaw::GrantsAlways) {
+                name.line.retain(|other| *other != ticket);
+                let ttl = match store.flaw {
+                    Flaw::FreesTooEarly => request.ttl() / 2,
+                    _ => request.ttl(),
+                };
+                let epoch = store.epoch(&mut names, now);
+                let name = names.map.entry(key.clone()).or_default();
+                name.holder = Some((epoch, now + ttl));
+                let lease = Box::new(FlawedLease {
+                    store: Arc::clone(store),
+                    key,
+                    epoch,
+                });
+                return Ok(Some(Grant {
+                    lease,
+                    asked_at: now,
+                }));
+            }
+            let mut deadline = request.deadline().unwrap_or_default();
+            if store.has(Flaw::GivesUpTooEarly) {
+                deadline = deadline - Duration::from_millis(30);
+            }
+            if cancel.is_some_and(|cancel| cancel.is_cancelled()) || deadline <= now {
+                if !store.has(Flaw::KeepsWaiters) {
+                    name.line.retain(|other| *other != ticket);
+                }
+                store.tidy(&mut names, &key);
+                store.wake();
+                return Ok(None);
+            }
+            if !store.has(Flaw::WaitsInSilence) {
+                request.contended();
+            }
+            let next = if until > now {
+                until.min(deadline)
+            } else {
+                deadline
+            };
+            let waited = store
+                .changed
+                .wait_timeout(names, next.saturating_since(now));
+            names = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if store.has(Flaw::ServesAnybodyFirst) {
+                // Whoever has to be woken first comes late; here surely so.
+                drop(names);
+                thread::sleep(Duration::from_millis(5));
+                names = store.lock();
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct FlawedLease {
+    store: Arc<Store>,
+    key: Key,
+    epoch: u64,
+}
+
+impl Lease for FlawedLease {
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn renew(&mut self, ttl: Duration, _: Moment) -> Result<Renewal, Error> {
+        let mut names = self.store.lock();
+        match names.map.get_mut(&self.key) {
+            Some(name) if self.store.is_own(name, self.epoch, Flaw::RevivesWhatRanOut) => {
+                name.holder = Some((self.epoch, SystemClock.now() + ttl));
+                Ok(Renewal::Renewed)
+            }
+            _ => Ok(Renewal::Lost),
+        }
+    }
+
+    fn release(self: Box<Self>, _: Moment) -> Result<Released, Error> {
+        let mut names = self.store.lock();
+        let released = match names.map.get_mut(&self.key) {
+            Some(name) if self.store.is_own(name, self.epoch, Flaw::ReleasesAnybodys) => {
+                name.holder = None;
+                Released::Done
+            }
+            _ => Released::AlreadyLost,
+        };
+        self.store.tidy(&mut names, &self.key);
+        self.store.wake();
+        Ok(released)
+    }
+}
+
+struct Fresh(Arc<Store>);
+
+impl Fixture for Fresh {
+    fn open(&self, namespace: &str) -> Result<Arc<dyn LockProvider>, Error> {
+        Ok(Arc::new(Flawed {
+            store: Arc::clone(&self.0),
+            namespace: namespace.to_owned(),
+        }))
+    }
+
+    fn cut_off(&self) -> Option<Restore> {
+        self.0.lock().out_of_reach = true;
+        let store = Arc::clone(&self.0);
+        Some(Restore::new(move || store.lock().out_of_reach = false))
+    }
+
+    fn wipe(&self) -> bool {
+        let mut names = self.0.lock();
+        names.map.clear();
+        names.last_epoch = 0;
+        true
+    }
+
+    fn leftovers(&self) -> Option<Vec<String>> {
+        let names = self.0.lock();
+        Some(names.map.keys().map(|key| format!("{key:?}")).collect())
+    }
+}
