@@ -100,6 +100,30 @@ impl MemoryProvider {
     }
 }
 
+/// Doors for tests of what a program does when it loses a lock, and for people on call.
+impl MemoryProvider {
+    /// The names that are held now, in no order; those whose lease ran out included, until somebody
+    /// asks for them again.
+    pub fn held(&self) -> Vec<LockName> {
+        let shards = self.store.shards.iter();
+        shards.flat_map(Shard::names).collect()
+    }
+
+    /// Takes the lock from whoever holds it; the next waiter gets it. Its holder finds itself lost
+    /// at its next renewal. False: nobody held it.
+    pub fn evict(&self, name: &LockName) -> bool {
+        let now = self.store.clock.now();
+        self.store.shard(name.hash64()).evict(name, now)
+    }
+
+    /// Takes all locks from their holders, as a store does that forgot everything.
+    pub fn clear(&self) {
+        for name in self.held() {
+            self.evict(&name);
+        }
+    }
+}
+
 impl Default for MemoryProvider {
     fn default() -> Self {
         Self::new()
@@ -431,6 +455,23 @@ impl Shard {
             occupied.remove();
         }
         Released::Done
+    }
+
+    fn evict(&self, name: &LockName, now: Moment) -> bool {
+        let mut entries = lock(&self.entries);
+        let found = entries.find_entry(name.hash64(), |entry| entry.name == *name);
+        let Ok(mut occupied) = found else {
+            return false;
+        };
+        if !occupied.get_mut().serve(now) {
+            occupied.remove();
+        }
+        true
+    }
+
+    fn names(&self) -> Vec<LockName> {
+        let entries = lock(&self.entries);
+        entries.iter().map(|entry| entry.name.clone()).collect()
     }
 
     fn poke_all(&self) {

@@ -9,8 +9,11 @@ use std::time::Duration;
 use lockkeeper_core::{Clock, Error, ErrorKind, Moment};
 use rusqlite::{Connection, ErrorCode, Params, Row};
 
-/// What one attempt may wait for other writers, each of which takes some microseconds.
+/// What a single attempt may wait for other writers, each of which takes some microseconds, but
+/// can be put aside by a busy machine while it writes.
 pub(super) const ATTEMPT: Duration = Duration::from_millis(250);
+/// The same for the last look of a wait that is over.
+const LAST_LOOK: Duration = Duration::from_millis(100);
 
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -35,12 +38,12 @@ pub(super) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    /// As long as one attempt may take, and until `deadline`.
+    /// Until `deadline`, or as long as a single attempt may take.
     pub(super) fn new(clock: &'a dyn Clock, deadline: Option<Moment>) -> Self {
-        let attempt = clock.now() + ATTEMPT;
+        let now = clock.now();
         Self {
             clock,
-            until: deadline.map_or(attempt, |deadline| deadline.max(attempt)),
+            until: deadline.map_or(now + ATTEMPT, |deadline| deadline.max(now + LAST_LOOK)),
             is_cancelled: &|| false,
         }
     }
