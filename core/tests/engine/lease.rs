@@ -77,6 +77,19 @@ fn a_loss_by_the_clock_is_for_good_whatever_the_store_says_later() {
 }
 
 #[test]
+fn an_answer_after_the_deadline_revives_nothing_even_if_nobody_looked_before() {
+    let script = Script::new();
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl: 12 * SECOND });
+    let guard = script.keeper().acquire("a", &fixed).unwrap().unwrap();
+    // Asked for 3 s before the deadline at 11 s, and answered 4 s after it: by then the store's
+    // lease would run on until 20 s.
+    script.clock.advance(8 * SECOND);
+    script.renewals("a", Renewals::Late(7 * SECOND));
+    assert_eq!(guard.renew().unwrap_err().kind(), ErrorKind::Lost);
+    assert!(!guard.is_held());
+}
+
+#[test]
 fn the_stores_word_is_a_loss_at_once_and_told_once() {
     #[derive(Default)]
     struct Told(Mutex<Vec<FencingToken>>);

@@ -105,22 +105,45 @@ fn hand_over_can_be_switched_off() {
 
 #[test]
 fn a_lease_is_not_handed_to_a_waiter_that_wants_another() {
+    let ttl = Duration::from_secs(5);
+    for policy in [LeasePolicy::Fixed { ttl }, LeasePolicy::Renewed { ttl }] {
+        let script = Script::new();
+        let (keeper, in_line) = observed(script.builder());
+        let holder = keeper.lock("a").unwrap();
+        let waiter = {
+            let keeper = keeper.clone();
+            thread::spawn(move || {
+                let options = AcquireOptions::new().lease(policy);
+                let guard = keeper.acquire("a", &options).unwrap().unwrap();
+                assert_eq!(guard.remaining(), Duration::from_millis(4500));
+            })
+        };
+        in_line.recv_timeout(PATIENCE).unwrap();
+        drop(holder);
+        waiter.join().unwrap();
+        assert_eq!(script.count("a", "acquire"), 2);
+    }
+}
+
+#[test]
+fn a_lease_that_is_handed_to_a_cancelled_waiter_goes_on_to_the_next() {
     let script = Script::new();
     let (keeper, in_line) = observed(script.builder());
-    let holder = keeper.lock("a").unwrap();
+    let holder = Mutex::new(Some(keeper.lock("a").unwrap()));
+    let cancel = CancelToken::new();
+    // Registered before the waiter, so that it comes before the waiter wakes: by then the token
+    // is cancelled, and the lease is the waiter's.
+    let _release = cancel.on_cancel(move || drop(holder.lock().unwrap().take()));
     let waiter = {
-        let keeper = keeper.clone();
-        let ttl = Duration::from_secs(5);
-        thread::spawn(move || {
-            let options = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
-            let guard = keeper.acquire("a", &options).unwrap().unwrap();
-            assert_eq!(guard.remaining(), Duration::from_millis(4500));
-        })
+        let (keeper, cancel) = (keeper.clone(), cancel.clone());
+        let options = AcquireOptions::new().cancel(&cancel);
+        thread::spawn(move || keeper.acquire("a", &options).map(drop))
     };
     in_line.recv_timeout(PATIENCE).unwrap();
-    drop(holder);
-    waiter.join().unwrap();
-    assert_eq!(script.count("a", "acquire"), 2);
+    cancel.cancel();
+    let error = waiter.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert!(keeper.try_lock("a").unwrap().is_some(), "it stayed behind");
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(crate) enum Renewals {
     /// No answer, and the call does not return.
     Hang,
     Panic,
+    /// Renewed, but the reply takes this long by the test's clock.
+    Late(Duration),
 }
 
 /// How the store answers the next acquisition.
@@ -169,6 +171,7 @@ impl LockProvider for Script {
         let lease = Box::new(ScriptLease {
             name,
             epoch,
+            clock: self.clock.clone(),
             shared: Arc::clone(&self.shared),
         });
         Ok(Some(Grant { lease, asked_at }))
@@ -179,6 +182,7 @@ impl LockProvider for Script {
 struct ScriptLease {
     name: String,
     epoch: u64,
+    clock: ManualClock,
     shared: Arc<Shared>,
 }
 
@@ -195,6 +199,10 @@ impl Lease for ScriptLease {
         }
         match how(&state) {
             Renewals::Work => Ok(Renewal::Renewed),
+            Renewals::Late(span) => {
+                self.clock.advance(span);
+                Ok(Renewal::Renewed)
+            }
             Renewals::Lost => {
                 state.held.remove(&self.name);
                 Ok(Renewal::Lost)
