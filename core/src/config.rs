@@ -5,8 +5,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use percent_encoding::percent_decode_str;
-
 use crate::capabilities::Capability;
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, ErrorKind};
@@ -14,6 +12,7 @@ use crate::keeper::LockKeeper;
 use crate::name::check_length;
 use crate::observer::Observer;
 use crate::options::{LeasePolicy, Wait};
+use crate::url::StoreUrl;
 
 /// The keys that every store takes; a backend adds its own.
 pub const COMMON_KEYS: [&str; 9] = [
@@ -335,108 +334,6 @@ impl<'de> serde::Deserialize<'de> for Config {
     }
 }
 
-/// Where a store is. Neither `Display` nor `Debug` shows the password.
-#[derive(Clone, PartialEq, Eq)]
-pub struct StoreUrl {
-    inner: url::Url,
-}
-
-impl StoreUrl {
-    /// The place, and the query's pairs.
-    fn parse(text: &str) -> Result<(Self, Vec<(String, String)>), Error> {
-        let mut inner = url::Url::parse(text).map_err(|error| {
-            Error::new(
-                ErrorKind::InvalidUrl,
-                format!("not a store's URL ({error}); write it like memory: or sqlite:/var/lib/app/locks.db?ttl=30s"),
-            )
-        })?;
-        if inner.fragment().is_some() {
-            return Err(Error::new(
-                ErrorKind::InvalidUrl,
-                "a store's URL has no part behind `#`; write a `#` in a path as %23",
-            ));
-        }
-        let pairs = inner.query_pairs().into_owned().collect();
-        inner.set_query(None);
-        Ok((Self { inner }, pairs))
-    }
-
-    /// The scheme, such as `sqlite`.
-    pub fn scheme(&self) -> &str {
-        self.inner.scheme()
-    }
-
-    /// The path with `%XX` decoded, as bytes mean it: `/var/lib/locks.db`, `relative.db`, `NAME`.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidUrl`] where the decoded path is not UTF-8.
-    pub fn path(&self) -> Result<String, Error> {
-        decoded(self.inner.path(), "path")
-    }
-
-    /// The host, where there is one.
-    pub fn host(&self) -> Option<&str> {
-        self.inner.host_str().filter(|host| !host.is_empty())
-    }
-
-    /// The port, where one is written.
-    pub fn port(&self) -> Option<u16> {
-        self.inner.port()
-    }
-
-    /// The user, decoded; `None` where none is written.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidUrl`] where it is not UTF-8.
-    pub fn username(&self) -> Result<Option<String>, Error> {
-        match self.inner.username() {
-            "" => Ok(None),
-            user => decoded(user, "user").map(Some),
-        }
-    }
-
-    /// The password, decoded. Keep it out of errors and logs.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidUrl`] where it is not UTF-8.
-    pub fn password(&self) -> Result<Option<String>, Error> {
-        self.inner
-            .password()
-            .map(|password| decoded(password, "password"))
-            .transpose()
-    }
-}
-
-fn decoded(text: &str, part: &str) -> Result<String, Error> {
-    percent_decode_str(text)
-        .decode_utf8()
-        .map(std::borrow::Cow::into_owned)
-        .map_err(|_| {
-            Error::new(
-                ErrorKind::InvalidUrl,
-                format!("the {part} of the URL is not UTF-8 after decoding its %XX"),
-            )
-        })
-}
-
-impl fmt::Display for StoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.inner.password().is_none() {
-            return f.write_str(self.inner.as_str());
-        }
-        let mut shown = self.inner.clone();
-        // Fails only where a URL cannot have a password, and then there is none to hide.
-        let _ = shown.set_password(Some("***"));
-        f.write_str(shown.as_str())
-    }
-}
-
-impl fmt::Debug for StoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -469,17 +366,6 @@ mod tests {
         let env = vars(&[("APP_URL", "memory:?ttl=1s"), ("APP_TTL", "5s")]);
         let error = Config::from_vars("APP", env.into_iter()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidValue);
-    }
-
-    #[test]
-    fn paths_are_decoded_and_passwords_hidden() {
-        let config = Config::from_url("sqlite:/tmp/a%20b%3F.db").unwrap();
-        assert_eq!(config.url().path().unwrap(), "/tmp/a b?.db");
-        let config = Config::from_url("redis://me:s%65cret@127.0.0.1:1/2?ttl=1s").unwrap();
-        assert_eq!(config.url().password().unwrap().unwrap(), "secret");
-        let shown = format!("{config:?} {}", config.url());
-        assert!(!shown.contains("cret"), "{shown}");
-        assert!(shown.contains("me:***@127.0.0.1:1/2"), "{shown}");
     }
 
     #[test]

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use crate::capabilities::Capability;
 use crate::clock::Clock;
-use crate::config::{COMMON_KEYS, Config, StoreUrl, duration};
+use crate::config::{COMMON_KEYS, Config, duration};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::observer::Watcher;
 use crate::provider::LockProvider;
+use crate::url::StoreUrl;
 
 /// Opens stores of some URL schemes.
 pub trait Driver: fmt::Debug + Send + Sync + 'static {

@@ -24,11 +24,12 @@ mod reentrant;
 mod sync;
 mod token;
 mod upkeep;
+mod url;
 
 pub use cancel::{CancelRegistration, CancelToken};
 pub use capabilities::{Capabilities, Capability};
 pub use clock::{Clock, ManualClock, Moment, SystemClock};
-pub use config::{COMMON_KEYS, Config, StoreUrl};
+pub use config::{COMMON_KEYS, Config};
 pub use driver::{Driver, Drivers, Target};
 pub use error::{Error, ErrorKind};
 pub use guard::{LockGuard, LostSignal, LostWait};
@@ -41,3 +42,4 @@ pub use provider::{
 };
 pub use reentrant::{ReentrantGuard, ReentrantKeeper};
 pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS};
+pub use url::StoreUrl;

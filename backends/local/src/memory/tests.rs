@@ -10,8 +10,7 @@ use crate::testing::{Spy, until};
 
 fn waiters(provider: &MemoryProvider, name: &str) -> usize {
     let name = LockName::new(name).unwrap();
-    let mut entries = lock(&provider.store.shard(name.hash64()).entries);
-    Shard::find(&mut entries, &name).map_or(0, |entry| entry.waiters.len())
+    provider.store.shard(name.hash64()).waiting(&name)
 }
 
 fn keeper(provider: &MemoryProvider, clock: &Arc<dyn Clock>) -> LockKeeper {
