@@ -137,11 +137,18 @@ impl Hold {
         Moment::from_nanos(self.until.load(Ordering::Acquire))
     }
 
-    /// How the guard of `turn` stands; from its deadline on it is lost, whoever looks first.
+    /// How the guard of `turn` stands.
     pub(crate) fn standing(&self, turn: u32, now: Moment) -> Standing {
-        if self.turn.load(Ordering::Acquire) != turn {
-            return Standing::Over;
+        if self.turn.load(Ordering::Acquire) == turn {
+            self.state(now)
+        } else {
+            Standing::Over
         }
+    }
+
+    /// How the lease stands, whoever's turn it is; from its deadline on it is lost, whoever looks
+    /// first.
+    pub(crate) fn state(&self, now: Moment) -> Standing {
         loop {
             match self.until.load(Ordering::Acquire) {
                 LOST => return Standing::Lost,
@@ -208,7 +215,7 @@ impl Hold {
             .clamp(LOST + 1, OVER - 1);
         loop {
             let old = self.until.load(Ordering::Acquire);
-            if old == OVER || self.standing(self.turn(), clock.now()) != Standing::Held {
+            if self.state(clock.now()) != Standing::Held {
                 return;
             }
             if new <= old || self.replace_until(old, new) {
@@ -219,8 +226,7 @@ impl Hold {
 
     /// Takes the lease out for a renewal. `None`: it is away already, lost, or over.
     pub(crate) fn take_to_renew(&self, clock: &dyn Clock) -> Option<Box<dyn Lease>> {
-        let turn = self.turn.load(Ordering::Acquire);
-        if self.standing(turn, clock.now()) != Standing::Held {
+        if self.state(clock.now()) != Standing::Held {
             return None;
         }
         let mut inside = lock(&self.inside);

@@ -152,7 +152,7 @@ fn look(engine: &Arc<Engine>) -> u64 {
     // Renewals that are due soon go along with those that are due: many leases, few round trips.
     let horizon = now + engine.settings.lease.ttl() / 12;
     let next = engine.queue.scan(horizon.as_nanos(), |hold| {
-        if hold.standing(hold.turn(), now) == Standing::Lost {
+        if hold.state(now) == Standing::Lost {
             if hold.must_tell() {
                 jobs.push(Job::TellLost(Arc::clone(hold)));
             }
@@ -316,7 +316,7 @@ pub(crate) fn settle(
                 .tell(|o| o.renewal_unknown(&hold.name, token, error)),
         }
     }
-    let due = match hold.standing(hold.turn(), engine.clock.now()) {
+    let due = match hold.state(engine.clock.now()) {
         Standing::Held => hold.due(),
         Standing::Lost => 0,
         Standing::Over => return,

@@ -10,7 +10,7 @@ use lockkeeper_core::{
     LostWait, Observer, Released,
 };
 
-use crate::script::{Grants, PATIENCE, Renewals, Script};
+use crate::script::{Grants, PATIENCE, Renewals, Script, eventually};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -19,15 +19,6 @@ fn next_renewal(script: &Script, name: &str) {
     let before = script.count(name, "renew");
     script.clock.advance(4 * SECOND);
     script.until(name, "renew", before + 1);
-}
-
-/// Waits until `done`, which other threads bring about.
-fn eventually(what: &str, done: impl Fn() -> bool) {
-    let deadline = std::time::Instant::now() + PATIENCE;
-    while !done() {
-        assert!(std::time::Instant::now() < deadline, "{what}");
-        thread::yield_now();
-    }
 }
 
 fn held_for(guard: &LockGuard, span: Duration) {

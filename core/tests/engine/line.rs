@@ -11,7 +11,7 @@ use lockkeeper_core::{
     Observer, Wait,
 };
 
-use crate::script::{Grants, PATIENCE, Script};
+use crate::script::{Grants, PATIENCE, Renewals, Script, eventually};
 
 /// Says when a thread has begun to wait.
 struct InLine(Mutex<Sender<()>>);
@@ -123,6 +123,35 @@ fn a_lease_is_not_handed_to_a_waiter_that_wants_another() {
         waiter.join().unwrap();
         assert_eq!(script.count("a", "acquire"), 2);
     }
+}
+
+#[test]
+fn a_renewal_under_way_does_not_stop_a_hand_over_and_counts_for_the_next() {
+    let script = Script::new();
+    let (keeper, in_line) = observed(script.builder().handover_time(Duration::from_secs(60)));
+    let holder = keeper.lock("a").unwrap();
+    script.renewals("a", Renewals::Hang);
+    script.clock.advance(Duration::from_secs(4));
+    script.until("a", "renew", 1);
+    let waiter = {
+        let keeper = keeper.clone();
+        thread::spawn(move || keeper.lock("a").unwrap())
+    };
+    in_line.recv_timeout(PATIENCE).unwrap();
+    drop(holder);
+    let next = waiter.join().unwrap();
+    assert_eq!(next.remaining(), Duration::from_secs(7));
+    script.renewals("a", Renewals::Work);
+    // And it goes on being renewed.
+    for _ in 0..5 {
+        let before = script.count("a", "renew");
+        eventually("the renewal counts", || {
+            next.remaining() == Duration::from_secs(11)
+        });
+        script.clock.advance(Duration::from_secs(4));
+        script.until("a", "renew", before + 1);
+    }
+    assert_eq!(script.count("a", "acquire"), 1);
 }
 
 #[test]

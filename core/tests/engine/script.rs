@@ -224,3 +224,12 @@ impl Lease for ScriptLease {
         Ok(Released::Done)
     }
 }
+
+/// Waits until `done`, which other threads bring about.
+pub(crate) fn eventually(what: &str, done: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !done() {
+        assert!(std::time::Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
