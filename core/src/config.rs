@@ -29,7 +29,8 @@ pub const COMMON_KEYS: [&str; 9] = [
 
 /// Variables with the prefix `LOCKKEEPER_` that are not settings: where tests find servers, and
 /// what `lockkeeper run` tells its child.
-const NOT_SETTINGS: [&str; 6] = [
+const NOT_SETTINGS: [&str; 7] = [
+    "servers",
     "redis_server",
     "mariadbd",
     "mysqld",

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::clock::Moment;
 use crate::engine::Engine;
@@ -20,7 +20,7 @@ use crate::sync::{lock, wait};
 /// The most threads that renew at the same time, and so the most dead calls that cost nobody else
 /// anything.
 const MOST_WORKERS: usize = 4;
-/// How long work may lie there before another thread joins.
+/// How long work may lie there without any of it being taken, before another thread joins.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// Not started yet, or asleep until told: any due time is news.
 const ASLEEP: u64 = u64::MAX;
@@ -45,6 +45,27 @@ struct State {
     jobs: VecDeque<Job>,
     idle: usize,
     workers: usize,
+    /// How many jobs were taken so far.
+    taken: u64,
+    /// What `taken` was when work was first seen lying there, and when that was.
+    stands_still: Option<(u64, Instant)>,
+}
+
+impl State {
+    /// Whether work lies there that nobody comes for: the threads that there are hang in the store.
+    fn is_stuck(&mut self) -> bool {
+        if self.idle > 0 {
+            self.stands_still = None;
+            return false;
+        }
+        match self.stands_still {
+            Some((taken, since)) if taken == self.taken => since.elapsed() >= PATIENCE,
+            _ => {
+                self.stands_still = Some((self.taken, Instant::now()));
+                false
+            }
+        }
+    }
 }
 
 enum Job {
@@ -179,21 +200,23 @@ fn look(engine: &Arc<Engine>) -> u64 {
     }
 }
 
-/// Gives jobs to the workers and has another one join where none of them is free. True while jobs
-/// lie there and more workers could join.
+/// Gives jobs to the workers and has another one join where those that there are hang. True while
+/// jobs lie there and more workers could join.
 fn enqueue(engine: &Arc<Engine>, jobs: Vec<Job>) -> bool {
     let upkeep = &engine.upkeep;
     let mut state = lock(&upkeep.state);
     state.jobs.extend(jobs);
     if state.jobs.is_empty() {
+        state.stands_still = None;
         return false;
     }
-    if state.idle == 0 && state.workers < MOST_WORKERS {
+    if state.workers == 0 || (state.workers < MOST_WORKERS && state.is_stuck()) {
         let of = Arc::downgrade(engine);
         let shared = Arc::clone(upkeep);
         // Where no thread can be had, the next look tries again while the lease lasts.
         if spawn("lockkeeper-renew", move || work(&of, &shared)).is_ok() {
             state.workers += 1;
+            state.stands_still = None;
         }
     }
     upkeep.work.notify_one();
@@ -213,6 +236,7 @@ fn work(of: &Weak<Engine>, upkeep: &Arc<Upkeep>) {
             state.idle -= 1;
             continue;
         };
+        state.taken += 1;
         let Some(engine) = of.upgrade() else { return };
         match job {
             Job::TellLost(hold) => {
