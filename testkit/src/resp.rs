@@ -1,0 +1,223 @@
+//! Redis's protocol, as much of it as tests need to look at a server behind a backend's back.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a server may take to answer, unless [`RedisClient::patience`] says otherwise.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// More than this is no answer that a test asked for.
+const LONGEST: usize = 64 << 20;
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// `+OK`
+    Status(String),
+    /// `-WRONGTYPE …`
+    Error(String),
+    /// `:1`
+    Int(i64),
+    /// A string, or nothing.
+    Bulk(Option<Vec<u8>>),
+    /// A list, or nothing.
+    Array(Option<Vec<Reply>>),
+}
+
+impl Reply {
+    /// The text of a status or a string; of anything else `None`.
+    #[must_use]
+    pub fn text(&self) -> Option<String> {
+        match self {
+            Self::Status(text) => Some(text.clone()),
+            Self::Bulk(Some(bytes)) => Some(String::from_utf8_lossy(bytes).into_owned()),
+            _ => None,
+        }
+    }
+
+    /// The number, also where it came as text.
+    #[must_use]
+    pub fn int(&self) -> Option<i64> {
+        match self {
+            Self::Int(value) => Some(*value),
+            other => other.text()?.parse().ok(),
+        }
+    }
+
+    /// The list's items; of anything else none.
+    #[must_use]
+    pub fn items(&self) -> &[Self] {
+        match self {
+            Self::Array(Some(items)) => items,
+            _ => &[],
+        }
+    }
+
+    /// Whether the server has nothing there.
+    #[must_use]
+    pub fn is_nil(&self) -> bool {
+        matches!(self, Self::Bulk(None) | Self::Array(None))
+    }
+}
+
+/// A connection to a server's unix socket.
+pub struct RedisClient {
+    stream: BufReader<UnixStream>,
+}
+
+impl RedisClient {
+    pub(crate) fn connect(socket: &Path, password: Option<&str>) -> io::Result<Self> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut client = Self {
+            stream: BufReader::new(stream),
+        };
+        if let Some(password) = password {
+            client.command(&["AUTH", password])?;
+        }
+        Ok(client)
+    }
+
+    /// How long an answer may take before it is an error; for commands that block.
+    ///
+    /// # Errors
+    /// Zero.
+    pub fn patience(&mut self, patience: Duration) -> io::Result<()> {
+        self.stream.get_ref().set_read_timeout(Some(patience))
+    }
+
+    /// Sends a command and waits for its answer, at most 10 s.
+    ///
+    /// # Errors
+    /// An error that the server answered with ([`RedisClient::raw`] hands it out as an answer), no
+    /// answer in time, or a broken connection.
+    pub fn command<T: AsRef<[u8]>>(&mut self, words: &[T]) -> io::Result<Reply> {
+        match self.raw(words)? {
+            Reply::Error(error) => Err(io::Error::other(error)),
+            reply => Ok(reply),
+        }
+    }
+
+    /// As [`RedisClient::command`], but that a server's error is an answer.
+    ///
+    /// # Errors
+    /// No answer in time, or a broken connection.
+    pub fn raw<T: AsRef<[u8]>>(&mut self, words: &[T]) -> io::Result<Reply> {
+        self.send(words)?;
+        self.receive()
+    }
+
+    /// Sends a command and waits for nothing.
+    ///
+    /// # Errors
+    /// A broken connection.
+    pub fn send<T: AsRef<[u8]>>(&mut self, words: &[T]) -> io::Result<()> {
+        let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            let word = word.as_ref();
+            bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+            bytes.extend_from_slice(word);
+            bytes.extend_from_slice(b"\r\n");
+        }
+        self.stream.get_mut().write_all(&bytes)
+    }
+
+    /// The next answer, or what was published to a channel that was subscribed to.
+    ///
+    /// # Errors
+    /// None in time, or a broken connection.
+    pub fn receive(&mut self) -> io::Result<Reply> {
+        receive(&mut self.stream, 8)
+    }
+}
+
+impl fmt::Debug for RedisClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisClient").finish_non_exhaustive()
+    }
+}
+
+fn receive(stream: &mut impl BufRead, depth: usize) -> io::Result<Reply> {
+    let bad = |line: &str| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("not an answer: {line:?}"),
+        )
+    };
+    let mut line = String::new();
+    if stream.read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let rest = line.get(1..).unwrap_or_default().trim_end();
+    let number = || rest.parse::<i64>().map_err(|_| bad(&line));
+    // A length of -1 means nothing.
+    let length = || match usize::try_from(number()?) {
+        Ok(length) if length > LONGEST => Err(bad(&line)),
+        Ok(length) => Ok(Some(length)),
+        Err(_) => Ok(None),
+    };
+    Ok(match line.as_bytes().first() {
+        Some(b'+') => Reply::Status(rest.to_owned()),
+        Some(b'-') => Reply::Error(rest.to_owned()),
+        Some(b':') => Reply::Int(number()?),
+        Some(b'$') => match length()? {
+            None => Reply::Bulk(None),
+            Some(length) => {
+                let mut bytes = vec![0; length + 2];
+                stream.read_exact(&mut bytes)?;
+                bytes.truncate(length);
+                Reply::Bulk(Some(bytes))
+            }
+        },
+        Some(b'*') if depth > 0 => match length()? {
+            None => Reply::Array(None),
+            Some(length) => Reply::Array(Some(
+                (0..length)
+                    .map(|_| receive(stream, depth - 1))
+                    .collect::<io::Result<_>>()?,
+            )),
+        },
+        _ => return Err(bad(&line)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_answer_is_read() {
+        let mut bytes: &[u8] = b"*6\r\n+OK\r\n-ERR no\r\n:-2\r\n$4\r\na\r\nb\r\n$-1\r\n*-1\r\n";
+        let reply = receive(&mut bytes, 8).unwrap();
+        assert_eq!(
+            reply.items(),
+            [
+                Reply::Status("OK".to_owned()),
+                Reply::Error("ERR no".to_owned()),
+                Reply::Int(-2),
+                Reply::Bulk(Some(b"a\r\nb".to_vec())),
+                Reply::Bulk(None),
+                Reply::Array(None),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_no_answer_is_an_error() {
+        for text in [
+            "",
+            "hello\r\n",
+            "$x\r\n",
+            "$99999999999\r\n",
+            "$5\r\nab",
+            "*1\r\n",
+        ] {
+            let mut bytes = text.as_bytes();
+            assert!(receive(&mut bytes, 8).is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Certificates that nobody outside of a test trusts.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+
+/// The files (PEM) of an authority made for one test, and of a server that it vouches for as
+/// `localhost` and `127.0.0.1`.
+#[derive(Debug, Clone)]
+pub struct Certificates {
+    /// The authority's certificate: what a client is told to trust.
+    pub authority: PathBuf,
+    /// The server's certificate.
+    pub certificate: PathBuf,
+    /// The server's private key.
+    pub key: PathBuf,
+}
+
+impl Certificates {
+    /// Makes them in `folder`, which must exist. Each call makes another authority, so a second one is
+    /// what a client must *not* trust.
+    ///
+    /// # Errors
+    /// The folder cannot be written to.
+    pub fn make(folder: &Path) -> io::Result<Self> {
+        let [authority, certificate, key] = pems().map_err(io::Error::other)?;
+        let write = |name: &str, pem: String| {
+            let file = folder.join(name);
+            fs::write(&file, pem).map(|()| file)
+        };
+        Ok(Self {
+            authority: write("authority.pem", authority)?,
+            certificate: write("server.pem", certificate)?,
+            key: write("server.key", key)?,
+        })
+    }
+}
+
+fn pems() -> Result<[String; 3], rcgen::Error> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "lockkeeper test authority");
+    let authority_key = KeyPair::generate()?;
+    let authority = params.self_signed(&authority_key)?.pem();
+    let issuer = Issuer::new(params, authority_key);
+
+    let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])?;
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "localhost");
+    params.use_authority_key_identifier_extension = true;
+    let key = KeyPair::generate()?;
+    let certificate = params.signed_by(&key, &issuer)?.pem();
+    Ok([authority, certificate, key.serialize_pem()])
+}

@@ -1,0 +1,336 @@
+//! The proxy, in front of a small server that answers every line with itself.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "that is how a test fails"
+)]
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use lockkeeper_testkit::{Fault, Proxy};
+
+/// For what must come.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// For what must not come: what is wrong shows sooner, what is right is not hurried.
+const SILENCE: Duration = Duration::from_millis(150);
+
+/// Answers each line with itself and counts the lines it saw.
+struct Echo {
+    addr: SocketAddr,
+    lines: Arc<AtomicUsize>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Echo {
+    fn new() -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let lines = Arc::new(AtomicUsize::new(0));
+        let over = Arc::new(AtomicBool::new(false));
+        let thread = thread::spawn({
+            let (lines, over) = (Arc::clone(&lines), Arc::clone(&over));
+            move || {
+                for stream in listener.incoming() {
+                    if over.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    let lines = Arc::clone(&lines);
+                    thread::spawn(move || echo(&stream.unwrap(), &lines));
+                }
+            }
+        });
+        Self {
+            addr,
+            lines,
+            over,
+            thread: Some(thread),
+        }
+    }
+
+    fn lines(&self) -> usize {
+        self.lines.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.addr);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn echo(mut stream: &TcpStream, lines: &AtomicUsize) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut line = String::new();
+    while matches!(reader.read_line(&mut line), Ok(read) if read > 0) {
+        lines.fetch_add(1, Ordering::SeqCst);
+        let _ = stream.write_all(line.as_bytes());
+        line.clear();
+    }
+}
+
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn new(addr: SocketAddr) -> Self {
+        let stream = TcpStream::connect(addr).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(BufReader::new(stream))
+    }
+
+    fn say(&mut self, line: &str) {
+        self.0
+            .get_mut()
+            .write_all(format!("{line}\n").as_bytes())
+            .unwrap();
+    }
+
+    fn hear(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        self.0.read_line(&mut line)?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        self.say(line);
+        self.hear().unwrap()
+    }
+
+    fn hears_nothing(&mut self) -> bool {
+        self.0.get_ref().set_read_timeout(Some(SILENCE)).unwrap();
+        let heard = self.0.fill_buf().map(<[u8]>::len);
+        self.0.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
+        heard.is_err_and(|error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+            )
+        })
+    }
+}
+
+#[test]
+fn passes_and_counts() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut one = Client::new(proxy.addr());
+    let mut two = Client::new(proxy.addr());
+    assert_eq!(one.ask("hello"), "hello");
+    assert_eq!(two.ask("you"), "you");
+    let counts = proxy.counts();
+    assert_eq!(
+        (
+            counts.accepted,
+            counts.open,
+            counts.requests,
+            counts.replies
+        ),
+        (2, 2, 2, 2)
+    );
+    assert_eq!((counts.request_bytes, counts.reply_bytes), (10, 10));
+    drop(one);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 1));
+    assert_eq!(two.ask("still"), "still");
+    assert_eq!(proxy.counts().cut, 0, "who closes by himself was not cut");
+}
+
+#[test]
+fn a_dropped_request_never_reaches_the_server() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut client = Client::new(proxy.addr());
+    proxy.set(Fault::DropRequests);
+    client.say("lost");
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_requests == 1));
+    proxy.set(Fault::Pass);
+    assert_eq!(client.ask("found"), "found");
+    assert_eq!(echo.lines(), 1);
+}
+
+#[test]
+fn a_dropped_reply_is_of_a_request_that_was_served() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut client = Client::new(proxy.addr());
+    proxy.set(Fault::DropReplies);
+    client.say("lost");
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
+    proxy.set(Fault::Pass);
+    assert_eq!(client.ask("found"), "found");
+    assert_eq!(echo.lines(), 2);
+}
+
+#[test]
+fn once_is_for_one_request_that_has_the_words() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut other = Client::new(proxy.addr());
+    let mut client = Client::new(proxy.addr());
+    proxy.once("needle", Fault::DropReplies);
+    assert_eq!(other.ask("hay"), "hay");
+    client.say("a needle");
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
+    assert_eq!(other.ask("a needle too"), "a needle too");
+    assert_eq!(client.ask("a needle again"), "a needle again");
+    proxy.once("", Fault::CutReplyAfter(0));
+    proxy.set(Fault::Pass);
+    assert_eq!(client.ask("taken back"), "taken back");
+}
+
+#[test]
+fn once_in_the_dark_is_one_connection_until_all_is_set() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut other = Client::new(proxy.addr());
+    let mut client = Client::new(proxy.addr());
+    proxy.once("needle", Fault::Dark);
+    client.say("a needle");
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1));
+    assert_eq!(other.ask("hay"), "hay");
+    assert_eq!(echo.lines(), 1);
+    proxy.set(Fault::Pass);
+    assert_eq!(client.hear().unwrap(), "a needle");
+}
+
+#[test]
+fn delays_hold_back_either_way() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut client = Client::new(proxy.addr());
+    let delay = Duration::from_millis(200);
+    for (fault, served) in [
+        (Fault::DelayRequests(delay), 0),
+        (Fault::DelayReplies(delay), 2),
+    ] {
+        proxy.set(fault);
+        let held = proxy.counts().held;
+        let start = Instant::now();
+        client.say("slow");
+        assert!(proxy.wait_for(PATIENCE, |counts| counts.held > held));
+        assert!(echo.lines() == served || start.elapsed() >= delay);
+        assert_eq!(client.hear().unwrap(), "slow");
+        // A lower bound: no busy machine makes it shorter.
+        assert!(start.elapsed() >= delay, "{fault:?}");
+    }
+}
+
+#[test]
+fn cuts_in_the_middle_of_a_reply() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut client = Client::new(proxy.addr());
+    proxy.set(Fault::CutReplyAfter(8));
+    assert_eq!(client.ask("four"), "four");
+    client.say("four more");
+    let mut rest = String::new();
+    let _ = client.0.read_to_string(&mut rest);
+    assert_eq!(rest, "fou", "5 of the 8 bytes went before");
+    assert_eq!(proxy.counts().cut, 1);
+    proxy.set(Fault::Pass);
+    assert_eq!(Client::new(proxy.addr()).ask("again"), "again");
+}
+
+#[test]
+fn dark_is_silence_and_ends() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut old = Client::new(proxy.addr());
+    assert_eq!(old.ask("light"), "light");
+    proxy.set(Fault::Dark);
+    old.say("one");
+    let mut new = Client::new(proxy.addr());
+    new.say("two");
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1 && counts.accepted == 2));
+    assert!(old.hears_nothing() && new.hears_nothing());
+    assert_eq!(echo.lines(), 1);
+    proxy.set(Fault::Pass);
+    assert_eq!(old.hear().unwrap(), "one");
+    assert_eq!(new.hear().unwrap(), "two");
+}
+
+#[test]
+fn refuses_like_a_port_without_a_server() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut client = Client::new(proxy.addr());
+    assert_eq!(client.ask("here"), "here");
+    for _ in 0..10 {
+        proxy.refuse();
+        assert!(
+            client.hear().map_or(true, |line| line.is_empty()),
+            "what was open is cut"
+        );
+        let refused = TcpStream::connect(proxy.addr()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        proxy.accept().unwrap();
+        client = Client::new(proxy.addr());
+        assert_eq!(client.ask("back"), "back");
+    }
+}
+
+#[test]
+fn leads_elsewhere_after_a_fail_over() {
+    let (one, two) = (Echo::new(), Echo::new());
+    let proxy = Proxy::new(one.addr).unwrap();
+    let mut client = Client::new(proxy.addr());
+    assert_eq!(client.ask("one"), "one");
+    proxy.lead_to(two.addr);
+    proxy.cut();
+    assert!(client.hear().map_or(true, |line| line.is_empty()));
+    assert_eq!(Client::new(proxy.addr()).ask("two"), "two");
+    assert_eq!((one.lines(), two.lines()), (1, 1));
+}
+
+#[test]
+fn a_target_that_is_not_there_closes_the_connection() {
+    let gone = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let proxy = Proxy::new(gone).unwrap();
+    let mut client = Client::new(proxy.addr());
+    assert!(client.hear().map_or(true, |line| line.is_empty()));
+}
+
+#[test]
+fn its_end_is_prompt_whatever_it_is_doing() {
+    for fault in [
+        Fault::Pass,
+        Fault::Dark,
+        Fault::DelayReplies(Duration::from_secs(3600)),
+        Fault::DropReplies,
+    ] {
+        let echo = Echo::new();
+        let proxy = Proxy::new(echo.addr).unwrap();
+        proxy.set(fault);
+        let mut clients: Vec<Client> = (0..20).map(|_| Client::new(proxy.addr())).collect();
+        for client in &mut clients {
+            client.say("and then");
+        }
+        assert!(proxy.wait_for(PATIENCE, |counts| counts.accepted == 20));
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            drop(proxy);
+            let _ = tell.send(());
+        });
+        told.recv_timeout(PATIENCE)
+            .expect("the drop comes to its end");
+        for client in &mut clients {
+            let mut rest = Vec::new();
+            let _ = client.0.read_to_end(&mut rest);
+        }
+    }
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    proxy.refuse();
+    drop(proxy);
+}
