@@ -7,6 +7,10 @@ pub use lockkeeper_core::*;
 /// The embedded stores as types, for programs that build their keeper without a URL.
 pub use lockkeeper_local as local;
 
+/// The Redis backend as types, for programs that build their keeper without a URL.
+#[cfg(feature = "redis")]
+pub use lockkeeper_redis as redis;
+
 /// The drivers that were compiled in. Add one of your own with [`Drivers::with`].
 pub fn drivers() -> Drivers {
     let drivers = Drivers::new().with(lockkeeper_local::MemoryDriver);
@@ -14,6 +18,12 @@ pub fn drivers() -> Drivers {
     let drivers = drivers.with(lockkeeper_local::SqliteDriver);
     #[cfg(not(feature = "sqlite"))]
     let drivers = drivers.without("sqlite", "sqlite");
+    #[cfg(feature = "redis")]
+    let drivers = drivers.with(lockkeeper_redis::RedisDriver);
+    #[cfg(not(feature = "redis"))]
+    let drivers = ["redis", "rediss", "unix"]
+        .into_iter()
+        .fold(drivers, |drivers, scheme| drivers.without(scheme, "redis"));
     drivers
 }
 

@@ -15,6 +15,10 @@ fn main() -> ExitCode {
     {
         run = run.suite(fixtures::sqlite::suite());
     }
+    #[cfg(all(feature = "redis", unix))]
+    {
+        run = fixtures::redis::suites().fold(run, Run::suite);
+    }
     run = run.every_package_under(Path::new(env!("CARGO_MANIFEST_DIR")).join("backends"));
     run.main()
 }

@@ -69,7 +69,7 @@ impl LockProvider for Slow {
 
 fn drivers(far: &Unreachable) -> Drivers {
     let drivers = lockkeeper::drivers().with(far.clone()).with(Slow);
-    drivers.without("redis", "redis")
+    drivers.without("mysql", "mysql")
 }
 
 fn refused(drivers: &Drivers, url: &str) -> Error {
@@ -85,12 +85,8 @@ fn each_mistake_has_its_own_kind_and_a_way_out_and_reaches_no_store() {
     for (url, kind, says) in [
         ("no url at all", ErrorKind::InvalidUrl, "sqlite:/var/lib"),
         ("far:/x#y", ErrorKind::InvalidUrl, "%23"),
-        (
-            "reddis://h",
-            ErrorKind::UnknownScheme,
-            "memory:, sqlite:, far:",
-        ),
-        ("redis://h", ErrorKind::FeatureDisabled, "feature `redis`"),
+        ("reddis://h", ErrorKind::UnknownScheme, "memory:, sqlite:"),
+        ("mysql://h", ErrorKind::FeatureDisabled, "feature `mysql`"),
         ("far:?tll=5s", ErrorKind::UnknownKey, "did you mean `ttl`?"),
         (
             "far:?pasword=x",

@@ -17,6 +17,7 @@ use crate::fixture::Fixture;
 use crate::rig::{Rig, Skip};
 
 pub(crate) type Make = dyn Fn() -> Box<dyn Fixture> + Send + Sync;
+pub(crate) type Ignored = dyn Fn() -> Option<String> + Send + Sync;
 pub(crate) type Open = dyn Fn(&str, &str) -> Result<Arc<dyn LockProvider>, Error> + Send + Sync;
 
 /// A kind of store, and how to come by a fresh one.
@@ -27,6 +28,7 @@ pub struct Suite {
     pub(crate) make: Arc<Make>,
     pub(crate) open: Option<Arc<Open>>,
     pub(crate) patience: Duration,
+    pub(crate) ignored: Option<Arc<Ignored>>,
 }
 
 /// How a case ended.
@@ -53,6 +55,7 @@ impl Suite {
             make: Arc::new(make),
             open: None,
             patience: Duration::from_secs(30),
+            ignored: None,
         }
     }
 
@@ -74,6 +77,14 @@ impl Suite {
         self
     }
 
+    /// Has every case show as ignored where `why` answers something: that the store's server is not
+    /// on this machine, say.
+    #[must_use]
+    pub fn ignored(mut self, why: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        self.ignored = Some(Arc::new(why));
+        self
+    }
+
     /// The names of all cases, such as `rule_01_exclusion::hundred_threads`.
     pub fn cases() -> impl Iterator<Item = &'static str> {
         TABLE.iter().map(|case| case.name)
@@ -92,6 +103,9 @@ impl Suite {
     }
 
     fn try_case(&self, case: &Case) -> Result<(), Skip> {
+        if let Some(reason) = self.ignored.as_ref().and_then(|why| why()) {
+            return Err(Skip(reason));
+        }
         (case.run)(&Rig::new(self))
     }
 

@@ -1,0 +1,273 @@
+//! Asking for a name, and waiting for it in line with other processes.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lockkeeper_core::{AcquireRequest, Error, Moment};
+use redis::Value;
+
+use crate::failure::{Failure, senseless};
+use crate::keys::Keys;
+use crate::scripts;
+use crate::store::{Patience, Store};
+use crate::subscriber::Waiter;
+
+/// A waiter looks after this long at the latest, whether it was woken or not.
+const LOOK: Duration = Duration::from_secs(1);
+/// The second in line looks after the first: it may be stopped.
+const RUNNER_UP: Duration = Duration::from_millis(100);
+/// What a look may take where less time is left.
+const LAST_LOOK: Duration = Duration::from_millis(100);
+
+/// A grant.
+pub(crate) struct Won {
+    pub(crate) keys: Keys,
+    pub(crate) owner: String,
+    pub(crate) epoch: u64,
+    pub(crate) asked_at: Moment,
+}
+
+/// What a look found.
+enum Sight {
+    Won {
+        epoch: u64,
+        asked_at: Moment,
+        again: bool,
+    },
+    Busy {
+        ends: Option<Duration>,
+        before: i64,
+    },
+}
+
+/// One request, as every look needs it.
+struct Ask<'a> {
+    store: &'a Arc<Store>,
+    request: &'a AcquireRequest<'a>,
+    keys: Keys,
+    owner: String,
+    ttl: String,
+}
+
+pub(crate) fn acquire(
+    store: &Arc<Store>,
+    request: &AcquireRequest<'_>,
+) -> Result<Option<Won>, Error> {
+    let ask = Ask {
+        store,
+        request,
+        keys: store.keys(request.name()),
+        owner: owner(request),
+        ttl: millis(request.ttl()).to_string(),
+    };
+    let answer = match request.deadline() {
+        None => ask.attempt(),
+        Some(deadline) => ask.wait(deadline),
+    };
+    match answer {
+        Ok(Some((epoch, asked_at))) => Ok(Some(Won {
+            keys: ask.keys,
+            owner: ask.owner,
+            epoch,
+            asked_at,
+        })),
+        Ok(None) => Ok(None),
+        // It gave up on the server because it was told to.
+        Err(_) if request.is_cancelled() => Ok(None),
+        Err(failure) => Err(failure.into_error()),
+    }
+}
+
+type Granted = Option<(u64, Moment)>;
+
+impl Ask<'_> {
+    /// A single attempt.
+    fn attempt(&self) -> Result<Granted, Failure> {
+        let until = self.request.now() + self.store.attempt();
+        match self.look("", "new", until, false)? {
+            Sight::Won {
+                epoch, asked_at, ..
+            } => Ok(Some((epoch, asked_at))),
+            Sight::Busy { .. } => {
+                self.request.contended();
+                Ok(None)
+            }
+        }
+    }
+
+    fn wait(&self, deadline: Moment) -> Result<Granted, Failure> {
+        let hub = &self.store.hub;
+        let waiter = hub.enter();
+        let bell = Arc::clone(&waiter.bell);
+        let _wake = self
+            .request
+            .cancel()
+            .map(|cancel| cancel.on_cancel(move || bell.ring()));
+        let mut place = Place {
+            ask: self,
+            waiter: &waiter,
+            is_in_line: false,
+        };
+        // Nobody can be woken before wakes come through, so nobody stands in line before.
+        let mut me = hub.is_listening();
+        let mut told_busy = false;
+        loop {
+            waiter.bell.drain();
+            let now = self.request.now();
+            if self.request.is_cancelled() {
+                return Ok(None);
+            }
+            let is_last = told_busy && now >= deadline;
+            let until = deadline.max(now + LAST_LOOK);
+            let stands = match (is_last, place.is_in_line) {
+                (true, _) => "last",
+                (false, true) => "again",
+                (false, false) => "new",
+            };
+            let name = if me { waiter.name.as_str() } else { "" };
+            place.is_in_line |= me;
+            let sight = self.look(name, stands, until, told_busy);
+            let (ends, before) = match sight {
+                Ok(Sight::Won {
+                    epoch,
+                    asked_at,
+                    again,
+                }) => {
+                    // The first try may have entered the line before the second one was granted.
+                    place.is_in_line &= again;
+                    return Ok(Some((epoch, asked_at)));
+                }
+                Ok(Sight::Busy { ends, before }) => (ends, before),
+                Err(failure) => {
+                    // A server that does not answer is not asked to forget the place: that ends by
+                    // itself.
+                    place.is_in_line &= matches!(failure, Failure::Refused(_));
+                    return Err(failure);
+                }
+            };
+            self.request.contended();
+            told_busy = true;
+            if is_last {
+                place.is_in_line = false;
+                return Ok(None);
+            }
+            if !me {
+                let now = self.request.now();
+                let limit = deadline.saturating_since(now).min(self.store.attempt());
+                hub.listen(self.store, limit);
+                me = true;
+                continue;
+            }
+            let now = self.request.now();
+            let mut until = now + next_look(before);
+            if let Some(ends) = ends {
+                until = until.min(now + ends);
+            }
+            waiter.bell.wait(until.min(deadline).saturating_since(now));
+        }
+    }
+
+    /// One look at the name; takes it where it may.
+    fn look(
+        &self,
+        me: &str,
+        stands: &str,
+        until: Moment,
+        rides_out: bool,
+    ) -> Result<Sight, Failure> {
+        let patience = Patience {
+            until,
+            rides_out,
+            is_cancelled: &|| self.request.is_cancelled(),
+        };
+        let keys = [
+            self.keys.lock.as_str(),
+            self.keys.epoch.as_str(),
+            self.keys.line.as_str(),
+        ];
+        let args = [self.owner.as_str(), self.ttl.as_str(), me, stands];
+        let answer = self.store.run(&scripts::ACQUIRE, &keys, &args, &patience)?;
+        match answer.value {
+            Value::BulkString(epoch) => {
+                let epoch = std::str::from_utf8(&epoch).ok();
+                let epoch = epoch.and_then(|epoch| epoch.parse().ok());
+                let epoch = epoch.ok_or_else(|| Failure::Refused(senseless()))?;
+                Ok(Sight::Won {
+                    epoch,
+                    asked_at: answer.asked_at,
+                    again: answer.again,
+                })
+            }
+            Value::Array(numbers) => match numbers.as_slice() {
+                [Value::Int(ends), Value::Int(before)] => Ok(Sight::Busy {
+                    // Below zero: a key without an end, which is nobody's lease.
+                    ends: u64::try_from(*ends)
+                        .ok()
+                        .map(|ends| Duration::from_millis(ends.saturating_add(1))),
+                    before: *before,
+                }),
+                _ => Err(Failure::Refused(senseless())),
+            },
+            _ => Err(Failure::Refused(senseless())),
+        }
+    }
+}
+
+/// A place in the name's line, given up on every way out.
+struct Place<'a> {
+    ask: &'a Ask<'a>,
+    waiter: &'a Waiter,
+    is_in_line: bool,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if self.is_in_line {
+            let Keys { lock, line, .. } = &self.ask.keys;
+            self.ask.store.leave(lock, line, &self.waiter.name);
+        }
+    }
+}
+
+/// How long a waiter sleeps where nothing wakes it; never the same for two of them.
+fn next_look(before: i64) -> Duration {
+    let longest = if before == 1 { RUNNER_UP } else { LOOK };
+    longest.mul_f64(0.8 + fastrand::f64() / 5.0)
+}
+
+pub(crate) fn millis(span: Duration) -> u64 {
+    // Up, so that no lease is shorter than was asked for. The server counts in signed numbers,
+    // from 1970.
+    let millis = span.as_nanos().div_ceil(1_000_000);
+    u64::try_from(millis).unwrap_or(u64::MAX).min(1 << 52)
+}
+
+/// What the lock's key holds: who asks, for the scripts, and the same for people.
+fn owner(request: &AcquireRequest<'_>) -> String {
+    static HOST: OnceLock<String> = OnceLock::new();
+    let host = HOST.get_or_init(host);
+    let owner = request.owner();
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("unnamed");
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    format!(
+        "{:016x}-{} host={host} pid={} thread={thread} since={}",
+        owner.process,
+        owner.request,
+        owner.pid,
+        since.as_millis()
+    )
+}
+
+#[cfg(unix)]
+fn host() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(not(unix))]
+fn host() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_else(|_| "unknown".to_owned())
+}

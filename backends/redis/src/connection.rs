@@ -1,0 +1,358 @@
+//! One connection: opening it, and asking on it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Error, ErrorKind};
+use redis::{Cmd, ConnectionAddr, IntoConnectionInfo, TlsCertificates, Value, cmd};
+
+use crate::failure::{AsIoErrorKind, Failure, not_redis, refused, senseless, tls_failed};
+use crate::options::{Place, RedisOptions};
+
+/// What was asked of the server, and what is open there.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) commands: AtomicU64,
+    pub(crate) connections: AtomicU32,
+}
+
+/// Opens connections.
+pub(crate) struct Connector {
+    client: redis::Client,
+    /// Logging in and choosing the database, said here and not by the redis crate: that reads one
+    /// answer after the other on a server that has gone dark, each with the whole timeout.
+    greeting: Vec<Cmd>,
+    /// What no error may show.
+    password: Option<String>,
+    tls: bool,
+    place: String,
+    limit: Duration,
+    pub(crate) counts: Arc<Counts>,
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector")
+            .field("place", &self.place)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Connector {
+    pub(crate) fn new(options: &RedisOptions) -> Result<Self, Error> {
+        let mut greeting = Vec::new();
+        if let Some(password) = &options.password {
+            let mut auth = cmd("AUTH");
+            if let Some(user) = &options.user {
+                auth.arg(user);
+            }
+            auth.arg(password);
+            greeting.push(auth);
+        }
+        if options.database != 0 {
+            let mut select = cmd("SELECT");
+            select.arg(options.database);
+            greeting.push(select);
+        }
+        if options.tls && greeting.is_empty() {
+            // TLS is agreed on with the first request, which is not to be a lock's.
+            greeting.push(cmd("PING"));
+        }
+        Ok(Self {
+            client: client(options)?,
+            greeting,
+            password: options.password.clone(),
+            tls: options.tls,
+            place: options.place.to_string(),
+            limit: options.connect_timeout,
+            counts: Arc::default(),
+        })
+    }
+
+    /// Where it connects to, for people.
+    pub(crate) fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// A connection that is logged in, within `left` and the connect timeout.
+    pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
+        let limit = left.min(self.limit);
+        let began = Instant::now();
+        if limit.is_zero() {
+            return Err(self.unreachable("there was no time left to connect"));
+        }
+        let opened = self.client.get_connection_with_timeout(limit);
+        let inner = opened.map_err(|error| self.not_connected(error))?;
+        self.counts.connections.fetch_add(1, Ordering::Relaxed);
+        let mut connection = Connection {
+            inner,
+            counts: Arc::clone(&self.counts),
+            tls: self.tls,
+            is_greeted: false,
+            patience: None,
+            place: self.place.clone(),
+        };
+        if self.greeting.is_empty() {
+            return Ok(connection);
+        }
+        let mut packed = Vec::new();
+        for command in &self.greeting {
+            command.write_packed_command(&mut packed);
+        }
+        let left = limit.saturating_sub(began.elapsed());
+        let answers = connection.exchange(&packed, self.greeting.len(), left);
+        let answers = match answers {
+            Ok(answers) => answers,
+            // Nothing of what the connection is for was sent.
+            Err(Failure::Unanswered(error)) => {
+                return Err(match error.kind() {
+                    ErrorKind::Unknown if self.tls => self
+                        .unreachable("it takes connections, and then says nothing; a server without TLS does so, and is reached by redis:")
+                        .with_source(error),
+                    ErrorKind::Unknown => self
+                        .unreachable("it takes connections, and then says nothing")
+                        .with_source(error),
+                    _ => error,
+                });
+            }
+            Err(failure) => return Err(failure.into_error()),
+        };
+        for answer in answers {
+            if let Value::ServerError(error) = answer {
+                let error = refused(&error);
+                // "ERR AUTH <password> called without any password configured", and the like.
+                let kind = match error.kind() {
+                    ErrorKind::Incompatible => ErrorKind::PermissionDenied,
+                    kind => kind,
+                };
+                // A server that does not know `AUTH` repeats what it was sent.
+                let text = match &self.password {
+                    Some(password) if !password.is_empty() => {
+                        error.message().replace(password.as_str(), "***")
+                    }
+                    _ => error.message().to_owned(),
+                };
+                return Err(Error::new(kind, text));
+            }
+        }
+        Ok(connection)
+    }
+
+    fn unreachable(&self, why: &str) -> Error {
+        Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "the server at {} cannot be reached: {why}; is it running, and the address right?",
+                self.place
+            ),
+        )
+    }
+
+    fn not_connected(&self, error: redis::RedisError) -> Error {
+        if error.kind() == redis::ErrorKind::InvalidClientConfig {
+            return Error::new(
+                ErrorKind::InvalidValue,
+                format!("{} is no address to connect to: {error}", self.place),
+            );
+        }
+        if self.tls
+            && let Some(error) = tls_failed(&error, &self.place)
+        {
+            return error;
+        }
+        let why = match error.as_io_error_kind() {
+            Some(std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock) => {
+                "no answer within the connect timeout".to_owned()
+            }
+            Some(std::io::ErrorKind::PermissionDenied) => {
+                return Error::new(
+                    ErrorKind::PermissionDenied,
+                    format!("this user may not open {}", self.place),
+                )
+                .with_source(error);
+            }
+            _ => error.to_string(),
+        };
+        self.unreachable(&why).with_source(error)
+    }
+}
+
+fn client(options: &RedisOptions) -> Result<redis::Client, Error> {
+    let invalid = |error: redis::RedisError| {
+        Error::new(
+            ErrorKind::InvalidValue,
+            format!("no client can be made of these settings: {error}"),
+        )
+    };
+    let address = match &options.place {
+        Place::Unix(path) => ConnectionAddr::Unix(path.clone()),
+        Place::Tcp { host, port } if options.tls => ConnectionAddr::TcpTls {
+            host: host.clone(),
+            port: *port,
+            insecure: false,
+            tls_params: None,
+        },
+        Place::Tcp { host, port } => ConnectionAddr::Tcp(host.clone(), *port),
+    };
+    let info = address.into_connection_info().map_err(invalid)?;
+    // Its name and version would be told to the server in two more commands a connection.
+    let settings = info.redis_settings().clone().set_skip_set_lib_name();
+    let tcp = info.tcp_settings().clone().set_nodelay(true);
+    let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
+    if !options.tls {
+        return redis::Client::open(info).map_err(invalid);
+    }
+    // The program may have chosen its cryptography already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let read = |path: &std::path::PathBuf| {
+        std::fs::read(path).map_err(|error| {
+            Error::new(
+                ErrorKind::InvalidValue,
+                format!("`ca_file` {} cannot be read", path.display()),
+            )
+            .with_source(error)
+        })
+    };
+    let root_cert = options.ca_file.as_ref().map(read).transpose()?;
+    if let Some(pem) = &root_cert
+        && !pem.windows(11).any(|at| at == b"-----BEGIN ")
+    {
+        return Err(Error::new(
+            ErrorKind::InvalidValue,
+            "`ca_file` has no certificate in it; it takes a PEM file",
+        ));
+    }
+    let certificates = TlsCertificates {
+        client_tls: None,
+        root_cert,
+    };
+    redis::Client::build_with_tls(info, certificates).map_err(invalid)
+}
+
+/// A connection; dropping it closes it. One that failed is not used again: an answer may be on its
+/// way.
+pub(crate) struct Connection {
+    pub(crate) inner: redis::Connection,
+    counts: Arc<Counts>,
+    tls: bool,
+    /// Whether the server has answered: then its TLS is as it should be.
+    is_greeted: bool,
+    /// The timeout that is set on the socket.
+    patience: Option<Duration>,
+    place: String,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("place", &self.place)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.counts.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Connection {
+    /// Sets how long a read or a write may take, where that is another time than before.
+    pub(crate) fn set_patience(&mut self, limit: Duration) -> Result<(), Failure> {
+        let limit = limit.max(Duration::from_millis(1));
+        if self.patience != Some(limit) {
+            let read = self.inner.set_read_timeout(Some(limit));
+            let set = read.and_then(|()| self.inner.set_write_timeout(Some(limit)));
+            set.map_err(|error| {
+                Failure::NotSent(
+                    Error::new(ErrorKind::Unavailable, "the connection is closed")
+                        .with_source(error),
+                )
+            })?;
+            self.patience = Some(limit);
+        }
+        Ok(())
+    }
+
+    /// Sends `count` commands and reads their answers. An error of the server's is an answer.
+    pub(crate) fn exchange(
+        &mut self,
+        packed: &[u8],
+        count: usize,
+        limit: Duration,
+    ) -> Result<Vec<Value>, Failure> {
+        self.set_patience(limit)?;
+        let began = Instant::now();
+        let sent = u64::try_from(count).unwrap_or(u64::MAX);
+        self.counts.commands.fetch_add(sent, Ordering::Relaxed);
+        if let Err(error) = self.inner.send_packed_command(packed) {
+            // A plain socket takes a short command whole or not at all.
+            let whole = !self.tls && count == 1;
+            let error = self.cut(error);
+            return Err(if whole && error.kind() == ErrorKind::Unknown {
+                Failure::NotSent(Error::new(
+                    ErrorKind::Unavailable,
+                    format!("the server at {} has closed the connection", self.place),
+                ))
+            } else {
+                Failure::Unanswered(error)
+            });
+        }
+        let mut answers = Vec::with_capacity(count);
+        while answers.len() < count {
+            match self.inner.recv_response() {
+                Ok(answer) => {
+                    self.is_greeted = true;
+                    answers.push(answer);
+                }
+                Err(error) => return Err(Failure::Unanswered(self.cut(error))),
+            }
+            if answers.len() < count && began.elapsed() > limit {
+                return Err(Failure::Unanswered(self.silent()));
+            }
+        }
+        Ok(answers)
+    }
+
+    /// The same for one command.
+    pub(crate) fn ask(&mut self, packed: &[u8], limit: Duration) -> Result<Value, Failure> {
+        let answers = self.exchange(packed, 1, limit)?;
+        let answer = answers.into_iter().next();
+        answer.ok_or_else(|| Failure::Unanswered(senseless()))
+    }
+
+    fn silent(&self) -> Error {
+        Error::new(
+            ErrorKind::Unknown,
+            format!(
+                "the server at {} was asked and did not answer in time",
+                self.place
+            ),
+        )
+    }
+
+    fn cut(&self, error: redis::RedisError) -> Error {
+        if error.kind() == redis::ErrorKind::Parse {
+            return not_redis(error, &self.place, self.tls);
+        }
+        if self.tls
+            && !self.is_greeted
+            && let Some(error) = tls_failed(&error, &self.place)
+        {
+            return error;
+        }
+        if error.is_timeout() {
+            return self.silent().with_source(error);
+        }
+        Error::new(
+            ErrorKind::Unknown,
+            format!(
+                "the connection to the server at {} was cut before it answered",
+                self.place
+            ),
+        )
+        .with_source(error)
+    }
+}

@@ -1,0 +1,234 @@
+//! What a server's or a connection's error means here, and what to do about it.
+
+use std::io;
+
+use lockkeeper_core::{Error, ErrorKind};
+use redis::{RedisError, ServerError};
+
+/// How a request failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It never reached the server.
+    NotSent(Error),
+    /// It may have been carried out; no answer came.
+    Unanswered(Error),
+    /// The server said no.
+    Refused(Error),
+}
+
+impl Failure {
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Self::NotSent(error) | Self::Unanswered(error) | Self::Refused(error) => error,
+        }
+    }
+
+    /// Whether it may go away by itself while somebody has time to wait.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Unanswered(_) => true,
+            Self::NotSent(error) | Self::Refused(error) => matches!(
+                error.kind(),
+                ErrorKind::Unavailable | ErrorKind::PoolExhausted
+            ),
+        }
+    }
+}
+
+/// A code of the server's, what it means, and what to do.
+struct Meaning(&'static str, ErrorKind, &'static str);
+
+const MEANINGS: [Meaning; 18] = [
+    Meaning(
+        "WRONGPASS",
+        ErrorKind::PermissionDenied,
+        "the server does not accept this user and password; check `user` and `password`",
+    ),
+    Meaning(
+        "NOAUTH",
+        ErrorKind::PermissionDenied,
+        "the server wants a password; give one in the URL or as `password`",
+    ),
+    Meaning("NOPERM", ErrorKind::PermissionDenied, NO_PERMISSION),
+    Meaning(
+        "READONLY",
+        ErrorKind::PermissionDenied,
+        "this is a read-only replica; connect to its primary",
+    ),
+    Meaning("MOVED", ErrorKind::Incompatible, CLUSTER),
+    Meaning("ASK", ErrorKind::Incompatible, CLUSTER),
+    Meaning("CROSSSLOT", ErrorKind::Incompatible, CLUSTER),
+    Meaning(
+        "CLUSTERDOWN",
+        ErrorKind::Unavailable,
+        "the cluster that this server belongs to is down",
+    ),
+    Meaning(
+        "OOM",
+        ErrorKind::Unavailable,
+        "the server is at its `maxmemory` and takes no new key; raise that, or let it evict other keys",
+    ),
+    Meaning(
+        "WRONGTYPE",
+        ErrorKind::Incompatible,
+        "a key under the lock's name is of another type, so it is not lockkeeper's; delete it, or use another `namespace`",
+    ),
+    Meaning(
+        "LOADING",
+        ErrorKind::Unavailable,
+        "the server is still loading its data; try again soon",
+    ),
+    Meaning(
+        "BUSY",
+        ErrorKind::Unavailable,
+        "the server is busy with somebody's long script; end that with SCRIPT KILL",
+    ),
+    Meaning(
+        "MASTERDOWN",
+        ErrorKind::Unavailable,
+        "this is a replica that has lost its primary",
+    ),
+    Meaning(
+        "NOREPLICAS",
+        ErrorKind::Unavailable,
+        "the server has fewer replicas than its `min-replicas-to-write`",
+    ),
+    Meaning(
+        "MISCONF",
+        ErrorKind::Unavailable,
+        "the server takes no writes since it cannot save its data; see its log",
+    ),
+    Meaning(
+        "DENIED",
+        ErrorKind::PermissionDenied,
+        "the server runs in protected mode and takes no connections from elsewhere; set a password or its `bind`",
+    ),
+    Meaning(
+        "max number of clients",
+        ErrorKind::Unavailable,
+        "the server has all the clients that its `maxclients` allows",
+    ),
+    Meaning(
+        "DB index",
+        ErrorKind::InvalidValue,
+        "the server has no database of that number; see its `databases`, and `db` here",
+    ),
+];
+
+const NO_PERMISSION: &str = "the user may not do what a lock needs; allow it the keys ~lockkeeper:*, the channels &lockkeeper:* and the commands +eval +evalsha +set +get +del +pexpire +pttl +time +lpos +lpush +rpush +lpop +lrem +publish +subscribe +unsubscribe +ping +select +wait";
+const CLUSTER: &str = "this server is one node of a cluster, and the lock's key belongs to another one; lockkeeper talks to single servers: name a server that is not in cluster mode";
+
+/// What the server's word means. Scripts hand on their commands' errors: from version 7 on as they
+/// are, before that with the code somewhere in the text.
+pub(crate) fn refused(error: &ServerError) -> Error {
+    explain(error.code(), error.details().unwrap_or_default(), "")
+}
+
+/// The same for what a command within a script was told.
+pub(crate) fn refused_command(command: &str, said: &str) -> Error {
+    let (code, details) = said.split_once(' ').unwrap_or((said, ""));
+    explain(code.trim_start_matches('-'), details, command)
+}
+
+fn explain(code: &str, details: &str, command: &str) -> Error {
+    let to = if command.is_empty() { "" } else { " to " };
+    let said = format!("(the server says{to}{command}: {code} {details})");
+    let lacks = |word| details.contains(word);
+    let (kind, advice) = if let Some(Meaning(_, kind, advice)) = meaning(code, details) {
+        (*kind, *advice)
+    } else if lacks("The user executing the script can't") || lacks("ACL failure") {
+        (ErrorKind::PermissionDenied, NO_PERMISSION)
+    } else if lacks("Unknown Redis command") || lacks("unknown command") {
+        (
+            ErrorKind::Incompatible,
+            "the server lacks a command that a lock needs; Redis from 6.2 on and Valkey have them all",
+        )
+    } else {
+        (ErrorKind::Incompatible, "the server refuses")
+    };
+    Error::new(kind, format!("{advice} {said}"))
+}
+
+fn meaning(code: &str, details: &str) -> Option<&'static Meaning> {
+    let exact = MEANINGS.iter().find(|Meaning(known, ..)| *known == code);
+    exact.or_else(|| {
+        (code == "ERR").then(|| {
+            MEANINGS
+                .iter()
+                .find(|Meaning(known, ..)| has_word(details, known))
+        })?
+    })
+}
+
+fn has_word(text: &str, word: &str) -> bool {
+    text.match_indices(word).any(|(at, _)| {
+        let before = text.get(..at).and_then(|text| text.chars().next_back());
+        let after = text
+            .get(at + word.len()..)
+            .and_then(|text| text.chars().next());
+        let inside = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
+        !inside(before) && !inside(after)
+    })
+}
+
+/// What came back is no answer of a Redis server.
+pub(crate) fn not_redis(error: RedisError, place: &str, tls: bool) -> Error {
+    let hint = if tls {
+        "is it a Redis server?"
+    } else {
+        "is it a Redis server, and without TLS? A server with TLS is reached by rediss:"
+    };
+    Error::new(
+        ErrorKind::Incompatible,
+        format!("what answers at {place} does not speak the Redis protocol; {hint}"),
+    )
+    .with_source(error)
+}
+
+/// Whether TLS itself failed, and why.
+pub(crate) fn tls_failed(error: &RedisError, place: &str) -> Option<Error> {
+    let text = error.to_string();
+    let io = error.as_io_error_kind();
+    if text.contains("certificate") {
+        return Some(Error::new(
+            ErrorKind::PermissionDenied,
+            format!(
+                "the certificate of {place} is not trusted; name its authority with `ca_file`, and the host as the certificate does ({text})"
+            ),
+        ));
+    }
+    matches!(io, Some(io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset))
+        .then(|| {
+            Error::new(
+                ErrorKind::Incompatible,
+                format!("what answers at {place} does not speak TLS as it should; a server without TLS is reached by redis: ({text})"),
+            )
+        })
+}
+
+/// The kind of the input/output error that is in there.
+pub(crate) trait AsIoErrorKind {
+    fn as_io_error_kind(&self) -> Option<io::ErrorKind>;
+}
+
+impl AsIoErrorKind for RedisError {
+    fn as_io_error_kind(&self) -> Option<io::ErrorKind> {
+        // The redis crate keeps its cause in an `Arc`, and shows that as the cause.
+        type Shared = std::sync::Arc<dyn std::error::Error + Send + Sync>;
+        let source = std::error::Error::source(self)?;
+        let inner = source.downcast_ref::<Shared>();
+        let io = match inner {
+            Some(inner) => inner.downcast_ref::<io::Error>(),
+            None => source.downcast_ref(),
+        };
+        io.map(io::Error::kind)
+    }
+}
+
+/// An answer that no server gives to what was asked.
+pub(crate) fn senseless() -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        "the server's answer makes no sense; is something between it and this program?",
+    )
+}

@@ -1,0 +1,85 @@
+//! The keys of a lock: readable for people, and different for different locks.
+
+use std::fmt::Write;
+
+/// The keys of one name. They share a hash tag, so that a cluster keeps them on one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Keys {
+    /// Who holds it, or for whom it is kept.
+    pub(crate) lock: String,
+    /// The last epoch.
+    pub(crate) epoch: String,
+    /// The waiters, the first one first.
+    pub(crate) line: String,
+}
+
+impl Keys {
+    /// `lockkeeper:{shop:seat:42}` and what hangs on it. No name has a `}` there, so no lock's key
+    /// is another one's sibling; no namespace has a `:`.
+    pub(crate) fn new(namespace: &str, name: &str) -> Self {
+        let mut lock = String::with_capacity(namespace.len() + name.len() + 16);
+        lock.push_str("lockkeeper:{");
+        encode(&mut lock, namespace, true);
+        lock.push(':');
+        encode(&mut lock, name, false);
+        lock.push('}');
+        Self {
+            epoch: format!("{lock}:epoch"),
+            line: format!("{lock}:line"),
+            lock,
+        }
+    }
+}
+
+/// What could be taken for a part of the key's own form, or cannot be read, is written as `%XX`.
+fn encode(into: &mut String, text: &str, with_colon: bool) {
+    for letter in text.chars() {
+        let special = matches!(letter, '%' | '{' | '}' | ' ') || (with_colon && letter == ':');
+        if !special && !letter.is_control() {
+            into.push(letter);
+        } else {
+            let mut bytes = [0; 4];
+            for byte in letter.encode_utf8(&mut bytes).bytes() {
+                // Writing to a string does not fail.
+                let _ = write!(into, "%{byte:02X}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn readable_and_in_one_slot() {
+        let keys = Keys::new("shop", "seat:42");
+        assert_eq!(keys.lock, "lockkeeper:{shop:seat:42}");
+        assert_eq!(keys.epoch, "lockkeeper:{shop:seat:42}:epoch");
+        assert_eq!(keys.line, "lockkeeper:{shop:seat:42}:line");
+        assert_eq!(
+            Keys::new("a:b", "{자리} 1\n").lock,
+            "lockkeeper:{a%3Ab:%7B자리%7D%201%0A}"
+        );
+    }
+
+    #[test]
+    fn different_locks_have_different_keys() {
+        let parts = [
+            "a", "b", "a:b", "b:a", ":", "::", "a:", ":a", "%", "%3A", "{", "}", "a}:epoch",
+            "a}:line", "", " ", "%20", "\0",
+        ];
+        let mut seen = HashSet::new();
+        for namespace in parts {
+            for name in parts {
+                let keys = Keys::new(namespace, name);
+                for key in [keys.lock, keys.epoch, keys.line] {
+                    assert_eq!(key.matches('{').count(), 1, "{key}");
+                    assert_eq!(key.matches('}').count(), 1, "{key}");
+                    assert!(seen.insert(key.clone()), "{key} twice");
+                }
+            }
+        }
+    }
+}

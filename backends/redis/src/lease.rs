@@ -1,0 +1,184 @@
+//! A grant: renewing it, one or many, and giving it back.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Error, Lease, Moment, Released, Renew, Renewal};
+use redis::Value;
+
+use crate::acquire::{Won, millis};
+use crate::failure::{Failure, senseless};
+use crate::keys::Keys;
+use crate::scripts;
+use crate::store::{Patience, Store, is_no_script, packed, told};
+
+/// What one attempt may take where no time is left.
+const ATTEMPT: Duration = Duration::from_millis(100);
+
+pub(crate) struct RedisLease {
+    store: Arc<Store>,
+    keys: Keys,
+    owner: String,
+    epoch: u64,
+    /// The server does not end it by itself before this.
+    until: Moment,
+}
+
+impl fmt::Debug for RedisLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLease")
+            .field("store", &self.store)
+            .field("key", &self.keys.lock)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RedisLease {
+    pub(crate) fn new(store: &Arc<Store>, won: Won, ttl: Duration) -> Self {
+        Self {
+            store: Arc::clone(store),
+            until: won.asked_at + ttl,
+            keys: won.keys,
+            owner: won.owner,
+            epoch: won.epoch,
+        }
+    }
+
+    /// A server that is gone is not waited for as long as the lease would last: who renews asks
+    /// again, and who releases has other things to do.
+    fn patience(&self, deadline: Moment) -> Patience<'static> {
+        let now = self.store.clock.now();
+        let longest = now + 2 * self.store.options.response_timeout;
+        Patience {
+            until: deadline.min(longest).max(now + ATTEMPT),
+            rides_out: false,
+            is_cancelled: &|| false,
+        }
+    }
+
+    fn renewed(
+        &mut self,
+        value: &Value,
+        asked_at: Moment,
+        ttl: Duration,
+    ) -> Result<Renewal, Error> {
+        match value {
+            Value::Int(0) => Ok(Renewal::Lost),
+            Value::Int(_) => {
+                self.until = asked_at + ttl;
+                Ok(Renewal::Renewed)
+            }
+            _ => Err(senseless()),
+        }
+    }
+}
+
+impl Lease for RedisLease {
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn renew(&mut self, ttl: Duration, deadline: Moment) -> Result<Renewal, Error> {
+        let patience = self.patience(deadline);
+        let ttl_ms = millis(ttl).to_string();
+        let args = [self.owner.as_str(), ttl_ms.as_str()];
+        let answer = self
+            .store
+            .run(&scripts::RENEW, &[&self.keys.lock], &args, &patience);
+        let answer = answer.map_err(Failure::into_error)?;
+        self.renewed(&answer.value, answer.asked_at, ttl)
+    }
+
+    fn release(self: Box<Self>, deadline: Moment) -> Result<Released, Error> {
+        let patience = self.patience(deadline);
+        let keys = [self.keys.lock.as_str(), self.keys.line.as_str()];
+        let answer = self
+            .store
+            .run(&scripts::RELEASE, &keys, &[&self.owner], &patience);
+        let answer = answer.map_err(Failure::into_error)?;
+        match answer.value {
+            // The answer to an earlier try got lost: it was this lease's own release that ended
+            // it, since nothing else has before its time.
+            Value::Int(0) if answer.again && answer.asked_at < self.until => Ok(Released::Done),
+            Value::Int(0) => Ok(Released::AlreadyLost),
+            Value::Int(_) => Ok(Released::Done),
+            _ => Err(senseless()),
+        }
+    }
+}
+
+/// This store's own lease, where it is one.
+fn own<'a>(store: &Arc<Store>, lease: &'a mut dyn Lease) -> Option<&'a mut RedisLease> {
+    let any: &mut dyn Any = lease;
+    any.downcast_mut::<RedisLease>()
+        .filter(|lease| Arc::ptr_eq(&lease.store, store))
+}
+
+/// Renews all of them in one round trip.
+pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
+    let mut commands = Vec::new();
+    // The first of them as `EVAL`, which loads the script.
+    let mut load = Vec::new();
+    let mut asked = Vec::new();
+    let mut deadline = Moment::NEVER;
+    for renew in batch.iter_mut() {
+        let Some(lease) = own(store, renew.lease) else {
+            renew.answer = Some(renew.lease.renew(renew.ttl, renew.deadline));
+            continue;
+        };
+        let ttl = millis(renew.ttl).to_string();
+        let args = [lease.owner.as_str(), ttl.as_str()];
+        let keys = [lease.keys.lock.as_str()];
+        commands.extend_from_slice(&packed("EVALSHA", &scripts::RENEW.sha, &keys, &args));
+        if load.is_empty() {
+            load = packed("EVAL", &scripts::RENEW.code, &keys, &args);
+        }
+        deadline = deadline.min(renew.deadline);
+        asked.push(renew);
+    }
+    let count = asked.len();
+    if count == 0 {
+        return;
+    }
+    let asked_at = store.clock.now();
+    let left = deadline.saturating_since(asked_at).max(ATTEMPT);
+    let renew = |left| {
+        store.with_connection(left, |connection, limit| {
+            let answers = connection.exchange(&commands, count, limit)?;
+            if !answers.iter().any(is_no_script) {
+                return Ok(answers);
+            }
+            connection.ask(&load, limit).and_then(told)?;
+            connection.exchange(&commands, count, limit)
+        })
+    };
+    let mut answers = renew(left);
+    if let Err(Failure::Unanswered(_)) = answers {
+        // The server may have closed the connection long ago; a new one tells. Leases that were
+        // renewed twice are none the worse.
+        let left = deadline.saturating_since(store.clock.now());
+        if !left.is_zero() {
+            answers = renew(left);
+        }
+    }
+    match answers {
+        Ok(answers) => {
+            for (renew, answer) in asked.into_iter().zip(answers) {
+                let ttl = renew.ttl;
+                renew.answer = own(store, renew.lease).map(|lease| {
+                    let value = told(answer).map_err(Failure::into_error)?;
+                    lease.renewed(&value, asked_at, ttl)
+                });
+            }
+        }
+        Err(failure) => {
+            let error = failure.into_error();
+            for renew in asked {
+                renew.answer = Some(Err(error.clone()));
+            }
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The Redis backend: `redis:`, `rediss:` (TLS) and `unix:` (sockets), for Redis from 6.2 on and
+//! Valkey.
+//!
+//! A lock is one key, set by `SET … NX PX` within a script that also mints the epoch. Beside it a
+//! key keeps the name's last epoch for a day, and while somebody waits there is a list of waiters.
+//! All keys of a name share a hash tag.
+
+mod acquire;
+mod connection;
+mod driver;
+mod failure;
+mod keys;
+mod lease;
+mod options;
+mod provider;
+mod scripts;
+mod store;
+mod subscriber;
+
+pub use driver::RedisDriver;
+pub use options::RedisOptions;
+pub use provider::RedisProvider;
+
+/// The store's short name.
+const BACKEND: &str = "redis";

@@ -1,0 +1,166 @@
+//! Where the server is, and how to talk to it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lockkeeper_core::{Error, ErrorKind};
+
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    Tcp { host: String, port: u16 },
+    Unix(PathBuf),
+}
+
+/// Where a server is, and how to talk to it. `Debug` shows no password.
+#[derive(Clone)]
+pub struct RedisOptions {
+    pub(crate) place: Place,
+    pub(crate) tls: bool,
+    pub(crate) ca_file: Option<PathBuf>,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) database: u32,
+    pub(crate) pool_size: u32,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) replicas: u32,
+}
+
+impl RedisOptions {
+    /// The port of a Redis server that was not told another one.
+    pub const DEFAULT_PORT: u16 = 6379;
+
+    fn at(place: Place) -> Self {
+        Self {
+            place,
+            tls: false,
+            ca_file: None,
+            user: None,
+            password: None,
+            database: 0,
+            pool_size: 10,
+            connect_timeout: Duration::from_secs(2),
+            response_timeout: Duration::from_secs(1),
+            replicas: 0,
+        }
+    }
+
+    /// A server at a host and port.
+    pub fn tcp(host: impl Into<String>, port: u16) -> Self {
+        Self::at(Place::Tcp {
+            host: host.into(),
+            port,
+        })
+    }
+
+    /// A server at a Unix socket.
+    pub fn unix(path: impl Into<PathBuf>) -> Self {
+        Self::at(Place::Unix(path.into()))
+    }
+
+    /// Encrypts, and checks the server's certificate by the certificates in `ca_file` (PEM), or by
+    /// the system's where it is `None`. Not for Unix sockets.
+    #[must_use]
+    pub fn tls(mut self, ca_file: Option<PathBuf>) -> Self {
+        self.tls = true;
+        self.ca_file = ca_file;
+        self
+    }
+
+    /// The user to log in as. Default: none, which is the server's `default`.
+    #[must_use]
+    pub fn user(mut self, user: impl Into<String>) -> Self {
+        self.user = Some(user.into());
+        self
+    }
+
+    /// The password to log in with. Default: none.
+    #[must_use]
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.password = Some(password.into());
+        self
+    }
+
+    /// The database's number. Default: 0. Locks of two databases never meet.
+    #[must_use]
+    pub fn database(mut self, database: u32) -> Self {
+        self.database = database;
+        self
+    }
+
+    /// The most connections, from 1. Default: 10. One more is opened when somebody waits, to be
+    /// woken by.
+    #[must_use]
+    pub fn pool_size(mut self, connections: u32) -> Self {
+        self.pool_size = connections;
+        self
+    }
+
+    /// The longest that opening a connection may take, above zero. Default: 2 s. Looking up the
+    /// host's address takes as long as the system allows.
+    #[must_use]
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.connect_timeout = limit;
+        self
+    }
+
+    /// The longest to wait for one answer, above zero. Default: 1 s.
+    #[must_use]
+    pub fn response_timeout(mut self, limit: Duration) -> Self {
+        self.response_timeout = limit;
+        self
+    }
+
+    /// How many replicas must have acknowledged a grant. Default: 0. Costs a round trip.
+    #[must_use]
+    pub fn replicas(mut self, replicas: u32) -> Self {
+        self.replicas = replicas;
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let bad = |text: &str| Err(Error::new(ErrorKind::InvalidValue, text));
+        if self.pool_size == 0 {
+            return bad("`pool_size` takes a number from 1; a pool of none can do nothing");
+        }
+        // The kernel keeps timeouts as signed numbers; a day is for ever here.
+        let fits = |limit: Duration| !limit.is_zero() && limit <= Duration::from_secs(86_400);
+        if !fits(self.connect_timeout) || !fits(self.response_timeout) {
+            return bad(
+                "`connect_timeout` and `response_timeout` take a duration above zero, at most a day",
+            );
+        }
+        if self.user.is_some() && self.password.is_none() {
+            return bad(
+                "a user without a password cannot log in; add `password`, or leave the user out",
+            );
+        }
+        if self.tls && matches!(self.place, Place::Unix(_)) {
+            return bad("a Unix socket is not encrypted; leave TLS out");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl fmt::Debug for RedisOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisOptions")
+            .field("place", &self.place)
+            .field("tls", &self.tls)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "***"))
+            .field("database", &self.database)
+            .finish_non_exhaustive()
+    }
+}

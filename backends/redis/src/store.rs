@@ -1,0 +1,328 @@
+//! What a provider, its leases and its subscriber share: the pool, and asking with it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Clock, Error, ErrorKind, LockName, Moment};
+use r2d2::ManageConnection;
+use redis::{Value, cmd};
+use scheduled_thread_pool::ScheduledThreadPool;
+
+use crate::connection::{Connection, Connector};
+use crate::failure::{Failure, refused, senseless};
+use crate::keys::Keys;
+use crate::options::RedisOptions;
+use crate::scripts::{self, Script};
+use crate::subscriber::Hub;
+
+/// The first pause after a failure, and the longest.
+const PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// What leaving a line may take, when nobody waits for that.
+const BRIEFLY: Duration = Duration::from_millis(250);
+
+/// A place in the pool. Its connection is opened by who needs it, within that one's time, and
+/// dropped when it failed; the place stays.
+#[derive(Debug, Default)]
+pub(crate) struct Slot(Option<Connection>);
+
+/// Makes places and no connections: r2d2 would open those on a thread of its own, try again and
+/// again without telling why it fails, and keep who asks waiting.
+#[derive(Debug)]
+pub(crate) struct Places;
+
+impl ManageConnection for Places {
+    type Connection = Slot;
+    type Error = Error;
+
+    fn connect(&self) -> Result<Slot, Error> {
+        Ok(Slot::default())
+    }
+
+    fn is_valid(&self, _: &mut Slot) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn has_broken(&self, _: &mut Slot) -> bool {
+        false
+    }
+}
+
+/// An answer, and the moment before it was asked for.
+pub(crate) struct Answer {
+    pub(crate) value: Value,
+    pub(crate) asked_at: Moment,
+    /// Whether it was asked for before, and that may have been carried out.
+    pub(crate) again: bool,
+}
+
+/// How long to try.
+pub(crate) struct Patience<'a> {
+    pub(crate) until: Moment,
+    /// Whether to try again after a failure that may pass.
+    pub(crate) rides_out: bool,
+    pub(crate) is_cancelled: &'a dyn Fn() -> bool,
+}
+
+pub(crate) struct Store {
+    pub(crate) connector: Arc<Connector>,
+    pub(crate) options: RedisOptions,
+    pub(crate) namespace: String,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) hub: Arc<Hub>,
+    pool: r2d2::Pool<Places>,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("place", &self.connector.place())
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.hub.stop();
+    }
+}
+
+impl Store {
+    pub(crate) fn new(
+        options: &RedisOptions,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        options.check()?;
+        let connector = Arc::new(Connector::new(options)?);
+        let makers = ScheduledThreadPool::builder()
+            .num_threads(1)
+            .thread_name_pattern("lockkeeper-redis-pool")
+            .build();
+        let pool = r2d2::Pool::builder()
+            .max_size(options.pool_size)
+            .min_idle(Some(0))
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .test_on_check_out(false)
+            .thread_pool(Arc::new(makers))
+            .build_unchecked(Places);
+        Ok(Self {
+            hub: Hub::new(Arc::clone(&connector)),
+            connector,
+            options: options.clone(),
+            namespace: namespace.to_owned(),
+            clock,
+            pool,
+        })
+    }
+
+    pub(crate) fn keys(&self, name: &LockName) -> Keys {
+        Keys::new(&self.namespace, name.as_str())
+    }
+
+    /// How long a single attempt may take.
+    pub(crate) fn attempt(&self) -> Duration {
+        self.options
+            .response_timeout
+            .max(self.options.connect_timeout)
+    }
+
+    /// Runs a script; all of them may run twice. Tries again while there is time where an answer
+    /// did not come, or where `patience` rides out what may pass.
+    pub(crate) fn run(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        args: &[&str],
+        patience: &Patience<'_>,
+    ) -> Result<Answer, Failure> {
+        let packed = packed("EVALSHA", &script.sha, keys, args);
+        let mut again = false;
+        let mut tries = 0;
+        loop {
+            let asked_at = self.clock.now();
+            let left = patience.until.saturating_since(asked_at);
+            let failure = match self.try_once(script, &packed, keys, args, left) {
+                Ok(value) => {
+                    return Ok(Answer {
+                        value,
+                        asked_at,
+                        again,
+                    });
+                }
+                Err(failure) => failure,
+            };
+            again |= matches!(failure, Failure::Unanswered(_));
+            let goes_on = failure.may_pass() && (again || patience.rides_out);
+            if !goes_on || !self.pause(tries, patience) {
+                return Err(settle(failure, again));
+            }
+            tries += 1;
+        }
+    }
+
+    /// False: no time is left.
+    fn pause(&self, tries: u32, patience: &Patience<'_>) -> bool {
+        let left = patience.until.saturating_since(self.clock.now());
+        if left.is_zero() || (patience.is_cancelled)() {
+            return false;
+        }
+        if tries > 0 {
+            let pause = PAUSE.saturating_mul(1 << tries.min(10)).min(LONGEST_PAUSE);
+            // Programs that lost the same server should not come back at once.
+            std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0).min(left));
+        }
+        true
+    }
+
+    fn try_once(
+        &self,
+        script: &Script,
+        packed_sha: &[u8],
+        keys: &[&str],
+        args: &[&str],
+        left: Duration,
+    ) -> Result<Value, Failure> {
+        self.with_connection(left, |connection, limit| {
+            let mut answer = connection.ask(packed_sha, limit)?;
+            if is_no_script(&answer) {
+                // New there, or forgotten by SCRIPT FLUSH or a restart. EVAL loads it, too.
+                answer = connection.ask(&packed("EVAL", &script.code, keys, args), limit)?;
+            }
+            if script.grants && matches!(answer, Value::BulkString(_)) {
+                self.replicate(connection, keys, args, limit)?;
+            }
+            Ok(answer)
+        })
+        .and_then(told)
+    }
+
+    /// Waits for the replicas, where that is wanted, on the connection that was granted the name.
+    /// Gives it back when they do not come.
+    fn replicate(
+        &self,
+        connection: &mut Connection,
+        keys: &[&str],
+        args: &[&str],
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let wanted = self.options.replicas;
+        if wanted == 0 {
+            return Ok(());
+        }
+        let mut wait = cmd("WAIT");
+        // Zero would be for ever. The answer has to travel, too.
+        wait.arg(wanted).arg((limit * 3 / 4).as_millis().max(1));
+        let came = told(connection.ask(&wait.get_packed_command(), limit)?)?;
+        if matches!(came, Value::Int(came) if came >= i64::from(wanted)) {
+            return Ok(());
+        }
+        let (&[lock, _, line], &[owner, ..]) = (keys, args) else {
+            return Err(Failure::Refused(senseless()));
+        };
+        let release = packed("EVAL", &scripts::RELEASE.code, &[lock, line], &[owner]);
+        connection.ask(&release, limit).and_then(told)?;
+        Err(Failure::Refused(Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "fewer than {wanted} replicas acknowledged the grant in time, so it was given back; see `replicas`"
+            ),
+        )))
+    }
+
+    /// Has a connection of the pool do `work`, which may take the limit that it is given. One on
+    /// which something failed is closed. One that the server had closed before is replaced at once.
+    pub(crate) fn with_connection<T>(
+        &self,
+        left: Duration,
+        mut work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let began = self.clock.now();
+        // Looking at the clock again is for those who had to wait.
+        let mut limit = left;
+        let mut slot = match self.pool.try_get() {
+            Some(slot) => slot,
+            None => {
+                let checkout = left.min(self.options.response_timeout);
+                let slot = self.pool.get_timeout(checkout);
+                let slot = slot.map_err(|_| Failure::NotSent(self.exhausted()))?;
+                limit = left.saturating_sub(self.clock.now().saturating_since(began));
+                slot
+            }
+        };
+        loop {
+            let (mut connection, is_used) = match slot.0.take() {
+                Some(connection) => (connection, true),
+                None => {
+                    let opened = self.connector.connect(limit).map_err(Failure::NotSent)?;
+                    limit = left.saturating_sub(self.clock.now().saturating_since(began));
+                    (opened, false)
+                }
+            };
+            match work(&mut connection, limit.min(self.options.response_timeout)) {
+                Ok(value) => {
+                    slot.0 = Some(connection);
+                    return Ok(value);
+                }
+                // It was closed while it lay there; a new one will tell more.
+                Err(Failure::NotSent(_)) if is_used => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    fn exhausted(&self) -> Error {
+        Error::new(
+            ErrorKind::PoolExhausted,
+            format!(
+                "all {} connections to the server are in use; raise `pool_size`, or find what makes the server slow",
+                self.options.pool_size
+            ),
+        )
+    }
+
+    /// Takes a waiter out of a name's line. Where that fails, the line's own end takes care of it.
+    pub(crate) fn leave(&self, lock: &str, line: &str, waiter: &str) {
+        let patience = Patience {
+            until: self.clock.now() + BRIEFLY,
+            rides_out: false,
+            is_cancelled: &|| false,
+        };
+        let _ = self.run(&scripts::LEAVE, &[lock, line], &[waiter], &patience);
+    }
+}
+
+/// Once something may have been carried out, no later failure makes that undone.
+fn settle(failure: Failure, again: bool) -> Failure {
+    match failure {
+        Failure::NotSent(error) if again => Failure::Unanswered(
+            Error::new(
+                ErrorKind::Unknown,
+                "the server was asked, did not answer, and could not be asked again; what it may have granted ends with its ttl",
+            )
+            .with_source(error),
+        ),
+        failure => failure,
+    }
+}
+
+pub(crate) fn packed(command: &str, script: &str, keys: &[&str], args: &[&str]) -> Vec<u8> {
+    let mut command = cmd(command);
+    command.arg(script).arg(keys.len()).arg(keys).arg(args);
+    command.get_packed_command()
+}
+
+pub(crate) fn is_no_script(answer: &Value) -> bool {
+    matches!(answer, Value::ServerError(error) if error.code() == "NOSCRIPT")
+}
+
+/// An answer that is not the server's error.
+pub(crate) fn told(answer: Value) -> Result<Value, Failure> {
+    match answer {
+        Value::ServerError(error) => Err(Failure::Refused(refused(&error))),
+        answer => Ok(answer),
+    }
+}

@@ -1,0 +1,22 @@
+//! Real Redis and Valkey servers that die, forget, refuse and dawdle, and a network that loses what
+//! it carries. After each fault: no two holders, an answer for every waiter, losses told, and
+//! nothing left behind.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "that is how a test fails"
+)]
+
+#[cfg(unix)]
+#[path = "redis_faults/cases.rs"]
+mod cases;
+
+#[cfg(unix)]
+fn main() -> std::process::ExitCode {
+    cases::main()
+}
+
+#[cfg(not(unix))]
+fn main() {}
