@@ -54,8 +54,10 @@ Stores:
   Without --url: `memory:`, and a SQLite file in a folder that is removed at the end. Locks are
   taken on the store of the URL, under names of this run. What they protect is a plain cell for
   `memory:`, and for `sqlite:` a second SQLite file in the throw-away folder: a database of yours
-  gets no tables beside the locks'. `memory:` without a name is given one, so that two keepers
-  meet on it.
+  gets no tables beside the locks'. For `redis:`, `rediss:` and `unix:` it is three keys on the same
+  server, `{lockkeeper-compare-...}:...`, which are removed at the end, and by their time to live an
+  hour after a run that was killed. `memory:` without a name is given one, so that two keepers meet
+  on it.
 
 Columns:
   admitted, turned away   of the worst repetition; in `stock` those of the run with fewer items
@@ -63,7 +65,8 @@ Columns:
   oversold                let in beyond the limit; in `slow`: let in beside another, or overwriting
   elapsed, cpu            of one repetition (the median); cpu is this program's, all threads
   wait                    from asking for the lock to having it: median, 99th percentile, longest
-  cmds/grant              commands or statements that the lock cost its store, for each grant
+  cmds/grant              commands or statements that the lock sent to its store, for each grant:
+                          not those of the state, nor what a script runs within the server
   conns                   connections of the lock to its store, at the peak
   verdict                 right only if every repetition was
 

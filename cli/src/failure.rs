@@ -64,3 +64,12 @@ impl From<rusqlite::Error> for Failure {
         ))
     }
 }
+
+impl From<redis::RedisError> for Failure {
+    fn from(error: redis::RedisError) -> Self {
+        Failure::Failed(format!(
+            "the scenario's data could not be kept in keys on the Redis server: {error}; \
+             does it run, and may this user run GET, SET, DEL, RPUSH, LLEN, EXPIRE, MULTI and EVAL?"
+        ))
+    }
+}

@@ -1,12 +1,13 @@
 //! The shared state that the locks protect, kept in a store.
 
 mod memory;
+mod redis;
 mod sqlite;
 
 use std::fmt;
 use std::path::Path;
 
-use lockkeeper::FencingToken;
+use lockkeeper::{Config, Drivers, FencingToken};
 
 use crate::failure::Failure;
 
@@ -32,23 +33,34 @@ pub(crate) trait State: fmt::Debug + Send + Sync {
     fn recorded(&self) -> Result<i64, Failure>;
 }
 
-/// The state beside the locks of `backend`; `folder` is there to be thrown away, and `number`
-/// tells the stores of this run apart.
+/// Opens the locks of `config` to find out which store they are on: gives that store's short name,
+/// and the state beside them. `folder` is there to be thrown away, and `number` tells the stores of
+/// this run apart.
 pub(crate) fn beside(
-    backend: &str,
+    config: &Config,
     folder: &Path,
     number: usize,
-) -> Result<Box<dyn State>, Failure> {
-    match backend {
-        "memory" => Ok(Box::new(memory::Cells::default())),
-        "sqlite" => {
+) -> Result<(&'static str, Box<dyn State>), Failure> {
+    let redis = redis::Noting::default();
+    let drivers = Drivers::new()
+        .with(lockkeeper::local::MemoryDriver)
+        .with(lockkeeper::local::SqliteDriver)
+        .with(redis.clone());
+    let backend = drivers.open(config)?.backend();
+    let state: Box<dyn State> = match (backend, redis.door()) {
+        ("memory", _) => Box::new(memory::Cells::default()),
+        ("sqlite", _) => {
             let file = folder.join(format!("state-{number}.db"));
-            Ok(Box::new(sqlite::Rows::create(&file)?))
+            Box::new(sqlite::Rows::create(&file)?)
         }
-        other => Err(Failure::Usage(format!(
-            "`compare` cannot keep a scenario's data on {other}; use memory: or sqlite:"
-        ))),
-    }
+        ("redis", Some(door)) => Box::new(redis::Keys::create(&door, folder, number)?),
+        (other, _) => {
+            return Err(Failure::Usage(format!(
+                "`compare` cannot keep a scenario's data on {other}; use memory:, sqlite: or redis:"
+            )));
+        }
+    };
+    Ok((backend, state))
 }
 
 #[cfg(test)]
@@ -62,24 +74,28 @@ mod tests {
         [(); 2].map(|()| keeper.lock("x").unwrap().token())
     }
 
-    #[test]
-    fn every_store_keeps_the_state_alike() {
+    fn keeps(url: &str) {
         let folder = tempfile::tempdir().unwrap();
+        let url = url.replace("FOLDER", folder.path().to_str().unwrap());
         let [early, late] = tokens();
-        for backend in ["memory", "sqlite"] {
-            let state = beside(backend, folder.path(), 0).unwrap();
-            for _again in 0..2 {
-                state.reset(7).unwrap();
-                assert_eq!((state.read().unwrap(), state.recorded().unwrap()), (7, 0));
-                state.write(8).unwrap();
-                state.record(1).unwrap();
-                state.record(2).unwrap();
-                assert_eq!((state.read().unwrap(), state.recorded().unwrap()), (8, 2));
-                assert!(state.write_fenced(9, late).unwrap());
-                assert!(state.write_fenced(10, late).unwrap());
-                assert!(!state.write_fenced(11, early).unwrap());
-                assert_eq!(state.read().unwrap(), 10, "{backend}");
-            }
+        let (_, state) = beside(&Config::from_url(&url).unwrap(), folder.path(), 0).unwrap();
+        for _again in 0..2 {
+            state.reset(7).unwrap();
+            assert_eq!((state.read().unwrap(), state.recorded().unwrap()), (7, 0));
+            state.write(8).unwrap();
+            state.record(1).unwrap();
+            state.record(2).unwrap();
+            assert_eq!((state.read().unwrap(), state.recorded().unwrap()), (8, 2));
+            assert!(state.write_fenced(9, late).unwrap());
+            assert!(state.write_fenced(10, late).unwrap());
+            assert!(!state.write_fenced(11, early).unwrap());
+            assert_eq!(state.read().unwrap(), 10, "{url}");
         }
+    }
+
+    #[test]
+    fn every_embedded_store_keeps_the_state_alike() {
+        keeps("memory:");
+        keeps("sqlite:FOLDER/locks.db");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lockkeeper::{Config, open_config};
+use lockkeeper::Config;
 
 use crate::failure::Failure;
 use crate::state::{self, State};
@@ -33,10 +33,8 @@ impl Store {
         let config = Config::from_url(&meeting_place(url, before.len()))
             .map_err(|error| Failure::from(error).about(&format!("--url {}", before.len() + 1)))?;
         let shown = format!("`{}`", config.url());
-        let backend = open_config(&config)
-            .map_err(|error| Failure::from(error).about(&shown))?
-            .backend();
-        let state = state::beside(backend, folder, before.len())?;
+        let (backend, state) = state::beside(&config, folder, before.len())
+            .map_err(|failure| failure.about(&shown))?;
         let same = before.iter().filter(|other| other.is(backend)).count();
         Ok(Self {
             label: match same {

@@ -1,0 +1,184 @@
+//! `lockkeeper compare` on real Redis and Valkey servers, as its users see it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "that is how a test fails"
+)]
+
+use std::process::ExitCode;
+
+use libtest_mimic::Arguments;
+
+fn main() -> ExitCode {
+    let args = Arguments::from_args();
+    #[cfg(unix)]
+    let trials = on_servers::trials();
+    #[cfg(not(unix))]
+    let trials = Vec::new();
+    libtest_mimic::run(&args, trials).exit_code()
+}
+
+#[cfg(unix)]
+mod on_servers {
+    use std::process::{Command, Output};
+
+    use libtest_mimic::{Completion, Trial};
+    use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
+    use serde_json::Value;
+
+    /// What must show nowhere.
+    const PASSWORD: &str = "swordfish-4711";
+
+    type Case = (&'static str, fn(RedisKind));
+
+    const CASES: &[Case] = &[
+        ("five_of_a_hundred_get_in", five_of_a_hundred_get_in),
+        (
+            "every_scenario_is_as_it_must_be",
+            every_scenario_is_as_it_must_be,
+        ),
+        ("every_door_leads_there", every_door_leads_there),
+        ("no_secret_is_shown", no_secret_is_shown),
+    ];
+
+    pub(super) fn trials() -> Vec<Trial> {
+        let mut trials = Vec::new();
+        for kind in RedisKind::ALL {
+            for &(name, case) in CASES {
+                trials.push(Trial::ignorable_test(
+                    format!("{name}::{kind}"),
+                    move || {
+                        if let Some(why) = kind.ignored() {
+                            return Ok(Completion::ignored_with(why));
+                        }
+                        case(kind);
+                        Ok(Completion::Completed)
+                    },
+                ));
+            }
+        }
+        trials
+    }
+
+    fn start(kind: RedisKind, options: &RedisOptions) -> RedisServer {
+        RedisServer::start(kind, options).unwrap()
+    }
+
+    /// Runs it, and sees to it that it leaves nothing on this machine and shows no password.
+    fn compare(args: &[&str]) -> Output {
+        let folder = tempfile::tempdir().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+            .arg("compare")
+            .args(args)
+            .env("TMPDIR", folder.path())
+            .output()
+            .unwrap();
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+        for bytes in [&output.stdout, &output.stderr] {
+            assert!(!String::from_utf8_lossy(bytes).contains(PASSWORD));
+        }
+        output
+    }
+
+    /// The rows of a run that went as it must.
+    fn rows(args: &[&str]) -> Vec<Value> {
+        let output = compare(&[&["--json"], args].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["rows"].as_array().unwrap().clone()
+    }
+
+    /// Nothing stays but the locks' last epochs, and all of it ends by itself.
+    fn nothing_stays(server: &RedisServer) {
+        let mut client = server.client().unwrap();
+        for key in client.command(&["KEYS", "*"]).unwrap().items() {
+            let key = key.text().unwrap();
+            assert!(!key.starts_with("{lockkeeper-compare-"), "{key}");
+            let left = client.command(&["PTTL", &key]).unwrap().int();
+            assert!(left > Some(0), "{key} stays for ever");
+        }
+    }
+
+    fn five_of_a_hundred_get_in(kind: RedisKind) {
+        let server = start(kind, &RedisOptions::new());
+        let url = server.url();
+        let before = server.calls().unwrap();
+        let rows = rows(&["--scenario=gather", "--url", &url]);
+        let calls = server.calls().unwrap();
+        let [control, ours] = &rows[..] else {
+            panic!("{rows:#?}");
+        };
+        assert!(control["admitted"].as_u64() > Some(5), "{control:#}");
+        assert_eq!(ours["store"], "redis");
+        assert_eq!(ours["admitted"], 5, "{ours:#}");
+        assert_eq!(ours["turned_away"], 95, "{ours:#}");
+        assert_eq!(ours["verdict"], "right", "{ours:#}");
+        // Nobody else takes the lock, so that nobody is waited for on a channel.
+        assert_eq!(ours["connections"], 1, "{ours:#}");
+
+        // What is shown is what the server counted: the state sends no EVALSHA.
+        let shown = ours["commands_per_grant"].as_f64().unwrap() * 100.0;
+        let evalsha = calls["evalsha"] - before.get("evalsha").copied().unwrap_or(0);
+        let evalsha = f64::from(u32::try_from(evalsha).unwrap());
+        // Beside it, a script that is not known yet is sent whole.
+        assert!(
+            shown >= evalsha - 0.1 && shown <= evalsha + 3.1,
+            "{shown} shown, {evalsha} counted"
+        );
+        nothing_stays(&server);
+    }
+
+    fn every_scenario_is_as_it_must_be(kind: RedisKind) {
+        let server = start(kind, &RedisOptions::new());
+        let url = server.url();
+        let rows = rows(&["--threads=20", "--url", &url]);
+        assert_eq!(rows.len(), 6);
+        for row in rows {
+            assert_eq!(row["verdict"], row["expected"], "{row:#}");
+        }
+        nothing_stays(&server);
+    }
+
+    fn every_door_leads_there(kind: RedisKind) {
+        let server = start(kind, &RedisOptions::new().password(PASSWORD).tls());
+        let authority = server.certificates().unwrap().authority.clone();
+        let urls = [
+            format!("{}/3", server.url()),
+            format!(
+                "redis://{}?db=3&user=default&password={PASSWORD}",
+                server.addr()
+            ),
+            format!("unix:{}?password={PASSWORD}", server.socket().display()),
+            format!(
+                "{}?ca_file={}",
+                server.tls_url().unwrap(),
+                authority.display()
+            ),
+        ];
+        for url in urls {
+            let rows = rows(&["--scenario=gather", "--threads=10", "--url", &url]);
+            assert_eq!(rows[1]["admitted"], 5, "{:#}", rows[1]);
+            nothing_stays(&server);
+        }
+    }
+
+    fn no_secret_is_shown(kind: RedisKind) {
+        let server = start(kind, &RedisOptions::new().password("another one"));
+        let addr = server.addr();
+        for (url, code) in [
+            (format!("redis://:{PASSWORD}@{addr}"), 1),
+            (format!("redis://{addr}?password={PASSWORD}"), 1),
+            (format!("redis://:{PASSWORD}@{addr}/x"), 2),
+            (format!("redis://:{PASSWORD}@{addr}?tlt=5s"), 2),
+            (format!("redis://:{PASSWORD}@[::1/"), 2),
+        ] {
+            let output = compare(&["--url", &url]);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{said}");
+            assert_eq!(said.lines().count(), 1, "{said}");
+        }
+    }
+}
