@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::LockKeeper;
 
-use crate::{Row, Rows};
+use crate::{Row, Rows, server};
 
 /// The first argument of a child process.
 pub(crate) const CHILD: &str = "--child";
 const HELD: Duration = Duration::from_millis(1);
+/// Enough to stand in line.
+const PAUSE: Duration = Duration::from_millis(3);
 
 /// What a millisecond's sleep takes here, when nobody else wants the processor: the floor.
 fn measured_sleep() -> f64 {
@@ -73,34 +75,50 @@ pub(crate) fn threads() -> Rows {
         "sqlite:{}?wait=60s",
         folder.path().join("locks.db").display()
     );
+    let count = |keeper: &LockKeeper| Ok(keeper.usage().map(|usage| usage.commands));
     let mut rows = Vec::new();
     for url in ["memory:?wait=60s", &sqlite] {
-        let keeper = lockkeeper::open(url)?;
-        let store = keeper.backend();
-        crowd(&keeper, 100, 100)?;
-        let before = keeper.usage().map_or(0, |usage| usage.commands);
-        let floor = measured_sleep() * 1e3;
-        let began = Instant::now();
-        crowd(&keeper, 100, 1_000)?;
-        let seconds = began.elapsed().as_secs_f64();
-        let floor = f64::midpoint(floor, measured_sleep() * 1e3);
-        rows.push(times(
-            format!("100 threads x 10, 1 ms held, {store}"),
-            seconds,
-            floor,
-            1.03,
-        ));
-        if let Some(usage) = keeper.usage() {
-            let commands = (usage.commands - before) as f64 / 1e3;
-            rows.push(Row {
-                what: format!("  statements per grant, {store}"),
-                measured: format!("{commands:.3}"),
-                floor: "-".to_owned(),
-                value: commands,
-                budget: 0.15,
-                unit: "",
-            });
-        }
+        rows.extend(threads_on(url, "statements", &count)?);
+    }
+    Ok(rows)
+}
+
+pub(crate) fn threads_redis() -> Rows {
+    let server = server::start()?;
+    let url = format!("{}?wait=60s", server.url());
+    threads_on(&url, "commands", &|_| Ok(Some(server::sent(&server)?)))
+}
+
+/// What the store was sent so far, where it counts that.
+type Count<'a> = &'a dyn Fn(&LockKeeper) -> Result<Option<u64>, Box<dyn Error>>;
+
+fn threads_on(url: &str, called: &str, count: Count<'_>) -> Rows {
+    let keeper = lockkeeper::open(url)?;
+    let store = keeper.backend();
+    crowd(&keeper, 100, 100)?;
+    let before = count(&keeper)?;
+    let floor = measured_sleep() * 1e3;
+    let began = Instant::now();
+    crowd(&keeper, 100, 1_000)?;
+    let seconds = began.elapsed().as_secs_f64();
+    let after = count(&keeper)?;
+    let floor = f64::midpoint(floor, measured_sleep() * 1e3);
+    let mut rows = vec![times(
+        format!("100 threads x 10, 1 ms held, {store}"),
+        seconds,
+        floor,
+        1.03,
+    )];
+    if let Some((before, after)) = before.zip(after) {
+        let commands = (after - before) as f64 / 1e3;
+        rows.push(Row {
+            what: format!("  {called} per grant, {store}"),
+            measured: format!("{commands:.3}"),
+            floor: "-".to_owned(),
+            value: commands,
+            budget: 0.15,
+            unit: "",
+        });
     }
     Ok(rows)
 }
@@ -147,10 +165,46 @@ pub(crate) fn processes() -> Rows {
         "sqlite:{}?wait=60s",
         folder.path().join("locks.db").display()
     );
+    let to_another = |middle: f64, _| Row {
+        what: "release here to grant in another process, sqlite".to_owned(),
+        measured: format!("{middle:.3} ms"),
+        floor: "-".to_owned(),
+        value: middle,
+        budget: 2.0,
+        unit: " ms",
+    };
+    processes_on(&url, "sqlite", &mut || Ok(()), to_another)
+}
+
+pub(crate) fn processes_redis() -> Rows {
+    let server = server::start()?;
+    let url = format!("{}?wait=60s", server.url());
+    let mut raw = server::raw(&server)?;
+    let mut round_trip = || Ok(redis::cmd("PING").exec(&mut raw)?);
+    let to_another = |middle: f64, floor: f64| Row {
+        what: "release here to grant in another process, redis".to_owned(),
+        measured: format!("{middle:.3} ms"),
+        floor: format!("{floor:.3} ms"),
+        value: middle / floor,
+        budget: 2.5,
+        unit: "x",
+    };
+    processes_on(&url, "redis", &mut round_trip, to_another)
+}
+
+/// What the floor of the way from process to process is measured by.
+type RoundTrip<'a> = &'a mut dyn FnMut() -> Result<(), Box<dyn Error>>;
+
+fn processes_on(
+    url: &str,
+    store: &str,
+    round_trip: RoundTrip<'_>,
+    to_another: impl Fn(f64, f64) -> Row,
+) -> Rows {
     let start = |role| -> Result<Vec<Process>, Box<dyn Error>> {
         let mut all = Vec::new();
         for _ in 0..4 {
-            let mut process = Process::start(role, &url)?;
+            let mut process = Process::start(role, url)?;
             process.line()?;
             all.push(process);
         }
@@ -168,9 +222,11 @@ pub(crate) fn processes() -> Rows {
     }
     let seconds = began.elapsed().as_secs_f64();
     let floor = f64::midpoint(floor, measured_sleep() * 1e3);
+    drop(all);
+    let (middle, round) = turns(url, round_trip)?;
     Ok(vec![
         times(
-            "4 processes x 25 threads, 1 ms held, sqlite".into(),
+            format!("4 processes x 25 threads, 1 ms held, {store}"),
             seconds,
             floor,
             1.05,
@@ -183,38 +239,35 @@ pub(crate) fn processes() -> Rows {
             budget: 300.0,
             unit: " ms",
         },
-        to_another_process(&url)?,
+        to_another(middle, round),
     ])
 }
 
 /// From just before a release here to the grant there, by the clock that both share.
-fn to_another_process(url: &str) -> Result<Row, Box<dyn Error>> {
+/// And the round trips in turns with it, after the same pause. Both in milliseconds.
+fn turns(url: &str, round_trip: RoundTrip<'_>) -> Result<(f64, f64), Box<dyn Error>> {
     use lockkeeper::{Clock as _, SystemClock};
 
     let keeper = lockkeeper::open(url)?;
     let mut other = Process::start("turns", url)?;
     other.line()?;
-    let mut all = Vec::new();
+    let (mut all, mut floors) = (Vec::new(), Vec::new());
     for _ in 0..200 {
         let guard = keeper.lock("turn")?;
         other.go()?;
         // The other says so just before it asks; give it the time to stand in line.
         other.line()?;
-        thread::sleep(Duration::from_millis(3));
+        thread::sleep(PAUSE);
         let released = SystemClock.now().as_nanos();
         guard.release()?;
         let granted: u64 = other.line()?.parse()?;
         all.push(granted.saturating_sub(released) as f64 / 1e6);
+        thread::sleep(PAUSE);
+        let asked = Instant::now();
+        round_trip()?;
+        floors.push(asked.elapsed().as_secs_f64() * 1e3);
     }
-    let middle = crate::median(all);
-    Ok(Row {
-        what: "release here to grant in another process, sqlite".to_owned(),
-        measured: format!("{middle:.3} ms"),
-        floor: "-".to_owned(),
-        value: middle,
-        budget: 2.0,
-        unit: " ms",
-    })
+    Ok((crate::median(all), crate::median(floors)))
 }
 
 /// What a child process does: says that it is ready, waits for the word, works, says the result.

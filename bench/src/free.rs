@@ -9,7 +9,7 @@ use lockkeeper::{LockKeeper, LockName};
 use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 
-use crate::{Row, Rows, median};
+use crate::{Row, Rows, median, server};
 
 const ROUNDS: usize = 15;
 
@@ -138,4 +138,36 @@ pub(crate) fn sqlite() -> Rows {
     };
     let times = in_turns(5_000, floor, || pair(&keeper, &name))?;
     Ok(vec![row("acquire + release, SQLite", times, 1.3)])
+}
+
+/// The least that is safe to do by hand: a value that nobody else has, and a release that compares it.
+pub(crate) fn redis() -> Rows {
+    let server = server::start()?;
+    let keeper = lockkeeper::open(&server.url())?;
+    let name = LockName::new("seat:42")?;
+
+    let mut raw = server::raw(&server)?;
+    let release = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])";
+    let mut load = redis::cmd("SCRIPT");
+    let sha: String = load.arg("LOAD").arg(release).query(&mut raw)?;
+    let mut number = 0_u64;
+    let floor = || {
+        number += 1;
+        let owner = format!("3f0c8dbe5d9b4c3c-{number}");
+        let mut set = redis::cmd("SET");
+        set.arg("raw:seat:42").arg(&owner).arg("NX");
+        let set: Option<String> = set.arg("PX").arg(30_000).query(&mut raw)?;
+        set.ok_or("the name is taken")?;
+        let mut evalsha = redis::cmd("EVALSHA");
+        evalsha.arg(&sha).arg(1).arg("raw:seat:42").arg(&owner);
+        let freed: i64 = evalsha.query(&mut raw)?;
+        if freed == 1 {
+            Ok(())
+        } else {
+            Err("it was lost".into())
+        }
+    };
+    let times = in_turns(1_000, floor, || pair(&keeper, &name))?;
+    Ok(vec![row("acquire + release, redis", times, 1.05)])
 }

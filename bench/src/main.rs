@@ -6,6 +6,8 @@
 
 mod contended;
 mod free;
+mod held;
+mod server;
 mod waiting;
 
 use std::error::Error;
@@ -26,12 +28,17 @@ type Rows = Result<Vec<Row>, Box<dyn Error>>;
 
 type Group = fn() -> Rows;
 
-const GROUPS: [(&str, Group); 5] = [
+const GROUPS: [(&str, Group); 10] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
+    ("free redis", free::redis),
     ("contended threads", contended::threads),
+    ("contended threads redis", contended::threads_redis),
     ("contended processes", contended::processes),
+    ("contended processes redis", contended::processes_redis),
     ("waiting", waiting::rows),
+    ("waiting redis", waiting::rows_redis),
+    ("held redis", held::redis),
 ];
 
 fn main() -> ExitCode {
@@ -42,7 +49,7 @@ fn main() -> ExitCode {
         return done(contended::child(rest));
     }
     println!(
-        "{:<46} {:>12} {:>12} {:>9} {:>9}",
+        "{:<50} {:>12} {:>12} {:>9} {:>9}",
         "", "measured", "floor", "", "budget"
     );
     let mut over = 0;
@@ -52,6 +59,10 @@ fn main() -> ExitCode {
         }
         let rows = match group() {
             Ok(rows) => rows,
+            Err(error) if error.is::<server::Missing>() => {
+                println!("{name:<50} not measured: {error}");
+                continue;
+            }
             Err(error) => {
                 eprintln!("{name}: {error}");
                 return ExitCode::FAILURE;
@@ -61,7 +72,7 @@ fn main() -> ExitCode {
             let within = row.value <= row.budget;
             over += u32::from(!within);
             println!(
-                "{:<46} {:>12} {:>12} {:>9} {:>9} {}",
+                "{:<50} {:>12} {:>12} {:>9} {:>9} {}",
                 row.what,
                 row.measured,
                 row.floor,

@@ -1,0 +1,130 @@
+//! What it costs to hold many names.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::redis::{RedisOptions, RedisProvider};
+use lockkeeper::{
+    AcquireRequest, Capabilities, Error, Grant, LeasePolicy, LockKeeper, LockProvider, Renew, Usage,
+};
+
+use crate::{Row, Rows, server};
+
+const LEASES: u32 = 10_000;
+const TTL: Duration = Duration::from_secs(30);
+const WATCHED: Duration = Duration::from_secs(10);
+
+/// The provider, and how often it is asked to renew: each time is one round trip.
+#[derive(Debug)]
+struct Counted {
+    provider: RedisProvider,
+    renewals: Arc<AtomicU64>,
+}
+
+impl LockProvider for Counted {
+    fn backend(&self) -> &'static str {
+        self.provider.backend()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.provider.capabilities()
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.provider.usage()
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+        self.provider.acquire(request)
+    }
+
+    fn renew_batch(&self, batch: &mut [Renew<'_>]) {
+        self.renewals.fetch_add(1, Ordering::Relaxed);
+        self.provider.renew_batch(batch);
+    }
+}
+
+/// A number of this process from /proc, such as `Threads` or `VmRSS` (in KiB); `None` elsewhere.
+fn status(name: &str) -> Option<f64> {
+    let text = fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let number = line.trim_start_matches(':').split_whitespace().next()?;
+    number.parse().ok()
+}
+
+pub(crate) fn redis() -> Rows {
+    let server = server::start()?;
+    let options = RedisOptions::tcp(server.addr().ip().to_string(), server.addr().port());
+    let renewals = Arc::new(AtomicU64::new(0));
+    let counted = Counted {
+        provider: RedisProvider::open(&options, "bench")?,
+        renewals: Arc::clone(&renewals),
+    };
+    let keeper = LockKeeper::builder(Arc::new(counted))
+        .lease(LeasePolicy::Renewed { ttl: TTL })
+        .build()?;
+    // The first lease starts what renews them all, with its first renewal at the latest.
+    let first = keeper.lock("first")?;
+    let until = Instant::now() + TTL;
+    while renewals.load(Ordering::Relaxed) == 0 {
+        if Instant::now() > until {
+            return Err("the first lease is not renewed".into());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    let before = (status("Threads"), status("VmRSS"));
+    let mut guards = Vec::new();
+    // With the first.
+    for number in 1..LEASES {
+        guards.push(keeper.lock(format!("seat:{number}"))?);
+    }
+    let (from, sent) = (renewals.load(Ordering::Relaxed), server::sent(&server)?);
+    thread::sleep(WATCHED);
+    let round_trips = renewals.load(Ordering::Relaxed) - from;
+    let renewed = server::sent(&server)? - sent;
+    let after = (status("Threads"), status("VmRSS"));
+    let lost = guards.iter().filter(|guard| guard.lost().is_lost()).count();
+    if lost > 0 {
+        return Err(format!("{lost} leases were lost").into());
+    }
+    // Each is due every 10 s; a tenth may be so a little before or after.
+    if renewed < u64::from(LEASES) * 9 / 10 {
+        return Err(format!("only {renewed} of {LEASES} leases were renewed").into());
+    }
+    let mut rows = Vec::new();
+    if let (Some(few), Some(many)) = (before.0, after.0) {
+        rows.push(row(
+            "threads more for 10,000 held leases, redis",
+            many - few,
+            0.0,
+            "",
+        ));
+    }
+    if let (Some(small), Some(large)) = (before.1, after.1) {
+        let each = (large - small) * 1024.0 / f64::from(LEASES);
+        rows.push(row("  memory a lease (RSS)", each, 1024.0, " B"));
+    }
+    rows.push(row(
+        "  renewal round trips in 10 s",
+        round_trips as f64,
+        20.0,
+        "",
+    ));
+    drop(guards);
+    drop(first);
+    Ok(rows)
+}
+
+fn row(what: &str, value: f64, budget: f64, unit: &'static str) -> Row {
+    Row {
+        what: what.to_owned(),
+        measured: format!("{value:.0}{unit}"),
+        floor: "-".to_owned(),
+        value,
+        budget,
+        unit,
+    }
+}
