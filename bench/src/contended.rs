@@ -14,6 +14,7 @@ use crate::{Row, Rows, server};
 /// The first argument of a child process.
 pub(crate) const CHILD: &str = "--child";
 const HELD: Duration = Duration::from_millis(1);
+const RUNS: usize = 5;
 /// Enough to stand in line.
 const PAUSE: Duration = Duration::from_millis(3);
 
@@ -97,12 +98,19 @@ fn threads_on(url: &str, called: &str, count: Count<'_>) -> Rows {
     let store = keeper.backend();
     crowd(&keeper, 100, 100)?;
     let before = count(&keeper)?;
-    let floor = measured_sleep() * 1e3;
-    let began = Instant::now();
-    crowd(&keeper, 100, 1_000)?;
-    let seconds = began.elapsed().as_secs_f64();
+    // A shared machine stutters for a second now and then: the middle one of a few.
+    let mut runs = Vec::new();
+    for _ in 0..RUNS {
+        let floor = measured_sleep() * 1e3;
+        let began = Instant::now();
+        crowd(&keeper, 100, 1_000)?;
+        let seconds = began.elapsed().as_secs_f64();
+        let floor = f64::midpoint(floor, measured_sleep() * 1e3);
+        runs.push((seconds, floor));
+    }
     let after = count(&keeper)?;
-    let floor = f64::midpoint(floor, measured_sleep() * 1e3);
+    runs.sort_by(|(a, of_a), (b, of_b)| (a / of_a).total_cmp(&(b / of_b)));
+    let (seconds, floor) = runs.get(RUNS / 2).copied().ok_or("no run")?;
     let mut rows = vec![times(
         format!("100 threads x 10, 1 ms held, {store}"),
         seconds,
@@ -110,7 +118,7 @@ fn threads_on(url: &str, called: &str, count: Count<'_>) -> Rows {
         1.03,
     )];
     if let Some((before, after)) = before.zip(after) {
-        let commands = (after - before) as f64 / 1e3;
+        let commands = (after - before) as f64 / (1e3 * RUNS as f64);
         rows.push(Row {
             what: format!("  {called} per grant, {store}"),
             measured: format!("{commands:.3}"),
