@@ -322,10 +322,11 @@ impl Engine {
                     turn.hold(&hold);
                     return Ok(Some(Granted { hold, turn: 0 }));
                 }
-                // Granted and lost again before it was seen: once more, while there is time.
+                // Granted and lost again before it was seen: nobody else was seen to hold it, so
+                // that is no "busy". Once more, while there is time.
                 Ok(None) => {
                     let now = self.clock.now();
-                    if request.deadline.is_none_or(|deadline| now >= deadline) {
+                    if request.deadline.is_some_and(|deadline| now >= deadline) {
                         return Ok(None);
                     }
                 }

@@ -250,6 +250,11 @@ fn a_grant_that_came_late_is_believed_only_after_a_renewal() {
     assert_eq!(script.count("a", "acquire"), 3);
     drop(guard);
 
+    // A single attempt too: nobody was seen to hold it.
+    script.set(|state| state.grants = Grants::Late(2 * SECOND));
+    assert!(keeper.try_lock("a").unwrap().is_some());
+    assert_eq!(script.count("a", "acquire"), 5);
+
     script.set(|state| state.grants = Grants::Late(2 * SECOND));
     script.renewals("a", Renewals::Fail);
     assert_eq!(keeper.lock("a").unwrap_err().kind(), ErrorKind::Unknown);
