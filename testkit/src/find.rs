@@ -22,6 +22,20 @@ pub(crate) fn servers_folder() -> PathBuf {
         )
 }
 
+/// Where what takes long to make is kept between runs: with the servers where there are any, else
+/// with the user's other caches.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    let servers = servers_folder();
+    if servers.is_dir() {
+        return Some(servers);
+    }
+    let home = |name, below: &str| {
+        let folder = PathBuf::from(env::var_os(name)?);
+        folder.is_absolute().then(|| folder.join(below))
+    };
+    home("XDG_CACHE_HOME", "lockkeeper").or_else(|| home("HOME", ".cache/lockkeeper"))
+}
+
 /// `program` in every folder of PATH, and in those where systems keep servers and PATH may not lead to.
 pub(crate) fn on_path(program: &str) -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -47,6 +61,56 @@ pub(crate) fn on_path(program: &str) -> Vec<PathBuf> {
         .collect()
 }
 
+/// The program that an environment variable names, if it is set.
+pub(crate) fn named_by(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable)
+        .filter(|program| !program.is_empty())
+        .map(PathBuf::from)
+}
+
+/// Programs, and what each says to `--version`.
+pub(crate) struct Found(Vec<(PathBuf, Result<String, String>)>);
+
+impl Found {
+    pub(crate) fn look(programs: impl Iterator<Item = PathBuf>) -> Self {
+        Self(
+            programs
+                .map(|program| (version_of(&program), program))
+                .map(|(version, program)| (program, version))
+                .collect(),
+        )
+    }
+
+    /// The first whose version `is_it`; if there is none, what was found instead.
+    pub(crate) fn choose(
+        &self,
+        name: &str,
+        is_it: impl Fn(&str) -> bool,
+    ) -> Result<PathBuf, String> {
+        let versions = || {
+            let said = self.0.iter();
+            said.filter_map(|(program, version)| Some((program, version.as_ref().ok()?)))
+        };
+        if let Some((program, _)) = versions().find(|(_, version)| is_it(version)) {
+            return Ok(program.clone());
+        }
+        let seen: Vec<String> = versions()
+            .map(|(program, version)| {
+                let version: Vec<&str> = version.split_whitespace().take(3).collect();
+                format!("{} is {}", program.display(), version.join(" "))
+            })
+            .collect();
+        let seen = if seen.is_empty() {
+            "no server of that kind found".to_owned()
+        } else {
+            seen.join(", ")
+        };
+        Err(format!(
+            "no {name} on this machine ({seen}); scripts/servers sets it up"
+        ))
+    }
+}
+
 /// What the program says to `--version`, or why it says nothing.
 pub(crate) fn version_of(program: &Path) -> Result<String, String> {
     let said = Command::new(program)
@@ -58,6 +122,11 @@ pub(crate) fn version_of(program: &Path) -> Result<String, String> {
 }
 
 /// Whether this runs as continuous integration, where a missing server is a failure.
-pub(crate) fn in_ci() -> bool {
+fn in_ci() -> bool {
     env::var("CI").is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
+}
+
+/// Why tests are to show as ignored; in continuous integration they never are.
+pub(crate) fn ignored(program: impl FnOnce() -> Result<PathBuf, String>) -> Option<String> {
+    if in_ci() { None } else { program().err() }
 }

@@ -1,11 +1,19 @@
 //! Real servers and a proxy that misbehaves, for the tests of lockkeeper's backends.
 //!
-//! `scripts/servers` installs the servers; [`RedisServer`] starts one as a child process on a free port
-//! of 127.0.0.1 in a throw-away folder, and it ends with its owner: at drop, while panicking, and also
-//! when the test process is killed.
+//! [`RedisServer`] and [`MySqlServer`] start a server that is installed on this machine (`scripts/servers`
+//! of the project's repository installs them) as a child process on a free port of 127.0.0.1 in a
+//! throw-away folder. It ends with its owner: at drop, while panicking, and also when the owner's process
+//! is killed.
+//!
+//! # Features
+//! - `mysql`: `MySqlClient`, to look at a MySQL or MariaDB server behind a backend's back.
+//! - `proxy`: `Proxy`, a network that loses, delays and cuts what it carries.
+//! - `tls`: servers that speak TLS, with certificates made for them.
+//!
+//! None is on by default.
 //!
 //! ```no_run
-//! # #[cfg(unix)] fn run() -> std::io::Result<()> {
+//! # #[cfg(all(unix, feature = "proxy"))] fn run() -> std::io::Result<()> {
 //! use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer};
 //!
 //! let server = RedisServer::start(RedisKind::Redis8, &RedisOptions::new())?;
@@ -17,21 +25,27 @@
 //! ```
 
 #[cfg(unix)]
+mod daemon;
+#[cfg(unix)]
 mod find;
 #[cfg(unix)]
+mod mysql;
+#[cfg(unix)]
 mod process;
+#[cfg(feature = "proxy")]
 mod proxy;
 #[cfg(unix)]
 mod redis;
 #[cfg(unix)]
-mod resp;
-#[cfg(unix)]
 mod tls;
 
+#[cfg(all(unix, feature = "mysql"))]
+pub use mysql::{MySqlClient, MySqlSession};
+#[cfg(unix)]
+pub use mysql::{MySqlKind, MySqlOptions, MySqlServer};
+#[cfg(feature = "proxy")]
 pub use proxy::{Counts, Fault, Proxy};
 #[cfg(unix)]
-pub use redis::{RedisKind, RedisOptions, RedisServer};
-#[cfg(unix)]
-pub use resp::{RedisClient, Reply};
+pub use redis::{RedisClient, RedisKind, RedisOptions, RedisServer, Reply};
 #[cfg(unix)]
 pub use tls::Certificates;

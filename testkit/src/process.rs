@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 /// Holds its own standard input open for reading; the other end is this process's, and closes however
 /// this process ends. Deaf to the terminal's signals, because it has to come after them.
@@ -64,8 +64,23 @@ impl Process {
         self.child.try_wait()
     }
 
+    /// SIGSTOP. Returns when all its threads stand still, which the signal alone does not wait for.
+    pub(crate) fn stop(&mut self) -> io::Result<()> {
+        self.signal(Signal::STOP)?;
+        let id = WaitId::Pid(Pid::from_child(&self.child));
+        // Left for the one who waits for its end.
+        let what = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(id, what)?;
+        Ok(())
+    }
+
+    /// SIGCONT.
+    pub(crate) fn cont(&mut self) -> io::Result<()> {
+        self.signal(Signal::CONT)
+    }
+
     /// Signals the server. An error when it has ended: its number may be another's by now.
-    pub(crate) fn signal(&mut self, signal: Signal) -> io::Result<()> {
+    fn signal(&mut self, signal: Signal) -> io::Result<()> {
         if let Some(status) = self.exited()? {
             return Err(io::Error::other(format!(
                 "the server has ended by itself: {status}"

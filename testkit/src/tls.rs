@@ -1,9 +1,10 @@
 //! Certificates that nobody outside of a test trusts.
 
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+#[cfg(feature = "tls")]
+use std::{fs, io, path::Path};
 
+#[cfg(feature = "tls")]
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
 /// The files (PEM) of an authority made for one test, and of a server that it vouches for as
@@ -18,6 +19,7 @@ pub struct Certificates {
     pub key: PathBuf,
 }
 
+#[cfg(feature = "tls")]
 impl Certificates {
     /// Makes them in `folder`, which must exist. Each call makes another authority, so a second one is
     /// what a client must *not* trust.
@@ -38,6 +40,7 @@ impl Certificates {
     }
 }
 
+#[cfg(feature = "tls")]
 fn pems() -> Result<[String; 3], rcgen::Error> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

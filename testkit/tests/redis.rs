@@ -7,22 +7,17 @@
     reason = "that is how a test fails"
 )]
 
-use std::env;
-use std::io::{BufRead, BufReader, Read, Write};
+mod common;
+
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::{PATIENCE, alive, until};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, Reply};
-
-/// Makes this program the one that is killed in `dies_with_its_owner`.
-const CHILD: &str = "LOCKKEEPER_TESTKIT_CHILD";
-
-/// For what must come.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 type Case = (&'static str, fn(RedisKind));
 
@@ -43,8 +38,10 @@ const CASES: &[Case] = &[
 ];
 
 fn main() -> ExitCode {
-    if let Ok(kind) = env::var(CHILD) {
-        return be_the_child(&kind);
+    if let Some(name) = common::child() {
+        let kind = RedisKind::ALL.into_iter().find(|kind| kind.name() == name);
+        let server = start(kind.unwrap(), &RedisOptions::new());
+        return common::be_the_child(server.pid().unwrap(), server.folder());
     }
     let trials = RedisKind::ALL.iter().flat_map(|&kind| {
         CASES.iter().map(move |&(name, case)| {
@@ -62,24 +59,6 @@ fn main() -> ExitCode {
 
 fn start(kind: RedisKind, options: &RedisOptions) -> RedisServer {
     RedisServer::start(kind, options).unwrap()
-}
-
-/// Whether a process of this number is there and no zombie.
-fn alive(pid: u32) -> bool {
-    let out = Command::new("ps")
-        .args(["-o", "stat=", "-p", &pid.to_string()])
-        .output()
-        .unwrap();
-    let stat = String::from_utf8_lossy(&out.stdout).trim().to_owned();
-    !stat.is_empty() && !stat.starts_with('Z')
-}
-
-fn until(what: &str, mut happened: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
 }
 
 fn says_its_version(kind: RedisKind) {
@@ -247,35 +226,8 @@ fn ends_at_drop_and_in_a_panic(kind: RedisKind) {
     assert!(!alive(pid) && !folder.exists());
 }
 
-fn be_the_child(kind: &str) -> ExitCode {
-    let kind = RedisKind::ALL
-        .into_iter()
-        .find(|known| known.name() == kind)
-        .unwrap();
-    let server = start(kind, &RedisOptions::new());
-    println!("{} {}", server.pid().unwrap(), server.folder().display());
-    let _ = std::io::stdin().read(&mut [0]);
-    ExitCode::SUCCESS
-}
-
 fn dies_with_its_owner(kind: RedisKind) {
-    let mut owner = Command::new(env::current_exe().unwrap())
-        .env(CHILD, kind.name())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(owner.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let (pid, folder) = line.trim_end().split_once(' ').unwrap();
-    let (pid, folder) = (pid.parse().unwrap(), PathBuf::from(folder));
-    assert!(alive(pid) && folder.exists());
-    owner.kill().unwrap();
-    owner.wait().unwrap();
-    until("the server ends", || !alive(pid));
-    until("its folder goes", || !Path::new(&folder).exists());
+    common::dies_with_its_owner(kind.name());
 }
 
 fn tells_why_it_does_not_start(kind: RedisKind) {

@@ -1,0 +1,196 @@
+//! What all servers have: a folder, a process that may be killed and started again, a log.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::process::Process;
+
+/// How long a server may take to answer for the first time; Redis needs some 20 ms, MySQL 800.
+pub(crate) const START: Duration = Duration::from_secs(30);
+
+/// How often another port is tried when somebody else was quicker to take it.
+const PORTS: usize = 20;
+
+/// A server's process, which may be killed at the moment, in a throw-away folder.
+pub(crate) struct Daemon {
+    name: &'static str,
+    program: PathBuf,
+    /// `None` while it is killed. Before `folder`, so that it has ended when that is removed.
+    process: Mutex<Option<Process>>,
+    folder: TempDir,
+}
+
+impl Daemon {
+    /// Makes the folder; nothing runs yet.
+    pub(crate) fn new(name: &'static str, program: PathBuf) -> io::Result<Self> {
+        Ok(Self {
+            name,
+            program,
+            process: Mutex::new(None),
+            // Short, because a unix socket's path is at most some 100 bytes.
+            folder: tempfile::Builder::new().prefix("lk-").tempdir()?,
+        })
+    }
+
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder().join("sock")
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.folder().join("log")
+    }
+
+    /// What the server has printed so far.
+    pub(crate) fn log(&self) -> String {
+        fs::read(self.log_file())
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    fn process(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.process().as_ref().map(Process::id)
+    }
+
+    pub(crate) fn kill(&self) {
+        *self.process() = None;
+    }
+
+    pub(crate) fn stop(&self) -> io::Result<()> {
+        self.running(Process::stop)
+    }
+
+    pub(crate) fn cont(&self) -> io::Result<()> {
+        self.running(Process::cont)
+    }
+
+    fn running(&self, act: impl FnOnce(&mut Process) -> io::Result<()>) -> io::Result<()> {
+        match self.process().as_mut() {
+            Some(process) => act(process),
+            None => Err(io::Error::new(
+                io::ErrorKind::NotConnected,
+                "the server has been killed",
+            )),
+        }
+    }
+
+    /// An error with the server's own words.
+    pub(crate) fn failed(&self, what: &str) -> io::Error {
+        io::Error::other(format!(
+            "{} ({}): {what}. It said:\n{}",
+            self.name,
+            self.program.display(),
+            self.log()
+        ))
+    }
+
+    /// Starts `command` in the folder and returns when `ready` is content. [`io::ErrorKind::AddrInUse`]:
+    /// somebody else has its port.
+    pub(crate) fn launch(
+        &self,
+        mut command: Command,
+        mut ready: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut running = self.process();
+        let _ = fs::remove_file(self.socket());
+        let _ = fs::remove_file(self.log_file());
+        let mut process = Process::spawn(&mut command, self.folder(), &self.log_file())?;
+        let until = Instant::now() + START;
+        let mut last = loop {
+            let error = match ready() {
+                Ok(()) => {
+                    *running = Some(process);
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            if let Some(status) = process.exited()? {
+                break format!("it ended with {status}");
+            }
+            if Instant::now() > until {
+                break format!("it does not answer: {error}");
+            }
+            thread::sleep(Duration::from_millis(2));
+        };
+        let taken = self.log().contains("Address already in use");
+        drop(process);
+        if taken {
+            last.push_str(", its port was taken");
+        }
+        let kind = if taken {
+            io::ErrorKind::AddrInUse
+        } else {
+            io::ErrorKind::Other
+        };
+        Err(io::Error::new(kind, self.failed(&last)))
+    }
+}
+
+impl fmt::Debug for Daemon {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Daemon");
+        shown
+            .field("name", &self.name)
+            .field("pid", &self.pid())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Numbers that were free a moment ago, all different; whether they still are, the server finds out.
+pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
+    let mut ports = [0; N];
+    // All held at once, so that they differ.
+    let mut held = Vec::with_capacity(N);
+    for port in &mut ports {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        *port = listener.local_addr()?.port();
+        held.push(listener);
+    }
+    Ok(ports)
+}
+
+/// Tries `launch` again while somebody else has the port.
+pub(crate) fn while_taken(mut launch: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let mut last = launch();
+    for _ in 1..PORTS {
+        match &last {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = launch(),
+            _ => break,
+        }
+    }
+    last
+}
+
+/// The same on the port that it had: while the server was down, that may have become the near end of
+/// somebody's connection, which passes.
+pub(crate) fn while_taken_for_a_moment(
+    mut launch: impl FnMut() -> io::Result<()>,
+) -> io::Result<()> {
+    while_taken(|| {
+        let launched = launch();
+        if matches!(&launched, Err(error) if error.kind() == io::ErrorKind::AddrInUse) {
+            thread::sleep(Duration::from_millis(100));
+        }
+        launched
+    })
+}

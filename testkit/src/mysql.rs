@@ -1,0 +1,14 @@
+//! MySQL and MariaDB.
+
+#[cfg(feature = "mysql")]
+mod client;
+mod data;
+mod kind;
+mod options;
+mod server;
+
+#[cfg(feature = "mysql")]
+pub use client::{MySqlClient, MySqlSession};
+pub use kind::MySqlKind;
+pub use options::MySqlOptions;
+pub use server::MySqlServer;

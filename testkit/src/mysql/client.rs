@@ -1,0 +1,149 @@
+//! A look at a server behind a backend's back.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use mysql::prelude::Queryable as _;
+use mysql::{Conn, OptsBuilder, Value};
+
+use super::MySqlServer;
+
+/// How long a server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A connection as `root`, by the server's unix socket. It is let in also when `max_connections` are.
+pub struct MySqlClient(Conn);
+
+/// A connection of [`MySqlServer::USER`]'s, as the server sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MySqlSession {
+    /// What `KILL` wants, and `CONNECTION_ID()` and `IS_USED_LOCK()` say.
+    pub id: u64,
+    /// `Sleep` while it does nothing, `Query`.
+    pub command: String,
+    /// `User lock` while it waits for a named lock.
+    pub state: String,
+    /// The statement that it runs, if it does.
+    pub statement: Option<String>,
+}
+
+impl MySqlClient {
+    /// Runs a statement.
+    ///
+    /// # Errors
+    /// The server's own error, no answer within 10 s, or a broken connection.
+    pub fn execute(&mut self, sql: &str) -> io::Result<()> {
+        self.0.query_drop(sql).map_err(io::Error::other)
+    }
+
+    /// All rows of an answer, every value as text, NULL as `None`.
+    ///
+    /// # Errors
+    /// As [`MySqlClient::execute`].
+    pub fn rows(&mut self, sql: &str) -> io::Result<Vec<Vec<Option<String>>>> {
+        let rows: Vec<mysql::Row> = self.0.query(sql).map_err(io::Error::other)?;
+        let text = |value| match value {
+            Value::NULL => None,
+            Value::Bytes(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+            other => Some(other.as_sql(true)),
+        };
+        Ok(rows
+            .into_iter()
+            .map(|row| row.unwrap().into_iter().map(text).collect())
+            .collect())
+    }
+
+    /// The first value of the first row; `None` where there is none, or where it is NULL.
+    ///
+    /// # Errors
+    /// As [`MySqlClient::execute`].
+    pub fn value(&mut self, sql: &str) -> io::Result<Option<String>> {
+        let first = self.rows(sql)?.into_iter().next();
+        Ok(first.and_then(|row| row.into_iter().next().flatten()))
+    }
+
+    /// All connections of [`MySqlServer::USER`]'s.
+    ///
+    /// # Errors
+    /// As [`MySqlClient::execute`].
+    pub fn sessions(&mut self) -> io::Result<Vec<MySqlSession>> {
+        let mut sessions = Vec::new();
+        for row in self.rows("SHOW FULL PROCESSLIST")? {
+            // MariaDB has one more column.
+            let mut row = row.into_iter();
+            let mut next = || row.next().flatten();
+            let (id, user, _host, _database) = (next(), next(), next(), next());
+            let (command, _seconds, state, statement) = (next(), next(), next(), next());
+            if user.as_deref() == Some(MySqlServer::USER) {
+                sessions.push(MySqlSession {
+                    id: id.and_then(|id| id.parse().ok()).unwrap_or_default(),
+                    command: command.unwrap_or_default(),
+                    state: state.unwrap_or_default(),
+                    statement,
+                });
+            }
+        }
+        Ok(sessions)
+    }
+
+    /// How many statements the server has been sent by anybody since its start, this one included; pings
+    /// do not count.
+    ///
+    /// # Errors
+    /// As [`MySqlClient::execute`].
+    pub fn questions(&mut self) -> io::Result<u64> {
+        let rows = self.rows("SHOW GLOBAL STATUS LIKE 'Questions'")?;
+        rows.first()
+            .and_then(|row| row.get(1)?.as_ref()?.parse().ok())
+            .ok_or_else(|| io::Error::other("no count of Questions"))
+    }
+}
+
+impl fmt::Debug for MySqlClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MySqlClient").finish_non_exhaustive()
+    }
+}
+
+impl MySqlServer {
+    /// A connection of its own as `root`, by the unix socket.
+    ///
+    /// # Errors
+    /// It does not run, or has no room even for `root`.
+    pub fn client(&self) -> io::Result<MySqlClient> {
+        let options = OptsBuilder::new()
+            .socket(Some(self.socket().to_string_lossy()))
+            .user(Some("root"))
+            .read_timeout(Some(PATIENCE))
+            .write_timeout(Some(PATIENCE));
+        Conn::new(options)
+            .map(MySqlClient)
+            .map_err(io::Error::other)
+    }
+
+    /// [`MySqlClient::execute`] on a connection of its own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn execute(&self, sql: &str) -> io::Result<()> {
+        self.client()?.execute(sql)
+    }
+
+    /// [`MySqlClient::value`] on a connection of its own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn value(&self, sql: &str) -> io::Result<Option<String>> {
+        self.client()?.value(sql)
+    }
+
+    /// [`MySqlClient::sessions`] on a connection of its own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sessions(&self) -> io::Result<Vec<MySqlSession>> {
+        self.client()?.sessions()
+    }
+}

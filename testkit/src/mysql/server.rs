@@ -1,0 +1,232 @@
+//! A running MySQL or MariaDB.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{MySqlKind, MySqlOptions, data};
+use crate::daemon::{self, Daemon, START};
+use crate::tls::Certificates;
+
+/// A server that runs until this is dropped. All methods can be called from any thread.
+///
+/// It has one database ([`MySqlServer::DATABASE`]) and one user who can use it, by
+/// `caching_sha2_password` on MySQL and `mysql_native_password` on MariaDB. `root` comes in by the unix
+/// socket alone, without a password.
+pub struct MySqlServer {
+    kind: MySqlKind,
+    options: MySqlOptions,
+    port: u16,
+    certificates: Option<Certificates>,
+    daemon: Daemon,
+}
+
+impl MySqlServer {
+    /// The user of [`MySqlServer::url`], who may do everything in [`MySqlServer::DATABASE`] and nothing
+    /// else.
+    pub const USER: &'static str = "keeper";
+    /// The user's password.
+    pub const PASSWORD: &'static str = "open-sesame";
+    /// The database of [`MySqlServer::url`], empty at first.
+    pub const DATABASE: &'static str = "shop";
+
+    /// Starts a server and returns when it answers.
+    ///
+    /// # Errors
+    /// There is no such server on this machine (see [`MySqlKind::ignored`]), or it did not start: its own
+    /// words are in the error.
+    pub fn start(kind: MySqlKind, options: &MySqlOptions) -> io::Result<Self> {
+        let program = kind
+            .program()
+            .map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
+        let daemon = Daemon::new(kind.name(), program)?;
+        data::fill(kind, daemon.program(), &daemon.folder().join("data"))?;
+        let certificates = match options.tls {
+            Some(make) => Some(make(daemon.folder())?),
+            None => None,
+        };
+        let mut server = Self {
+            kind,
+            options: options.clone(),
+            port: 0,
+            certificates,
+            daemon,
+        };
+        daemon::while_taken(|| {
+            [server.port] = daemon::free_ports()?;
+            server.launch()
+        })?;
+        Ok(server)
+    }
+
+    /// Which server this is.
+    #[must_use]
+    pub fn kind(&self) -> MySqlKind {
+        self.kind
+    }
+
+    /// The version, as the server itself says it: `10.11.6-MariaDB`, `9.7.4`.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub fn version(&self) -> io::Result<String> {
+        let version = greeting(&self.socket())?;
+        // MariaDB 10 says that it is a MySQL 5.5.5 to those who know no better.
+        Ok(match version.strip_prefix("5.5.5-") {
+            Some(version) => version.to_owned(),
+            None => version,
+        })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// The certificates, if it speaks TLS.
+    #[must_use]
+    pub fn certificates(&self) -> Option<&Certificates> {
+        self.certificates.as_ref()
+    }
+
+    /// The unix socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.daemon.socket()
+    }
+
+    /// The throw-away folder it runs in.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.daemon.folder()
+    }
+
+    /// `mysql://USER:PASSWORD@127.0.0.1:PORT/DATABASE`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_via(self.addr())
+    }
+
+    /// As [`MySqlServer::url`], by way of another address: a proxy's.
+    #[must_use]
+    pub fn url_via(&self, addr: SocketAddr) -> String {
+        let (user, password, database) = (Self::USER, Self::PASSWORD, Self::DATABASE);
+        format!("mysql://{user}:{password}@{addr}/{database}")
+    }
+
+    /// Its process id; `None` while it is killed.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.daemon.pid()
+    }
+
+    /// Kills it (SIGKILL) and returns when it has ended. Killed already: does nothing.
+    pub fn kill(&self) {
+        self.daemon.kill();
+    }
+
+    /// Stops it (SIGSTOP) and returns when it stands still: connections stay, nothing is answered.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn stop(&self) -> io::Result<()> {
+        self.daemon.stop()
+    }
+
+    /// Lets it go on after [`MySqlServer::stop`].
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn cont(&self) -> io::Result<()> {
+        self.daemon.cont()
+    }
+
+    /// Kills it if it runs, and starts it on the same port with the data that it had: rows stay, named
+    /// locks, sessions and `SET GLOBAL` do not.
+    ///
+    /// # Errors
+    /// It did not start: its own words are in the error.
+    pub fn restart(&self) -> io::Result<()> {
+        self.kill();
+        daemon::while_taken_for_a_moment(|| self.launch())
+    }
+
+    /// What the server has printed so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+
+    fn launch(&self) -> io::Result<()> {
+        // By the unix socket, which is in the server's own folder: on a TCP port somebody else might
+        // answer. It greets when all is open.
+        self.daemon
+            .launch(self.server(), || greeting(&self.socket()).map(drop))
+    }
+
+    fn server(&self) -> Command {
+        let mut command = Command::new(self.daemon.program());
+        // First, or it is not understood.
+        command.arg("--no-defaults");
+        let folder = self.folder();
+        for (name, path) in [
+            ("datadir", folder.join("data")),
+            ("socket", self.socket()),
+            ("pid-file", folder.join("pid")),
+            ("tmpdir", folder.to_owned()),
+        ] {
+            command.arg(format!("--{name}={}", path.display()));
+        }
+        command.arg(format!("--port={}", self.port));
+        command.args(["--bind-address=127.0.0.1", "--skip-name-resolve"]);
+        command.arg("--performance-schema=OFF");
+        if self.kind == MySqlKind::MySql9 {
+            command.args(["--mysqlx=OFF", "--secure-file-priv=NULL"]);
+        }
+        command.args(data::own_files(self.daemon.program()));
+        command.args(data::quick(self.kind));
+        if let Some(certificates) = &self.certificates {
+            for (name, file) in [
+                ("ssl-ca", &certificates.authority),
+                ("ssl-cert", &certificates.certificate),
+                ("ssl-key", &certificates.key),
+            ] {
+                command.arg(format!("--{name}={}", file.display()));
+            }
+        }
+        command.args(&self.options.args);
+        command
+    }
+}
+
+impl fmt::Debug for MySqlServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("MySqlServer");
+        shown
+            .field("kind", &self.kind)
+            .field("port", &self.port)
+            .field("pid", &self.pid())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The version out of the server's first words, which it says to everybody.
+fn greeting(socket: &Path) -> io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(START))?;
+    // Three bytes of length and one of sequence, then 10 (or 255, and why not), then the version.
+    let mut head = [0; 5];
+    stream.read_exact(&mut head)?;
+    let mut rest = vec![0; usize::from(head[0]).max(1) - 1];
+    stream.read_exact(&mut rest)?;
+    if head[4] != 10 {
+        let said = String::from_utf8_lossy(&rest).into_owned();
+        return Err(io::Error::other(said));
+    }
+    let version = rest.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(version).into_owned())
+}

@@ -1,0 +1,206 @@
+//! The proxy's threads: one that accepts, two for each connection.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::Fault;
+use super::shared::{Connection, Shared, Way};
+
+/// As many connections at once as any test makes, and no more.
+const MOST: usize = 1024;
+
+/// How long the target may take to accept.
+const CONNECT: Duration = Duration::from_secs(5);
+
+impl Shared {
+    /// The acceptor's thread; it ends when all connections' threads have.
+    pub(super) fn accept(self: &Arc<Self>, addr: SocketAddr, listener: TcpListener) {
+        let mut listener = Some(listener);
+        let mut threads: Vec<JoinHandle<()>> = Vec::new();
+        for id in 0.. {
+            if !self.tend(addr, &mut listener) {
+                break;
+            }
+            let Some(open) = &listener else { continue };
+            let Ok((client, _)) = open.accept() else {
+                continue;
+            };
+            threads.retain(|thread| !thread.is_finished());
+            let mut state = self.lock();
+            if state.closing || state.refusing || state.connections.len() >= MOST {
+                continue;
+            }
+            let Ok(end) = client.try_clone() else {
+                continue;
+            };
+            state.connections.insert(
+                id,
+                Connection {
+                    ends: vec![end],
+                    armed: None,
+                },
+            );
+            state.counts.accepted += 1;
+            state.counts.open = state.connections.len() as u64;
+            self.changed.notify_all();
+            drop(state);
+            let shared = Arc::clone(self);
+            match thread::Builder::new()
+                .name(format!("proxy-{id}"))
+                .spawn(move || shared.serve(id, &client))
+            {
+                Ok(thread) => threads.push(thread),
+                Err(_) => self.lock().cut(id),
+            }
+        }
+        drop(listener);
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+
+    /// Opens and closes the port as wanted. False when all is over.
+    fn tend(&self, addr: SocketAddr, listener: &mut Option<TcpListener>) -> bool {
+        let mut state = self.lock();
+        loop {
+            if state.closing {
+                return false;
+            }
+            if state.refusing {
+                *listener = None;
+                state.listening = false;
+                self.changed.notify_all();
+            } else if listener.is_some() {
+                return true;
+            } else if state.broken.is_none() {
+                match bind_again(addr) {
+                    Ok(bound) => {
+                        *listener = Some(bound);
+                        state.listening = true;
+                    }
+                    Err(error) => state.broken = Some(error.kind()),
+                }
+                self.changed.notify_all();
+                continue;
+            }
+            state = self.wait(state, None);
+        }
+    }
+
+    /// One connection, until both its ends are closed.
+    fn serve(self: &Arc<Self>, id: u64, client: &TcpStream) {
+        if let Some(server) = self.reach_target(id) {
+            let _ = client.set_nodelay(true);
+            let _ = server.set_nodelay(true);
+            let replies = thread::Builder::new().name(format!("proxy-{id}-replies"));
+            // The scope joins; nothing in there panics.
+            thread::scope(|scope| {
+                if replies
+                    .spawn_scoped(scope, || self.pump(id, Way::Reply, &server, client))
+                    .is_ok()
+                {
+                    self.pump(id, Way::Request, client, &server);
+                }
+            });
+        }
+        let _ = client.shutdown(Shutdown::Both);
+        self.lock().close(id);
+        self.changed.notify_all();
+    }
+
+    fn reach_target(&self, id: u64) -> Option<TcpStream> {
+        let target = {
+            let mut state = self.lock();
+            while state.fault == Fault::Dark && state.connections.contains_key(&id) {
+                state = self.wait(state, None);
+            }
+            state.target
+        };
+        let server = TcpStream::connect_timeout(&target, CONNECT).ok()?;
+        let end = server.try_clone().ok()?;
+        // Cut meanwhile: nobody would ever close this end.
+        self.lock().connections.get_mut(&id)?.ends.push(end);
+        Some(server)
+    }
+
+    /// Carries bytes one way, until that way is closed or the connection is cut.
+    fn pump(&self, id: u64, way: Way, mut from: &TcpStream, mut to: &TcpStream) {
+        let mut buffer = vec![0; 64 << 10];
+        let mut cut = (0, 0);
+        loop {
+            let read = match from.read(&mut buffer) {
+                Ok(read) => read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => 0,
+            };
+            let chunk = buffer.get(..read).unwrap_or_default();
+            let Some((decision, fault)) = self.judge(id, way, chunk) else {
+                return;
+            };
+            if chunk.is_empty() {
+                let _ = to.shutdown(Shutdown::Write);
+                return;
+            }
+            let delay = match (way, fault) {
+                (Way::Request, Fault::DelayRequests(delay))
+                | (Way::Reply, Fault::DelayReplies(delay)) => Some(delay),
+                _ => None,
+            };
+            if delay.is_some_and(|delay| !self.hold(id, delay)) {
+                return;
+            }
+            let mut pass = chunk;
+            match (way, fault) {
+                (Way::Request, Fault::DropRequests) => {
+                    self.count(|counts| counts.dropped_requests += 1);
+                    continue;
+                }
+                (Way::Reply, Fault::DropReplies) => {
+                    self.count(|counts| counts.dropped_replies += 1);
+                    continue;
+                }
+                (Way::Reply, Fault::CutReplyAfter(bytes)) => {
+                    if cut.0 != decision {
+                        cut = (decision, bytes);
+                    }
+                    pass = chunk.get(..cut.1).unwrap_or(chunk);
+                    cut.1 -= pass.len();
+                }
+                _ => {}
+            }
+            // Before they go: who has an answer finds it counted.
+            self.count(|counts| match way {
+                Way::Request => counts.request_bytes += pass.len() as u64,
+                Way::Reply => counts.reply_bytes += pass.len() as u64,
+            });
+            let written = to.write_all(pass);
+            let over = way == Way::Reply && matches!(fault, Fault::CutReplyAfter(_)) && cut.1 == 0;
+            if over || written.is_err() {
+                let mut state = self.lock();
+                if over {
+                    state.cut(id);
+                } else {
+                    state.close(id);
+                }
+                self.changed.notify_all();
+                return;
+            }
+        }
+    }
+}
+
+/// While it was closed, the port may for a moment be the near end of somebody's connection.
+fn bind_again(addr: SocketAddr) -> io::Result<TcpListener> {
+    let mut bound = TcpListener::bind(addr);
+    for _ in 0..50 {
+        if bound.is_ok() {
+            break;
+        }
+        thread::sleep(Duration::from_millis(20));
+        bound = TcpListener::bind(addr);
+    }
+    bound
+}

@@ -1,0 +1,186 @@
+//! What the proxy's threads share: what is to be done, and what has been counted.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Counts, Fault};
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) state: Mutex<State>,
+    /// Told of every change: of what is to be done, and of what has been counted.
+    pub(super) changed: Condvar,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) target: SocketAddr,
+    pub(super) fault: Fault,
+    /// Faults for single requests, in the order in which they were asked for.
+    pub(super) once: Vec<(Vec<u8>, Fault)>,
+    /// Counts decisions, so that a cut knows whether its bytes are to be counted anew, and an armed
+    /// fault whether a later `set` has overruled it.
+    pub(super) decision: u64,
+    pub(super) set_at: u64,
+    pub(super) connections: HashMap<u64, Connection>,
+    pub(super) counts: Counts,
+    pub(super) refusing: bool,
+    /// Whether the port is open; the acceptor's answer to `refusing`.
+    pub(super) listening: bool,
+    /// Why the port could not be opened again.
+    pub(super) broken: Option<io::ErrorKind>,
+    pub(super) closing: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) ends: Vec<TcpStream>,
+    /// The fault of the last request, which its replies share.
+    pub(super) armed: Option<(u64, Fault)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Request,
+    Reply,
+}
+
+impl State {
+    pub(super) fn cut_all(&mut self) {
+        let ids: Vec<u64> = self.connections.keys().copied().collect();
+        for id in ids {
+            self.cut(id);
+        }
+    }
+
+    pub(super) fn cut(&mut self, id: u64) {
+        self.counts.cut += u64::from(self.close(id));
+    }
+
+    /// Closes both ends. False when that has happened before.
+    pub(super) fn close(&mut self, id: u64) -> bool {
+        let Some(connection) = self.connections.remove(&id) else {
+            return false;
+        };
+        for end in &connection.ends {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+        self.counts.open = self.connections.len() as u64;
+        true
+    }
+}
+
+impl Shared {
+    /// Passes everything.
+    pub(super) fn new(target: SocketAddr) -> Self {
+        Self {
+            state: Mutex::new(State {
+                target,
+                fault: Fault::Pass,
+                once: Vec::new(),
+                decision: 0,
+                set_at: 0,
+                connections: HashMap::new(),
+                counts: Counts::default(),
+                refusing: false,
+                listening: true,
+                broken: None,
+                closing: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        until: Option<Instant>,
+    ) -> MutexGuard<'a, State> {
+        match until {
+            None => self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner),
+            Some(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                self.changed
+                    .wait_timeout(state, left)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0
+            }
+        }
+    }
+
+    /// What is to be done with this chunk (empty: the end). Waits while it is dark; `None` once the
+    /// connection is cut.
+    pub(super) fn judge(&self, id: u64, way: Way, chunk: &[u8]) -> Option<(u64, Fault)> {
+        let mut state = self.lock();
+        if !chunk.is_empty() {
+            match way {
+                Way::Request => {
+                    state.counts.requests += 1;
+                    let found = state
+                        .once
+                        .iter()
+                        .position(|(needle, _)| contains(chunk, needle));
+                    let armed = found.map(|found| {
+                        state.decision += 1;
+                        (state.decision, state.once.remove(found).1)
+                    });
+                    state.connections.get_mut(&id)?.armed = armed;
+                }
+                Way::Reply => state.counts.replies += 1,
+            }
+            self.changed.notify_all();
+        }
+        let mut waited = false;
+        loop {
+            let armed = state
+                .connections
+                .get(&id)?
+                .armed
+                .filter(|(decision, _)| *decision > state.set_at);
+            let (decision, fault) = armed.unwrap_or((state.set_at, state.fault));
+            if fault != Fault::Dark {
+                return Some((decision, fault));
+            }
+            if !waited && !chunk.is_empty() {
+                waited = true;
+                state.counts.held += 1;
+                self.changed.notify_all();
+            }
+            state = self.wait(state, None);
+        }
+    }
+
+    /// Waits out a delay. False when the connection was cut meanwhile.
+    pub(super) fn hold(&self, id: u64, delay: Duration) -> bool {
+        let until = Instant::now() + delay;
+        let mut state = self.lock();
+        state.counts.held += 1;
+        self.changed.notify_all();
+        while Instant::now() < until && state.connections.contains_key(&id) {
+            state = self.wait(state, Some(until));
+        }
+        state.connections.contains_key(&id)
+    }
+
+    pub(super) fn count(&self, count: impl FnOnce(&mut Counts)) {
+        count(&mut self.lock().counts);
+        self.changed.notify_all();
+    }
+}
+
+fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    needle.is_empty()
+        || haystack
+            .windows(needle.len())
+            .any(|window| window == needle)
+}

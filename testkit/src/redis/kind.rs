@@ -1,0 +1,78 @@
+//! Which server, and where it is.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use crate::find::{self, Found};
+
+/// Which server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RedisKind {
+    /// Redis 7.x, as Debian 12 and Ubuntu 24.04 have it.
+    Redis7,
+    /// Redis 8.x.
+    Redis8,
+    /// Valkey 9.x.
+    Valkey9,
+}
+
+impl RedisKind {
+    /// All that `scripts/servers` sets up.
+    pub const ALL: [Self; 3] = [Self::Redis7, Self::Redis8, Self::Valkey9];
+
+    /// `redis-7`, `redis-8`, `valkey-9`: for the names of tests.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Redis7 => "redis-7",
+            Self::Redis8 => "redis-8",
+            Self::Valkey9 => "valkey-9",
+        }
+    }
+
+    /// How its `--version` begins.
+    fn banner(self) -> &'static str {
+        match self {
+            Self::Redis7 => "Redis server v=7.",
+            Self::Redis8 => "Redis server v=8.",
+            Self::Valkey9 => "Valkey server v=9.",
+        }
+    }
+
+    /// The program: `LOCKKEEPER_REDIS_SERVER`, what `scripts/servers` unpacked, or one on PATH;
+    /// the first that says it is this kind. Looked for once per process.
+    ///
+    /// # Errors
+    /// There is none: what was found instead, and what to do.
+    pub fn program(self) -> Result<PathBuf, String> {
+        static FOUND: OnceLock<Found> = OnceLock::new();
+        let found = FOUND.get_or_init(|| {
+            let folder = find::servers_folder();
+            Found::look(
+                find::named_by("LOCKKEEPER_REDIS_SERVER")
+                    .into_iter()
+                    .chain([
+                        folder.join("redis-8/redis-server"),
+                        folder.join("valkey-9/valkey-server"),
+                    ])
+                    .chain(find::on_path("redis-server"))
+                    .chain(find::on_path("valkey-server")),
+            )
+        });
+        found.choose(self.name(), |version| version.starts_with(self.banner()))
+    }
+
+    /// Why tests with this server are to show as ignored; `None` when they are to run. In continuous
+    /// integration (`CI` is set) they always run, and fail where the server is missing.
+    #[must_use]
+    pub fn ignored(self) -> Option<String> {
+        find::ignored(|| self.program())
+    }
+}
+
+impl fmt::Display for RedisKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,310 @@
+//! A running Redis or Valkey.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{RedisClient, RedisKind, RedisOptions, Reply};
+use crate::daemon::{self, Daemon, START};
+use crate::tls::Certificates;
+
+/// A server that runs until this is dropped. All methods can be called from any thread.
+pub struct RedisServer {
+    kind: RedisKind,
+    options: RedisOptions,
+    port: u16,
+    tls: Option<(u16, Certificates)>,
+    daemon: Daemon,
+}
+
+impl RedisServer {
+    /// Starts a server and returns when it answers.
+    ///
+    /// # Errors
+    /// There is no such server on this machine (see [`RedisKind::ignored`]), or it did not start: its own
+    /// words are in the error.
+    pub fn start(kind: RedisKind, options: &RedisOptions) -> io::Result<Self> {
+        let program = kind
+            .program()
+            .map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
+        let daemon = Daemon::new(kind.name(), program)?;
+        let tls = match options.tls {
+            Some(make) => Some((0, make(daemon.folder())?)),
+            None => None,
+        };
+        let mut server = Self {
+            kind,
+            options: options.clone(),
+            port: 0,
+            tls,
+            daemon,
+        };
+        daemon::while_taken(|| {
+            let [plain, encrypted] = daemon::free_ports()?;
+            server.port = plain;
+            if let Some((port, _)) = &mut server.tls {
+                *port = encrypted;
+            }
+            server.launch()
+        })?;
+        Ok(server)
+    }
+
+    /// Which server this is.
+    #[must_use]
+    pub fn kind(&self) -> RedisKind {
+        self.kind
+    }
+
+    /// The version, as the server itself says it.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub fn version(&self) -> io::Result<String> {
+        let mut info = self.info("server")?;
+        // Valkey also says which Redis it stands for.
+        let version = info
+            .remove("valkey_version")
+            .or_else(|| info.remove("redis_version"));
+        version.ok_or_else(|| io::Error::other("no version in INFO server"))
+    }
+
+    /// Where it listens without TLS.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Where it listens for TLS, if it was asked to.
+    #[must_use]
+    pub fn tls_addr(&self) -> Option<SocketAddr> {
+        self.tls
+            .as_ref()
+            .map(|(port, _)| (Ipv4Addr::LOCALHOST, *port).into())
+    }
+
+    /// The certificates of the TLS port, if there is one.
+    #[must_use]
+    pub fn certificates(&self) -> Option<&Certificates> {
+        self.tls.as_ref().map(|(_, certificates)| certificates)
+    }
+
+    /// The unix socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.daemon.socket()
+    }
+
+    /// The throw-away folder it runs in.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.daemon.folder()
+    }
+
+    /// `redis://127.0.0.1:PORT`, with the password where there is one.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_via(self.addr())
+    }
+
+    /// As [`RedisServer::url`], by way of another address: a proxy's.
+    #[must_use]
+    pub fn url_via(&self, addr: SocketAddr) -> String {
+        format!("redis://{}{addr}", self.sign_in())
+    }
+
+    /// `rediss://localhost:PORT`, if it listens for TLS. The authority to trust is in
+    /// [`RedisServer::certificates`].
+    #[must_use]
+    pub fn tls_url(&self) -> Option<String> {
+        self.tls
+            .as_ref()
+            .map(|(port, _)| format!("rediss://{}localhost:{port}", self.sign_in()))
+    }
+
+    fn sign_in(&self) -> String {
+        self.options
+            .password
+            .as_ref()
+            .map(|password| format!(":{password}@"))
+            .unwrap_or_default()
+    }
+
+    /// Its process id; `None` while it is killed.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.daemon.pid()
+    }
+
+    /// Kills it (SIGKILL) and returns when it has ended. Killed already: does nothing.
+    pub fn kill(&self) {
+        self.daemon.kill();
+    }
+
+    /// Stops it (SIGSTOP) and returns when it stands still: connections stay, nothing is answered.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn stop(&self) -> io::Result<()> {
+        self.daemon.stop()
+    }
+
+    /// Lets it go on after [`RedisServer::stop`].
+    ///
+    /// # Errors
+    /// It does not run.
+    pub fn cont(&self) -> io::Result<()> {
+        self.daemon.cont()
+    }
+
+    /// Kills it if it runs, and starts it on the same ports. It comes back empty, unless it was started
+    /// with persistence.
+    ///
+    /// # Errors
+    /// It did not start: its own words are in the error.
+    pub fn restart(&self) -> io::Result<()> {
+        self.kill();
+        daemon::while_taken_for_a_moment(|| self.launch())
+    }
+
+    /// A connection of its own to the server, by its unix socket.
+    ///
+    /// # Errors
+    /// It does not run, or refuses the password.
+    pub fn client(&self) -> io::Result<RedisClient> {
+        RedisClient::connect(&self.socket(), self.options.password.as_deref())
+    }
+
+    /// One command on a connection of its own: `command(&["GET", "name"])`.
+    ///
+    /// # Errors
+    /// The server's own error, no answer within 10 s, or no connection.
+    pub fn command<T: AsRef<[u8]>>(&self, words: &[T]) -> io::Result<Reply> {
+        self.client()?.command(words)
+    }
+
+    /// A section of INFO: `info("clients")?["connected_clients"]` counts the one that asks, and for a
+    /// moment those that have just been closed.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub fn info(&self, section: &str) -> io::Result<BTreeMap<String, String>> {
+        let text = self.command(&["INFO", section])?.text().unwrap_or_default();
+        let pairs = text.lines().filter_map(|line| line.split_once(':'));
+        Ok(pairs
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect())
+    }
+
+    /// How often each command ran since the start or `CONFIG RESETSTAT`, by its name in small letters.
+    /// The kit's own `info` is among them.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub fn calls(&self) -> io::Result<BTreeMap<String, u64>> {
+        let calls = self
+            .info("commandstats")?
+            .into_iter()
+            .filter_map(|(name, value)| {
+                let calls = value
+                    .split(',')
+                    .find_map(|pair| pair.strip_prefix("calls="))?;
+                Some((
+                    name.strip_prefix("cmdstat_")?.to_owned(),
+                    calls.parse().ok()?,
+                ))
+            });
+        Ok(calls.collect())
+    }
+
+    /// Waits until this replica has its primary's data and follows it.
+    ///
+    /// # Errors
+    /// It has not within 20 s, or does not answer.
+    pub fn wait_for_sync(&self) -> io::Result<()> {
+        let until = Instant::now() + START;
+        while self
+            .info("replication")?
+            .get("master_link_status")
+            .map(String::as_str)
+            != Some("up")
+        {
+            if Instant::now() > until {
+                return Err(self.daemon.failed("it does not follow its primary"));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// What the server has printed so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+
+    pub(super) fn password(&self) -> Option<&String> {
+        self.options.password.as_ref()
+    }
+
+    fn launch(&self) -> io::Result<()> {
+        // By the unix socket, which is in the server's own folder: on a TCP port somebody else might answer.
+        // Both are open before the first command is served.
+        self.daemon.launch(self.server(), || {
+            self.client()?.command(&["PING"]).map(drop)
+        })
+    }
+
+    fn server(&self) -> Command {
+        let mut command = Command::new(self.daemon.program());
+        command.args([
+            "--bind",
+            "127.0.0.1",
+            "--protected-mode",
+            "yes",
+            "--daemonize",
+            "no",
+        ]);
+        command
+            .args(["--port", &self.port.to_string(), "--unixsocket"])
+            .arg(self.socket());
+        command
+            .args(["--save", "", "--appendonly", "no", "--dir"])
+            .arg(self.folder());
+        // Tests put a server to sleep by DEBUG SLEEP, and do not wait 5 s for more replicas to come.
+        command.args([
+            "--enable-debug-command",
+            "yes",
+            "--repl-diskless-sync-delay",
+            "0",
+        ]);
+        if let Some((port, certificates)) = &self.tls {
+            command.args(["--tls-port", &port.to_string(), "--tls-auth-clients", "no"]);
+            command
+                .arg("--tls-ca-cert-file")
+                .arg(&certificates.authority);
+            command
+                .arg("--tls-cert-file")
+                .arg(&certificates.certificate);
+            command.arg("--tls-key-file").arg(&certificates.key);
+        }
+        command.args(&self.options.args);
+        command
+    }
+}
+
+impl fmt::Debug for RedisServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("RedisServer");
+        shown
+            .field("kind", &self.kind)
+            .field("port", &self.port)
+            .field("pid", &self.pid())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,260 @@
+//! Each server is really started, killed, stopped and outlived.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "that is how a test fails"
+)]
+
+mod common;
+
+use std::io::Read;
+use std::net::TcpStream;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use common::{PATIENCE, alive, until};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use lockkeeper_testkit::{Fault, MySqlKind, MySqlOptions, MySqlServer, Proxy};
+use mysql::prelude::Queryable as _;
+use mysql::{Conn, Opts, OptsBuilder, SslOpts};
+
+type Case = (&'static str, fn(MySqlKind));
+
+const CASES: &[Case] = &[
+    ("says_its_version", says_its_version),
+    ("lets_in_whom_it_should", lets_in_whom_it_should),
+    ("speaks_tls_where_asked", speaks_tls_where_asked),
+    ("comes_back_on_the_same_port", comes_back_on_the_same_port),
+    ("is_silent_while_stopped", is_silent_while_stopped),
+    ("takes_settings", takes_settings),
+    ("counts_statements", counts_statements),
+    ("shows_who_waits", shows_who_waits),
+    ("ends_at_drop_and_in_a_panic", ends_at_drop_and_in_a_panic),
+    ("dies_with_its_owner", dies_with_its_owner),
+    ("tells_why_it_does_not_start", tells_why_it_does_not_start),
+    ("speaks_through_the_proxy", speaks_through_the_proxy),
+];
+
+fn main() -> ExitCode {
+    if let Some(name) = common::child() {
+        let kind = MySqlKind::ALL.into_iter().find(|kind| kind.name() == name);
+        let server = start(kind.unwrap(), &MySqlOptions::new());
+        return common::be_the_child(server.pid().unwrap(), server.folder());
+    }
+    let trials = MySqlKind::ALL.iter().flat_map(|&kind| {
+        CASES.iter().map(move |&(name, case)| {
+            Trial::ignorable_test(format!("{kind}::{name}"), move || match kind.ignored() {
+                Some(reason) => Ok(Completion::ignored_with(reason)),
+                None => {
+                    case(kind);
+                    Ok::<_, Failed>(Completion::Completed)
+                }
+            })
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+}
+
+fn start(kind: MySqlKind, options: &MySqlOptions) -> MySqlServer {
+    MySqlServer::start(kind, options).unwrap()
+}
+
+fn connect(url: &str) -> mysql::Result<Conn> {
+    let options = OptsBuilder::from_opts(Opts::from_url(url).unwrap());
+    Conn::new(options.prefer_socket(false))
+}
+
+fn says_its_version(kind: MySqlKind) {
+    let server = start(kind, &MySqlOptions::new());
+    let version = server.version().unwrap();
+    println!("{kind}: version {version} at {}", server.url());
+    let major = kind.name().rsplit('-').next().unwrap();
+    assert!(version.starts_with(&format!("{major}.")), "{version}");
+    let said = server.value("SELECT VERSION()").unwrap().unwrap();
+    assert_eq!(version, said);
+    assert_ne!(server.addr().port(), 3306);
+}
+
+fn lets_in_whom_it_should(kind: MySqlKind) {
+    let server = start(kind, &MySqlOptions::new());
+    let mut conn = connect(&server.url()).unwrap();
+    let database: Option<String> = conn.query_first("SELECT DATABASE()").unwrap();
+    assert_eq!(database.as_deref(), Some(MySqlServer::DATABASE));
+    conn.query_drop("CREATE TABLE t (a INT)").unwrap();
+    conn.query_drop("CREATE TABLE mysql.t (a INT)").unwrap_err();
+    let sql = format!(
+        "SELECT plugin FROM mysql.user WHERE user = '{}'",
+        MySqlServer::USER
+    );
+    let plugin = match kind {
+        MySqlKind::MariaDb10 => "mysql_native_password",
+        MySqlKind::MySql9 => "caching_sha2_password",
+    };
+    assert_eq!(server.value(&sql).unwrap().as_deref(), Some(plugin));
+    for stranger in ["root", "keeper", "nobody", ":"] {
+        let url = format!("mysql://{stranger}@{}/", server.addr());
+        connect(&url).expect_err("a password is needed");
+    }
+}
+
+fn speaks_tls_where_asked(kind: MySqlKind) {
+    let server = start(kind, &MySqlOptions::new().tls());
+    let plain = start(kind, &MySqlOptions::new());
+    let authority = server.certificates().unwrap().authority.clone();
+    let tls = |server: &MySqlServer, authority| {
+        let ssl = SslOpts::default().with_root_cert_path(Some(authority));
+        let options = OptsBuilder::from_opts(Opts::from_url(&server.url()).unwrap());
+        Conn::new(options.ssl_opts(ssl).prefer_socket(false))
+    };
+    let mut conn = tls(&server, authority.clone()).unwrap();
+    let cipher: Option<(String, String)> = conn
+        .query_first("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+        .unwrap();
+    assert!(!cipher.unwrap().1.is_empty());
+    connect(&server.url()).expect("TLS is no must");
+    tls(&plain, authority).expect_err("it speaks none");
+    let other = start(kind, &MySqlOptions::new().tls());
+    let stranger = other.certificates().unwrap().authority.clone();
+    tls(&server, stranger).expect_err("the authority is another");
+}
+
+fn comes_back_on_the_same_port(kind: MySqlKind) {
+    let server = start(kind, &MySqlOptions::new());
+    let (url, pid) = (server.url(), server.pid().unwrap());
+    let mut conn = connect(&url).unwrap();
+    conn.query_drop("CREATE TABLE t (a INT)").unwrap();
+    conn.query_drop("INSERT INTO t VALUES (7)").unwrap();
+    conn.query_drop("SELECT GET_LOCK('a', 0)").unwrap();
+    server.kill();
+    assert!(server.pid().is_none() && !alive(pid));
+    assert!(TcpStream::connect(server.addr()).is_err());
+    assert!(server.client().is_err());
+    server.restart().unwrap();
+    assert_eq!(server.url(), url);
+    let free = "SELECT IS_FREE_LOCK('a')";
+    assert_eq!(server.value(free).unwrap().as_deref(), Some("1"));
+    // Also out of the run.
+    server.restart().unwrap();
+    assert_ne!(server.pid().unwrap(), pid);
+    let rows = server.value("SELECT a FROM shop.t").unwrap();
+    assert_eq!(rows.as_deref(), Some("7"));
+}
+
+fn is_silent_while_stopped(kind: MySqlKind) {
+    let server = start(kind, &MySqlOptions::new());
+    let options = OptsBuilder::from_opts(Opts::from_url(&server.url()).unwrap());
+    let mut conn = Conn::new(options.read_timeout(Some(Duration::from_millis(200)))).unwrap();
+    server.stop().unwrap();
+    conn.query_drop("DO 0")
+        .expect_err("a stopped server does not answer");
+    server.cont().unwrap();
+    server.execute("DO 0").unwrap();
+    // Stopped at its end: it ends none the less.
+    let pid = server.pid().unwrap();
+    server.stop().unwrap();
+    drop(server);
+    assert!(!alive(pid));
+}
+
+fn takes_settings(kind: MySqlKind) {
+    let options = MySqlOptions::new()
+        .config("max-connections", "10")
+        .config("read-only", "ON");
+    let server = start(kind, &options);
+    let mut conn = connect(&server.url()).unwrap();
+    let refused = conn.query_drop("CREATE TABLE t (a INT)").unwrap_err();
+    assert!(refused.to_string().contains("read-only"), "{refused}");
+    let _full: Vec<Conn> = (1..10).map(|_| connect(&server.url()).unwrap()).collect();
+    let refused = connect(&server.url()).unwrap_err();
+    assert!(refused.to_string().contains("1040"), "{refused}");
+    server.execute("DO 0").expect("root has room");
+}
+
+fn counts_statements(kind: MySqlKind) {
+    let server = start(kind, &MySqlOptions::new());
+    let mut conn = connect(&server.url()).unwrap();
+    let mut client = server.client().unwrap();
+    let before = client.questions().unwrap();
+    for _ in 0..3 {
+        conn.query_drop("DO 0").unwrap();
+    }
+    conn.ping().unwrap();
+    // Itself included.
+    assert_eq!(client.questions().unwrap() - before, 4);
+}
+
+fn shows_who_waits(kind: MySqlKind) {
+    let server = start(kind, &MySqlOptions::new());
+    let mut holder = connect(&server.url()).unwrap();
+    holder.query_drop("SELECT GET_LOCK('a', 0)").unwrap();
+    let mut waiter = connect(&server.url()).unwrap();
+    let waiting = thread::spawn(move || {
+        let answer: Option<Option<i64>> = waiter.query_first("SELECT GET_LOCK('a', 60)").unwrap();
+        answer
+    });
+    until("one waits", || {
+        let sessions = server.sessions().unwrap();
+        let waiting = sessions.iter().any(|one| {
+            let statement = one.statement.as_deref();
+            one.state == "User lock" && statement == Some("SELECT GET_LOCK('a', 60)")
+        });
+        let holds = sessions
+            .iter()
+            .any(|one| one.id == u64::from(holder.connection_id()) && one.command == "Sleep");
+        sessions.len() == 2 && waiting && holds
+    });
+    let id = holder.connection_id();
+    server.execute(&format!("KILL {id}")).unwrap();
+    assert_eq!(waiting.join().unwrap(), Some(Some(1)));
+    holder.query_drop("DO 0").expect_err("it was killed");
+    until("its connections are gone", || {
+        server.sessions().unwrap().is_empty()
+    });
+}
+
+fn ends_at_drop_and_in_a_panic(kind: MySqlKind) {
+    let server = start(kind, &MySqlOptions::new());
+    let (pid, folder) = (server.pid().unwrap(), server.folder().to_owned());
+    drop(server);
+    assert!(!alive(pid) && !folder.exists());
+
+    let (tell, told) = std::sync::mpsc::channel();
+    let panicked = thread::spawn(move || {
+        let server = start(kind, &MySqlOptions::new());
+        tell.send((server.pid().unwrap(), server.folder().to_owned()))
+            .unwrap();
+        panic!("as a test does");
+    });
+    panicked.join().unwrap_err();
+    let (pid, folder) = told.recv().unwrap();
+    assert!(!alive(pid) && !folder.exists());
+}
+
+fn dies_with_its_owner(kind: MySqlKind) {
+    common::dies_with_its_owner(kind.name());
+}
+
+fn tells_why_it_does_not_start(kind: MySqlKind) {
+    let options = MySqlOptions::new().config("no-such-setting", "1");
+    let error = MySqlServer::start(kind, &options).unwrap_err().to_string();
+    assert!(
+        error.contains("no-such-setting") && error.contains(kind.name()),
+        "{error}"
+    );
+}
+
+fn speaks_through_the_proxy(kind: MySqlKind) {
+    let server = start(kind, &MySqlOptions::new());
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let mut conn = connect(&server.url_via(proxy.addr())).unwrap();
+    proxy.once("'seen by the server'", Fault::CutReplyAfter(0));
+    conn.query_drop("SELECT GET_LOCK('seen by the server', 0)")
+        .expect_err("it was cut");
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.cut == 1));
+    let mut stream = TcpStream::connect(proxy.addr()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.read_exact(&mut [0; 5]).unwrap();
+}
