@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::name::{IntoName, LockName};
 use crate::observer::{Observer, Watcher};
+use crate::operator::Operator;
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{LockProvider, Released, Usage};
 use crate::token::MAX_HANDOVERS;
@@ -151,6 +152,31 @@ impl LockKeeper {
     /// What this keeper has cost its store so far; `None` where the backend does not count.
     pub fn usage(&self) -> Option<Usage> {
         self.engine.provider.usage()
+    }
+
+    /// For the one on call: who holds what, taking it from them, and whether the store is fit for
+    /// locks. `None` where the backend has no answers.
+    ///
+    /// It answers from the store, for this keeper's namespace, whichever process holds. Deadlines
+    /// are moments of the keeper's clock, which is [`SystemClock`] unless it was given another.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockkeeper_core::{Clock, Error, LockKeeper, LockName, SystemClock};
+    ///
+    /// fn free(keeper: &LockKeeper, name: &LockName) -> Result<bool, Error> {
+    ///     let soon = SystemClock.now() + Duration::from_secs(5);
+    ///     let Some(operator) = keeper.operator() else {
+    ///         return Ok(false);
+    ///     };
+    ///     match operator.held(Some(name), soon)?.first() {
+    ///         Some(held) => operator.force_release(held, soon),
+    ///         None => Ok(false),
+    ///     }
+    /// }
+    /// ```
+    pub fn operator(&self) -> Option<&dyn Operator> {
+        self.engine.provider.operator()
     }
 
     /// The store's short name, such as `"sqlite"`.

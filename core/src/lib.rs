@@ -17,6 +17,7 @@ mod hold;
 mod keeper;
 mod name;
 mod observer;
+mod operator;
 mod options;
 mod provider;
 mod queue;
@@ -36,6 +37,7 @@ pub use guard::{LockGuard, LostSignal, LostWait};
 pub use keeper::{KeeperBuilder, LockKeeper, WithLock};
 pub use name::{IntoName, LockName, MAX_NAME_BYTES};
 pub use observer::Observer;
+pub use operator::{Finding, HeldName, Holder, Operator, Severity};
 pub use options::{AcquireOptions, LONGEST, LeasePolicy, Wait};
 pub use provider::{
     AcquireRequest, Grant, Lease, LockProvider, Owner, Released, Renew, Renewal, Usage,

@@ -13,6 +13,7 @@ use crate::capabilities::Capabilities;
 use crate::clock::{Clock, Moment};
 use crate::error::Error;
 use crate::name::LockName;
+use crate::operator::Operator;
 
 /// A store that can grant locks.
 ///
@@ -56,6 +57,12 @@ pub trait LockProvider: fmt::Debug + Send + Sync + 'static {
 
     /// What was asked of the store so far, where this provider counts it.
     fn usage(&self) -> Option<Usage> {
+        None
+    }
+
+    /// The answers to those on call, where this store has them. A store that keeps its locks where
+    /// others can see them should.
+    fn operator(&self) -> Option<&dyn Operator> {
         None
     }
 
