@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Capabilities, Clock, Driver, Error, ErrorKind, Grant, Lease, LockName,
-    LockProvider, Moment, Released, Renewal, SystemClock, Target,
+    LockProvider, Moment, Operator, Released, Renewal, SystemClock, Target,
 };
 
 mod line;
+mod operator;
 
 use line::{Shard, lock};
 
@@ -104,14 +105,14 @@ impl MemoryProvider {
     /// asks for them again.
     pub fn held(&self) -> Vec<LockName> {
         let shards = self.store.shards.iter();
-        shards.flat_map(Shard::names).collect()
+        shards.flat_map(Shard::view).map(|seen| seen.name).collect()
     }
 
     /// Takes the lock from whoever holds it; the next waiter gets it. Its holder finds itself lost
     /// at its next renewal. False: nobody held it.
     pub fn evict(&self, name: &LockName) -> bool {
         let now = self.store.clock.now();
-        self.store.shard(name.hash64()).evict(name, now)
+        self.store.shard(name.hash64()).evict(name, None, now)
     }
 
     /// Takes all locks from their holders, as a store does that forgot everything.
@@ -143,6 +144,10 @@ impl LockProvider for MemoryProvider {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::new()
+    }
+
+    fn operator(&self) -> Option<&dyn Operator> {
+        Some(&*self.store)
     }
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
@@ -209,6 +214,14 @@ impl Store {
         let index = (hash >> 32) as usize % SHARDS;
         let [first, ..] = &self.shards;
         self.shards.get(index).unwrap_or(first)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("shared", &self.place)
+            .finish_non_exhaustive()
     }
 }
 

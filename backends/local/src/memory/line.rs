@@ -46,6 +46,14 @@ struct Entry {
     waiters: VecDeque<Arc<Waiter>>,
 }
 
+/// An entry as it was.
+pub(super) struct Seen {
+    pub(super) name: LockName,
+    pub(super) epoch: u64,
+    pub(super) expires: Moment,
+    pub(super) waiting: usize,
+}
+
 struct Waiter {
     ttl: Duration,
     state: Mutex<WaiterState>,
@@ -244,9 +252,12 @@ impl Shard {
         Released::Done
     }
 
-    pub(super) fn evict(&self, name: &LockName, now: Moment) -> bool {
+    /// Takes a name from whoever holds it; with `epoch`, from that holder only.
+    pub(super) fn evict(&self, name: &LockName, epoch: Option<u64>, now: Moment) -> bool {
         let mut entries = lock(&self.entries);
-        let found = entries.find_entry(name.hash64(), |entry| entry.name == *name);
+        let found = entries.find_entry(name.hash64(), |entry| {
+            entry.name == *name && epoch.is_none_or(|epoch| entry.epoch == epoch)
+        });
         let Ok(mut occupied) = found else {
             return false;
         };
@@ -256,9 +267,16 @@ impl Shard {
         true
     }
 
-    pub(super) fn names(&self) -> Vec<LockName> {
+    /// All entries as they are, those whose lease ran out included.
+    pub(super) fn view(&self) -> Vec<Seen> {
         let entries = lock(&self.entries);
-        entries.iter().map(|entry| entry.name.clone()).collect()
+        let seen = entries.iter().map(|entry| Seen {
+            name: entry.name.clone(),
+            epoch: entry.epoch,
+            expires: entry.expires,
+            waiting: entry.waiters.len(),
+        });
+        seen.collect()
     }
 
     #[cfg(test)]

@@ -165,6 +165,23 @@ impl Session<'_> {
         Ok(value)
     }
 
+    /// All rows of a statement.
+    pub(super) fn all<T>(
+        &self,
+        sql: &str,
+        params: impl Params,
+        mut read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<Vec<T>> {
+        self.statements.fetch_add(1, Ordering::Relaxed);
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let mut rows = statement.query(params)?;
+        let mut all = Vec::new();
+        while let Some(row) = rows.next()? {
+            all.push(read(row)?);
+        }
+        Ok(all)
+    }
+
     pub(super) fn last_id(&self) -> i64 {
         self.connection.last_insert_rowid()
     }

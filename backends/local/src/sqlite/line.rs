@@ -4,6 +4,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{Moment, Owner};
+use rusqlite::Row;
 
 use super::db::Session;
 use super::process::Process;
@@ -163,21 +164,24 @@ pub(super) fn take(session: &Session<'_>, ask: &Ask<'_>, now: Moment) -> rusqlit
 }
 
 pub(super) fn read(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<Option<Held>> {
-    session.first(READ, (key.namespace, key.name), |row| {
-        Ok(Held {
-            epoch: row.get::<_, i64>(0)?.cast_unsigned(),
-            by: Process {
-                pid: row.get(1)?,
-                start: row.get::<_, i64>(2)?.cast_unsigned(),
-                place: row.get(3)?,
-            },
-            process: row.get::<_, i64>(4)?.cast_unsigned(),
-            request: row.get::<_, i64>(5)?.cast_unsigned(),
-            asked: moment(row.get(6)?),
-            expires: moment(row.get(7)?),
-            contended: row.get(8)?,
-            reserved: row.get(9)?,
-        })
+    session.first(READ, (key.namespace, key.name), held)
+}
+
+/// A row that begins with the columns of [`READ`].
+pub(super) fn held(row: &Row<'_>) -> rusqlite::Result<Held> {
+    Ok(Held {
+        epoch: row.get::<_, i64>(0)?.cast_unsigned(),
+        by: Process {
+            pid: row.get(1)?,
+            start: row.get::<_, i64>(2)?.cast_unsigned(),
+            place: row.get(3)?,
+        },
+        process: row.get::<_, i64>(4)?.cast_unsigned(),
+        request: row.get::<_, i64>(5)?.cast_unsigned(),
+        asked: moment(row.get(6)?),
+        expires: moment(row.get(7)?),
+        contended: row.get(8)?,
+        reserved: row.get(9)?,
     })
 }
 

@@ -5,6 +5,7 @@ mod db;
 mod lease;
 mod line;
 mod open;
+mod operator;
 mod process;
 mod schema;
 mod store;
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{
     AcquireRequest, Capabilities, Capability, Clock, Driver, Error, ErrorKind, Grant, LockProvider,
-    SystemClock, Target, Usage,
+    Operator, SystemClock, Target, Usage,
 };
 
 use db::Db;
@@ -137,6 +138,10 @@ impl LockProvider for SqliteProvider {
             commands: self.store.db.statements(),
             connections: 1,
         })
+    }
+
+    fn operator(&self) -> Option<&dyn Operator> {
+        Some(&*self.store)
     }
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{Error, ErrorKind, Finding};
 use rusqlite::{Connection, OpenFlags};
 
 use super::db::failure;
@@ -146,6 +146,65 @@ fn denied(path: &Path, error: io::Error) -> Error {
         _ => format!("{path:?} cannot be used; see the cause"),
     };
     Error::new(kind, message).with_source(error)
+}
+
+/// What can be wrong with the place of a file that could be opened.
+#[cfg(unix)]
+pub(super) fn examine(file: &Path) -> Vec<Finding> {
+    use std::os::unix::fs::MetadataExt;
+    let mut findings = Vec::new();
+    match fs::metadata(file) {
+        Ok(data) if data.mode() & 0o002 != 0 => findings.push(Finding::warning(
+            "permissions",
+            format!(
+                "everybody on this host may write the file (mode {:o})",
+                data.mode() & 0o777
+            ),
+            "any user can take and free every lock",
+            "chmod o-w it, and give those who need it a group",
+        )),
+        Ok(data) => findings.push(Finding::fine(
+            "permissions",
+            format!(
+                "the file can be read and written (mode {:o})",
+                data.mode() & 0o777
+            ),
+        )),
+        Err(_) => findings.push(deleted()),
+    }
+    if let Err(error) = local(file) {
+        findings.push(Finding::unusable(
+            "file system",
+            error.message(),
+            "two hosts can hold one lock",
+            "move the file",
+        ));
+    } else if cfg!(target_os = "linux") {
+        findings.push(Finding::fine("file system", "the file is on a local disk"));
+    } else {
+        findings.push(Finding::warning(
+            "file system",
+            "this system does not say whether the file is on a local disk",
+            "on a network file system SQLite's locks cannot be relied on",
+            "see to it that the file is on a local disk",
+        ));
+    }
+    findings
+}
+
+#[cfg(unix)]
+fn deleted() -> Finding {
+    Finding::unusable(
+        "permissions",
+        "the file has been deleted or moved while it was open",
+        "the next program makes another one, and does not see these locks",
+        "start all programs that use it again",
+    )
+}
+
+#[cfg(not(unix))]
+pub(super) fn examine(_file: &Path) -> Vec<Finding> {
+    Vec::new()
 }
 
 #[cfg(unix)]

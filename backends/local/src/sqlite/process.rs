@@ -36,6 +36,11 @@ impl Process {
         !self.place.is_empty() && self.place == Self::own().place
     }
 
+    /// Whether the other one runs where this one does: then both know the host by one name.
+    pub(super) fn is_neighbour(&self, other: &Self) -> bool {
+        self.place == other.place
+    }
+
     /// Whether it is known to have ended. `false` where that cannot be judged from here.
     pub(super) fn is_dead(&self) -> bool {
         let own = Self::own();

@@ -1,0 +1,52 @@
+//! Answers for whoever asks within this process.
+
+use lockkeeper_core::{Error, Finding, HeldName, Holder, LockName, Moment, Operator};
+
+use super::{Shard, Store};
+
+impl Operator for Store {
+    fn held(&self, name: Option<&LockName>, _deadline: Moment) -> Result<Vec<HeldName>, Error> {
+        let now = self.clock.now();
+        let shards = match name {
+            Some(name) => std::slice::from_ref(self.shard(name.hash64())),
+            None => &self.shards[..],
+        };
+        let mut found: Vec<_> = shards
+            .iter()
+            .flat_map(Shard::view)
+            .filter(|seen| now < seen.expires && name.is_none_or(|name| seen.name == *name))
+            .map(|seen| HeldName {
+                holder: Holder {
+                    pid: Some(std::process::id()),
+                    ..Holder::default()
+                },
+                epoch: Some(seen.epoch),
+                remaining: Some(seen.expires.saturating_since(now)),
+                waiting: u64::try_from(seen.waiting).ok(),
+                ..HeldName::new(seen.name.as_str(), seen.epoch.to_string())
+            })
+            .collect();
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    fn force_release(&self, held: &HeldName, _deadline: Moment) -> Result<bool, Error> {
+        let name = LockName::new(held.name.as_str())?;
+        let epoch = held.mark.parse().unwrap_or(0);
+        let now = self.clock.now();
+        Ok(self.shard(name.hash64()).evict(&name, Some(epoch), now))
+    }
+
+    fn examine(&self, _deadline: Moment) -> Result<Vec<Finding>, Error> {
+        Ok(vec![Finding::warning(
+            "reach",
+            "the locks live in the memory of one process",
+            "they exclude that process's threads and nobody else",
+            "fine within one program; for several, use sqlite: (one host) or a server",
+        )])
+    }
+
+    fn cannot_tell(&self) -> &'static [&'static str] {
+        &["the holder's thread", "since when it is held"]
+    }
+}
