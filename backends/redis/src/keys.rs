@@ -31,6 +31,42 @@ impl Keys {
     }
 }
 
+/// What all lock keys of a namespace match, and no other key does: a pattern as `SCAN` takes it.
+pub(crate) fn pattern(namespace: &str) -> String {
+    let mut pattern = String::from("lockkeeper:{");
+    let mut encoded = String::new();
+    encode(&mut encoded, namespace, true);
+    for letter in encoded.chars() {
+        if matches!(letter, '*' | '?' | '[' | ']' | '^' | '-' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(letter);
+    }
+    pattern.push_str(":*}");
+    pattern
+}
+
+/// The name whose lock's key this is. `None`: it is another key.
+pub(crate) fn decode_name(namespace: &str, key: &[u8]) -> Option<String> {
+    let mut start = String::from("lockkeeper:{");
+    encode(&mut start, namespace, true);
+    start.push(':');
+    let name = key.strip_prefix(start.as_bytes())?.strip_suffix(b"}")?;
+    let mut bytes = Vec::with_capacity(name.len());
+    let mut rest = name;
+    while let Some((&first, after)) = rest.split_first() {
+        rest = after;
+        if first != b'%' {
+            bytes.push(first);
+            continue;
+        }
+        let (digits, after) = rest.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+        rest = after;
+    }
+    String::from_utf8(bytes).ok()
+}
+
 /// What could be taken for a part of the key's own form, or cannot be read, is written as `%XX`.
 fn encode(into: &mut String, text: &str, with_colon: bool) {
     for letter in text.chars() {
@@ -62,6 +98,20 @@ mod tests {
             Keys::new("a:b", "{자리} 1\n").lock,
             "lockkeeper:{a%3Ab:%7B자리%7D%201%0A}"
         );
+    }
+
+    #[test]
+    fn a_name_is_read_back_from_its_key() {
+        for namespace in ["shop", "a:b*", "가게"] {
+            for name in ["seat:42", "{자리} 1\n", "%", "a}:epoch", "*?[x]"] {
+                let keys = Keys::new(namespace, name);
+                let decoded = |key: &str| decode_name(namespace, key.as_bytes());
+                assert_eq!(decoded(&keys.lock).as_deref(), Some(name));
+                assert_eq!(decoded(&keys.epoch), None);
+                assert_eq!(decode_name("other", keys.lock.as_bytes()), None);
+            }
+        }
+        assert_eq!(pattern("a*b-[c]"), r"lockkeeper:{a\*b\-\[c\]:*}");
     }
 
     #[test]

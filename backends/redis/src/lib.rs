@@ -8,9 +8,11 @@
 mod acquire;
 mod connection;
 mod driver;
+mod examine;
 mod failure;
 mod keys;
 mod lease;
+mod operator;
 mod options;
 mod provider;
 mod scripts;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Capability, Clock, Error, ErrorKind, Grant, LockProvider, Renew,
-    SystemClock, Usage,
+    AcquireRequest, Capabilities, Capability, Clock, Error, ErrorKind, Grant, LockProvider,
+    Operator, Renew, SystemClock, Usage,
 };
 use redis::{Value, cmd};
 
@@ -153,6 +153,10 @@ impl LockProvider for RedisProvider {
             commands: counts.commands.load(Ordering::Relaxed),
             connections: counts.connections.load(Ordering::Relaxed),
         })
+    }
+
+    fn operator(&self) -> Option<&dyn Operator> {
+        Some(&*self.store)
     }
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {

@@ -17,7 +17,7 @@ const EPOCH_MS: u64 = 86_400_000;
 /// How channels begin; a provider's number follows.
 pub(crate) const CHANNEL: &str = "lockkeeper:wake:";
 /// What the lock's key holds while the name is kept.
-const KEPT: &str = "kept ";
+pub(crate) const KEPT: &str = "kept ";
 
 pub(crate) struct Script {
     pub(crate) code: String,
@@ -149,6 +149,11 @@ return 1
         pass_on()
     ))
 });
+
+/// Keys: lock, epoch, line. Changes nothing. Answers who holds it, for how many milliseconds, the
+/// last epoch, and how many wait.
+pub(crate) const LOOK: &str = "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]),
+ redis.call('GET', KEYS[2]), redis.call('LLEN', KEYS[3])}";
 
 /// Keys: lock, epoch and line of the empty name, which no lock has. Argument: a waiter. Runs every
 /// command that the other scripts use, so that what is not allowed or not there shows on opening.

@@ -1,0 +1,248 @@
+//! What is known to break locks on a Redis or Valkey server, looked for.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lockkeeper_core::{Error, Finding, Moment};
+use redis::{Value, cmd};
+
+use crate::failure::{Failure, senseless};
+use crate::store::{Store, told};
+
+/// `INFO`'s fields.
+struct Info(String);
+
+impl Info {
+    fn get(&self, field: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| {
+            let (known, value) = line.trim_end().split_once(':')?;
+            (known == field).then_some(value)
+        })
+    }
+
+    fn number(&self, field: &str) -> u64 {
+        let number = self.get(field).and_then(|value| value.parse().ok());
+        number.unwrap_or(0)
+    }
+
+    fn is(&self, field: &str, value: &str) -> bool {
+        self.get(field) == Some(value)
+    }
+}
+
+pub(crate) fn examine(store: &Store, deadline: Moment) -> Result<Vec<Finding>, Error> {
+    let before = SystemTime::now();
+    let time = ask(store, &["TIME"], deadline)?;
+    let after = SystemTime::now();
+    let Value::BulkString(info) = ask(store, &["INFO"], deadline)? else {
+        return Err(senseless());
+    };
+    let info = Info(String::from_utf8_lossy(&info).into_owned());
+    let mut findings = vec![
+        version(&info),
+        Finding::clocks(before, wall(&time)?, after),
+        role(&info),
+        replicas(&info, store.options.replicas),
+        eviction(&info),
+        persistence(&info),
+        cluster(&info),
+        clients(&info, store.options.pool_size),
+    ];
+    findings.extend(memory(&info));
+    Ok(findings)
+}
+
+fn ask(store: &Store, words: &[&str], deadline: Moment) -> Result<Value, Error> {
+    let mut command = cmd(words.first().copied().unwrap_or_default());
+    command.arg(words.get(1..).unwrap_or_default());
+    let packed = command.get_packed_command();
+    store.ask_for_operator(deadline, |connection, limit| -> Result<_, Failure> {
+        connection.ask(&packed, limit).and_then(told)
+    })
+}
+
+fn wall(time: &Value) -> Result<SystemTime, Error> {
+    let number = |value: &Value| match value {
+        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse::<u64>().ok(),
+        _ => None,
+    };
+    let Value::Array(parts) = time else {
+        return Err(senseless());
+    };
+    let [seconds, micros] = parts.as_slice() else {
+        return Err(senseless());
+    };
+    let (seconds, micros) = number(seconds).zip(number(micros)).ok_or_else(senseless)?;
+    let since = Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros));
+    UNIX_EPOCH.checked_add(since).ok_or_else(senseless)
+}
+
+fn version(info: &Info) -> Finding {
+    let valkey = info.get("valkey_version").map(|it| format!("Valkey {it}"));
+    let redis = || format!("Redis {}", info.get("redis_version").unwrap_or("unknown"));
+    Finding::fine("version", valkey.unwrap_or_else(redis))
+}
+
+fn role(info: &Info) -> Finding {
+    let topic = "role";
+    if info.is("role", "slave") {
+        return Finding::unusable(
+            topic,
+            "this is a replica",
+            "it takes no writes, or forgets them when it hears from its primary",
+            "connect to its primary",
+        );
+    }
+    Finding::fine(topic, "this is a primary")
+}
+
+fn replicas(info: &Info, wanted: u32) -> Finding {
+    let topic = "replicas";
+    let there = info.number("connected_slaves");
+    let wanted = u64::from(wanted);
+    if there < wanted {
+        return Finding::unusable(
+            topic,
+            format!("{there} replicas are connected, and `replicas` asks for {wanted}"),
+            "no lock can be granted until enough of them are",
+            "start the replicas, or lower `replicas`",
+        );
+    }
+    match (there, wanted) {
+        (0, _) => Finding::fine(topic, "there are no replicas"),
+        (_, 0) => Finding::warning(
+            topic,
+            format!("{there} replicas are connected, and grants do not wait for them"),
+            "when one takes over that has not heard of a grant, the name is granted twice",
+            "set replicas=1 or more in the URL, and have the data refuse smaller tokens",
+        ),
+        _ => Finding::fine(
+            topic,
+            format!("grants wait for {wanted} of {there} replicas"),
+        ),
+    }
+}
+
+fn eviction(info: &Info) -> Finding {
+    let topic = "maxmemory-policy";
+    let policy = info.get("maxmemory_policy").unwrap_or("unknown");
+    let what = format!("maxmemory-policy is {policy}");
+    if policy == "noeviction" {
+        return Finding::fine(topic, what);
+    }
+    if info.number("maxmemory") == 0 {
+        return Finding::fine(topic, format!("{what}, and maxmemory is not set"))
+            .meaning("nothing is evicted while there is no limit");
+    }
+    Finding::warning(
+        topic,
+        what,
+        "when the server is full it throws locks away while they are held, and grants them again",
+        "set maxmemory-policy noeviction, or give the locks a server of their own",
+    )
+}
+
+fn memory(info: &Info) -> Option<Finding> {
+    let (used, most) = (info.number("used_memory"), info.number("maxmemory"));
+    (most > 0 && used > most / 10 * 9).then(|| {
+        Finding::warning(
+            "memory",
+            format!("{} of {} MiB are used", used >> 20, most >> 20),
+            "at its limit the server grants no more locks, or evicts those that are held",
+            "raise maxmemory, or find what fills it",
+        )
+    })
+}
+
+fn persistence(info: &Info) -> Finding {
+    let topic = "persistence";
+    if info.is("aof_enabled", "1") {
+        return Finding::fine(topic, "the append-only file is on")
+            .meaning("a crash loses the grants that were not on the disk yet (appendfsync)");
+    }
+    Finding::warning(
+        topic,
+        "the append-only file is off",
+        "a server that restarts has forgotten who holds what; a holder notices at its next \
+         renewal, and until then somebody else can have its lock",
+        "set appendonly yes, or have the data refuse smaller tokens",
+    )
+}
+
+fn cluster(info: &Info) -> Finding {
+    let topic = "cluster";
+    if info.is("cluster_enabled", "1") {
+        return Finding::warning(
+            topic,
+            "the server is in cluster mode",
+            "locks whose slot is on another node, or moves there, end in errors",
+            "name a server that is not in cluster mode, or that has all slots",
+        );
+    }
+    Finding::fine(topic, "the server is not in cluster mode")
+}
+
+fn clients(info: &Info, pool: u32) -> Finding {
+    let topic = "clients";
+    let (now, most) = (info.number("connected_clients"), info.number("maxclients"));
+    // The pool and the listener; the one that asks is counted already.
+    let ours = u64::from(pool) + 1;
+    let what = format!("{now} clients are connected, of at most {most}");
+    if most == 0 || now.saturating_add(ours) <= most {
+        return Finding::fine(topic, what);
+    }
+    Finding::warning(
+        topic,
+        what,
+        format!("a program that waits and holds needs up to {ours} more"),
+        "raise maxclients, or lower pool_size",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockkeeper_core::Severity;
+
+    fn info(text: &str) -> Info {
+        Info(text.replace('\n', "\r\n"))
+    }
+
+    #[test]
+    fn eviction_is_a_trap_only_with_a_limit() {
+        for (text, severity) in [
+            (
+                "maxmemory:0\nmaxmemory_policy:allkeys-lru\n",
+                Severity::Fine,
+            ),
+            ("maxmemory:9\nmaxmemory_policy:noeviction\n", Severity::Fine),
+            (
+                "maxmemory:9\nmaxmemory_policy:volatile-ttl\n",
+                Severity::Warning,
+            ),
+        ] {
+            assert_eq!(eviction(&info(text)).severity, severity, "{text}");
+        }
+    }
+
+    #[test]
+    fn replicas_that_are_missing_or_not_waited_for() {
+        for (there, wanted, severity) in [
+            (0, 0, Severity::Fine),
+            (0, 1, Severity::Unusable),
+            (2, 0, Severity::Warning),
+            (2, 1, Severity::Fine),
+        ] {
+            let info = info(&format!("role:master\nconnected_slaves:{there}\n"));
+            assert_eq!(replicas(&info, wanted).severity, severity);
+        }
+    }
+
+    #[test]
+    fn full_memory_and_too_few_clients() {
+        assert!(memory(&info("used_memory:95\nmaxmemory:100\n")).is_some());
+        assert!(memory(&info("used_memory:95\nmaxmemory:0\n")).is_none());
+        let few = info("connected_clients:95\nmaxclients:100\n");
+        assert_eq!(clients(&few, 10).severity, Severity::Warning);
+        assert_eq!(clients(&few, 4).severity, Severity::Fine);
+    }
+}
