@@ -1,6 +1,7 @@
 //! The table of cases: one module a rule of the contract, and each case a function that fails by a
 //! panic.
 
+mod operator;
 mod rule_01_exclusion;
 mod rule_02_wait;
 mod rule_03_lease;
@@ -121,4 +122,10 @@ pub(crate) static TABLE: &[Case] = table! {
     rule_13_nothing_silent:
         requiring_what_is_missing,
         settings_out_of_bounds;
+    operator:
+        tells_who_holds,
+        tells_how_many_wait,
+        forced_release_is_noticed_and_the_token_grows,
+        forced_release_wakes_one_waiter,
+        examines_itself;
 };
