@@ -186,14 +186,22 @@ impl Ask<'_> {
             self.keys.line.as_str(),
         ];
         let args = [self.owner.as_str(), self.ttl.as_str(), me, stands];
-        let answer = self.store.run(&scripts::ACQUIRE, &keys, &args, &patience)?;
+        // Who does not stand in line does not say how.
+        let said = if me.is_empty() { 2 } else { args.len() };
+        let args = args.get(..said).unwrap_or_default();
+        let answer = self.store.run(&scripts::ACQUIRE, &keys, args, &patience)?;
         match answer.value {
             Value::BulkString(epoch) => {
                 let epoch = std::str::from_utf8(&epoch).ok();
-                let epoch = epoch.and_then(|epoch| epoch.parse().ok());
+                let epoch: Option<i64> = epoch.and_then(|epoch| epoch.parse().ok());
+                let epoch = epoch.filter(|epoch| *epoch > 0);
                 let epoch = epoch.ok_or_else(|| Failure::Refused(senseless()))?;
+                if !answer.again {
+                    // It is the server's time.
+                    self.store.server_clock.learn(epoch, answer.asked_at);
+                }
                 Ok(Sight::Won {
-                    epoch,
+                    epoch: epoch.unsigned_abs(),
                     asked_at: answer.asked_at,
                     again: answer.again,
                 })

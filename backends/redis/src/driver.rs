@@ -17,7 +17,7 @@ use crate::{BACKEND, RedisOptions, RedisProvider};
 /// | `connect_timeout` | duration; the longest that opening a connection may take | `2s` |
 /// | `response_timeout` | duration; the longest to wait for one answer | `1s` |
 /// | `ca_file` | `rediss:` only: a PEM file of certificates to trust | the system's |
-/// | `replicas` | how many replicas must acknowledge a grant | `0` |
+/// | `replicas` | how many replicas must acknowledge a grant and each renewal | `0` |
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RedisDriver;
 

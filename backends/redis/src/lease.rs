@@ -12,7 +12,7 @@ use crate::acquire::{Won, millis};
 use crate::failure::{Failure, senseless};
 use crate::keys::Keys;
 use crate::scripts;
-use crate::store::{Patience, Store, is_no_script, packed, told};
+use crate::store::{Patience, Store, is_no_script, is_renewed, packed, told};
 
 /// What one attempt may take where no time is left.
 const ATTEMPT: Duration = Duration::from_millis(100);
@@ -147,12 +147,15 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
     let left = deadline.saturating_since(asked_at).max(ATTEMPT);
     let renew = |left| {
         store.with_connection(left, |connection, limit| {
-            let answers = connection.exchange(&commands, count, limit)?;
-            if !answers.iter().any(is_no_script) {
-                return Ok(answers);
+            let began = store.clock.now();
+            let mut answers = connection.exchange(&commands, count, limit)?;
+            if answers.iter().any(is_no_script) {
+                connection.ask(&load, limit).and_then(told)?;
+                answers = connection.exchange(&commands, count, limit)?;
             }
-            connection.ask(&load, limit).and_then(told)?;
-            connection.exchange(&commands, count, limit)
+            let is_acknowledged =
+                !answers.iter().any(is_renewed) || store.acknowledged(connection, began, limit)?;
+            Ok((answers, is_acknowledged))
         })
     };
     let mut answers = renew(left);
@@ -165,10 +168,13 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
         }
     }
     match answers {
-        Ok(answers) => {
+        Ok((answers, is_acknowledged)) => {
             for (renew, answer) in asked.into_iter().zip(answers) {
                 let ttl = renew.ttl;
                 renew.answer = own(store, renew.lease).map(|lease| {
+                    if !is_acknowledged && is_renewed(&answer) {
+                        return Err(store.few_replicas("renewal"));
+                    }
                     let value = told(answer).map_err(Failure::into_error)?;
                     lease.renewed(&value, asked_at, ttl)
                 });

@@ -16,6 +16,7 @@ mod operator;
 mod options;
 mod provider;
 mod scripts;
+mod server_clock;
 mod store;
 mod subscriber;
 

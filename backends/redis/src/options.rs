@@ -112,7 +112,13 @@ impl RedisOptions {
         self
     }
 
-    /// How many replicas must have acknowledged a grant. Default: 0. Costs a round trip.
+    /// How many replicas must have acknowledged a grant, and each renewal. Default: 0. Costs a
+    /// round trip.
+    ///
+    /// A grant that they do not acknowledge within the response timeout is given back, and the
+    /// answer is [`ErrorKind::Unavailable`]. A renewal that they do not acknowledge counts as
+    /// unknown: it moves no deadline, so a guard is lost by its ttl when the replicas stay away.
+    /// Releases do not wait.
     #[must_use]
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.replicas = replicas;

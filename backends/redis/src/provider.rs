@@ -88,12 +88,13 @@ fn probe(store: &Store) -> Result<(), Error> {
     }
     let limit = store.options.connect_timeout;
     let probed = store.with_connection(limit, |connection, limit| {
+        let asked_at = store.clock.now();
         let answer = connection.ask(&by_sha, limit)?;
         if !is_no_script(&answer) {
             told(answer)?;
         }
         match connection.ask(&script, limit).and_then(told)? {
-            Value::Int(1) => {}
+            Value::Int(now) => store.server_clock.learn(now, asked_at),
             Value::Array(failed) => return Err(Failure::Refused(failed_command(&failed))),
             _ => return Err(Failure::Refused(senseless())),
         }

@@ -13,7 +13,8 @@ use crate::connection::{Connection, Connector};
 use crate::failure::{Failure, refused, senseless};
 use crate::keys::Keys;
 use crate::options::RedisOptions;
-use crate::scripts::{self, Script};
+use crate::scripts::{self, Deed, Script};
+use crate::server_clock::ServerClock;
 use crate::subscriber::Hub;
 
 /// The first pause after a failure, and the longest.
@@ -71,6 +72,7 @@ pub(crate) struct Store {
     pub(crate) namespace: String,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) hub: Arc<Hub>,
+    pub(crate) server_clock: ServerClock,
     pool: r2d2::Pool<Places>,
 }
 
@@ -115,6 +117,7 @@ impl Store {
             options: options.clone(),
             namespace: namespace.to_owned(),
             clock,
+            server_clock: ServerClock::default(),
             pool,
         })
     }
@@ -139,13 +142,12 @@ impl Store {
         args: &[&str],
         patience: &Patience<'_>,
     ) -> Result<Answer, Failure> {
-        let packed = packed("EVALSHA", &script.sha, keys, args);
         let mut again = false;
         let mut tries = 0;
         loop {
             let asked_at = self.clock.now();
             let left = patience.until.saturating_since(asked_at);
-            let failure = match self.try_once(script, &packed, keys, args, left) {
+            let failure = match self.try_once(script, keys, args, left) {
                 Ok(value) => {
                     return Ok(Answer {
                         value,
@@ -181,56 +183,98 @@ impl Store {
     fn try_once(
         &self,
         script: &Script,
-        packed_sha: &[u8],
         keys: &[&str],
         args: &[&str],
         left: Duration,
     ) -> Result<Value, Failure> {
         self.with_connection(left, |connection, limit| {
-            let mut answer = connection.ask(packed_sha, limit)?;
-            if is_no_script(&answer) {
-                // New there, or forgotten by SCRIPT FLUSH or a restart. EVAL loads it, too.
-                answer = connection.ask(&packed("EVAL", &script.code, keys, args), limit)?;
+            let began = self.clock.now();
+            if script.does != Deed::Grants {
+                let answer = evaluate(connection, script, keys, args, limit)?;
+                let is_renewed = script.does == Deed::Renews && is_renewed(&answer);
+                if is_renewed && !self.acknowledged(connection, began, limit)? {
+                    return Err(Failure::Refused(self.few_replicas("renewal")));
+                }
+                return Ok(answer);
             }
-            if script.grants && matches!(answer, Value::BulkString(_)) {
-                self.replicate(connection, keys, args, limit)?;
+            let answer = self.evaluate_in_time(connection, script, keys, args, limit)?;
+            let is_granted = matches!(answer, Value::BulkString(_));
+            if is_granted && !self.acknowledged(connection, began, limit)? {
+                let (&[lock, _, line], &[owner, ..]) = (keys, args) else {
+                    return Err(Failure::Refused(senseless()));
+                };
+                let release = evaluate(
+                    connection,
+                    &scripts::RELEASE,
+                    &[lock, line],
+                    &[owner],
+                    limit,
+                );
+                release.and_then(told)?;
+                return Err(Failure::Refused(
+                    self.few_replicas("grant, so it was given back"),
+                ));
             }
             Ok(answer)
         })
         .and_then(told)
     }
 
-    /// Waits for the replicas, where that is wanted, on the connection that was granted the name.
-    /// Gives it back when they do not come.
-    fn replicate(
+    /// Runs a script that grants, in a way that the server refuses it when it comes later than
+    /// anybody waits for its answer: the network may have kept it, and who asked may be gone.
+    fn evaluate_in_time(
         &self,
         connection: &mut Connection,
+        script: &Script,
         keys: &[&str],
         args: &[&str],
         limit: Duration,
-    ) -> Result<(), Failure> {
+    ) -> Result<Value, Failure> {
+        for _ in 0..2 {
+            let asked_at = self.clock.now();
+            let latest = self.server_clock.at(asked_at + limit).to_string();
+            let args: Vec<&str> = std::iter::once(latest.as_str())
+                .chain(args.iter().copied())
+                .collect();
+            match evaluate(connection, script, keys, &args, limit)? {
+                // And yet somebody waits: the server's clock was set.
+                Value::Int(now) => self.server_clock.learn(now, asked_at),
+                answer => return Ok(answer),
+            }
+        }
+        Err(Failure::Refused(Error::new(
+            ErrorKind::Unavailable,
+            "the server's clock jumps; see to its time service",
+        )))
+    }
+
+    /// Waits for the replicas, where that is wanted, on the connection that wrote.
+    pub(crate) fn acknowledged(
+        &self,
+        connection: &mut Connection,
+        began: Moment,
+        limit: Duration,
+    ) -> Result<bool, Failure> {
         let wanted = self.options.replicas;
         if wanted == 0 {
-            return Ok(());
+            return Ok(true);
         }
+        let limit = limit.saturating_sub(self.clock.now().saturating_since(began));
         let mut wait = cmd("WAIT");
         // Zero would be for ever. The answer has to travel, too.
         wait.arg(wanted).arg((limit * 3 / 4).as_millis().max(1));
         let came = told(connection.ask(&wait.get_packed_command(), limit)?)?;
-        if matches!(came, Value::Int(came) if came >= i64::from(wanted)) {
-            return Ok(());
-        }
-        let (&[lock, _, line], &[owner, ..]) = (keys, args) else {
-            return Err(Failure::Refused(senseless()));
-        };
-        let release = packed("EVAL", &scripts::RELEASE.code, &[lock, line], &[owner]);
-        connection.ask(&release, limit).and_then(told)?;
-        Err(Failure::Refused(Error::new(
+        Ok(matches!(came, Value::Int(came) if came >= i64::from(wanted)))
+    }
+
+    pub(crate) fn few_replicas(&self, what: &str) -> Error {
+        Error::new(
             ErrorKind::Unavailable,
             format!(
-                "fewer than {wanted} replicas acknowledged the grant in time, so it was given back; see `replicas`"
+                "fewer than {} replicas acknowledged the {what} in time; see `replicas`",
+                self.options.replicas
             ),
-        )))
+        )
     }
 
     /// Has a connection of the pool do `work`, which may take the limit that it is given. One on
@@ -307,6 +351,25 @@ fn settle(failure: Failure, again: bool) -> Failure {
         ),
         failure => failure,
     }
+}
+
+fn evaluate(
+    connection: &mut Connection,
+    script: &Script,
+    keys: &[&str],
+    args: &[&str],
+    limit: Duration,
+) -> Result<Value, Failure> {
+    let answer = connection.ask(&packed("EVALSHA", &script.sha, keys, args), limit)?;
+    if is_no_script(&answer) {
+        // New there, or forgotten by SCRIPT FLUSH or a restart. EVAL loads it, too.
+        return connection.ask(&packed("EVAL", &script.code, keys, args), limit);
+    }
+    Ok(answer)
+}
+
+pub(crate) fn is_renewed(answer: &Value) -> bool {
+    matches!(answer, Value::Int(1..))
 }
 
 pub(crate) fn packed(command: &str, script: &str, keys: &[&str], args: &[&str]) -> Vec<u8> {
