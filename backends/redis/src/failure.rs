@@ -189,6 +189,18 @@ pub(crate) fn not_redis(error: RedisError, place: &str, tls: bool) -> Error {
 pub(crate) fn tls_failed(error: &RedisError, place: &str) -> Option<Error> {
     let text = error.to_string();
     let io = error.as_io_error_kind();
+    // Read for each connection, also where `ca_file` names others.
+    if ["failed to read PEM", "failed to open", "failed to load"]
+        .iter()
+        .any(|words| text.contains(words))
+    {
+        return Some(Error::new(
+            ErrorKind::InvalidValue,
+            format!(
+                "the system's certificates cannot be read; SSL_CERT_FILE and SSL_CERT_DIR say where they are ({text})"
+            ),
+        ));
+    }
     if text.contains("certificate") {
         return Some(Error::new(
             ErrorKind::PermissionDenied,
@@ -231,4 +243,27 @@ pub(crate) fn senseless() -> Error {
         ErrorKind::Incompatible,
         "the server's answer makes no sense; is something between it and this program?",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_a_cluster_says_names_it() {
+        // The keys of a lock share a slot, so only something in between can say CROSSSLOT.
+        for said in [
+            "MOVED 866 127.0.0.1:7001",
+            "-ASK 866 127.0.0.1:7001",
+            "CROSSSLOT Keys in request don't hash to the same slot",
+            "ERR CROSSSLOT Keys in request don't hash to the same slot script: f_0",
+        ] {
+            let error = refused_command("set", said);
+            assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+            assert!(
+                error.to_string().contains("one node of a cluster"),
+                "{error}"
+            );
+        }
+    }
 }

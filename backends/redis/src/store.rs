@@ -20,6 +20,8 @@ use crate::subscriber::Hub;
 /// The first pause after a failure, and the longest.
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// The server looks only this often whether a WAIT has waited enough.
+const TICK: Duration = Duration::from_millis(100);
 /// What leaving a line may take, when nobody waits for that.
 const BRIEFLY: Duration = Duration::from_millis(250);
 
@@ -260,9 +262,11 @@ impl Store {
             return Ok(true);
         }
         let limit = limit.saturating_sub(self.clock.now().saturating_since(began));
-        let mut wait = cmd("WAIT");
         // Zero would be for ever. The answer has to travel, too.
-        wait.arg(wanted).arg((limit * 3 / 4).as_millis().max(1));
+        let longest = (limit.saturating_sub(TICK) * 3 / 4).max(Duration::from_millis(1));
+        let mut wait = cmd("WAIT");
+        wait.arg(wanted).arg(longest.as_millis());
+        let limit = limit.max(longest + 2 * TICK);
         let came = told(connection.ask(&wait.get_packed_command(), limit)?)?;
         Ok(matches!(came, Value::Int(came) if came >= i64::from(wanted)))
     }

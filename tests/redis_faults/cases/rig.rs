@@ -32,6 +32,19 @@ pub(crate) fn until(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
+/// Opening that fails as it should, and does not tell the password `s3cret`.
+#[track_caller]
+pub(crate) fn refused(url: &str, kind: ErrorKind, says: &[&str]) {
+    let began = Instant::now();
+    let error = lockkeeper::open(url).expect_err(url);
+    assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
+    assert_eq!(error.kind(), kind, "{error:?}");
+    for word in says {
+        assert!(error.to_string().contains(word), "no {word:?} in {error:?}");
+    }
+    assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
+}
+
 /// How many stand in a name's line.
 pub(crate) fn in_line(server: &RedisServer, name: &str) -> i64 {
     let line = format!("lockkeeper:{{default:{name}}}:line");

@@ -10,7 +10,6 @@
 )]
 
 #[cfg(unix)]
-#[path = "redis_faults/cases.rs"]
 mod cases;
 
 #[cfg(unix)]

@@ -1,0 +1,71 @@
+//! What can be wrong with the settings. What can be wrong with a server is in the workspace's
+//! `tests/redis_faults`.
+
+#![allow(clippy::expect_used, reason = "that is how a test fails")]
+
+use lockkeeper_core::{Config, Drivers, ErrorKind};
+use lockkeeper_redis::RedisDriver;
+
+#[test]
+fn settings_are_checked_before_anything_is_connected() {
+    // Nobody listens there, and nobody is asked.
+    for (url, kind, word) in [
+        ("redis:///0", ErrorKind::InvalidUrl, "host"),
+        ("redis://127.0.0.1:1/x", ErrorKind::InvalidValue, "db"),
+        ("redis://127.0.0.1:1/1?db=2", ErrorKind::InvalidValue, "db"),
+        (
+            "redis://a:s3cret@127.0.0.1:1/?password=s3cret",
+            ErrorKind::InvalidValue,
+            "password",
+        ),
+        (
+            "redis://a@127.0.0.1:1/",
+            ErrorKind::InvalidValue,
+            "password",
+        ),
+        (
+            "redis://127.0.0.1:1/?pool_size=0",
+            ErrorKind::InvalidValue,
+            "pool_size",
+        ),
+        (
+            "redis://127.0.0.1:1/?pool_size=x",
+            ErrorKind::InvalidValue,
+            "pool_size",
+        ),
+        (
+            "redis://127.0.0.1:1/?connect_timeout=0s",
+            ErrorKind::InvalidValue,
+            "connect_timeout",
+        ),
+        (
+            "redis://127.0.0.1:1/?response_timeout=x",
+            ErrorKind::InvalidValue,
+            "response_timeout",
+        ),
+        (
+            "redis://127.0.0.1:1/?ca_file=/x",
+            ErrorKind::InvalidValue,
+            "rediss",
+        ),
+        (
+            "rediss://127.0.0.1:1/?ca_file=/nowhere",
+            ErrorKind::InvalidValue,
+            "ca_file",
+        ),
+        (
+            "redis://127.0.0.1:1/?poolsize=2",
+            ErrorKind::UnknownKey,
+            "pool_size",
+        ),
+        ("unix:", ErrorKind::InvalidUrl, "socket"),
+        ("unix://host/x", ErrorKind::InvalidUrl, "socket"),
+    ] {
+        let config = Config::from_url(url);
+        let opened = config.and_then(|config| Drivers::new().with(RedisDriver).open(&config));
+        let error = opened.expect_err(url);
+        assert_eq!(error.kind(), kind, "{error:?}");
+        assert!(error.to_string().contains(word), "no {word:?} in {error:?}");
+        assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
+    }
+}

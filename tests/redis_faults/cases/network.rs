@@ -1,0 +1,248 @@
+//! A network that loses, cuts and goes dark.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{ErrorKind, LockGuard, LostWait, Released};
+use lockkeeper_testkit::{Counts, Fault, Proxy, RedisKind};
+
+use super::Case;
+use super::rig::{HANG, PATIENCE, Waiting, Witness, in_line, left, open, settled, start, until};
+
+pub(super) const CASES: &[Case] = &[
+    ("request_dropped", |kind| {
+        lost_on_the_way(kind, Fault::DropRequests);
+    }),
+    ("reply_dropped", |kind| {
+        lost_on_the_way(kind, Fault::DropReplies);
+    }),
+    ("cut_before_the_reply", |kind| {
+        lost_on_the_way(kind, Fault::CutReplyAfter(0));
+    }),
+    ("cut_mid_reply", |kind| {
+        lost_on_the_way(kind, Fault::CutReplyAfter(2));
+    }),
+    ("dropped_grant_is_found_again", dropped_grant_is_found_again),
+    ("dark_while_held", dark_while_held),
+    ("dark_while_waited_for", dark_while_waited_for),
+    ("contended_through_it_all", contended_through_it_all),
+];
+
+/// A keeper by way of a proxy, and another one that sees the server as it is.
+fn lost_on_the_way(kind: RedisKind, fault: Fault) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let url = server.url_via(proxy.addr());
+    let keeper = open(&url, "ttl=20s&response_timeout=300ms&wait=20s");
+    let rival = open(&server.url(), "wait=20s");
+    let witness = Witness::new(true);
+    for name in ["first", "a", "a"] {
+        proxy.once("EVALSHA", fault);
+        let guard = keeper.lock(name).unwrap();
+        assert!(guard.is_held());
+        witness_for(&witness, name, &guard);
+        assert!(rival.try_lock(name).unwrap().is_none());
+        proxy.once("EVALSHA", fault);
+        guard.renew().unwrap();
+        assert!(guard.is_held());
+        proxy.once("EVALSHA", fault);
+        assert_eq!(guard.release().unwrap(), Released::Done);
+        assert_eq!(left(&server), Vec::<String>::new());
+        let next = rival.try_lock(name).unwrap().expect("it was released");
+        witness_for(&witness, name, &next);
+    }
+    // Waited for, in every look.
+    let held = rival.lock("a").unwrap();
+    witness.enter(&held);
+    let waiting = Waiting::start(
+        &url,
+        "response_timeout=300ms",
+        Duration::from_secs(20),
+        &witness,
+    );
+    until("it stands in line", || in_line(&server, "a") == 1);
+    for _ in 0..3 {
+        proxy.once("EVALSHA", fault);
+    }
+    let token = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    assert!(waiting.answer().expect("it is granted in the end") > token);
+    drop((keeper, rival));
+    settled(&server);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}
+
+fn witness_for(witness: &Witness, name: &str, guard: &LockGuard) {
+    if name == "a" {
+        witness.enter(guard);
+    }
+}
+
+fn dropped_grant_is_found_again(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=30s&response_timeout=1s&wait=20s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    drop(keeper.lock("a").unwrap());
+    proxy.once("EVALSHA", Fault::DropReplies);
+    let guard = thread::scope(|scope| {
+        let granted = scope.spawn(|| keeper.lock("a").unwrap());
+        assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
+        let epoch = server
+            .command(&["GET", "lockkeeper:{default:a}:epoch"])
+            .unwrap();
+        let guard = granted.join().unwrap();
+        let minted = epoch.text().unwrap().parse::<u64>().unwrap();
+        // The grant that nobody heard of, and no second one.
+        assert_eq!(guard.token().get() >> 7, minted);
+        guard
+    });
+    assert!(guard.is_held());
+    assert_eq!(guard.release().unwrap(), Released::Done);
+    assert_eq!(left(&server), Vec::<String>::new());
+    drop(keeper);
+    settled(&server);
+}
+
+fn dark_while_held(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=2s&response_timeout=300ms&connect_timeout=300ms&wait=1s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    let rival = open(&server.url(), "wait=20s");
+    let witness = Witness::new(true);
+    let held = keeper.lock("a").unwrap();
+    witness.enter(&held);
+    proxy.set(Fault::Dark);
+    // Not before the other one knows: the witness looks.
+    let next = rival.lock("a").unwrap();
+    witness.enter(&next);
+    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert!(next.token() > held.token());
+    for answer in [
+        keeper.try_lock("b"),
+        keeper.try_lock_for("b", PATIENCE / 10),
+    ] {
+        let error = answer.unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable),
+            "{error:?}"
+        );
+    }
+    // What was sent in the dark arrives now, and harms nobody.
+    proxy.set(Fault::Pass);
+    let _ = held.release();
+    assert!(
+        keeper
+            .try_lock_for("a", Duration::from_millis(300))
+            .unwrap()
+            .is_none()
+    );
+    assert!(next.is_held());
+    assert_eq!(next.release().unwrap(), Released::Done);
+    let again = keeper.try_lock_for("a", PATIENCE).unwrap().unwrap();
+    witness.enter(&again);
+    drop((again, keeper, rival));
+    settled(&server);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}
+
+fn dark_while_waited_for(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let url = server.url_via(proxy.addr());
+    let keys = "ttl=2s&response_timeout=300ms&connect_timeout=300ms";
+    let witness = Witness::new(true);
+    let holder = open(&server.url(), "ttl=20s");
+    let held = holder.lock("a").unwrap();
+    witness.enter(&held);
+    let [short, long] = [3, 25].map(|wait| {
+        let before = in_line(&server, "a");
+        let waiting = Waiting::start(&url, keys, Duration::from_secs(wait), &witness);
+        until("it stands in line", || in_line(&server, "a") == before + 1);
+        waiting
+    });
+    proxy.set(Fault::Dark);
+    let kind = short.answer().expect_err("it never heard of a grant");
+    assert!(
+        matches!(
+            kind,
+            ErrorKind::TimedOut | ErrorKind::Unavailable | ErrorKind::Unknown
+        ),
+        "{kind:?}"
+    );
+    // Those that are gone hold nobody else up.
+    let first = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    let next = holder.try_lock_for("a", HANG).unwrap().expect("it is free");
+    witness.enter(&next);
+    assert_eq!(next.release().unwrap(), Released::Done);
+    proxy.set(Fault::Pass);
+    assert!(long.answer().expect("it rides that out") > first);
+    drop(holder);
+    settled(&server);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}
+
+/// Many take turns while the network goes through all its faults.
+fn contended_through_it_all(kind: RedisKind) {
+    const WAIT: Duration = Duration::from_secs(1);
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let witness = Witness::new(true);
+    let over = AtomicBool::new(false);
+    // One of them is not behind the proxy.
+    let keys = "ttl=1s&response_timeout=200ms&connect_timeout=200ms&wait=1s";
+    let urls = [proxy.addr(), proxy.addr(), server.addr()].map(|addr| server.url_via(addr));
+    let keepers = urls.map(|url| open(&url, keys));
+    thread::scope(|scope| {
+        for keeper in keepers.iter().flat_map(|keeper| [keeper; 2]) {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let began = Instant::now();
+                    match keeper.lock("a") {
+                        Ok(guard) => witness.enter(&guard),
+                        Err(error) => assert!(error.is_retryable(), "{error:?}"),
+                    }
+                    let took = began.elapsed();
+                    assert!(took < WAIT + HANG, "{took:?}");
+                }
+            });
+        }
+        // Ends the others also where this panics.
+        let _over = Over(&over);
+        let delay = Duration::from_millis(1500);
+        for (fault, count) in [
+            (Fault::DropRequests, dropped as fn(&Counts) -> u64),
+            (Fault::DropReplies, dropped),
+            (Fault::CutReplyAfter(3), |counts| counts.cut),
+            (Fault::DelayRequests(delay), |counts| counts.held),
+            (Fault::DelayReplies(delay), |counts| counts.held),
+            (Fault::Dark, |counts| counts.accepted),
+        ] {
+            let before = count(&proxy.counts());
+            proxy.set(fault);
+            let met = proxy.wait_for(PATIENCE, |counts| count(counts) >= before + 6);
+            assert!(met, "{fault:?} is not met");
+            proxy.set(Fault::Pass);
+            let before = witness.grants();
+            until("it goes on", || witness.grants() >= before + 20);
+        }
+    });
+    drop(keepers);
+    settled(&server);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}
+
+fn dropped(counts: &Counts) -> u64 {
+    counts.dropped_requests + counts.dropped_replies
+}
+
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

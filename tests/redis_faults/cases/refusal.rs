@@ -1,0 +1,151 @@
+//! A server that refuses what it took before, and keys that are not a lock's.
+
+use std::time::Duration;
+
+use lockkeeper::{ErrorKind, LostWait, Released};
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
+
+use super::Case;
+use super::rig::{HANG, PATIENCE, Waiting, Witness, in_line, left, open, settled, start, until};
+
+pub(super) const CASES: &[Case] = &[
+    ("turned_into_a_replica", turned_into_a_replica),
+    ("password_changed", password_changed),
+    ("out_of_memory", out_of_memory),
+    ("key_of_another_type", key_of_another_type),
+    ("epoch_of_another_type", epoch_of_another_type),
+    ("line_of_another_type", line_of_another_type),
+];
+
+fn turned_into_a_replica(kind: RedisKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "ttl=2s");
+    let held = keeper.lock("a").unwrap();
+    server.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
+    for answer in [keeper.try_lock("b"), keeper.try_lock_for("b", HANG)] {
+        let error = answer.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
+        assert!(error.to_string().contains("read-only replica"), "{error}");
+    }
+    // It cannot be renewed.
+    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    server.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
+    let next = keeper.lock("a").unwrap();
+    assert!(next.token() > held.token());
+    drop((held, next, keeper));
+    settled(&server);
+}
+
+fn password_changed(kind: RedisKind) {
+    let server = RedisServer::start(kind, &RedisOptions::new().password("s3cret")).unwrap();
+    let keeper = open(&server.url(), "ttl=2s");
+    let held = keeper.lock("a").unwrap();
+    let mut client = server.client().unwrap();
+    let mut say = |words: &[&str]| client.command(words).unwrap();
+    say(&["CONFIG", "SET", "requirepass", "0ther"]);
+    say(&["CLIENT", "KILL", "TYPE", "normal"]);
+    // The first may have got through on the connection that was killed.
+    let first = keeper.try_lock("b").unwrap_err();
+    assert!(!format!("{first:?}").contains("s3cret"), "{first:?}");
+    let error = keeper.try_lock("b").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
+    assert!(error.to_string().contains("password"), "{error}");
+    assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
+    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    say(&["CONFIG", "SET", "requirepass", "s3cret"]);
+    let next = keeper.lock("a").unwrap();
+    assert!(next.token() > held.token());
+    drop((held, next, keeper, client));
+    settled(&server);
+}
+
+fn out_of_memory(kind: RedisKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "ttl=3s");
+    let held = keeper.lock("a").unwrap();
+    let witness = Witness::new(true);
+    witness.enter(&held);
+    let waiting = Waiting::start(&server.url(), "", Duration::from_secs(20), &witness);
+    until("it stands in line", || in_line(&server, "a") == 1);
+    let limit = |limit| {
+        server
+            .command(&["CONFIG", "SET", "maxmemory", limit])
+            .unwrap();
+    };
+    limit("1");
+    let error = keeper.try_lock("b").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert!(error.to_string().contains("maxmemory"), "{error}");
+    // What is held is kept and given back: neither needs room.
+    held.renew().unwrap();
+    let first = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    limit("0");
+    assert!(waiting.answer().expect("it rides that out") > first);
+    drop(keeper);
+    settled(&server);
+}
+
+fn key_of_another_type(kind: RedisKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "");
+    let key = "lockkeeper:{default:a}";
+    for words in [["RPUSH", key, "x"].as_slice(), &["HSET", key, "x", "y"]] {
+        server.command(&["DEL", key]).unwrap();
+        server.command(words).unwrap();
+        let before = server.command(&["DUMP", key]).unwrap();
+        for answer in [keeper.try_lock("a"), keeper.try_lock_for("a", HANG)] {
+            let error = answer.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+            assert!(error.to_string().contains("another type"), "{error}");
+        }
+        assert_eq!(server.command(&["DUMP", key]).unwrap(), before);
+    }
+    server.command(&["DEL", key]).unwrap();
+    drop(keeper.lock("a").unwrap());
+    // While it is held.
+    let held = keeper.lock("a").unwrap();
+    server.command(&["DEL", key]).unwrap();
+    server.command(&["RPUSH", key, "x"]).unwrap();
+    held.renew().unwrap_err();
+    let _ = held.release();
+    assert_eq!(server.command(&["LLEN", key]).unwrap().int(), Some(1));
+    server.command(&["DEL", key]).unwrap();
+    drop(keeper);
+    settled(&server);
+}
+
+fn epoch_of_another_type(kind: RedisKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "");
+    let key = "lockkeeper:{default:a}:epoch";
+    server.command(&["RPUSH", key, "x"]).unwrap();
+    let error = keeper.try_lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+    assert!(error.to_string().contains("another type"), "{error}");
+    // Nobody was told that it holds, so nobody does.
+    assert_eq!(left(&server), Vec::<String>::new());
+    server.command(&["DEL", key]).unwrap();
+    drop(keeper.try_lock("a").unwrap().expect("nobody holds it"));
+    drop(keeper);
+    settled(&server);
+}
+
+fn line_of_another_type(kind: RedisKind) {
+    let server = start(kind);
+    let [keeper, rival] = [(); 2].map(|()| open(&server.url(), ""));
+    let key = "lockkeeper:{default:a}:line";
+    server.command(&["HSET", key, "x", "y"]).unwrap();
+    let held = keeper.lock("a").unwrap();
+    let error = rival.try_lock_for("a", HANG).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+    assert!(error.to_string().contains("another type"), "{error}");
+    assert!(held.is_held());
+    // However that ends, the name is free.
+    let _ = held.release();
+    let next = rival.try_lock("a").unwrap().expect("it was given back");
+    let _ = next.release();
+    server.command(&["DEL", key]).unwrap();
+    drop((keeper, rival));
+    settled(&server);
+}

@@ -1,0 +1,129 @@
+//! Replicas, and nodes of a cluster.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::{ErrorKind, LockGuard, LockKeeper, LostWait};
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
+
+use super::Case;
+use super::rig::{PATIENCE, open, refused, start, until};
+
+pub(super) const CASES: &[Case] = &[
+    ("read_only_replica", read_only_replica),
+    ("grants_wait_for_replicas", grants_wait_for_replicas),
+    ("renewals_wait_for_replicas", renewals_wait_for_replicas),
+    ("cluster_mode", cluster_mode),
+];
+
+fn with_replica(kind: RedisKind) -> (RedisServer, RedisServer) {
+    let primary = start(kind);
+    let replica = RedisServer::start(kind, &RedisOptions::new().replica_of(&primary)).unwrap();
+    replica.wait_for_sync().unwrap();
+    (primary, replica)
+}
+
+/// The primary counts a replica in only when it has heard of it.
+fn acknowledged(keeper: &LockKeeper) -> LockGuard {
+    let mut guard = None;
+    until("the replica acknowledges a grant", || {
+        guard = keeper.try_lock("a").ok().flatten();
+        guard.is_some()
+    });
+    guard.unwrap()
+}
+
+fn read_only_replica(kind: RedisKind) {
+    let (_primary, replica) = with_replica(kind);
+    let says = ["read-only replica", "primary"];
+    refused(&replica.url(), ErrorKind::PermissionDenied, &says);
+}
+
+fn grants_wait_for_replicas(kind: RedisKind) {
+    let (primary, _replica) = with_replica(kind);
+    drop(acknowledged(&open(&primary.url(), "replicas=1")));
+    let keeper = open(&primary.url(), "replicas=2&response_timeout=200ms");
+    let error = keeper.try_lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert!(error.to_string().contains("replicas"), "{error}");
+    let rival = open(&primary.url(), "");
+    drop(rival.try_lock("a").unwrap().expect("it was given back"));
+}
+
+fn renewals_wait_for_replicas(kind: RedisKind) {
+    let (primary, replica) = with_replica(kind);
+    let keys = "replicas=1&ttl=2s&response_timeout=300ms";
+    let keeper = open(&primary.url(), keys);
+    let held = acknowledged(&keeper);
+    let began = Instant::now();
+    until("two ttls are over", || {
+        began.elapsed() > Duration::from_secs(4)
+    });
+    assert!(held.is_held());
+    replica.stop().unwrap();
+    let mut refused = None;
+    until("it has stopped", || {
+        refused = held.renew().err();
+        refused.is_some()
+    });
+    let error = refused.unwrap();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert!(error.to_string().contains("replicas"), "{error}");
+    // The keeper's own renewals fare no better, though the primary has carried them out.
+    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    replica.cont().unwrap();
+    drop(keeper.lock("b").unwrap());
+    let next = keeper.try_lock_for("a", PATIENCE).unwrap();
+    assert!(next.expect("it has ended").token() > held.token());
+}
+
+fn cluster_mode(kind: RedisKind) {
+    let options = RedisOptions::new().config("cluster-enabled", ["yes"]);
+    let server = RedisServer::start(kind, &options).unwrap();
+    refused(&server.url(), ErrorKind::Unavailable, &["cluster"]);
+    // One node that has all slots is as good as a single server, once it has found that out.
+    server
+        .command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
+        .unwrap();
+    until("it serves", || lockkeeper::open(&server.url()).is_ok());
+    let keeper = open(&server.url(), "");
+    drop(keeper.lock("a").unwrap());
+    // Now the name is another node's.
+    let slot = ["CLUSTER", "KEYSLOT", "lockkeeper:{default:a}"];
+    let slot = server.command(&slot).unwrap().int().unwrap().to_string();
+    let second = RedisServer::start(kind, &options).unwrap();
+    let id = second
+        .command(&["CLUSTER", "MYID"])
+        .unwrap()
+        .text()
+        .unwrap();
+    let port = second.addr().port().to_string();
+    server
+        .command(&["CLUSTER", "MEET", "127.0.0.1", &port])
+        .unwrap();
+    until("they know each other", || {
+        let nodes = server.command(&["CLUSTER", "NODES"]).unwrap();
+        let nodes = nodes.text().unwrap();
+        nodes.contains(&id) && !nodes.contains("handshake")
+    });
+    server
+        .command(&["DEL", "lockkeeper:{default:a}:epoch"])
+        .unwrap();
+    for node in [&server, &second] {
+        node.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id])
+            .unwrap();
+    }
+    for answer in [keeper.try_lock("a"), keeper.try_lock_for("a", PATIENCE)] {
+        let error = answer.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
+        for word in ["cluster", "MOVED"] {
+            assert!(error.to_string().contains(word), "no {word:?} in {error}");
+        }
+    }
+    // The other one has that slot only, and not what is tried on opening.
+    until("they agree", || {
+        let info = second.command(&["CLUSTER", "INFO"]).unwrap();
+        info.text().unwrap().contains("cluster_state:ok")
+    });
+    let url = second.url();
+    refused(&url, ErrorKind::Incompatible, &["cluster", "MOVED"]);
+}
