@@ -18,6 +18,10 @@ pub(super) const CASES: &[Case] = &[
         request_later_than_the_release,
     ),
     ("clock_of_the_server_was_set", clock_of_the_server_was_set),
+    (
+        "clock_of_the_server_was_set_back",
+        clock_of_the_server_was_set_back,
+    ),
 ];
 
 fn reply_later_than_the_ttl(kind: RedisKind) {
@@ -117,6 +121,25 @@ fn clock_of_the_server_was_set(kind: RedisKind) {
         let guard = keeper.try_lock("a").unwrap().expect("it is free");
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
+    drop(keeper);
+    settled(&server);
+}
+
+/// As good as that: the last grant of the name was an hour later.
+fn clock_of_the_server_was_set_back(kind: RedisKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "");
+    let first = keeper.lock("a").unwrap().token().get() >> 7;
+    let last = first + 3_600_000_000;
+    let key = "lockkeeper:{default:a}:epoch";
+    server.command(&["SET", key, &last.to_string()]).unwrap();
+    for grants in 1..=3 {
+        let guard = keeper.lock("a").unwrap();
+        assert_eq!(guard.token().get() >> 7, last + grants);
+        assert_eq!(guard.release().unwrap(), Released::Done);
+    }
+    let other = keeper.lock("b").unwrap().token().get() >> 7;
+    assert!(first < other && other < last);
     drop(keeper);
     settled(&server);
 }
