@@ -124,10 +124,19 @@ pub(crate) fn refused(error: &ServerError) -> Error {
     explain(error.code(), error.details().unwrap_or_default(), "")
 }
 
-/// The same for what a command within a script was told.
+/// The same for what a command within a script was told. Before version 7 that begins with the
+/// script's line, and may have no code: `@user_script: 3: -OOM …`, `@user_script: 3: The user …`.
 pub(crate) fn refused_command(command: &str, said: &str) -> Error {
-    let (code, details) = said.split_once(' ').unwrap_or((said, ""));
-    explain(code.trim_start_matches('-'), details, command)
+    let at_line = said.strip_prefix("@user_script: ");
+    let said = at_line
+        .and_then(|rest| rest.split_once(": "))
+        .map_or(said, |(_, said)| said);
+    let is_code = |word: &str| word.bytes().all(|letter| letter.is_ascii_uppercase());
+    let coded = said.trim_start_matches('-').split_once(' ');
+    let (code, details) = coded
+        .filter(|(code, _)| is_code(code))
+        .unwrap_or(("ERR", said));
+    explain(code, details, command)
 }
 
 fn explain(code: &str, details: &str, command: &str) -> Error {
@@ -248,6 +257,26 @@ pub(crate) fn senseless() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn redis_6_says_where_in_the_script() {
+        for (said, kind, advice) in [
+            (
+                "@user_script: 3: -OOM command not allowed when used memory > 'maxmemory'.",
+                ErrorKind::Unavailable,
+                "takes no new key",
+            ),
+            (
+                "@user_script: 3: The user executing the script can't run this command or subcommand",
+                ErrorKind::PermissionDenied,
+                "+eval",
+            ),
+        ] {
+            let error = refused_command("SET", said);
+            assert_eq!(error.kind(), kind, "{error:?}");
+            assert!(error.to_string().contains(advice), "{error}");
+        }
+    }
 
     #[test]
     fn all_that_a_cluster_says_names_it() {
