@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::{ErrorKind, LockGuard, LockKeeper, LostWait};
+use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LostWait};
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
@@ -51,18 +51,23 @@ fn grants_wait_for_replicas(kind: RedisKind) {
 
 fn renewals_wait_for_replicas(kind: RedisKind) {
     let (primary, replica) = with_replica(kind);
-    let keys = "replicas=1&ttl=2s&response_timeout=300ms";
-    let keeper = open(&primary.url(), keys);
+    let keeper = open(&primary.url(), "replicas=1&ttl=3s");
     let held = acknowledged(&keeper);
     let began = Instant::now();
     until("two ttls are over", || {
-        began.elapsed() > Duration::from_secs(4)
+        began.elapsed() > Duration::from_secs(6)
     });
     assert!(held.is_held());
+    let lease = LeasePolicy::Fixed {
+        ttl: Duration::from_secs(60),
+    };
+    let fixed = AcquireOptions::new().lease(lease);
+    let other = keeper.acquire("b", &fixed).unwrap().unwrap();
     replica.stop().unwrap();
+    // One that the keeper does not renew, so that this is not its own renewal's answer.
     let mut refused = None;
     until("it has stopped", || {
-        refused = held.renew().err();
+        refused = other.renew().err();
         refused.is_some()
     });
     let error = refused.unwrap();
@@ -71,7 +76,7 @@ fn renewals_wait_for_replicas(kind: RedisKind) {
     // The keeper's own renewals fare no better, though the primary has carried them out.
     assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
     replica.cont().unwrap();
-    drop(keeper.lock("b").unwrap());
+    until("it acknowledges again", || other.renew().is_ok());
     let next = keeper.try_lock_for("a", PATIENCE).unwrap();
     assert!(next.expect("it has ended").token() > held.token());
 }
