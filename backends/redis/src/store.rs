@@ -107,12 +107,16 @@ impl Store {
             .build();
         let pool = r2d2::Pool::builder()
             .max_size(options.pool_size)
-            .min_idle(Some(0))
             .idle_timeout(None)
             .max_lifetime(None)
             .test_on_check_out(false)
             .thread_pool(Arc::new(makers))
-            .build_unchecked(Places);
+            // All places at once: a busy machine that is late to make one is no pool that is used up.
+            .build(Places)
+            .map_err(|error| {
+                Error::new(ErrorKind::Unavailable, "the pool's thread does not start")
+                    .with_source(error)
+            })?;
         Ok(Self {
             hub: Hub::new(Arc::clone(&connector)),
             connector,

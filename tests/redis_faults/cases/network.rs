@@ -34,7 +34,7 @@ fn lost_on_the_way(kind: RedisKind, fault: Fault) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let url = server.url_via(proxy.addr());
-    let keeper = open(&url, "ttl=20s&response_timeout=300ms&wait=20s");
+    let keeper = open(&url, "ttl=20s&response_timeout=1s&wait=20s");
     let rival = open(&server.url(), "wait=20s");
     let witness = Witness::new(true);
     for name in ["first", "a", "a"] {
@@ -108,7 +108,7 @@ fn dropped_grant_is_found_again(kind: RedisKind) {
 fn dark_while_held(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=2s&response_timeout=300ms&connect_timeout=300ms&wait=1s";
+    let keys = "ttl=3s&response_timeout=1s&connect_timeout=1s&wait=3s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
     let rival = open(&server.url(), "wait=20s");
     let witness = Witness::new(true);
