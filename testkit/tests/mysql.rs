@@ -31,7 +31,7 @@ const CASES: &[Case] = &[
     ("is_silent_while_stopped", is_silent_while_stopped),
     ("takes_settings", takes_settings),
     ("counts_statements", counts_statements),
-    ("shows_who_waits", shows_who_waits),
+    ("shows_who_holds_and_waits", shows_who_holds_and_waits),
     ("ends_at_drop_and_in_a_panic", ends_at_drop_and_in_a_panic),
     ("dies_with_its_owner", dies_with_its_owner),
     ("tells_why_it_does_not_start", tells_why_it_does_not_start),
@@ -186,8 +186,8 @@ fn counts_statements(kind: MySqlKind) {
     assert_eq!(client.questions().unwrap() - before, 4);
 }
 
-fn shows_who_waits(kind: MySqlKind) {
-    let server = start(kind, &MySqlOptions::new());
+fn shows_who_holds_and_waits(kind: MySqlKind) {
+    let server = start(kind, &MySqlOptions::new().show_locks());
     let mut holder = connect(&server.url()).unwrap();
     holder.query_drop("SELECT GET_LOCK('a', 0)").unwrap();
     let mut waiter = connect(&server.url()).unwrap();
@@ -207,6 +207,7 @@ fn shows_who_waits(kind: MySqlKind) {
         sessions.len() == 2 && waiting && holds
     });
     let id = holder.connection_id();
+    assert_eq!(server.held().unwrap(), [("a".to_owned(), id.into())]);
     server.execute(&format!("KILL {id}")).unwrap();
     assert_eq!(waiting.join().unwrap(), Some(Some(1)));
     holder.query_drop("DO 0").expect_err("it was killed");

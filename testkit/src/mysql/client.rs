@@ -7,13 +7,16 @@ use std::time::Duration;
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, OptsBuilder, Value};
 
-use super::MySqlServer;
+use super::{MySqlKind, MySqlServer};
 
 /// How long a server may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection as `root`, by the server's unix socket. It is let in also when `max_connections` are.
-pub struct MySqlClient(Conn);
+pub struct MySqlClient {
+    kind: MySqlKind,
+    conn: Conn,
+}
 
 /// A connection of [`MySqlServer::USER`]'s, as the server sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +38,7 @@ impl MySqlClient {
     /// # Errors
     /// The server's own error, no answer within 10 s, or a broken connection.
     pub fn execute(&mut self, sql: &str) -> io::Result<()> {
-        self.0.query_drop(sql).map_err(io::Error::other)
+        self.conn.query_drop(sql).map_err(io::Error::other)
     }
 
     /// All rows of an answer, every value as text, NULL as `None`.
@@ -43,7 +46,7 @@ impl MySqlClient {
     /// # Errors
     /// As [`MySqlClient::execute`].
     pub fn rows(&mut self, sql: &str) -> io::Result<Vec<Vec<Option<String>>>> {
-        let rows: Vec<mysql::Row> = self.0.query(sql).map_err(io::Error::other)?;
+        let rows: Vec<mysql::Row> = self.conn.query(sql).map_err(io::Error::other)?;
         let text = |value| match value {
             Value::NULL => None,
             Value::Bytes(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
@@ -88,6 +91,32 @@ impl MySqlClient {
         Ok(sessions)
     }
 
+    /// The named locks that are held, and the session that holds each. MySQL has made the names' letters
+    /// small. Only for a server that was started with [`MySqlOptions::show_locks`](crate::MySqlOptions).
+    ///
+    /// # Errors
+    /// As [`MySqlClient::execute`], or the server does not list them.
+    pub fn held(&mut self) -> io::Result<Vec<(String, u64)>> {
+        let sql = match self.kind {
+            MySqlKind::MariaDb10 => {
+                "SELECT table_schema, thread_id FROM information_schema.metadata_lock_info \
+                 WHERE lock_type = 'User lock'"
+            }
+            MySqlKind::MySql9 => {
+                "SELECT object_name, processlist_id FROM performance_schema.metadata_locks \
+                 JOIN performance_schema.threads ON owner_thread_id = thread_id \
+                 WHERE object_type = 'USER LEVEL LOCK' AND lock_status = 'GRANTED'"
+            }
+        };
+        let mut held = Vec::new();
+        for row in self.rows(sql)? {
+            if let [Some(name), Some(session)] = row.as_slice() {
+                held.push((name.clone(), session.parse().unwrap_or_default()));
+            }
+        }
+        Ok(held)
+    }
+
     /// How many statements the server has been sent by anybody since its start, this one included; pings
     /// do not count.
     ///
@@ -119,7 +148,10 @@ impl MySqlServer {
             .read_timeout(Some(PATIENCE))
             .write_timeout(Some(PATIENCE));
         Conn::new(options)
-            .map(MySqlClient)
+            .map(|conn| MySqlClient {
+                kind: self.kind(),
+                conn,
+            })
             .map_err(io::Error::other)
     }
 
@@ -137,6 +169,14 @@ impl MySqlServer {
     /// As there.
     pub fn value(&self, sql: &str) -> io::Result<Option<String>> {
         self.client()?.value(sql)
+    }
+
+    /// [`MySqlClient::held`] on a connection of its own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn held(&self) -> io::Result<Vec<(String, u64)>> {
+        self.client()?.held()
     }
 
     /// [`MySqlClient::sessions`] on a connection of its own.
