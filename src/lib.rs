@@ -7,6 +7,10 @@ pub use lockkeeper_core::*;
 /// The embedded stores as types, for programs that build their keeper without a URL.
 pub use lockkeeper_local as local;
 
+/// The MySQL and MariaDB backend as types, for programs that build their keeper without a URL.
+#[cfg(feature = "mysql")]
+pub use lockkeeper_mysql as mysql;
+
 /// The Redis backend as types, for programs that build their keeper without a URL.
 #[cfg(feature = "redis")]
 pub use lockkeeper_redis as redis;
@@ -24,6 +28,12 @@ pub fn drivers() -> Drivers {
     let drivers = ["redis", "rediss", "unix"]
         .into_iter()
         .fold(drivers, |drivers, scheme| drivers.without(scheme, "redis"));
+    #[cfg(feature = "mysql")]
+    let drivers = drivers.with(lockkeeper_mysql::MySqlDriver);
+    #[cfg(not(feature = "mysql"))]
+    let drivers = ["mysql", "mariadb"]
+        .into_iter()
+        .fold(drivers, |drivers, scheme| drivers.without(scheme, "mysql"));
     drivers
 }
 

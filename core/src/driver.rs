@@ -54,6 +54,14 @@ impl<'a> Target<'a> {
         self.config.the_clock()
     }
 
+    /// Tells the observer of something about the store that may break locks: see
+    /// [`Observer::warning`](crate::Observer::warning). What breaks them for sure is an error.
+    pub fn warn(&self, text: &str) {
+        let store = self.url().to_string();
+        let watcher = Watcher::new(self.config.the_observer().cloned());
+        watcher.tell(|o| o.warning(&store, text));
+    }
+
     /// The value of a key of this driver's own.
     pub fn get(&self, key: &str) -> Option<&'a str> {
         self.config.get(key)

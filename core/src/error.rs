@@ -47,6 +47,9 @@ pub enum ErrorKind {
     Lost,
     /// Every connection of the pool is in use.
     PoolExhausted,
+    /// The store found that holders wait for each other in a circle, and ended this wait: nothing
+    /// was granted. Release what you hold before you try again, and take names in one order.
+    Deadlock,
     /// The store answers, but refuses: permissions, a read-only file.
     PermissionDenied,
     /// The store is there, but is not what the backend can work with: a file that is no database,
@@ -59,7 +62,11 @@ impl ErrorKind {
     pub fn is_retryable(self) -> bool {
         matches!(
             self,
-            Self::TimedOut | Self::Unavailable | Self::Unknown | Self::PoolExhausted
+            Self::TimedOut
+                | Self::Unavailable
+                | Self::Unknown
+                | Self::PoolExhausted
+                | Self::Deadlock
         )
     }
 }

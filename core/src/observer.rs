@@ -51,6 +51,12 @@ pub trait Observer: Send + Sync + 'static {
         let _ = (name, token, result);
     }
 
+    /// Something about the store may break locks that work now; told at opening, in words that say
+    /// what it means. `store` is named without its secrets.
+    fn warning(&self, store: &str, text: &str) {
+        let _ = (store, text);
+    }
+
     /// The first store was out of reach at opening, and the listed fallback is used from now on.
     /// Both are named without their secrets.
     fn fallback(&self, from: &str, to: &str, reason: &Error) {

@@ -1,0 +1,285 @@
+//! Asking for a name, and waiting for it in the server.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Moment};
+
+use crate::connection::Sight;
+use crate::detached;
+use crate::failure::Failure;
+use crate::lease::MySqlLease;
+use crate::names;
+use crate::session::Session;
+use crate::statements::{LONGEST_WAIT, idle_seconds};
+use crate::store::{Place, Store};
+use crate::wire::LONGEST_CALL;
+
+/// What the last look may take, and how late the answer to a wait may come.
+const GRACE: Duration = Duration::from_millis(100);
+/// The first pause after a failure, and the longest.
+const PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// A grant.
+pub(crate) struct Won {
+    pub(crate) lease: MySqlLease,
+    /// Before it was asked for.
+    pub(crate) asked_at: Moment,
+}
+
+/// What a look found.
+enum Look {
+    Won(Won),
+    /// With the place that was asked from, where nothing is held on it.
+    Busy(Option<Place>),
+}
+
+/// One request.
+struct Ask<'a> {
+    store: &'a Arc<Store>,
+    request: &'a AcquireRequest<'a>,
+    name: Arc<str>,
+    idle_seconds: u64,
+}
+
+pub(crate) fn acquire(
+    store: &Arc<Store>,
+    request: &AcquireRequest<'_>,
+) -> Result<Option<Won>, Error> {
+    let ask = Ask {
+        store,
+        request,
+        name: names::encode(&store.namespace, request.name().as_str()).into(),
+        idle_seconds: idle_seconds(request.ttl()),
+    };
+    match ask.run() {
+        Ok(won) => Ok(won),
+        // It gave up on the server because it was told to.
+        Err(_) if request.is_cancelled() => Ok(None),
+        Err(failure) => Err(failure.into_error()),
+    }
+}
+
+impl Ask<'_> {
+    fn run(&self) -> Result<Option<Won>, Failure> {
+        let until = match self.request.deadline() {
+            None => self.request.now() + self.store.attempt(),
+            Some(deadline) => deadline.max(self.request.now() + GRACE),
+        };
+        let mut was_busy = false;
+        let mut tries = 0;
+        loop {
+            let failure = match self.look_and_wait(until, &mut was_busy) {
+                Ok(Some(won)) => return Ok(won),
+                Ok(None) => {
+                    tries = 0;
+                    continue;
+                }
+                Err(failure) => failure,
+            };
+            // What was sent is asked again: the connection is closed, and what it was granted with
+            // it. Who waits rides out what may pass.
+            let again = was_busy || matches!(failure, Failure::Unanswered(_) | Failure::Closed(_));
+            if !again || !failure.may_pass() || !self.pause(tries, until) {
+                return Err(failure);
+            }
+            tries += 1;
+        }
+    }
+
+    /// False: no time is left.
+    fn pause(&self, tries: u32, until: Moment) -> bool {
+        let left = until.saturating_since(self.request.now());
+        if left.is_zero() || self.request.is_cancelled() {
+            return false;
+        }
+        let pause = PAUSE.saturating_mul(1 << tries.min(10)).min(LONGEST_PAUSE);
+        // Programs that lost the same server should not come back at once.
+        std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0).min(left));
+        true
+    }
+
+    /// `None`: the wait was disturbed, and there is time for another.
+    fn look_and_wait(
+        &self,
+        until: Moment,
+        was_busy: &mut bool,
+    ) -> Result<Option<Option<Won>>, Failure> {
+        if self.request.is_cancelled() {
+            return Ok(Some(None));
+        }
+        let place = match self.look(until)? {
+            Look::Won(won) => return Ok(Some(Some(won))),
+            Look::Busy(place) => place,
+        };
+        self.request.contended();
+        *was_busy = true;
+        match self.request.deadline() {
+            Some(deadline) if self.request.now() < deadline => self.wait(place, deadline),
+            _ => Ok(Some(None)),
+        }
+    }
+
+    /// One attempt: on a connection that holds nothing, as long as there are few that hold
+    /// something, else on one of these.
+    fn look(&self, until: Moment) -> Result<Look, Failure> {
+        let store = self.store;
+        let shares = store.shares();
+        if shares && let Some(session) = store.enter(&self.name, self.idle_seconds) {
+            return self.look_shared(&session, until);
+        }
+        if let Some(place) = store.try_place() {
+            return self.look_alone(place, until);
+        }
+        if !shares && let Some(session) = store.enter(&self.name, self.idle_seconds) {
+            return self.look_shared(&session, until);
+        }
+        let place = store.place(until.saturating_since(self.request.now()))?;
+        self.look_alone(place, until)
+    }
+
+    fn look_alone(&self, mut place: Place, until: Moment) -> Result<Look, Failure> {
+        let store = self.store;
+        let mut asked_at = self.request.now();
+        let left = until.saturating_since(asked_at);
+        let (sight, id) = store.with_connection(&mut place, left, |connection, limit| {
+            connection.set_idle(store.flavour, self.idle_seconds, limit)?;
+            asked_at = self.request.now();
+            Ok((connection.try_lock(&self.name, limit)?, connection.id()))
+        })?;
+        match sight {
+            Sight::Won(epoch) => Ok(Look::Won(self.won(place, id, epoch, asked_at))),
+            Sight::Busy => Ok(Look::Busy(Some(place))),
+            Sight::Disturbed => {
+                place.0 = None;
+                Err(Failure::Refused(disturbed()))
+            }
+        }
+    }
+
+    /// On a session that holds others' names. The call goes on when this request has no more time:
+    /// cut short, it would leave the session in doubt.
+    fn look_shared(&self, session: &Arc<Session>, until: Moment) -> Result<Look, Failure> {
+        let store = self.store;
+        let asked_at = self.request.now();
+        let left = until.saturating_since(asked_at);
+        let limit = Duration::from_secs(self.idle_seconds);
+        let work = {
+            let (store, session) = (Arc::clone(store), Arc::clone(session));
+            let name = Arc::clone(&self.name);
+            move || {
+                store.ask(&session, limit, |connection, limit| {
+                    connection.try_lock(&name, limit)
+                })
+            }
+        };
+        let late = {
+            let (store, session) = (Arc::clone(store), Arc::clone(session));
+            let name = Arc::clone(&self.name);
+            move |sight| {
+                if matches!(sight, Ok(Sight::Won(_) | Sight::Disturbed)) {
+                    let _ = store.ask(&session, limit, |connection, limit| {
+                        connection.release(&name, limit)
+                    });
+                }
+                store.leave(&session, &name);
+            }
+        };
+        let Some(call) = detached::start(work, late) else {
+            store.leave(session, &self.name);
+            return Err(Failure::NotSent(no_thread()));
+        };
+        let patience = left.min(store.options.response_timeout);
+        let Some(sight) = call.wait(detached::after(patience)) else {
+            return Err(Failure::Unanswered(Error::new(
+                ErrorKind::Unknown,
+                "the server was asked and did not answer in time; what it grants is given back",
+            )));
+        };
+        let outcome = match sight {
+            Ok(Sight::Won(epoch)) => {
+                let until = self.request.now() + self.request.ttl();
+                session.settle(&self.name, epoch, until);
+                store.sweeper.note(until);
+                let lease = MySqlLease::new(store, session, &self.name, epoch);
+                return Ok(Look::Won(Won { lease, asked_at }));
+            }
+            Ok(Sight::Busy) => Ok(Look::Busy(None)),
+            Ok(Sight::Disturbed) => Err(Failure::Refused(disturbed())),
+            Err(failure) => Err(failure),
+        };
+        store.leave(session, &self.name);
+        outcome
+    }
+
+    /// The connection holds the name, and from now on whatever else is taken on it.
+    fn won(&self, place: Place, id: u32, epoch: u64, asked_at: Moment) -> Won {
+        let until = self.request.now() + self.request.ttl();
+        let name = Arc::clone(&self.name);
+        let session = Session::new(place, id, self.idle_seconds, name, epoch, until);
+        let session = Arc::new(session);
+        self.store.keep(&session, until);
+        let lease = MySqlLease::new(self.store, &session, &self.name, epoch);
+        Won { lease, asked_at }
+    }
+
+    /// Waits on a connection of its own, on which nothing is held: the server frees what a session
+    /// holds with the session, and a wait is cancelled by ending that.
+    fn wait(&self, place: Option<Place>, deadline: Moment) -> Result<Option<Option<Won>>, Failure> {
+        let store = self.store;
+        let left = || deadline.saturating_since(self.request.now());
+        let mut place = match place {
+            Some(place) => place,
+            None => store.place(left())?,
+        };
+        store.with_connection(&mut place, left().max(GRACE), |connection, limit| {
+            connection.set_idle(store.flavour, self.idle_seconds, limit)
+        })?;
+        let Some(mut connection) = place.0.take() else {
+            return Ok(None);
+        };
+        let wire = Arc::clone(&connection.wire);
+        let _cancel = self
+            .request
+            .cancel()
+            .map(|cancel| cancel.on_cancel(move || wire.close()));
+        let asked_at = self.request.now();
+        let span = left().min(LONGEST_WAIT).min(LONGEST_CALL);
+        if span.is_zero() {
+            place.0 = Some(connection);
+            return Ok(Some(None));
+        }
+        store.waiting.fetch_add(1, Ordering::Relaxed);
+        let answer = connection.wait(store.flavour, &self.name, span, GRACE);
+        store.waiting.fetch_sub(1, Ordering::Relaxed);
+        match answer? {
+            Sight::Won(epoch) => {
+                let id = connection.id();
+                place.0 = Some(connection);
+                Ok(Some(Some(self.won(place, id, epoch, asked_at))))
+            }
+            Sight::Busy => {
+                place.0 = Some(connection);
+                let is_over = self.request.now() >= deadline;
+                Ok(is_over.then_some(None))
+            }
+            Sight::Disturbed => Err(Failure::Refused(disturbed())),
+        }
+    }
+}
+
+fn disturbed() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the server was disturbed while it was asked for the lock, by a KILL or by an error of its own",
+    )
+}
+
+pub(crate) fn no_thread() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the thread that asks the server cannot be started; is the limit of threads reached?",
+    )
+}

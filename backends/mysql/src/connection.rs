@@ -1,0 +1,344 @@
+//! One connection: opening it, and asking on it.
+
+use std::fmt;
+use std::net::ToSocketAddrs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Error, ErrorKind};
+use mysql::prelude::Queryable;
+use mysql::{Conn, Opts, OptsBuilder, Row, Statement, Value};
+
+use crate::failure::{Failure, asked, is_time_over, not_connected, senseless};
+use crate::options::MySqlOptions;
+use crate::statements::{self, EPOCH_BITS, Flavour};
+use crate::wire::Wire;
+
+/// A dead network is noticed after some 20 s, also while nobody says anything.
+const KEEPALIVE_MS: u32 = 10_000;
+/// Longer than anything that is sent here; asking the server for its limit would cost a round trip.
+const MOST_BYTES: usize = 1 << 20;
+
+/// What was asked of the server, and what is open there.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) commands: AtomicU64,
+    pub(crate) connections: AtomicU32,
+}
+
+/// Opens connections.
+pub(crate) struct Connector {
+    opts: Opts,
+    place: Arc<str>,
+    limit: Duration,
+    pub(crate) counts: Arc<Counts>,
+}
+
+impl Connector {
+    pub(crate) fn new(options: &MySqlOptions) -> Self {
+        if options.opts.get_ssl_opts().is_some() {
+            // The program may have chosen its cryptography already.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        let opts = OptsBuilder::from_opts(options.opts.clone())
+            .prefer_socket(false)
+            .tcp_nodelay(true)
+            .tcp_keepalive_time_ms(Some(KEEPALIVE_MS))
+            .max_allowed_packet(Some(MOST_BYTES))
+            .connect_attrs(Some(std::collections::HashMap::from([(
+                "program_name",
+                "lockkeeper",
+            )])));
+        #[cfg(any(target_os = "linux", target_os = "macos"))]
+        let opts = opts
+            .tcp_keepalive_probe_interval_secs(Some(5))
+            .tcp_keepalive_probe_count(Some(2));
+        Self {
+            opts: opts.into(),
+            place: options.place().into(),
+            limit: options.connect_timeout,
+            counts: Arc::default(),
+        }
+    }
+
+    /// Where it connects to, for people.
+    pub(crate) fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// A connection that is logged in, within `left` and the connect timeout.
+    pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
+        let began = Instant::now();
+        let limit = left.min(self.limit);
+        let mut failed = None;
+        for opts in self.addresses() {
+            let left = limit.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            match self.connect_to(opts, left) {
+                Ok(connection) => return Ok(connection),
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.unwrap_or_else(|| {
+            Error::new(
+                ErrorKind::Unavailable,
+                format!(
+                    "there was no time left to connect to the server at {}",
+                    self.place
+                ),
+            )
+        }))
+    }
+
+    /// The mysql crate tries the first address of a host only. With TLS it must know the host's
+    /// name.
+    fn addresses(&self) -> Vec<Opts> {
+        let name = self.opts.get_ip_or_hostname();
+        let by_name = self.opts.get_ssl_opts().is_some() || self.opts.get_socket().is_some();
+        let found = (!by_name)
+            .then(|| (&*name, self.opts.get_tcp_port()).to_socket_addrs().ok())
+            .flatten();
+        let at = |address: std::net::SocketAddr| {
+            let host = match address {
+                std::net::SocketAddr::V4(address) => address.ip().to_string(),
+                std::net::SocketAddr::V6(address) => format!("[{}]", address.ip()),
+            };
+            OptsBuilder::from_opts(self.opts.clone())
+                .ip_or_hostname(Some(host))
+                .into()
+        };
+        match found {
+            Some(found) => found.map(at).collect(),
+            // The crate tells what is wrong with the name.
+            None => vec![self.opts.clone()],
+        }
+    }
+
+    fn connect_to(&self, opts: Opts, left: Duration) -> Result<Connection, Error> {
+        // The kernel takes zero for no limit.
+        let left = left.max(Duration::from_millis(1));
+        let tls = opts.get_ssl_opts().is_some();
+        let opts = OptsBuilder::from_opts(opts)
+            .tcp_connect_timeout(Some(left))
+            .read_timeout(Some(left))
+            .write_timeout(Some(left));
+        // The crate takes it for granted that a server's packets have the right form.
+        let opened = catch_unwind(AssertUnwindSafe(|| Conn::new(opts)));
+        let conn = match opened {
+            Ok(Ok(conn)) => conn,
+            Ok(Err(error)) => return Err(not_connected(error, &self.place, tls)),
+            Err(_) => return Err(senseless()),
+        };
+        let wire = Wire::of(&conn).map_err(|error| {
+            Error::new(
+                ErrorKind::Unavailable,
+                "the connection's socket cannot be had twice; is the limit of open files reached?",
+            )
+            .with_source(error)
+        })?;
+        self.counts.connections.fetch_add(1, Ordering::Relaxed);
+        Ok(Connection {
+            conn,
+            wire: Arc::new(wire),
+            counts: Arc::clone(&self.counts),
+            place: Arc::clone(&self.place),
+            idle_seconds: None,
+            patience: None,
+            try_statement: None,
+            release_statement: None,
+        })
+    }
+}
+
+/// What an attempt or a wait found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sight {
+    Won(u64),
+    Busy,
+    /// The server was disturbed: it says neither.
+    Disturbed,
+}
+
+/// A connection; dropping it closes it, and the server frees what its session holds.
+pub(crate) struct Connection {
+    conn: Conn,
+    pub(crate) wire: Arc<Wire>,
+    counts: Arc<Counts>,
+    place: Arc<str>,
+    /// The session's wait_timeout, where it was set.
+    idle_seconds: Option<u64>,
+    /// The timeout that is set on the socket.
+    patience: Option<Duration>,
+    try_statement: Option<Statement>,
+    release_statement: Option<Statement>,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("id", &self.id())
+            .field("place", &self.place)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.counts.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Connection {
+    /// What the server calls it.
+    pub(crate) fn id(&self) -> u32 {
+        self.conn.connection_id()
+    }
+
+    fn call<T>(
+        &mut self,
+        limit: Duration,
+        work: impl FnOnce(&mut Conn) -> mysql::Result<T>,
+    ) -> Result<mysql::Result<T>, Failure> {
+        let limit = limit.max(Duration::from_millis(1));
+        if self.patience != Some(limit) {
+            let set = self.wire.set_timeout(limit);
+            set.map_err(|error| asked(error.into(), &self.place))?;
+            self.patience = Some(limit);
+        }
+        self.counts.commands.fetch_add(1, Ordering::Relaxed);
+        // As on connecting.
+        catch_unwind(AssertUnwindSafe(|| work(&mut self.conn)))
+            .map_err(|_| Failure::Unanswered(senseless()))
+    }
+
+    /// The first row of what a statement gives.
+    pub(crate) fn query(&mut self, sql: &str, limit: Duration) -> Result<Option<Row>, Failure> {
+        self.call(limit, |conn| conn.query_first(sql))?
+            .map_err(|error| asked(error, &self.place))
+    }
+
+    /// All rows.
+    pub(crate) fn rows(&mut self, sql: &str, limit: Duration) -> Result<Vec<Row>, Failure> {
+        self.call(limit, |conn| conn.query(sql))?
+            .map_err(|error| asked(error, &self.place))
+    }
+
+    fn prepare(&mut self, sql: &str, limit: Duration) -> Result<Statement, Failure> {
+        self.call(limit, |conn| conn.prep(sql))?
+            .map_err(|error| asked(error, &self.place))
+    }
+
+    fn execute(
+        &mut self,
+        statement: &Statement,
+        name: &str,
+        limit: Duration,
+    ) -> Result<Option<u64>, Failure> {
+        let row = self
+            .call(limit, |conn| conn.exec_first(statement, (name,)))?
+            .map_err(|error| asked(error, &self.place))?;
+        Ok(number(row.as_ref()))
+    }
+
+    /// Has the server end the session when it was idle for so long, unless that is set already.
+    pub(crate) fn set_idle(
+        &mut self,
+        flavour: Flavour,
+        seconds: u64,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        if self.idle_seconds != Some(seconds) {
+            self.query(&statements::set_idle(flavour, seconds), limit)?;
+            self.idle_seconds = Some(seconds);
+        }
+        Ok(())
+    }
+
+    /// One attempt.
+    pub(crate) fn try_lock(&mut self, name: &str, limit: Duration) -> Result<Sight, Failure> {
+        let statement = match &self.try_statement {
+            Some(statement) => statement.clone(),
+            None => {
+                let statement = self.prepare(statements::TRY, limit)?;
+                self.try_statement.insert(statement).clone()
+            }
+        };
+        let answer = self.execute(&statement, name, limit)?;
+        Ok(sight(answer))
+    }
+
+    /// Waits in the server for `wait`; the answer may take `grace` more to come.
+    pub(crate) fn wait(
+        &mut self,
+        flavour: Flavour,
+        name: &str,
+        wait: Duration,
+        grace: Duration,
+    ) -> Result<Sight, Failure> {
+        let sql = statements::wait(flavour, name, wait);
+        match self.call(wait + grace, |conn| conn.query_first::<Row, _>(sql))? {
+            Ok(row) => Ok(sight(number(row.as_ref()))),
+            Err(error) if is_time_over(&error) => {
+                // It may have been granted at the very end, and the statement ended after that.
+                self.release(name, grace)?;
+                Ok(Sight::Busy)
+            }
+            Err(error) => Err(asked(error, &self.place)),
+        }
+    }
+
+    /// Whether the name was this session's until now.
+    pub(crate) fn release(&mut self, name: &str, limit: Duration) -> Result<bool, Failure> {
+        let statement = match &self.release_statement {
+            Some(statement) => statement.clone(),
+            None => {
+                let statement = self.prepare(statements::RELEASE, limit)?;
+                self.release_statement.insert(statement).clone()
+            }
+        };
+        let answer = self.execute(&statement, name, limit)?;
+        Ok(answer == Some(1))
+    }
+
+    /// Which of the names this session holds.
+    pub(crate) fn holds(
+        &mut self,
+        names: &[Arc<str>],
+        limit: Duration,
+    ) -> Result<Vec<bool>, Failure> {
+        let sql = statements::holds(names.iter().map(|name| &**name));
+        let row = self.query(&sql, limit)?;
+        let row = row.filter(|row| row.len() == names.len());
+        let row = row.ok_or_else(|| Failure::Unanswered(senseless()))?;
+        Ok((0..row.len())
+            .map(|at| row.as_ref(at).and_then(whole) == Some(1))
+            .collect())
+    }
+}
+
+fn sight(answer: Option<u64>) -> Sight {
+    match answer {
+        None => Sight::Disturbed,
+        Some(0) => Sight::Busy,
+        Some(number) => Sight::Won(number & EPOCH_BITS),
+    }
+}
+
+/// The only number of a row; `None` for NULL.
+fn number(row: Option<&Row>) -> Option<u64> {
+    row.and_then(|row| row.as_ref(0)).and_then(whole)
+}
+
+/// Servers differ in the type of a number.
+pub(crate) fn whole(value: &Value) -> Option<u64> {
+    match value {
+        Value::UInt(number) => Some(*number),
+        Value::Int(number) => u64::try_from(*number).ok(),
+        Value::Bytes(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+        _ => None,
+    }
+}

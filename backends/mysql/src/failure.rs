@@ -1,0 +1,306 @@
+//! What a server's or a connection's error means here, and what to do about it.
+
+use std::io;
+
+use lockkeeper_core::{Error, ErrorKind};
+use mysql::{DriverError, MySqlError};
+
+/// How a request failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It never reached the server.
+    NotSent(Error),
+    /// The session has ended, and with it what it was granted.
+    Closed(Error),
+    /// It may have been carried out; no answer came, and the connection is in doubt.
+    Unanswered(Error),
+    /// The server said no; the connection is as it was.
+    Refused(Error),
+}
+
+impl Failure {
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Self::NotSent(error)
+            | Self::Closed(error)
+            | Self::Unanswered(error)
+            | Self::Refused(error) => error,
+        }
+    }
+
+    /// Whether it may go away by itself while somebody has time to wait.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Closed(_) => true,
+            Self::NotSent(error) | Self::Unanswered(error) | Self::Refused(error) => {
+                matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)
+            }
+        }
+    }
+}
+
+/// What an error of the mysql crate's means on a connection that was open.
+pub(crate) fn asked(error: mysql::Error, place: &str) -> Failure {
+    match &error {
+        mysql::Error::MySqlError(said) if ENDED.contains(&said.code) => {
+            Failure::Closed(closed(place).with_source(error))
+        }
+        mysql::Error::MySqlError(said) => Failure::Refused(refused(said)),
+        mysql::Error::IoError(io) if is_timeout(io.kind()) => {
+            Failure::Unanswered(silent(place).with_source(error))
+        }
+        mysql::Error::IoError(_) => Failure::Closed(closed(place).with_source(error)),
+        _ => Failure::Unanswered(senseless().with_source(error)),
+    }
+}
+
+fn is_timeout(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
+}
+
+fn closed(place: &str) -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        format!("the server at {place} has closed the connection"),
+    )
+}
+
+fn silent(place: &str) -> Error {
+    Error::new(
+        ErrorKind::Unknown,
+        format!("the server at {place} was asked and did not answer in time"),
+    )
+}
+
+/// A call that goes on by itself.
+pub(crate) fn slow() -> Error {
+    Error::new(
+        ErrorKind::Unknown,
+        "the server was asked and did not answer soon; the question stands",
+    )
+}
+
+/// Server shutdown, session killed, gone away, lost, idle for too long, and errors of the network
+/// as the server sees them: the session is over.
+const ENDED: [u16; 11] = [
+    1053, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 4031,
+];
+
+/// The bound of a statement is over: MySQL's, and MariaDB's.
+pub(crate) const TIME_IS_OVER: [u16; 2] = [3024, 1969];
+
+/// Whether the server ended a wait at its bound.
+pub(crate) fn is_time_over(error: &mysql::Error) -> bool {
+    matches!(error, mysql::Error::MySqlError(said) if TIME_IS_OVER.contains(&said.code))
+}
+
+/// Numbers of the server's, what they mean, and what to do.
+struct Meaning(&'static [u16], ErrorKind, &'static str);
+
+const MEANINGS: [Meaning; 13] = [
+    Meaning(
+        &[1045, 1698],
+        ErrorKind::PermissionDenied,
+        "the server does not accept this user and password; check `user` and `password`",
+    ),
+    Meaning(
+        &[1044],
+        ErrorKind::PermissionDenied,
+        "the user may not use this database; grant it, or leave `db` out: locks need none",
+    ),
+    Meaning(
+        &[1049],
+        ErrorKind::InvalidValue,
+        "the server has no database of that name; correct `db`, or leave it out: locks need none",
+    ),
+    Meaning(
+        &[1129, 1130],
+        ErrorKind::PermissionDenied,
+        "the server takes no connections from this host; see its users and `max_connect_errors`",
+    ),
+    Meaning(
+        &[3159, 1835, 4151],
+        ErrorKind::PermissionDenied,
+        "the server wants TLS, or another way to log in; try tls=on",
+    ),
+    Meaning(
+        &[1820, 1862, 3118],
+        ErrorKind::PermissionDenied,
+        "the user's password has expired, or the user is locked",
+    ),
+    Meaning(
+        &[1142, 1143, 1227, 1370, 1231],
+        ErrorKind::PermissionDenied,
+        "the user may not do what a lock needs: SET SESSION wait_timeout, GET_LOCK, IS_USED_LOCK, RELEASE_LOCK",
+    ),
+    Meaning(
+        &[1040, 1203, 1226, 1135],
+        ErrorKind::Unavailable,
+        "the server has all the connections that it allows; raise its `max_connections` (or the user's limit), or lower `pool_size`",
+    ),
+    Meaning(
+        &[3058, 1213],
+        ErrorKind::Deadlock,
+        "the server found that this wait would never end: others wait for each other in a circle; take names in one order everywhere",
+    ),
+    Meaning(
+        &[1317, 3024, 1969, 1205],
+        ErrorKind::Unavailable,
+        "somebody ended the statement; ask again",
+    ),
+    Meaning(
+        &[1047],
+        ErrorKind::Unavailable,
+        "this node of a cluster is not ready",
+    ),
+    Meaning(
+        &[3057, 4163],
+        ErrorKind::Incompatible,
+        "the server does not take the name of the lock; this is a defect of the backend, please report it",
+    ),
+    Meaning(
+        &[1064, 1193, 1305, 1235],
+        ErrorKind::Incompatible,
+        "the server does not know what a lock needs; MySQL from 5.7.5 and MariaDB from 10.0.2 on do",
+    ),
+];
+
+/// What the server's word means.
+pub(crate) fn refused(said: &MySqlError) -> Error {
+    let known = MEANINGS
+        .iter()
+        .find(|Meaning(codes, ..)| codes.contains(&said.code));
+    let (kind, advice) = known.map_or(
+        (ErrorKind::Incompatible, "the server refuses"),
+        |Meaning(_, kind, advice)| (*kind, *advice),
+    );
+    Error::new(
+        kind,
+        format!("{advice} (the server says: {} {})", said.code, said.message),
+    )
+}
+
+/// What an error of the mysql crate's means while a connection is opened.
+pub(crate) fn not_connected(error: mysql::Error, place: &str, tls: bool) -> Error {
+    let unreachable = |why: &str| {
+        Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "the server at {place} cannot be reached: {why}; is it running, and the address right?"
+            ),
+        )
+    };
+    let text = error.to_string();
+    let made = match &error {
+        mysql::Error::MySqlError(said) => refused(said),
+        mysql::Error::DriverError(DriverError::ConnectTimeout) => {
+            unreachable("no answer within the connect timeout")
+        }
+        mysql::Error::DriverError(DriverError::CouldNotConnect(Some((_, why, kind)))) => {
+            if *kind == io::ErrorKind::PermissionDenied {
+                Error::new(
+                    ErrorKind::PermissionDenied,
+                    format!("this user may not open {place}"),
+                )
+            } else {
+                unreachable(why)
+            }
+        }
+        mysql::Error::DriverError(DriverError::TlsNotSupported) => Error::new(
+            ErrorKind::Incompatible,
+            format!(
+                "the server at {place} does not offer TLS; give it a certificate, or write tls=off"
+            ),
+        ),
+        mysql::Error::DriverError(
+            DriverError::UnknownAuthPlugin(_)
+            | DriverError::OldMysqlPasswordDisabled
+            | DriverError::CleartextPluginDisabled,
+        ) => Error::new(
+            ErrorKind::PermissionDenied,
+            format!("the server at {place} wants a way to log in that is not supported ({text})"),
+        ),
+        mysql::Error::TlsError(_) => tls_failed(&text, place),
+        // rustls' own errors come through the reading.
+        mysql::Error::IoError(_) if tls && text.contains("certificate") => tls_failed(&text, place),
+        mysql::Error::IoError(io) if is_timeout(io.kind()) => {
+            unreachable("it takes connections, and then says nothing; is it a MySQL server?")
+        }
+        mysql::Error::IoError(io) if io.kind() == io::ErrorKind::InvalidData => not_mysql(place),
+        mysql::Error::IoError(_) => unreachable("it closed the connection while that was opened"),
+        _ => not_mysql(place),
+    };
+    made.with_source(error)
+}
+
+fn tls_failed(text: &str, place: &str) -> Error {
+    Error::new(
+        ErrorKind::PermissionDenied,
+        format!(
+            "the certificate of {place} is not trusted; name its authority with `ca_file`, and the host as the certificate does ({text})"
+        ),
+    )
+}
+
+fn not_mysql(place: &str) -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        format!("what answers at {place} does not speak the MySQL protocol; is it a MySQL server?"),
+    )
+}
+
+/// An answer that no server gives to what was asked.
+pub(crate) fn senseless() -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        "the server's answer makes no sense; is something between it and this program?",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meaning(code: u16) -> Failure {
+        let said = MySqlError {
+            state: "HY000".to_owned(),
+            message: "so it is".to_owned(),
+            code,
+        };
+        asked(mysql::Error::MySqlError(said), "here:1")
+    }
+
+    #[test]
+    fn each_word_of_the_servers_has_its_outcome() {
+        for ended in ENDED {
+            assert!(matches!(meaning(ended), Failure::Closed(_)), "{ended}");
+        }
+        for (code, kind) in [
+            (3058, ErrorKind::Deadlock),
+            (1213, ErrorKind::Deadlock),
+            (1317, ErrorKind::Unavailable),
+            (1040, ErrorKind::Unavailable),
+            (4163, ErrorKind::Incompatible),
+            (3057, ErrorKind::Incompatible),
+            (1045, ErrorKind::PermissionDenied),
+            (9999, ErrorKind::Incompatible),
+        ] {
+            let Failure::Refused(error) = meaning(code) else {
+                panic!("{code} leaves the session as it was");
+            };
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+    }
+
+    #[test]
+    fn no_answer_in_time_is_unknown_and_a_closed_socket_is_the_end() {
+        let io = |kind| asked(mysql::Error::IoError(io::Error::from(kind)), "here:1");
+        let Failure::Unanswered(error) = io(io::ErrorKind::WouldBlock) else {
+            panic!("it may have been carried out");
+        };
+        assert_eq!(error.kind(), ErrorKind::Unknown);
+        for kind in [io::ErrorKind::BrokenPipe, io::ErrorKind::UnexpectedEof] {
+            assert!(matches!(io(kind), Failure::Closed(_)));
+        }
+    }
+}

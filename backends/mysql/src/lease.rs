@@ -1,0 +1,231 @@
+//! A grant: renewing it, one or many, and giving it back.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Error, Lease, Moment, Released, Renew, Renewal};
+
+use crate::acquire::no_thread;
+use crate::detached;
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::statements::idle_seconds;
+use crate::store::Store;
+
+/// What one attempt may take where no time is left.
+const ATTEMPT: Duration = Duration::from_millis(100);
+
+pub(crate) struct MySqlLease {
+    store: Arc<Store>,
+    session: Arc<Session>,
+    name: Arc<str>,
+    epoch: u64,
+}
+
+impl fmt::Debug for MySqlLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MySqlLease")
+            .field("store", &self.store)
+            .field("session", &self.session.id)
+            .field("name", &self.name)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MySqlLease {
+    pub(crate) fn new(
+        store: &Arc<Store>,
+        session: &Arc<Session>,
+        name: &Arc<str>,
+        epoch: u64,
+    ) -> Self {
+        Self {
+            store: Arc::clone(store),
+            session: Arc::clone(session),
+            name: Arc::clone(name),
+            epoch,
+        }
+    }
+
+    /// What the server's word on a renewal means for this lease.
+    fn renewed(&self, holds: bool, ttl: Duration) -> Renewal {
+        let until = self.store.clock.now() + ttl;
+        if holds && self.session.extend(&self.name, self.epoch, until) {
+            return Renewal::Renewed;
+        }
+        if !holds {
+            self.store.leave(&self.session, &self.name);
+        }
+        Renewal::Lost
+    }
+}
+
+impl Lease for MySqlLease {
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    fn renew(&mut self, ttl: Duration, deadline: Moment) -> Result<Renewal, Error> {
+        let store = Arc::clone(&self.store);
+        let mut renew = [Renew {
+            lease: self,
+            ttl,
+            deadline,
+            answer: None,
+        }];
+        renew_batch(&store, &mut renew);
+        let [renew] = renew;
+        // It always has an answer: this lease is the store's own.
+        renew.answer.unwrap_or(Ok(Renewal::Lost))
+    }
+
+    fn release(self: Box<Self>, deadline: Moment) -> Result<Released, Error> {
+        let now = self.store.clock.now();
+        let Some((lasted, is_shared)) = self.session.end(&self.name, self.epoch, now) else {
+            return Ok(Released::AlreadyLost);
+        };
+        let mut left = deadline.saturating_since(now).max(ATTEMPT);
+        if !is_shared {
+            // Nobody else loses anything when the connection is given up.
+            left = left.min(self.store.options.response_timeout);
+        }
+        let freed = self.store.ask(&self.session, left, |connection, limit| {
+            connection.release(&self.name, limit)
+        });
+        if let Err(Failure::NotSent(error)) = freed {
+            self.session.leave_to_sweeper(&self.name, now);
+            self.store.sweeper.note(now);
+            return Err(error);
+        }
+        self.store.leave(&self.session, &self.name);
+        match freed {
+            Ok(true) if lasted => Ok(Released::Done),
+            Ok(_) | Err(Failure::Closed(_)) => Ok(Released::AlreadyLost),
+            Err(failure) => Err(failure.into_error()),
+        }
+    }
+}
+
+/// This store's own lease, where it is one.
+fn own<'a>(store: &Arc<Store>, lease: &'a mut dyn Lease) -> Option<&'a mut MySqlLease> {
+    let any: &mut dyn Any = lease;
+    any.downcast_mut::<MySqlLease>()
+        .filter(|lease| Arc::ptr_eq(&lease.store, store))
+}
+
+/// The leases of a batch that are on one session.
+struct Group {
+    session: Arc<Session>,
+    names: Vec<Arc<str>>,
+    /// Where in the batch each of them is.
+    places: Vec<usize>,
+    deadline: Moment,
+    longest: Duration,
+}
+
+impl Group {
+    /// Asks for all of them at once. It keeps the session from being idle, too.
+    fn ask(&self, store: &Store, left: Duration) -> Result<Vec<bool>, Failure> {
+        let seconds = idle_seconds(self.longest);
+        let grows = seconds > self.session.idle_seconds;
+        if grows {
+            self.session.spend();
+        }
+        store.ask(&self.session, left, |connection, limit| {
+            if grows {
+                connection.set_idle(store.flavour, seconds, limit)?;
+            }
+            connection.holds(&self.names, limit)
+        })
+    }
+}
+
+/// Renews all of them, each session's in one round trip.
+pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
+    let now = store.clock.now();
+    let mut groups: Vec<Group> = Vec::new();
+    for (place, renew) in batch.iter_mut().enumerate() {
+        let Some(lease) = own(store, renew.lease) else {
+            renew.answer = Some(renew.lease.renew(renew.ttl, renew.deadline));
+            continue;
+        };
+        if !lease.session.lasts(&lease.name, lease.epoch, now) {
+            renew.answer = Some(Ok(Renewal::Lost));
+            continue;
+        }
+        let known = groups
+            .iter_mut()
+            .find(|group| Arc::ptr_eq(&group.session, &lease.session));
+        let name = Arc::clone(&lease.name);
+        if let Some(group) = known {
+            group.names.push(name);
+            group.places.push(place);
+            group.deadline = group.deadline.min(renew.deadline);
+            group.longest = group.longest.max(renew.ttl);
+        } else {
+            groups.push(Group {
+                session: Arc::clone(&lease.session),
+                names: vec![name],
+                places: vec![place],
+                deadline: renew.deadline,
+                longest: renew.ttl,
+            });
+        }
+    }
+    let left = |group: &Group| group.deadline.saturating_since(now).max(ATTEMPT);
+    // One is waited for until its deadline: cut short, it would be in doubt for good.
+    if let [group] = groups.as_slice() {
+        let answer = group.ask(store, left(group));
+        return tell(store, batch, group, answer);
+    }
+    // Of several none waits for another; who does not answer soon goes on alone.
+    let calls: Vec<_> = groups
+        .into_iter()
+        .map(Arc::new)
+        .map(|group| {
+            let (store, theirs, left) = (Arc::clone(store), Arc::clone(&group), left(&group));
+            let call = detached::start(move || theirs.ask(&store, left), drop);
+            (group, call)
+        })
+        .collect();
+    let soon = detached::after(store.options.response_timeout);
+    for (group, call) in calls {
+        let patience = soon.min(detached::after(left(&group)));
+        let answer = match call {
+            None => Err(Failure::NotSent(no_thread())),
+            Some(call) => call
+                .wait(patience)
+                .unwrap_or_else(|| Err(Failure::Unanswered(crate::failure::slow()))),
+        };
+        tell(store, batch, &group, answer);
+    }
+}
+
+fn tell(
+    store: &Arc<Store>,
+    batch: &mut [Renew<'_>],
+    group: &Group,
+    answer: Result<Vec<bool>, Failure>,
+) {
+    let (holds, error) = match answer {
+        Ok(holds) => (holds, None),
+        // The session is gone, and its names with it: that is the server's word.
+        Err(Failure::Closed(_)) => (Vec::new(), None),
+        Err(failure) => (Vec::new(), Some(failure.into_error())),
+    };
+    for (at, place) in group.places.iter().enumerate() {
+        let Some(renew) = batch.get_mut(*place) else {
+            continue;
+        };
+        renew.answer = match &error {
+            Some(error) => Some(Err(error.clone())),
+            None => own(store, renew.lease).map(|lease| {
+                let holds = holds.get(at).copied().unwrap_or(false);
+                Ok(lease.renewed(holds, renew.ttl))
+            }),
+        };
+    }
+}

@@ -1,0 +1,128 @@
+//! The provider.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use lockkeeper_core::{
+    AcquireRequest, Capabilities, Capability, Clock, Error, Grant, LockProvider, Renew,
+    SystemClock, Usage,
+};
+
+use crate::acquire::acquire;
+use crate::connection::Connector;
+use crate::lease::renew_batch;
+use crate::opening;
+use crate::store::Store;
+use crate::{BACKEND, MySqlOptions};
+
+/// How many renewals travel together.
+const RENEW_BATCH: usize = 500;
+
+/// Locks on one MySQL or MariaDB server, for all programs that reach it. Clones share their
+/// connections.
+///
+/// Connections are opened when they are needed, at most [`MySqlOptions::pool_size`] of them, and
+/// belong to nobody else. A wait takes one of its own. Names that are held lie on half of them at
+/// most, many on one where there are many; only those whose ttl is as many whole seconds share a
+/// connection.
+///
+/// # Limits
+/// - One server is the truth: a replica that takes over knows none of its primary's locks. Tokens of
+///   two servers do not compare.
+/// - Who ends a session (`KILL`) frees all that it holds; its guards find out at their next renewal.
+/// - A server that does not answer for the rest of a lease costs all leases of that session.
+/// - A ttl of more than a year needs a renewal in each year.
+/// - Do not use it on both sides of a fork; open it after forking.
+#[derive(Clone)]
+pub struct MySqlProvider {
+    store: Arc<Store>,
+    warnings: Arc<[String]>,
+}
+
+impl MySqlProvider {
+    /// Connects, logs in, looks at what the server is, and does once what a lock needs, all within
+    /// a few times the connect timeout. Locks of two namespaces never meet.
+    ///
+    /// # Errors
+    /// [`ErrorKind`](lockkeeper_core::ErrorKind): `Unavailable` when the server is out of reach or
+    /// has no connection left, `PermissionDenied` for a wrong password, a missing permission or a
+    /// certificate that is not trusted, `Incompatible` for what is no MySQL server, offers no TLS,
+    /// is too old, is a node of a Galera cluster or is behind a proxy that shares out connections,
+    /// `InvalidValue` for options out of bounds or a database that there is not.
+    pub fn open(options: &MySqlOptions, namespace: &str) -> Result<Self, Error> {
+        Self::with_clock(options, namespace, Arc::new(SystemClock))
+    }
+
+    /// The same, on the clock that its keepers count on.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn with_clock(
+        options: &MySqlOptions,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        let opened = || {
+            options.check()?;
+            let connector = Connector::new(options);
+            let mut connection = connector.connect(options.connect_timeout)?;
+            let found = opening::look(&mut connection, options.connect_timeout)?;
+            let store = Store::new(options, namespace, clock, connector, &found, connection)?;
+            Ok(Self {
+                store,
+                warnings: found.warnings.into(),
+            })
+        };
+        opened().map_err(|error: Error| error.with_backend(BACKEND))
+    }
+
+    /// What was found on opening that may break locks, in words for people. Opening by URL tells
+    /// the observer.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+}
+
+impl fmt::Debug for MySqlProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MySqlProvider")
+            .field("place", &self.store.connector.place())
+            .field("namespace", &self.store.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LockProvider for MySqlProvider {
+    fn backend(&self) -> &'static str {
+        BACKEND
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+            .with(Capability::CrossProcess)
+            .with(Capability::CrossHost)
+            .with(Capability::DeadOwnerTakeOver)
+            .with_renew_batch(RENEW_BATCH)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        let counts = &self.store.connector.counts;
+        Some(Usage {
+            commands: counts.commands.load(Ordering::Relaxed),
+            connections: counts.connections.load(Ordering::Relaxed),
+        })
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+        let won = acquire(&self.store, request)?;
+        Ok(won.map(|won| Grant {
+            lease: Box::new(won.lease),
+            asked_at: won.asked_at,
+        }))
+    }
+
+    fn renew_batch(&self, batch: &mut [Renew<'_>]) {
+        renew_batch(&self.store, batch);
+    }
+}

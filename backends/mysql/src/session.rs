@@ -1,0 +1,282 @@
+//! A session that holds names: until when each of them is believed in, and asking on the one
+//! connection that all of them share.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Error, ErrorKind, Moment};
+use parking_lot::Mutex;
+
+use crate::connection::Connection;
+use crate::failure::Failure;
+use crate::store::Place;
+
+/// How a session stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    Good,
+    /// An answer did not come. It is asked no more, and stays open until nobody believes in what
+    /// it holds: closing it would free that at once.
+    Doubt,
+    /// The server has ended it, or nothing is held on it any more.
+    Over,
+}
+
+/// What is known of a name of the session's.
+#[derive(Debug)]
+struct Entry {
+    /// Which grant; 0 while it is being asked for.
+    epoch: u64,
+    /// The lease is over then, whether the server knows or not.
+    until: Moment,
+    /// It is being given back.
+    is_ending: bool,
+}
+
+struct State {
+    health: Health,
+    /// A lease on it ended by its time. A late proof of that one must not hold for a later one, so
+    /// no more names come in, and the connection is not used again.
+    is_spent: bool,
+    /// `GET_LOCK` grants a session what it has already, so no name is asked for twice on one.
+    names: HashMap<Arc<str>, Entry>,
+}
+
+pub(crate) struct Session {
+    pub(crate) id: u32,
+    /// Its wait_timeout: the leases on it have a ttl of as many whole seconds.
+    pub(crate) idle_seconds: u64,
+    /// Taken out when the session is over.
+    place: Mutex<Option<Place>>,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        let is_clean = state.names.is_empty() && state.health != Health::Doubt && !state.is_spent;
+        if let Some(place) = self.place.get_mut()
+            && !is_clean
+        {
+            place.0 = None;
+        }
+    }
+}
+
+impl Session {
+    /// Of a connection that was just granted `name`.
+    pub(crate) fn new(
+        place: Place,
+        id: u32,
+        idle_seconds: u64,
+        name: Arc<str>,
+        epoch: u64,
+        until: Moment,
+    ) -> Self {
+        let entry = Entry {
+            epoch,
+            until,
+            is_ending: false,
+        };
+        Self {
+            id,
+            idle_seconds,
+            place: Mutex::new(Some(place)),
+            state: Mutex::new(State {
+                health: Health::Good,
+                is_spent: false,
+                names: HashMap::from([(name, entry)]),
+            }),
+        }
+    }
+
+    /// Asks on its connection, within `left`.
+    pub(crate) fn run<T>(
+        &self,
+        left: Duration,
+        work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let (mut place, left) = match self.place.try_lock() {
+            Some(place) => (place, left),
+            None => {
+                let began = Instant::now();
+                let place = self.place.try_lock_for(left);
+                let left = left.saturating_sub(began.elapsed());
+                (place.ok_or_else(|| Failure::NotSent(busy()))?, left)
+            }
+        };
+        if self.state.lock().health == Health::Doubt {
+            return Err(Failure::Unanswered(in_doubt()));
+        }
+        let connection = place.as_mut().and_then(|place| place.0.as_mut());
+        let connection = connection.ok_or_else(|| Failure::Closed(ended()))?;
+        let result = work(connection, left);
+        match &result {
+            Err(Failure::Closed(_)) => {
+                self.state.lock().health = Health::Over;
+                if let Some(mut place) = place.take() {
+                    place.0 = None;
+                }
+            }
+            Err(Failure::Unanswered(_)) => self.state.lock().health = Health::Doubt,
+            _ => {}
+        }
+        result
+    }
+
+    /// Whether somebody asks on it right now.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.place.is_locked()
+    }
+
+    /// How many names it holds.
+    pub(crate) fn count(&self) -> usize {
+        self.state.lock().names.len()
+    }
+
+    /// Keeps a place for a name that is about to be asked for. False: not on this session.
+    pub(crate) fn enter(&self, name: &Arc<str>) -> bool {
+        let mut state = self.state.lock();
+        let is_open = state.health == Health::Good && !state.is_spent;
+        if !is_open || state.names.is_empty() || state.names.contains_key(name) {
+            return false;
+        }
+        let entry = Entry {
+            epoch: 0,
+            until: Moment::NEVER,
+            is_ending: false,
+        };
+        state.names.insert(Arc::clone(name), entry);
+        true
+    }
+
+    /// The name was granted.
+    pub(crate) fn settle(&self, name: &str, epoch: u64, until: Moment) {
+        if let Some(entry) = self.state.lock().names.get_mut(name) {
+            entry.epoch = epoch;
+            entry.until = until;
+        }
+    }
+
+    /// Whether the lease lasts, as far as this process knows.
+    pub(crate) fn lasts(&self, name: &str, epoch: u64, now: Moment) -> bool {
+        let state = self.state.lock();
+        state.health != Health::Over
+            && state
+                .names
+                .get(name)
+                .is_some_and(|entry| entry.epoch == epoch && !entry.is_ending && now < entry.until)
+    }
+
+    /// The lease was renewed. False: it was ended in the meantime.
+    pub(crate) fn extend(&self, name: &str, epoch: u64, until: Moment) -> bool {
+        match self.state.lock().names.get_mut(name) {
+            Some(entry) if entry.epoch == epoch && !entry.is_ending => {
+                entry.until = entry.until.max(until);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Begins to give a lease back. `None`: it is over. Else whether it lasted until now, and
+    /// whether other names are on the session.
+    pub(crate) fn end(&self, name: &str, epoch: u64, now: Moment) -> Option<(bool, bool)> {
+        let mut state = self.state.lock();
+        let is_shared = state.names.len() > 1;
+        let is_over = state.health == Health::Over;
+        let entry = state.names.get_mut(name)?;
+        if is_over || entry.epoch != epoch || entry.is_ending {
+            return None;
+        }
+        entry.is_ending = true;
+        Some((now < entry.until, is_shared))
+    }
+
+    /// It could not be given back: the sweeper is to do it.
+    pub(crate) fn leave_to_sweeper(&self, name: &str, now: Moment) {
+        if let Some(entry) = self.state.lock().names.get_mut(name) {
+            entry.until = now;
+            entry.is_ending = false;
+        }
+    }
+
+    /// Forgets a name. True where it was the last one: then the session takes no more, and goes
+    /// back to the pool when it is dropped.
+    pub(crate) fn leave(&self, name: &str) -> bool {
+        let mut state = self.state.lock();
+        state.names.remove(name);
+        state.names.is_empty()
+    }
+
+    /// Takes the names whose leases are over by now, and tells when the next one is.
+    pub(crate) fn expired(&self, now: Moment) -> (Vec<Arc<str>>, Moment) {
+        let mut state = self.state.lock();
+        let mut expired = Vec::new();
+        let mut next = Moment::NEVER;
+        for (name, entry) in &mut state.names {
+            if entry.is_ending {
+                continue;
+            }
+            if entry.until <= now {
+                entry.is_ending = true;
+                expired.push(Arc::clone(name));
+            } else {
+                next = next.min(entry.until);
+            }
+        }
+        state.is_spent |= !expired.is_empty();
+        (expired, next)
+    }
+
+    /// Whether it is asked no more.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.state.lock().health == Health::Doubt
+    }
+
+    /// Lets no more names in: it lasts longer than what they would ask for.
+    pub(crate) fn spend(&self) {
+        self.state.lock().is_spent = true;
+    }
+
+    /// Closes a connection in doubt; to be called when nobody believes in what it holds.
+    pub(crate) fn close_if_in_doubt(&self) {
+        if self.is_in_doubt()
+            && let Some(mut place) = self.place.try_lock()
+            && let Some(mut place) = place.take()
+        {
+            place.0 = None;
+        }
+    }
+}
+
+fn busy() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the connection that holds this lock waits for an answer of the server's",
+    )
+}
+
+fn in_doubt() -> Error {
+    Error::new(
+        ErrorKind::Unknown,
+        "the server did not answer on the connection that holds this lock; it frees the lock by itself after its ttl",
+    )
+}
+
+fn ended() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the server has ended the session that held this lock",
+    )
+}

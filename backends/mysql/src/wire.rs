@@ -1,0 +1,68 @@
+//! A second hand on a connection's socket: the mysql crate gives no way to change its timeouts, or
+//! to end it while another thread waits on it.
+
+use std::io;
+use std::time::Duration;
+
+use mysql::Conn;
+
+#[cfg(unix)]
+mod platform {
+    use super::{Conn, Duration, io};
+    use std::net::{Shutdown, TcpStream};
+    use std::os::fd::{AsRawFd, BorrowedFd};
+
+    /// Whatever kind of socket it is: the calls are the same for all of them.
+    #[derive(Debug)]
+    pub(crate) struct Wire(TcpStream);
+
+    impl Wire {
+        pub(crate) fn of(conn: &Conn) -> io::Result<Self> {
+            #[expect(
+                unsafe_code,
+                reason = "the crate has AsRawFd only; the descriptor is open for as long as `conn` is borrowed"
+            )]
+            let socket = unsafe { BorrowedFd::borrow_raw(conn.as_raw_fd()) };
+            Ok(Self(socket.try_clone_to_owned()?.into()))
+        }
+
+        pub(crate) fn set_timeout(&self, limit: Duration) -> io::Result<()> {
+            self.0.set_read_timeout(Some(limit))?;
+            self.0.set_write_timeout(Some(limit))
+        }
+
+        /// Who waits on it is told that it is closed, and so is the server.
+        pub(crate) fn close(&self) {
+            let _ = self.0.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// No wait has to be cut into pieces.
+    pub(crate) const LONGEST_CALL: Duration = Duration::MAX;
+}
+
+#[cfg(not(unix))]
+mod platform {
+    use super::{Conn, Duration, io};
+
+    #[derive(Debug)]
+    pub(crate) struct Wire;
+
+    impl Wire {
+        pub(crate) fn of(_: &Conn) -> io::Result<Self> {
+            Ok(Self)
+        }
+
+        /// The timeouts stay as they were when it was opened.
+        pub(crate) fn set_timeout(&self, _: Duration) -> io::Result<()> {
+            Ok(())
+        }
+
+        pub(crate) fn close(&self) {}
+    }
+
+    /// A wait is a row of short ones, so that a cancel is noticed and no timeout is met.
+    pub(crate) const LONGEST_CALL: Duration = Duration::from_millis(250);
+}
+
+pub(crate) use platform::{LONGEST_CALL, Wire};
