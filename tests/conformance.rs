@@ -15,6 +15,10 @@ fn main() -> ExitCode {
     {
         run = run.suite(fixtures::sqlite::suite());
     }
+    #[cfg(all(feature = "mysql", unix))]
+    {
+        run = fixtures::mysql::suites().fold(run, Run::suite);
+    }
     #[cfg(all(feature = "redis", unix))]
     {
         run = fixtures::redis::suites().fold(run, Run::suite);

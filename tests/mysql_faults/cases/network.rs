@@ -1,0 +1,246 @@
+//! A network that loses, delays and cuts what it carries.
+
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::{ErrorKind, LockGuard, LostWait, Released};
+use lockkeeper_testkit::{Fault, MySqlKind, Proxy};
+
+use super::store::{holder_of, open, settled, start, waiting_for};
+use crate::rig::{HANG, PATIENCE, Waiting, Witness, until};
+
+/// What is in every request that is about the lock `a`.
+const ABOUT: &str = "default:a";
+
+/// A keeper by way of a proxy, and another one that sees the server as it is. A session whose answer
+/// is missing cannot be asked again, so its lock may be lost; that is told, and nobody else is held
+/// up for longer than the ttl.
+pub(super) fn lost_on_the_way(kind: MySqlKind, fault: Fault) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let url = server.url_via(proxy.addr());
+    let keeper = open(&url, "ttl=5s&response_timeout=500ms&wait=20s");
+    let rival = open(&server.url(), "wait=20s");
+    let witness = Witness::new(true);
+    let counted = || {
+        let counts = proxy.counts();
+        counts.dropped_requests + counts.dropped_replies + counts.cut
+    };
+    for _ in 0..2 {
+        // The grant: asked for until it is there.
+        let before = counted();
+        proxy.once(ABOUT, fault);
+        let guard = keeper.lock("a").unwrap();
+        assert!(counted() > before, "the fault was not met");
+        assert!(guard.is_held());
+        witness.enter(&guard);
+        assert!(rival.try_lock("a").unwrap().is_none());
+        // The renewal.
+        let before = counted();
+        proxy.once(ABOUT, fault);
+        let renewed = guard.renew();
+        assert!(counted() > before, "the fault was not met");
+        match renewed {
+            Ok(()) => assert!(guard.is_held()),
+            Err(error) if error.kind() == ErrorKind::Lost => assert!(!guard.is_held()),
+            Err(error) => assert!(error.is_retryable(), "{error:?}"),
+        }
+        if !guard.is_held() {
+            assert_eq!(guard.release().unwrap(), Released::AlreadyLost);
+        } else {
+            let _ = guard.release();
+        }
+        let next = rival.lock("a").unwrap();
+        witness.enter(&next);
+        assert_eq!(next.release().unwrap(), Released::Done);
+        // The release.
+        let guard = keeper.lock("a").unwrap();
+        witness.enter(&guard);
+        let before = counted();
+        proxy.once(ABOUT, fault);
+        if let Err(error) = guard.release() {
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        }
+        assert!(counted() > before, "the fault was not met");
+        let next = rival.lock("a").unwrap();
+        witness.enter(&next);
+        assert_eq!(next.release().unwrap(), Released::Done);
+        proxy.set(Fault::Pass);
+    }
+    drop((keeper, rival));
+    settled(&server);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}
+
+/// The request to wait, and the answer to it.
+pub(super) fn waits_lost_on_the_way(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let url = format!(
+        "{}?ttl=3s&response_timeout=500ms",
+        server.url_via(proxy.addr())
+    );
+    let rival = open(&server.url(), "ttl=20s&wait=20s");
+    let witness = Witness::new(true);
+    for fault in [
+        Fault::DropRequests,
+        Fault::DropReplies,
+        Fault::CutReplyAfter(0),
+        Fault::CutReplyAfter(7),
+    ] {
+        let held = rival.lock("a").unwrap();
+        witness.enter(&held);
+        let waiting = Waiting::start(&url, Duration::from_secs(20), &witness);
+        until("it waits", || waiting_for(&server, "a").len() == 1);
+        // The next things that it hears or says, and what follows from that.
+        proxy.set(fault);
+        let token = held.token().get();
+        let before = proxy.counts();
+        assert_eq!(held.release().unwrap(), Released::Done);
+        let met = proxy.wait_for(PATIENCE, |counts| {
+            counts.dropped_requests + counts.dropped_replies + counts.cut
+                > before.dropped_requests + before.dropped_replies + before.cut
+        });
+        assert!(met, "{fault:?} is not met");
+        proxy.set(Fault::Pass);
+        assert!(waiting.answer().expect("it is granted in the end") > token);
+    }
+    drop(rival);
+    settled(&server);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}
+
+pub(super) fn reply_later_than_the_ttl(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=1s&response_timeout=10s&wait=8s";
+    let slow = open(&server.url_via(proxy.addr()), keys);
+    let rival = open(&server.url(), "wait=20s");
+    drop(slow.lock("a").unwrap());
+    let witness = Witness::new(true);
+    proxy.once(ABOUT, Fault::DelayReplies(Duration::from_secs(4)));
+    thread::scope(|scope| {
+        let late = scope.spawn(|| {
+            let answer = slow.lock("a");
+            if let Ok(guard) = &answer {
+                witness.enter(guard);
+            }
+            answer.map(LockGuard::release)
+        });
+        assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1));
+        // It was granted there, and nobody renewed it.
+        let taken = rival.lock("a").unwrap();
+        witness.enter(&taken);
+        // Whatever came of it: an error, a guard that knows that it is lost, or a later grant. The
+        // witness has looked.
+        until("it has an answer", || late.is_finished());
+        assert!(taken.is_held());
+        assert_eq!(taken.release().unwrap(), Released::Done);
+        let _ = late.join().unwrap();
+    });
+    drop((slow, rival));
+    settled(&server);
+}
+
+pub(super) fn request_later_than_the_wait(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=1s&response_timeout=300ms&connect_timeout=300ms&wait=600ms";
+    let slow = open(&server.url_via(proxy.addr()), keys);
+    let rival = open(&server.url(), "wait=20s");
+    drop(slow.try_lock_for("a", PATIENCE).unwrap());
+    proxy.set(Fault::DelayRequests(Duration::from_millis(1500)));
+    let error = slow.lock("a").unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable),
+        "{error:?}"
+    );
+    proxy.set(Fault::Pass);
+    // What arrives late is granted to nobody.
+    let first = rival.lock("a").unwrap();
+    assert!(first.is_held());
+    let token = first.token();
+    assert_eq!(first.release().unwrap(), Released::Done);
+    until("nobody holds it", || holder_of(&server, "a").is_none());
+    let again = slow.try_lock_for("a", PATIENCE).unwrap().unwrap();
+    assert!(again.token() > token);
+    drop((again, slow, rival));
+    settled(&server);
+}
+
+pub(super) fn dark_while_held(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=2s&response_timeout=500ms&connect_timeout=500ms&wait=1s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    let rival = open(&server.url(), "wait=20s");
+    let witness = Witness::new(true);
+    let held = keeper.try_lock_for("a", PATIENCE).unwrap().unwrap();
+    witness.enter(&held);
+    proxy.set(Fault::Dark);
+    // Not before the other one knows: the witness looks.
+    let next = rival.lock("a").unwrap();
+    witness.enter(&next);
+    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert!(next.token() > held.token());
+    for answer in [
+        keeper.try_lock("b"),
+        keeper.try_lock_for("b", PATIENCE / 10),
+    ] {
+        let error = answer.unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable),
+            "{error:?}"
+        );
+    }
+    // What was sent in the dark arrives now, and harms nobody.
+    proxy.set(Fault::Pass);
+    let _ = held.release();
+    let still = keeper.try_lock_for("a", HANG).unwrap();
+    assert!(still.is_none(), "it is held");
+    assert!(next.is_held());
+    assert_eq!(next.release().unwrap(), Released::Done);
+    let again = keeper.try_lock_for("a", PATIENCE).unwrap().unwrap();
+    witness.enter(&again);
+    drop((again, keeper, rival));
+    settled(&server);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}
+
+pub(super) fn dark_while_waited_for(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let url = server.url_via(proxy.addr());
+    let url = format!("{url}?ttl=2s&response_timeout=500ms&connect_timeout=500ms");
+    let witness = Witness::new(true);
+    let holder = open(&server.url(), "ttl=20s");
+    let held = holder.lock("a").unwrap();
+    witness.enter(&held);
+    let [short, long] = [3, 25].map(|wait| {
+        let before = waiting_for(&server, "a").len();
+        let waiting = Waiting::start(&url, Duration::from_secs(wait), &witness);
+        until("it waits", || waiting_for(&server, "a").len() == before + 1);
+        waiting
+    });
+    proxy.set(Fault::Dark);
+    let kind = short.answer().expect_err("it never heard of a grant");
+    assert!(
+        matches!(
+            kind,
+            ErrorKind::TimedOut | ErrorKind::Unavailable | ErrorKind::Unknown
+        ),
+        "{kind:?}"
+    );
+    // Those that are in the dark hold others up for no longer than their ttls.
+    let first = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    let next = holder.try_lock_for("a", PATIENCE).unwrap();
+    let next = next.expect("the server ends the sessions that say nothing");
+    witness.enter(&next);
+    assert_eq!(next.release().unwrap(), Released::Done);
+    proxy.set(Fault::Pass);
+    assert!(long.answer().expect("it rides that out") > first);
+    drop(holder);
+    settled(&server);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}

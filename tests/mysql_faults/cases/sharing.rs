@@ -1,0 +1,121 @@
+//! What locks cost the server, and that the application's connections are its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::mysql::{MySqlOptions, MySqlProvider};
+use lockkeeper::{LockKeeper, LockName, Observer, Released};
+use lockkeeper_testkit::{MySqlKind, MySqlServer};
+use mysql::{Opts, OptsBuilder, Pool, PoolConstraints, PoolOpts};
+
+use super::store::{open, settled, start, waiting_for};
+use crate::rig::until;
+
+/// Counts those who were told that somebody else holds it.
+#[derive(Default)]
+struct Contended(AtomicUsize);
+
+impl Observer for Contended {
+    fn contended(&self, _: &LockName) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+pub(super) fn applications_pool_run_dry(kind: MySqlKind) {
+    let server = start(kind);
+    let url = Opts::from_url(&server.url()).unwrap();
+    let few = PoolConstraints::new(2, 2).unwrap();
+    let few = PoolOpts::default().with_constraints(few);
+    let pool = Pool::new(OptsBuilder::from_opts(url.clone()).pool_opts(few)).unwrap();
+    let taken = [(); 2].map(|()| pool.get_conn().unwrap());
+    let dry = |pool: &Pool| pool.try_get_conn(Duration::from_millis(1)).is_err();
+    assert!(dry(&pool));
+    // Made from the application's own options, and not out of its pool.
+    let provider = MySqlProvider::open(&MySqlOptions::from_opts(url), "shop").unwrap();
+    let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
+    thread::scope(|scope| {
+        let held = keeper.lock("a").unwrap();
+        let waiting = [(); 3].map(|()| scope.spawn(|| keeper.lock("a").unwrap().release()));
+        assert_eq!(held.release().unwrap(), Released::Done);
+        for waiting in waiting {
+            assert_eq!(waiting.join().unwrap().unwrap(), Released::Done);
+        }
+    });
+    assert!(dry(&pool));
+    drop((taken, keeper, pool));
+    settled(&server);
+}
+
+pub(super) fn hundred_threads(kind: MySqlKind) {
+    let server = start(kind);
+    let seen = Arc::new(Contended::default());
+    let url = Opts::from_url(&server.url()).unwrap();
+    let provider = MySqlProvider::open(&MySqlOptions::from_opts(url), "default").unwrap();
+    let keeper = LockKeeper::builder(Arc::new(provider))
+        .observer(Arc::clone(&seen) as Arc<dyn Observer>)
+        .build()
+        .unwrap();
+    // Not through a keeper, so that all connections of the user's are those of one.
+    let mut root = server.client().unwrap();
+    root.execute("DO GET_LOCK('default:a', 0)").unwrap();
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..100)
+            .map(|_| {
+                scope.spawn(|| {
+                    drop(
+                        keeper
+                            .try_lock_for("a", Duration::from_secs(60))
+                            .unwrap()
+                            .unwrap(),
+                    )
+                })
+            })
+            .collect();
+        until("all wait", || seen.0.load(Ordering::SeqCst) == 100);
+        until("one of them in the server", || {
+            waiting_for(&server, "a").len() == 1
+        });
+        assert_eq!(connections(&server), 1);
+        root.execute("DO RELEASE_LOCK('default:a')").unwrap();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+    drop(keeper);
+    settled(&server);
+}
+
+fn connections(server: &MySqlServer) -> usize {
+    server.sessions().unwrap().len()
+}
+
+pub(super) fn thousand_names(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "ttl=30s&pool_size=8");
+    let rival = open(&server.url(), "");
+    let guards: Vec<_> = (0..1000)
+        .map(|number| keeper.lock(format!("name {number}").as_str()).unwrap())
+        .collect();
+    // One of them may be the rival's.
+    let count = connections(&server);
+    assert!(count <= 8 + 1, "{count}");
+    for (number, guard) in guards.iter().enumerate() {
+        assert!(guard.is_held());
+        if number % 100 == 0 {
+            guard.renew().unwrap();
+            assert!(
+                rival
+                    .try_lock(format!("name {number}").as_str())
+                    .unwrap()
+                    .is_none()
+            );
+        }
+    }
+    for guard in guards {
+        assert_eq!(guard.release().unwrap(), Released::Done);
+    }
+    drop((keeper, rival));
+    settled(&server);
+}
