@@ -117,16 +117,16 @@ impl MySqlClient {
         Ok(held)
     }
 
-    /// How many statements the server has been sent by anybody since its start, this one included; pings
-    /// do not count.
+    /// A counter of the whole server's: `status("Questions")` is how many statements it has been sent by
+    /// anybody since its start, this one included and pings not.
     ///
     /// # Errors
-    /// As [`MySqlClient::execute`].
-    pub fn questions(&mut self) -> io::Result<u64> {
-        let rows = self.rows("SHOW GLOBAL STATUS LIKE 'Questions'")?;
+    /// As [`MySqlClient::execute`], or there is no counter of that name.
+    pub fn status(&mut self, counter: &str) -> io::Result<u64> {
+        let rows = self.rows(&format!("SHOW GLOBAL STATUS LIKE '{counter}'"))?;
         rows.first()
             .and_then(|row| row.get(1)?.as_ref()?.parse().ok())
-            .ok_or_else(|| io::Error::other("no count of Questions"))
+            .ok_or_else(|| io::Error::other(format!("no count of {counter}")))
     }
 }
 

@@ -132,7 +132,7 @@ pub(super) fn waiter_stopped_with_its_grant(kind: MySqlKind) {
     let mut client = Client::start(&format!("{}?ttl=2s&wait=60s", server.url()));
     client.say("lock");
     until("it waits", || waiting_for(&server, "a").len() == 1);
-    let theirs = waiting_for(&server, "a")[0].id;
+    let theirs = waiting_for(&server, "a").first().unwrap().id;
     client.stop();
     assert_eq!(held.release().unwrap(), Released::Done);
     until("it is granted", || holder_of(&server, "a") == Some(theirs));

@@ -111,11 +111,8 @@ pub(super) fn no_connection_left(kind: MySqlKind) {
     assert!(began.elapsed() < HANG);
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("max_connections"), "{error}");
-    let refused = |root: &mut MySqlClient| {
-        let sql = "SHOW GLOBAL STATUS LIKE 'Connection_errors_max_connections'";
-        let rows = root.rows(sql).unwrap();
-        rows[0][1].as_ref().unwrap().parse::<u64>().unwrap()
-    };
+    let refused =
+        |root: &mut MySqlClient| root.status("Connection_errors_max_connections").unwrap();
     let before = refused(&mut root);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| keeper.try_lock_for("c", Duration::from_secs(25)));

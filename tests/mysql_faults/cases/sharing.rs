@@ -64,12 +64,11 @@ pub(super) fn hundred_threads(kind: MySqlKind) {
         let threads: Vec<_> = (0..100)
             .map(|_| {
                 scope.spawn(|| {
-                    drop(
-                        keeper
-                            .try_lock_for("a", Duration::from_secs(60))
-                            .unwrap()
-                            .unwrap(),
-                    )
+                    let granted = keeper.try_lock_for("a", Duration::from_secs(60));
+                    granted
+                        .unwrap()
+                        .expect("it is its turn in the end")
+                        .release()
                 })
             })
             .collect();
@@ -80,7 +79,7 @@ pub(super) fn hundred_threads(kind: MySqlKind) {
         assert_eq!(connections(&server), 1);
         root.execute("DO RELEASE_LOCK('default:a')").unwrap();
         for thread in threads {
-            thread.join().unwrap();
+            assert_eq!(thread.join().unwrap().unwrap(), Released::Done);
         }
     });
     drop(keeper);
