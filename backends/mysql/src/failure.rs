@@ -4,6 +4,7 @@ use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
 use mysql::{DriverError, MySqlError};
+use mysql_common::proto::codec::error::PacketCodecError;
 
 /// How a request failed.
 #[derive(Debug)]
@@ -46,11 +47,24 @@ pub(crate) fn asked(error: mysql::Error, place: &str) -> Failure {
             Failure::Closed(closed(place).with_source(error))
         }
         mysql::Error::MySqlError(said) => Failure::Refused(refused(said)),
-        mysql::Error::IoError(io) if is_timeout(io.kind()) => {
-            Failure::Unanswered(silent(place).with_source(error))
+        _ => match io_kind(&error) {
+            Some(kind) if is_timeout(kind) => Failure::Unanswered(silent(place).with_source(error)),
+            // A packet that cannot be read.
+            None | Some(io::ErrorKind::InvalidData) => {
+                Failure::Unanswered(senseless().with_source(error))
+            }
+            Some(_) => Failure::Closed(closed(place).with_source(error)),
+        },
+    }
+}
+
+/// What the socket said, where it is that.
+fn io_kind(error: &mysql::Error) -> Option<io::ErrorKind> {
+    match error {
+        mysql::Error::IoError(io) | mysql::Error::CodecError(PacketCodecError::Io(io)) => {
+            Some(io.kind())
         }
-        mysql::Error::IoError(_) => Failure::Closed(closed(place).with_source(error)),
-        _ => Failure::Unanswered(senseless().with_source(error)),
+        _ => None,
     }
 }
 
@@ -221,14 +235,15 @@ pub(crate) fn not_connected(error: mysql::Error, place: &str, tls: bool) -> Erro
             format!("the server at {place} wants a way to log in that is not supported ({text})"),
         ),
         mysql::Error::TlsError(_) => tls_failed(&text, place),
-        // rustls' own errors come through the reading.
-        mysql::Error::IoError(_) if tls && text.contains("certificate") => tls_failed(&text, place),
-        mysql::Error::IoError(io) if is_timeout(io.kind()) => {
-            unreachable("it takes connections, and then says nothing; is it a MySQL server?")
-        }
-        mysql::Error::IoError(io) if io.kind() == io::ErrorKind::InvalidData => not_mysql(place),
-        mysql::Error::IoError(_) => unreachable("it closed the connection while that was opened"),
-        _ => not_mysql(place),
+        _ => match io_kind(&error) {
+            // rustls' own errors come through the reading.
+            Some(_) if tls && text.contains("certificate") => tls_failed(&text, place),
+            Some(kind) if is_timeout(kind) => {
+                unreachable("it takes connections, and then says nothing; is it a MySQL server?")
+            }
+            None | Some(io::ErrorKind::InvalidData) => not_mysql(place),
+            Some(_) => unreachable("it closed the connection while that was opened"),
+        },
     };
     made.with_source(error)
 }

@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn places_are_named_and_passwords_are_not() {
         let options = MySqlOptions::tcp("::1", 1).user("me").password("s3cret");
-        assert_eq!(options.place(), "::1:1");
+        assert_eq!(options.place(), "[::1]:1");
         let shown = format!("{options:?}");
         assert!(
             shown.contains("***") && !shown.contains("s3cret"),
