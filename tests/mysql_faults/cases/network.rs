@@ -45,10 +45,9 @@ pub(super) fn lost_on_the_way(kind: MySqlKind, fault: Fault) {
             Err(error) if error.kind() == ErrorKind::Lost => assert!(!guard.is_held()),
             Err(error) => assert!(error.is_retryable(), "{error:?}"),
         }
-        if !guard.is_held() {
-            assert_eq!(guard.release().unwrap(), Released::AlreadyLost);
-        } else {
-            let _ = guard.release();
+        // The server may not have noticed yet that nobody is there any more.
+        if let Err(error) = guard.release() {
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
         }
         let next = rival.lock("a").unwrap();
         witness.enter(&next);
