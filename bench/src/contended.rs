@@ -8,8 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::LockKeeper;
+use lockkeeper_testkit::MySqlKind;
 
-use crate::{Row, Rows, server};
+use crate::{Row, Rows, mysql, server};
 
 /// The first argument of a child process.
 pub(crate) const CHILD: &str = "--child";
@@ -78,8 +79,8 @@ pub(crate) fn threads() -> Rows {
     );
     let count = |keeper: &LockKeeper| Ok(keeper.usage().map(|usage| usage.commands));
     let mut rows = Vec::new();
-    for url in ["memory:?wait=60s", &sqlite] {
-        rows.extend(threads_on(url, "statements", &count)?);
+    for (store, url) in [("memory", "memory:?wait=60s"), ("sqlite", &sqlite)] {
+        rows.extend(threads_on(url, store, "statements", &count)?);
     }
     Ok(rows)
 }
@@ -87,15 +88,25 @@ pub(crate) fn threads() -> Rows {
 pub(crate) fn threads_redis() -> Rows {
     let server = server::start()?;
     let url = format!("{}?wait=60s", server.url());
-    threads_on(&url, "commands", &|_| Ok(Some(server::sent(&server)?)))
+    threads_on(&url, "redis", "commands", &|_| {
+        Ok(Some(server::sent(&server)?))
+    })
+}
+
+pub(crate) fn threads_mysql(kind: MySqlKind) -> Rows {
+    let server = mysql::start(kind)?;
+    let url = format!("{}?wait=60s", server.url());
+    let questions = mysql::Questions::of(&server)?;
+    threads_on(&url, kind.name(), "statements", &|_| {
+        Ok(Some(questions.sent()?))
+    })
 }
 
 /// What the store was sent so far, where it counts that.
 type Count<'a> = &'a dyn Fn(&LockKeeper) -> Result<Option<u64>, Box<dyn Error>>;
 
-fn threads_on(url: &str, called: &str, count: Count<'_>) -> Rows {
+fn threads_on(url: &str, store: &str, called: &str, count: Count<'_>) -> Rows {
     let keeper = lockkeeper::open(url)?;
-    let store = keeper.backend();
     crowd(&keeper, 100, 100)?;
     let before = count(&keeper)?;
     // A shared machine stutters for a second now and then: the middle one of a few.
@@ -189,15 +200,28 @@ pub(crate) fn processes_redis() -> Rows {
     let url = format!("{}?wait=60s", server.url());
     let mut raw = server::raw(&server)?;
     let mut round_trip = || Ok(redis::cmd("PING").exec(&mut raw)?);
-    let to_another = |middle: f64, floor: f64| Row {
-        what: "release here to grant in another process, redis".to_owned(),
+    processes_on(&url, "redis", &mut round_trip, by_round_trips("redis"))
+}
+
+pub(crate) fn processes_mysql(kind: MySqlKind) -> Rows {
+    let server = mysql::start(kind)?;
+    let url = format!("{}?wait=60s", server.url());
+    let mut raw = mysql::raw(&server)?;
+    let mut round_trip = || Ok(raw.ping()?);
+    let store = kind.name();
+    processes_on(&url, store, &mut round_trip, by_round_trips(store))
+}
+
+/// The way from process to process, where each step of it is a round trip.
+fn by_round_trips(store: &str) -> impl Fn(f64, f64) -> Row {
+    move |middle, floor| Row {
+        what: format!("release here to grant in another process, {store}"),
         measured: format!("{middle:.3} ms"),
         floor: format!("{floor:.3} ms"),
         value: middle / floor,
         budget: 2.5,
         unit: "x",
-    };
-    processes_on(&url, "redis", &mut round_trip, to_another)
+    }
 }
 
 /// What the floor of the way from process to process is measured by.

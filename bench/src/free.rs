@@ -4,12 +4,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
+use ::mysql::prelude::Queryable as _;
 use hashbrown::HashMap;
 use lockkeeper::{LockKeeper, LockName};
+use lockkeeper_testkit::MySqlKind;
 use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 
-use crate::{Row, Rows, median, server};
+use crate::{Row, Rows, median, mysql, server};
 
 const ROUNDS: usize = 15;
 
@@ -170,4 +172,30 @@ return redis.call('DEL', KEYS[1])";
     };
     let times = in_turns(1_000, floor, || pair(&keeper, &name))?;
     Ok(vec![row("acquire + release, redis", times, 1.05)])
+}
+
+/// The two statements of the write-up, prepared, without lease and token.
+pub(crate) fn mysql(kind: MySqlKind) -> Rows {
+    let server = mysql::start(kind)?;
+    let keeper = lockkeeper::open(&server.url())?;
+    let name = LockName::new("seat:42")?;
+
+    let mut raw = mysql::raw(&server)?;
+    let lock = raw.prep("SELECT GET_LOCK(?, 0)")?;
+    let release = raw.prep("SELECT RELEASE_LOCK(?)")?;
+    let floor = || {
+        for statement in [&lock, &release] {
+            let done: Option<Option<i64>> = raw.exec_first(statement, ("raw:seat:42",))?;
+            if done != Some(Some(1)) {
+                return Err("the name is taken, or was lost".into());
+            }
+        }
+        Ok(())
+    };
+    let times = in_turns(1_000, floor, || pair(&keeper, &name))?;
+    Ok(vec![row(
+        &format!("acquire + release, {kind}"),
+        times,
+        1.05,
+    )])
 }

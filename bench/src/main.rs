@@ -7,11 +7,14 @@
 mod contended;
 mod free;
 mod held;
+mod mysql;
 mod server;
 mod waiting;
 
 use std::error::Error;
 use std::process::ExitCode;
+
+use lockkeeper_testkit::MySqlKind;
 
 /// What a row of the table says.
 struct Row {
@@ -28,16 +31,35 @@ type Rows = Result<Vec<Row>, Box<dyn Error>>;
 
 type Group = fn() -> Rows;
 
-const GROUPS: [(&str, Group); 10] = [
+const MARIADB: MySqlKind = MySqlKind::MariaDb10;
+const MYSQL: MySqlKind = MySqlKind::MySql9;
+
+const GROUPS: [(&str, Group); 18] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
+    ("free mariadb", || free::mysql(MARIADB)),
+    ("free mysql", || free::mysql(MYSQL)),
     ("contended threads", contended::threads),
     ("contended threads redis", contended::threads_redis),
+    ("contended threads mariadb", || {
+        contended::threads_mysql(MARIADB)
+    }),
+    ("contended threads mysql", || {
+        contended::threads_mysql(MYSQL)
+    }),
     ("contended processes", contended::processes),
     ("contended processes redis", contended::processes_redis),
+    ("contended processes mariadb", || {
+        contended::processes_mysql(MARIADB)
+    }),
+    ("contended processes mysql", || {
+        contended::processes_mysql(MYSQL)
+    }),
     ("waiting", waiting::rows),
     ("waiting redis", waiting::rows_redis),
+    ("waiting mariadb", || waiting::rows_mysql(MARIADB)),
+    ("waiting mysql", || waiting::rows_mysql(MYSQL)),
     ("held redis", held::redis),
 ];
 

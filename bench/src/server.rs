@@ -23,6 +23,13 @@ const SENT: [&str; 9] = [
 #[derive(Debug)]
 pub(crate) struct Missing(String);
 
+impl Missing {
+    /// What to say instead of a row.
+    pub(crate) fn new(why: String) -> Self {
+        Self(why)
+    }
+}
+
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -40,7 +47,7 @@ pub(crate) fn start() -> Result<RedisServer, Box<dyn Error>> {
             Err(why) => missing.push(why),
         }
     }
-    Err(Missing(missing.join("; ")).into())
+    Err(Missing::new(missing.join("; ")).into())
 }
 
 /// A connection that nothing is added to.

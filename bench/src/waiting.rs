@@ -4,9 +4,10 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::{AcquireOptions, CancelToken};
+use lockkeeper_testkit::MySqlKind;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::{Row, Rows, server};
+use crate::{Row, Rows, mysql, server};
 
 /// Processor time of this process so far, in milliseconds.
 fn cpu() -> f64 {
@@ -17,23 +18,27 @@ fn cpu() -> f64 {
 pub(crate) fn rows() -> Rows {
     let folder = tempfile::tempdir()?;
     let sqlite = format!("sqlite:{}", folder.path().join("locks.db").display());
-    let mut rows = rows_on("memory:bench", 1.0)?;
-    rows.extend(rows_on(&sqlite, 1.0)?);
+    let mut rows = rows_on("memory:bench", "memory", 1.0)?;
+    rows.extend(rows_on(&sqlite, "sqlite", 1.0)?);
     Ok(rows)
 }
 
 pub(crate) fn rows_redis() -> Rows {
     let server = server::start()?;
     // One to ask, and one to be woken by.
-    rows_on(&server.url(), 2.0)
+    rows_on(&server.url(), "redis", 2.0)
 }
 
-fn rows_on(url: &str, connections: f64) -> Rows {
+pub(crate) fn rows_mysql(kind: MySqlKind) -> Rows {
+    let server = mysql::start(kind)?;
+    rows_on(&server.url(), kind.name(), 1.0)
+}
+
+fn rows_on(url: &str, store: &str, connections: f64) -> Rows {
     let mut rows = Vec::new();
     // The holder is another keeper, so that the head of the line waits in the store.
     let holder = lockkeeper::open(url)?;
     let keeper = lockkeeper::open(url)?;
-    let store = keeper.backend();
     let guard = holder.lock("seat:42")?;
     let cancel = CancelToken::new();
     let waiters: Vec<_> = (0..100)
