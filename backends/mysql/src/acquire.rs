@@ -130,14 +130,24 @@ impl Ask<'_> {
         if shares && let Some(session) = store.enter(&self.name, self.idle_seconds) {
             return self.look_shared(&session, until);
         }
-        if let Some(place) = store.try_place() {
-            return self.look_alone(place, until);
-        }
-        if !shares && let Some(session) = store.enter(&self.name, self.idle_seconds) {
+        let alone = match store.try_place() {
+            Some(place) => self.look_alone(place, until),
+            None => Err(Failure::NotSent(store.exhausted())),
+        };
+        // Where no connection is to be had, those that there are will do.
+        if matches!(alone, Err(Failure::NotSent(_)))
+            && !shares
+            && let Some(session) = store.enter(&self.name, self.idle_seconds)
+        {
             return self.look_shared(&session, until);
         }
-        let place = store.place(until.saturating_since(self.request.now()))?;
-        self.look_alone(place, until)
+        match alone {
+            Err(Failure::NotSent(error)) if error.kind() == ErrorKind::PoolExhausted => {
+                let place = store.place(until.saturating_since(self.request.now()))?;
+                self.look_alone(place, until)
+            }
+            alone => alone,
+        }
     }
 
     fn look_alone(&self, mut place: Place, until: Moment) -> Result<Look, Failure> {
@@ -165,12 +175,13 @@ impl Ask<'_> {
         let store = self.store;
         let asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
+        let patience = left.min(store.options.response_timeout);
         let limit = Duration::from_secs(self.idle_seconds);
         let work = {
             let (store, session) = (Arc::clone(store), Arc::clone(session));
             let name = Arc::clone(&self.name);
             move || {
-                store.ask(&session, limit, |connection, limit| {
+                store.ask(&session, patience, |connection, _| {
                     connection.try_lock(&name, limit)
                 })
             }
@@ -191,7 +202,6 @@ impl Ask<'_> {
             store.leave(session, &self.name);
             return Err(Failure::NotSent(no_thread()));
         };
-        let patience = left.min(store.options.response_timeout);
         let Some(sight) = call.wait(detached::after(patience)) else {
             return Err(Failure::Unanswered(Error::new(
                 ErrorKind::Unknown,

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{Error, ErrorKind};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts, OptsBuilder, Row, Statement, Value};
+use mysql_common::proto::codec::error::PacketCodecError;
 
-use crate::failure::{Failure, asked, is_time_over, not_connected, senseless};
+use crate::failure::{Failure, asked, closed, is_time_over, not_connected, senseless};
 use crate::options::MySqlOptions;
 use crate::statements::{self, EPOCH_BITS, Flavour};
 use crate::wire::Wire;
@@ -206,7 +207,7 @@ impl Connection {
         let limit = limit.max(Duration::from_millis(1));
         if self.patience != Some(limit) {
             let set = self.wire.set_timeout(limit);
-            set.map_err(|error| asked(error.into(), &self.place))?;
+            set.map_err(|error| self.failed(error.into()))?;
             self.patience = Some(limit);
         }
         self.counts.commands.fetch_add(1, Ordering::Relaxed);
@@ -215,21 +216,34 @@ impl Connection {
             .map_err(|_| Failure::Unanswered(senseless()))
     }
 
+    /// MySQL says why it ends an idle session before anybody asks; to the mysql crate that is an
+    /// answer out of turn.
+    fn failed(&self, error: mysql::Error) -> Failure {
+        let is_out_of_turn = matches!(
+            error,
+            mysql::Error::CodecError(PacketCodecError::PacketsOutOfSync)
+        );
+        if is_out_of_turn && self.wire.has_ended() {
+            return closed(error, &self.place);
+        }
+        asked(error, &self.place)
+    }
+
     /// The first row of what a statement gives.
     pub(crate) fn query(&mut self, sql: &str, limit: Duration) -> Result<Option<Row>, Failure> {
         self.call(limit, |conn| conn.query_first(sql))?
-            .map_err(|error| asked(error, &self.place))
+            .map_err(|error| self.failed(error))
     }
 
     /// All rows.
     pub(crate) fn rows(&mut self, sql: &str, limit: Duration) -> Result<Vec<Row>, Failure> {
         self.call(limit, |conn| conn.query(sql))?
-            .map_err(|error| asked(error, &self.place))
+            .map_err(|error| self.failed(error))
     }
 
     fn prepare(&mut self, sql: &str, limit: Duration) -> Result<Statement, Failure> {
         self.call(limit, |conn| conn.prep(sql))?
-            .map_err(|error| asked(error, &self.place))
+            .map_err(|error| self.failed(error))
     }
 
     fn execute(
@@ -240,7 +254,7 @@ impl Connection {
     ) -> Result<Option<u64>, Failure> {
         let row = self
             .call(limit, |conn| conn.exec_first(statement, (name,)))?
-            .map_err(|error| asked(error, &self.place))?;
+            .map_err(|error| self.failed(error))?;
         Ok(number(row.as_ref()))
     }
 
@@ -287,7 +301,7 @@ impl Connection {
                 self.release(name, grace)?;
                 Ok(Sight::Busy)
             }
-            Err(error) => Err(asked(error, &self.place)),
+            Err(error) => Err(self.failed(error)),
         }
     }
 

@@ -43,9 +43,7 @@ impl Failure {
 /// What an error of the mysql crate's means on a connection that was open.
 pub(crate) fn asked(error: mysql::Error, place: &str) -> Failure {
     match &error {
-        mysql::Error::MySqlError(said) if ENDED.contains(&said.code) => {
-            Failure::Closed(closed(place).with_source(error))
-        }
+        mysql::Error::MySqlError(said) if ENDED.contains(&said.code) => closed(error, place),
         mysql::Error::MySqlError(said) => Failure::Refused(refused(said)),
         _ => match io_kind(&error) {
             Some(kind) if is_timeout(kind) => Failure::Unanswered(silent(place).with_source(error)),
@@ -53,7 +51,7 @@ pub(crate) fn asked(error: mysql::Error, place: &str) -> Failure {
             None | Some(io::ErrorKind::InvalidData) => {
                 Failure::Unanswered(senseless().with_source(error))
             }
-            Some(_) => Failure::Closed(closed(place).with_source(error)),
+            Some(_) => closed(error, place),
         },
     }
 }
@@ -72,11 +70,13 @@ fn is_timeout(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
 
-fn closed(place: &str) -> Error {
-    Error::new(
+/// The server has ended the session.
+pub(crate) fn closed(error: mysql::Error, place: &str) -> Failure {
+    let closed = Error::new(
         ErrorKind::Unavailable,
         format!("the server at {place} has closed the connection"),
-    )
+    );
+    Failure::Closed(closed.with_source(error))
 }
 
 fn silent(place: &str) -> Error {
@@ -232,7 +232,9 @@ pub(crate) fn not_connected(error: mysql::Error, place: &str, tls: bool) -> Erro
             | DriverError::CleartextPluginDisabled,
         ) => Error::new(
             ErrorKind::PermissionDenied,
-            format!("the server at {place} wants a way to log in that is not supported ({text})"),
+            format!(
+                "the server at {place} wants a way to log in that is not supported, as it does of users that it does not know; check `user` and `password`, or change how the user logs in ({text})"
+            ),
         ),
         mysql::Error::TlsError(_) => tls_failed(&text, place),
         _ => match io_kind(&error) {
@@ -242,7 +244,9 @@ pub(crate) fn not_connected(error: mysql::Error, place: &str, tls: bool) -> Erro
                 unreachable("it takes connections, and then says nothing; is it a MySQL server?")
             }
             None | Some(io::ErrorKind::InvalidData) => not_mysql(place),
-            Some(_) => unreachable("it closed the connection while that was opened"),
+            Some(_) => {
+                unreachable("it broke off while the connection was opened; is it a MySQL server?")
+            }
         },
     };
     made.with_source(error)

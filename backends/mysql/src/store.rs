@@ -97,13 +97,16 @@ impl Store {
             .build();
         let pool = r2d2::Pool::builder()
             .max_size(options.pool_size)
-            .min_idle(Some(0))
             .idle_timeout(None)
             .max_lifetime(None)
             .test_on_check_out(false)
             .thread_pool(Arc::new(makers))
-            .build_unchecked(Places);
-        if let Ok(mut place) = pool.get_timeout(options.connect_timeout) {
+            // Waits until all places are there: making them cannot fail.
+            .build(Places)
+            .map_err(|error| {
+                Error::new(ErrorKind::Unavailable, "the pool cannot be made").with_source(error)
+            })?;
+        if let Some(mut place) = pool.try_get() {
             place.0 = Some(connection);
         }
         let store = Arc::new(Self {
@@ -143,7 +146,7 @@ impl Store {
         place.map_err(|_| Failure::NotSent(self.exhausted()))
     }
 
-    fn exhausted(&self) -> Error {
+    pub(crate) fn exhausted(&self) -> Error {
         let hold = self.sessions.lock().len();
         let wait = self.waiting.load(Ordering::Relaxed);
         Error::new(

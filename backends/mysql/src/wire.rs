@@ -9,6 +9,7 @@ use mysql::Conn;
 #[cfg(unix)]
 mod platform {
     use super::{Conn, Duration, io};
+    use std::io::Read;
     use std::net::{Shutdown, TcpStream};
     use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -29,6 +30,22 @@ mod platform {
         pub(crate) fn set_timeout(&self, limit: Duration) -> io::Result<()> {
             self.0.set_read_timeout(Some(limit))?;
             self.0.set_write_timeout(Some(limit))
+        }
+
+        /// Whether the server has closed it, behind what it may have said last. Reads that: the
+        /// connection is of no use any more.
+        pub(crate) fn has_ended(&self) -> bool {
+            let mut last = [0; 512];
+            let mut socket = &self.0;
+            let is_set = self.set_timeout(Duration::from_millis(1)).is_ok();
+            is_set
+                && loop {
+                    match socket.read(&mut last) {
+                        Ok(0) => break true,
+                        Ok(_) => {}
+                        Err(error) => break error.kind() == io::ErrorKind::ConnectionReset,
+                    }
+                }
         }
 
         /// Who waits on it is told that it is closed, and so is the server.
@@ -56,6 +73,11 @@ mod platform {
         /// The timeouts stay as they were when it was opened.
         pub(crate) fn set_timeout(&self, _: Duration) -> io::Result<()> {
             Ok(())
+        }
+
+        /// It cannot be looked at; nothing else is known to come out of turn.
+        pub(crate) fn has_ended(&self) -> bool {
+            true
         }
 
         pub(crate) fn close(&self) {}

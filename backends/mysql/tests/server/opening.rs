@@ -1,0 +1,297 @@
+//! What is said on opening: each error names the cause, and none a secret.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Config, Drivers, Error, ErrorKind, LockKeeper, Observer};
+use lockkeeper_mysql::MySqlDriver;
+use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
+
+use crate::rig::{Case, PATIENCE, open, start, try_open};
+
+pub(crate) const CASES: &[Case] = &[
+    ("settings_are_checked_first", settings_are_checked_first),
+    ("who_may_not_come_in", who_may_not_come_in),
+    ("nobody_there", nobody_there),
+    ("something_else_answers", something_else_answers),
+    ("a_server_that_stands_still", a_server_that_stands_still),
+    ("tls", tls),
+    ("a_server_that_is_full", a_server_that_is_full),
+    (
+        "a_read_only_server_is_warned_of",
+        a_read_only_server_is_warned_of,
+    ),
+    ("by_its_socket", by_its_socket),
+];
+
+#[track_caller]
+fn refused(url: &str, kind: ErrorKind, says: &[&str]) -> Error {
+    let began = Instant::now();
+    let error = try_open(url).map(drop).expect_err(url);
+    // Not a promise about speed: what takes that long waits for something else.
+    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+    assert_eq!(error.kind(), kind, "{url}: {error:?}");
+    let text = format!("{error:?}");
+    for word in says {
+        assert!(text.contains(word), "{url}: {word:?} is not in {text}");
+    }
+    assert!(
+        !text.contains("s3cret") && !text.contains(MySqlServer::PASSWORD),
+        "{text}"
+    );
+    error
+}
+
+fn settings_are_checked_first(_: MySqlKind) {
+    // Nobody listens there, and nobody is asked.
+    use ErrorKind::{InvalidUrl, InvalidValue, UnknownKey};
+    for (rest, kind, word) in [
+        ("", InvalidUrl, "host"),
+        ("//127.0.0.1:1/?socket=/x", InvalidUrl, "socket"),
+        ("//127.0.0.1:1/a?db=b", InvalidValue, "db"),
+        (
+            "//a:s3cret@127.0.0.1:1/?password=s3cret",
+            InvalidValue,
+            "password",
+        ),
+        ("//127.0.0.1:1/?pool_size=0", InvalidValue, "pool_size"),
+        (
+            "//127.0.0.1:1/?connect_timeout=0s",
+            InvalidValue,
+            "connect_timeout",
+        ),
+        (
+            "//127.0.0.1:1/?response_timeout=x",
+            InvalidValue,
+            "response_timeout",
+        ),
+        ("//127.0.0.1:1/?tls=maybe", InvalidValue, "tls"),
+        ("//127.0.0.1:1/?ca_file=/x", InvalidValue, "tls=on"),
+        (
+            "//127.0.0.1:1/?tls=on&ca_file=/nowhere",
+            InvalidValue,
+            "ca_file",
+        ),
+        ("?socket=/x&tls=on", InvalidValue, "socket"),
+        ("//127.0.0.1:1/?poolsize=2", UnknownKey, "pool_size"),
+    ] {
+        for scheme in ["mysql", "mariadb"] {
+            refused(&format!("{scheme}:{rest}"), kind, &[word]);
+        }
+    }
+}
+
+fn who_may_not_come_in(kind: MySqlKind) {
+    let server = start(kind);
+    let at = server.addr();
+    let denied = ErrorKind::PermissionDenied;
+    refused(
+        &format!("mysql://keeper:s3cret@{at}/"),
+        denied,
+        &["`user` and `password`"],
+    );
+    refused(
+        &format!("mysql://nobody:s3cret@{at}/"),
+        denied,
+        &["`user` and `password`"],
+    );
+    let url = format!("mysql://keeper:{}@{at}/", MySqlServer::PASSWORD);
+    // MySQL says so only to those who may see all of them.
+    server
+        .execute("CREATE USER 'all'@'%' IDENTIFIED BY 's3cret'")
+        .unwrap();
+    server.execute("GRANT ALL ON *.* TO 'all'@'%'").unwrap();
+    let missing = format!("mysql://all:s3cret@{at}/nowhere");
+    refused(
+        &missing,
+        ErrorKind::InvalidValue,
+        &["no database", "nowhere", "`db`"],
+    );
+    server.execute("CREATE DATABASE secrets").unwrap();
+    refused(&format!("{url}secrets"), denied, &["`db`"]);
+    server
+        .execute("CREATE USER 'bare'@'%' IDENTIFIED BY 's3cret'")
+        .unwrap();
+    let bare = try_open(&format!("mysql://bare:s3cret@{at}/")).unwrap();
+    drop(bare.lock("no privilege is needed").unwrap());
+}
+
+fn nobody_there(_: MySqlKind) {
+    refused(
+        "mysql://127.0.0.1:1/",
+        ErrorKind::Unavailable,
+        &["127.0.0.1:1", "refused"],
+    );
+    refused(
+        "mysql://no-such-host.invalid/",
+        ErrorKind::Unavailable,
+        &["no-such-host"],
+    );
+    refused(
+        "mysql:?socket=/nowhere.sock",
+        ErrorKind::Unavailable,
+        &["/nowhere.sock"],
+    );
+}
+
+/// A server that says `word` to everybody, first or when it is spoken to.
+fn answering(word: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || {
+                let mut stream = stream;
+                let _ = stream.write_all(word);
+                let mut buffer = [0; 512];
+                while matches!(stream.read(&mut buffer), Ok(count) if count > 0) {}
+            });
+        }
+    });
+    address.to_string()
+}
+
+fn something_else_answers(_: MySqlKind) {
+    let quick = "connect_timeout=300ms";
+    let silent = answering(b"");
+    refused(
+        &format!("mysql://{silent}/?{quick}"),
+        ErrorKind::Unavailable,
+        &["says nothing", "MySQL server"],
+    );
+    for word in [
+        b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n".as_slice(),
+        b"\0\0\0\0",
+        b"\x01\0\0\0\x09",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    ] {
+        let at = answering(word);
+        let url = format!("mysql://{at}/?{quick}");
+        let error = try_open(&url)
+            .map(drop)
+            .expect_err("no MySQL server is there");
+        let kinds = [ErrorKind::Incompatible, ErrorKind::Unavailable];
+        assert!(kinds.contains(&error.kind()), "{word:?}: {error:?}");
+        assert!(error.to_string().contains("MySQL"), "{word:?}: {error}");
+    }
+}
+
+fn a_server_that_stands_still(kind: MySqlKind) {
+    let server = start(kind);
+    server.stop().unwrap();
+    let url = format!("{}?connect_timeout=300ms", server.url());
+    refused(&url, ErrorKind::Unavailable, &["says nothing"]);
+    server.cont().unwrap();
+    drop(open(&server, "").lock("a").unwrap());
+}
+
+fn tls(kind: MySqlKind) {
+    let server = MySqlServer::start(kind, &MySqlOptions::new().tls()).unwrap();
+    let trusted = server
+        .certificates()
+        .unwrap()
+        .authority
+        .display()
+        .to_string();
+    let keeper = open(&server, &format!("tls=on&ca_file={trusted}"));
+    drop(keeper.lock("a").unwrap());
+    drop(open(&server, "").lock("without").unwrap());
+    let refuses = ErrorKind::PermissionDenied;
+    refused(
+        &format!("{}?tls=on", server.url()),
+        refuses,
+        &["certificate", "ca_file"],
+    );
+    // Waits and their cancelling go by the socket beneath.
+    let held = keeper.lock("a").unwrap();
+    let other = open(&server, &format!("tls=on&ca_file={trusted}"));
+    let none = other.try_lock_for("a", Duration::from_millis(50)).unwrap();
+    assert!(none.is_none());
+    drop(held);
+    drop(other.lock("a").unwrap());
+
+    server
+        .execute("CREATE USER 'safe'@'%' IDENTIFIED BY 's3cret' REQUIRE SSL")
+        .unwrap();
+    let safe = format!("mysql://safe:s3cret@{}/", server.addr());
+    refused(&safe, refuses, &[]);
+    drop(try_open(&format!("{safe}?tls=on&ca_file={trusted}")).unwrap());
+
+    let plain = MySqlServer::start(kind, &MySqlOptions::new()).unwrap();
+    let url = format!("{}?tls=on&ca_file={trusted}", plain.url());
+    refused(&url, ErrorKind::Incompatible, &["TLS", "tls=off"]);
+}
+
+fn a_server_that_is_full(kind: MySqlKind) {
+    let options = MySqlOptions::new().config("max-connections", "10");
+    let server = MySqlServer::start(kind, &options).unwrap();
+    let conn = || mysql::Conn::new(mysql::Opts::from_url(&server.url()).unwrap());
+    let (first, other) = (open(&server, ""), open(&server, ""));
+    let busy = other.lock("busy").unwrap();
+    let mut all = Vec::new();
+    while let Ok(one) = conn() {
+        all.push(one);
+    }
+    refused(
+        &server.url(),
+        ErrorKind::Unavailable,
+        &["max_connections", "pool_size"],
+    );
+    // What is free is taken where something is held; who would wait looks there again and again.
+    let held = ["a", "b"].map(|name| first.lock(name).unwrap());
+    let none = first.try_lock_for("busy", Duration::from_millis(50));
+    assert!(none.unwrap().is_none());
+    drop(all);
+    let none = first.try_lock_for("busy", Duration::from_millis(50));
+    assert!(none.unwrap().is_none());
+    drop((held, busy));
+    drop(first.lock("busy").unwrap());
+}
+
+#[derive(Default)]
+struct Ear(Mutex<Vec<String>>);
+
+impl Observer for Ear {
+    fn warning(&self, store: &str, text: &str) {
+        self.0.lock().unwrap().push(format!("{store}: {text}"));
+    }
+}
+
+fn a_read_only_server_is_warned_of(kind: MySqlKind) {
+    let options = MySqlOptions::new();
+    let server = MySqlServer::start(kind, &options).unwrap();
+    let heard = || -> (LockKeeper, Vec<String>) {
+        let ear = Arc::new(Ear::default());
+        let config = Config::from_url(&server.url())
+            .unwrap()
+            .observer(ear.clone());
+        let keeper = Drivers::new().with(MySqlDriver).open(&config).unwrap();
+        let heard = ear.0.lock().unwrap().clone();
+        (keeper, heard)
+    };
+    assert_eq!(heard().1, [""; 0]);
+    server.execute("SET GLOBAL read_only = 1").unwrap();
+    let (keeper, told) = heard();
+    assert!(
+        told[0].contains("read-only") && !told[0].contains(MySqlServer::PASSWORD),
+        "{told:?}"
+    );
+    drop(keeper.lock("a").unwrap());
+}
+
+fn by_its_socket(kind: MySqlKind) {
+    let server = start(kind);
+    let (user, password) = (MySqlServer::USER, MySqlServer::PASSWORD);
+    let socket = server.socket().display().to_string();
+    let url = format!("mariadb:?socket={socket}&user={user}&password={password}");
+    let keeper = try_open(&url).unwrap();
+    let held = keeper.lock("a").unwrap();
+    let other = try_open(&url).unwrap();
+    let none = other.try_lock_for("a", Duration::from_millis(20)).unwrap();
+    assert!(none.is_none());
+    drop(held);
+    drop(other.lock("a").unwrap());
+}

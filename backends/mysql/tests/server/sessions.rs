@@ -1,0 +1,297 @@
+//! Sessions: what they cost, and what they share.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockKeeper, LostWait, Released,
+};
+use lockkeeper_mysql::{MySqlOptions, MySqlProvider};
+use lockkeeper_testkit::{MySqlKind, MySqlServer};
+
+use crate::rig::{Case, PATIENCE, open, start, until};
+
+pub(crate) const CASES: &[Case] = &[
+    ("a_lock_costs_two_statements", a_lock_costs_two_statements),
+    (
+        "a_thousand_names_on_few_connections",
+        a_thousand_names_on_few_connections,
+    ),
+    (
+        "a_pool_that_is_used_up_says_so",
+        a_pool_that_is_used_up_says_so,
+    ),
+    ("one_waiter_is_one_connection", one_waiter_is_one_connection),
+    ("names_can_be_read_by_people", names_can_be_read_by_people),
+    (
+        "a_connection_that_was_closed_is_replaced",
+        a_connection_that_was_closed_is_replaced,
+    ),
+    (
+        "a_lease_ends_on_a_session_that_goes_on",
+        a_lease_ends_on_a_session_that_goes_on,
+    ),
+    ("no_name_twice_on_one_session", no_name_twice_on_one_session),
+    (
+        "leases_of_other_lengths_lie_elsewhere",
+        leases_of_other_lengths_lie_elsewhere,
+    ),
+    (
+        "a_cancelled_wait_leaves_nothing",
+        a_cancelled_wait_leaves_nothing,
+    ),
+    (
+        "the_applications_pool_is_its_own",
+        the_applications_pool_is_its_own,
+    ),
+];
+
+fn connections(server: &MySqlServer) -> usize {
+    server.sessions().unwrap().len()
+}
+
+fn a_lock_costs_two_statements(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server, "");
+    let lock = || drop(keeper.lock("seat:42").unwrap());
+    lock();
+    let mut client = server.client().unwrap();
+    client.questions().unwrap();
+    let idle = client.questions().unwrap();
+    let before = client.questions().unwrap();
+    for _ in 0..100 {
+        lock();
+    }
+    let cost = client.questions().unwrap() - before - (before - idle);
+    assert_eq!(cost, 200, "one to take it and one to give it back");
+}
+
+fn a_thousand_names_on_few_connections(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server, "ttl=6s");
+    let names: Vec<_> = (0..1_000).map(|n| format!("seat:{n}")).collect();
+    let guards: Vec<_> = names.iter().map(|n| keeper.lock(n).unwrap()).collect();
+    assert!(connections(&server) <= 8, "{:?}", keeper.usage());
+    // All are renewed, for longer than one lease.
+    let first = guards[0].lost();
+    assert_eq!(first.wait(Duration::from_secs(7)), LostWait::TimedOut);
+    for guard in &guards {
+        assert!(guard.is_held(), "{guard:?}");
+    }
+    let other = open(&server, "");
+    for name in names.iter().step_by(100) {
+        assert!(other.try_lock(name).unwrap().is_none(), "{name}");
+    }
+    assert_eq!(server.held().unwrap().len(), 1_000);
+    for guard in guards {
+        assert_eq!(guard.release().unwrap(), Released::Done);
+    }
+    assert_eq!(server.held().unwrap(), []);
+    drop((keeper, other));
+    until("the connections are closed", || connections(&server) == 0);
+}
+
+fn a_pool_that_is_used_up_says_so(kind: MySqlKind) {
+    let server = start(kind);
+    let holder = open(&server, "");
+    let held: Vec<_> = ["a", "b"].map(|name| holder.lock(name).unwrap()).into();
+    let keeper = open(&server, "pool_size=3");
+    let own = keeper.lock("own").unwrap();
+    thread::scope(|scope| {
+        for name in ["a", "b"] {
+            let keeper = &keeper;
+            scope.spawn(move || drop(keeper.try_lock_for(name, PATIENCE).unwrap().unwrap()));
+        }
+        until("both wait", || {
+            let sessions = server.sessions().unwrap();
+            sessions.iter().filter(|s| s.state == "User lock").count() == 2
+        });
+        // What is free is taken where something is held already.
+        drop(keeper.try_lock("c").unwrap().unwrap());
+        let error = keeper.acquire(
+            "own 2",
+            &AcquireOptions::new().lease(LeasePolicy::Fixed {
+                ttl: Duration::from_secs(5),
+            }),
+        );
+        let error = error.expect_err("there is no connection left for another ttl");
+        assert_eq!(error.kind(), ErrorKind::PoolExhausted, "{error:?}");
+        let text = error.to_string();
+        for word in ["all 3", "1 hold", "2 wait", "pool_size"] {
+            assert!(text.contains(word), "{text}");
+        }
+        drop(held);
+    });
+    assert_eq!(
+        connections(&server),
+        3 + usize::try_from(holder.usage().unwrap().connections).unwrap()
+    );
+    drop(own);
+}
+
+fn one_waiter_is_one_connection(kind: MySqlKind) {
+    let server = start(kind);
+    let holder = open(&server, "");
+    let held = holder.lock("a").unwrap();
+    let keeper = open(&server, "");
+    thread::scope(|scope| {
+        for _ in 0..100 {
+            scope.spawn(|| drop(keeper.try_lock_for("a", PATIENCE).unwrap().unwrap()));
+        }
+        until("somebody waits", || {
+            let sessions = server.sessions().unwrap();
+            sessions.iter().any(|session| session.state == "User lock")
+        });
+        assert_eq!(connections(&server), 2);
+        drop(held);
+    });
+    assert_eq!(connections(&server), 2);
+}
+
+fn names_can_be_read_by_people(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server, "namespace=shop");
+    let _short = keeper.lock("seat:42").unwrap();
+    let _hashed = keeper.lock("Seat 42").unwrap();
+    let mut names: Vec<_> = server
+        .held()
+        .unwrap()
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    names.sort();
+    assert_eq!(names[0], "shop:seat:42");
+    assert!(names[1].starts_with("shop:seat_42~"), "{names:?}");
+    // Another that MySQL would take for the same.
+    let other = open(&server, "namespace=shop");
+    assert!(other.try_lock("Seat 42").unwrap().is_none());
+    drop(other.try_lock("SEAT 42").unwrap().unwrap());
+}
+
+/// A connection that lies there ends with its wait_timeout; nobody hears of that.
+fn a_connection_that_was_closed_is_replaced(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server, "ttl=1s");
+    let guards = ["a", "b", "c"].map(|name| keeper.lock(name).unwrap());
+    drop(guards);
+    until("the server closes them", || connections(&server) == 0);
+    drop(keeper.try_lock("a").unwrap().unwrap());
+    drop(keeper.lock("b").unwrap());
+    // By an operator, all at once.
+    let guards = ["a", "b", "c"].map(|name| keeper.lock(name).unwrap());
+    drop(guards);
+    for session in server.sessions().unwrap() {
+        server.execute(&format!("KILL {}", session.id)).unwrap();
+    }
+    drop(keeper.try_lock("a").unwrap().unwrap());
+}
+
+/// The process lives, and its other names keep the session alive.
+fn a_lease_ends_on_a_session_that_goes_on(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server, "ttl=2s&pool_size=2");
+    let kept = keeper.lock("kept").unwrap();
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed {
+        ttl: Duration::from_millis(1_500),
+    });
+    let ends = keeper.acquire("ends", &fixed).unwrap().unwrap();
+    let held = server.held().unwrap();
+    assert_eq!(held.len(), 2);
+    assert_eq!(held[0].1, held[1].1, "they share a session");
+    let other = open(&server, "");
+    let next = other.lock("ends").unwrap();
+    assert!(!ends.is_held());
+    assert!(kept.is_held());
+    assert_eq!(ends.release().unwrap(), Released::AlreadyLost);
+    assert!(next.is_held() && next.token().get() > 0);
+    assert_eq!(kept.lost().wait(Duration::from_secs(3)), LostWait::TimedOut);
+    assert_eq!(kept.release().unwrap(), Released::Done);
+}
+
+/// The server would grant it again.
+fn no_name_twice_on_one_session(kind: MySqlKind) {
+    let server = start(kind);
+    let options = options(&server).pool_size(2);
+    let provider = Arc::new(MySqlProvider::open(&options, "shop").unwrap());
+    let keepers = [0, 1].map(|_| LockKeeper::builder(provider.clone()).build().unwrap());
+    let first = keepers[0].lock("a").unwrap();
+    assert!(keepers[1].try_lock("a").unwrap().is_none());
+    assert!(first.is_held());
+    drop(first);
+    drop(keepers[1].try_lock("a").unwrap().unwrap());
+    assert_eq!(server.held().unwrap(), []);
+}
+
+fn leases_of_other_lengths_lie_elsewhere(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server, "pool_size=2&ttl=30s");
+    let lease = |secs| {
+        AcquireOptions::new().lease(LeasePolicy::Renewed {
+            ttl: Duration::from_secs(secs),
+        })
+    };
+    let names = [("a", 30), ("b", 5), ("c", 30), ("d", 5)];
+    let guards = names.map(|(name, secs)| keeper.acquire(name, &lease(secs)).unwrap().unwrap());
+    let held = server.held().unwrap();
+    let session = |name: &str| {
+        let found = held
+            .iter()
+            .find(|(held, _)| held == &format!("default:{name}"));
+        found.unwrap().1
+    };
+    assert_eq!(session("a"), session("c"));
+    assert_eq!(session("b"), session("d"));
+    assert_ne!(session("a"), session("b"));
+    drop(guards);
+}
+
+fn a_cancelled_wait_leaves_nothing(kind: MySqlKind) {
+    let server = start(kind);
+    let held = open(&server, "");
+    let held = held.lock("a").unwrap();
+    let keeper = open(&server, "");
+    let cancel = CancelToken::new();
+    thread::scope(|scope| {
+        let waits = scope
+            .spawn(|| keeper.acquire("a", &AcquireOptions::new().wait_forever().cancel(&cancel)));
+        until("it waits", || {
+            let sessions = server.sessions().unwrap();
+            sessions.iter().any(|session| session.state == "User lock")
+        });
+        cancel.cancel();
+        let error = waits.join().unwrap().expect_err("it was cancelled");
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+    });
+    assert_eq!(keeper.usage().unwrap().connections, 0);
+    until("only the holder is there", || connections(&server) == 1);
+    drop(held);
+    drop(keeper.try_lock("a").unwrap().unwrap());
+}
+
+fn options(server: &MySqlServer) -> MySqlOptions {
+    let addr = server.addr();
+    MySqlOptions::tcp(addr.ip().to_string(), addr.port())
+        .user(MySqlServer::USER)
+        .password(MySqlServer::PASSWORD)
+}
+
+/// Its options are used, and none of its connections.
+fn the_applications_pool_is_its_own(kind: MySqlKind) {
+    let server = start(kind);
+    let opts = mysql::Opts::from_url(&server.url()).unwrap();
+    let constraints = mysql::PoolConstraints::new(1, 2).unwrap();
+    let pool = mysql::PoolOpts::default().with_constraints(constraints);
+    let app =
+        mysql::Pool::new(mysql::OptsBuilder::from_opts(opts.clone()).pool_opts(pool)).unwrap();
+    // It runs dry.
+    let all = [app.get_conn().unwrap(), app.get_conn().unwrap()];
+    assert!(app.try_get_conn(Duration::from_millis(10)).is_err());
+    let provider = MySqlProvider::open(&MySqlOptions::from_opts(opts), "shop").unwrap();
+    let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
+    let first = keeper.lock("seat:42").unwrap();
+    let _second = keeper.lock("seat:43").unwrap();
+    assert_eq!(first.release().unwrap(), Released::Done);
+    drop(all);
+    assert!(app.get_conn().is_ok());
+}
