@@ -1,0 +1,36 @@
+//! The command as its users start it.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Runs `compare`, and sees to it that it leaves nothing on this machine and does not show `secret`.
+pub(crate) fn compare(args: &[&str], secret: &str) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
+        .arg("compare")
+        .args(args)
+        .env("TMPDIR", folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+    for bytes in [&output.stdout, &output.stderr] {
+        assert!(!String::from_utf8_lossy(bytes).contains(secret));
+    }
+    output
+}
+
+/// The rows of a run that went as it must.
+pub(crate) fn rows(args: &[&str], secret: &str) -> Vec<Value> {
+    let output = compare(&[&["--json"], args].concat(), secret);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    report["rows"].as_array().unwrap().clone()
+}
+
+/// The row of a way of locking.
+pub(crate) fn of<'a>(rows: &'a [Value], strategy: &str) -> &'a Value {
+    let row = rows.iter().find(|row| row["strategy"] == strategy);
+    row.unwrap_or_else(|| panic!("no {strategy} in {rows:#?}"))
+}
