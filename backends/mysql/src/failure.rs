@@ -108,12 +108,14 @@ pub(crate) fn is_time_over(error: &mysql::Error) -> bool {
     matches!(error, mysql::Error::MySqlError(said) if TIME_IS_OVER.contains(&said.code))
 }
 
+const ACCESS_DENIED: u16 = 1045;
+
 /// Numbers of the server's, what they mean, and what to do.
 struct Meaning(&'static [u16], ErrorKind, &'static str);
 
 const MEANINGS: [Meaning; 13] = [
     Meaning(
-        &[1045, 1698],
+        &[ACCESS_DENIED, 1698],
         ErrorKind::PermissionDenied,
         "the server does not accept this user and password; check `user` and `password`",
     ),
@@ -206,6 +208,14 @@ pub(crate) fn not_connected(error: mysql::Error, place: &str, tls: bool) -> Erro
     };
     let text = error.to_string();
     let made = match &error {
+        mysql::Error::MySqlError(said) if said.code == ACCESS_DENIED && !tls => {
+            let error = refused(said);
+            let text = format!(
+                "{}; a user that must come by TLS (tls=on) is told so, too",
+                error.message()
+            );
+            Error::new(error.kind(), text)
+        }
         mysql::Error::MySqlError(said) => refused(said),
         mysql::Error::DriverError(DriverError::ConnectTimeout) => {
             unreachable("no answer within the connect timeout")
