@@ -83,6 +83,10 @@ const CASES: &[Case] = &[
         "request_later_than_the_wait",
         network::request_later_than_the_wait,
     ),
+    (
+        "renewal_later_than_the_ttl",
+        network::renewal_later_than_the_ttl,
+    ),
     ("dark_while_held", network::dark_while_held),
     ("dark_while_waited_for", network::dark_while_waited_for),
     ("contended_through_it_all", contended::through_it_all),

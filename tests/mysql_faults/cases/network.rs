@@ -167,6 +167,35 @@ pub(super) fn request_later_than_the_wait(kind: MySqlKind) {
     settled(&server);
 }
 
+/// A renewal that arrives when all is over revives nothing.
+pub(super) fn renewal_later_than_the_ttl(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=2s&response_timeout=10s&wait=20s";
+    let slow = open(&server.url_via(proxy.addr()), keys);
+    let rival = open(&server.url(), "wait=20s");
+    let witness = Witness::new(true);
+    let held = slow.lock("a").unwrap();
+    witness.enter(&held);
+    proxy.set(Fault::DelayRequests(Duration::from_secs(4)));
+    // Not before the other one knows: the witness looks.
+    let next = rival.lock("a").unwrap();
+    witness.enter(&next);
+    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert!(
+        proxy.wait_for(PATIENCE, |counts| counts.held > 0),
+        "none came late"
+    );
+    proxy.set(Fault::Pass);
+    let _ = held.release();
+    assert!(next.is_held());
+    next.renew().unwrap();
+    assert_eq!(next.release().unwrap(), Released::Done);
+    drop((slow, rival));
+    settled(&server);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}
+
 pub(super) fn dark_while_held(kind: MySqlKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
