@@ -62,6 +62,8 @@ const CASES: &[Case] = &[
         "thousand_names_on_eight_connections",
         sharing::thousand_names,
     ),
+    ("shared_session_killed", sharing::session_killed),
+    ("shared_session_in_doubt", sharing::session_in_doubt),
     ("request_dropped", |kind| {
         network::lost_on_the_way(kind, Fault::DropRequests);
     }),

@@ -6,12 +6,12 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::mysql::{MySqlOptions, MySqlProvider};
-use lockkeeper::{LockKeeper, LockName, Observer, Released};
-use lockkeeper_testkit::{MySqlKind, MySqlServer};
+use lockkeeper::{ErrorKind, LockGuard, LockKeeper, LockName, LostWait, Observer, Released};
+use lockkeeper_testkit::{Fault, MySqlKind, MySqlServer, Proxy};
 use mysql::{Opts, OptsBuilder, Pool, PoolConstraints, PoolOpts};
 
-use super::store::{open, settled, start, waiting_for};
-use crate::rig::until;
+use super::store::{holder_of, open, settled, start, waiting_for};
+use crate::rig::{PATIENCE, until};
 
 /// Counts those who were told that somebody else holds it.
 #[derive(Default)]
@@ -117,4 +117,103 @@ pub(super) fn thousand_names(kind: MySqlKind) {
     }
     drop((keeper, rival));
     settled(&server);
+}
+
+/// Names of one keeper on two sessions, half of a pool of four.
+fn held_together(keeper: &LockKeeper) -> Vec<(String, LockGuard)> {
+    let names = (0..20).map(|number| format!("name-{number}"));
+    names
+        .map(|name| {
+            let guard = keeper.lock(name.as_str()).unwrap();
+            (name, guard)
+        })
+        .collect()
+}
+
+/// Nobody believes in what the rival can have.
+#[track_caller]
+fn none_twice(held: &[(String, LockGuard)], rival: &LockKeeper) {
+    for (name, guard) in held {
+        let next = rival.try_lock(name.as_str()).unwrap();
+        assert!(next.is_none() || !guard.is_held(), "{name} is held twice");
+    }
+}
+
+/// The rival gets all of it in the end.
+#[track_caller]
+fn handed_on(held: Vec<(String, LockGuard)>, rival: &LockKeeper) {
+    for (name, guard) in held {
+        let was_held = guard.is_held();
+        let token = guard.token();
+        match guard.release() {
+            Ok(Released::Done) => assert!(was_held, "{name}"),
+            Ok(Released::AlreadyLost) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}"),
+        }
+        let next = rival.lock(name.as_str()).unwrap();
+        assert!(next.token() > token, "{name}");
+    }
+}
+
+pub(super) fn session_killed(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server.url(), "ttl=6s&pool_size=4");
+    let rival = open(&server.url(), "wait=20s");
+    let held = held_together(&keeper);
+    let id = holder_of(&server, "name-19").unwrap();
+    let on_it = |name: &str| holder_of(&server, name) == Some(id);
+    let (theirs, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(name, _)| on_it(name));
+    assert!(theirs.len() > 1 && !others.is_empty());
+    server.execute(&format!("KILL {id}")).unwrap();
+    for (_, guard) in &theirs {
+        assert_eq!(guard.lost().wait(PATIENCE), LostWait::Lost);
+    }
+    for (name, guard) in &others {
+        guard.renew().unwrap();
+        assert!(guard.is_held(), "{name} was on another session");
+    }
+    none_twice(&theirs, &rival);
+    none_twice(&others, &rival);
+    handed_on(theirs, &rival);
+    handed_on(others, &rival);
+    drop((keeper, rival));
+    settled(&server);
+}
+
+pub(super) fn session_in_doubt(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let url = server.url_via(proxy.addr());
+    let rival = open(&server.url(), "wait=20s");
+    for fault in [
+        Fault::DropRequests,
+        Fault::DropReplies,
+        Fault::CutReplyAfter(0),
+    ] {
+        let keys = "ttl=4s&pool_size=4&response_timeout=500ms&wait=20s";
+        let keeper = open(&url, keys);
+        let mut held = held_together(&keeper);
+        let (name, guard) = held.pop().unwrap();
+        let id = holder_of(&server, &name);
+        let theirs = held
+            .iter()
+            .filter(|(name, _)| holder_of(&server, name) == id);
+        let theirs: Vec<_> = theirs.map(|(_, guard)| guard.lost()).collect();
+        proxy.once(format!("default:{name}"), fault);
+        let _ = guard.release();
+        if matches!(fault, Fault::CutReplyAfter(_)) {
+            // The server frees what it held at once, and the next renewals find out.
+            for guard in &theirs {
+                assert_eq!(guard.wait(PATIENCE), LostWait::Lost);
+            }
+        }
+        none_twice(&held, &rival);
+        handed_on(held, &rival);
+        drop(rival.lock(name.as_str()).unwrap());
+        // The keeper goes on, too.
+        drop(keeper.lock(name.as_str()).unwrap());
+    }
+    drop(rival);
+    settled(&server);
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
 }
