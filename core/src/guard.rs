@@ -7,8 +7,9 @@ use std::time::Duration;
 use crate::clock::{Clock, Moment};
 use crate::engine::{Engine, Granted};
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Hold, Standing};
+use crate::hold::{Gone, Hold, Standing};
 use crate::name::LockName;
+use crate::proof::CommitProof;
 use crate::provider::{Released, Renewal};
 use crate::token::FencingToken;
 
@@ -125,6 +126,29 @@ impl LockGuard {
             Err(error) => Err(error
                 .with_name(self.name())
                 .with_backend(self.engine.provider.backend())),
+        }
+    }
+
+    /// What proves this hold within the application's own transaction: see [`CommitProof`]. A
+    /// renewal that is under way is waited for.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] where the lock is lost, [`ErrorKind::Unsupported`] where the store cannot
+    /// be asked by SQL: there, write [`token`](Self::token) beside the data.
+    pub fn commit_proof(&self) -> Result<CommitProof<'_>, Error> {
+        self.ensure_held()?;
+        let proof = self.granted.hold.proof(&*self.engine.clock);
+        // It may have been lost while a renewal was waited for.
+        self.ensure_held()?;
+        match proof {
+            Ok(Some(proof)) => Ok(CommitProof::new(proof)),
+            Ok(None) => Err(Error::new(
+                ErrorKind::Unsupported,
+                "this store cannot be asked within a transaction; write the guard's token beside the data, and refuse smaller ones",
+            )
+            .with_name(self.name())
+            .with_backend(self.engine.provider.backend())),
+            Err(Gone) => Err(self.lost_error()),
         }
     }
 

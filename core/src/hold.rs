@@ -10,6 +10,7 @@ use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
 use crate::options::LeasePolicy;
+use crate::proof::Proof;
 use crate::provider::{Lease, Renewal};
 use crate::sync::{lock, wait};
 use crate::token::FencingToken;
@@ -56,6 +57,9 @@ enum Place {
     Away(bool),
     Gone,
 }
+
+/// The lease is not here any more.
+pub(crate) struct Gone;
 
 /// What a guard that is done leaves.
 pub(crate) struct Ended {
@@ -236,6 +240,21 @@ impl Hold {
                 inside.lease = other;
                 None
             }
+        }
+    }
+
+    /// What the lease says of itself. Waits for a renewal that has it, at most until the lease is
+    /// over. `Err`: it is gone.
+    pub(crate) fn proof(&self, clock: &dyn Clock) -> Result<Option<Proof>, Gone> {
+        let mut inside = lock(&self.inside);
+        loop {
+            let left = self.until().saturating_since(clock.now());
+            match &inside.lease {
+                Place::Here(lease) => return Ok(lease.proof()),
+                Place::Away(_) if !left.is_zero() => {}
+                Place::Away(_) | Place::Gone => return Err(Gone),
+            }
+            inside = self.wait_for_change(inside, left);
         }
     }
 

@@ -19,6 +19,7 @@ mod name;
 mod observer;
 mod operator;
 mod options;
+mod proof;
 mod provider;
 mod queue;
 mod reentrant;
@@ -39,6 +40,7 @@ pub use name::{IntoName, LockName, MAX_NAME_BYTES};
 pub use observer::Observer;
 pub use operator::{Finding, HeldName, Holder, Operator, Severity};
 pub use options::{AcquireOptions, LONGEST, LeasePolicy, Wait};
+pub use proof::{CommitProof, Proof, ProofValue};
 pub use provider::{
     AcquireRequest, Grant, Lease, LockProvider, Owner, Released, Renew, Renewal, Usage,
 };

@@ -14,6 +14,7 @@ use crate::clock::{Clock, Moment};
 use crate::error::Error;
 use crate::name::LockName;
 use crate::operator::Operator;
+use crate::proof::Proof;
 
 /// A store that can grant locks.
 ///
@@ -121,6 +122,13 @@ pub trait Lease: fmt::Debug + Send + Any {
     /// The outcome is unknown; the store frees the name by itself after ttl. The call returns by
     /// `deadline`, plus one attempt where that has passed already.
     fn release(self: Box<Self>, deadline: Moment) -> Result<Released, Error>;
+
+    /// How a transaction of the application's can ask whether this very lease still stands; `None`
+    /// where the store cannot be asked from there. Does no I/O. The SQL must give 1 for no later
+    /// lease of the name.
+    fn proof(&self) -> Option<Proof> {
+        None
+    }
 }
 
 /// A lease, and since when it counts.

@@ -5,13 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Lease, Moment, Released, Renew, Renewal};
+use lockkeeper_core::{Error, Lease, Moment, Proof, ProofValue, Released, Renew, Renewal};
 
 use crate::acquire::no_thread;
 use crate::detached;
 use crate::failure::Failure;
 use crate::session::Session;
-use crate::statements::idle_seconds;
+use crate::statements::{self, idle_seconds};
 use crate::store::Store;
 
 /// What one attempt may take where no time is left.
@@ -106,6 +106,20 @@ impl Lease for MySqlLease {
             Ok(_) | Err(Failure::Closed(_)) => Ok(Released::AlreadyLost),
             Err(failure) => Err(failure.into_error()),
         }
+    }
+
+    fn proof(&self) -> Option<Proof> {
+        let (name, id) = (&self.name, self.session.id);
+        let start = self.epoch >> statements::START_SHIFT;
+        Some(Proof {
+            sql: statements::proof(name, id, start),
+            statement: statements::PROOF,
+            params: vec![
+                ProofValue::Text(name.as_ref().to_owned()),
+                ProofValue::Integer(i64::from(id)),
+                ProofValue::Integer(start.cast_signed()),
+            ],
+        })
     }
 }
 

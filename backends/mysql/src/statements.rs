@@ -77,6 +77,21 @@ pub(crate) fn holds<'a>(names: impl Iterator<Item = &'a str>) -> String {
     query
 }
 
+/// An epoch without its counter is when the server was started, in seconds.
+pub(crate) const START_SHIFT: u32 = 24;
+
+/// 1 while the session with this number, of a server that was started then, holds the name, else 0.
+/// A server that was started anew counts its sessions from the beginning.
+pub(crate) const PROOF: &str =
+    "SELECT COALESCE(IS_USED_LOCK(?) = ? AND UUID_SHORT() >> 24 & 4294967295 = ?, 0)";
+
+/// The same with its values.
+pub(crate) fn proof(name: &str, session: u32, start: u64) -> String {
+    format!(
+        "SELECT COALESCE(IS_USED_LOCK('{name}') = {session} AND UUID_SHORT() >> 24 & 4294967295 = {start}, 0)"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

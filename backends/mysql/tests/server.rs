@@ -13,6 +13,9 @@
 #[path = "server/opening.rs"]
 mod opening;
 #[cfg(unix)]
+#[path = "server/proof.rs"]
+mod proof;
+#[cfg(unix)]
 #[path = "server/rig.rs"]
 mod rig;
 #[cfg(unix)]
@@ -21,8 +24,8 @@ mod sessions;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {
-    let cases = sessions::CASES.iter().chain(opening::CASES);
-    rig::main(cases)
+    let cases = [sessions::CASES, opening::CASES, proof::CASES];
+    rig::main(cases.into_iter().flatten())
 }
 
 #[cfg(not(unix))]

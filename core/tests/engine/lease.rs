@@ -287,3 +287,31 @@ fn with_lock_keeps_the_value_and_says_whether_it_was_held() {
     let error: Error = done.held().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost);
 }
+
+#[test]
+fn a_proof_is_the_leases_own_and_only_of_what_is_held() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    let guard = keeper.lock("a").unwrap();
+    let proof = guard.commit_proof().unwrap();
+    assert_eq!(proof.sql(), format!("a {}", guard.token().get() >> 7));
+    assert_eq!(proof.statement(), "? ?");
+    assert_eq!(proof.params().len(), 2);
+
+    let unproven = keeper.lock("unproven").unwrap();
+    let error = unproven.commit_proof().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+
+    // A renewal that has the lease is waited for.
+    script.renewals("a", Renewals::Hang);
+    next_renewal(&script, "a");
+    thread::scope(|scope| {
+        let asked = scope.spawn(|| guard.commit_proof().map(|proof| proof.sql().to_owned()));
+        script.renewals("a", Renewals::Work);
+        assert!(asked.join().unwrap().is_ok());
+    });
+
+    script.clock.advance(20 * SECOND);
+    let error = guard.commit_proof().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Capabilities, Error, ErrorKind, Grant, Lease, LockKeeper, LockProvider,
-    ManualClock, Moment, Released, Renewal,
+    ManualClock, Moment, Proof, ProofValue, Released, Renewal,
 };
 
 /// How long a test waits for what must happen before it fails.
@@ -222,6 +222,17 @@ impl Lease for ScriptLease {
         }
         state.held.remove(&self.name);
         Ok(Released::Done)
+    }
+
+    fn proof(&self) -> Option<Proof> {
+        (self.name != "unproven").then(|| Proof {
+            sql: format!("{} {}", self.name, self.epoch),
+            statement: "? ?",
+            params: vec![
+                ProofValue::Text(self.name.clone()),
+                ProofValue::Integer(self.epoch.cast_signed()),
+            ],
+        })
     }
 }
 

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, Config, Drivers, LeasePolicy, LockKeeper, ManualClock, Released,
-    Wait,
+    AcquireOptions, CancelToken, CommitProof, Config, Drivers, LeasePolicy, LockKeeper,
+    ManualClock, ProofValue, Released, Wait,
 };
 use rusqlite::Connection;
 
@@ -592,4 +592,36 @@ fn long_folders_have_bells_too() {
             .flatten()
             .all(|file| { !file.file_name().to_string_lossy().contains("-wake-") })
     );
+}
+
+/// By both forms of the statement, from an application's own connection.
+#[test]
+fn a_proof_holds_until_somebody_else_is_granted_the_name() {
+    let place = Place::new();
+    let keeper = place.keeper();
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed {
+        ttl: Duration::from_millis(300),
+    });
+    let app = Connection::open_in_memory().unwrap();
+    let path = place.path().into_os_string().into_string().unwrap();
+    app.execute("ATTACH ?1 AS lockkeeper", [path]).unwrap();
+    let holds = |proof: &CommitProof<'_>| -> bool {
+        let text: bool = app.query_row(proof.sql(), (), |row| row.get(0)).unwrap();
+        let values = proof.params().iter().map(|value| match value {
+            ProofValue::Text(text) => rusqlite::types::Value::from(text.clone()),
+            ProofValue::Integer(number) => rusqlite::types::Value::from(*number),
+        });
+        let values = rusqlite::params_from_iter(values);
+        let prepared = app.query_row(proof.statement(), values, |row| row.get(0));
+        assert_eq!(prepared, Ok(text), "{proof:?}");
+        text
+    };
+    for name in ["a", "it's \" \\ ? -- 자리", "nul \0 in it"] {
+        let late = keeper.acquire(name, &fixed).unwrap().unwrap();
+        let proof = late.commit_proof().unwrap();
+        assert!(holds(&proof), "{name:?}");
+        let next = place.keeper().lock(name).unwrap();
+        assert!(!holds(&proof), "{name:?}");
+        assert!(holds(&next.commit_proof().unwrap()), "{name:?}");
+    }
 }
