@@ -16,8 +16,9 @@ use crate::statements::{LONGEST_WAIT, idle_seconds};
 use crate::store::{Place, Store};
 use crate::wire::LONGEST_CALL;
 
-/// What the last look may take, and how late the answer to a wait may come.
-const GRACE: Duration = Duration::from_millis(100);
+/// What the last look may take, and how late the answer to a wait may come: some round trips of a
+/// machine that is busy.
+const GRACE: Duration = Duration::from_millis(500);
 /// The first pause after a failure, and the longest.
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -157,6 +158,7 @@ impl Ask<'_> {
         let (sight, id) = store.with_connection(&mut place, left, |connection, limit| {
             connection.set_idle(store.flavour, self.idle_seconds, limit)?;
             asked_at = self.request.now();
+            let limit = limit.min(until.saturating_since(asked_at));
             Ok((connection.try_lock(&self.name, limit)?, connection.id()))
         })?;
         match sight {

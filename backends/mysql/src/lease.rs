@@ -9,7 +9,7 @@ use lockkeeper_core::{Error, Lease, Moment, Proof, ProofValue, Released, Renew, 
 
 use crate::acquire::no_thread;
 use crate::detached;
-use crate::failure::Failure;
+use crate::failure::{Failure, slow};
 use crate::session::Session;
 use crate::statements::{self, idle_seconds};
 use crate::store::Store;
@@ -50,6 +50,30 @@ impl MySqlLease {
         }
     }
 
+    /// Frees the name on a session that holds others', too: cut short, the call would leave it in
+    /// doubt. `None`: no answer yet, and it goes on alone.
+    fn free_shared(&self, left: Duration) -> Option<Result<bool, Failure>> {
+        let limit = Duration::from_secs(self.session.idle_seconds);
+        let call = {
+            let (store, session) = (Arc::clone(&self.store), Arc::clone(&self.session));
+            let name = Arc::clone(&self.name);
+            move || {
+                store.ask(&session, limit, |connection, limit| {
+                    connection.release(&name, limit)
+                })
+            }
+        };
+        let late = {
+            let (store, session) = (Arc::clone(&self.store), Arc::clone(&self.session));
+            let name = Arc::clone(&self.name);
+            move |_| store.leave(&session, &name)
+        };
+        match detached::start(call, late) {
+            Some(call) => call.wait(detached::after(left)),
+            None => Some(Err(Failure::NotSent(no_thread()))),
+        }
+    }
+
     /// What the server's word on a renewal means for this lease.
     fn renewed(&self, holds: bool, ttl: Duration) -> Renewal {
         let until = self.store.clock.now() + ttl;
@@ -87,14 +111,19 @@ impl Lease for MySqlLease {
         let Some((lasted, is_shared)) = self.session.end(&self.name, self.epoch, now) else {
             return Ok(Released::AlreadyLost);
         };
-        let mut left = deadline.saturating_since(now).max(ATTEMPT);
-        if !is_shared {
+        let left = deadline.saturating_since(now).max(ATTEMPT);
+        let freed = if is_shared {
+            self.free_shared(left)
+        } else {
             // Nobody else loses anything when the connection is given up.
-            left = left.min(self.store.options.response_timeout);
-        }
-        let freed = self.store.ask(&self.session, left, |connection, limit| {
-            connection.release(&self.name, limit)
-        });
+            let left = left.min(self.store.options.response_timeout);
+            Some(self.store.ask(&self.session, left, |connection, limit| {
+                connection.release(&self.name, limit)
+            }))
+        };
+        let Some(freed) = freed else {
+            return Err(slow());
+        };
         if let Err(Failure::NotSent(error)) = freed {
             self.session.leave_to_sweeper(&self.name, now);
             self.store.sweeper.note(now);
@@ -212,7 +241,7 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
             None => Err(Failure::NotSent(no_thread())),
             Some(call) => call
                 .wait(patience)
-                .unwrap_or_else(|| Err(Failure::Unanswered(crate::failure::slow()))),
+                .unwrap_or_else(|| Err(Failure::Unanswered(slow()))),
         };
         tell(store, batch, &group, answer);
     }

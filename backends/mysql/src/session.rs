@@ -1,7 +1,7 @@
 //! A session that holds names: until when each of them is believed in, and asking on the one
 //! connection that all of them share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +12,9 @@ use parking_lot::Mutex;
 use crate::connection::Connection;
 use crate::failure::Failure;
 use crate::store::Place;
+
+/// How many names a session remembers that ended by their time.
+const MOST_ENDED: usize = 1_000;
 
 /// How a session stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +40,11 @@ struct Entry {
 
 struct State {
     health: Health,
-    /// A lease on it ended by its time. A late proof of that one must not hold for a later one, so
-    /// no more names come in, and the connection is not used again.
+    /// No more names come in, and the connection is not used again.
     is_spent: bool,
+    /// Names whose leases ended by their time: a late proof of such a lease must not hold for a
+    /// later one.
+    ended: HashSet<Arc<str>>,
     /// `GET_LOCK` grants a session what it has already, so no name is asked for twice on one.
     names: HashMap<Arc<str>, Entry>,
 }
@@ -64,7 +69,10 @@ impl fmt::Debug for Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        let is_clean = state.names.is_empty() && state.health != Health::Doubt && !state.is_spent;
+        let is_clean = state.names.is_empty()
+            && state.ended.is_empty()
+            && state.health != Health::Doubt
+            && !state.is_spent;
         if let Some(place) = self.place.get_mut()
             && !is_clean
         {
@@ -95,6 +103,7 @@ impl Session {
             state: Mutex::new(State {
                 health: Health::Good,
                 is_spent: false,
+                ended: HashSet::new(),
                 names: HashMap::from([(name, entry)]),
             }),
         }
@@ -147,8 +156,8 @@ impl Session {
     /// Keeps a place for a name that is about to be asked for. False: not on this session.
     pub(crate) fn enter(&self, name: &Arc<str>) -> bool {
         let mut state = self.state.lock();
-        let is_open = state.health == Health::Good && !state.is_spent;
-        if !is_open || state.names.is_empty() || state.names.contains_key(name) {
+        let is_open = state.health == Health::Good && !state.is_spent && !state.names.is_empty();
+        if !is_open || state.names.contains_key(name) || state.ended.contains(name) {
             return false;
         }
         let entry = Entry {
@@ -222,6 +231,7 @@ impl Session {
     /// Takes the names whose leases are over by now, and tells when the next one is.
     pub(crate) fn expired(&self, now: Moment) -> (Vec<Arc<str>>, Moment) {
         let mut state = self.state.lock();
+        let state = &mut *state;
         let mut expired = Vec::new();
         let mut next = Moment::NEVER;
         for (name, entry) in &mut state.names {
@@ -235,7 +245,8 @@ impl Session {
                 next = next.min(entry.until);
             }
         }
-        state.is_spent |= !expired.is_empty();
+        state.ended.extend(expired.iter().cloned());
+        state.is_spent |= state.ended.len() > MOST_ENDED;
         (expired, next)
     }
 
