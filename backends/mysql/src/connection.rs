@@ -122,6 +122,7 @@ impl Connector {
     fn connect_to(&self, opts: Opts, left: Duration) -> Result<Connection, Error> {
         // The kernel takes zero for no limit.
         let left = left.max(Duration::from_millis(1));
+        let until = Instant::now() + left;
         let tls = opts.get_ssl_opts().is_some();
         let opts = OptsBuilder::from_opts(opts)
             .tcp_connect_timeout(Some(left))
@@ -142,7 +143,7 @@ impl Connector {
             .with_source(error)
         })?;
         self.counts.connections.fetch_add(1, Ordering::Relaxed);
-        Ok(Connection {
+        let mut connection = Connection {
             conn,
             wire: Arc::new(wire),
             counts: Arc::clone(&self.counts),
@@ -151,7 +152,11 @@ impl Connector {
             patience: None,
             try_statement: None,
             release_statement: None,
-        })
+        };
+        connection
+            .outlast_first_second(until)
+            .map_err(Failure::into_error)?;
+        Ok(connection)
     }
 }
 
@@ -256,6 +261,24 @@ impl Connection {
             .call(limit, |conn| conn.exec_first(statement, (name,)))?
             .map_err(|error| self.failed(error))?;
         Ok(number(row.as_ref()))
+    }
+
+    /// Epochs count on from the second in which the server was started. One that dies within that
+    /// second can be back in the same one, so nothing is granted before it is over.
+    fn outlast_first_second(&mut self, until: Instant) -> Result<(), Failure> {
+        let left = until.saturating_duration_since(Instant::now());
+        let row = self.query(statements::FIRST_SECOND, left)?;
+        let millis = number(row.as_ref()).ok_or_else(|| Failure::Refused(senseless()))?;
+        // More is a clock that was set back.
+        let rest = Duration::from_millis(millis.min(1_000));
+        if rest > until.saturating_duration_since(Instant::now()) {
+            return Err(Failure::NotSent(Error::new(
+                ErrorKind::Unavailable,
+                "the server was started within this second, and grants nothing before it is over; try again",
+            )));
+        }
+        std::thread::sleep(rest);
+        Ok(())
     }
 
     /// Has the server end the session when it was idle for so long, unless that is set already.

@@ -5,6 +5,9 @@
 //! that session, and with it the lock, when it was idle for the lease's ttl in whole seconds; each
 //! renewal is a question on it. Names that are free are taken on sessions that already hold some;
 //! only who waits has a session alone.
+//!
+//! Epochs are the server's `UUID_SHORT()`: the second of its start and a counter. They grow over a
+//! restart however quick it is, unless the server's clock was set back over it.
 
 mod acquire;
 mod connection;

@@ -80,6 +80,9 @@ pub(crate) fn holds<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// An epoch without its counter is when the server was started, in seconds.
 pub(crate) const START_SHIFT: u32 = 24;
 
+/// How many milliseconds are left of the second in which the server was started.
+pub(crate) const FIRST_SECOND: &str = "SELECT CEIL(1000 * GREATEST(0, CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED) + 1 - UNIX_TIMESTAMP(SYSDATE(3))))";
+
 /// 1 while the session with this number, of a server that was started then, holds the name, else 0.
 /// A server that was started anew counts its sessions from the beginning.
 pub(crate) const PROOF: &str =

@@ -6,9 +6,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, SystemTime};
 
 use super::{MySqlKind, MySqlOptions, data};
 use crate::daemon::{self, Daemon, START};
@@ -24,8 +21,6 @@ pub struct MySqlServer {
     options: MySqlOptions,
     port: u16,
     certificates: Option<Certificates>,
-    /// The second, since 1970, of the last start.
-    started: AtomicU64,
     daemon: Daemon,
 }
 
@@ -58,7 +53,6 @@ impl MySqlServer {
             options: options.clone(),
             port: 0,
             certificates,
-            started: AtomicU64::new(0),
             daemon,
         };
         daemon::while_taken(|| {
@@ -152,16 +146,12 @@ impl MySqlServer {
     }
 
     /// Kills it if it runs, and starts it on the same port with the data that it had: rows stay, named
-    /// locks, sessions and `SET GLOBAL` do not. Not in the second of its last start: `UUID_SHORT()` counts
-    /// on from that second, and would say the same again.
+    /// locks, sessions and `SET GLOBAL` do not.
     ///
     /// # Errors
     /// It did not start: its own words are in the error.
     pub fn restart(&self) -> io::Result<()> {
         self.kill();
-        while seconds() <= self.started.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(10));
-        }
         daemon::while_taken_for_a_moment(|| self.launch())
     }
 
@@ -175,9 +165,7 @@ impl MySqlServer {
         // By the unix socket, which is in the server's own folder: on a TCP port somebody else might
         // answer. It greets when all is open.
         self.daemon
-            .launch(self.server(), || greeting(&self.socket()).map(drop))?;
-        self.started.store(seconds(), Ordering::Relaxed);
-        Ok(())
+            .launch(self.server(), || greeting(&self.socket()).map(drop))
     }
 
     fn server(&self) -> Command {
@@ -228,12 +216,6 @@ impl fmt::Debug for MySqlServer {
             .field("pid", &self.pid())
             .finish_non_exhaustive()
     }
-}
-
-/// By the wall clock, as servers count their start.
-fn seconds() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }
 
 /// What has MariaDB list the named locks.

@@ -25,6 +25,10 @@ pub(crate) const CASES: &[Case] = &[
         a_read_only_server_is_warned_of,
     ),
     ("by_its_socket", by_its_socket),
+    (
+        "tokens_grow_however_quick_a_restart_is",
+        tokens_grow_however_quick_a_restart_is,
+    ),
 ];
 
 #[track_caller]
@@ -294,4 +298,16 @@ fn by_its_socket(kind: MySqlKind) {
     assert!(none.is_none());
     drop(held);
     drop(other.lock("a").unwrap());
+}
+
+/// The server's own numbers begin anew within the second in which it was started.
+fn tokens_grow_however_quick_a_restart_is(kind: MySqlKind) {
+    let server = start(kind);
+    let mut last = None;
+    for _again in 0..4 {
+        let token = open(&server, "").lock("a").unwrap().token();
+        assert!(Some(token) > last, "{token} after {last:?}");
+        last = Some(token);
+        server.restart().unwrap();
+    }
 }
