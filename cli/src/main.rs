@@ -1,26 +1,37 @@
-//! The command `lockkeeper`: shows what a lock is good for by running ways of locking side by
-//! side.
+//! The command `lockkeeper`: runs commands under a lock, tells those on call who holds what, and
+//! shows what a lock is good for by running ways of locking side by side.
 //!
-//! `args` reads the command line, `compare` runs scenarios (`scenario`) with strategies
-//! (`strategy`) on stores (`store`, and `state` for what the lock protects) and makes a `row` of
-//! each; only `output` prints.
+//! `args` reads the command line and `settings` finds the store. `run`, `who`, `unlock` and `doctor`
+//! do what they are called; what they have in common is in `table` and `trouble`.
+//!
+//! `compare` runs scenarios (`scenario`) with strategies (`strategy`) on stores (`store`, and
+//! `state` for what the lock protects) and makes a `row` of each; only `output` prints.
 
 mod args;
 mod compare;
 mod crew;
+mod doctor;
 mod failure;
+mod manual;
 mod output;
 mod row;
+mod run;
+mod say;
 mod scenario;
+mod settings;
 mod state;
 mod stopwatch;
 mod store;
 mod strategy;
+mod trouble;
+mod unlock;
 mod waits;
+mod who;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 use lockkeeper::CancelToken;
 
 use crate::args::{Args, Command};
@@ -31,15 +42,51 @@ use crate::output::Output;
 const AS_EXPECTED: u8 = 0;
 /// A verdict was not the expected one, or the run failed.
 const FAILED: u8 = 1;
-/// The command line cannot be used; clap exits with the same.
+/// The command line of `compare` cannot be used.
 const USAGE: u8 = 2;
 /// Stopped by Ctrl-C, as shells count it: 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    let Command::Compare(args) = Args::parse().command;
+    if let Some(code) = run::helper() {
+        return code;
+    }
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return refused(&error),
+    };
+    match args.command {
+        Command::Run(args) => run::main(&args),
+        Command::Who(args) => who::main(&args),
+        Command::Unlock(args) => unlock::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
+        Command::Completions { shell } => manual::completions(shell),
+        Command::Manual { folder } => manual::pages(folder.as_deref()),
+        Command::Compare(args) => compare(&args),
+    }
+}
+
+/// The status of wrong usage differs: `run` has its command's, and for `doctor` 2 says something.
+fn refused(error: &clap::Error) -> ExitCode {
+    // Where it cannot be said, the exit status still tells.
+    let _ = error.print();
+    let is_help = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+    );
+    let is_compare = std::env::args_os()
+        .nth(1)
+        .is_some_and(|command| command == "compare");
+    ExitCode::from(match (is_help, is_compare) {
+        (true, _) => 0,
+        (false, true) => USAGE,
+        (false, false) => trouble::USAGE,
+    })
+}
+
+fn compare(args: &args::Compare) -> ExitCode {
     let output = Output::new(args.json, args.quiet);
-    let result = run(&args, &output);
+    let result = run_compare(args, &output);
     if let Err(failure) = &result {
         output.failure(failure);
     }
@@ -52,7 +99,7 @@ fn main() -> ExitCode {
 }
 
 /// Whether every row is as it must be. What was measured is shown also when the run ends early.
-fn run(args: &args::Compare, output: &Output) -> Result<bool, Failure> {
+fn run_compare(args: &args::Compare, output: &Output) -> Result<bool, Failure> {
     args.check()?;
     let stop = CancelToken::new();
     let on_signal = stop.clone();

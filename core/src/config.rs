@@ -27,9 +27,10 @@ pub const COMMON_KEYS: [&str; 9] = [
     "fallback",
 ];
 
-/// Variables with the prefix `LOCKKEEPER_` that are not settings: where tests find servers, and
-/// what `lockkeeper run` tells its child.
-const NOT_SETTINGS: [&str; 7] = [
+/// Variables with the prefix `LOCKKEEPER_` that are not settings: where the command finds its config
+/// file, where tests find servers, and what `lockkeeper run` tells its child.
+const NOT_SETTINGS: [&str; 8] = [
+    "config",
     "servers",
     "redis_server",
     "mariadbd",

@@ -133,7 +133,7 @@ impl Engine {
     }
 
     /// How much earlier than the store a guard calls itself lost.
-    fn margin(&self, ttl: Duration) -> Duration {
+    pub(crate) fn margin(&self, ttl: Duration) -> Duration {
         let usual = (ttl / 10).min(Duration::from_secs(1));
         self.settings.margin.unwrap_or(usual).min(ttl / 2)
     }

@@ -154,6 +154,16 @@ impl LockKeeper {
         self.engine.provider.usage()
     }
 
+    /// The lease of an acquisition that names none.
+    pub fn lease(&self) -> LeasePolicy {
+        self.engine.settings.lease
+    }
+
+    /// How much earlier than the store a guard with this ttl calls itself lost.
+    pub fn margin(&self, ttl: Duration) -> Duration {
+        self.engine.margin(ttl)
+    }
+
     /// For the one on call: who holds what, taking it from them, and whether the store is fit for
     /// locks. `None` where the backend has no answers.
     ///

@@ -1,8 +1,8 @@
-//! The command line.
+//! `lockkeeper compare`.
 
 use std::time::Duration;
 
-use clap::{ArgAction, Parser, Subcommand};
+use clap::ArgAction;
 
 use crate::failure::Failure;
 use crate::scenario::{Scenario, Sizes};
@@ -12,30 +12,7 @@ use crate::strategy::Kind;
 const LEAST_HELD: Duration = Duration::from_millis(1);
 const MOST_HELD: Duration = Duration::from_secs(10);
 
-/// One blocking lock API over several stores: the command beside the library.
-#[derive(Debug, Parser)]
-#[command(
-    name = "lockkeeper",
-    version,
-    propagate_version = true,
-    arg_required_else_help = true
-)]
-pub(crate) struct Args {
-    /// What to do.
-    #[command(subcommand)]
-    pub(crate) command: Command,
-}
-
-/// What the command can do.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Lets many threads do the same work with and without a lock, on several stores, and says who
-    /// was right.
-    #[command(long_about = ABOUT, after_long_help = DETAILS)]
-    Compare(Compare),
-}
-
-const ABOUT: &str = "\
+pub(super) const ABOUT: &str = "\
 Lets many threads do the same work with and without a lock, on several stores, and says who was
 right.
 
@@ -49,7 +26,7 @@ Scenarios:
   slow    the work outlives the lease. Renewed: nobody else gets in. Not renewed: the holder is
           told, its late write is refused by its token, its release frees nobody else's lock";
 
-const DETAILS: &str = "\
+pub(super) const DETAILS: &str = "\
 Stores:
   Without --url: `memory:`, and a SQLite file in a folder that is removed at the end. Locks are
   taken on the store of the URL, under names of this run. What they protect is a plain cell for
@@ -195,11 +172,6 @@ fn held(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_command_line_is_sound() {
-        <Args as clap::CommandFactory>::command().debug_assert();
-    }
 
     #[test]
     fn a_filter_keeps_the_order_and_names_each_once() {

@@ -1,0 +1,103 @@
+//! The command line.
+
+mod compare;
+mod operate;
+mod run;
+
+use clap::{Parser, Subcommand};
+
+pub(crate) use compare::Compare;
+pub(crate) use operate::{Doctor, Unlock, Who};
+pub(crate) use run::{OnLost, Run};
+
+/// Locks by name, on the store of a URL: for shell scripts and cron, for the one on call, and to
+/// compare ways of locking.
+#[derive(Debug, Parser)]
+#[command(
+    name = "lockkeeper",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true
+)]
+pub(crate) struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What the command can do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Runs a command while it holds a lock.
+    #[command(long_about = run::ABOUT, after_long_help = run::DETAILS)]
+    Run(Run),
+
+    /// Tells who holds what.
+    #[command(long_about = operate::WHO, after_long_help = operate::WHO_DETAILS)]
+    Who(Who),
+
+    /// Takes a lock from whoever holds it.
+    #[command(long_about = operate::UNLOCK, after_long_help = operate::UNLOCK_DETAILS)]
+    Unlock(Unlock),
+
+    /// Tries whether a store is fit for locks, and looks for known traps.
+    #[command(long_about = operate::DOCTOR, after_long_help = operate::DOCTOR_DETAILS)]
+    Doctor(Doctor),
+
+    /// Lets many threads do the same work with and without a lock, on several stores, and says who
+    /// was right.
+    #[command(long_about = compare::ABOUT, after_long_help = compare::DETAILS)]
+    Compare(Compare),
+
+    /// Prints the completions for a shell.
+    #[command(long_about = "\
+Prints the completions for a shell.
+
+  bash  lockkeeper completions bash > ~/.local/share/bash-completion/completions/lockkeeper
+  zsh   lockkeeper completions zsh > a folder of $fpath, as _lockkeeper
+  fish  lockkeeper completions fish > ~/.config/fish/completions/lockkeeper.fish")]
+    Completions {
+        /// For which shell.
+        shell: clap_complete::Shell,
+    },
+
+    /// Prints the manual pages, or writes them to a folder.
+    #[command(long_about = "\
+Prints the manual pages, or writes them to a folder.
+
+  lockkeeper manual | man -l -
+  lockkeeper manual --folder ~/.local/share/man/man1")]
+    Manual {
+        /// Writes lockkeeper.1, lockkeeper-run.1 and so on to this folder.
+        #[arg(long, value_name = "FOLDER")]
+        folder: Option<std::path::PathBuf>,
+    },
+}
+
+/// Where the store's URL comes from; see [`crate::settings`].
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Place {
+    /// The store, such as redis://127.0.0.1/?namespace=shop or sqlite:/var/lib/shop/locks.db.
+    #[arg(long, value_name = "URL")]
+    pub(crate) url: Option<String>,
+
+    /// A config file with the store's URL: a TOML table with `url` and further keys.
+    #[arg(long, value_name = "FILE", conflicts_with = "url")]
+    pub(crate) config: Option<std::path::PathBuf>,
+}
+
+/// A length of time as people write it.
+pub(crate) fn duration(text: &str) -> Result<std::time::Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|error| format!("not a duration ({error}); write it like 500ms, 10s or 2m"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        <Args as clap::CommandFactory>::command().debug_assert();
+    }
+}

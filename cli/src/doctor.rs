@@ -1,0 +1,151 @@
+//! `lockkeeper doctor`: whether a store is fit for locks.
+
+use std::process::ExitCode;
+
+use lockkeeper::{Finding, Severity};
+use serde::Serialize;
+
+use crate::args;
+use crate::say;
+use crate::settings;
+use crate::trouble::Trouble;
+
+mod checks;
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: &'static str,
+    version: u32,
+    store: Option<&'a str>,
+    verdict: &'static str,
+    findings: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    severity: &'static str,
+    topic: &'static str,
+    what: &'a str,
+    meaning: &'a str,
+    advice: &'a str,
+}
+
+pub(crate) fn main(args: &args::Doctor) -> ExitCode {
+    say::ended(doctor(args))
+}
+
+fn doctor(args: &args::Doctor) -> Result<u8, Trouble> {
+    let mut store = None;
+    let findings = match settings::open(&args.place, None) {
+        Ok(keeper) => {
+            store = Some(keeper.backend());
+            checks::all(&args.place, &keeper)
+        }
+        Err(trouble) => vec![Finding::unusable(
+            "connect",
+            trouble.to_string(),
+            "nobody can lock on it",
+            "mend that, and run this again",
+        )],
+    };
+    let worst = findings.iter().map(|finding| finding.severity).max();
+    let worst = worst.unwrap_or(Severity::Fine);
+    if args.json {
+        say::json(&Report {
+            schema: "lockkeeper-doctor",
+            version: 1,
+            store,
+            verdict: worst.as_str(),
+            findings: findings.iter().map(row).collect(),
+        })?;
+    } else {
+        say::out(&text(&findings, worst))?;
+    }
+    Ok(match worst {
+        Severity::Fine => 0,
+        Severity::Warning => 1,
+        Severity::Unusable => 2,
+    })
+}
+
+fn row(finding: &Finding) -> Row<'_> {
+    Row {
+        severity: finding.severity.as_str(),
+        topic: finding.topic,
+        what: &finding.what,
+        meaning: &finding.meaning,
+        advice: &finding.advice,
+    }
+}
+
+fn text(findings: &[Finding], worst: Severity) -> String {
+    const INDENT: &str = "          ";
+    let mut lines = Vec::new();
+    for finding in findings {
+        lines.extend(wrapped(&format!("{:<10}", finding.severity), &finding.what));
+        lines.extend(wrapped(INDENT, &finding.meaning));
+        if !finding.advice.is_empty() {
+            lines.extend(wrapped(&format!("{INDENT}-> "), &finding.advice));
+        }
+    }
+    let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
+    lines.push(String::new());
+    lines.push(match worst {
+        Severity::Fine => "Fine: nothing was found that breaks locks here.".to_owned(),
+        _ => format!(
+            "{}: {} unusable, {} to look at, {} fine.",
+            if worst == Severity::Warning {
+                "Warnings"
+            } else {
+                "Unusable"
+            },
+            count(Severity::Unusable),
+            count(Severity::Warning),
+            count(Severity::Fine),
+        ),
+    });
+    lines.join("\n")
+}
+
+/// The text in lines that fit the terminal, `start` before the first and as much room before the
+/// others.
+fn wrapped(start: &str, text: &str) -> Vec<String> {
+    let indent = " ".repeat(start.len());
+    let mut lines = Vec::new();
+    let mut line = start.to_owned();
+    let mut is_empty = true;
+    for word in text.split_whitespace() {
+        let width = line.chars().count() + 1 + word.chars().count();
+        if !is_empty && width > usize::from(say::WIDTH) {
+            lines.push(std::mem::replace(&mut line, indent.clone()));
+            is_empty = true;
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        is_empty = false;
+    }
+    if !is_empty {
+        lines.push(line);
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_fit_and_words_stay_whole() {
+        let text = "word ".repeat(60);
+        let lines = wrapped("warning   ", &text);
+        assert!(lines.len() > 3);
+        for (index, line) in lines.iter().enumerate() {
+            assert!(line.len() <= 80, "{line}");
+            assert_eq!(line.starts_with("warning   word"), index == 0);
+            assert!(line.ends_with("word"));
+        }
+        assert!(wrapped("x", "").is_empty());
+    }
+}

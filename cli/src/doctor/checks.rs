@@ -1,0 +1,270 @@
+//! What the doctor tries: the whole life of a lock, with two keepers, under names of its own.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{
+    AcquireOptions, Capability, Clock, Error, Finding, LeasePolicy, LockKeeper, Released,
+    SystemClock,
+};
+
+use crate::args::Place;
+use crate::settings;
+
+/// How long anything here may take before it is called broken.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A store frees a lease that ran out at most this long after its ttl.
+const LATE: Duration = Duration::from_secs(1);
+const ROUND_TRIPS: u32 = 20;
+/// Above this, acquiring and releasing is slow enough to be noticed.
+const SLOW: Duration = Duration::from_millis(50);
+
+/// All of it; what fails is a finding, too.
+pub(super) fn all(place: &Place, keeper: &LockKeeper) -> Vec<Finding> {
+    let mut findings = vec![Finding::fine(
+        "connect",
+        format!("the store can be opened: {}", keeper.backend()),
+    )];
+    // Another one, as another program would have it.
+    let other = match settings::open(place, None) {
+        Ok(other) => other,
+        Err(trouble) => {
+            findings.push(broken(
+                "connect",
+                "a second connection is refused",
+                &trouble,
+            ));
+            return findings;
+        }
+    };
+    findings.push(reach(keeper));
+    let name = format!("lockkeeper-doctor/{:016x}", unique());
+    let pair = Pair {
+        keeper,
+        other: &other,
+        name,
+    };
+    for (topic, check) in CHECKS {
+        let found = check(&pair);
+        let found = found.unwrap_or_else(|error| broken(topic, "it failed", &error));
+        let goes_on = found.severity < lockkeeper::Severity::Unusable;
+        findings.push(found);
+        if !goes_on {
+            break;
+        }
+    }
+    if let Some(operator) = keeper.operator() {
+        match operator.examine(SystemClock.now() + PATIENCE) {
+            Ok(found) => findings.extend(found),
+            Err(error) => findings.push(Finding::warning(
+                "examine",
+                format!("the known traps cannot be looked for: {error}"),
+                "there may be some",
+                "run this as a user who may look",
+            )),
+        }
+    }
+    findings
+}
+
+type Check = fn(&Pair<'_>) -> Result<Finding, Error>;
+const CHECKS: [(&str, Check); 4] = [
+    ("round trip", round_trip),
+    ("contend", contend),
+    ("hand over", hand_over),
+    ("expire", expire),
+];
+
+struct Pair<'a> {
+    keeper: &'a LockKeeper,
+    other: &'a LockKeeper,
+    name: String,
+}
+
+fn unique() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+fn broken(topic: &'static str, what: &str, why: &dyn std::fmt::Display) -> Finding {
+    Finding::unusable(
+        topic,
+        format!("{what}: {why}"),
+        "locks do not work here",
+        "mend that, and run this again",
+    )
+}
+
+fn reach(keeper: &LockKeeper) -> Finding {
+    let has = |capability| keeper.capabilities().has(capability);
+    let topic = "excludes";
+    if has(Capability::CrossHost) {
+        return Finding::fine(topic, "excludes all programs that reach the server");
+    }
+    if has(Capability::CrossProcess) {
+        return Finding::fine(topic, "excludes all processes of this host");
+    }
+    Finding::warning(
+        topic,
+        "excludes the threads of one process only",
+        "two programs get the same lock",
+        "use sqlite: for one host, or a server for several",
+    )
+}
+
+fn round_trip(pair: &Pair<'_>) -> Result<Finding, Error> {
+    let mut times = Vec::new();
+    for _ in 0..ROUND_TRIPS {
+        let began = Instant::now();
+        let guard = pair.keeper.lock(&pair.name)?;
+        guard.release()?;
+        times.push(began.elapsed());
+    }
+    times.sort_unstable();
+    let middle = times.get(times.len() / 2).copied().unwrap_or_default();
+    let longest = times.last().copied().unwrap_or_default();
+    let what = format!("acquire and release take {middle:.0?} (longest {longest:.0?})");
+    Ok(if middle < SLOW {
+        Finding::fine("round trip", what)
+    } else {
+        Finding::warning(
+            "round trip",
+            what,
+            "every lock costs that much",
+            "put the store nearer, or find what slows it down",
+        )
+    })
+}
+
+/// One holds it, and the other one is told that it is busy.
+fn contend(pair: &Pair<'_>) -> Result<Finding, Error> {
+    let topic = "contend";
+    let first = pair.keeper.lock(&pair.name)?;
+    if pair.other.try_lock(&pair.name)?.is_some() {
+        return Ok(broken(
+            topic,
+            "two keepers hold one lock",
+            &"the store does not exclude",
+        ));
+    }
+    let token = first.token();
+    if first.release()? != Released::Done {
+        return Ok(broken(
+            topic,
+            "a lock was gone while it was held",
+            &"somebody removes keys or rows",
+        ));
+    }
+    let second = pair.other.lock(&pair.name)?;
+    if second.token() <= token {
+        return Ok(broken(
+            topic,
+            "the token has not grown",
+            &"late writers cannot be told",
+        ));
+    }
+    second.release()?;
+    Ok(Finding::fine(
+        topic,
+        "a held lock is busy for others, and tokens grow",
+    ))
+}
+
+/// One waits, and gets it when the other one releases it.
+fn hand_over(pair: &Pair<'_>) -> Result<Finding, Error> {
+    let first = pair.keeper.lock(&pair.name)?;
+    let waits = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let options = AcquireOptions::new().wait(PATIENCE);
+            waits.store(true, Ordering::SeqCst);
+            let guard = pair.other.acquire(&pair.name, &options)?;
+            Ok::<_, Error>((guard.is_some(), Instant::now()))
+        });
+        // Long enough to stand in line: when it does not, the answer is only quicker.
+        while !waits.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        thread::sleep(Duration::from_millis(100));
+        let began = Instant::now();
+        first.release()?;
+        let Ok(answer) = waiter.join() else {
+            return Ok(broken(
+                "hand over",
+                "the one that waits failed",
+                &"please report it",
+            ));
+        };
+        let (got_it, at) = answer?;
+        if !got_it {
+            return Ok(broken(
+                "hand over",
+                "a released lock did not come to the one that waits",
+                &"nobody is woken",
+            ));
+        }
+        let took = at.saturating_duration_since(began);
+        let what = format!("a released lock is the next one's after {took:.0?}");
+        Ok(if took < LATE / 2 {
+            Finding::fine("hand over", what)
+        } else {
+            Finding::warning(
+                "hand over",
+                what,
+                "the one that waits was not woken, and found out by looking",
+                "see whether something between here and the store drops messages",
+            )
+        })
+    })
+}
+
+/// A lease that nobody renews is over when it should be, and its guard knows.
+fn expire(pair: &Pair<'_>) -> Result<Finding, Error> {
+    let topic = "expire";
+    let ttl = pair
+        .keeper
+        .capabilities()
+        .min_ttl()
+        .max(Duration::from_millis(500));
+    let options = AcquireOptions::new()
+        .wait(PATIENCE)
+        .lease(LeasePolicy::Fixed { ttl });
+    let began = Instant::now();
+    let Some(guard) = pair.keeper.acquire(&pair.name, &options)? else {
+        return Ok(broken(
+            topic,
+            "the name is busy",
+            &"somebody else runs under it",
+        ));
+    };
+    let options = AcquireOptions::new().wait(PATIENCE);
+    let next = pair.other.acquire(&pair.name, &options)?;
+    let took = began.elapsed();
+    let Some(next) = next else {
+        return Ok(broken(
+            topic,
+            "a lease that ran out is not granted again",
+            &"a dead holder's lock stays for ever",
+        ));
+    };
+    if guard.is_held() || took < ttl {
+        return Ok(broken(
+            topic,
+            "a lease was granted to the next before it was over",
+            &"two hold it at once",
+        ));
+    }
+    next.release()?;
+    let what = format!("a lease of {ttl:?} was the next one's after {took:.0?}");
+    Ok(if took <= ttl + LATE {
+        Finding::fine(topic, what)
+    } else {
+        Finding::warning(
+            topic,
+            what,
+            "a dead holder's lock stays longer than it should",
+            "look whether the store is overloaded",
+        )
+    })
+}

@@ -1,0 +1,72 @@
+//! What is made of the command line's own description: completions and manual pages.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Command, CommandFactory};
+use clap_mangen::Man;
+
+use crate::args::Args;
+use crate::say;
+use crate::trouble::Trouble;
+
+/// Prints the completions of `shell`.
+pub(crate) fn completions(shell: clap_complete::Shell) -> ExitCode {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Args::command(), "lockkeeper", &mut text);
+    say::ended(say::out(&String::from_utf8_lossy(&text)).map(|()| 0))
+}
+
+/// Prints all manual pages, one after the other, or writes each to a file in `folder`.
+pub(crate) fn pages(folder: Option<&Path>) -> ExitCode {
+    let mut command = Args::command().disable_help_subcommand(true);
+    command.build();
+    let mut all = vec![command.clone()];
+    all.extend(command.get_subcommands().cloned());
+    say::ended(match folder {
+        Some(folder) => write(&all, folder),
+        None => print(&all),
+    })
+}
+
+fn print(all: &[Command]) -> Result<u8, Trouble> {
+    let mut text = Vec::new();
+    for page in all {
+        render(page, &mut text)?;
+    }
+    say::out(&String::from_utf8_lossy(&text)).map(|()| 0)
+}
+
+fn write(all: &[Command], folder: &Path) -> Result<u8, Trouble> {
+    let failed = |error: io::Error| {
+        Trouble::system(
+            &format!("write manual pages to {}", folder.display()),
+            &error,
+        )
+    };
+    fs::create_dir_all(folder).map_err(failed)?;
+    for page in all {
+        let mut text = Vec::new();
+        let name = render(page, &mut text)?;
+        fs::write(folder.join(format!("{name}.1")), text).map_err(failed)?;
+    }
+    Ok(0)
+}
+
+/// Writes a page and says what it is called.
+fn render(command: &Command, into: &mut impl Write) -> Result<String, Trouble> {
+    let name = match command.get_name() {
+        "lockkeeper" => "lockkeeper".to_owned(),
+        sub => format!("lockkeeper-{sub}"),
+    };
+    let version = command.get_version().unwrap_or(env!("CARGO_PKG_VERSION"));
+    let page = Man::new(command.clone())
+        .title(&name)
+        .manual("lockkeeper")
+        .source(format!("lockkeeper {version}"));
+    let rendered = page.render(into);
+    rendered.map_err(|error| Trouble::system("write a manual page", &error))?;
+    Ok(name)
+}

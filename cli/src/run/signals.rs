@@ -1,0 +1,107 @@
+//! The signals of a run, and everything else that happens to it, in one line of events.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+
+use lockkeeper::{CancelToken, FencingToken, LockName, Observer};
+use rustix::process::{Signal, getpid, kill_process};
+use signal_hook::iterator::Signals;
+
+use crate::trouble::Trouble;
+
+/// What happens while a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// To be passed on to the command.
+    Signal(Signal),
+    /// A child of this process has changed its state.
+    Child,
+    /// This process was continued after it had been stopped.
+    Continued,
+    Renewed,
+    Lost,
+}
+
+/// Those that end a wait.
+const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
+const OTHERS: [Signal; 5] = [
+    Signal::USR1,
+    Signal::USR2,
+    Signal::TSTP,
+    Signal::CONT,
+    Signal::CHILD,
+];
+
+pub(super) fn ends_a_wait(signal: Signal) -> bool {
+    ENDING.contains(&signal)
+}
+
+/// Listens from now on. Until `is_running`, a signal that ends a wait cancels `wait`, and a stop
+/// stops this process as it would without anybody listening.
+pub(super) fn listen(
+    events: Sender<Event>,
+    wait: CancelToken,
+    is_running: Arc<AtomicBool>,
+) -> Result<(), Trouble> {
+    let wanted = ENDING.into_iter().chain(OTHERS);
+    // `nohup` means that a HUP is to end neither this nor the command, which inherits that.
+    let heard = wanted.filter(|signal| *signal != Signal::HUP || !is_hup_ignored());
+    let mut signals = Signals::new(heard.map(Signal::as_raw))
+        .map_err(|error| Trouble::system("listen for signals", &error))?;
+    let listener = move || {
+        for number in signals.forever() {
+            let Some(signal) = Signal::from_named_raw(number) else {
+                continue;
+            };
+            let running = is_running.load(Ordering::SeqCst);
+            if !running && ends_a_wait(signal) {
+                wait.cancel();
+            }
+            let event = match signal {
+                Signal::TSTP if !running => {
+                    let _ = kill_process(getpid(), Signal::STOP);
+                    continue;
+                }
+                Signal::CHILD => Event::Child,
+                Signal::CONT => Event::Continued,
+                signal => Event::Signal(signal),
+            };
+            if events.send(event).is_err() {
+                return;
+            }
+        }
+    };
+    let started = std::thread::Builder::new()
+        .name("lockkeeper-signals".to_owned())
+        .spawn(listener);
+    started.map_err(|error| Trouble::system("start a thread", &error))?;
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+fn is_hup_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (Signal::HUP.as_raw() - 1)) != 0)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_hup_ignored() -> bool {
+    false
+}
+
+/// Passes on what the keeper sees of its one lock.
+#[derive(Debug)]
+pub(super) struct Ear(pub(super) Sender<Event>);
+
+impl Observer for Ear {
+    fn renewed(&self, _name: &LockName, _token: FencingToken) {
+        let _ = self.0.send(Event::Renewed);
+    }
+
+    fn lost(&self, _name: &LockName, _token: FencingToken) {
+        let _ = self.0.send(Event::Lost);
+    }
+}

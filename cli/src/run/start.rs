@@ -1,0 +1,260 @@
+//! From the command line to an exit status.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, SystemTime};
+
+use lockkeeper::{
+    AcquireOptions, CancelToken, Capability, Clock, ErrorKind, LockGuard, LockKeeper, LockName,
+    Moment, Released, SystemClock,
+};
+use rustix::process::{Pid, Signal};
+
+use super::job::{self, CHILD, Job};
+use super::plan::Plan;
+use super::signals::{Ear, Event, ends_a_wait, listen};
+use super::watch::Watch;
+use super::watchdog::{self, WATCHDOG};
+use crate::args;
+use crate::say;
+use crate::settings;
+use crate::trouble::{CONFIG, LOST, Trouble};
+use crate::who;
+
+/// As shells say that a command cannot be run.
+const NOT_RUN: u8 = 126;
+/// What finding out who is in the way may take.
+const WHO: Duration = Duration::from_secs(1);
+
+/// What this process is where it was not started by people: becoming the command, or watching it.
+pub(crate) fn helper() -> Option<ExitCode> {
+    let mut args = std::env::args_os().skip(1);
+    let role = args.next()?;
+    let number = |arg: Option<OsString>| arg?.to_str()?.parse::<i32>().ok();
+    if role == CHILD {
+        let parent = number(args.next());
+        let command: Vec<_> = args.collect();
+        return Some(job::main(parent, &command));
+    }
+    if role == WATCHDOG {
+        let group = number(args.next()).and_then(Pid::from_raw)?;
+        return Some(watchdog::main(group));
+    }
+    None
+}
+
+/// How much is said on standard error.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Voice {
+    quiet: bool,
+    verbose: bool,
+}
+
+impl Voice {
+    pub(super) fn warn(self, text: &str) {
+        if !self.quiet {
+            say::err(text);
+        }
+    }
+
+    fn tell(self, text: &str) {
+        if self.verbose {
+            say::err(text);
+        }
+    }
+}
+
+pub(crate) fn main(args: &args::Run) -> ExitCode {
+    let voice = Voice {
+        quiet: args.quiet,
+        verbose: args.verbose,
+    };
+    ExitCode::from(run(args, voice).unwrap_or_else(|trouble| {
+        voice.warn(&trouble.to_string());
+        trouble.code
+    }))
+}
+
+fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
+    let name = LockName::new(args.name.as_str()).map_err(|error| Trouble::usage(&error))?;
+    let (tell, events) = channel();
+    let wait = CancelToken::new();
+    let is_running = Arc::new(AtomicBool::new(false));
+    listen(tell.clone(), wait.clone(), Arc::clone(&is_running))?;
+    let opened = settings::open(&args.place, Some(Arc::new(Ear(tell))));
+    if let Some(signal) = stop_signal(&events) {
+        return Ok(interrupted(signal, voice));
+    }
+    let keeper = opened?;
+    if !keeper.capabilities().has(Capability::CrossProcess) {
+        return Err(Trouble::new(
+            CONFIG,
+            format!(
+                "{}: excludes nobody but its own process; use sqlite: or a server",
+                keeper.backend()
+            ),
+        ));
+    }
+    let plan = Plan::new(args, &keeper)?;
+    let Some(guard) = acquire(args, &keeper, &name, plan, &wait)? else {
+        return match stop_signal(&events) {
+            Some(signal) => Ok(interrupted(signal, voice)),
+            None => Err(conflict(args, &keeper, &name)),
+        };
+    };
+    let granted = SystemClock.now();
+    voice.tell(&format!("got {name:?} with the token {}", guard.token()));
+    is_running.store(true, Ordering::SeqCst);
+    if let Some(signal) = stop_signal(&events) {
+        release(guard, voice);
+        return Ok(interrupted(signal, voice));
+    }
+    let code = command(args, &guard, plan, &events, voice)?;
+    if code != LOST {
+        hold(&guard, granted + args.hold_at_least, &events, voice);
+    }
+    match release(guard, voice) {
+        // Found only now: while the command ran, nobody asked the store.
+        Some(Released::AlreadyLost) if plan.ends_the_lost() && code != LOST => {
+            voice.warn(&format!(
+                "the lock {name:?} was lost before the command had ended"
+            ));
+            Ok(LOST)
+        }
+        _ => Ok(code),
+    }
+}
+
+/// `None`: somebody else holds it, or a signal ended the wait.
+fn acquire(
+    args: &args::Run,
+    keeper: &LockKeeper,
+    name: &LockName,
+    plan: Plan,
+    cancel: &CancelToken,
+) -> Result<Option<LockGuard>, Trouble> {
+    let options = AcquireOptions::new().lease(plan.policy).cancel(cancel);
+    let options = match (args.no_wait, args.wait) {
+        (true, _) => options.wait(Duration::ZERO),
+        (false, Some(wait)) => options.wait(wait),
+        (false, None) => options.wait_forever(),
+    };
+    keeper
+        .acquire(name, &options)
+        .or_else(|error| match error.kind() {
+            ErrorKind::Cancelled => Ok(None),
+            ErrorKind::InvalidTtl | ErrorKind::TtlTooShort | ErrorKind::InvalidWait => {
+                Err(Trouble::usage(&error))
+            }
+            _ => Err(error.into()),
+        })
+}
+
+fn stop_signal(events: &Receiver<Event>) -> Option<Signal> {
+    events.try_iter().find_map(|event| match event {
+        Event::Signal(signal) if ends_a_wait(signal) => Some(signal),
+        _ => None,
+    })
+}
+
+fn interrupted(signal: Signal, voice: Voice) -> u8 {
+    let number = signal.as_raw();
+    voice.tell(&format!(
+        "signal {number} ended the wait; the command was not run"
+    ));
+    u8::try_from(128 + number).unwrap_or(u8::MAX)
+}
+
+/// Not acquired in time; says by whom, where that is known.
+fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
+    let soon = SystemClock.now() + WHO;
+    let held = keeper
+        .operator()
+        .and_then(|operator| operator.held(Some(name), soon).ok()?.pop());
+    let by = held.map_or_else(
+        || "somebody else".to_owned(),
+        |held| who::holder(&held, SystemTime::now()),
+    );
+    let how_long = match args.wait.filter(|wait| !wait.is_zero()) {
+        Some(wait) => format!(" and was for {}", humantime::format_duration(wait)),
+        None => String::new(),
+    };
+    Trouble::new(
+        args.conflict_exit_code,
+        format!(
+            "{name:?} is held by {by}{how_long}; the command was not run, try later or --wait longer"
+        ),
+    )
+}
+
+/// Runs the command, and answers the exit status.
+fn command(
+    args: &args::Run,
+    guard: &LockGuard,
+    plan: Plan,
+    events: &Receiver<Event>,
+    voice: Voice,
+) -> Result<u8, Trouble> {
+    let not_run = |error: std::io::Error| {
+        Trouble::new(NOT_RUN, format!("the command cannot be started: {error}"))
+    };
+    let until = SystemTime::now() + guard.remaining();
+    let environment = [
+        ("LOCKKEEPER_NAME", guard.name().to_string()),
+        ("LOCKKEEPER_TOKEN", guard.token().to_string()),
+        (
+            "LOCKKEEPER_DEADLINE_UNIX_MS",
+            say::unix_millis(until).to_string(),
+        ),
+    ];
+    let job = Job::prepare(&args.command, &environment).map_err(not_run)?;
+    let watch = Watch::start(&job, plan, guard, events, voice).map_err(|error| {
+        job.signal(Signal::KILL);
+        job.status();
+        not_run(error)
+    })?;
+    let ended = watch.finish();
+    voice.tell(&format!("the command ended with {}", ended.status.code()));
+    Ok(if ended.lost && plan.ends_the_lost() {
+        LOST
+    } else {
+        ended.status.code()
+    })
+}
+
+/// Keeps the lock until `until`, unless a signal asks for an end.
+fn hold(guard: &LockGuard, until: Moment, events: &Receiver<Event>, voice: Voice) {
+    let left = || until.saturating_since(SystemClock.now());
+    if left().is_zero() {
+        return;
+    }
+    voice.tell(&format!(
+        "keeping {:?} for {}",
+        guard.name(),
+        say::span(left())
+    ));
+    while !left().is_zero() && guard.is_held() {
+        match events.recv_timeout(left()) {
+            Ok(Event::Signal(signal)) if ends_a_wait(signal) => return,
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+/// What the release found; `None`: the store did not say.
+fn release(guard: LockGuard, voice: Voice) -> Option<Released> {
+    let name = guard.name().clone();
+    match guard.release() {
+        Ok(released) => {
+            voice.tell(&format!("released {name:?}"));
+            Some(released)
+        }
+        Err(error) => {
+            voice.warn(&format!("{error}; the store frees the lock after its ttl"));
+            None
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! While the command runs: signals to it, deadlines to the watchdog, and the end of it all.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use lockkeeper::{Clock, LockGuard, Moment, SystemClock};
+use rustix::process::{Signal, getpgrp, getpid, kill_process, kill_process_group};
+
+use super::job::{Job, State, Status};
+use super::plan::{Deadline, Plan};
+use super::signals::Event;
+use super::start::Voice;
+use super::terminal::{self, Terminal};
+use super::watchdog::Watchdog;
+
+/// How long a group that was killed may take to be gone.
+const GONE: Duration = Duration::from_secs(1);
+/// Those of a group whose parent lives on are nobody's children here: no signal tells their end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How the command ended.
+pub(super) struct Ended {
+    pub(super) status: Status,
+    /// The lock had to be taken for lost before the command had ended.
+    pub(super) lost: bool,
+}
+
+pub(super) struct Watch<'a> {
+    job: &'a Job,
+    watchdog: Watchdog,
+    plan: Plan,
+    guard: &'a LockGuard,
+    events: &'a Receiver<Event>,
+    voice: Voice,
+    terminal: Option<Terminal>,
+    wants_terminal: bool,
+    /// A stop was passed on to the command, so this process is to stop with it.
+    stops_too: bool,
+    /// When the command of a lost lock is over.
+    lost: Option<Deadline>,
+}
+
+impl<'a> Watch<'a> {
+    /// Lets a prepared command go.
+    pub(super) fn start(
+        job: &'a Job,
+        plan: Plan,
+        guard: &'a LockGuard,
+        events: &'a Receiver<Event>,
+        voice: Voice,
+    ) -> std::io::Result<Self> {
+        let deadline = plan.deadline(SystemClock.now() + guard.remaining());
+        let mut watch = Self {
+            watchdog: Watchdog::start(job.group(), deadline)?,
+            job,
+            plan,
+            guard,
+            events,
+            voice,
+            terminal: Terminal::find(),
+            wants_terminal: terminal::is_alone(),
+            stops_too: false,
+            lost: None,
+        };
+        watch.go_on();
+        Ok(watch)
+    }
+
+    /// Until the command has ended, and all of its group where the lock was lost.
+    pub(super) fn finish(mut self) -> Ended {
+        loop {
+            match self.job.look() {
+                State::Ended => break,
+                State::Stopped(signal) => self.stopped(signal),
+                State::Running => {}
+            }
+            let limit = self.check_lock();
+            match self.events.recv_timeout(limit) {
+                Ok(event) => self.take(event),
+                Err(RecvTimeoutError::Timeout) => {}
+                // The thread that listens is gone: nothing is heard any more, so look.
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK),
+            }
+        }
+        self.check_lock();
+        if let Some(terminal) = &mut self.terminal {
+            terminal.take_back();
+        }
+        let status = match self.lost.filter(|_| self.plan.ends_the_lost()) {
+            None => {
+                self.watchdog.dismiss();
+                self.job.status()
+            }
+            Some(deadline) => {
+                let status = self.job.status();
+                while !self.job.is_over() && SystemClock.now() < deadline.kill + GONE {
+                    let _ = self.events.recv_timeout(LOOK);
+                }
+                self.watchdog.dismiss();
+                status
+            }
+        };
+        if let (Some(terminal), Status::Signal(_)) = (&self.terminal, status) {
+            terminal.restore();
+        }
+        Ended {
+            status,
+            lost: self.lost.is_some(),
+        }
+    }
+
+    /// Finds out whether the lock is lost, and how long it is not, if nothing happens.
+    fn check_lock(&mut self) -> Duration {
+        if self.lost.is_some() {
+            return LOOK;
+        }
+        let now = SystemClock.now();
+        let remaining = self.guard.remaining();
+        let deadline = self.plan.deadline(now + remaining);
+        if now < deadline.term && !remaining.is_zero() {
+            let next = deadline.term.saturating_since(now).min(remaining);
+            return next.max(Duration::from_millis(1));
+        }
+        let why = if self.guard.is_held() {
+            "cannot be kept: the store has not answered in time"
+        } else {
+            "is lost: the store was out of reach for too long, or somebody took it away"
+        };
+        let deadline = match remaining {
+            Duration::ZERO => self.plan.at_once(now),
+            _ => Deadline {
+                term: now,
+                ..deadline
+            },
+        };
+        self.lost = Some(deadline);
+        let name = self.guard.name();
+        if self.plan.ends_the_lost() {
+            self.voice
+                .warn(&format!("the lock {name:?} {why}; its command is ended"));
+            self.tell(deadline);
+        } else {
+            self.voice.warn(&format!(
+                "the lock {name:?} {why}; its command goes on without it"
+            ));
+        }
+        LOOK
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Renewed if self.lost.is_none() => {
+                let until = SystemClock.now() + self.guard.remaining();
+                self.tell(self.plan.deadline(until));
+            }
+            Event::Renewed | Event::Lost => {}
+            Event::Continued => self.go_on(),
+            Event::Signal(Signal::TSTP) => {
+                self.stops_too = true;
+                self.job.signal(Signal::TSTP);
+            }
+            Event::Signal(signal) => {
+                self.job.signal(signal);
+                if matches!(signal, Signal::TERM | Signal::HUP) {
+                    // One that is stopped would not hear it.
+                    self.job.signal(Signal::CONT);
+                }
+            }
+            Event::Child => {
+                if self.watchdog.is_gone() {
+                    self.replace_watchdog();
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, deadline: Deadline) {
+        if self.watchdog.tell(deadline).is_err() {
+            self.replace_watchdog();
+        }
+    }
+
+    /// Somebody has killed it.
+    fn replace_watchdog(&mut self) {
+        let until = SystemClock.now() + self.guard.remaining();
+        let deadline = self.lost.unwrap_or_else(|| self.plan.deadline(until));
+        match Watchdog::start(self.job.group(), deadline) {
+            Ok(watchdog) => std::mem::replace(&mut self.watchdog, watchdog).dismiss(),
+            Err(error) => {
+                self.voice.warn(&format!(
+                    "the watchdog was killed, and there can be no other: {error}; the command is killed"
+                ));
+                self.lost.get_or_insert(Deadline {
+                    term: Moment::default(),
+                    kill: SystemClock.now(),
+                });
+                self.job.signal(Signal::KILL);
+            }
+        }
+    }
+
+    /// The command was stopped: so is all of this job, where somebody would continue it.
+    fn stopped(&mut self, signal: Option<Signal>) {
+        let asks = matches!(signal, Some(Signal::TTIN | Signal::TTOU));
+        let leads = getpgrp() == getpid();
+        if let Some(terminal) = &mut self.terminal {
+            self.wants_terminal |= asks;
+            if asks && terminal.is_ours() {
+                return self.go_on();
+            }
+            if terminal.is_lent() || leads {
+                if terminal::is_orphan() {
+                    return self.job.signal(Signal::CONT);
+                }
+                terminal.take_back();
+                // Returns when the shell continues it.
+                let _ = kill_process_group(getpgrp(), Signal::STOP);
+                return self.go_on();
+            }
+        }
+        if std::mem::take(&mut self.stops_too) {
+            let _ = kill_process(getpid(), Signal::STOP);
+            self.go_on();
+        }
+    }
+
+    fn go_on(&mut self) {
+        self.stops_too = false;
+        if self.wants_terminal
+            && let Some(terminal) = &mut self.terminal
+        {
+            terminal.lend(self.job.group());
+        }
+        self.job.signal(Signal::CONT);
+    }
+}

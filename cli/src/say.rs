@@ -1,0 +1,78 @@
+//! What the commands other than `compare` print.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::trouble::{SYSTEM, Trouble};
+
+/// What fits any terminal.
+pub(crate) const WIDTH: u16 = 80;
+
+/// Prints to standard output. Whoever reads it and had enough is no failure.
+pub(crate) fn out(text: &str) -> Result<(), Trouble> {
+    let mut stdout = io::stdout().lock();
+    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(|error| {
+            Trouble::new(SYSTEM, format!("cannot print: {error}; is the disk full?"))
+        }),
+    }
+}
+
+/// Prints a value as JSON.
+pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Trouble> {
+    let text = serde_json::to_string_pretty(value);
+    out(&text.map_err(|error| Trouble::system("write JSON", &error))?)
+}
+
+/// Prints one line to standard error.
+pub(crate) fn err(text: &str) {
+    // Where even this cannot be said, the exit status still tells.
+    let _ = writeln!(io::stderr().lock(), "lockkeeper: {text}");
+}
+
+/// The exit status of a command, with its trouble told.
+pub(crate) fn ended(result: Result<u8, Trouble>) -> ExitCode {
+    ExitCode::from(result.unwrap_or_else(|trouble| {
+        err(&trouble.to_string());
+        trouble.code
+    }))
+}
+
+/// A duration for people, no finer than it matters: `250ms`, `9s`, `2m 5s`, `3h 20m`.
+pub(crate) fn span(span: Duration) -> String {
+    let whole = span.as_secs();
+    match whole {
+        0 => format!("{}ms", span.as_millis()),
+        1..60 => format!("{whole}s"),
+        60..3_600 => format!("{}m {}s", whole / 60, whole % 60),
+        3_600..86_400 => format!("{}h {}m", whole / 3_600, whole % 3_600 / 60),
+        _ => format!("{}d {}h", whole / 86_400, whole % 86_400 / 3_600),
+    }
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn unix_millis(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_short() {
+        for (millis, text) in [
+            (0, "0ms"),
+            (999, "999ms"),
+            (59_900, "59s"),
+            (125_000, "2m 5s"),
+            (12_000_000, "3h 20m"),
+            (180_000_000, "2d 2h"),
+        ] {
+            assert_eq!(span(Duration::from_millis(millis)), text);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! `lockkeeper unlock --force`: takes a lock from its holder.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use lockkeeper::{Clock, HeldName, LockName, SystemClock};
+
+use crate::args;
+use crate::say;
+use crate::settings;
+use crate::trouble::{Trouble, USAGE};
+use crate::who::{holder, operator};
+
+/// Not confirmed, or no longer what was shown.
+const NOT_DONE: u8 = 1;
+
+pub(crate) fn main(args: &args::Unlock) -> ExitCode {
+    say::ended(unlock(args))
+}
+
+fn unlock(args: &args::Unlock) -> Result<u8, Trouble> {
+    let name = LockName::new(args.name.as_str()).map_err(|error| Trouble::usage(&error))?;
+    let keeper = settings::open(&args.place, None)?;
+    let operator = operator(&keeper)?;
+    let soon = || SystemClock.now() + args.timeout;
+    let Some(held) = operator.held(Some(&name), soon())?.pop() else {
+        say::out(&format!("Nobody holds {name:?}."))?;
+        return Ok(0);
+    };
+    say::out(&describe(&name, &held))?;
+    if !args.yes && !confirmed()? {
+        return Err(Trouble::new(NOT_DONE, "not confirmed; nothing was done"));
+    }
+    if operator.force_release(&held, soon())? {
+        say::out(&format!("Freed {name:?}."))?;
+        return Ok(0);
+    }
+    Err(Trouble::new(
+        NOT_DONE,
+        format!(
+            "{name:?} was released meanwhile, and somebody else may hold it; look again with `lockkeeper who`"
+        ),
+    ))
+}
+
+fn describe(name: &LockName, held: &HeldName) -> String {
+    let mut text = format!("{name:?} is held by {}", holder(held, SystemTime::now()));
+    if let Some(token) = held.token() {
+        text.push_str(&format!(",\nwith the token {token}"));
+    }
+    match held.waiting {
+        Some(0) => text.push_str("; nobody waits for it"),
+        Some(1) => text.push_str("; 1 process waits for it"),
+        Some(many) => text.push_str(&format!("; {many} processes wait for it")),
+        None => {}
+    }
+    text.push('.');
+    text
+}
+
+fn confirmed() -> Result<bool, Trouble> {
+    let mut stdin = io::stdin().lock();
+    if !stdin.is_terminal() {
+        return Err(Trouble::new(
+            USAGE,
+            "there is no terminal to ask on; say --yes if you mean it",
+        ));
+    }
+    let mut stderr = io::stderr().lock();
+    let asked = write!(
+        stderr,
+        "Its holder may go on working until it notices. Free it? [y/N] "
+    )
+    .and_then(|()| stderr.flush());
+    let mut answer = String::new();
+    asked
+        .and_then(|()| stdin.read_line(&mut answer))
+        .map_err(|error| Trouble::system("ask", &error))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes" | "Yes"))
+}

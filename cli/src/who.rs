@@ -1,0 +1,189 @@
+//! `lockkeeper who`: who holds what.
+
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use comfy_table::{
+    CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
+};
+use lockkeeper::{Clock, HeldName, LockKeeper, LockName, Operator, SystemClock};
+use serde::Serialize;
+
+use crate::args;
+use crate::say;
+use crate::settings;
+use crate::trouble::{CONFIG, Trouble};
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: &'static str,
+    version: u32,
+    store: &'a str,
+    held: Vec<Row>,
+    cannot_tell: &'a [&'a str],
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    name_is_whole: bool,
+    host: Option<String>,
+    pid: Option<u32>,
+    thread: Option<String>,
+    session: Option<String>,
+    since_unix_ms: Option<u64>,
+    token: Option<u64>,
+    remaining_ms: Option<u64>,
+    waiting: Option<u64>,
+}
+
+impl From<&HeldName> for Row {
+    fn from(held: &HeldName) -> Self {
+        let millis = |span: std::time::Duration| u64::try_from(span.as_millis()).ok();
+        Self {
+            name: held.name.clone(),
+            name_is_whole: held.is_whole,
+            host: held.holder.host.clone(),
+            pid: held.holder.pid,
+            thread: held.holder.thread.clone(),
+            session: held.holder.session.clone(),
+            since_unix_ms: held.holder.since.map(say::unix_millis),
+            token: held.token().map(lockkeeper::FencingToken::get),
+            remaining_ms: held.remaining.and_then(millis),
+            waiting: held.waiting,
+        }
+    }
+}
+
+pub(crate) fn main(args: &args::Who) -> ExitCode {
+    say::ended(who(args).map(|()| 0))
+}
+
+fn who(args: &args::Who) -> Result<(), Trouble> {
+    let name = args.name.as_deref().map(LockName::new).transpose();
+    let name = name.map_err(|error| Trouble::usage(&error))?;
+    let keeper = settings::open(&args.place, None)?;
+    let operator = operator(&keeper)?;
+    let held = operator.held(name.as_ref(), SystemClock.now() + args.timeout)?;
+    let cannot_tell = operator.cannot_tell();
+    if args.json {
+        return say::json(&Report {
+            schema: "lockkeeper-who",
+            version: 1,
+            store: keeper.backend(),
+            held: held.iter().map(Row::from).collect(),
+            cannot_tell,
+        });
+    }
+    let mut text = match (held.is_empty(), &name) {
+        (true, Some(name)) => format!("Nobody holds {name:?}."),
+        (true, None) => "Nothing is held.".to_owned(),
+        (false, _) => table(&held, SystemTime::now()),
+    };
+    if !held.is_empty() && !cannot_tell.is_empty() {
+        let store = keeper.backend();
+        text.push_str(&format!(
+            "\n{store} cannot tell: {}",
+            cannot_tell.join(", ")
+        ));
+    }
+    say::out(&text)
+}
+
+/// The answers of a store, where it has them for other processes than this one.
+pub(crate) fn operator(keeper: &LockKeeper) -> Result<&dyn Operator, Trouble> {
+    let store = keeper.backend();
+    if store == "memory" {
+        return Err(Trouble::new(
+            CONFIG,
+            "memory: lives within one process, and no other can look into it",
+        ));
+    }
+    keeper.operator().ok_or_else(|| {
+        Trouble::new(
+            CONFIG,
+            format!("the backend {store} has no answers to that; see what the store itself tells"),
+        )
+    })
+}
+
+/// Only a line under the header.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
+const HEADER: [&str; 6] = ["name", "holder", "held for", "token", "left", "waiting"];
+/// Which columns are numbers.
+const NUMBERS: std::ops::Range<usize> = 2..6;
+
+/// At most 80 columns wide: names and holders are wrapped, numbers are not.
+fn table(held: &[HeldName], now: SystemTime) -> String {
+    let dash = || "-".to_owned();
+    let rows = held.iter().map(|held| {
+        [
+            name(held),
+            process(held).unwrap_or_else(dash),
+            held_for(held, now).unwrap_or_else(dash),
+            held.token().map_or_else(dash, |token| token.to_string()),
+            held.remaining.map_or_else(dash, say::span),
+            held.waiting.map_or_else(dash, |count| count.to_string()),
+        ]
+    });
+    let mut table = Table::new();
+    table
+        .load_style(STYLE)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(say::WIDTH)
+        .set_header(HEADER)
+        .add_rows(rows);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, if index < HEADER.len() - 1 { 2 } else { 0 }));
+        if NUMBERS.contains(&index) {
+            column.set_cell_alignment(CellAlignment::Right);
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
+    table.trim_fmt()
+}
+
+/// The name without what would move the terminal's cursor.
+fn name(held: &HeldName) -> String {
+    let shown: String = held
+        .name
+        .chars()
+        .flat_map(|letter| {
+            let control = letter.is_control();
+            let escaped = control.then(|| letter.escape_default());
+            let plain = (!control).then_some(letter);
+            escaped.into_iter().flatten().chain(plain)
+        })
+        .collect();
+    if held.is_whole {
+        shown
+    } else {
+        format!("{shown}…")
+    }
+}
+
+fn process(held: &HeldName) -> Option<String> {
+    let holder = &held.holder;
+    let pid = holder.pid.map(|pid| format!("pid {pid}"));
+    let session = holder.session.as_ref().map(|id| format!("session {id}"));
+    match (pid.or(session), &holder.host) {
+        (Some(who), Some(host)) => Some(format!("{who} on {host}")),
+        (Some(who), None) => Some(who),
+        (None, host) => host.clone(),
+    }
+}
+
+fn held_for(held: &HeldName, now: SystemTime) -> Option<String> {
+    let since = held.holder.since?;
+    // Two hosts' clocks may differ.
+    Some(say::span(now.duration_since(since).unwrap_or_default()))
+}
+
+/// Who holds it, in a few words: `pid 42 on web-1 (for 2m 5s)`.
+pub(crate) fn holder(held: &HeldName, now: SystemTime) -> String {
+    let who = process(held).unwrap_or_else(|| "somebody unknown".to_owned());
+    match held_for(held, now) {
+        Some(span) => format!("{who} (for {span})"),
+        None => who,
+    }
+}
