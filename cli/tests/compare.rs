@@ -199,7 +199,7 @@ fn help_tells_everything() {
     ] {
         assert!(help.contains(part), "{part} in\n{help}");
     }
-    assert_eq!(run(&[]).status.code(), Some(2));
+    assert_eq!(run(&[]).status.code(), Some(64));
     assert!(text(&run(&["--version"]).stdout).starts_with("lockkeeper "));
 }
 

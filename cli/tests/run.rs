@@ -1,0 +1,52 @@
+//! `lockkeeper run`, `who`, `unlock` and `doctor` as their users see them: the real binary, on every
+//! store that processes can share.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "that is how a test fails"
+)]
+
+use std::process::ExitCode;
+
+#[cfg(unix)]
+#[path = "run/crowd.rs"]
+mod crowd;
+#[cfg(unix)]
+#[path = "run/exits.rs"]
+mod exits;
+#[cfg(unix)]
+#[path = "run/loss.rs"]
+mod loss;
+#[cfg(unix)]
+#[path = "run/operate.rs"]
+mod operate;
+#[cfg(unix)]
+#[path = "run/rig.rs"]
+mod rig;
+#[cfg(unix)]
+#[path = "run/signals.rs"]
+mod signals;
+#[cfg(unix)]
+#[path = "run/terminal.rs"]
+mod terminal;
+
+#[cfg(unix)]
+fn main() -> ExitCode {
+    let cases = [
+        crowd::CASES,
+        exits::CASES,
+        loss::CASES,
+        operate::CASES,
+        signals::CASES,
+        terminal::CASES,
+    ];
+    rig::main(&cases.concat())
+}
+
+#[cfg(not(unix))]
+fn main() -> ExitCode {
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,76 @@
+//! Many at once, and one after the other.
+
+use std::fs;
+use std::thread;
+
+use crate::rig::{Case, Outcome, Rig, code, said};
+
+pub(crate) const CASES: &[Case] = &[
+    ("forty_at_once_count_to_forty", forty_at_once),
+    ("a_thousand_leave_nothing_behind", a_thousand),
+];
+
+fn forty_at_once(rig: &mut Rig) -> Outcome {
+    rig.write("count", "0\n");
+    let increment = "read n < count; echo $((n + 1)) > count";
+    let runs: Vec<_> = (0..40)
+        .map(|_| rig.start(&["counter"], increment))
+        .collect();
+    for run in runs {
+        let output = run.output();
+        assert_eq!(code(&output), 0, "{}", said(&output));
+    }
+    assert_eq!(rig.read("count").trim(), "40");
+    Ok(())
+}
+
+fn a_thousand(rig: &mut Rig) -> Outcome {
+    // Two for each name: most find it free, some wait.
+    let rig = &*rig;
+    thread::scope(|scope| {
+        for index in 0..4 {
+            scope.spawn(move || {
+                for _ in 0..250 {
+                    let name = format!("loop-{}", index / 2);
+                    let output = rig.lockkeeper(&["run", &name, "--", "true"]).output();
+                    let output = output.unwrap();
+                    assert_eq!(code(&output), 0, "{}", said(&output));
+                    assert_eq!(said(&output), "");
+                }
+            });
+        }
+    });
+    let of_this_case = |entry: &fs::DirEntry| {
+        let cwd = fs::read_link(entry.path().join("cwd"));
+        cwd.is_ok_and(|cwd| cwd == rig.folder.path())
+    };
+    let left: Vec<_> = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter(of_this_case)
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    match &rig.server {
+        None => {
+            let files = fs::read_dir(rig.path("store")).unwrap();
+            for file in files {
+                let name = file.unwrap().file_name();
+                let name = name.to_string_lossy();
+                assert!(
+                    matches!(&*name, "locks.db" | "locks.db-wal" | "locks.db-shm"),
+                    "{name}"
+                );
+            }
+        }
+        Some(server) => {
+            let mut client = server.client().unwrap();
+            for key in client.command(&["KEYS", "*"]).unwrap().items() {
+                let key = key.text().unwrap();
+                assert!(key.ends_with(":epoch"), "{key}");
+                let left = client.command(&["PTTL", &key]).unwrap().int();
+                assert!(left > Some(0), "{key} stays for ever");
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,296 @@
+//! The table of exit statuses, row by row, and what the command is given.
+
+use std::process::Stdio;
+
+use crate::rig::{Case, Outcome, Rig, code, said};
+
+pub(crate) const CASES: &[Case] = &[
+    ("the_commands_own_status", own_status),
+    ("busy_is_75_or_what_was_asked_for", busy),
+    ("usage_is_64", usage),
+    ("out_of_reach_is_69", out_of_reach),
+    ("bad_configuration_is_78", bad_configuration),
+    ("not_found_is_127_and_not_run_is_126", not_run),
+    ("the_environment_tells_the_lock_and_no_url", environment),
+    (
+        "input_output_and_error_go_straight_through",
+        straight_through,
+    ),
+    ("a_config_file_names_the_store", config_file),
+    ("held_at_least", held_at_least),
+];
+
+fn own_status(rig: &mut Rig) -> Outcome {
+    for status in [0, 1, 7, 75, 255] {
+        let output = rig.run(&["a"], &format!("exit {status}"));
+        assert_eq!(code(&output), status, "{}", said(&output));
+        assert_eq!(said(&output), "");
+    }
+    for signal in [1, 2, 9, 15] {
+        let output = rig.run(&["a"], &format!("kill -{signal} $$"));
+        assert_eq!(code(&output), 128 + signal, "{}", said(&output));
+    }
+    Ok(())
+}
+
+fn busy(rig: &mut Rig) -> Outcome {
+    let holder = rig.hold("a");
+    for (args, status) in [
+        (&["--no-wait", "a"][..], 75),
+        (&["-n", "a"], 75),
+        (&["--wait", "50ms", "a"], 75),
+        (&["--wait", "0s", "-E", "0", "a"], 0),
+        (&["-n", "--conflict-exit-code", "9", "a"], 9),
+    ] {
+        let output = rig.run(args, "touch started");
+        assert_eq!(code(&output), status, "{}", said(&output));
+        let line = said(&output);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        if let Some(pid) = rig.who("a")["pid"].as_u64() {
+            assert_eq!(
+                pid,
+                u64::try_from(holder.pid().as_raw_nonzero().get()).unwrap()
+            );
+            assert!(line.contains(&format!("pid {pid}")), "{line}");
+        }
+    }
+    let output = rig.run(&["-n", "-q", "a"], "touch started");
+    assert_eq!((code(&output), said(&output).as_str()), (75, ""));
+    assert!(!rig.exists("started"));
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0);
+    assert_eq!(code(&rig.run(&["-n", "a"], "touch started")), 0);
+    assert!(rig.exists("started"));
+    Ok(())
+}
+
+fn usage(rig: &mut Rig) -> Outcome {
+    let long = "x".repeat(513);
+    for (args, says) in [
+        (&["run", "a"][..], "COMMAND"),
+        (&["run", "--", "true"], "NAME"),
+        (&["run", "--wait", "soon", "a", "--", "true"], "10s"),
+        (&["run", "-n", "--wait", "1s", "a", "--", "true"], "--wait"),
+        (
+            &["run", "--ttl", "1s", "--lease", "1s", "a", "--", "true"],
+            "--lease",
+        ),
+        (&["run", "-E", "256", "a", "--", "true"], "256"),
+        (&["run", "--bogus", "a", "--", "true"], "--bogus"),
+        (&["run", "", "--", "true"], "must not be empty"),
+        (&["run", &long, "--", "true"], "513 bytes"),
+        // What cannot work, with the arithmetic.
+        (&["run", "--ttl", "10s", "a", "--", "true"], "5s are 6s"),
+        (&["run", "--lease", "5s", "a", "--", "true"], "--lease 6s"),
+        (
+            &[
+                "run",
+                "--ttl",
+                "1ms",
+                "--kill-after",
+                "0s",
+                "a",
+                "--",
+                "true",
+            ],
+            "100ms",
+        ),
+        (&["who", "a", "b"], "b"),
+        (&["unlock", "a"], "--force"),
+        (&["unlock", "--force", ""], "empty"),
+        (&["doctor", "--bogus"], "--bogus"),
+        (&["bogus"], "bogus"),
+    ] {
+        let output = rig.lockkeeper(args).output().unwrap();
+        assert_eq!(code(&output), 64, "{args:?}: {}", said(&output));
+        assert!(said(&output).contains(says), "{args:?}: {}", said(&output));
+    }
+    Ok(())
+}
+
+fn out_of_reach(rig: &mut Rig) -> Outcome {
+    let output = rig.run(&["--url", "redis://127.0.0.1:1", "a"], "touch started");
+    assert_eq!(code(&output), 69, "{}", said(&output));
+    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
+    let output = rig.run(
+        &["-q", "--url", "redis://127.0.0.1:1", "a"],
+        "touch started",
+    );
+    assert_eq!((code(&output), said(&output).as_str()), (69, ""));
+    assert!(!rig.exists("started"));
+    Ok(())
+}
+
+fn bad_configuration(rig: &mut Rig) -> Outcome {
+    rig.write("bad.toml", "url = \"memory:\"\npassword = swordfish\n");
+    rig.write("typo.toml", "url = \"memory:\"\ntlt = \"5s\"\n");
+    for (args, says) in [
+        (&["--url", "not a url", "a"][..], "URL"),
+        (&["--url", "bogus:x", "a"], "memory:"),
+        (&["--url", "memory:?tlt=5s", "a"], "ttl"),
+        (&["--url", "memory:?ttl=soon", "a"], "30s"),
+        (&["--url", "memory:", "a"], "sqlite:"),
+        (
+            &["--url", "sqlite:/nowhere/at/all/locks.db", "a"],
+            "create it",
+        ),
+        (&["--config", "missing.toml", "a"], "missing.toml"),
+        (&["--config", "bad.toml", "a"], "bad.toml"),
+        (&["--config", "typo.toml", "a"], "ttl"),
+        (&["--url", "sqlite:x.db?ttl=5s", "a"], "--ttl"),
+    ] {
+        let output = rig.run(args, "touch started");
+        let line = said(&output);
+        assert_eq!(code(&output), 78, "{args:?}: {line}");
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(line.contains(says), "{args:?}: {line}");
+        assert!(!line.contains("swordfish"), "{line}");
+    }
+    let mut none = rig.run_command(&["a"], "touch started");
+    let home = rig.folder.path();
+    let output = none
+        .env_remove("LOCKKEEPER_URL")
+        .env("HOME", home)
+        .env_remove("XDG_CONFIG_HOME")
+        .output()
+        .unwrap();
+    assert_eq!(code(&output), 78);
+    assert!(
+        said(&output).contains("LOCKKEEPER_URL"),
+        "{}",
+        said(&output)
+    );
+    assert!(!rig.exists("started"));
+    Ok(())
+}
+
+fn not_run(rig: &mut Rig) -> Outcome {
+    rig.write("text", "no program");
+    for (command, status) in [("no-such-command", 127), ("./text", 126), ("/", 126)] {
+        let output = rig
+            .lockkeeper(&["run", "a", "--", command])
+            .output()
+            .unwrap();
+        assert_eq!(code(&output), status, "{}", said(&output));
+        assert!(said(&output).contains(command), "{}", said(&output));
+    }
+    assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0, "it was released");
+    Ok(())
+}
+
+fn environment(rig: &mut Rig) -> Outcome {
+    let script = "env; echo before=$BEFORE";
+    let mut command = rig.run_command(&["자리 42"], script);
+    command
+        .env("BEFORE", "kept")
+        .env("LOCKKEEPER_NAMESPACE", "shop")
+        .env("LOCKKEEPER_TTL", "30s");
+    let output = command.output().unwrap();
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let own: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("LOCKKEEPER_"))
+        .collect();
+    assert_eq!(own.len(), 3, "{own:?}");
+    let value = |name: &str| {
+        let line = own.iter().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{name} in {own:?}"))
+            .to_owned()
+    };
+    assert_eq!(value("NAME="), "자리 42");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let left = value("DEADLINE_UNIX_MS=").parse::<u128>().unwrap() - now.unwrap().as_millis();
+    assert!(left > 10_000 && left <= 29_000, "{left}");
+    assert!(text.contains("before=kept") && !text.contains(rig.url()));
+    let first: u64 = value("TOKEN=").parse().unwrap();
+    let again = rig.run(&["자리 42"], "echo $LOCKKEEPER_TOKEN");
+    let second: u64 = String::from_utf8(again.stdout)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    assert!(second > 0 && first > 0);
+    Ok(())
+}
+
+fn straight_through(rig: &mut Rig) -> Outcome {
+    let mut command = rig.run_command(&["a"], "cat; echo to the error >&2");
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, b"\0in and out\n").unwrap();
+    drop(stdin);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.stdout, b"\0in and out\n");
+    assert_eq!(said(&output), "to the error\n");
+    // A reader that has had enough ends the command, as everywhere.
+    let output = std::process::Command::new("sh")
+        .args(["-c", "\"$0\" run a -- yes | head -n 1"])
+        .arg(env!("CARGO_BIN_EXE_lockkeeper"))
+        .env("LOCKKEEPER_URL", rig.url())
+        .output()
+        .unwrap();
+    assert_eq!(output.stdout, b"y\n", "{}", said(&output));
+    assert_eq!(said(&output), "");
+    Ok(())
+}
+
+fn config_file(rig: &mut Rig) -> Outcome {
+    let url = rig.url().to_owned();
+    rig.write(
+        "locks.toml",
+        &format!("url = {url:?}\nnamespace = \"from a file\"\n"),
+    );
+    std::fs::create_dir(rig.path(".config")).unwrap();
+    let home = rig.folder.path().to_owned();
+    let held = |change: &dyn Fn(&mut std::process::Command)| {
+        let mut command =
+            rig.run_command(&["a"], "touch held; until [ -e done ]; do sleep 0.01; done");
+        command
+            .env_remove("LOCKKEEPER_URL")
+            .env("HOME", &home)
+            .env_remove("XDG_CONFIG_HOME");
+        change(&mut command);
+        let holder = crate::rig::Running(Some(command.spawn().unwrap()));
+        rig.until_file("held");
+        // In the namespace of the file, and not in the usual one.
+        assert!(rig.who("a").is_null());
+        let output = rig
+            .lockkeeper(&["who", "--json", "--config", "locks.toml"])
+            .output()
+            .unwrap();
+        assert!(
+            String::from_utf8_lossy(&output.stdout).contains("\"a\""),
+            "{output:?}"
+        );
+        rig.write("done", "");
+        assert_eq!(holder.code(), 0);
+        for file in ["held", "done"] {
+            std::fs::remove_file(rig.path(file)).unwrap();
+        }
+    };
+    held(&|command| {
+        command.env("LOCKKEEPER_CONFIG", "locks.toml");
+    });
+    std::fs::copy(rig.path("locks.toml"), rig.path(".config/lockkeeper.toml")).unwrap();
+    held(&|_| {});
+    Ok(())
+}
+
+fn held_at_least(rig: &mut Rig) -> Outcome {
+    let mut holder = rig.start(&["--hold-at-least", "1h", "a"], "touch ended; exit 3");
+    rig.until_file("ended");
+    rig.until("the command has ended", || {
+        // Nobody else is left in the folder but the one that keeps the lock.
+        rig.run(&["-n", "-q", "a"], "true").status.code() == Some(75)
+    });
+    assert!(holder.is_running());
+    holder.signal(rustix::process::Signal::TERM);
+    assert_eq!(holder.code(), 3);
+    assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
+    Ok(())
+}

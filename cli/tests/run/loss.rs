@@ -1,0 +1,261 @@
+//! The lock is lost, `run` itself is killed or stopped, the store dies.
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::rig::{Case, Outcome, Rig, Skip, code, is_alive, said};
+
+pub(crate) const CASES: &[Case] = &[
+    ("killed_run_takes_its_command_along", killed),
+    (
+        "killed_run_is_followed_when_its_command_is_gone",
+        killed_and_followed,
+    ),
+    ("stopped_run_ends_its_command_in_time", stopped),
+    ("stopped_and_continued_in_time_is_nothing", stopped_briefly),
+    ("killed_watchdog_is_replaced", killed_watchdog),
+    ("forced_release_ends_the_command", forced),
+    ("forced_release_ends_one_that_ignores_term", forced_stubborn),
+    ("forced_release_and_only_a_warning", forced_warn),
+    ("a_fixed_lease_ends_the_command", fixed),
+    ("killed_store_ends_the_command", killed_store),
+    ("killed_store_ends_the_wait", killed_store_while_waiting),
+    ("a_store_that_forgot_ends_the_command", restarted_store),
+];
+
+/// Short, with some room for a busy machine.
+const SHORT: [&str; 4] = ["--ttl", "3s", "--kill-after", "500ms"];
+/// Two processes that say who they are; the second is a grandchild that ignores TERM.
+const FORKING: &str =
+    "echo $$ > first.new; (trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
+while :; do sleep 0.01; done) & mv first.new first; until [ -e second ]; do sleep 0.01; done
+touch ready; while :; do sleep 0.01; done";
+/// The next holder: looks whether one of those before is still there.
+const NEXT: &str = "for file in first second; do
+  if kill -0 $(cat $file) 2>/dev/null && ! grep -q ' Z ' /proc/$(cat $file)/stat; then touch overlap; fi
+done; touch next";
+
+fn with<'a>(args: &[&'a str]) -> Vec<&'a str> {
+    let mut all = SHORT.to_vec();
+    all.extend_from_slice(args);
+    all
+}
+
+fn both(rig: &Rig) -> [Pid; 2] {
+    [rig.pid("first"), rig.pid("second")]
+}
+
+fn killed(rig: &mut Rig) -> Outcome {
+    let mut run = rig.start(&with(&["a"]), FORKING);
+    rig.until_file("ready");
+    run.signal(Signal::KILL);
+    assert_eq!(run.ended().code(), None);
+    for pid in both(rig) {
+        rig.until_gone(pid);
+    }
+    Ok(())
+}
+
+fn killed_and_followed(rig: &mut Rig) -> Outcome {
+    let mut run = rig.start(&with(&["a"]), FORKING);
+    rig.until_file("ready");
+    let next = rig.start(&with(&["a"]), NEXT);
+    rig.until_waited_for("a", 1);
+    run.signal(Signal::KILL);
+    run.ended();
+    assert_eq!(next.code(), 0);
+    assert!(!rig.exists("overlap"));
+    Ok(())
+}
+
+fn stopped(rig: &mut Rig) -> Outcome {
+    let run = rig.start(&with(&["a"]), FORKING);
+    rig.until_file("ready");
+    let next = rig.start(&with(&["a"]), NEXT);
+    rig.until_waited_for("a", 1);
+    run.signal(Signal::STOP);
+    assert_eq!(next.code(), 0);
+    assert!(!rig.exists("overlap"));
+    for pid in both(rig) {
+        assert!(!is_alive(pid));
+    }
+    run.signal(Signal::CONT);
+    let output = run.output();
+    assert_eq!(code(&output), 79, "{}", said(&output));
+    assert!(said(&output).contains("\"a\""), "{}", said(&output));
+    Ok(())
+}
+
+fn stopped_briefly(rig: &mut Rig) -> Outcome {
+    let run = rig.start(
+        &["a"],
+        "touch ready; until [ -e done ]; do sleep 0.01; done",
+    );
+    rig.until_file("ready");
+    run.signal(Signal::STOP);
+    rig.write("done", "");
+    run.signal(Signal::CONT);
+    assert_eq!(run.code(), 0);
+    Ok(())
+}
+
+fn watchdog_of(run: Pid) -> Option<Pid> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let mut found = pids.filter(|pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat
+            .rsplit_once(") ")
+            .and_then(|(_, rest)| rest.split(' ').nth(1));
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let is_watchdog = String::from_utf8_lossy(&line).contains("__watchdog");
+        parent == Some(run.to_string().as_str()) && is_watchdog
+    });
+    found.next().and_then(Pid::from_raw)
+}
+
+fn killed_watchdog(rig: &mut Rig) -> Outcome {
+    let mut run = rig.start(&with(&["a"]), FORKING);
+    rig.until_file("ready");
+    let first = watchdog_of(run.pid()).unwrap();
+    kill_process(first, Signal::KILL).unwrap();
+    rig.until("there is another", || {
+        watchdog_of(run.pid()).is_some_and(|now| now != first)
+    });
+    assert!(run.is_running());
+    run.signal(Signal::KILL);
+    run.ended();
+    for pid in both(rig) {
+        rig.until_gone(pid);
+    }
+    Ok(())
+}
+
+fn force(rig: &Rig) {
+    let output = rig
+        .lockkeeper(&["unlock", "--force", "--yes", "a"])
+        .output()
+        .unwrap();
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        told.contains("Freed") && told.contains("is held by"),
+        "{told}"
+    );
+}
+
+fn forced(rig: &mut Rig) -> Outcome {
+    let script = "trap 'touch told; exit 0' TERM; touch ready; while :; do sleep 0.01; done";
+    let run = rig.start(&with(&["a"]), script);
+    rig.until_file("ready");
+    let token = rig.who("a")["token"].as_u64();
+    force(rig);
+    let next = rig.run(&["-n", "a"], "echo $LOCKKEEPER_TOKEN");
+    let new = String::from_utf8(next.stdout)
+        .unwrap()
+        .trim()
+        .parse::<u64>()
+        .unwrap();
+    assert!(token.is_none_or(|token| new > token));
+    let output = run.output();
+    // Ended in good order, and still 79.
+    assert_eq!(code(&output), 79, "{}", said(&output));
+    // The shell has something to say, too.
+    let lines = said(&output);
+    let ours = lines
+        .lines()
+        .filter(|line| line.starts_with("lockkeeper: "));
+    assert_eq!(ours.count(), 1, "{lines}");
+    assert!(rig.exists("told"));
+    Ok(())
+}
+
+fn forced_stubborn(rig: &mut Rig) -> Outcome {
+    let run = rig.start(&with(&["a"]), FORKING);
+    rig.until_file("ready");
+    force(rig);
+    assert_eq!(run.code(), 79);
+    for pid in both(rig) {
+        assert!(!is_alive(pid), "run ended before its command's group did");
+    }
+    Ok(())
+}
+
+fn forced_warn(rig: &mut Rig) -> Outcome {
+    let script = "touch ready; until [ -e done ]; do sleep 0.01; done; exit 8";
+    let mut run = rig.start(&with(&["--on-lost", "warn", "a"]), script);
+    rig.until_file("ready");
+    force(rig);
+    // It is told at the next renewal; until then it may end, so wait for the warning.
+    let mut stderr = run.0.as_mut().unwrap().stderr.take().unwrap();
+    let mut first = [0; 1];
+    std::io::Read::read_exact(&mut stderr, &mut first).unwrap();
+    assert!(run.is_running());
+    rig.write("done", "");
+    assert_eq!(run.code(), 8);
+    Ok(())
+}
+
+fn fixed(rig: &mut Rig) -> Outcome {
+    let args = ["--lease", "1s", "--kill-after", "300ms", "a"];
+    let output = rig.start(&args, FORKING).output();
+    assert_eq!(code(&output), 79, "{}", said(&output));
+    for pid in both(rig) {
+        assert!(!is_alive(pid));
+    }
+    assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0, "it was released");
+    // One that is quick enough is none the worse.
+    assert_eq!(code(&rig.run(&args, "exit 3")), 3);
+    Ok(())
+}
+
+const NO_SERVER: Skip = Skip("there is no server that could be killed");
+
+fn killed_store(rig: &mut Rig) -> Outcome {
+    let Some(server) = &rig.server else {
+        return Err(NO_SERVER);
+    };
+    let run = rig.start(&with(&["a"]), FORKING);
+    rig.until_file("ready");
+    server.kill();
+    let output = run.output();
+    assert_eq!(code(&output), 79, "{}", said(&output));
+    for pid in both(rig) {
+        assert!(!is_alive(pid));
+    }
+    Ok(())
+}
+
+fn killed_store_while_waiting(rig: &mut Rig) -> Outcome {
+    let Some(server) = &rig.server else {
+        return Err(NO_SERVER);
+    };
+    let holder = rig.hold("a");
+    let waiter = rig.start(&["--wait", "2s", "a"], "touch started");
+    rig.until_waited_for("a", 1);
+    server.kill();
+    let output = waiter.output();
+    assert_eq!(code(&output), 69, "{}", said(&output));
+    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
+    assert!(!rig.exists("started"));
+    rig.write("release", "");
+    // What it did was under the lock; only the release has no answer.
+    assert_eq!(holder.code(), 0);
+    Ok(())
+}
+
+fn restarted_store(rig: &mut Rig) -> Outcome {
+    let Some(server) = &rig.server else {
+        return Err(NO_SERVER);
+    };
+    // It has forgotten everything: the next renewal says so, and the command is ended.
+    let run = rig.start(&with(&["a"]), FORKING);
+    rig.until_file("ready");
+    server.kill();
+    server.restart().unwrap();
+    assert_eq!(run.code(), 79);
+    for pid in both(rig) {
+        assert!(!is_alive(pid));
+    }
+    assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! `who`, `unlock --force`, `doctor`, and what is generated.
+
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::rig::{Case, Outcome, Rig, code, said};
+
+pub(crate) const CASES: &[Case] = &[
+    ("who_tells_who_holds_and_fits_80_columns", who),
+    ("unlock_asks_and_frees", unlock),
+    ("doctor_finds_a_healthy_store", doctor),
+    ("doctor_tells_what_is_broken", doctor_broken),
+    ("completions_and_manual", generated),
+];
+
+fn out(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn fits(text: &str) {
+    for line in text.lines() {
+        assert!(line.chars().count() <= 80, "{line}");
+    }
+}
+
+fn who(rig: &mut Rig) -> Outcome {
+    let nothing = rig.lockkeeper(&["who"]).output().unwrap();
+    assert_eq!(
+        (code(&nothing), out(&nothing).as_str()),
+        (0, "Nothing is held.\n")
+    );
+    let long = format!("deploy:{}", "very-long:".repeat(20));
+    let first = rig.hold("seat:42");
+    let second = rig.start(&[&long], "until [ -e release ]; do sleep 0.01; done");
+    rig.until("both are held", || {
+        let all = rig.lockkeeper(&["who", "--json"]).output().unwrap();
+        let report: Value = serde_json::from_slice(&all.stdout).unwrap();
+        report["held"].as_array().unwrap().len() == 2
+    });
+    let held = rig.who("seat:42");
+    assert_eq!(held["name"], "seat:42");
+    assert_eq!(held["name_is_whole"], true);
+    if let Some(pid) = held["pid"].as_u64() {
+        assert_eq!(pid.to_string(), first.pid().to_string());
+    }
+    if let Some(left) = held["remaining_ms"].as_u64() {
+        assert!(left > 0 && left <= 31_000, "{left}");
+    }
+    assert!(rig.who("another").is_null());
+    let table = rig.lockkeeper(&["who"]).output().unwrap();
+    fits(&out(&table));
+    assert!(out(&table).contains("seat:42"), "{}", out(&table));
+    rig.write("release", "");
+    assert_eq!((first.code(), second.code()), (0, 0));
+    Ok(())
+}
+
+fn unlock(rig: &mut Rig) -> Outcome {
+    let nobody = rig
+        .lockkeeper(&["unlock", "--force", "a"])
+        .output()
+        .unwrap();
+    assert_eq!(
+        (code(&nobody), out(&nobody).as_str()),
+        (0, "Nobody holds \"a\".\n")
+    );
+    let holder = rig.hold("a");
+    // Nobody to ask.
+    let asked = rig
+        .lockkeeper(&["unlock", "--force", "a"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(code(&asked), 64, "{}", said(&asked));
+    assert!(out(&asked).contains("is held by"), "{}", out(&asked));
+    assert_eq!(
+        code(&rig.run(&["-n", "a"], "true")),
+        75,
+        "it was not asked to"
+    );
+    let freed = rig
+        .lockkeeper(&["unlock", "--force", "--yes", "a"])
+        .output()
+        .unwrap();
+    assert_eq!(code(&freed), 0, "{}", said(&freed));
+    assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
+    rig.write("release", "");
+    // Its command had ended before anybody looked; the release says that it was too late.
+    assert_eq!(holder.code(), 79);
+    Ok(())
+}
+
+fn doctor(rig: &mut Rig) -> Outcome {
+    let output = rig.lockkeeper(&["doctor"]).output().unwrap();
+    fits(&out(&output));
+    let as_json = rig.lockkeeper(&["doctor", "--json"]).output().unwrap();
+    let report: Value = serde_json::from_slice(&as_json.stdout).unwrap();
+    let verdict = report["verdict"].as_str().unwrap();
+    // A server without persistence is one to warn of.
+    assert_ne!(verdict, "unusable", "{report:#}");
+    assert_eq!(code(&output), i32::from(verdict == "warning"), "{report:#}");
+    assert_eq!(code(&as_json), code(&output));
+    let findings = report["findings"].as_array().unwrap();
+    for topic in [
+        "connect",
+        "round trip",
+        "contend",
+        "hand over",
+        "expire",
+        "version",
+    ] {
+        let found = findings.iter().find(|finding| finding["topic"] == topic);
+        let found = found.unwrap_or_else(|| panic!("{topic} in {report:#}"));
+        assert_eq!(found["severity"], "fine", "{found:#}");
+    }
+    let nothing = rig.lockkeeper(&["who"]).output().unwrap();
+    assert_eq!(out(&nothing), "Nothing is held.\n", "it left something");
+    Ok(())
+}
+
+fn doctor_broken(rig: &mut Rig) -> Outcome {
+    let broken = rig
+        .lockkeeper(&["doctor", "--url", "redis://127.0.0.1:1"])
+        .output()
+        .unwrap();
+    assert_eq!(code(&broken), 2);
+    assert!(out(&broken).contains("->"), "{}", out(&broken));
+    let Some(server) = &rig.server else {
+        // Everybody may write it.
+        let file = rig.path("store/locks.db");
+        rig.lockkeeper(&["who"]).output().unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+        std::fs::set_permissions(file, mode).unwrap();
+        let output = rig.lockkeeper(&["doctor"]).output().unwrap();
+        assert_eq!(code(&output), 1, "{}", out(&output));
+        assert!(out(&output).contains("chmod"), "{}", out(&output));
+        return Ok(());
+    };
+    server
+        .command(&["CONFIG", "SET", "maxmemory", "100mb"])
+        .unwrap();
+    server
+        .command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"])
+        .unwrap();
+    server
+        .command(&["CONFIG", "SET", "appendonly", "yes"])
+        .unwrap();
+    let output = rig.lockkeeper(&["doctor"]).output().unwrap();
+    assert_eq!(code(&output), 1, "{}", out(&output));
+    assert!(out(&output).contains("allkeys-lru"), "{}", out(&output));
+    assert!(
+        out(&output).contains("0 unusable, 1 to look at"),
+        "{}",
+        out(&output)
+    );
+    // Who asks for replicas that are not there gets no lock.
+    let url = format!("{}?replicas=1", rig.url());
+    let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
+    assert_eq!(code(&output), 2, "{}", out(&output));
+    Ok(())
+}
+
+fn generated(rig: &mut Rig) -> Outcome {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = rig.lockkeeper(&["completions", shell]).output().unwrap();
+        assert_eq!(code(&output), 0);
+        let text = out(&output);
+        assert!(
+            text.contains("kill-after") && text.contains("doctor"),
+            "{shell}"
+        );
+        assert!(!text.contains("__watchdog"), "{shell}");
+    }
+    let output = rig
+        .lockkeeper(&["manual", "--folder", "man"])
+        .output()
+        .unwrap();
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    for page in [
+        "lockkeeper",
+        "lockkeeper-run",
+        "lockkeeper-who",
+        "lockkeeper-doctor",
+    ] {
+        assert!(rig.exists(&format!("man/{page}.1")), "{page}");
+    }
+    let text = rig.read("man/lockkeeper-run.1");
+    for row in ["64", "69", "75", "78", "79", "126", "127"] {
+        assert!(text.contains(row), "{row}");
+    }
+    Ok(())
+}

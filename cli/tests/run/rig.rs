@@ -1,0 +1,273 @@
+//! What the cases work with: a store, a throw-away folder, and programs that end with the case.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Completion, Trial};
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use tempfile::TempDir;
+
+/// How long something may take that must happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) type Case = (&'static str, fn(&mut Rig) -> Outcome);
+
+/// Why a case cannot be tried on a store.
+pub(crate) struct Skip(pub(crate) &'static str);
+pub(crate) type Outcome = Result<(), Skip>;
+
+/// Which store.
+#[derive(Clone, Copy)]
+enum Kind {
+    Sqlite,
+    Redis(RedisKind),
+}
+
+impl Kind {
+    fn all() -> Vec<Self> {
+        let redis = RedisKind::ALL.into_iter().map(Self::Redis);
+        [Self::Sqlite].into_iter().chain(redis).collect()
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Sqlite => "sqlite".to_owned(),
+            Self::Redis(kind) => kind.to_string(),
+        }
+    }
+
+    fn ignored(self) -> Option<String> {
+        match self {
+            Self::Sqlite => None,
+            Self::Redis(kind) => kind.ignored(),
+        }
+    }
+}
+
+pub(crate) fn main(cases: &[Case]) -> ExitCode {
+    let args = Arguments::from_args();
+    let mut trials = Vec::new();
+    for kind in Kind::all() {
+        for &(name, case) in cases {
+            trials.push(Trial::ignorable_test(
+                format!("{}::{name}", kind.name()),
+                move || {
+                    if let Some(why) = kind.ignored() {
+                        return Ok(Completion::ignored_with(why));
+                    }
+                    Ok(match case(&mut Rig::new(kind)) {
+                        Ok(()) => Completion::Completed,
+                        Err(Skip(why)) => Completion::ignored_with(why),
+                    })
+                },
+            ));
+        }
+    }
+    libtest_mimic::run(&args, trials).exit_code()
+}
+
+/// A store, and a folder for what the commands leave.
+pub(crate) struct Rig {
+    pub(crate) folder: TempDir,
+    pub(crate) server: Option<RedisServer>,
+    url: String,
+}
+
+impl Rig {
+    fn new(kind: Kind) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (server, url) = match kind {
+            Kind::Sqlite => {
+                fs::create_dir(folder.path().join("store")).unwrap();
+                let file = folder.path().join("store/locks.db");
+                (None, format!("sqlite:{}", file.display()))
+            }
+            Kind::Redis(kind) => {
+                let server = RedisServer::start(kind, &RedisOptions::new()).unwrap();
+                let url = server.url();
+                (Some(server), url)
+            }
+        };
+        Self {
+            folder,
+            server,
+            url,
+        }
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn exists(&self, name: &str) -> bool {
+        self.path(name).exists()
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// A number that a command wrote.
+    pub(crate) fn pid(&self, name: &str) -> Pid {
+        Pid::from_raw(self.read(name).trim().parse().unwrap()).unwrap()
+    }
+
+    /// The program, in the folder and with the store in its environment.
+    pub(crate) fn lockkeeper(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+        self.dress(&mut command);
+        command.args(args);
+        command
+    }
+
+    pub(crate) fn dress(&self, command: &mut Command) {
+        for (name, _) in std::env::vars_os() {
+            if name.as_encoded_bytes().starts_with(b"LOCKKEEPER_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .current_dir(self.folder.path())
+            .env("LOCKKEEPER_URL", &self.url)
+            .stdin(Stdio::null());
+    }
+
+    /// `lockkeeper run … -- sh -c SCRIPT`, to its end.
+    pub(crate) fn run(&self, args: &[&str], script: &str) -> Output {
+        self.run_command(args, script).output().unwrap()
+    }
+
+    pub(crate) fn run_command(&self, args: &[&str], script: &str) -> Command {
+        let mut command = self.lockkeeper(&["run"]);
+        command.args(args).args(["--", "sh", "-c", script]);
+        command
+    }
+
+    /// The same in the background.
+    pub(crate) fn start(&self, args: &[&str], script: &str) -> Running {
+        let mut command = self.run_command(args, script);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running(Some(command.spawn().unwrap()))
+    }
+
+    /// A holder of `name`, until the file `release` is there.
+    pub(crate) fn hold(&self, name: &str) -> Running {
+        let held = self.start(
+            &[name],
+            "touch held; until [ -e release ]; do sleep 0.01; done",
+        );
+        self.until("the holder holds", || self.exists("held"));
+        held
+    }
+
+    /// Waits until `happened`, and fails when it does not.
+    pub(crate) fn until(&self, what: &str, mut happened: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !happened() {
+            assert!(Instant::now() < deadline, "never: {what}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// The same for a file that a command makes.
+    pub(crate) fn until_file(&self, name: &str) {
+        self.until(name, || self.exists(name));
+    }
+
+    /// What `who --json` tells of `name`.
+    pub(crate) fn who(&self, name: &str) -> serde_json::Value {
+        let output = self.lockkeeper(&["who", "--json", name]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["held"][0].clone()
+    }
+
+    /// Waits until as many processes wait for `name` as the store can tell.
+    pub(crate) fn until_waited_for(&self, name: &str, count: u64) {
+        self.until("somebody waits", || {
+            self.who(name)["waiting"].as_u64() == Some(count)
+        });
+    }
+
+    /// Waits until a process is gone; a zombie is gone.
+    pub(crate) fn until_gone(&self, pid: Pid) {
+        self.until("the process is gone", || !is_alive(pid));
+    }
+}
+
+pub(crate) fn is_alive(pid: Pid) -> bool {
+    match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => !stat.contains(") Z ") && !stat.contains(") X "),
+        Err(_) if cfg!(target_os = "linux") => false,
+        Err(_) => test_kill_process(pid).is_ok(),
+    }
+}
+
+/// What was said on standard error.
+pub(crate) fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+pub(crate) fn code(output: &Output) -> i32 {
+    output.status.code().unwrap_or_else(|| panic!("{output:?}"))
+}
+
+/// A program that does not outlive the case.
+pub(crate) struct Running(pub(crate) Option<Child>);
+
+impl Running {
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(self.0.as_ref().unwrap())
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// How it ended; fails when it does not in time.
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.0.as_mut().unwrap().try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.0.as_mut().unwrap().try_wait().unwrap().is_none()
+    }
+
+    /// The same, with what it said.
+    pub(crate) fn output(mut self) -> Output {
+        self.ended();
+        self.0.take().unwrap().wait_with_output().unwrap()
+    }
+
+    pub(crate) fn code(mut self) -> i32 {
+        let status = self.ended();
+        status.code().unwrap_or_else(|| panic!("{status}"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

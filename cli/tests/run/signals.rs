@@ -1,0 +1,159 @@
+//! Every signal, while the command runs and while the lock is waited for.
+
+use rustix::process::Signal;
+
+use crate::rig::{Case, Outcome, Rig, code, is_alive};
+
+pub(crate) const CASES: &[Case] = &[
+    ("signals_end_the_command", end_the_command),
+    ("signals_reach_the_whole_group_and_can_be_handled", handled),
+    ("a_command_that_ignores_term_keeps_its_lock", ignored),
+    ("signals_end_the_wait", end_the_wait),
+    ("other_signals_do_not_end_the_wait", others_while_waiting),
+    ("a_stopped_command_keeps_its_lock", stopped_command),
+    ("nohup_stays_nohup", nohup),
+];
+
+const ALL: [Signal; 6] = [
+    Signal::TERM,
+    Signal::INT,
+    Signal::HUP,
+    Signal::QUIT,
+    Signal::USR1,
+    Signal::USR2,
+];
+
+fn end_the_command(rig: &mut Rig) -> Outcome {
+    for signal in ALL {
+        let name = format!("ready-{}", signal.as_raw());
+        let run = rig.start(
+            &["a"],
+            &format!("ulimit -c 0; touch {name}; while :; do sleep 0.01; done"),
+        );
+        rig.until_file(&name);
+        run.signal(signal);
+        assert_eq!(run.code(), 128 + signal.as_raw());
+        assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0, "it was released");
+    }
+    Ok(())
+}
+
+fn handled(rig: &mut Rig) -> Outcome {
+    // A second process of the group hears it, too; both say so before they end.
+    let script = r#"
+for s in TERM INT HUP QUIT USR1 USR2; do trap "echo $s > first; exit 9" $s; done
+sh -c 'for s in TERM INT HUP QUIT USR1 USR2; do trap "echo $s > second; exit" $s; done
+  touch ready; while :; do sleep 0.01; done'
+:"#;
+    for (signal, name) in ALL
+        .into_iter()
+        .zip(["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"])
+    {
+        let run = rig.start(&["a"], script);
+        rig.until_file("ready");
+        run.signal(signal);
+        assert_eq!(run.code(), 9);
+        assert_eq!(rig.read("first").trim(), name);
+        assert_eq!(rig.read("second").trim(), name);
+        for file in ["first", "second", "ready"] {
+            std::fs::remove_file(rig.path(file)).unwrap();
+        }
+    }
+    Ok(())
+}
+
+fn ignored(rig: &mut Rig) -> Outcome {
+    let mut run = rig.start(
+        &["a"],
+        "trap 'touch heard' TERM; touch ready; until [ -e done ]; do sleep 0.01; done; exit 4",
+    );
+    rig.until_file("ready");
+    run.signal(Signal::TERM);
+    rig.until_file("heard");
+    assert_eq!(code(&rig.run(&["-n", "a"], "touch overlap")), 75);
+    assert!(run.is_running() && !rig.exists("overlap"));
+    rig.write("done", "");
+    assert_eq!(run.code(), 4);
+    Ok(())
+}
+
+fn end_the_wait(rig: &mut Rig) -> Outcome {
+    let holder = rig.hold("a");
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
+        let waiter = rig.start(&["a"], "touch started");
+        rig.until_waited_for("a", 1);
+        waiter.signal(signal);
+        assert_eq!(waiter.code(), 128 + signal.as_raw());
+        rig.until_waited_for("a", 0);
+    }
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0);
+    assert!(!rig.exists("started"));
+    Ok(())
+}
+
+fn others_while_waiting(rig: &mut Rig) -> Outcome {
+    let holder = rig.hold("a");
+    let mut waiter = rig.start(&["a"], "touch started");
+    rig.until_waited_for("a", 1);
+    waiter.signal(Signal::USR1);
+    waiter.signal(Signal::USR2);
+    // A stop while waiting is one, and it goes on afterwards.
+    waiter.signal(Signal::TSTP);
+    rig.until("it is stopped", || state(waiter.pid()) == 'T');
+    waiter.signal(Signal::CONT);
+    rig.until("it goes on", || state(waiter.pid()) != 'T');
+    assert!(waiter.is_running() && !rig.exists("started"));
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0);
+    assert_eq!(waiter.code(), 0);
+    assert!(rig.exists("started"));
+    Ok(())
+}
+
+fn state(pid: rustix::process::Pid) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, rest) = stat.rsplit_once(") ").unwrap();
+    rest.chars().next().unwrap()
+}
+
+fn stopped_command(rig: &mut Rig) -> Outcome {
+    // Without a terminal nobody would continue a stopped `run`, so it goes on renewing.
+    let script = "echo $$ > pid; touch ready; until [ -e done ]; do sleep 0.01; done; exit 5";
+    let mut run = rig.start(&["--ttl", "1s", "--kill-after", "100ms", "a"], script);
+    rig.until_file("ready");
+    let command = rig.pid("pid");
+    rustix::process::kill_process(command, Signal::STOP).unwrap();
+    rig.until("it is stopped", || state(command) == 'T');
+    // Until it was renewed more than once.
+    let token = rig.who("a")["token"].clone();
+    for _ in 0..2 {
+        let left = || rig.who("a")["remaining_ms"].as_u64();
+        rig.until("the lease grows old", || left() < Some(700));
+        rig.until("and is renewed", || left() > Some(700));
+    }
+    assert_eq!(rig.who("a")["token"], token);
+    assert!(run.is_running() && is_alive(command));
+    rig.write("done", "");
+    rustix::process::kill_process(command, Signal::CONT).unwrap();
+    assert_eq!(run.code(), 5);
+    Ok(())
+}
+
+fn nohup(rig: &mut Rig) -> Outcome {
+    let mut command = std::process::Command::new("nohup");
+    rig.dress(&mut command);
+    command
+        .arg(env!("CARGO_BIN_EXE_lockkeeper"))
+        .args(["run", "a", "--", "sh", "-c"])
+        .arg("touch ready; until [ -e done ]; do sleep 0.01; done; exit 6")
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null());
+    let mut run = crate::rig::Running(Some(command.spawn().unwrap()));
+    rig.until_file("ready");
+    run.signal(Signal::HUP);
+    run.signal(Signal::USR1);
+    // The one that is not ignored ends it; had the other one been heard, that would have come first.
+    assert_eq!(run.ended().code(), Some(128 + Signal::USR1.as_raw()));
+    Ok(())
+}

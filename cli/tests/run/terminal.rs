@@ -1,0 +1,186 @@
+//! At a terminal: Ctrl-C, an interactive command, and a shell's job control.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use crate::rig::{Case, Outcome, PATIENCE, Rig, Running, Skip};
+
+pub(crate) const CASES: &[Case] = &[
+    ("ctrl_c_reaches_the_command", ctrl_c),
+    ("ctrl_c_ends_the_wait", ctrl_c_while_waiting),
+    ("an_interactive_shell_as_the_command", interactive),
+    ("stop_and_go_on_from_a_shell", job_control),
+    ("in_a_pipe_the_reader_keeps_the_terminal", pipe),
+];
+
+/// A program with a terminal of its own, and what it shows there.
+struct Screen {
+    keys: File,
+    shown: Receiver<Vec<u8>>,
+    text: String,
+    program: Running,
+}
+
+impl Screen {
+    /// util-linux' setsid makes the terminal the program's own.
+    fn start(rig: &Rig, command: &[&str]) -> Result<Self, Skip> {
+        if Command::new("setsid").arg("--version").output().is_err() {
+            return Err(Skip("setsid(1) is not on this machine"));
+        }
+        let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&keys).unwrap();
+        unlockpt(&keys).unwrap();
+        let path = ptsname(&keys, Vec::new()).unwrap().into_string().unwrap();
+        let terminal = || {
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+            Stdio::from(file)
+        };
+        let mut start = Command::new("setsid");
+        rig.dress(&mut start);
+        start
+            .arg("--ctty")
+            .args(command)
+            .env("PS1", "prompt> ")
+            .env("TERM", "dumb")
+            .env_remove("ENV")
+            .stdin(terminal())
+            .stdout(terminal())
+            .stderr(terminal());
+        let program = Running(Some(start.spawn().unwrap()));
+        let keys = File::from(keys);
+        let mut reader = keys.try_clone().unwrap();
+        let (tell, shown) = channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // An error is the end: nobody has the terminal open any more.
+            while let Ok(count @ 1..) = reader.read(&mut bytes) {
+                if tell.send(bytes[..count].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self {
+            keys,
+            shown,
+            text: String::new(),
+            program,
+        })
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits until `text` is shown, and forgets everything up to there.
+    fn wait_for(&mut self, text: &str) {
+        loop {
+            if let Some(at) = self.text.find(text) {
+                self.text.drain(..at + text.len());
+                return;
+            }
+            let more = self.shown.recv_timeout(PATIENCE);
+            let more = more.unwrap_or_else(|_| panic!("no {text:?} in {:?}", self.text));
+            self.text.push_str(&String::from_utf8_lossy(&more));
+        }
+    }
+}
+
+const BINARY: &str = env!("CARGO_BIN_EXE_lockkeeper");
+
+fn ctrl_c(rig: &mut Rig) -> Outcome {
+    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "cat"])?;
+    screen.press("hello\n");
+    // Once by the terminal, once by cat.
+    screen.wait_for("hello");
+    screen.wait_for("hello");
+    screen.press("\x03");
+    assert_eq!(screen.program.code(), 130);
+    // One that handles it decides for itself.
+    let script = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.01; done";
+    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-c", script])?;
+    screen.wait_for("ready");
+    screen.press("\x03");
+    screen.wait_for("caught");
+    assert_eq!(screen.program.code(), 3);
+    Ok(())
+}
+
+fn ctrl_c_while_waiting(rig: &mut Rig) -> Outcome {
+    let holder = rig.hold("a");
+    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "touch", "started"])?;
+    rig.until_waited_for("a", 1);
+    screen.press("\x03");
+    assert_eq!(screen.program.code(), 130);
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0);
+    assert!(!rig.exists("started"));
+    Ok(())
+}
+
+fn interactive(rig: &mut Rig) -> Outcome {
+    // A shell with job control gives the terminal to its own jobs, so it must have it first.
+    let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-i"])?;
+    screen.wait_for("prompt> ");
+    screen.press("echo $((6 * 7)) $LOCKKEEPER_NAME\n");
+    screen.wait_for("42 a");
+    screen.wait_for("prompt> ");
+    screen.press("cat\n");
+    screen.press("typed\n");
+    screen.wait_for("typed");
+    screen.wait_for("typed");
+    // Ends the cat, and neither the shell nor run.
+    screen.press("\x03");
+    screen.wait_for("prompt> ");
+    screen.press("exit 7\n");
+    assert_eq!(screen.program.code(), 7);
+    Ok(())
+}
+
+fn job_control(rig: &mut Rig) -> Outcome {
+    let mut screen = Screen::start(rig, &["sh", "-i"])?;
+    screen.wait_for("prompt> ");
+    screen.press(&format!("{BINARY} run a -- cat\n"));
+    screen.wait_for("cat");
+    screen.press("first\n");
+    screen.wait_for("first");
+    screen.wait_for("first");
+    screen.press("\x1a");
+    screen.wait_for("Stopped");
+    screen.wait_for("prompt> ");
+    // The shell has the terminal, and the lock is still held.
+    screen.press("echo shell $((1 + 1))\n");
+    screen.wait_for("shell 2");
+    assert!(!rig.who("a").is_null());
+    screen.press("fg\n");
+    screen.wait_for("cat");
+    screen.press("second\n");
+    screen.wait_for("second");
+    screen.wait_for("second");
+    screen.press("\x04");
+    screen.wait_for("prompt> ");
+    // After it the shell has its terminal back.
+    screen.press("echo status $?\n");
+    screen.wait_for("status 0");
+    screen.press("exit 0\n");
+    assert_eq!(screen.program.code(), 0);
+    Ok(())
+}
+
+fn pipe(rig: &mut Rig) -> Outcome {
+    let mut screen = Screen::start(rig, &["sh", "-i"])?;
+    screen.wait_for("prompt> ");
+    // The reader asks at the terminal, which must not have been given away.
+    let reader = "sh -c 'read line; echo got $line; read answer < /dev/tty; echo answer $answer'";
+    screen.press(&format!("{BINARY} run a -- echo piped | {reader}\n"));
+    screen.wait_for("got piped");
+    screen.press("yes\n");
+    screen.wait_for("answer yes");
+    screen.wait_for("prompt> ");
+    screen.press("exit 0\n");
+    assert_eq!(screen.program.code(), 0);
+    Ok(())
+}
