@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
+use clap_mangen::roff::{Roff, roman};
 
 use crate::args::Args;
 use crate::say;
@@ -62,11 +63,45 @@ fn render(command: &Command, into: &mut impl Write) -> Result<String, Trouble> {
         sub => format!("lockkeeper-{sub}"),
     };
     let version = command.get_version().unwrap_or(env!("CARGO_PKG_VERSION"));
+    let details = command.get_after_long_help().map(ToString::to_string);
     let page = Man::new(command.clone())
         .title(&name)
         .manual("lockkeeper")
         .source(format!("lockkeeper {version}"));
-    let rendered = page.render(into);
+    let rendered = page
+        .render_title(into)
+        .and_then(|()| page.render_name_section(into))
+        .and_then(|()| page.render_synopsis_section(into))
+        .and_then(|()| page.render_description_section(into))
+        .and_then(|()| page.render_options_section(into))
+        .and_then(|()| match command.has_subcommands() {
+            true => page.render_subcommands_section(into),
+            false => Ok(()),
+        })
+        .and_then(|()| sections(&details.unwrap_or_default()).to_writer(into));
     rendered.map_err(|error| Trouble::system("write a manual page", &error))?;
     Ok(name)
+}
+
+/// What the help says at its end: lines that end with a colon are headings, indented ones stay as
+/// they are, and the rest is text.
+fn sections(details: &str) -> Roff {
+    let mut page = Roff::new();
+    let mut is_table = false;
+    for line in details.lines() {
+        let indented = line.starts_with(' ');
+        if indented != is_table {
+            page.control(if indented { "nf" } else { "fi" }, []);
+            is_table = indented;
+        }
+        match line.strip_suffix(':') {
+            _ if line.is_empty() => page.control("PP", []),
+            Some(heading) if !indented => page.control("SH", [heading.to_uppercase().as_str()]),
+            _ => page.text([roman(line)]),
+        };
+    }
+    if is_table {
+        page.control("fi", []);
+    }
+    page
 }

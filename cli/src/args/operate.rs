@@ -12,7 +12,7 @@ host, since when, with which token, how long the store keeps it without a renewa
 processes wait for it. What a store cannot tell shows as -, and is named below the table.";
 
 pub(super) const WHO_DETAILS: &str = "\
-JSON (--json), version 1: one object
+JSON (--json), version 1:
   schema       \"lockkeeper-who\"
   version      1; grows when a field changes its meaning or goes
   store        the backend, such as \"redis\"
@@ -20,8 +20,11 @@ JSON (--json), version 1: one object
                  remaining_ms, waiting}]; null is what is not known
   cannot_tell  texts: what this store never tells
 
-Exit status: 0, also when nothing is held; 64 wrong usage; 69 the store is out of reach;
-78 bad configuration, or the store has no such answers.";
+Exit status:
+  0   also when nothing is held
+  64  wrong usage
+  69  the store is out of reach
+  78  bad configuration, or the store has no such answers";
 
 pub(super) const UNLOCK: &str = "\
 Takes a lock from whoever holds it.
@@ -32,8 +35,12 @@ or that the data refuses its token. Only the hold that was shown is ended: someb
 name in the meantime keeps it.";
 
 pub(super) const UNLOCK_DETAILS: &str = "\
-Exit status: 0 freed, or nobody held it; 1 not confirmed, or held by somebody else by now;
-64 wrong usage; 69 the store is out of reach; 78 bad configuration, or the store cannot do it.";
+Exit status:
+  0   freed, or nobody held it
+  1   not confirmed, or held by somebody else by now
+  64  wrong usage
+  69  the store is out of reach
+  78  bad configuration, or the store cannot do it";
 
 pub(super) const DOCTOR: &str = "\
 Tries whether a store is fit for locks, and looks for known traps.
@@ -43,14 +50,18 @@ out, with two keepers and under names of its own; then looks for what is known t
 kind of store. Each finding says what it means and what to do.";
 
 pub(super) const DOCTOR_DETAILS: &str = "\
-JSON (--json), version 1: one object
+JSON (--json), version 1:
   schema    \"lockkeeper-doctor\"
   version   1; grows when a field changes its meaning or goes
   store     the backend, or null where it could not be opened
   verdict   the worst severity: \"fine\", \"warning\" or \"unusable\"
   findings  [{severity, topic, what, meaning, advice}]
 
-Exit status: 0 fine; 1 warnings; 2 unusable; 64 wrong usage.";
+Exit status:
+  0   fine
+  1   warnings
+  2   unusable, or out of reach
+  64  wrong usage";
 
 /// Tells who holds what.
 #[derive(Clone, Debug, clap::Args)]

@@ -16,40 +16,51 @@ it is lost, because the store was out of reach for too long or somebody took it 
 ended before anyone else can be granted the name.";
 
 pub(super) const DETAILS: &str = "\
-Store: the first of
+Store:
+The first of
   --url URL
   --config FILE, or the file that LOCKKEEPER_CONFIG names
   LOCKKEEPER_URL, with further keys as LOCKKEEPER_NAMESPACE and so on
   ~/.config/lockkeeper.toml, /etc/lockkeeper.toml
-A URL on the command line can be seen by all users of the host: a password belongs into a file.
+A URL on the command line can be seen by all users of the host: a password
+belongs into a file.
 
-The command's environment has
+Environment of the command:
+It has
   LOCKKEEPER_NAME              the lock's name
-  LOCKKEEPER_TOKEN             the fencing token: larger than that of every grant before
-  LOCKKEEPER_DEADLINE_UNIX_MS  until when it is held without a renewal, as of the start
-and no other variable that begins with LOCKKEEPER_, so neither URL nor password.
+  LOCKKEEPER_TOKEN             larger than that of every grant before
+  LOCKKEEPER_DEADLINE_UNIX_MS  held until then without a renewal
+and no other variable that begins with LOCKKEEPER_: neither URL nor password.
 
-Signals: TERM, INT, HUP, QUIT, USR1 and USR2 go to the command and all of its process group, and the
-lock is held until the command has ended. While waiting, TERM, INT, HUP and QUIT end the wait, and
-the command never starts. A HUP that is ignored from the start (nohup) stays so.
+Signals:
+TERM, INT, HUP, QUIT, USR1 and USR2 go to the command and all of its process
+group, and the lock is held until the command has ended. While waiting, TERM,
+INT, HUP and QUIT end the wait, and the command never starts. A HUP that is
+ignored from the start (nohup) stays so.
 
-At a terminal the command is the foreground job. When it stops (Ctrl-Z), so does lockkeeper, and the
-shell goes on; `fg` and `bg` continue both. A stopped lockkeeper cannot renew: continued within the
-ttl, nothing has happened; later, the command has been ended and the lock is lost. Without a
-terminal, a command that is stopped keeps its lock.
+Terminal:
+The command is the foreground job. When it stops (Ctrl-Z), so does lockkeeper,
+and the shell goes on; `fg` and `bg` continue both. A stopped lockkeeper cannot
+renew: continued within the ttl, nothing has happened; later, the command has
+been ended and the lock is lost. Without a terminal, a command that is stopped
+keeps its lock.
 
-When lockkeeper is killed, its command is killed with it at once, with all of its process group, by a
-small watchdog process. When lockkeeper is stopped, the watchdog ends the command before the lease is
-over. What leaves the process group (setsid, daemons) is out of reach. What the command leaves behind
-in the background when it ends by itself goes on, without the lock.
+When lockkeeper itself ends:
+When it is killed, its command is killed at once, with all of its process
+group, by a small watchdog process. When it is stopped, the watchdog ends the
+command before the lease is over. What leaves the process group (setsid,
+daemons) is out of reach. What the command leaves behind in the background
+when it ends by itself goes on, without the lock.
 
-Times: the lock calls itself lost a margin (a tenth of the ttl, at most 1s) before the store gives it
-to somebody else. --kill-after before that the command gets TERM, and KILL when it is over. So margin
-and --kill-after together must be at most half of --ttl, which leaves the other half for renewals, and
-less than --lease.
+Times:
+The lock calls itself lost a margin (a tenth of the ttl, at most 1s) before
+the store gives it to somebody else. --kill-after before that the command gets
+TERM, and KILL when it is over. So margin and --kill-after together must be at
+most half of --ttl, which leaves the other half for renewals, and less than
+--lease. The config's `wait` does not count here.
 
 Exit status:
-  the command's own, or 128 + N when signal N ended it (128 + N also when a signal ended the wait)
+  the command's own; 128 + N when signal N ended it, or the wait
   64   wrong usage
   69   the store is out of reach
   75   not acquired in time; --conflict-exit-code changes it
@@ -59,8 +70,8 @@ Exit status:
   127  the command was not found
 
 Examples:
-  # cron, on several hosts: one of them does it, and clocks may differ by a minute
-  */15 * * * * app lockkeeper run --no-wait -E 0 --hold-at-least 1m report -- /opt/app/report
+  # cron, on several hosts: one of them does it; clocks may differ by a minute
+  */15 * * * * lockkeeper run -n -E 0 --hold-at-least 1m report -- report.sh
   # one deployment at a time; the next waits up to ten minutes
   lockkeeper run --wait 10m deploy:web -- ./deploy.sh";
 
