@@ -154,6 +154,12 @@ impl LockKeeper {
         self.engine.provider.usage()
     }
 
+    /// Which store and namespace this is, for people and logs. Shows no secret. Two keepers that
+    /// were opened alike say the same.
+    pub fn place(&self) -> String {
+        format!("{:?}", self.engine.provider)
+    }
+
     /// The lease of an acquisition that names none.
     pub fn lease(&self) -> LeasePolicy {
         self.engine.settings.lease

@@ -41,7 +41,8 @@ pub(crate) fn helper() -> Option<ExitCode> {
     }
     if role == WATCHDOG {
         let group = number(args.next()).and_then(Pid::from_raw)?;
-        return Some(watchdog::main(group));
+        let claim = args.next()?;
+        return Some(watchdog::main(group, claim.to_str()?));
     }
     None
 }
@@ -112,7 +113,8 @@ fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
         release(guard, voice);
         return Ok(interrupted(signal, voice));
     }
-    let code = command(args, &guard, plan, &events, voice)?;
+    let claim = watchdog::claim(&keeper, &name);
+    let code = command(args, &guard, claim, plan, &events, voice)?;
     if code != LOST {
         hold(&guard, granted + args.hold_at_least, &events, voice);
     }
@@ -194,6 +196,7 @@ fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
 fn command(
     args: &args::Run,
     guard: &LockGuard,
+    claim: String,
     plan: Plan,
     events: &Receiver<Event>,
     voice: Voice,
@@ -211,7 +214,7 @@ fn command(
         ),
     ];
     let job = Job::prepare(&args.command, &environment).map_err(not_run)?;
-    let watch = Watch::start(&job, plan, guard, events, voice).map_err(|error| {
+    let watch = Watch::start(&job, claim, plan, guard, events, voice).map_err(|error| {
         job.signal(Signal::KILL);
         job.status();
         not_run(error)

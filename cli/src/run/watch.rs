@@ -28,6 +28,7 @@ pub(super) struct Ended {
 pub(super) struct Watch<'a> {
     job: &'a Job,
     watchdog: Watchdog,
+    claim: String,
     plan: Plan,
     guard: &'a LockGuard,
     events: &'a Receiver<Event>,
@@ -44,6 +45,7 @@ impl<'a> Watch<'a> {
     /// Lets a prepared command go.
     pub(super) fn start(
         job: &'a Job,
+        claim: String,
         plan: Plan,
         guard: &'a LockGuard,
         events: &'a Receiver<Event>,
@@ -51,7 +53,8 @@ impl<'a> Watch<'a> {
     ) -> std::io::Result<Self> {
         let deadline = plan.deadline(SystemClock.now() + guard.remaining());
         let mut watch = Self {
-            watchdog: Watchdog::start(job.group(), deadline)?,
+            watchdog: Watchdog::start(job.group(), &claim, deadline)?,
+            claim,
             job,
             plan,
             guard,
@@ -184,7 +187,7 @@ impl<'a> Watch<'a> {
     fn replace_watchdog(&mut self) {
         let until = SystemClock.now() + self.guard.remaining();
         let deadline = self.lost.unwrap_or_else(|| self.plan.deadline(until));
-        match Watchdog::start(self.job.group(), deadline) {
+        match Watchdog::start(self.job.group(), &self.claim, deadline) {
             Ok(watchdog) => std::mem::replace(&mut self.watchdog, watchdog).dismiss(),
             Err(error) => {
                 self.voice.warn(&format!(

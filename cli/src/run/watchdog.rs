@@ -3,19 +3,23 @@
 //!
 //! It is told deadlines through its standard input, each good until the next one. Without a word
 //! from `run`, the command's group gets TERM and then KILL. When the other end is closed without
-//! "over", `run` is dead, and so is its lock, on some stores at once: KILL.
+//! "over", `run` is dead: KILL.
+//!
+//! Some stores grant a dead holder's lock to the next one at once, which may be quicker than the
+//! killing. So each watchdog has a claim on the name while its command may live, and the next one
+//! on this host waits for it before its own command starts.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use lockkeeper::{Clock, Moment, SystemClock};
+use lockkeeper::{Clock, LockKeeper, LockName, Moment, SystemClock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 
 use super::job::{OWN_NAME, own_program};
 use super::plan::Deadline;
@@ -23,10 +27,17 @@ use super::plan::Deadline;
 /// How it is called; not for people.
 pub(super) const WATCHDOG: &str = "__watchdog";
 const OVER: &str = "over";
+const READY: &[u8] = b"ready\n";
 /// It has ended the command, or tried to.
 const ACTED: u8 = 3;
 /// `poll` does not count the time that the host sleeps.
 const LONGEST: Duration = Duration::from_secs(1);
+/// How long another watchdog's claim is respected: longer than that one needs.
+const CLAIMED: Duration = Duration::from_secs(2);
+/// Its end is told to nobody.
+const LOOK: Duration = Duration::from_millis(2);
+/// How long a group that was killed may take to be gone.
+const GONE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Watchdog {
@@ -34,14 +45,14 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts one for a process group.
-    pub(super) fn start(group: Pid, deadline: Deadline) -> io::Result<Self> {
+    /// Starts one for a process group, and waits until no other one has a command under `claim`.
+    pub(super) fn start(group: Pid, claim: &str, deadline: Deadline) -> io::Result<Self> {
         let child = Command::new(own_program()?)
             .arg0(OWN_NAME)
-            .args([WATCHDOG, &group.to_string()])
+            .args([WATCHDOG, &group.to_string(), claim])
             // It keeps nobody's files open, and no folder busy.
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .current_dir("/")
             .env_clear()
@@ -49,6 +60,9 @@ impl Watchdog {
             .spawn()?;
         let mut watchdog = Self { child };
         watchdog.tell(deadline)?;
+        if let Some(stdout) = &mut watchdog.child.stdout {
+            stdout.read_exact(&mut [0; READY.len()])?;
+        }
         Ok(watchdog)
     }
 
@@ -86,19 +100,28 @@ impl Watchdog {
 }
 
 /// What the process does.
-pub(super) fn main(group: Pid) -> ExitCode {
+pub(super) fn main(group: Pid, claim: &str) -> ExitCode {
     // Whoever signals everybody means the command, and this comes after it.
     let deaf = Arc::new(AtomicBool::new(false));
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let _ = signal_hook::flag::register(signal.as_raw(), Arc::clone(&deaf));
     }
+    let began = SystemClock.now();
+    let mut claimed = None;
+    let mut is_ready = false;
     let mut ears = Ears::default();
     let mut acted = false;
     loop {
         let now = SystemClock.now();
+        if !is_ready {
+            claimed = Claim::try_new(claim);
+            is_ready = claimed.is_some() || now >= began + CLAIMED;
+            if is_ready && io::stdout().write_all(READY).is_err() {
+                return end(group, claimed);
+            }
+        }
         if now >= ears.deadline.kill {
-            signal_group(group, Signal::KILL);
-            return ExitCode::from(ACTED);
+            return end(group, claimed);
         }
         if now >= ears.deadline.term && !acted {
             acted = true;
@@ -112,15 +135,60 @@ pub(super) fn main(group: Pid) -> ExitCode {
         } else {
             ears.deadline.term
         };
-        match ears.listen(next.saturating_since(now).min(LONGEST)) {
+        let limit = if is_ready { LONGEST } else { LOOK };
+        match ears.listen(next.saturating_since(now).min(limit)) {
             Heard::Something => {}
             Heard::Over => return ExitCode::SUCCESS,
-            Heard::Nobody => {
-                signal_group(group, Signal::KILL);
-                return ExitCode::from(ACTED);
-            }
+            Heard::Nobody => return end(group, claimed),
         }
     }
+}
+
+/// Kills the group, and gives up the claim when it is gone.
+fn end(group: Pid, claimed: Option<Claim>) -> ExitCode {
+    signal_group(group, Signal::KILL);
+    let until = SystemClock.now() + GONE;
+    while test_kill_process_group(group).is_ok() && SystemClock.now() < until {
+        std::thread::sleep(LOOK);
+    }
+    drop(claimed);
+    ExitCode::from(ACTED)
+}
+
+/// A name that one process of the host can have, and that is free when that one has ended.
+#[cfg(target_os = "linux")]
+struct Claim {
+    _socket: std::os::unix::net::UnixListener,
+}
+
+#[cfg(target_os = "linux")]
+impl Claim {
+    /// `None`: somebody has it.
+    fn try_new(name: &str) -> Option<Self> {
+        use std::os::linux::net::SocketAddrExt;
+        use std::os::unix::net::{SocketAddr, UnixListener};
+        let address = SocketAddr::from_abstract_name(name).ok()?;
+        let socket = UnixListener::bind_addr(&address).ok()?;
+        Some(Self { _socket: socket })
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+struct Claim;
+
+#[cfg(not(target_os = "linux"))]
+impl Claim {
+    fn try_new(_name: &str) -> Option<Self> {
+        Some(Self)
+    }
+}
+
+/// The claim on a lock's name.
+pub(super) fn claim(keeper: &LockKeeper, name: &LockName) -> String {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    (keeper.place(), name.as_str()).hash(&mut hasher);
+    format!("lockkeeper-run-{:016x}", hasher.finish())
 }
 
 fn signal_group(group: Pid, signal: Signal) {
