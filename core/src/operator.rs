@@ -22,7 +22,8 @@ pub trait Operator: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`LockProvider::acquire`](crate::LockProvider::acquire);
     /// [`ErrorKind::PermissionDenied`](crate::ErrorKind::PermissionDenied) where this user may lock
-    /// but not look, saying what to allow.
+    /// but not look; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the server does
+    /// not list all names. Both say what to allow or switch on.
     fn held(&self, name: Option<&LockName>, deadline: Moment) -> Result<Vec<HeldName>, Error>;
 
     /// Takes a name from the holder that [`held`](Self::held) has shown, and wakes one waiter.
