@@ -23,11 +23,7 @@ pub(crate) fn encode(namespace: &str, name: &str) -> String {
         plain.push_str(name);
         return plain;
     }
-    let legible = namespace.chars().chain([':']).chain(name.chars());
-    plain.extend(legible.take(READABLE).map(|letter| {
-        let letter = letter.to_ascii_lowercase();
-        if is_plain(letter) { letter } else { '_' }
-    }));
+    plain.push_str(&like(namespace, name));
     plain.push('~');
     // No byte of UTF-8 is 0xFF: namespace and name stay apart.
     let hash = Sha256::new()
@@ -40,6 +36,31 @@ pub(crate) fn encode(namespace: &str, name: &str) -> String {
         let _ = write!(plain, "{byte:02x}");
     }
     plain
+}
+
+/// The name that is called so on the server, and whether it is the name itself or only like it.
+/// `None`: it is of another namespace, or none of lockkeeper's.
+pub(crate) fn decode(namespace: &str, encoded: &str) -> Option<(String, bool)> {
+    let start: String = namespace.chars().chain([':']).collect();
+    if !encoded.contains('~') {
+        let name = encoded
+            .strip_prefix(&start)
+            .filter(|name| !name.is_empty())?;
+        return (encode(namespace, name) == encoded).then(|| (name.to_owned(), true));
+    }
+    let like = like(namespace, "");
+    let name = encoded.strip_prefix(like.as_str())?;
+    Some((name.to_owned(), false))
+}
+
+/// What of namespace and name can be read, where they are not written as they are.
+fn like(namespace: &str, name: &str) -> String {
+    let legible = namespace.chars().chain([':']).chain(name.chars());
+    let letters = legible.take(READABLE).map(|letter| {
+        let letter = letter.to_ascii_lowercase();
+        if is_plain(letter) { letter } else { '_' }
+    });
+    letters.collect()
 }
 
 /// Neither case nor accents nor what a collation passes over; and nothing that would have to be
@@ -79,6 +100,21 @@ mod tests {
                 "{encoded}"
             );
         }
+    }
+
+    #[test]
+    fn names_are_read_back_or_their_likeness_is() {
+        for name in ["seat:42", "a/b_c-d.e@f#g"] {
+            let encoded = encode("shop", name);
+            assert_eq!(decode("shop", &encoded), Some((name.to_owned(), true)));
+            assert_eq!(decode("other", &encoded), None);
+        }
+        for (namespace, name, like) in [("shop", "Seat 42", "seat_42~"), ("My Shop", "a", "a~")] {
+            let decoded = decode(namespace, &encode(namespace, name));
+            let (known, is_whole) = decoded.unwrap();
+            assert!(known.starts_with(like) && !is_whole, "{known}");
+        }
+        assert_eq!(decode("shop", "somebody else's"), None);
     }
 
     #[test]

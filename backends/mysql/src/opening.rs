@@ -38,6 +38,16 @@ pub(crate) fn look(connection: &mut Connection, limit: Duration) -> Result<Found
     })
 }
 
+/// What may break locks, as [`look`] finds it, and nothing else.
+pub(crate) fn warnings(
+    connection: &mut Connection,
+    limit: Duration,
+) -> Result<Vec<String>, Failure> {
+    let rows = connection.rows(VARIABLES, limit)?;
+    let found = judge(&rows).map_err(Failure::Refused)?;
+    Ok(found.warnings)
+}
+
 fn text(row: &Row, at: usize) -> &str {
     match row.as_ref(at) {
         Some(Value::Bytes(bytes)) => std::str::from_utf8(bytes).unwrap_or_default(),

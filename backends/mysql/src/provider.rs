@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Capability, Clock, Error, Grant, LockProvider, Renew,
+    AcquireRequest, Capabilities, Capability, Clock, Error, Grant, LockProvider, Operator, Renew,
     SystemClock, Usage,
 };
 
@@ -113,6 +113,10 @@ impl LockProvider for MySqlProvider {
             commands: counts.commands.load(Ordering::Relaxed),
             connections: counts.connections.load(Ordering::Relaxed),
         })
+    }
+
+    fn operator(&self) -> Option<&dyn Operator> {
+        Some(&*self.store)
     }
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {

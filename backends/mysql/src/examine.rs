@@ -1,0 +1,134 @@
+//! What is known to break named locks on a server, looked for.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lockkeeper_core::Finding;
+use mysql::Row;
+
+use crate::connection::Connection;
+use crate::failure::{Failure, senseless};
+use crate::opening;
+use crate::operator::{number, text};
+use crate::statements::Flavour;
+
+const LIMITS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'max_connections', 'max_user_connections')";
+const CONNECTED: &str = "SHOW GLOBAL STATUS LIKE 'Threads_connected'";
+const TIME: &str = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS UNSIGNED)";
+const IDLE: &str = "SELECT @@SESSION.wait_timeout";
+/// For how many seconds a session may be idle, to see whether the server does as it is told.
+const TRIED: u64 = 7;
+
+pub(crate) fn examine(
+    connection: &mut Connection,
+    flavour: Flavour,
+    pool_size: u32,
+    limit: Duration,
+) -> Result<Vec<Finding>, Failure> {
+    let limits = connection.rows(LIMITS, limit)?;
+    let connected = connection.rows(CONNECTED, limit)?;
+    let mut findings = vec![
+        version(flavour, &limits),
+        clock(connection, limit)?,
+        idle(connection, flavour, limit)?,
+        connections(&limits, &connected, pool_size),
+    ];
+    findings.extend(topology(&opening::warnings(connection, limit)?));
+    Ok(findings)
+}
+
+fn variable(rows: &[Row], name: &str) -> Option<String> {
+    let row = rows
+        .iter()
+        .find(|row| text(row, 0).as_deref() == Some(name));
+    row.and_then(|row| text(row, 1))
+}
+
+fn count(rows: &[Row], name: &str) -> u64 {
+    let value = variable(rows, name).and_then(|value| value.parse().ok());
+    value.unwrap_or(0)
+}
+
+fn version(flavour: Flavour, rows: &[Row]) -> Finding {
+    let name = match flavour {
+        Flavour::MariaDb => "MariaDB",
+        Flavour::MySql => "MySQL",
+    };
+    let version = variable(rows, "version").unwrap_or_else(|| "unknown".to_owned());
+    Finding::fine("version", format!("{name} {version}"))
+}
+
+fn clock(connection: &mut Connection, limit: Duration) -> Result<Finding, Failure> {
+    let before = SystemTime::now();
+    let row = connection.query(TIME, limit)?;
+    let after = SystemTime::now();
+    let micros = row.as_ref().and_then(|row| number(row, 0));
+    let theirs = micros.and_then(|micros| UNIX_EPOCH.checked_add(Duration::from_micros(micros)));
+    let theirs = theirs.ok_or_else(|| Failure::Refused(senseless()))?;
+    Ok(Finding::clocks(before, theirs, after))
+}
+
+/// Leases lean on it: the server ends the session of a holder that is silent.
+fn idle(
+    connection: &mut Connection,
+    flavour: Flavour,
+    limit: Duration,
+) -> Result<Finding, Failure> {
+    let topic = "wait_timeout";
+    connection.set_idle(flavour, TRIED, limit)?;
+    let row = connection.query(IDLE, limit)?;
+    if row.as_ref().and_then(|row| number(row, 0)) == Some(TRIED) {
+        return Ok(Finding::fine(
+            topic,
+            "the server ends a silent session when it is told to (wait_timeout)",
+        ));
+    }
+    Ok(Finding::unusable(
+        topic,
+        "the server does not keep a session's own wait_timeout",
+        "a holder that has stopped keeps its lock for hours",
+        "find out who sets it: init_connect, a proxy, a limit of the provider's",
+    ))
+}
+
+fn connections(limits: &[Row], connected: &[Row], pool_size: u32) -> Finding {
+    let topic = "connections";
+    let most = count(limits, "max_connections");
+    let own = count(limits, "max_user_connections");
+    let now = count(connected, "Threads_connected");
+    let pool = u64::from(pool_size);
+    let what = format!("{now} connections are open, of at most {most}");
+    if own > 0 && own < pool {
+        return Finding::warning(
+            topic,
+            format!("a user may have {own} connections, and pool_size is {pool_size}"),
+            "a program that waits for many names runs into that",
+            "raise max_user_connections, or lower pool_size",
+        );
+    }
+    if most == 0 || now.saturating_add(pool) <= most {
+        return Finding::fine(topic, what);
+    }
+    Finding::warning(
+        topic,
+        what,
+        format!("a program that waits for many names needs up to {pool} of them"),
+        "raise max_connections, or lower pool_size",
+    )
+}
+
+fn topology(warnings: &[String]) -> Vec<Finding> {
+    let topic = "topology";
+    if warnings.is_empty() {
+        let what = "it is written to, and no Galera node; no proxy shares out its connections";
+        return vec![Finding::fine(topic, what)];
+    }
+    let warn = |text: &String| {
+        // What was found, what it means, and what to do are told in one, with colon and semicolon.
+        let (what, rest) = text.split_once(": ").unwrap_or((text.as_str(), ""));
+        let (meaning, advice) = rest
+            .split_once("; ")
+            .unwrap_or((rest, "have all programs lock on one server"));
+        Finding::warning(topic, what, meaning, advice)
+    };
+    warnings.iter().map(warn).collect()
+}

@@ -1,0 +1,256 @@
+//! Answers from the server, for every program that reaches it.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use lockkeeper_core::{Error, ErrorKind, Finding, HeldName, Holder, LockName, Moment, Operator};
+use mysql::{Row, Value};
+
+use crate::connection::{Connection, whole};
+use crate::examine;
+use crate::failure::{Failure, senseless};
+use crate::names;
+use crate::statements::Flavour;
+use crate::store::Store;
+
+/// What one attempt may take where no time is left.
+const ATTEMPT: Duration = Duration::from_millis(100);
+/// How long between two looks whether a session that is being ended has ended.
+const LOOK: Duration = Duration::from_millis(5);
+
+const LIST_MYSQL: &str = "SELECT object_name, processlist_id FROM performance_schema.metadata_locks JOIN performance_schema.threads ON owner_thread_id = thread_id WHERE object_type = 'USER LEVEL LOCK' AND lock_status = 'GRANTED'";
+const LIST_MARIADB: &str = "SELECT table_schema, thread_id FROM information_schema.metadata_lock_info WHERE lock_type = 'User lock'";
+/// Without it, MySQL's list is empty.
+const IS_LISTING: &str = "SELECT enabled = 'YES' FROM performance_schema.setup_instruments WHERE name = 'wait/lock/metadata/sql/mdl'";
+const PIDS: &str = "SELECT processlist_id, attr_value FROM performance_schema.session_connect_attrs WHERE attr_name = '_pid'";
+const SESSIONS: &str = "SHOW FULL PROCESSLIST";
+
+const NO_LIST_MYSQL: &str = "the server does not list named locks to this user; GRANT SELECT ON performance_schema.* to it (and enable the instrument wait/lock/metadata/sql/mdl on MySQL 5.7), or ask for one name";
+const NO_LIST_MARIADB: &str = "MariaDB does not list named locks without its plugin; run INSTALL SONAME 'metadata_lock_info' once as an administrator, or ask for one name";
+
+impl Operator for Store {
+    fn held(&self, name: Option<&LockName>, deadline: Moment) -> Result<Vec<HeldName>, Error> {
+        let mut held = match name {
+            Some(name) => self.held_one(name, deadline)?,
+            None => self.held_all(deadline)?,
+        };
+        if !held.is_empty() {
+            self.describe(&mut held, deadline)?;
+        }
+        held.sort_by(|a, b| a.held.name.cmp(&b.held.name));
+        Ok(held.into_iter().map(|seen| seen.held).collect())
+    }
+
+    fn force_release(&self, held: &HeldName, deadline: Moment) -> Result<bool, Error> {
+        let mark = held.mark.split_once(' ');
+        let mark = mark.and_then(|(id, encoded)| Some((id.parse::<u64>().ok()?, encoded)));
+        let (id, encoded) = mark.ok_or_else(senseless)?;
+        if self.user_of(encoded, deadline)? != Some(id) {
+            return Ok(false);
+        }
+        // Nobody but the session itself can free one name of its own.
+        let killed = self.ask_apart(deadline, |connection, limit| {
+            connection.query(&format!("KILL CONNECTION {id}"), limit)
+        });
+        let is_free = || Ok(self.user_of(encoded, deadline)? != Some(id));
+        if let Err(error) = killed {
+            // It may have ended by itself, and then it cannot be.
+            return if is_free()? { Ok(false) } else { Err(error) };
+        }
+        // The server ends it in its own time.
+        while !is_free()? {
+            if self.clock.now() >= deadline {
+                return Err(Error::new(
+                    ErrorKind::Unknown,
+                    "the server was told to end the session that holds it, and has not done so yet",
+                ));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(true)
+    }
+
+    fn examine(&self, deadline: Moment) -> Result<Vec<Finding>, Error> {
+        let mut findings = self.ask_apart(deadline, |connection, limit| {
+            examine::examine(connection, self.flavour, self.options.pool_size, limit)
+        })?;
+        findings.push(match self.list(deadline) {
+            Ok(_) => Finding::fine("names", "this user may see who holds what"),
+            Err(error) => Finding::warning(
+                "names",
+                "this user cannot list the names that are held",
+                error.message(),
+                "as above; locks themselves work without it",
+            ),
+        });
+        Ok(findings)
+    }
+
+    fn cannot_tell(&self) -> &'static [&'static str] {
+        match self.flavour {
+            Flavour::MySql => &[
+                "since when it is held",
+                "the token",
+                "how long it is kept without a renewal",
+                "the holder's thread",
+            ],
+            Flavour::MariaDb => &[
+                "since when it is held",
+                "the token",
+                "how long it is kept without a renewal",
+                "the holder's process and thread",
+            ],
+        }
+    }
+}
+
+/// A name, and what it is called on the server.
+struct Seen {
+    held: HeldName,
+    encoded: String,
+    session: u64,
+}
+
+impl Seen {
+    fn new(name: &str, is_whole: bool, encoded: String, session: u64) -> Self {
+        let mut held = HeldName::new(name, format!("{session} {encoded}"));
+        held.is_whole = is_whole;
+        Self {
+            held,
+            encoded,
+            session,
+        }
+    }
+}
+
+impl Store {
+    /// Asks on a connection of the pool that holds nothing.
+    fn ask_apart<T>(
+        &self,
+        deadline: Moment,
+        work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
+    ) -> Result<T, Error> {
+        let left = deadline.saturating_since(self.clock.now()).max(ATTEMPT);
+        let mut place = self.place(left).map_err(Failure::into_error)?;
+        self.with_connection(&mut place, left, work)
+            .map_err(Failure::into_error)
+    }
+
+    fn rows(&self, sql: &str, deadline: Moment) -> Result<Vec<Row>, Error> {
+        self.ask_apart(deadline, |connection, limit| connection.rows(sql, limit))
+    }
+
+    /// The session that holds a name.
+    fn user_of(&self, encoded: &str, deadline: Moment) -> Result<Option<u64>, Error> {
+        let rows = self.rows(&format!("SELECT IS_USED_LOCK('{encoded}')"), deadline)?;
+        Ok(rows.first().and_then(|row| number(row, 0)))
+    }
+
+    fn held_one(&self, name: &LockName, deadline: Moment) -> Result<Vec<Seen>, Error> {
+        let encoded = names::encode(&self.namespace, name.as_str());
+        let session = self.user_of(&encoded, deadline)?;
+        let seen = session.map(|session| Seen::new(name.as_str(), true, encoded, session));
+        Ok(seen.into_iter().collect())
+    }
+
+    fn held_all(&self, deadline: Moment) -> Result<Vec<Seen>, Error> {
+        let own = self.list(deadline)?.into_iter();
+        let own = own.filter_map(|(encoded, session)| {
+            let (name, is_whole) = names::decode(&self.namespace, &encoded)?;
+            Some(Seen::new(&name, is_whole, encoded, session))
+        });
+        Ok(own.collect())
+    }
+
+    /// All named locks of the server, and the session that holds each.
+    fn list(&self, deadline: Moment) -> Result<Vec<(String, u64)>, Error> {
+        let (sql, advice) = match self.flavour {
+            Flavour::MySql => (LIST_MYSQL, NO_LIST_MYSQL),
+            Flavour::MariaDb => (LIST_MARIADB, NO_LIST_MARIADB),
+        };
+        let unlisted = |error: Error| match error.kind() {
+            ErrorKind::PermissionDenied | ErrorKind::Incompatible => {
+                Error::new(ErrorKind::Unsupported, advice).with_source(error)
+            }
+            _ => error,
+        };
+        if self.flavour == Flavour::MySql {
+            let on = self.rows(IS_LISTING, deadline).map_err(unlisted)?;
+            if on.first().and_then(|row| number(row, 0)) != Some(1) {
+                return Err(Error::new(ErrorKind::Unsupported, advice));
+            }
+        }
+        let rows = self.rows(sql, deadline).map_err(unlisted)?;
+        let read = |row: &Row| Some((text(row, 0)?, number(row, 1)?));
+        Ok(rows.iter().filter_map(read).collect())
+    }
+
+    /// Adds who holds them and who waits, as far as this user may see.
+    fn describe(&self, held: &mut [Seen], deadline: Moment) -> Result<(), Error> {
+        let sessions = self.rows(SESSIONS, deadline)?;
+        let hosts: HashMap<u64, String> = sessions
+            .iter()
+            .filter_map(|row| Some((number(row, 0)?, host(&text(row, 2)?))))
+            .collect();
+        let statements: Vec<String> = sessions.iter().filter_map(|row| text(row, 7)).collect();
+        // MariaDB has them only where its performance schema is on; others may not see them.
+        let pids = match self.flavour {
+            Flavour::MySql => self.rows(PIDS, deadline).unwrap_or_default(),
+            Flavour::MariaDb => Vec::new(),
+        };
+        let pids: HashMap<u64, u32> = pids
+            .iter()
+            .filter_map(|row| Some((number(row, 0)?, text(row, 1)?.parse().ok()?)))
+            .collect();
+        for seen in held {
+            let asks = format!("GET_LOCK('{}',", seen.encoded);
+            let waiting = statements.iter().filter(|sql| sql.contains(&asks)).count();
+            // Of other users, who may not look sees neither session nor statement.
+            let sees = hosts.contains_key(&seen.session);
+            seen.held.waiting = sees.then(|| u64::try_from(waiting).unwrap_or(u64::MAX));
+            seen.held.holder = Holder {
+                host: hosts.get(&seen.session).cloned(),
+                pid: pids.get(&seen.session).copied(),
+                session: Some(seen.session.to_string()),
+                ..Holder::default()
+            };
+        }
+        Ok(())
+    }
+}
+
+/// The client's host without its port.
+fn host(client: &str) -> String {
+    let host = match client.rsplit_once(':') {
+        Some((host, port)) if port.parse::<u16>().is_ok() => host,
+        _ => client,
+    };
+    host.to_owned()
+}
+
+pub(crate) fn text(row: &Row, at: usize) -> Option<String> {
+    match row.as_ref(at)? {
+        Value::Bytes(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        _ => None,
+    }
+}
+
+pub(crate) fn number(row: &Row, at: usize) -> Option<u64> {
+    row.as_ref(at).and_then(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_known_by_its_host() {
+        for (client, known) in [
+            ("localhost", "localhost"),
+            ("web-1:53412", "web-1"),
+            ("10.0.0.7:1", "10.0.0.7"),
+        ] {
+            assert_eq!(host(client), known);
+        }
+    }
+}
