@@ -28,7 +28,9 @@ fn unlock(args: &args::Unlock) -> Result<u8, Trouble> {
         say::out(&format!("Nobody holds {name:?}."))?;
         return Ok(0);
     };
-    say::out(&describe(&name, &held))?;
+    // Where all names can be listed.
+    let all = operator.held(None, soon()).unwrap_or_default();
+    say::out(&describe(&name, &held, &all))?;
     if !args.yes && !confirmed()? {
         return Err(Trouble::new(NOT_DONE, "not confirmed; nothing was done"));
     }
@@ -44,7 +46,7 @@ fn unlock(args: &args::Unlock) -> Result<u8, Trouble> {
     ))
 }
 
-fn describe(name: &LockName, held: &HeldName) -> String {
+fn describe(name: &LockName, held: &HeldName, all: &[HeldName]) -> String {
     let mut text = format!("{name:?} is held by {}", holder(held, SystemTime::now()));
     if let Some(token) = held.token() {
         text.push_str(&format!(",\nwith the token {token}"));
@@ -56,6 +58,20 @@ fn describe(name: &LockName, held: &HeldName) -> String {
         None => {}
     }
     text.push('.');
+    let Some(session) = &held.holder.session else {
+        return text;
+    };
+    let others: Vec<_> = all
+        .iter()
+        .filter(|other| other.holder.session.as_ref() == Some(session) && other.mark != held.mark)
+        .map(|other| format!("{:?}", other.name))
+        .collect();
+    text.push_str("\nIts whole session is ended, with all that it holds");
+    if others.is_empty() {
+        text.push('.');
+    } else {
+        text.push_str(&format!(": {}, too.", others.join(", ")));
+    }
     text
 }
 
