@@ -82,10 +82,13 @@ fn text(findings: &[Finding], worst: Severity) -> String {
     const INDENT: &str = "          ";
     let mut lines = Vec::new();
     for finding in findings {
-        lines.extend(wrapped(&format!("{:<10}", finding.severity), &finding.what));
-        lines.extend(wrapped(INDENT, &finding.meaning));
+        lines.extend(say::wrapped(
+            &format!("{:<10}", finding.severity),
+            &finding.what,
+        ));
+        lines.extend(say::wrapped(INDENT, &finding.meaning));
         if !finding.advice.is_empty() {
-            lines.extend(wrapped(&format!("{INDENT}-> "), &finding.advice));
+            lines.extend(say::wrapped(&format!("{INDENT}-> "), &finding.advice));
         }
     }
     let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
@@ -105,47 +108,4 @@ fn text(findings: &[Finding], worst: Severity) -> String {
         ),
     });
     lines.join("\n")
-}
-
-/// The text in lines that fit the terminal, `start` before the first and as much room before the
-/// others.
-fn wrapped(start: &str, text: &str) -> Vec<String> {
-    let indent = " ".repeat(start.len());
-    let mut lines = Vec::new();
-    let mut line = start.to_owned();
-    let mut is_empty = true;
-    for word in text.split_whitespace() {
-        let width = line.chars().count() + 1 + word.chars().count();
-        if !is_empty && width > usize::from(say::WIDTH) {
-            lines.push(std::mem::replace(&mut line, indent.clone()));
-            is_empty = true;
-        }
-        if !is_empty {
-            line.push(' ');
-        }
-        line.push_str(word);
-        is_empty = false;
-    }
-    if !is_empty {
-        lines.push(line);
-    }
-    lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_fit_and_words_stay_whole() {
-        let text = "word ".repeat(60);
-        let lines = wrapped("warning   ", &text);
-        assert!(lines.len() > 3);
-        for (index, line) in lines.iter().enumerate() {
-            assert!(line.len() <= 80, "{line}");
-            assert_eq!(line.starts_with("warning   word"), index == 0);
-            assert!(line.ends_with("word"));
-        }
-        assert!(wrapped("x", "").is_empty());
-    }
 }

@@ -52,6 +52,31 @@ pub(crate) fn span(span: Duration) -> String {
     }
 }
 
+/// The text in lines that fit the terminal, `start` before the first and as much room before the
+/// others.
+pub(crate) fn wrapped(start: &str, text: &str) -> Vec<String> {
+    let indent = " ".repeat(start.len());
+    let mut lines = Vec::new();
+    let mut line = start.to_owned();
+    let mut is_empty = true;
+    for word in text.split_whitespace() {
+        let width = line.chars().count() + 1 + word.chars().count();
+        if !is_empty && width > usize::from(WIDTH) {
+            lines.push(std::mem::replace(&mut line, indent.clone()));
+            is_empty = true;
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        is_empty = false;
+    }
+    if !is_empty {
+        lines.push(line);
+    }
+    lines
+}
+
 /// Milliseconds since 1970.
 pub(crate) fn unix_millis(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -74,5 +99,18 @@ mod tests {
         ] {
             assert_eq!(span(Duration::from_millis(millis)), text);
         }
+    }
+
+    #[test]
+    fn lines_fit_and_words_stay_whole() {
+        let text = "word ".repeat(60);
+        let lines = wrapped("warning   ", &text);
+        assert!(lines.len() > 3);
+        for (index, line) in lines.iter().enumerate() {
+            assert!(line.len() <= 80, "{line}");
+            assert_eq!(line.starts_with("warning   word"), index == 0);
+            assert!(line.ends_with("word"));
+        }
+        assert!(wrapped("x", "").is_empty());
     }
 }

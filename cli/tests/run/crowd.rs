@@ -3,7 +3,7 @@
 use std::fs;
 use std::thread;
 
-use crate::rig::{Case, Outcome, Rig, code, said};
+use crate::rig::{Case, Outcome, Rig, Server, code, said};
 
 pub(crate) const CASES: &[Case] = &[
     ("forty_at_once_count_to_forty", forty_at_once),
@@ -62,7 +62,7 @@ fn a_thousand(rig: &mut Rig) -> Outcome {
                 );
             }
         }
-        Some(server) => {
+        Some(Server::Redis(server)) => {
             let mut client = server.client().unwrap();
             for key in client.command(&["KEYS", "*"]).unwrap().items() {
                 let key = key.text().unwrap();
@@ -70,6 +70,13 @@ fn a_thousand(rig: &mut Rig) -> Outcome {
                 let left = client.command(&["PTTL", &key]).unwrap().int();
                 assert!(left > Some(0), "{key} stays for ever");
             }
+        }
+        Some(Server::MySql(server)) => {
+            assert_eq!(server.held().unwrap(), []);
+            // A session's end is seen by the server in its own time.
+            rig.until("all sessions have ended", || {
+                server.sessions().unwrap().is_empty()
+            });
         }
     }
     Ok(())

@@ -243,7 +243,7 @@ fn config_file(rig: &mut Rig) -> Outcome {
     let url = rig.url().to_owned();
     rig.write(
         "locks.toml",
-        &format!("url = {url:?}\nnamespace = \"from a file\"\n"),
+        &format!("url = {url:?}\nnamespace = \"from-a-file\"\n"),
     );
     std::fs::create_dir(rig.path(".config")).unwrap();
     let home = rig.folder.path().to_owned();

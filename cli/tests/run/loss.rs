@@ -238,8 +238,10 @@ fn killed_store_while_waiting(rig: &mut Rig) -> Outcome {
     assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
     assert!(!rig.exists("started"));
     rig.write("release", "");
-    // What it did was under the lock; only the release has no answer.
-    assert_eq!(holder.code(), 0);
+    // The release has no answer; or the server's end has already ended the session that held it,
+    // and then the lock is lost.
+    let status = holder.code();
+    assert!(status == 0 || status == 79, "{status}");
     Ok(())
 }
 
@@ -251,7 +253,7 @@ fn restarted_store(rig: &mut Rig) -> Outcome {
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     server.kill();
-    server.restart().unwrap();
+    server.restart();
     assert_eq!(run.code(), 79);
     for pid in both(rig) {
         assert!(!is_alive(pid));

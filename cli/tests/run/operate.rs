@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::rig::{Case, Outcome, Rig, code, said};
+use crate::rig::{Case, Outcome, Rig, Server, code, said};
 
 pub(crate) const CASES: &[Case] = &[
     ("who_tells_who_holds_and_fits_80_columns", who),
@@ -136,6 +136,21 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
         assert_eq!(code(&output), 1, "{}", out(&output));
         assert!(out(&output).contains("chmod"), "{}", out(&output));
         return Ok(());
+    };
+    let server = match server {
+        Server::Redis(server) => server,
+        Server::MySql(server) => {
+            server.execute("SET GLOBAL max_connections = 10").unwrap();
+            let output = rig.lockkeeper(&["doctor"]).output().unwrap();
+            assert_eq!(code(&output), 1, "{}", out(&output));
+            assert!(out(&output).contains("max_connections"), "{}", out(&output));
+            server.execute("SET GLOBAL max_connections = 100").unwrap();
+            server.execute("SET GLOBAL read_only = ON").unwrap();
+            let output = rig.lockkeeper(&["doctor"]).output().unwrap();
+            assert_eq!(code(&output), 1, "{}", out(&output));
+            assert!(out(&output).contains("read-only"), "{}", out(&output));
+            return Ok(());
+        }
     };
     server
         .command(&["CONFIG", "SET", "maxmemory", "100mb"])

@@ -6,7 +6,9 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Trial};
-use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
+use lockkeeper_testkit::{
+    MySqlKind, MySqlOptions, MySqlServer, RedisKind, RedisOptions, RedisServer,
+};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tempfile::TempDir;
 
@@ -24,18 +26,48 @@ pub(crate) type Outcome = Result<(), Skip>;
 enum Kind {
     Sqlite,
     Redis(RedisKind),
+    MySql(MySqlKind),
+}
+
+/// A store that is a server.
+pub(crate) enum Server {
+    Redis(RedisServer),
+    MySql(MySqlServer),
+}
+
+impl Server {
+    pub(crate) fn kill(&self) {
+        match self {
+            Self::Redis(server) => server.kill(),
+            Self::MySql(server) => server.kill(),
+        }
+    }
+
+    /// Starts it again; it has forgotten everything.
+    pub(crate) fn restart(&self) {
+        match self {
+            Self::Redis(server) => server.restart().unwrap(),
+            Self::MySql(server) => server.restart().unwrap(),
+        }
+    }
 }
 
 impl Kind {
     fn all() -> Vec<Self> {
         let redis = RedisKind::ALL.into_iter().map(Self::Redis);
-        [Self::Sqlite].into_iter().chain(redis).collect()
+        let mysql = MySqlKind::ALL.into_iter().map(Self::MySql);
+        [Self::Sqlite]
+            .into_iter()
+            .chain(redis)
+            .chain(mysql)
+            .collect()
     }
 
     fn name(self) -> String {
         match self {
             Self::Sqlite => "sqlite".to_owned(),
             Self::Redis(kind) => kind.to_string(),
+            Self::MySql(kind) => kind.name().to_owned(),
         }
     }
 
@@ -43,6 +75,7 @@ impl Kind {
         match self {
             Self::Sqlite => None,
             Self::Redis(kind) => kind.ignored(),
+            Self::MySql(kind) => kind.ignored(),
         }
     }
 }
@@ -72,7 +105,7 @@ pub(crate) fn main(cases: &[Case]) -> ExitCode {
 /// A store, and a folder for what the commands leave.
 pub(crate) struct Rig {
     pub(crate) folder: TempDir,
-    pub(crate) server: Option<RedisServer>,
+    pub(crate) server: Option<Server>,
     url: String,
 }
 
@@ -88,7 +121,19 @@ impl Rig {
             Kind::Redis(kind) => {
                 let server = RedisServer::start(kind, &RedisOptions::new()).unwrap();
                 let url = server.url();
-                (Some(server), url)
+                (Some(Server::Redis(server)), url)
+            }
+            Kind::MySql(kind) => {
+                let options = MySqlOptions::new().show_locks();
+                let server = MySqlServer::start(kind, &options).unwrap();
+                if kind == MySqlKind::MySql9 {
+                    // As an administrator would for those on call.
+                    let user = MySqlServer::USER;
+                    let grant = format!("GRANT SELECT ON performance_schema.* TO '{user}'@'%'");
+                    server.execute(&grant).unwrap();
+                }
+                let url = server.url();
+                (Some(Server::MySql(server)), url)
             }
         };
         Self {
