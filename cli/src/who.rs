@@ -82,10 +82,11 @@ fn who(args: &args::Who) -> Result<(), Trouble> {
     };
     if !held.is_empty() && !cannot_tell.is_empty() {
         let store = keeper.backend();
-        text.push_str(&format!(
-            "\n{store} cannot tell: {}",
-            cannot_tell.join(", ")
-        ));
+        let note = format!("{store} cannot tell: {}", cannot_tell.join(", "));
+        for line in say::wrapped("", &note) {
+            text.push('\n');
+            text.push_str(&line);
+        }
     }
     say::out(&text)
 }
