@@ -86,6 +86,10 @@ const CASES: &[Case] = &[
         network::request_later_than_the_wait,
     ),
     (
+        "late_answers_are_nobody_elses",
+        network::late_answers_are_nobody_elses,
+    ),
+    (
         "renewal_later_than_the_ttl",
         network::renewal_later_than_the_ttl,
     ),

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::{ErrorKind, LockGuard, LostWait, Released};
-use lockkeeper_testkit::{Fault, MySqlKind, Proxy};
+use lockkeeper_testkit::{Counts, Fault, MySqlKind, Proxy};
 
 use super::store::{holder_of, open, settled, start, waiting_for};
 use crate::rig::{HANG, PATIENCE, Waiting, Witness, until};
@@ -164,6 +164,45 @@ pub(super) fn request_later_than_the_wait(kind: MySqlKind) {
     let again = slow.try_lock_for("a", PATIENCE).unwrap().unwrap();
     assert!(again.token() > token);
     drop((again, slow, rival));
+    settled(&server);
+}
+
+/// An answer that comes after its time is not taken for that to a later question: the protocol has no
+/// mark that tells them apart.
+pub(super) fn late_answers_are_nobody_elses(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=9s&response_timeout=300ms&pool_size=2";
+    let slow = open(&server.url_via(proxy.addr()), keys);
+    let rival = open(&server.url(), "wait=20s");
+    let taken = rival.lock("b").unwrap();
+    let late = Fault::DelayReplies(Duration::from_millis(900));
+    // Its answer has come after all, and "yes" to that is not "yes" to this.
+    let others_still = |what: &str, before: Counts| {
+        let came = proxy.wait_for(PATIENCE, |counts| {
+            counts.held > before.held && counts.reply_bytes > before.reply_bytes
+        });
+        assert!(came, "the answer never came");
+        for _ in 0..3 {
+            let answer = slow.try_lock("b").unwrap();
+            assert!(answer.is_none(), "b is held by two after {what}");
+        }
+        assert!(taken.is_held());
+        taken.renew().unwrap();
+    };
+    for _ in 0..3 {
+        let before = proxy.counts();
+        proxy.once(ABOUT, late);
+        let held = slow.try_lock_for("a", PATIENCE).unwrap().unwrap();
+        others_still("an acquisition", before);
+        let before = proxy.counts();
+        proxy.once(ABOUT, late);
+        if let Err(error) = held.release() {
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        }
+        others_still("a release", before);
+    }
+    drop((taken, slow, rival));
     settled(&server);
 }
 

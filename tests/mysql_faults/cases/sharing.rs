@@ -112,6 +112,14 @@ pub(super) fn thousand_names(kind: MySqlKind) {
             );
         }
     }
+    // There is room for a wait, too.
+    let theirs = rival.lock("theirs").unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.try_lock_for("theirs", Duration::from_secs(20)));
+        until("one waits", || waiting_for(&server, "theirs").len() == 1);
+        assert_eq!(theirs.release().unwrap(), Released::Done);
+        assert!(waiting.join().unwrap().unwrap().is_some());
+    });
     for guard in guards {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
