@@ -99,7 +99,8 @@ fn a_proof_is_for_one_lease_only(kind: MySqlKind) {
     let late = keeper.acquire("a", &fixed(1_500)).unwrap().unwrap();
     let proof = late.commit_proof().unwrap();
     assert!(holds(&mut app, &proof));
-    // Over by its time; then another thread of this very process has it.
+    // Over by its time; then another thread of this very process has it, and would on that session.
+    until("it is over", || server.held().unwrap().len() == 1);
     let next = keeper.acquire("a", &fixed(2_000)).unwrap().unwrap();
     assert!(!holds(&mut app, &proof));
     assert!(holds(&mut app, &next.commit_proof().unwrap()));
