@@ -33,6 +33,7 @@ pub(crate) const CASES: &[Case] = &[
         a_lease_ends_on_a_session_that_goes_on,
     ),
     ("no_name_twice_on_one_session", no_name_twice_on_one_session),
+    ("a_stall_costs_no_lease", a_stall_costs_no_lease),
     (
         "leases_of_other_lengths_lie_elsewhere",
         leases_of_other_lengths_lie_elsewhere,
@@ -224,6 +225,33 @@ fn no_name_twice_on_one_session(kind: MySqlKind) {
     assert!(first.is_held());
     drop(first);
     drop(keepers[1].try_lock("a").unwrap().unwrap());
+    assert_eq!(server.held().unwrap(), []);
+}
+
+/// Calls that are cut short leave a session in doubt, and its names are lost: on one that is shared,
+/// they go on when nobody waits for them.
+fn a_stall_costs_no_lease(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server, "ttl=20s&pool_size=2&response_timeout=300ms");
+    let [kept, also, given] = ["kept", "also", "given"].map(|name| keeper.lock(name).unwrap());
+    let other = open(&server, "");
+    server.stop().unwrap();
+    let error = keeper.try_lock("new").expect_err("the server is silent");
+    assert!(error.is_retryable(), "{error:?}");
+    thread::scope(|scope| {
+        let released = scope.spawn(|| given.release());
+        server.cont().unwrap();
+        // In time or not: it is freed.
+        let _ = released.join().unwrap();
+    });
+    for guard in [&kept, &also] {
+        guard.renew().unwrap();
+    }
+    drop(other.lock("new").unwrap());
+    drop(other.lock("given").unwrap());
+    for guard in [kept, also] {
+        assert_eq!(guard.release().unwrap(), Released::Done);
+    }
     assert_eq!(server.held().unwrap(), []);
 }
 
