@@ -69,7 +69,7 @@ impl LockProvider for Slow {
 
 fn drivers(far: &Unreachable) -> Drivers {
     let drivers = lockkeeper::drivers().with(far.clone()).with(Slow);
-    drivers.without("mysql", "mysql")
+    drivers.without("etcd", "etcd")
 }
 
 fn refused(drivers: &Drivers, url: &str) -> Error {
@@ -86,7 +86,7 @@ fn each_mistake_has_its_own_kind_and_a_way_out_and_reaches_no_store() {
         ("no url at all", ErrorKind::InvalidUrl, "sqlite:/var/lib"),
         ("far:/x#y", ErrorKind::InvalidUrl, "%23"),
         ("reddis://h", ErrorKind::UnknownScheme, "memory:, sqlite:"),
-        ("mysql://h", ErrorKind::FeatureDisabled, "feature `mysql`"),
+        ("etcd://h", ErrorKind::FeatureDisabled, "feature `etcd`"),
         ("far:?tll=5s", ErrorKind::UnknownKey, "did you mean `ttl`?"),
         (
             "far:?pasword=x",
