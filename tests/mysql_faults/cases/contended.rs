@@ -16,7 +16,7 @@ pub(super) fn through_it_all(kind: MySqlKind) {
     let witness = Witness::new(true);
     let over = AtomicBool::new(false);
     // One of them is not behind the proxy.
-    let keys = "ttl=1s&response_timeout=300ms&connect_timeout=500ms&wait=1s";
+    let keys = "ttl=1s&wait=1s";
     let urls = [proxy.addr(), proxy.addr(), server.addr()].map(|addr| server.url_via(addr));
     let keepers = urls.map(|url| open(&url, keys));
     thread::scope(|scope| {

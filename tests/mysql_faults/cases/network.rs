@@ -19,7 +19,7 @@ pub(super) fn lost_on_the_way(kind: MySqlKind, fault: Fault) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let url = server.url_via(proxy.addr());
-    let keeper = open(&url, "ttl=5s&response_timeout=500ms&wait=20s");
+    let keeper = open(&url, "ttl=5s&wait=20s");
     let rival = open(&server.url(), "wait=20s");
     let witness = Witness::new(true);
     let counted = || {
@@ -75,10 +75,7 @@ pub(super) fn lost_on_the_way(kind: MySqlKind, fault: Fault) {
 pub(super) fn waits_lost_on_the_way(kind: MySqlKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let url = format!(
-        "{}?ttl=3s&response_timeout=500ms",
-        server.url_via(proxy.addr())
-    );
+    let url = format!("{}?ttl=3s", server.url_via(proxy.addr()));
     let rival = open(&server.url(), "ttl=20s&wait=20s");
     let witness = Witness::new(true);
     for fault in [
@@ -144,11 +141,11 @@ pub(super) fn reply_later_than_the_ttl(kind: MySqlKind) {
 pub(super) fn request_later_than_the_wait(kind: MySqlKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=1s&response_timeout=300ms&connect_timeout=300ms&wait=600ms";
+    let keys = "ttl=1s&wait=600ms";
     let slow = open(&server.url_via(proxy.addr()), keys);
     let rival = open(&server.url(), "wait=20s");
     drop(slow.try_lock_for("a", PATIENCE).unwrap());
-    proxy.set(Fault::DelayRequests(Duration::from_millis(1500)));
+    proxy.set(Fault::DelayRequests(Duration::from_secs(3)));
     let error = slow.lock("a").unwrap_err();
     assert!(
         matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable),
@@ -172,11 +169,11 @@ pub(super) fn request_later_than_the_wait(kind: MySqlKind) {
 pub(super) fn late_answers_are_nobody_elses(kind: MySqlKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=9s&response_timeout=300ms&pool_size=2";
+    let keys = "ttl=9s&pool_size=2";
     let slow = open(&server.url_via(proxy.addr()), keys);
     let rival = open(&server.url(), "wait=20s");
     let taken = rival.lock("b").unwrap();
-    let late = Fault::DelayReplies(Duration::from_millis(900));
+    let late = Fault::DelayReplies(Duration::from_millis(2500));
     // Its answer has come after all, and "yes" to that is not "yes" to this.
     let others_still = |what: &str, before: Counts| {
         let came = proxy.wait_for(PATIENCE, |counts| {
@@ -190,7 +187,7 @@ pub(super) fn late_answers_are_nobody_elses(kind: MySqlKind) {
         assert!(taken.is_held());
         taken.renew().unwrap();
     };
-    for _ in 0..3 {
+    for _ in 0..2 {
         let before = proxy.counts();
         proxy.once(ABOUT, late);
         let held = slow.try_lock_for("a", PATIENCE).unwrap().unwrap();
@@ -238,7 +235,7 @@ pub(super) fn renewal_later_than_the_ttl(kind: MySqlKind) {
 pub(super) fn dark_while_held(kind: MySqlKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=2s&response_timeout=500ms&connect_timeout=500ms&wait=1s";
+    let keys = "ttl=2s&wait=1s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
     let rival = open(&server.url(), "wait=20s");
     let witness = Witness::new(true);
@@ -278,7 +275,7 @@ pub(super) fn dark_while_waited_for(kind: MySqlKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let url = server.url_via(proxy.addr());
-    let url = format!("{url}?ttl=2s&response_timeout=500ms&connect_timeout=500ms");
+    let url = format!("{url}?ttl=2s");
     let witness = Witness::new(true);
     let holder = open(&server.url(), "ttl=20s");
     let held = holder.lock("a").unwrap();

@@ -64,7 +64,7 @@ pub(super) fn killed_for_good_while_held(kind: MySqlKind) {
 pub(super) fn stopped_past_every_deadline(kind: MySqlKind) {
     let server = start(kind);
     let witness = Witness::new(true);
-    let keys = "ttl=2s&response_timeout=300ms";
+    let keys = "ttl=2s";
     let holder = open(&server.url(), keys);
     let held = holder.lock("a").unwrap();
     witness.enter(&held);

@@ -198,7 +198,7 @@ pub(super) fn session_in_doubt(kind: MySqlKind) {
         Fault::DropReplies,
         Fault::CutReplyAfter(0),
     ] {
-        let keys = "ttl=4s&pool_size=4&response_timeout=500ms&wait=20s";
+        let keys = "ttl=4s&pool_size=4&wait=20s";
         let keeper = open(&url, keys);
         let mut held = held_together(&keeper);
         let (name, guard) = held.pop().unwrap();
