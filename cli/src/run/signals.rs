@@ -55,9 +55,6 @@ pub(super) fn listen(
                 continue;
             };
             let running = is_running.load(Ordering::SeqCst);
-            if !running && ends_a_wait(signal) {
-                wait.cancel();
-            }
             let event = match signal {
                 Signal::TSTP if !running => {
                     let _ = kill_process(getpid(), Signal::STOP);
@@ -69,6 +66,10 @@ pub(super) fn listen(
             };
             if events.send(event).is_err() {
                 return;
+            }
+            // Who is woken looks for the reason.
+            if !running && ends_a_wait(signal) {
+                wait.cancel();
             }
         }
     };
