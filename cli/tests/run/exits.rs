@@ -282,12 +282,13 @@ fn config_file(rig: &mut Rig) -> Outcome {
 }
 
 fn held_at_least(rig: &mut Rig) -> Outcome {
-    let mut holder = rig.start(&["--hold-at-least", "1h", "a"], "touch ended; exit 3");
+    let mut holder = rig.start(
+        &["--hold-at-least", "1h", "a"],
+        "echo $$ > pid; touch ended; exit 3",
+    );
     rig.until_file("ended");
-    rig.until("the command has ended", || {
-        // Nobody else is left in the folder but the one that keeps the lock.
-        rig.run(&["-n", "-q", "a"], "true").status.code() == Some(75)
-    });
+    rig.until_gone(rig.pid("pid"));
+    assert_eq!(code(&rig.run(&["-n", "a"], "true")), 75);
     assert!(holder.is_running());
     holder.signal(rustix::process::Signal::TERM);
     assert_eq!(holder.code(), 3);
