@@ -267,7 +267,14 @@ impl Connection {
     /// second can be back in the same one, so nothing is granted before it is over.
     fn outlast_first_second(&mut self, until: Instant) -> Result<(), Failure> {
         let left = until.saturating_duration_since(Instant::now());
-        let row = self.query(statements::FIRST_SECOND, left)?;
+        let row = self.query(statements::FIRST_SECOND, left);
+        // Nothing was asked for that could have been granted.
+        let row = row.map_err(|failure| match failure {
+            Failure::Unanswered(error) => Failure::NotSent(
+                Error::new(ErrorKind::Unavailable, error.message()).with_source(error),
+            ),
+            failure => failure,
+        })?;
         let millis = number(row.as_ref()).ok_or_else(|| Failure::Refused(senseless()))?;
         // More is a clock that was set back.
         let rest = Duration::from_millis(millis.min(1_000));

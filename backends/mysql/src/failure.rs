@@ -202,7 +202,7 @@ pub(crate) fn not_connected(error: mysql::Error, place: &str, tls: bool) -> Erro
         Error::new(
             ErrorKind::Unavailable,
             format!(
-                "the server at {place} cannot be reached: {why}; is it running, and the address right?"
+                "the server at {place} cannot be reached: {why}; is it running, a MySQL server, and the address right?"
             ),
         )
     };
@@ -251,12 +251,10 @@ pub(crate) fn not_connected(error: mysql::Error, place: &str, tls: bool) -> Erro
             // rustls' own errors come through the reading.
             Some(_) if tls && text.contains("certificate") => tls_failed(&text, place),
             Some(kind) if is_timeout(kind) => {
-                unreachable("it takes connections, and then says nothing; is it a MySQL server?")
+                unreachable("it takes connections, and then says nothing")
             }
             None | Some(io::ErrorKind::InvalidData) => not_mysql(place),
-            Some(_) => {
-                unreachable("it broke off while the connection was opened; is it a MySQL server?")
-            }
+            Some(_) => unreachable("it broke off while the connection was opened"),
         },
     };
     made.with_source(error)

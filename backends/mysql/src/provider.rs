@@ -32,7 +32,8 @@ const RENEW_BATCH: usize = 500;
 ///   two servers do not compare.
 /// - Who ends a session (`KILL`) frees all that it holds; its guards find out at their next renewal.
 /// - A server that does not answer for the rest of a lease costs all leases of that session.
-/// - A server that is started twice within one second may give a token again.
+/// - Tokens begin with the second of the server's start, so nothing is granted within that second;
+///   and a clock that is set back over a restart takes them back.
 /// - A ttl of more than a year needs a renewal in each year.
 /// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone)]

@@ -6,6 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, SystemTime};
 
 use super::{MySqlKind, MySqlOptions, data};
 use crate::daemon::{self, Daemon, START};
@@ -33,7 +35,8 @@ impl MySqlServer {
     /// The database of [`MySqlServer::url`], empty at first.
     pub const DATABASE: &'static str = "shop";
 
-    /// Starts a server and returns when it answers.
+    /// Starts a server and returns when it answers, in another second than it was started in: locks are
+    /// not granted before that.
     ///
     /// # Errors
     /// There is no such server on this machine (see [`MySqlKind::ignored`]), or it did not start: its own
@@ -59,6 +62,10 @@ impl MySqlServer {
             [server.port] = daemon::free_ports()?;
             server.launch()
         })?;
+        let started = second();
+        while second() == started {
+            thread::sleep(Duration::from_millis(10));
+        }
         Ok(server)
     }
 
@@ -216,6 +223,12 @@ impl fmt::Debug for MySqlServer {
             .field("pid", &self.pid())
             .finish_non_exhaustive()
     }
+}
+
+/// As servers count their start.
+fn second() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 /// What has MariaDB list the named locks.
