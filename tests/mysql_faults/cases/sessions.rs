@@ -7,7 +7,7 @@ use lockkeeper::{ErrorKind, Released};
 use lockkeeper_testkit::{MySqlClient, MySqlKind, MySqlOptions, MySqlServer};
 use mysql::{Conn, Opts, OptsBuilder};
 
-use super::store::{Memory, besieged, holder_of, open, settled, start, waiting_for};
+use super::store::{Memory, besieged, holder_of, open, settled, start, waiting_among, waiting_for};
 use crate::rig::{HANG, until};
 
 fn kill(server: &MySqlServer, what: &str, id: u64) {
@@ -127,7 +127,10 @@ pub(super) fn no_connection_left(kind: MySqlKind) {
         held.renew().unwrap();
         other.renew().unwrap();
         others.clear();
-        until("it waits", || waiting_for(&server, "c").len() == 1);
+        // The server may not have seen yet that it has room again.
+        until("it waits", || {
+            waiting_among(root.sessions().unwrap(), "c").len() == 1
+        });
         root.execute("DO RELEASE_LOCK('default:c')").unwrap();
         let granted = waiting.join().unwrap().unwrap();
         assert!(granted.expect("it rides that out").is_held());

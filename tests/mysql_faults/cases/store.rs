@@ -17,8 +17,12 @@ pub(super) fn open(url: &str, keys: &str) -> LockKeeper {
 
 /// The sessions that wait for the name.
 pub(super) fn waiting_for(server: &MySqlServer, name: &str) -> Vec<MySqlSession> {
+    waiting_among(server.sessions().unwrap(), name)
+}
+
+/// Those of the sessions that wait for the name.
+pub(super) fn waiting_among(mut sessions: Vec<MySqlSession>, name: &str) -> Vec<MySqlSession> {
     let quoted = format!("'default:{name}'");
-    let mut sessions = server.sessions().unwrap();
     sessions.retain(|session| {
         let statement = session.statement.as_deref().unwrap_or_default();
         session.state == "User lock" && statement.contains(&quoted)
