@@ -106,7 +106,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DUR", default_value = "5s", value_parser = duration)]
     pub(crate) kill_after: Duration,
 
-    /// The exit status when the lock was not acquired in time: 0 to 255.
+    /// The exit status when the lock was not acquired in time: 0 to 255. With 0, nothing is said
+    /// about it either.
     #[arg(short = 'E', long, value_name = "N", default_value_t = 75)]
     pub(crate) conflict_exit_code: u8,
 

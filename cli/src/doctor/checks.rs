@@ -26,8 +26,13 @@ pub(super) fn all(place: &Place, keeper: &LockKeeper) -> Vec<Finding> {
         "connect",
         format!("the store can be opened: {}", keeper.backend()),
     )];
-    // Another one, as another program would have it.
-    let other = match settings::open(place, None) {
+    // Another one, as another program would have it, where that would meet this one.
+    let other = if keeper.capabilities().has(Capability::CrossProcess) {
+        settings::open(place, None)
+    } else {
+        Ok(keeper.clone())
+    };
+    let other = match other {
         Ok(other) => other,
         Err(trouble) => {
             findings.push(broken(

@@ -74,7 +74,11 @@ pub(crate) fn main(args: &args::Run) -> ExitCode {
         verbose: args.verbose,
     };
     ExitCode::from(run(args, voice).unwrap_or_else(|trouble| {
-        voice.warn(&trouble.to_string());
+        match trouble.code {
+            // Busy, and that is no failure: cron would send a mail.
+            0 => voice.tell(&trouble.to_string()),
+            _ => voice.warn(&trouble.to_string()),
+        }
         trouble.code
     }))
 }
@@ -180,15 +184,16 @@ fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
         || "somebody else".to_owned(),
         |held| who::holder(&held, SystemTime::now()),
     );
-    let how_long = match args.wait.filter(|wait| !wait.is_zero()) {
-        Some(wait) => format!(" and was for {}", humantime::format_duration(wait)),
-        None => String::new(),
+    let way_out = match args.wait.filter(|wait| !wait.is_zero()) {
+        Some(wait) => format!(
+            ", and the wait of {} is over; the command was not run: try later, or --wait longer",
+            humantime::format_duration(wait)
+        ),
+        None => "; the command was not run: try later, or --wait for it".to_owned(),
     };
     Trouble::new(
         args.conflict_exit_code,
-        format!(
-            "{name:?} is held by {by}{how_long}; the command was not run, try later or --wait longer"
-        ),
+        format!("{name:?} is held by {by}{way_out}"),
     )
 }
 

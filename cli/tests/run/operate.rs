@@ -126,6 +126,11 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
         .unwrap();
     assert_eq!(code(&broken), 2);
     assert!(out(&broken).contains("->"), "{}", out(&broken));
+    let memory = rig
+        .lockkeeper(&["doctor", "--url", "memory:"])
+        .output()
+        .unwrap();
+    assert_eq!(code(&memory), 1, "{}", out(&memory));
     let Some(server) = &rig.server else {
         // Everybody may write it.
         let file = rig.path("store/locks.db");

@@ -14,6 +14,7 @@ pub(crate) const CASES: &[Case] = &[
     ("ctrl_c_ends_the_wait", ctrl_c_while_waiting),
     ("an_interactive_shell_as_the_command", interactive),
     ("stop_and_go_on_from_a_shell", job_control),
+    ("unlock_asks_at_the_terminal", unlock),
     ("in_a_pipe_the_reader_keeps_the_terminal", pipe),
 ];
 
@@ -182,5 +183,26 @@ fn pipe(rig: &mut Rig) -> Outcome {
     screen.wait_for("prompt> ");
     screen.press("exit 0\n");
     assert_eq!(screen.program.code(), 0);
+    Ok(())
+}
+
+fn unlock(rig: &mut Rig) -> Outcome {
+    let holder = rig.hold("a");
+    let ask = [BINARY, "unlock", "--force", "a"];
+    let mut screen = Screen::start(rig, &ask)?;
+    screen.wait_for("is held by");
+    screen.wait_for("[y/N] ");
+    screen.press("n\n");
+    screen.wait_for("nothing was done");
+    assert_eq!(screen.program.code(), 1);
+    assert!(!rig.who("a").is_null());
+    let mut screen = Screen::start(rig, &ask)?;
+    screen.wait_for("[y/N] ");
+    screen.press("y\n");
+    screen.wait_for("Freed");
+    assert_eq!(screen.program.code(), 0);
+    assert!(rig.who("a").is_null());
+    rig.write("release", "");
+    assert_eq!(holder.code(), 79);
     Ok(())
 }
