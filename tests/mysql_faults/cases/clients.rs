@@ -99,7 +99,7 @@ impl Drop for Client {
 
 pub(super) fn holder_stopped(kind: MySqlKind) {
     let server = start(kind);
-    let mut client = Client::start(&format!("{}?ttl=2s", server.url()));
+    let mut client = Client::start(&format!("{}?ttl=2s&response_timeout=10s", server.url()));
     let token: u64 = client.ask("lock").parse().unwrap();
     let session = holder_of(&server, "a");
     assert!(session.is_some());
@@ -129,7 +129,10 @@ pub(super) fn waiter_stopped_with_its_grant(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server.url(), "ttl=20s&wait=30s");
     let held = keeper.lock("a").unwrap();
-    let mut client = Client::start(&format!("{}?ttl=2s&wait=60s", server.url()));
+    let mut client = Client::start(&format!(
+        "{}?ttl=2s&wait=60s&response_timeout=10s",
+        server.url()
+    ));
     client.say("lock");
     until("it waits", || waiting_for(&server, "a").len() == 1);
     let theirs = waiting_for(&server, "a").first().unwrap().id;

@@ -11,8 +11,14 @@ pub(super) fn start(kind: MySqlKind) -> MySqlServer {
     MySqlServer::start(kind, &MySqlOptions::new()).unwrap()
 }
 
+/// With time for an answer on a busy machine, where `keys` do not say it.
 pub(super) fn open(url: &str, keys: &str) -> LockKeeper {
-    lockkeeper::open(&format!("{url}?{keys}")).unwrap()
+    let patient = if keys.contains("response_timeout") {
+        ""
+    } else {
+        "&response_timeout=5s"
+    };
+    lockkeeper::open(&format!("{url}?{keys}{patient}")).unwrap()
 }
 
 /// The sessions that wait for the name.

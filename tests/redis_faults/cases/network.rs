@@ -108,7 +108,7 @@ fn dropped_grant_is_found_again(kind: RedisKind) {
 fn dark_while_held(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=3s&response_timeout=1s&connect_timeout=1s&wait=3s";
+    let keys = "ttl=6s&response_timeout=3s&connect_timeout=3s&wait=6s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
     let rival = open(&server.url(), "wait=20s");
     let witness = Witness::new(true);
