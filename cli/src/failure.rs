@@ -11,6 +11,8 @@ pub(crate) enum Failure {
     Interrupted,
     /// What was asked for cannot be done.
     Usage(String),
+    /// The application's pool had no connection for a request.
+    Starved(String),
     /// A store or the machine could not do it.
     Failed(String),
 }
@@ -21,6 +23,7 @@ impl Failure {
         match self {
             Failure::Interrupted => Failure::Interrupted,
             Failure::Usage(text) => Failure::Usage(format!("{what}: {text}")),
+            Failure::Starved(text) => Failure::Starved(format!("{what}: {text}")),
             Failure::Failed(text) => Failure::Failed(format!("{what}: {text}")),
         }
     }
@@ -32,7 +35,9 @@ impl fmt::Display for Failure {
             Failure::Interrupted => {
                 f.write_str("interrupted; what is shown was measured until then")
             }
-            Failure::Usage(text) | Failure::Failed(text) => f.write_str(text),
+            Failure::Usage(text) | Failure::Starved(text) | Failure::Failed(text) => {
+                f.write_str(text)
+            }
         }
     }
 }
@@ -65,11 +70,21 @@ impl From<rusqlite::Error> for Failure {
     }
 }
 
+impl From<mysql::Error> for Failure {
+    fn from(error: mysql::Error) -> Self {
+        Failure::Failed(format!(
+            "MySQL or MariaDB did not do what the comparison asked: {error}; does it run, may this \
+             user CREATE and DROP tables in the URL's database, and does it take some \
+             more connections than there are --threads?"
+        ))
+    }
+}
+
 impl From<redis::RedisError> for Failure {
     fn from(error: redis::RedisError) -> Self {
         Failure::Failed(format!(
-            "the scenario's data could not be kept in keys on the Redis server: {error}; \
-             does it run, and may this user run GET, SET, DEL, RPUSH, LLEN, EXPIRE, MULTI and EVAL?"
+            "Redis did not do what the comparison asked: {error}; does it run, and may this user run \
+             GET, SET, DEL, RPUSH, LLEN, EXPIRE, MULTI, EVAL and INFO?"
         ))
     }
 }

@@ -9,15 +9,21 @@
 
 mod args;
 mod compare;
+mod config_file;
 mod crew;
 mod doctor;
 mod failure;
+mod holder;
 mod manual;
+mod meter;
 mod output;
+mod pause;
 mod row;
 mod run;
 mod say;
 mod scenario;
+#[cfg(unix)]
+mod servers;
 mod settings;
 mod state;
 mod stopwatch;
@@ -92,7 +98,7 @@ fn compare(args: &args::Compare) -> ExitCode {
     }
     ExitCode::from(match result {
         Ok(true) => AS_EXPECTED,
-        Ok(false) | Err(Failure::Failed(_)) => FAILED,
+        Ok(false) | Err(Failure::Failed(_) | Failure::Starved(_)) => FAILED,
         Err(Failure::Usage(_)) => USAGE,
         Err(Failure::Interrupted) => INTERRUPTED,
     })
@@ -101,16 +107,22 @@ fn compare(args: &args::Compare) -> ExitCode {
 /// Whether every row is as it must be. What was measured is shown also when the run ends early.
 fn run_compare(args: &args::Compare, output: &Output) -> Result<bool, Failure> {
     args.check()?;
+    if args.holder {
+        return holder::run().map(|()| true);
+    }
     let stop = CancelToken::new();
     let on_signal = stop.clone();
     ctrlc::set_handler(move || on_signal.cancel())
         .map_err(|error| Failure::Failed(format!("cannot listen for Ctrl-C: {error}")))?;
 
-    let plan = compare::Plan::new(args, &stop)?;
+    let plan = compare::Plan::new(args, output, &stop)?;
     let mut rows = Vec::new();
     let ended = plan.run(output, &mut rows);
-    let report = row::Report::new(args, rows, ended.is_ok());
+    let report = row::Report::new(args, plan.left_out(), plan.missing(), rows, ended.is_ok());
     output.report(&report)?;
+    if let Some(file) = &args.html {
+        output.page(&report, file)?;
+    }
     ended?;
     Ok(report.rows.iter().all(row::Row::is_as_expected))
 }

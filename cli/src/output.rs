@@ -1,10 +1,13 @@
 //! All that is printed: results on stdout, progress and failures on stderr.
 
+mod html;
 mod progress;
 mod summary;
 mod table;
 
+use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
 
 use crate::failure::Failure;
 use crate::row::Report;
@@ -51,6 +54,16 @@ impl Output {
                 ))
             }),
         }
+    }
+
+    /// Writes the page.
+    pub(crate) fn page(&self, report: &Report, file: &Path) -> Result<(), Failure> {
+        fs::write(file, html::of(report)).map_err(|error| {
+            Failure::Failed(format!(
+                "the page {} could not be written: {error}; is the disk full?",
+                file.display()
+            ))
+        })
     }
 
     /// Says why the run ended early.

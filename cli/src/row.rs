@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::args;
 use crate::scenario::{Run, Scenario, Sizes};
 use crate::strategy::Kind;
-use crate::waits::WaitMs;
+use crate::waits::{WaitMs, Waits};
 
 /// Whether the outcome is what it must be for the people in the scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -40,6 +40,9 @@ pub(crate) struct Row {
     pub(crate) elapsed_ms: f64,
     /// Waits of all repetitions.
     pub(crate) wait_ms: Option<WaitMs>,
+    /// The same, all of them.
+    #[serde(skip)]
+    pub(crate) waits: Option<Waits>,
     /// What the store was sent, by all repetitions' grants.
     pub(crate) commands_per_grant: Option<f64>,
     /// The most connections of any repetition.
@@ -56,12 +59,18 @@ pub(crate) struct Row {
 
 impl Row {
     /// Makes one row of all repetitions.
-    pub(crate) fn new(scenario: Scenario, store: &str, strategy: Kind, mut runs: Vec<Run>) -> Self {
+    pub(crate) fn new(
+        scenario: Scenario,
+        store: &str,
+        strategy: Kind,
+        expected: Verdict,
+        mut runs: Vec<Run>,
+    ) -> Self {
         let elapsed = median(runs.iter().map(|run| run.span.elapsed).collect());
         let cpu: Option<Vec<_>> = runs.iter().map(|run| run.span.cpu).collect();
         let commands: Option<u64> = runs.iter().map(|run| run.account.commands).sum();
-        let waits = || runs.iter().flat_map(|run| &run.account.waits).copied();
-        let (grants, wait_ms) = (waits().count(), WaitMs::of(waits()));
+        let waits = Waits::of(runs.iter().flat_map(|run| &run.account.waits).copied());
+        let grants = waits.as_ref().map_or(0, Waits::count);
         let connections = runs.iter().map(|run| run.account.connections).max();
 
         // Stable, so of equally bad ones it is the first.
@@ -75,7 +84,8 @@ impl Row {
             turned_away: worst.turned_away,
             oversold: worst.oversold,
             elapsed_ms: milliseconds(elapsed),
-            wait_ms,
+            wait_ms: waits.as_ref().map(Waits::ms),
+            waits,
             commands_per_grant: commands
                 .filter(|_| grants > 0)
                 .map(|commands| rounded(commands as f64 / grants as f64)),
@@ -86,7 +96,7 @@ impl Row {
             } else {
                 Verdict::Wrong
             },
-            expected: strategy.expected(),
+            expected,
             faults: worst.faults,
         }
     }
@@ -112,6 +122,15 @@ fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
 
+/// A strategy that was not run.
+#[derive(Debug, Serialize)]
+pub(crate) struct LeftOut {
+    /// Which.
+    pub(crate) strategy: Kind,
+    /// Why not, as the rest of a sentence about it.
+    pub(crate) why: &'static str,
+}
+
 /// All that was measured.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
@@ -121,6 +140,10 @@ pub(crate) struct Report {
     pub(crate) complete: bool,
     /// What it was measured with.
     pub(crate) settings: Settings,
+    /// What could not be run on these stores.
+    pub(crate) left_out: Vec<LeftOut>,
+    /// Servers that were to be started and are not installed.
+    pub(crate) missing: Vec<String>,
     /// In the order in which they were run.
     pub(crate) rows: Vec<Row>,
 }
@@ -140,7 +163,13 @@ impl Report {
     const VERSION: u32 = 1;
 
     /// Of these rows; `complete`: the run did not end early.
-    pub(crate) fn new(args: &args::Compare, rows: Vec<Row>, complete: bool) -> Self {
+    pub(crate) fn new(
+        args: &args::Compare,
+        left_out: Vec<LeftOut>,
+        missing: Vec<String>,
+        rows: Vec<Row>,
+        complete: bool,
+    ) -> Self {
         let Sizes {
             threads,
             seats,
@@ -158,14 +187,48 @@ impl Report {
                 held_ms: milliseconds(held),
                 repeat: args.repeat,
             },
+            left_out,
+            missing,
             rows,
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A report with a row that is wide everywhere, as runs of `--servers` have them.
+    pub(crate) fn widest() -> Report {
+        let mut wide = run(100, 9_999);
+        wide.account.waits = [1_000, 1_000, 5_000].map(Duration::from_millis).into();
+        wide.account.commands = Some(1_500);
+        wide.account.connections = Some(100);
+        wide.span.cpu = Some(Duration::from_millis(999));
+        let kind = Kind::ReentrantHash;
+        let row = Row::new(
+            Scenario::Gather,
+            "mariadb-2",
+            kind,
+            Verdict::Wrong,
+            vec![wide],
+        );
+        Report {
+            schema: "",
+            version: 0,
+            complete: true,
+            settings: Settings {
+                threads: 100,
+                seats: 5,
+                items: 10,
+                held_ms: 1.0,
+                repeat: 1,
+            },
+            left_out: Vec::new(),
+            missing: Vec::new(),
+            rows: vec![row],
+        }
+    }
 
     fn run(oversold: u64, elapsed_ms: u64) -> Run {
         let mut run = Run {
@@ -184,7 +247,13 @@ mod tests {
     #[test]
     fn one_wrong_repetition_makes_a_wrong_row_with_its_numbers() {
         let runs = vec![run(0, 10), run(3, 20), run(1, 60)];
-        let row = Row::new(Scenario::Gather, "memory", Kind::Lockkeeper, runs);
+        let row = Row::new(
+            Scenario::Gather,
+            "memory",
+            Kind::Lockkeeper,
+            Verdict::Right,
+            runs,
+        );
         assert_eq!((row.verdict, row.oversold), (Verdict::Wrong, 3));
         assert_eq!(row.faults, ["3 too many"]);
         assert!(!row.is_as_expected());
@@ -197,7 +266,7 @@ mod tests {
     #[test]
     fn what_is_right_each_time_is_right_and_for_the_control_unexpected() {
         let runs = vec![run(0, 1), run(0, 2)];
-        let row = Row::new(Scenario::Stock, "sqlite", Kind::None, runs);
+        let row = Row::new(Scenario::Stock, "sqlite", Kind::None, Verdict::Wrong, runs);
         assert_eq!(row.verdict, Verdict::Right);
         assert!(!row.is_as_expected());
     }

@@ -2,26 +2,36 @@
 //! a run brings.
 
 mod contest;
+mod crash;
 mod gather;
+mod nested;
+mod party;
+mod seat;
 mod slow;
 mod stock;
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use lockkeeper::CancelToken;
+use lockkeeper::{CancelToken, LeasePolicy, Usage};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::holder::Elsewhere;
+use crate::meter::Meter;
+use crate::pause::pause;
 use crate::state::State;
 use crate::stopwatch::Span;
-use crate::strategy::{Held, Strategy, Terms};
+use crate::strategy::{Held, Job, Lock, Moment, Outcome, Strategy, Terms};
 
-/// Sleeping threads look up this often, to see whether the run was interrupted.
-const LOOK_UP: Duration = Duration::from_millis(100);
+/// Long enough that no lease ends by itself.
+const TTL: Duration = Duration::from_secs(30);
+/// Beside the time that all others hold the lock: for a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two questions of somebody who was refused.
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// Which scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
@@ -31,8 +41,16 @@ pub(crate) enum Scenario {
     Gather,
     /// Many buyers, few items; then more items than buyers
     Stock,
+    /// Everybody wants the same seat, and nobody waits
+    Seat,
+    /// Overlapping sets of seats, each as a whole or not at all
+    Party,
+    /// A service that holds the lock calls another that takes it, too
+    Nested,
     /// The work outlives the lease
     Slow,
+    /// The holder dies
+    Crash,
 }
 
 impl Scenario {
@@ -41,7 +59,11 @@ impl Scenario {
         match self {
             Scenario::Gather => gather::play(site),
             Scenario::Stock => stock::play(site),
+            Scenario::Seat => seat::play(site),
+            Scenario::Party => party::play(site),
+            Scenario::Nested => nested::play(site),
             Scenario::Slow => slow::play(site),
+            Scenario::Crash => crash::play(site),
         }
     }
 }
@@ -51,7 +73,11 @@ impl fmt::Display for Scenario {
         f.write_str(match self {
             Scenario::Gather => "gather",
             Scenario::Stock => "stock",
+            Scenario::Seat => "seat",
+            Scenario::Party => "party",
+            Scenario::Nested => "nested",
             Scenario::Slow => "slow",
+            Scenario::Crash => "crash",
         })
     }
 }
@@ -73,12 +99,16 @@ pub(crate) struct Sizes {
 pub(crate) struct Site<'a> {
     /// How big.
     pub(crate) sizes: Sizes,
-    /// The name of the lock; no other run has the same.
+    /// What the names of the locks begin with; no other run has the same.
     pub(crate) lock: String,
-    /// What the lock protects.
+    /// What the locks protect.
     pub(crate) state: &'a dyn State,
     /// Opens the way of locking, as one program would.
     pub(crate) open: &'a (dyn Fn() -> Result<Box<dyn Strategy>, Failure> + Sync),
+    /// What it costs the store.
+    pub(crate) meter: &'a Meter<'a>,
+    /// Holds the lock where it can be killed.
+    pub(crate) elsewhere: &'a dyn Elsewhere,
     /// Set when the run is to end early.
     pub(crate) stop: &'a CancelToken,
 }
@@ -86,16 +116,33 @@ pub(crate) struct Site<'a> {
 impl Site<'_> {
     /// Thinks, or works, for this long.
     fn think(&self, how_long: Duration) -> Result<(), Failure> {
-        let end = Instant::now() + how_long;
-        loop {
-            if self.stop.is_cancelled() {
-                return Err(Failure::Interrupted);
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(());
-            }
-            thread::sleep(left.min(LOOK_UP));
+        pause(self.stop, how_long)
+    }
+
+    /// The name of the lock that protects a cell.
+    fn name(&self, cell: u32) -> String {
+        format!("{}/{cell}", self.lock)
+    }
+
+    /// Opens a program.
+    fn program(&self) -> Result<Program<'_>, Failure> {
+        let strategy = (self.open)()?;
+        self.meter.restart()?;
+        Ok(Program {
+            site: self,
+            before: strategy.usage(),
+            waits: Mutex::default(),
+            strategy,
+        })
+    }
+
+    /// Waits as long as it takes, for a lease that does not end by itself.
+    fn patient(&self) -> Terms {
+        let all = (self.sizes.held + Duration::from_millis(10)) * 2 * self.sizes.threads;
+        Terms {
+            lease: LeasePolicy::Renewed { ttl: TTL },
+            wait: PATIENCE + all,
+            again: false,
         }
     }
 }
@@ -117,6 +164,15 @@ pub(crate) struct Run {
     pub(crate) account: Account,
 }
 
+impl Run {
+    /// Adds a fault where `wrong`.
+    fn fault_if(&mut self, wrong: bool, fault: impl FnOnce() -> String) {
+        if wrong {
+            self.faults.push(fault());
+        }
+    }
+}
+
 /// What the locking cost.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
@@ -128,65 +184,116 @@ pub(crate) struct Account {
     pub(crate) connections: Option<u32>,
 }
 
-impl Account {
-    /// Both together; `beside`: at the same time, so that connections add up.
-    fn with(mut self, other: Account, beside: bool) -> Self {
-        self.waits.extend(other.waits);
-        let both = |(a, b): (u64, u64)| a + b;
-        self.commands = self.commands.zip(other.commands).map(both);
-        let peak = |(a, b): (u32, u32)| if beside { a + b } else { a.max(b) };
-        self.connections = self.connections.zip(other.connections).map(peak);
-        self
-    }
-}
-
 /// One program of the scenario: its way of locking, with the books kept.
 struct Program<'a> {
     site: &'a Site<'a>,
     strategy: Box<dyn Strategy>,
     /// What opening it cost is not the locks'.
-    commands_before: Option<u64>,
-    account: Mutex<Account>,
+    before: Option<Usage>,
+    waits: Mutex<Vec<Duration>>,
 }
 
-impl<'a> Program<'a> {
-    fn open(site: &'a Site<'a>) -> Result<Self, Failure> {
-        let strategy = (site.open)()?;
-        Ok(Self {
-            site,
-            commands_before: strategy.usage().map(|usage| usage.commands),
-            account: Mutex::default(),
-            strategy,
+impl Program<'_> {
+    fn waits(&self) -> MutexGuard<'_, Vec<Duration>> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does one transaction on these cells, which are in ascending order, and thinks in it.
+    fn update(
+        &self,
+        user: u32,
+        cells: &[u32],
+        terms: Terms,
+        decide: impl Fn(&[i64]) -> Option<Vec<i64>> + Sync,
+    ) -> Result<Outcome, Failure> {
+        self.update_and_tell(user, cells, terms, decide, |_| Ok(()))
+    }
+
+    /// As [`Program::update`], and tells of each moment.
+    fn update_and_tell(
+        &self,
+        user: u32,
+        cells: &[u32],
+        terms: Terms,
+        decide: impl Fn(&[i64]) -> Option<Vec<i64>> + Sync,
+        tell: impl Fn(Moment) -> Result<(), Failure> + Sync,
+    ) -> Result<Outcome, Failure> {
+        let locks: Vec<_> = cells.iter().map(|&cell| self.site.name(cell)).collect();
+        self.strategy.update(&Job {
+            locks: &locks,
+            cells,
+            user,
+            terms,
+            decide: &decide,
+            at: &|moment| {
+                match moment {
+                    Moment::Granted(waited) => self.waits().push(waited),
+                    Moment::Read => self.site.think(self.site.sizes.held)?,
+                    Moment::Freed | Moment::LateCommit => {}
+                }
+                tell(moment)
+            },
         })
     }
 
-    fn account(&self) -> MutexGuard<'_, Account> {
-        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The lock itself, for scenarios that are about locks only.
+    fn lock(&self) -> Result<&dyn Lock, Failure> {
+        self.strategy.lock().ok_or_else(|| {
+            Failure::Failed("this strategy is no lock; this is a defect, please report it".into())
+        })
     }
 
-    /// Takes the lock of the site; `None`: somebody else has it.
+    /// Asks for the lock of the first cell until it has it or the wait is over; `None`: somebody
+    /// else has it.
     fn take(&self, terms: Terms) -> Result<Option<Box<dyn Held>>, Failure> {
-        let asked = Instant::now();
-        let held = self.strategy.take(&self.site.lock, terms)?;
-        if held.is_some() {
-            let waited = asked.elapsed();
-            let now = self.strategy.usage().map(|usage| usage.connections);
-            let mut account = self.account();
-            account.waits.push(waited);
-            account.connections = account.connections.max(now);
+        let (asked, name) = (Instant::now(), self.site.name(0));
+        loop {
+            let wait = terms.wait.saturating_sub(asked.elapsed());
+            if let Some(held) = self.lock()?.take(&name, Terms { wait, ..terms })? {
+                self.waits().push(asked.elapsed());
+                return Ok(Some(held));
+            }
+            // Some recipes do not wait: then whoever wants it asks again.
+            if asked.elapsed() >= terms.wait {
+                return Ok(None);
+            }
+            self.site.think(AGAIN)?;
         }
-        Ok(held)
     }
 
-    /// Closes the books.
-    fn settle(self) -> Account {
-        let commands = self.strategy.usage().map(|usage| usage.commands);
-        let mut account = std::mem::take(&mut *self.account());
-        account.commands = commands
-            .zip(self.commands_before)
-            .map(|(now, before)| now.saturating_sub(before));
-        account
+    /// Takes a lock that somebody will free, or that will run out.
+    fn must_take(&self, terms: Terms) -> Result<Box<dyn Held>, Failure> {
+        self.take(terms)?.ok_or_else(|| {
+            Failure::Failed(format!(
+                "the lock was not to be had within {:?}, though nobody kept it for so long; is the \
+                 store in use by something slow?",
+                terms.wait
+            ))
+        })
     }
+}
+
+/// Closes the books of the programs that took part.
+fn settle<'a>(programs: impl IntoIterator<Item = Program<'a>>) -> Result<Account, Failure> {
+    // All of them open, so that their connections are there to be counted.
+    let programs: Vec<_> = programs.into_iter().collect();
+    let mut account = Account::default();
+    let mut usage = Some(Usage::default());
+    for program in &programs {
+        account.waits.append(&mut program.waits());
+        let now = program.strategy.usage().zip(program.before);
+        usage = usage.zip(now).map(|(sum, (now, before))| Usage {
+            commands: sum.commands + now.commands.saturating_sub(before.commands),
+            connections: sum.connections + now.connections,
+        });
+    }
+    let counted = match programs.first() {
+        Some(program) => program.site.meter.read()?.or(usage),
+        None => None,
+    };
+    account.commands = counted.map(|usage| usage.commands);
+    account.connections = counted.map(|usage| usage.connections);
+    Ok(account)
 }
 
 #[cfg(test)]

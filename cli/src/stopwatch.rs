@@ -1,5 +1,6 @@
 //! How long it took, and how much of the processor.
 
+use std::ops::Add;
 use std::time::{Duration, Instant};
 
 /// Time on the wall and on the processor, all threads of this program together.
@@ -9,6 +10,16 @@ pub(crate) struct Span {
     pub(crate) elapsed: Duration,
     /// On the processor; `None` where the system does not tell.
     pub(crate) cpu: Option<Duration>,
+}
+
+impl Add for Span {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            elapsed: self.elapsed + other.elapsed,
+            cpu: self.cpu.zip(other.cpu).map(|(a, b)| a + b),
+        }
+    }
 }
 
 /// Runs from its making.

@@ -1,47 +1,217 @@
-//! Ways of locking. Each is a file that can be read as the explanation of its technique.
+//! Ways of keeping a transaction whole. Each is a file that can be read as the explanation of its
+//! technique; all but the last are as their write-ups have them, no better and no worse.
 
+mod freed_early;
+mod lock;
 mod lockkeeper;
+mod named_lock;
+mod named_lock_shared_pool;
 mod none;
+mod optimistic;
+mod pubsub;
+mod redis;
+mod redlock;
+mod reentrant_hash;
+mod setnx_once;
+mod setnx_spin;
+mod setnx_unsafe;
+mod update;
 
 use std::fmt;
-use std::time::Duration;
 
-use ::lockkeeper::{CancelToken, Capabilities, FencingToken, LeasePolicy, Usage};
+use ::lockkeeper::CancelToken;
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::row::Verdict;
-use crate::store::Store;
+use crate::scenario::Scenario;
+use crate::state::{Data, Door, mysql};
+use crate::store::{Reach, Store};
 
-/// Which way of locking.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+pub(crate) use lock::{Held, Lock, Terms};
+pub(crate) use update::{Job, Locked, Moment, Outcome, Strategy};
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Kind {
     /// No lock: the control, which shows that the scenario can fail
     None,
+    /// No lock, but a write that fails when somebody was quicker: WATCH and EXEC, or a version
+    Optimistic,
+    /// Redis: SET NX, and DEL by anyone
+    SetnxUnsafe,
+    /// Redis: SET NX PX with an owner, tried once
+    SetnxOnce,
+    /// Redis: the same, tried every 100 ms
+    SetnxSpin,
+    /// Redis: Redisson's script and channel
+    Pubsub,
+    /// Redis: a hash of owner and count, with a watchdog
+    ReentrantHash,
+    /// Redis: most of five servers
+    Redlock,
+    /// MySQL: GET_LOCK, a connection for each thread
+    NamedLock,
+    /// MySQL: the same, from the application's pool of ten
+    NamedLockSharedPool,
+    /// A good lock that is freed before the commit
+    FreedEarly,
     /// This library
     Lockkeeper,
 }
 
 impl Kind {
-    /// The verdict that it must have.
-    pub(crate) fn expected(self) -> Verdict {
+    /// Why it is not run on this store with so many threads; `None`: it is.
+    pub(crate) fn not_on(self, reach: &Reach, threads: u32) -> Option<&'static str> {
+        let door = reach.door();
         match self {
-            Kind::None => Verdict::Wrong,
-            Kind::Lockkeeper => Verdict::Right,
+            Kind::None | Kind::Lockkeeper | Kind::FreedEarly => None,
+            Kind::Optimistic => {
+                matches!(door, Door::Memory).then_some("is for stores that have transactions")
+            }
+            Kind::SetnxUnsafe
+            | Kind::SetnxOnce
+            | Kind::SetnxSpin
+            | Kind::Pubsub
+            | Kind::ReentrantHash => (!matches!(door, Door::Redis(_)))
+                .then_some("needs Redis: give its --url, or --servers"),
+            Kind::Redlock => reach
+                .redlock()
+                .is_empty()
+                .then_some("needs five Redis servers: --servers starts them"),
+            Kind::NamedLock | Kind::NamedLockSharedPool if !matches!(door, Door::MySql(_)) => {
+                Some("needs MySQL or MariaDB: give its --url, or --servers")
+            }
+            Kind::NamedLock => None,
+            // The pool must run dry, and it must not be luck that it does.
+            Kind::NamedLockSharedPool => (threads < 2 * mysql::Tables::POOL as u32)
+                .then_some("needs twice as many --threads as its pool has connections: 20"),
         }
     }
 
-    /// Opens it on `store`, as one program would; `stop` wakes those who wait.
+    /// The verdict that it must have; `None`: the scenario says nothing about it.
+    pub(crate) fn expected(self, scenario: Scenario) -> Option<Verdict> {
+        use Scenario::{Crash, Gather, Nested, Party, Seat, Slow, Stock};
+        use Verdict::{Right, Wrong};
+        match (self, scenario) {
+            (Kind::None, _) => Some(Wrong),
+            (Kind::Lockkeeper, _) => Some(Right),
+            // What is wrong with it shows where somebody comes between the unlock and the commit.
+            (Kind::FreedEarly, _) => (scenario == Seat).then_some(Wrong),
+            // It takes no lock, so there is none to take twice, to outlive or to leave behind.
+            (Kind::Optimistic, Nested | Slow | Crash) => None,
+            // Who gives up at once leaves seats empty that nobody else has taken.
+            (Kind::SetnxOnce, Gather | Stock) => None,
+            // The application's pool is dry while its threads wait for a lock.
+            (Kind::NamedLockSharedPool, Gather | Stock | Party) => Some(Wrong),
+            (_, Gather | Stock | Seat | Party) => Some(Right),
+            // Those that know which thread holds.
+            (Kind::Pubsub | Kind::ReentrantHash, Nested) => Some(Right),
+            (Kind::NamedLock | Kind::NamedLockSharedPool, Nested) => Some(Right),
+            (_, Nested) => Some(Wrong),
+            // Those that do not run out while their holder lives. A late write is refused by a
+            // token only, and the others have none.
+            (Kind::ReentrantHash, Slow) => Some(Right),
+            (Kind::NamedLock | Kind::NamedLockSharedPool, Slow) => Some(Right),
+            (_, Slow) => Some(Wrong),
+            // It has no time to live.
+            (Kind::SetnxUnsafe, Crash) => Some(Wrong),
+            (_, Crash) => Some(Right),
+        }
+    }
+
+    /// The commands that it sends to Redis; what scripts run within the server goes by other names.
+    pub(crate) fn commands(self) -> &'static [&'static str] {
+        match self {
+            Kind::None | Kind::NamedLock | Kind::NamedLockSharedPool => &[],
+            Kind::Optimistic => &["watch", "unwatch", "get", "multi", "set", "rpush", "exec"],
+            Kind::SetnxUnsafe => &["set", "del"],
+            Kind::SetnxOnce | Kind::SetnxSpin | Kind::Redlock => {
+                &["set", "eval", "evalsha", "script|load"]
+            }
+            Kind::Pubsub | Kind::ReentrantHash => &["eval", "evalsha", "script|load", "subscribe"],
+            Kind::FreedEarly | Kind::Lockkeeper => &[
+                "eval",
+                "evalsha",
+                "script|load",
+                "subscribe",
+                "unsubscribe",
+                "ping",
+                "wait",
+            ],
+        }
+    }
+
+    /// Opens it on `store`, as one program with so many threads would; `stop` wakes those who wait.
     pub(crate) fn open(
         self,
         store: &Store,
+        threads: u32,
         stop: &CancelToken,
     ) -> Result<Box<dyn Strategy>, Failure> {
-        Ok(match self {
-            Kind::None => Box::new(none::NoLock),
-            Kind::Lockkeeper => Box::new(lockkeeper::Lockkeeper::open(store.config(), stop)?),
+        let (reach, state) = (store.reach(), store.data().state());
+        Ok(match (self, reach.door(), store.data()) {
+            (Kind::Optimistic, _, Data::Sqlite(rows)) => {
+                Box::new(optimistic::sqlite::Versions::new(rows, stop))
+            }
+            (Kind::Optimistic, Door::Redis(door), Data::Redis(keys)) => {
+                Box::new(optimistic::redis::Watch::new(door, keys, stop))
+            }
+            (Kind::Optimistic, _, Data::MySql(tables)) => {
+                Box::new(optimistic::mysql::Versions::new(tables.rows(), stop))
+            }
+            (Kind::NamedLockSharedPool, Door::MySql(door), Data::MySql(tables)) => Box::new(
+                named_lock_shared_pool::SharedPool::open(door, tables.rows(), stop)?,
+            ),
+            (Kind::FreedEarly, ..) => {
+                let lock = lockkeeper::Lockkeeper::open(reach.config(), stop)?;
+                Box::new(freed_early::FreedEarly::new(lock, state))
+            }
+            _ => Box::new(Locked::new(self.open_lock(reach, threads, stop)?, state)),
+        })
+    }
+
+    /// The lock alone, where it is one.
+    pub(crate) fn open_lock(
+        self,
+        reach: &Reach,
+        threads: u32,
+        stop: &CancelToken,
+    ) -> Result<Box<dyn Lock>, Failure> {
+        Ok(match (self, reach.door()) {
+            (Kind::None, _) => Box::new(none::NoLock),
+            (Kind::Lockkeeper, _) => Box::new(lockkeeper::Lockkeeper::open(reach.config(), stop)?),
+            (Kind::SetnxUnsafe, Door::Redis(door)) => {
+                Box::new(setnx_unsafe::SetnxUnsafe::open(door, stop)?)
+            }
+            (Kind::SetnxOnce, Door::Redis(door)) => Box::new(setnx_once::SetnxOnce::open(door)?),
+            (Kind::SetnxSpin, Door::Redis(door)) => {
+                Box::new(setnx_spin::SetnxSpin::open(door, stop)?)
+            }
+            (Kind::Pubsub, Door::Redis(door)) => Box::new(pubsub::PubSub::open(door, stop)?),
+            (Kind::ReentrantHash, Door::Redis(door)) => {
+                Box::new(reentrant_hash::ReentrantHash::open(door, stop)?)
+            }
+            (Kind::Redlock, Door::Redis(first)) => {
+                let doors: Vec<_> = [first]
+                    .into_iter()
+                    .chain(reach.redlock())
+                    .cloned()
+                    .collect();
+                Box::new(redlock::Redlock::open(&doors, stop))
+            }
+            (Kind::NamedLock, Door::MySql(door)) => {
+                Box::new(named_lock::NamedLock::dedicated(door, threads, stop)?)
+            }
+            (Kind::NamedLockSharedPool, Door::MySql(door)) => {
+                Box::new(named_lock_shared_pool::lock(door, stop)?)
+            }
+            (_, door) => {
+                let what = format!("{self} is no lock on {}", door.label());
+                return Err(Failure::Usage(what));
+            }
         })
     }
 }
@@ -50,48 +220,17 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Kind::None => "none",
+            Kind::Optimistic => "optimistic",
+            Kind::SetnxUnsafe => "setnx-unsafe",
+            Kind::SetnxOnce => "setnx-once",
+            Kind::SetnxSpin => "setnx-spin",
+            Kind::Pubsub => "pubsub",
+            Kind::ReentrantHash => "reentrant-hash",
+            Kind::Redlock => "redlock",
+            Kind::NamedLock => "named-lock",
+            Kind::NamedLockSharedPool => "named-lock-shared-pool",
+            Kind::FreedEarly => "freed-early",
             Kind::Lockkeeper => "lockkeeper",
         })
     }
-}
-
-/// What the lock is asked for with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    /// How long it may outlive its holder, and whether it is renewed.
-    pub(crate) lease: LeasePolicy,
-    /// How long to wait for it.
-    pub(crate) wait: Duration,
-}
-
-/// A way of locking as one program uses it, with all its threads.
-pub(crate) trait Strategy: fmt::Debug + Send + Sync {
-    /// Takes the lock; `None`: somebody else has it.
-    fn take(&self, name: &str, terms: Terms) -> Result<Option<Box<dyn Held>>, Failure>;
-
-    /// What it has cost its store so far, where that can be counted.
-    fn usage(&self) -> Option<Usage> {
-        None
-    }
-
-    /// The shortest lease that it can have.
-    fn least_ttl(&self) -> Duration {
-        Capabilities::MIN_TTL
-    }
-}
-
-/// A lock that is held. Dropping it frees it.
-pub(crate) trait Held {
-    /// What the state can tell a late write by, where there is such a thing.
-    fn token(&self) -> Option<FencingToken> {
-        None
-    }
-
-    /// Tells, also on another thread, whether the holder has been told that it holds it no more.
-    fn lost(&self) -> Box<dyn Fn() -> bool + Send> {
-        Box::new(|| false)
-    }
-
-    /// Frees it.
-    fn release(self: Box<Self>) -> Result<(), Failure>;
 }

@@ -7,6 +7,9 @@
     reason = "that is how a test fails"
 )]
 
+#[cfg(unix)]
+mod common;
+
 use std::process::ExitCode;
 
 use libtest_mimic::Arguments;
@@ -22,11 +25,10 @@ fn main() -> ExitCode {
 
 #[cfg(unix)]
 mod on_servers {
-    use std::process::{Command, Output};
-
     use libtest_mimic::{Completion, Trial};
     use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
-    use serde_json::Value;
+
+    use crate::common::{compare, of, rows};
 
     /// What must show nowhere.
     const PASSWORD: &str = "swordfish-4711";
@@ -66,31 +68,6 @@ mod on_servers {
         RedisServer::start(kind, options).unwrap()
     }
 
-    /// Runs it, and sees to it that it leaves nothing on this machine and shows no password.
-    fn compare(args: &[&str]) -> Output {
-        let folder = tempfile::tempdir().unwrap();
-        let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper"))
-            .arg("compare")
-            .args(args)
-            .env("TMPDIR", folder.path())
-            .output()
-            .unwrap();
-        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
-        for bytes in [&output.stdout, &output.stderr] {
-            assert!(!String::from_utf8_lossy(bytes).contains(PASSWORD));
-        }
-        output
-    }
-
-    /// The rows of a run that went as it must.
-    fn rows(args: &[&str]) -> Vec<Value> {
-        let output = compare(&[&["--json"], args].concat());
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{said}");
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        report["rows"].as_array().unwrap().clone()
-    }
-
     /// Nothing stays but the locks' last epochs, and all of it ends by itself.
     fn nothing_stays(server: &RedisServer) {
         let mut client = server.client().unwrap();
@@ -106,11 +83,12 @@ mod on_servers {
         let server = start(kind, &RedisOptions::new());
         let url = server.url();
         let before = server.calls().unwrap();
-        let rows = rows(&["--scenario=gather", "--url", &url]);
+        // Others run scripts, too.
+        let only = ["--strategy=none", "--strategy=lockkeeper"];
+        let args = [&["--scenario=gather", "--url", &url], &only[..]].concat();
+        let rows = rows(&args, PASSWORD);
         let calls = server.calls().unwrap();
-        let [control, ours] = &rows[..] else {
-            panic!("{rows:#?}");
-        };
+        let (control, ours) = (of(&rows, "none"), of(&rows, "lockkeeper"));
         assert!(control["admitted"].as_u64() > Some(5), "{control:#}");
         assert_eq!(ours["store"], "redis");
         assert_eq!(ours["admitted"], 5, "{ours:#}");
@@ -134,11 +112,35 @@ mod on_servers {
     fn every_scenario_is_as_it_must_be(kind: RedisKind) {
         let server = start(kind, &RedisOptions::new());
         let url = server.url();
-        let rows = rows(&["--threads=20", "--url", &url]);
-        assert_eq!(rows.len(), 6);
-        for row in rows {
+        let rows = rows(&["--threads=20", "--url", &url], PASSWORD);
+        assert_eq!(rows.len(), 52);
+        for row in &rows {
             assert_eq!(row["verdict"], row["expected"], "{row:#}");
         }
+        let of = |scenario: &str, strategy: &str, field: &str| {
+            let rows: Vec<_> = rows
+                .iter()
+                .filter(|row| row["scenario"] == scenario)
+                .collect();
+            let row = rows.iter().find(|row| row["strategy"] == strategy);
+            row.unwrap()[field].clone()
+        };
+        // What each technique is known for.
+        let commands = |strategy| {
+            of("gather", strategy, "commands_per_grant")
+                .as_f64()
+                .unwrap()
+        };
+        assert!(commands("lockkeeper") < 1.0);
+        assert!(commands("setnx-spin") > 2.0 && commands("pubsub") > 2.0);
+        assert!(of("gather", "optimistic", "connections").as_u64() > Some(5));
+        assert_eq!(of("gather", "setnx-spin", "connections"), 1);
+        assert_eq!(of("gather", "pubsub", "connections"), 2);
+        let faults = |scenario, strategy| of(scenario, strategy, "faults").to_string();
+        assert!(faults("slow", "setnx-unsafe").contains("a third was let in"));
+        assert!(!faults("slow", "setnx-once").contains("a third was let in"));
+        assert!(faults("slow", "pubsub").contains("the late write was let through"));
+        assert!(faults("crash", "setnx-unsafe").contains("still locked"));
         nothing_stays(&server);
     }
 
@@ -159,8 +161,19 @@ mod on_servers {
             ),
         ];
         for url in urls {
-            let rows = rows(&["--scenario=gather", "--threads=10", "--url", &url]);
-            assert_eq!(rows[1]["admitted"], 5, "{:#}", rows[1]);
+            let args = [
+                "--scenario=gather",
+                "--strategy=lockkeeper",
+                "--strategy=optimistic",
+                "--threads=10",
+                "--url",
+                &url,
+            ];
+            let rows = rows(&args, PASSWORD);
+            assert_eq!(rows.len(), 2);
+            for row in rows {
+                assert_eq!(row["admitted"], 5, "{row:#}");
+            }
             nothing_stays(&server);
         }
     }
@@ -175,7 +188,7 @@ mod on_servers {
             (format!("redis://:{PASSWORD}@{addr}?tlt=5s"), 2),
             (format!("redis://:{PASSWORD}@[::1/"), 2),
         ] {
-            let output = compare(&["--url", &url]);
+            let output = compare(&["--url", &url], PASSWORD);
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(code), "{said}");
             assert_eq!(said.lines().count(), 1, "{said}");

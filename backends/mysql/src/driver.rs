@@ -22,6 +22,17 @@ use crate::{BACKEND, MySqlOptions, MySqlProvider};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MySqlDriver;
 
+impl MySqlDriver {
+    /// What the URL and its keys say: for a program that goes to the same server for something else
+    /// than locks. Talks to no server.
+    ///
+    /// # Errors
+    /// As on opening, for what can be told without the server.
+    pub fn options(target: &Target<'_>) -> Result<MySqlOptions, Error> {
+        options(target).map_err(|error| error.with_backend(BACKEND))
+    }
+}
+
 impl Driver for MySqlDriver {
     fn schemes(&self) -> &'static [&'static str] {
         &["mysql", "mariadb"]
@@ -42,7 +53,7 @@ impl Driver for MySqlDriver {
     }
 
     fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        let options = options(target).map_err(|error| error.with_backend(BACKEND))?;
+        let options = Self::options(target)?;
         let clock = Arc::clone(target.clock());
         let provider = MySqlProvider::with_clock(&options, target.namespace(), clock)?;
         for warning in provider.warnings() {

@@ -32,6 +32,11 @@ impl MySqlOptions {
         }
     }
 
+    /// The connection options, for connections of the application's own.
+    pub fn opts(&self) -> &Opts {
+        &self.opts
+    }
+
     /// A server at a host and port.
     pub fn tcp(host: impl Into<String>, port: u16) -> Self {
         let host = host.into();

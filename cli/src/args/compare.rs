@@ -1,72 +1,23 @@
 //! `lockkeeper compare`.
 
+use std::fs::File;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ArgAction;
 
+use crate::config_file;
 use crate::failure::Failure;
 use crate::scenario::{Scenario, Sizes};
+use crate::store::{Source, Wanted};
 use crate::strategy::Kind;
 
 /// The shortest thought between reading and writing with which the control fails reliably.
 const LEAST_HELD: Duration = Duration::from_millis(1);
 const MOST_HELD: Duration = Duration::from_secs(10);
 
-pub(super) const ABOUT: &str = "\
-Lets many threads do the same work with and without a lock, on several stores, and says who was
-right.
-
-The threads read a number, think for a moment (--held) and write it back in separate statements:
-nothing but the lock protects it. The control, `none`, takes no lock, and must go wrong.
-
-Scenarios:
-  gather  --threads ask for --seats seats at once; exactly that many may get in
-  stock   --threads buy from --items items, then from more items than buyers: sold is the smaller
-          of the two, and the stock agrees
-  slow    the work outlives the lease. Renewed: nobody else gets in. Not renewed: the holder is
-          told, its late write is refused by its token, its release frees nobody else's lock";
-
-pub(super) const DETAILS: &str = "\
-Stores:
-  Without --url: `memory:`, and a SQLite file in a folder that is removed at the end. Locks are
-  taken on the store of the URL, under names of this run. What they protect is a plain cell for
-  `memory:`, and for `sqlite:` a second SQLite file in the throw-away folder: a database of yours
-  gets no tables beside the locks'. For `redis:`, `rediss:` and `unix:` it is three keys on the same
-  server, `{lockkeeper-compare-...}:...`, which are removed at the end, and by their time to live an
-  hour after a run that was killed. `memory:` without a name is given one, so that two keepers meet
-  on it.
-
-Columns:
-  admitted, turned away   of the worst repetition; in `stock` those of the run with fewer items
-                          than buyers. In `slow` they count jobs: done, and refused as too late
-  oversold                let in beyond the limit; in `slow`: let in beside another, or overwriting
-  elapsed, cpu            of one repetition (the median); cpu is this program's, all threads
-  wait                    from asking for the lock to having it: median, 99th percentile, longest
-  cmds/grant              commands or statements that the lock sent to its store, for each grant:
-                          not those of the state, nor what a script runs within the server
-  conns                   connections of the lock to its store, at the peak
-  verdict                 right only if every repetition was
-
-  A control that happens to go right is run again, at most 20 times: it shows that the scenario can
-  fail, not how often.
-
-JSON (--json), version 1: one object
-  schema    \"lockkeeper-compare\"
-  version   1; grows when a field changes its meaning or goes
-  complete  false when the run ended early: rows are missing
-  settings  {threads, seats, items, held_ms, repeat}
-  rows      [{scenario, store, strategy, admitted, turned_away, oversold, elapsed_ms,
-              wait_ms {p50, p99, max}, commands_per_grant, connections, cpu_ms,
-              verdict, expected, faults}]
-            verdict and expected (the verdict that it must have) are \"right\" or \"wrong\";
-            faults is a list of texts, empty where the verdict is right; null is what cannot be
-            counted
-
-Exit status:
-  0    every row is as it must be: the locks right, the controls wrong
-  1    a row is not, or a store could not be used
-  2    the command line cannot be used
-  130  interrupted; what was measured until then is shown";
+pub(super) const ABOUT: &str = include_str!("compare_about.txt");
+pub(super) const DETAILS: &str = include_str!("compare_details.txt");
 
 /// What to compare.
 #[derive(Clone, Debug, clap::Args)]
@@ -103,9 +54,26 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "URL")]
     pub(crate) url: Vec<String>,
 
+    /// A TOML file whose tables with a `url` are stores; can be repeated. See below.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Vec<PathBuf>,
+
+    /// Start Redis, MariaDB and MySQL servers for the run, as far as they are installed, and stop
+    /// them at its end. Beside the embedded stores, and those of --url and --config.
+    #[arg(long)]
+    pub(crate) servers: bool,
+
     /// Print one JSON object instead of the table; its fields are below.
     #[arg(long)]
     pub(crate) json: bool,
+
+    /// Write a page with the verdicts and charts to this file, too; it needs no network.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+
+    /// Be the process that holds a lock and is killed, in `crash`.
+    #[arg(long, hide = true)]
+    pub(crate) holder: bool,
 
     /// Show no progress.
     #[arg(short, long, action = ArgAction::SetTrue)]
@@ -115,6 +83,16 @@ pub(crate) struct Compare {
 impl Compare {
     /// What one argument alone cannot tell.
     pub(crate) fn check(&self) -> Result<(), Failure> {
+        if let Some(file) = &self.html {
+            // Now rather than after minutes.
+            let open = File::options().append(true).create(true).open(file);
+            open.map_err(|error| {
+                Failure::Usage(format!(
+                    "--html {} cannot be written: {error}; choose another file",
+                    file.display()
+                ))
+            })?;
+        }
         for (scenario, option, limit) in [
             (Scenario::Gather, "--seats", self.seats),
             (Scenario::Stock, "--items", self.items),
@@ -128,6 +106,20 @@ impl Compare {
             }
         }
         Ok(())
+    }
+
+    /// The stores that were asked for.
+    pub(crate) fn wanted(&self) -> Result<Vec<Wanted>, Failure> {
+        let urls = (1..).zip(&self.url).map(|(number, url)| Wanted {
+            from: format!("--url {number}"),
+            source: Source::url(url),
+            redlock: Vec::new(),
+        });
+        let mut wanted: Vec<_> = urls.collect();
+        for file in &self.config {
+            wanted.extend(config_file::stores(file)?);
+        }
+        Ok(wanted)
     }
 
     /// How big the scenarios are.
@@ -177,7 +169,7 @@ mod tests {
     fn a_filter_keeps_the_order_and_names_each_once() {
         let asked = [Scenario::Slow, Scenario::Gather, Scenario::Slow];
         assert_eq!(chosen(&asked), [Scenario::Gather, Scenario::Slow]);
-        assert_eq!(chosen::<Scenario>(&[]).len(), 3);
+        assert_eq!(chosen::<Scenario>(&[]).len(), 7);
     }
 
     #[test]

@@ -1,19 +1,47 @@
 //! What the table says, in sentences: only what was measured.
 
+use clap::ValueEnum;
+
 use super::WIDTH;
 use crate::row::{Report, Row, Settings, Verdict};
 use crate::scenario::Scenario;
 use crate::strategy::Kind;
 
-/// A sentence for each scenario, and one for each row that is not as it must be.
+/// A sentence for each scenario, one for each row that is not as it must be, and what was left out.
 pub(super) fn of(report: &Report) -> String {
-    let scenarios = [Scenario::Gather, Scenario::Stock, Scenario::Slow];
-    let said = scenarios
-        .into_iter()
-        .filter_map(|scenario| sentence(scenario, report));
     let complaints = report.rows.iter().filter_map(complaint);
-    let lines: Vec<_> = said.chain(complaints).map(|line| wrapped(&line)).collect();
+    let said = sentences(report).into_iter();
+    let lines = said.chain(complaints).chain(left_out(report));
+    let lines: Vec<_> = lines.map(|line| wrapped(&line)).collect();
     lines.join("\n")
+}
+
+/// A sentence for each scenario.
+pub(super) fn sentences(report: &Report) -> Vec<String> {
+    let scenarios = Scenario::value_variants().iter();
+    scenarios
+        .filter_map(|&scenario| sentence(scenario, report))
+        .collect()
+}
+
+/// Strategies with the same reason in one sentence.
+fn left_out(report: &Report) -> Vec<String> {
+    let mut whys: Vec<&str> = Vec::new();
+    for left in &report.left_out {
+        if !whys.contains(&left.why) {
+            whys.push(left.why);
+        }
+    }
+    let of = |why| {
+        let names = report.left_out.iter().filter(|left| left.why == why);
+        let names: Vec<_> = names.map(|left| left.strategy.to_string()).collect();
+        format!("Left out: {} ({why}).", names.join(", "))
+    };
+    let missing = report
+        .missing
+        .iter()
+        .map(|why| format!("Not started: {why}."));
+    whys.into_iter().map(of).chain(missing).collect()
 }
 
 fn sentence(scenario: Scenario, report: &Report) -> Option<String> {
@@ -24,14 +52,19 @@ fn sentence(scenario: Scenario, report: &Report) -> Option<String> {
     };
     let said = [
         with_a_lock(scenario, &of(Kind::Lockkeeper)),
-        without(scenario, &of(Kind::None)),
+        worst(&of(Kind::None)).map(|row| without(scenario, row)),
+        worst(&of(Kind::FreedEarly)).map(|row| {
+            let sold = row.admitted;
+            format!("freed before the commit, the lock let {sold} book it")
+        }),
     ];
     let said: Vec<_> = said.into_iter().flatten().collect();
     let question = question(scenario, &report.settings);
     (!said.is_empty()).then(|| format!("{question}: {}.", said.join("; ")))
 }
 
-fn question(scenario: Scenario, settings: &Settings) -> String {
+/// What a scenario is about, with the numbers of this run.
+pub(super) fn question(scenario: Scenario, settings: &Settings) -> String {
     let Settings {
         threads,
         seats,
@@ -41,7 +74,11 @@ fn question(scenario: Scenario, settings: &Settings) -> String {
     match scenario {
         Scenario::Gather => format!("{threads} threads wanted {seats} seats"),
         Scenario::Stock => format!("{threads} buyers wanted {items} items"),
+        Scenario::Seat => format!("{threads}, then {} threads wanted one seat", threads * 2),
+        Scenario::Party => "Parties of three wanted overlapping seats".to_owned(),
+        Scenario::Nested => "The holder took the lock a second time".to_owned(),
         Scenario::Slow => "The work took longer than the lease".to_owned(),
+        Scenario::Crash => "The holder was killed".to_owned(),
     }
 }
 
@@ -58,22 +95,39 @@ fn with_a_lock(scenario: Scenario, rows: &[&Row]) -> Option<String> {
     Some(match scenario {
         Scenario::Gather => format!("lockkeeper let in exactly {} on {stores}", first.admitted),
         Scenario::Stock => format!("lockkeeper sold exactly {} on {stores}", first.admitted),
+        Scenario::Seat => format!("with lockkeeper exactly 1 had it, each time, on {stores}"),
+        Scenario::Party => format!("with lockkeeper no set was split on {stores}"),
+        Scenario::Nested => format!(
+            "lockkeeper gave it to the same thread, and freed it with the outermost, on {stores}"
+        ),
         Scenario::Slow => format!(
             "on {stores} lockkeeper kept others out where it renewed the lease, and refused the \
              late write where it did not"
         ),
+        Scenario::Crash => format!("lockkeeper let the next one in on {stores}, in time"),
     })
 }
 
-/// What happened without a lock, on the store where it went worst.
-fn without(scenario: Scenario, rows: &[&Row]) -> Option<String> {
+/// The store on which it went worst, of those where it went wrong.
+fn worst<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
     let wrong = rows.iter().filter(|row| row.verdict == Verdict::Wrong);
-    let worst = wrong.max_by_key(|row| row.oversold)?;
-    Some(match scenario {
-        Scenario::Gather => format!("without a lock {} got in", worst.admitted),
-        Scenario::Stock => format!("without a lock {} were sold", worst.admitted),
+    wrong.max_by_key(|row| row.oversold).copied()
+}
+
+/// What happened without a lock.
+fn without(scenario: Scenario, worst: &Row) -> String {
+    let Row {
+        admitted, oversold, ..
+    } = worst;
+    match scenario {
+        Scenario::Gather => format!("without a lock {admitted} got in"),
+        Scenario::Stock => format!("without a lock {admitted} were sold"),
+        Scenario::Seat => format!("without a lock {admitted} had it"),
+        Scenario::Party => format!("without a lock {oversold} parties lost seats that were theirs"),
+        Scenario::Nested => "without a lock another came in meanwhile".to_owned(),
         Scenario::Slow => "without a lock the late write replaced the good one".to_owned(),
-    })
+        Scenario::Crash => "without a lock nobody was kept out before".to_owned(),
+    }
 }
 
 /// What is wrong with a row that is not as it must be.

@@ -19,7 +19,7 @@ const HEADER: [&str; 12] = [
     "ad-\nmitted",
     "turned\naway",
     "over-\nsold",
-    "elapsed\nms",
+    "time\nms",
     "wait ms\np50/p99/max",
     "cmds/\ngrant",
     "conns",
@@ -27,7 +27,6 @@ const HEADER: [&str; 12] = [
     "verdict",
 ];
 const STRATEGY: usize = 2;
-const VERDICT: usize = 11;
 /// Which columns are numbers.
 const NUMBERS: std::ops::Range<usize> = 3..11;
 
@@ -47,10 +46,9 @@ pub(super) fn of(report: &Report) -> String {
         if NUMBERS.contains(&index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        // Where it gets narrow, these two are wrapped and no number is.
+        // Where it gets narrow, this one is wrapped and no number is.
         column.set_constraint(match index {
-            STRATEGY => ColumnConstraint::LowerBoundary(Width::Fixed(11)),
-            VERDICT => ColumnConstraint::LowerBoundary(Width::Fixed(9)),
+            STRATEGY => ColumnConstraint::LowerBoundary(Width::Fixed(15)),
             _ => ColumnConstraint::ContentWidth,
         });
     }
@@ -63,7 +61,8 @@ fn cells(row: &Row) -> [String; HEADER.len()] {
     [
         row.scenario.to_string(),
         row.store.clone(),
-        row.strategy.to_string(),
+        // The longest one by far.
+        row.strategy.to_string().replace("-shared", "-\nshared"),
         row.admitted.to_string(),
         row.turned_away.to_string(),
         row.oversold.to_string(),
@@ -92,14 +91,24 @@ fn verdict(row: &Row) -> &'static str {
     match (row.verdict, row.expected) {
         (Verdict::Right, Verdict::Right) => "right",
         (Verdict::Wrong, Verdict::Right) => "WRONG",
-        (Verdict::Wrong, Verdict::Wrong) => "wrong, as it must",
-        (Verdict::Right, Verdict::Wrong) => "RIGHT, must not",
+        (Verdict::Wrong, Verdict::Wrong) => "wrong, ok",
+        (Verdict::Right, Verdict::Wrong) => "RIGHT?",
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_widest_row_fits() {
+        use crate::row::tests::widest;
+        let shown = of(&widest());
+        for line in shown.lines() {
+            assert!(line.chars().count() <= usize::from(WIDTH), "{shown}");
+        }
+        assert!(shown.contains("1000/5000/5000"), "{shown}");
+    }
 
     #[test]
     fn numbers_are_short() {

@@ -1,78 +1,79 @@
-//! What `gather` and `stock` share: many threads want something of which there are few.
+//! What `gather`, `stock` and `party` share: many threads want something of which there are few.
 
-use std::time::Duration;
-
-use lockkeeper::LeasePolicy;
-
-use super::{Account, Program, Site};
+use super::{Program, Run};
 use crate::crew;
 use crate::failure::Failure;
 use crate::stopwatch::Span;
-use crate::strategy::Terms;
+use crate::strategy::Outcome;
 
-/// Long enough that no lease ends by itself.
-const TTL: Duration = Duration::from_secs(30);
-/// Beside the time that all others hold the lock: for a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// How a contest ended.
-pub(super) struct Contest {
+/// How the requests of many threads ended.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
     /// Threads that were told that they have one.
     pub(super) admitted: u64,
     /// Threads that were not.
     pub(super) turned_away: u64,
+    /// Of these, the ones that saw an error, and the first one's text.
+    broken: Option<(u64, String)>,
+}
+
+impl Tally {
+    pub(super) fn of(outcomes: &[Outcome]) -> Self {
+        let mut tally = Self::default();
+        for outcome in outcomes {
+            if *outcome == Outcome::Done {
+                tally.admitted += 1;
+            } else {
+                tally.turned_away += 1;
+            }
+            if let Outcome::Broken(why) = outcome {
+                let (count, _) = tally.broken.get_or_insert_with(|| (0, why.clone()));
+                *count += 1;
+            }
+        }
+        tally
+    }
+
+    /// A request that fails is wrong, whatever the data says.
+    pub(super) fn add_faults(&self, what: &str, run: &mut Run) {
+        if let Some((count, why)) = &self.broken {
+            run.faults
+                .push(format!("{what}{count} requests failed: {why}"));
+        }
+    }
+}
+
+/// How a contest for one number ended.
+pub(super) struct Contest {
+    /// What the threads were told.
+    pub(super) tally: Tally,
     /// The number at the end.
     pub(super) number: i64,
     /// How many users are recorded.
     pub(super) recorded: i64,
     /// How long it took.
     pub(super) span: Span,
-    /// What the locking cost.
-    pub(super) account: Account,
 }
 
 /// All threads at once: read the number, which is `start` at first, think, and where `next` gives
 /// the number after them write that and their name, in two statements.
 pub(super) fn hold(
-    site: &Site<'_>,
+    program: &Program<'_>,
     start: u32,
     next: impl Fn(i64) -> Option<i64> + Sync,
 ) -> Result<Contest, Failure> {
-    let state = site.state;
-    state.reset(i64::from(start))?;
-    let program = Program::open(site)?;
-    let terms = Terms {
-        lease: LeasePolicy::Renewed {
-            ttl: TTL.max(program.strategy.least_ttl()),
-        },
-        wait: PATIENCE + (site.sizes.held + Duration::from_millis(10)) * 2 * site.sizes.threads,
-    };
-
-    let (admitted, span) = crew::all_at_once(site.sizes.threads, |user| {
-        let Some(held) = program.take(terms)? else {
-            return Ok(false);
-        };
-        let number = state.read()?;
-        site.think(site.sizes.held)?;
-        let after = next(number);
-        if let Some(after) = after {
-            state.write(after)?;
-            state.record(user)?;
-        }
-        held.release()?;
-        Ok(after.is_some())
+    let site = program.site;
+    site.state.reset(&[i64::from(start)])?;
+    let (outcomes, span) = crew::all_at_once(site.sizes.threads, |user| {
+        program.update(user, &[0], site.patient(), |read| {
+            let number = read.first().copied()?;
+            Some(vec![next(number)?])
+        })
     })?;
-
-    let [mut yes, mut no] = [0, 0];
-    for admitted in admitted {
-        *(if admitted { &mut yes } else { &mut no }) += 1;
-    }
     Ok(Contest {
-        admitted: yes,
-        turned_away: no,
-        number: state.read()?,
-        recorded: state.recorded()?,
+        tally: Tally::of(&outcomes),
+        number: site.state.read(0)?,
+        recorded: site.state.recorded()?,
         span,
-        account: program.settle(),
     })
 }

@@ -3,34 +3,34 @@
 //! Right: as many get in as there are seats, the count says so, and so many users are recorded.
 //! Without a lock, everyone who reads the count before the others have written theirs gets in.
 
-use super::{Run, Site, contest};
+use super::{Run, Site, contest, settle};
 use crate::failure::Failure;
 
 /// Plays it once.
 pub(super) fn play(site: &Site<'_>) -> Result<Run, Failure> {
     let seats = u64::from(site.sizes.seats);
     let limit = i64::from(site.sizes.seats);
-    let end = contest::hold(site, 0, |count| (count < limit).then_some(count + 1))?;
+    let program = site.program()?;
+    let end = contest::hold(&program, 0, |count| (count < limit).then_some(count + 1))?;
 
-    let mut faults = Vec::new();
-    if end.admitted != seats {
-        faults.push(format!("{} got in, for {seats} seats", end.admitted));
-    }
-    if end.number != limit {
-        faults.push(format!("the count says {} of {seats}", end.number));
-    }
-    if end.recorded != limit {
-        faults.push(format!(
-            "{} users are recorded for {seats} seats",
-            end.recorded
-        ));
-    }
-    Ok(Run {
-        admitted: end.admitted,
-        turned_away: end.turned_away,
-        oversold: end.admitted.saturating_sub(seats),
-        faults,
+    let admitted = end.tally.admitted;
+    let mut run = Run {
+        admitted,
+        turned_away: end.tally.turned_away,
+        oversold: admitted.saturating_sub(seats),
         span: end.span,
-        account: end.account,
-    })
+        account: settle([program])?,
+        ..Run::default()
+    };
+    end.tally.add_faults("", &mut run);
+    run.fault_if(admitted != seats, || {
+        format!("{admitted} got in, for {seats} seats")
+    });
+    run.fault_if(end.number != limit, || {
+        format!("the count says {} of {seats}", end.number)
+    });
+    run.fault_if(end.recorded != limit, || {
+        format!("{} users are recorded for {seats} seats", end.recorded)
+    });
+    Ok(run)
 }

@@ -4,6 +4,7 @@
 //! that it lost the lock; its late write is refused by its token, and its late release frees
 //! nobody else's lock. Right, where it is renewed: nobody is let in until the slow one is done.
 //! Without a lock, the next one comes in at any time, and the slow one overwrites its work.
+//! Locks that cannot run out while their holder lives have only the second part.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use lockkeeper::LeasePolicy;
 
-use super::{Program, Run, Site};
+use super::{Program, Run, Site, settle};
 use crate::crew::panicked;
 use crate::failure::Failure;
 use crate::stopwatch::Stopwatch;
@@ -28,37 +29,32 @@ const LONG: Duration = Duration::from_secs(30);
 /// Plays it once.
 pub(super) fn play(site: &Site<'_>) -> Result<Run, Failure> {
     let watch = Stopwatch::start();
-    let (slow, next) = (Program::open(site)?, Program::open(site)?);
-    let short = SHORT.max(slow.strategy.least_ttl());
+    let (slow, next) = (site.program()?, site.program()?);
+    let short = SHORT.max(slow.lock()?.least_ttl());
     let mut run = Run::default();
-    without_renewal(site, &slow, &next, short, &mut run)?;
+    if slow.lock()?.has_fixed_lease() {
+        without_renewal(site, &slow, &next, short, &mut run)?;
+    }
     with_renewal(site, &slow, &next, short, &mut run)?;
     run.span = watch.read();
-    run.account = slow.settle().with(next.settle(), true);
+    run.account = settle([slow, next])?;
     Ok(run)
 }
 
 /// The next one waits with all its patience.
 fn patient(lease: LeasePolicy) -> Terms {
-    Terms { lease, wait: LONG }
-}
-
-/// Takes a lock that somebody will free, or that will run out.
-fn take(program: &Program<'_>, terms: Terms) -> Result<Box<dyn Held>, Failure> {
-    program.take(terms)?.ok_or_else(|| {
-        Failure::Failed(format!(
-            "the lock was not to be had within {:?}, though nobody kept it for so long; is the \
-             store in use by something slow?",
-            terms.wait
-        ))
-    })
+    Terms {
+        lease,
+        wait: LONG,
+        again: false,
+    }
 }
 
 /// Writes under the token, where there is one; says whether it was let.
 fn write(site: &Site<'_>, held: &dyn Held, value: i64) -> Result<bool, Failure> {
     match held.token() {
         Some(token) => site.state.write_fenced(value, token),
-        None => site.state.write(value).map(|()| true),
+        None => site.state.write(0, value).map(|()| true),
     }
 }
 
@@ -73,10 +69,10 @@ fn without_renewal(
     const BEFORE: i64 = 0;
     const BY_THE_SLOW: i64 = 1;
     const BY_THE_NEXT: i64 = 2;
-    site.state.reset(BEFORE)?;
+    site.state.reset(&[BEFORE])?;
 
-    let late = take(slow, patient(LeasePolicy::Fixed { ttl: short }))?;
-    let holder = take(next, patient(LeasePolicy::Renewed { ttl: LONG }))?;
+    let late = slow.must_take(patient(LeasePolicy::Fixed { ttl: short }))?;
+    let holder = next.must_take(patient(LeasePolicy::Renewed { ttl: LONG }))?;
     if !late.lost()() {
         let fault = "not renewed: another was let in, and the holder was not told";
         run.faults.push(fault.to_owned());
@@ -95,17 +91,14 @@ fn without_renewal(
     } else {
         run.turned_away += 1;
     }
-    let last = site.state.read()?;
+    let last = site.state.read(0)?;
     if last == BY_THE_SLOW {
         run.faults
             .push("not renewed: the late write replaced the good one".to_owned());
     }
 
     late.release()?;
-    let at_once = Terms {
-        lease: LeasePolicy::Renewed { ttl: LONG },
-        wait: Duration::ZERO,
-    };
+    let at_once = patient(LeasePolicy::Renewed { ttl: LONG }).at_once();
     if let Some(third) = slow.take(at_once)? {
         run.oversold += 1;
         run.faults
@@ -144,20 +137,20 @@ fn exclusive(
     ttl: Duration,
     run: &mut Run,
 ) -> Result<bool, Failure> {
-    site.state.reset(0)?;
-    let held = take(slow, patient(LeasePolicy::Renewed { ttl }))?;
-    let seen = site.state.read()?;
+    site.state.reset(&[0])?;
+    let held = slow.must_take(patient(LeasePolicy::Renewed { ttl }))?;
+    let seen = site.state.read(0)?;
     let (lost, at_work) = (held.lost(), AtomicBool::new(true));
 
     let (told, beside) = thread::scope(|scope| {
         let (came_in, waiting) = mpsc::channel();
         let at_work = &at_work;
         let other = scope.spawn(move || {
-            let held = take(next, patient(LeasePolicy::Renewed { ttl: LONG }))?;
+            let held = next.must_take(patient(LeasePolicy::Renewed { ttl: LONG }))?;
             let beside = at_work.load(Ordering::SeqCst) && !lost();
             // Where nobody listens any more, the work is over.
             let _ = came_in.send(());
-            write(site, held.as_ref(), site.state.read()? + 1)?;
+            write(site, held.as_ref(), site.state.read(0)? + 1)?;
             held.release()?;
             Ok(beside)
         });
@@ -177,7 +170,7 @@ fn exclusive(
         let fault = "renewed: another was let in during the work";
         run.faults.push(fault.to_owned());
     }
-    let count = site.state.read()?;
+    let count = site.state.read(0)?;
     if count != 2 {
         let fault = format!("renewed: 2 jobs were done, and the count says {count}");
         run.faults.push(fault);

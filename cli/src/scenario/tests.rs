@@ -1,10 +1,13 @@
 //! Every scenario catches a broken lock, and tells it from a good one.
 
+use std::thread;
+
 use lockkeeper::{FencingToken, LockKeeper};
 
 use super::*;
-use crate::store::Store;
-use crate::strategy::Kind;
+use crate::holder::InThread;
+use crate::store::{Source, Store, Wanted};
+use crate::strategy::{Kind, Locked};
 
 /// A lock that always says yes, though with tokens that grow, as a half-right one would have.
 #[derive(Debug)]
@@ -12,7 +15,7 @@ struct AlwaysYes(LockKeeper);
 
 struct Yes(FencingToken);
 
-impl Strategy for AlwaysYes {
+impl Lock for AlwaysYes {
     fn take(&self, _name: &str, _terms: Terms) -> Result<Option<Box<dyn Held>>, Failure> {
         let token = self.0.lock("tokens")?.token();
         Ok(Some(Box::new(Yes(token))))
@@ -29,29 +32,43 @@ impl Held for Yes {
     }
 }
 
-const SCENARIOS: [Scenario; 3] = [Scenario::Gather, Scenario::Stock, Scenario::Slow];
+fn play(
+    scenario: Scenario,
+    store: &Store,
+    sizes: Sizes,
+    open: &(dyn Fn() -> Result<Box<dyn Strategy>, Failure> + Sync),
+    stop: &CancelToken,
+) -> Result<Run, Failure> {
+    scenario.play(&Site {
+        sizes,
+        lock: format!("test/{scenario}"),
+        state: store.data().state().as_ref(),
+        open,
+        meter: &Meter::new(Vec::new())?,
+        elsewhere: &InThread { open },
+        stop,
+    })
+}
 
 /// Plays every scenario on every store with what `open` gives.
-fn play_all(open: impl Fn(&Store) -> Box<dyn Strategy> + Sync) -> Vec<(String, Run)> {
+fn play_all(
+    open: impl Fn(&Store) -> Result<Box<dyn Strategy>, Failure> + Sync,
+) -> Vec<(String, Run)> {
+    let sizes = Sizes {
+        threads: 20,
+        seats: 5,
+        items: 5,
+        held: Duration::from_millis(5),
+    };
     let folder = tempfile::tempdir().unwrap();
     let stop = CancelToken::new();
     let mut runs = Vec::new();
-    for store in &Store::open_all(&[], folder.path()).unwrap() {
-        for scenario in SCENARIOS {
-            let site = Site {
-                sizes: Sizes {
-                    threads: 20,
-                    seats: 5,
-                    items: 5,
-                    held: Duration::from_millis(5),
-                },
-                lock: format!("test/{scenario}"),
-                state: store.state(),
-                open: &|| Ok(open(store)),
-                stop: &stop,
-            };
+    let wanted = Wanted::embedded(folder.path()).unwrap();
+    for store in &Store::open_all(wanted.into(), folder.path()).unwrap() {
+        for &scenario in Scenario::value_variants() {
             let what = format!("{scenario} on {}", store.label());
-            runs.push((what, scenario.play(&site).unwrap()));
+            let run = play(scenario, store, sizes, &|| open(store), &stop);
+            runs.push((what, run.unwrap()));
         }
     }
     runs
@@ -60,7 +77,11 @@ fn play_all(open: impl Fn(&Store) -> Box<dyn Strategy> + Sync) -> Vec<(String, R
 #[test]
 fn a_lock_that_always_says_yes_is_caught_by_every_scenario() {
     let tokens = lockkeeper::open("memory:").unwrap();
-    for (what, run) in play_all(|_| Box::new(AlwaysYes(tokens.clone()))) {
+    let open = |store: &Store| {
+        let lock = AlwaysYes(tokens.clone());
+        Ok(Box::new(Locked::new(lock, store.data().state())) as Box<dyn Strategy>)
+    };
+    for (what, run) in play_all(open) {
         assert!(
             !run.faults.is_empty() && run.oversold > 0,
             "{what}: {run:?}"
@@ -71,7 +92,7 @@ fn a_lock_that_always_says_yes_is_caught_by_every_scenario() {
 #[test]
 fn no_lock_at_all_is_caught_by_every_scenario() {
     let stop = CancelToken::new();
-    for (what, run) in play_all(|store| Kind::None.open(store, &stop).unwrap()) {
+    for (what, run) in play_all(|store| Kind::None.open(store, 20, &stop)) {
         assert!(
             !run.faults.is_empty() && run.oversold > 0,
             "{what}: {run:?}"
@@ -82,7 +103,7 @@ fn no_lock_at_all_is_caught_by_every_scenario() {
 #[test]
 fn a_good_lock_is_right_in_every_scenario() {
     let stop = CancelToken::new();
-    for (what, run) in play_all(|store| Kind::Lockkeeper.open(store, &stop).unwrap()) {
+    for (what, run) in play_all(|store| Kind::Lockkeeper.open(store, 20, &stop)) {
         assert_eq!(run.faults, Vec::<String>::new(), "{what}");
         assert_eq!(run.oversold, 0, "{what}");
         assert!(!run.account.waits.is_empty(), "{what}");
@@ -93,19 +114,18 @@ fn a_good_lock_is_right_in_every_scenario() {
 fn an_interrupted_scenario_ends_soon() {
     let folder = tempfile::tempdir().unwrap();
     let stop = CancelToken::new();
-    let stores = Store::open_all(&["memory:".to_owned()], folder.path()).unwrap();
+    let wanted = Wanted {
+        from: String::new(),
+        source: Source::url("memory:"),
+        redlock: Vec::new(),
+    };
+    let stores = Store::open_all(vec![wanted], folder.path()).unwrap();
     let store = stores.first().unwrap();
-    let site = Site {
-        sizes: Sizes {
-            threads: 20,
-            seats: 5,
-            items: 5,
-            held: Duration::from_secs(10),
-        },
-        lock: "test".to_owned(),
-        state: store.state(),
-        open: &|| Kind::Lockkeeper.open(store, &stop),
-        stop: &stop,
+    let sizes = Sizes {
+        threads: 20,
+        seats: 5,
+        items: 5,
+        held: Duration::from_secs(10),
     };
     let begun = Instant::now();
     thread::scope(|scope| {
@@ -113,7 +133,8 @@ fn an_interrupted_scenario_ends_soon() {
             thread::sleep(Duration::from_millis(200));
             stop.cancel();
         });
-        let failure = Scenario::Gather.play(&site).unwrap_err();
+        let open = || Kind::Lockkeeper.open(store, 20, &stop);
+        let failure = play(Scenario::Gather, store, sizes, &open, &stop).unwrap_err();
         assert!(matches!(failure, Failure::Interrupted), "{failure}");
     });
     assert!(begun.elapsed() < Duration::from_secs(5));

@@ -13,9 +13,17 @@ pub(crate) struct Cells(Mutex<Values>);
 
 #[derive(Debug, Default)]
 struct Values {
-    number: i64,
+    cells: Vec<i64>,
     token: i64,
     users: Vec<u32>,
+}
+
+impl Values {
+    fn cell(&mut self, cell: u32) -> Result<&mut i64, Failure> {
+        let index = usize::try_from(cell).unwrap_or(usize::MAX);
+        let there = self.cells.get_mut(index);
+        there.ok_or_else(|| Failure::Failed(format!("there is no cell {cell}")))
+    }
 }
 
 impl Cells {
@@ -25,20 +33,20 @@ impl Cells {
 }
 
 impl State for Cells {
-    fn reset(&self, value: i64) -> Result<(), Failure> {
+    fn reset(&self, values: &[i64]) -> Result<(), Failure> {
         *self.values() = Values {
-            number: value,
+            cells: values.to_vec(),
             ..Values::default()
         };
         Ok(())
     }
 
-    fn read(&self) -> Result<i64, Failure> {
-        Ok(self.values().number)
+    fn read(&self, cell: u32) -> Result<i64, Failure> {
+        Ok(*self.values().cell(cell)?)
     }
 
-    fn write(&self, value: i64) -> Result<(), Failure> {
-        self.values().number = value;
+    fn write(&self, cell: u32, value: i64) -> Result<(), Failure> {
+        *self.values().cell(cell)? = value;
         Ok(())
     }
 
@@ -46,7 +54,7 @@ impl State for Cells {
         let mut values = self.values();
         let fresh = token.as_i64() >= values.token;
         if fresh {
-            values.number = value;
+            *values.cell(0)? = value;
             values.token = token.as_i64();
         }
         Ok(fresh)

@@ -35,7 +35,9 @@ impl Rows {
             // The file is thrown away: it need not survive a power cut.
             connection.pragma_update(None, "synchronous", "OFF")?;
             connection.execute_batch(
-                "CREATE TABLE IF NOT EXISTS number (value INTEGER NOT NULL, token INTEGER NOT NULL);
+                "CREATE TABLE IF NOT EXISTS cells (
+                   cell INTEGER PRIMARY KEY, value INTEGER NOT NULL,
+                   token INTEGER NOT NULL DEFAULT 0, version INTEGER NOT NULL DEFAULT 0);
                  CREATE TABLE IF NOT EXISTS users (user INTEGER NOT NULL);",
             )?;
             connections.push(Mutex::new(connection));
@@ -46,8 +48,8 @@ impl Rows {
         })
     }
 
-    /// Runs one statement on the connection whose turn it is.
-    fn with<T>(
+    /// Runs one statement, or one transaction, on the connection whose turn it is.
+    pub(crate) fn with<T>(
         &self,
         statement: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, Failure> {
@@ -60,8 +62,8 @@ impl Rows {
         Ok(statement(&connection)?)
     }
 
-    fn number(&self, sql: &str) -> Result<i64, Failure> {
-        self.with(|c| c.prepare_cached(sql)?.query_row([], |row| row.get(0)))
+    fn number(&self, sql: &str, values: impl rusqlite::Params) -> Result<i64, Failure> {
+        self.with(|c| c.prepare_cached(sql)?.query_row(values, |row| row.get(0)))
     }
 
     fn change(&self, sql: &str, values: impl rusqlite::Params) -> Result<bool, Failure> {
@@ -71,26 +73,31 @@ impl Rows {
 }
 
 impl State for Rows {
-    fn reset(&self, value: i64) -> Result<(), Failure> {
-        self.change("DELETE FROM number", [])?;
+    fn reset(&self, values: &[i64]) -> Result<(), Failure> {
+        self.change("DELETE FROM cells", [])?;
         self.change("DELETE FROM users", [])?;
-        self.change("INSERT INTO number (value, token) VALUES (?1, 0)", [value])?;
+        for (cell, value) in (0_u32..).zip(values) {
+            self.change(
+                "INSERT INTO cells (cell, value) VALUES (?1, ?2)",
+                (cell, value),
+            )?;
+        }
         Ok(())
     }
 
-    fn read(&self) -> Result<i64, Failure> {
-        self.number("SELECT value FROM number")
+    fn read(&self, cell: u32) -> Result<i64, Failure> {
+        self.number("SELECT value FROM cells WHERE cell = ?1", [cell])
     }
 
-    fn write(&self, value: i64) -> Result<(), Failure> {
-        self.change("UPDATE number SET value = ?1", [value])?;
+    fn write(&self, cell: u32, value: i64) -> Result<(), Failure> {
+        self.change("UPDATE cells SET value = ?2 WHERE cell = ?1", (cell, value))?;
         Ok(())
     }
 
     fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Failure> {
         self.change(
-            "UPDATE number SET value = ?1, token = ?2 WHERE token <= ?2",
-            [value, token.as_i64()],
+            "UPDATE cells SET value = ?1, token = ?2 WHERE cell = 0 AND token <= ?2",
+            (value, token.as_i64()),
         )
     }
 
@@ -100,7 +107,7 @@ impl State for Rows {
     }
 
     fn recorded(&self) -> Result<i64, Failure> {
-        self.number("SELECT COUNT(*) FROM users")
+        self.number("SELECT COUNT(*) FROM users", [])
     }
 }
 

@@ -1,13 +1,13 @@
 //! No lock at all: read, think, write. Whoever read before another wrote overwrites it.
 
-use super::{Held, Strategy, Terms};
+use super::lock::{Held, Lock, Terms};
 use crate::failure::Failure;
 
 /// Lets everybody in, at once.
 #[derive(Debug)]
 pub(crate) struct NoLock;
 
-impl Strategy for NoLock {
+impl Lock for NoLock {
     fn take(&self, _name: &str, _terms: Terms) -> Result<Option<Box<dyn Held>>, Failure> {
         Ok(Some(Box::new(NoLock)))
     }
