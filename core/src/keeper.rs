@@ -15,15 +15,23 @@ use crate::operator::Operator;
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{LockProvider, Released, Usage};
 use crate::token::MAX_HANDOVERS;
+use crate::upkeep::Upkeep;
 
 /// Locks names on one store. Cloning is cheap, and clones are the same keeper; make one per store
 /// and program.
 ///
 /// Its threads (one that watches, one that renews, up to three more while store calls hang) start
-/// with the first lock and end with the last clone and guard. Guards outlive their keeper.
+/// with the first lock and end with the last clone and guard. Guards outlive their keeper. Dropping
+/// the last one closes the store; a call to it that is under way is waited for, for 100 ms at most.
 #[derive(Clone)]
 pub struct LockKeeper {
     engine: Arc<Engine>,
+}
+
+impl Drop for LockKeeper {
+    fn drop(&mut self) {
+        Upkeep::see_out(&self.engine);
+    }
 }
 
 impl LockKeeper {

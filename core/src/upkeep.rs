@@ -22,6 +22,8 @@ use crate::sync::{lock, wait};
 const MOST_WORKERS: usize = 4;
 /// How long work may lie there without any of it being taken, before another thread joins.
 const PATIENCE: Duration = Duration::from_millis(20);
+/// How long the end of a keeper waits for a thread that still has something to do for it.
+const FAREWELL: Duration = Duration::from_millis(100);
 /// Not started yet, or asleep until told: any due time is news.
 const ASLEEP: u64 = u64::MAX;
 
@@ -36,6 +38,10 @@ pub(crate) struct Upkeep {
     alarm: Condvar,
     /// For the workers.
     work: Condvar,
+    /// How many threads have the engine right now. Never taken with `state` held.
+    visits: Mutex<usize>,
+    /// One of them has left.
+    left: Condvar,
 }
 
 #[derive(Default)]
@@ -107,6 +113,41 @@ impl Upkeep {
         self.work.notify_all();
     }
 
+    /// Gives the engine to a thread for as long as `body` takes. `None`: it has ended.
+    fn visit<R>(&self, of: &Weak<Engine>, body: impl FnOnce(&Arc<Engine>) -> R) -> Option<R> {
+        let mut visits = lock(&self.visits);
+        let engine = of.upgrade()?;
+        *visits += 1;
+        drop(visits);
+        let result = body(&engine);
+        let mut visits = lock(&self.visits);
+        // Under the lock, for whoever counts.
+        drop(engine);
+        *visits -= 1;
+        self.left.notify_all();
+        Some(result)
+    }
+
+    /// To be called by who is about to let the engine go. Where nobody but visiting threads has it,
+    /// too, it waits for them, so that the store is closed when the keeper has gone: what is left to
+    /// a thread does not happen when the program ends.
+    pub(crate) fn see_out(engine: &Arc<Engine>) {
+        let upkeep = &engine.upkeep;
+        let until = Instant::now() + FAREWELL;
+        let mut visits = lock(&upkeep.visits);
+        if Arc::strong_count(engine) != *visits + 1 {
+            return;
+        }
+        upkeep.stop();
+        while *visits > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            visits = wait(&upkeep.left, visits, Some(left));
+        }
+    }
+
     /// Starts the watching thread, if it does not run.
     pub(crate) fn start(&self, engine: &Arc<Engine>) -> Result<(), Error> {
         let mut state = lock(&self.state);
@@ -147,10 +188,8 @@ fn watch(of: &Weak<Engine>) {
     loop {
         // Before looking: what is noted from here on lowers it again, and is not missed.
         upkeep.next_look.store(ASLEEP, Ordering::Release);
-        // Dropped before the lock is taken: it can be the last one, and ending the engine locks.
-        let next = match of.upgrade() {
-            Some(engine) => look(&engine),
-            None => return,
+        let Some(next) = upkeep.visit(of, look) else {
+            return;
         };
         upkeep.next_look.fetch_min(next, Ordering::AcqRel);
         let state = lock(&upkeep.state);
@@ -237,14 +276,12 @@ fn work(of: &Weak<Engine>, upkeep: &Arc<Upkeep>) {
             continue;
         };
         state.taken += 1;
-        let Some(engine) = of.upgrade() else { return };
-        match job {
-            Job::TellLost(hold) => {
-                drop(state);
-                tell_lost(&engine, &hold);
-            }
+        drop(state);
+        let done = upkeep.visit(of, |engine| match job {
+            Job::TellLost(hold) => tell_lost(engine, &hold),
             Job::Renew(first) => {
                 let mut batch = vec![first];
+                let mut state = lock(&upkeep.state);
                 while batch.len() < engine.capabilities.renew_batch()
                     && let Some(Job::Renew(_)) = state.jobs.front()
                     && let Some(Job::Renew(hold)) = state.jobs.pop_front()
@@ -252,11 +289,12 @@ fn work(of: &Weak<Engine>, upkeep: &Arc<Upkeep>) {
                     batch.push(hold);
                 }
                 drop(state);
-                renew(&engine, &batch);
+                renew(engine, &batch);
             }
+        });
+        if done.is_none() {
+            return;
         }
-        // Dropping the engine can end it, which takes the lock.
-        drop(engine);
         state = lock(&upkeep.state);
     }
 }

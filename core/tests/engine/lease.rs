@@ -315,3 +315,32 @@ fn a_proof_is_the_leases_own_and_only_of_what_is_held() {
     let error = guard.commit_proof().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }
+
+/// Says when a renewal is told, and stays a while.
+struct Dawdler(mpsc::Sender<()>);
+
+impl Observer for Dawdler {
+    fn renewed(&self, _: &LockName, _: FencingToken) {
+        self.0.send(()).unwrap();
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn the_store_is_closed_when_the_keeper_has_gone() {
+    let script = Script::new();
+    let (send, told) = mpsc::channel();
+    let keeper = script
+        .builder()
+        .observer(Arc::new(Dawdler(send)))
+        .build()
+        .unwrap();
+    let other = keeper.clone();
+    let guard = keeper.lock("a").unwrap();
+    script.clock.advance(4 * SECOND);
+    told.recv_timeout(PATIENCE).unwrap();
+    drop(guard);
+    drop(other);
+    drop(keeper);
+    assert_eq!(Arc::strong_count(&script), 1, "a thread has it still");
+}
