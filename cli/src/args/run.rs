@@ -111,7 +111,7 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, value_name = "N", default_value_t = 75)]
     pub(crate) conflict_exit_code: u8,
 
-    /// Keep the lock this long even when the command is quicker.
+    /// Keep the lock this long even when the command is quicker, unless a signal asks for an end.
     #[arg(long, value_name = "DUR", value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) hold_at_least: Duration,
 

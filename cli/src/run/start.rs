@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::{
@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal};
 use super::job::{self, CHILD, Job};
 use super::plan::Plan;
 use super::signals::{Ear, Event, ends_a_wait, listen};
-use super::watch::Watch;
+use super::watch::{LOOK, Watch};
 use super::watchdog::{self, WATCHDOG};
 use crate::args;
 use crate::say;
@@ -118,8 +118,8 @@ fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
         return Ok(interrupted(signal, voice));
     }
     let claim = watchdog::claim(&keeper, &name);
-    let code = command(args, &guard, claim, plan, &events, voice)?;
-    if code != LOST {
+    let (code, told) = command(args, &guard, claim, plan, &events, voice)?;
+    if code != LOST && !told {
         hold(&guard, granted + args.hold_at_least, &events, voice);
     }
     match release(guard, voice) {
@@ -197,7 +197,7 @@ fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
     )
 }
 
-/// Runs the command, and answers the exit status.
+/// Runs the command, and answers the exit status, and whether a signal asked for an end.
 fn command(
     args: &args::Run,
     guard: &LockGuard,
@@ -205,7 +205,7 @@ fn command(
     plan: Plan,
     events: &Receiver<Event>,
     voice: Voice,
-) -> Result<u8, Trouble> {
+) -> Result<(u8, bool), Trouble> {
     let not_run = |error: std::io::Error| {
         Trouble::new(NOT_RUN, format!("the command cannot be started: {error}"))
     };
@@ -226,11 +226,12 @@ fn command(
     })?;
     let ended = watch.finish();
     voice.tell(&format!("the command ended with {}", ended.status.code()));
-    Ok(if ended.lost && plan.ends_the_lost() {
+    let code = if ended.lost && plan.ends_the_lost() {
         LOST
     } else {
         ended.status.code()
-    })
+    };
+    Ok((code, ended.told))
 }
 
 /// Keeps the lock until `until`, unless a signal asks for an end.
@@ -247,7 +248,9 @@ fn hold(guard: &LockGuard, until: Moment, events: &Receiver<Event>, voice: Voice
     while !left().is_zero() && guard.is_held() {
         match events.recv_timeout(left()) {
             Ok(Event::Signal(signal)) if ends_a_wait(signal) => return,
-            Ok(_) | Err(_) => {}
+            Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+            // The thread that listens is gone: nothing is heard any more.
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(left().min(LOOK)),
         }
     }
 }

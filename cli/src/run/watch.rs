@@ -8,7 +8,7 @@ use rustix::process::{Signal, getpgrp, getpid, kill_process, kill_process_group}
 
 use super::job::{Job, State, Status};
 use super::plan::{Deadline, Plan};
-use super::signals::Event;
+use super::signals::{Event, ends_a_wait};
 use super::start::Voice;
 use super::terminal::{self, Terminal};
 use super::watchdog::Watchdog;
@@ -16,13 +16,15 @@ use super::watchdog::Watchdog;
 /// How long a group that was killed may take to be gone.
 const GONE: Duration = Duration::from_secs(1);
 /// Those of a group whose parent lives on are nobody's children here: no signal tells their end.
-const LOOK: Duration = Duration::from_millis(20);
+pub(super) const LOOK: Duration = Duration::from_millis(20);
 
 /// How the command ended.
 pub(super) struct Ended {
     pub(super) status: Status,
     /// The lock had to be taken for lost before the command had ended.
     pub(super) lost: bool,
+    /// A signal asked for an end, whether or not the command was still there to hear it.
+    pub(super) told: bool,
 }
 
 pub(super) struct Watch<'a> {
@@ -39,6 +41,7 @@ pub(super) struct Watch<'a> {
     stops_too: bool,
     /// When the command of a lost lock is over.
     lost: Option<Deadline>,
+    told: bool,
 }
 
 impl<'a> Watch<'a> {
@@ -64,6 +67,7 @@ impl<'a> Watch<'a> {
             wants_terminal: terminal::is_alone(),
             stops_too: false,
             lost: None,
+            told: false,
         };
         watch.go_on();
         Ok(watch)
@@ -109,6 +113,7 @@ impl<'a> Watch<'a> {
         Ended {
             status,
             lost: self.lost.is_some(),
+            told: self.told,
         }
     }
 
@@ -163,6 +168,7 @@ impl<'a> Watch<'a> {
                 self.job.signal(Signal::TSTP);
             }
             Event::Signal(signal) => {
+                self.told |= ends_a_wait(signal);
                 self.job.signal(signal);
                 if matches!(signal, Signal::TERM | Signal::HUP) {
                     // One that is stopped would not hear it.

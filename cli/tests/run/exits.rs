@@ -293,5 +293,13 @@ fn held_at_least(rig: &mut Rig) -> Outcome {
     holder.signal(rustix::process::Signal::TERM);
     assert_eq!(holder.code(), 3);
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
+    // One that came while the command ran asks for an end, too: nobody would send a second.
+    let ended = rig.start(
+        &["--hold-at-least", "1h", "a"],
+        "trap 'exit 4' TERM; touch runs; while :; do sleep 0.01; done",
+    );
+    rig.until_file("runs");
+    ended.signal(rustix::process::Signal::TERM);
+    assert_eq!(ended.code(), 4);
     Ok(())
 }
