@@ -14,6 +14,8 @@ use std::process::ExitCode;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use lockkeeper_testkit::RedisKind;
 
+use crate::rig::threads_end;
+
 type Case = (&'static str, fn(RedisKind));
 
 const CASES: [&[Case]; 7] = [
@@ -47,7 +49,7 @@ pub(crate) fn main() -> ExitCode {
     let conclusion = libtest_mimic::run(&arguments, trials.collect());
     // Now that nothing else runs, no thread of a keeper may.
     if !conclusion.has_failed() {
-        rig::threads_end();
+        threads_end();
     }
     conclusion.exit_code()
 }

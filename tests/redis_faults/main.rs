@@ -11,6 +11,9 @@
 
 #[cfg(unix)]
 mod cases;
+#[cfg(unix)]
+#[path = "../rig/mod.rs"]
+mod rig;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {

@@ -1,5 +1,6 @@
 //! What the tests with faults look with, whatever the store.
 
+mod contended;
 mod waiting;
 mod witness;
 
@@ -7,6 +8,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub(crate) use contended::through_it_all;
 pub(crate) use waiting::Waiting;
 pub(crate) use witness::Witness;
 

@@ -1,71 +1,20 @@
 //! Many take turns while the network goes through all its faults.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lockkeeper_testkit::{Counts, Fault, MySqlKind, Proxy};
+use lockkeeper_testkit::{MySqlKind, Proxy};
 
-use super::store::{open, settled, start};
-use crate::rig::{HANG, PATIENCE, Witness, until};
+use super::store::{settled, start};
+use crate::rig::{self, PATIENCE};
 
 pub(super) fn through_it_all(kind: MySqlKind) {
-    const WAIT: Duration = Duration::from_secs(1);
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let witness = Witness::new(true);
-    let over = AtomicBool::new(false);
     // One of them is not behind the proxy.
-    let keys = "ttl=1s&wait=1s";
     let urls = [proxy.addr(), proxy.addr(), server.addr()].map(|addr| server.url_via(addr));
-    let keepers = urls.map(|url| open(&url, keys));
-    thread::scope(|scope| {
-        for keeper in keepers.iter().flat_map(|keeper| [keeper; 2]) {
-            scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    let began = Instant::now();
-                    match keeper.lock("a") {
-                        Ok(guard) => witness.enter(&guard),
-                        Err(error) => assert!(error.is_retryable(), "{error:?}"),
-                    }
-                    let took = began.elapsed();
-                    assert!(took < WAIT + HANG, "{took:?}");
-                }
-            });
-        }
-        // Ends the others also where this panics.
-        let _over = Over(&over);
-        let delay = Duration::from_millis(1500);
-        for (fault, count) in [
-            (Fault::DropRequests, dropped as fn(&Counts) -> u64),
-            (Fault::DropReplies, dropped),
-            (Fault::CutReplyAfter(3), |counts| counts.cut),
-            (Fault::DelayRequests(delay), |counts| counts.held),
-            (Fault::DelayReplies(delay), |counts| counts.held),
-            (Fault::Dark, |counts| counts.accepted),
-        ] {
-            let before = count(&proxy.counts());
-            proxy.set(fault);
-            let met = proxy.wait_for(PATIENCE, |counts| count(counts) >= before + 6);
-            assert!(met, "{fault:?} is not met");
-            proxy.set(Fault::Pass);
-            let before = witness.grants();
-            until("it goes on", || witness.grants() >= before + 20);
-        }
-    });
+    let keepers = urls.map(|url| lockkeeper::open(&format!("{url}?ttl=1s&wait=1s")).unwrap());
+    rig::through_it_all(&keepers, Duration::from_secs(1), &proxy);
     drop(keepers);
     settled(&server);
     assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
-}
-
-fn dropped(counts: &Counts) -> u64 {
-    counts.dropped_requests + counts.dropped_replies
-}
-
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

@@ -8,7 +8,8 @@ use lockkeeper::{Config, ErrorKind, LockGuard, ManualClock, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer};
 
 use super::Case;
-use super::rig::{PATIENCE, Witness, left, open, settled, start, until};
+use super::rig::{left, open, settled, start};
+use crate::rig::{PATIENCE, Witness, until};
 
 pub(super) const CASES: &[Case] = &[
     ("reply_later_than_the_ttl", reply_later_than_the_ttl),

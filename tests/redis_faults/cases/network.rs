@@ -1,14 +1,14 @@
 //! A network that loses, cuts and goes dark.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::{ErrorKind, LockGuard, LostWait, Released};
-use lockkeeper_testkit::{Counts, Fault, Proxy, RedisKind};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind};
 
 use super::Case;
-use super::rig::{HANG, PATIENCE, Waiting, Witness, in_line, left, open, settled, start, until};
+use super::rig::{in_line, left, one_more_waits, open, settled, start};
+use crate::rig::{HANG, PATIENCE, Witness, through_it_all, until};
 
 pub(super) const CASES: &[Case] = &[
     ("request_dropped", |kind| {
@@ -55,7 +55,7 @@ fn lost_on_the_way(kind: RedisKind, fault: Fault) {
     // Waited for, in every look.
     let held = rival.lock("a").unwrap();
     witness.enter(&held);
-    let waiting = Waiting::start(
+    let waiting = one_more_waits(
         &url,
         "response_timeout=300ms",
         Duration::from_secs(20),
@@ -159,7 +159,7 @@ fn dark_while_waited_for(kind: RedisKind) {
     witness.enter(&held);
     let [short, long] = [3, 25].map(|wait| {
         let before = in_line(&server, "a");
-        let waiting = Waiting::start(&url, keys, Duration::from_secs(wait), &witness);
+        let waiting = one_more_waits(&url, keys, Duration::from_secs(wait), &witness);
         until("it stands in line", || in_line(&server, "a") == before + 1);
         waiting
     });
@@ -187,62 +187,14 @@ fn dark_while_waited_for(kind: RedisKind) {
 
 /// Many take turns while the network goes through all its faults.
 fn contended_through_it_all(kind: RedisKind) {
-    const WAIT: Duration = Duration::from_secs(1);
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let witness = Witness::new(true);
-    let over = AtomicBool::new(false);
     // One of them is not behind the proxy.
     let keys = "ttl=1s&response_timeout=200ms&connect_timeout=200ms&wait=1s";
     let urls = [proxy.addr(), proxy.addr(), server.addr()].map(|addr| server.url_via(addr));
     let keepers = urls.map(|url| open(&url, keys));
-    thread::scope(|scope| {
-        for keeper in keepers.iter().flat_map(|keeper| [keeper; 2]) {
-            scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    let began = Instant::now();
-                    match keeper.lock("a") {
-                        Ok(guard) => witness.enter(&guard),
-                        Err(error) => assert!(error.is_retryable(), "{error:?}"),
-                    }
-                    let took = began.elapsed();
-                    assert!(took < WAIT + HANG, "{took:?}");
-                }
-            });
-        }
-        // Ends the others also where this panics.
-        let _over = Over(&over);
-        let delay = Duration::from_millis(1500);
-        for (fault, count) in [
-            (Fault::DropRequests, dropped as fn(&Counts) -> u64),
-            (Fault::DropReplies, dropped),
-            (Fault::CutReplyAfter(3), |counts| counts.cut),
-            (Fault::DelayRequests(delay), |counts| counts.held),
-            (Fault::DelayReplies(delay), |counts| counts.held),
-            (Fault::Dark, |counts| counts.accepted),
-        ] {
-            let before = count(&proxy.counts());
-            proxy.set(fault);
-            let met = proxy.wait_for(PATIENCE, |counts| count(counts) >= before + 6);
-            assert!(met, "{fault:?} is not met");
-            proxy.set(Fault::Pass);
-            let before = witness.grants();
-            until("it goes on", || witness.grants() >= before + 20);
-        }
-    });
+    through_it_all(&keepers, Duration::from_secs(1), &proxy);
     drop(keepers);
     settled(&server);
     assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
-}
-
-fn dropped(counts: &Counts) -> u64 {
-    counts.dropped_requests + counts.dropped_replies
-}
-
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

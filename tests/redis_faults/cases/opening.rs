@@ -11,7 +11,8 @@ use lockkeeper::ErrorKind;
 use lockkeeper_testkit::{Certificates, RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
-use super::rig::{HANG, open, refused, settled, start};
+use super::rig::{open, refused, settled, start};
+use crate::rig::HANG;
 
 pub(super) const CASES: &[Case] = &[
     ("wrong_password", wrong_password),

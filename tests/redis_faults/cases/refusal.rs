@@ -6,7 +6,8 @@ use lockkeeper::{ErrorKind, LostWait, Released};
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
-use super::rig::{HANG, PATIENCE, Waiting, Witness, in_line, left, open, settled, start, until};
+use super::rig::{in_line, left, one_more_waits, open, settled, start};
+use crate::rig::{HANG, PATIENCE, Witness, until};
 
 pub(super) const CASES: &[Case] = &[
     ("turned_into_a_replica", turned_into_a_replica),
@@ -65,7 +66,7 @@ fn out_of_memory(kind: RedisKind) {
     let held = keeper.lock("a").unwrap();
     let witness = Witness::new(true);
     witness.enter(&held);
-    let waiting = Waiting::start(&server.url(), "", Duration::from_secs(20), &witness);
+    let waiting = one_more_waits(&server.url(), "", Duration::from_secs(20), &witness);
     until("it stands in line", || in_line(&server, "a") == 1);
     let limit = |limit| {
         server

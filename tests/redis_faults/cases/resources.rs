@@ -7,7 +7,8 @@ use lockkeeper::{ErrorKind, LockGuard, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
-use super::rig::{PATIENCE, open, settled, start, until};
+use super::rig::{open, settled, start};
+use crate::rig::{PATIENCE, until};
 
 pub(super) const CASES: &[Case] = &[
     ("pool_that_is_used_up_says_so", pool_that_is_used_up_says_so),

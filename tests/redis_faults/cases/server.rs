@@ -6,7 +6,8 @@ use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LostWait, Released};
 use lockkeeper_testkit::{RedisKind, RedisServer};
 
 use super::Case;
-use super::rig::{PATIENCE, Waiting, Witness, in_line, open, settled, start, until};
+use super::rig::{in_line, one_more_waits, open, settled, start};
+use crate::rig::{PATIENCE, Waiting, Witness, until};
 
 pub(super) const CASES: &[Case] = &[
     ("restarted_empty_while_held", restarted_empty_while_held),
@@ -64,7 +65,7 @@ fn besieged_on(server: &RedisServer, memory: Memory, fault: impl FnOnce(&[Waitin
     let waiting: Vec<_> = (1..=3)
         .map(|number| {
             let waiting =
-                Waiting::start(&server.url(), "ttl=9s", Duration::from_secs(25), &witness);
+                one_more_waits(&server.url(), "ttl=9s", Duration::from_secs(25), &witness);
             until("it stands in line", || in_line(server, "a") == number);
             waiting
         })
@@ -129,7 +130,7 @@ fn killed_for_good_while_held(kind: RedisKind) {
     let keeper = open(&server.url(), "ttl=2s");
     let held = keeper.lock("a").unwrap();
     witness.enter(&held);
-    let waiting = Waiting::start(&server.url(), "", Duration::from_secs(4), &witness);
+    let waiting = one_more_waits(&server.url(), "", Duration::from_secs(4), &witness);
     until("it stands in line", || in_line(&server, "a") == 1);
     server.kill();
     assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
@@ -175,7 +176,7 @@ fn stopped_past_every_deadline(kind: RedisKind) {
         .map(|number| {
             let wait = Duration::from_secs(3);
             // What is granted in the end to those who are gone, ends with its ttl.
-            let waiting = Waiting::start(&server.url(), "ttl=2s", wait, &witness);
+            let waiting = one_more_waits(&server.url(), "ttl=2s", wait, &witness);
             until("it stands in line", || in_line(&server, "a") == number);
             waiting
         })

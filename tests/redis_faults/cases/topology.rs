@@ -6,7 +6,8 @@ use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, 
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
-use super::rig::{PATIENCE, open, refused, start, until};
+use super::rig::{open, refused, start};
+use crate::rig::{PATIENCE, until};
 
 pub(super) const CASES: &[Case] = &[
     ("read_only_replica", read_only_replica),
