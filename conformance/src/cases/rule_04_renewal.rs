@@ -9,7 +9,7 @@ use crate::rig::{Outcome, Rig, build, is_busy, take, take_with};
 use crate::tap::Trouble;
 
 pub(super) fn held_over_five_ttls(rig: &Rig<'_>) -> Outcome {
-    let lease = rig.renewed(1_000);
+    let lease = rig.renewed(3_000);
     let first = take(&rig.keeper_with(lease), "a");
     let second = rig.keeper();
     let answer = second.try_lock_for("a", 5 * lease.ttl());
@@ -156,7 +156,7 @@ pub(super) fn a_panic_ends_no_renewal(rig: &Rig<'_>) -> Outcome {
 
 pub(super) fn one_call_that_hangs_costs_nobody_else(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
-    let keeper = build(builder.lease(rig.renewed(1_000)));
+    let keeper = build(builder.lease(rig.renewed(2_000)));
     let hanging = take(&keeper, "hangs");
     let others: Vec<_> = (0..8)
         .map(|n| take(&keeper, &format!("other {n}")))
@@ -165,7 +165,7 @@ pub(super) fn one_call_that_hangs_costs_nobody_else(rig: &Rig<'_>) -> Outcome {
     assert_eq!(hanging.lost().wait(rig.patience()), LostWait::Lost);
     // They were granted together, so without a renewal they would be lost by now too; and they
     // stay held for longer than one lease.
-    assert_eq!(others[0].lost().wait(rig.ttl(1_000)), LostWait::TimedOut);
+    assert_eq!(others[0].lost().wait(rig.ttl(2_000)), LostWait::TimedOut);
     for other in others {
         assert!(other.is_held(), "{:?} was lost", other.name());
         assert_eq!(other.release().expect("the store answers"), Released::Done);
@@ -176,13 +176,13 @@ pub(super) fn one_call_that_hangs_costs_nobody_else(rig: &Rig<'_>) -> Outcome {
 pub(super) fn none_after_release(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let ear = rig.ear();
-    let keeper = build(builder.lease(rig.renewed(600)).observer(ear.clone()));
+    let keeper = build(builder.lease(rig.renewed(2_000)).observer(ear.clone()));
     let guard = take(&keeper, "a");
     ear.wait_for(Event::Renewed, 1);
     assert_eq!(guard.release().expect("the store answers"), Released::Done);
     let renewals = tap.renewals();
     let second = take(&rig.keeper(), "a");
-    assert_eq!(second.lost().wait(2 * rig.ttl(600)), LostWait::TimedOut);
+    assert_eq!(second.lost().wait(rig.ttl(2_000)), LostWait::TimedOut);
     assert_eq!(tap.renewals(), renewals, "the released lease was renewed");
     drop(second);
     rig.nothing_left();
@@ -190,11 +190,11 @@ pub(super) fn none_after_release(rig: &Rig<'_>) -> Outcome {
 }
 
 pub(super) fn keeper_dropped_before_its_guards(rig: &Rig<'_>) -> Outcome {
-    let keeper = rig.keeper_with(rig.renewed(1_000));
+    let keeper = rig.keeper_with(rig.renewed(2_000));
     let guard = take(&keeper, "a");
     drop(keeper);
     let other = rig.keeper();
-    let answer = other.try_lock_for("a", 2 * rig.ttl(1_000) + Duration::from_millis(100));
+    let answer = other.try_lock_for("a", 2 * rig.ttl(2_000) + Duration::from_millis(100));
     assert!(
         matches!(answer, Ok(None)),
         "it is still renewed: {answer:?}"

@@ -123,7 +123,7 @@ pub(super) fn ended_behind_its_back_and_renewed(rig: &Rig<'_>) -> Outcome {
 }
 
 pub(super) fn out_of_reach(rig: &Rig<'_>) -> Outcome {
-    let keeper = rig.keeper_with(rig.renewed(1_000));
+    let keeper = rig.keeper_with(rig.renewed(2_000));
     let (released, dropped) = (take(&keeper, "released"), take(&keeper, "dropped"));
     let fault = rig.cut_off()?;
     let began = Instant::now();
@@ -185,7 +185,7 @@ impl Observer for Panics {
 pub(super) fn an_observer_that_panics_does_no_harm(rig: &Rig<'_>) -> Outcome {
     let keeper = build(
         rig.builder()
-            .lease(rig.renewed(1_000))
+            .lease(rig.renewed(2_000))
             .observer(Arc::new(Panics)),
     );
     let guard = take(&keeper, "a");
