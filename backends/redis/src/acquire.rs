@@ -16,8 +16,9 @@ use crate::subscriber::Waiter;
 const LOOK: Duration = Duration::from_secs(1);
 /// The second in line looks after the first: it may be stopped.
 const RUNNER_UP: Duration = Duration::from_millis(100);
-/// What a look may take where less time is left.
-const LAST_LOOK: Duration = Duration::from_millis(100);
+/// What a look may take where less time is left: some round trips of a machine that is busy. Cut off,
+/// a wait that was busy all along would end as unknown.
+const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// A grant.
 pub(crate) struct Won {
