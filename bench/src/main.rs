@@ -4,6 +4,7 @@
 //! `cargo run --release -p lockkeeper-bench` runs all rows; with words it runs those whose name
 //! has one of them. A row is never a test: a busy machine makes it worse.
 
+mod apart;
 mod contended;
 mod free;
 mod held;
