@@ -22,7 +22,12 @@ const LIST_MYSQL: &str = "SELECT object_name, processlist_id FROM performance_sc
 const LIST_MARIADB: &str = "SELECT table_schema, thread_id FROM information_schema.metadata_lock_info WHERE lock_type = 'User lock'";
 /// Without it, MySQL's list is empty.
 const IS_LISTING: &str = "SELECT enabled = 'YES' FROM performance_schema.setup_instruments WHERE name = 'wait/lock/metadata/sql/mdl'";
-const PIDS: &str = "SELECT processlist_id, attr_value FROM performance_schema.session_connect_attrs WHERE attr_name = '_pid'";
+/// What clients say of themselves: all of them, and those of this user on this host, which everybody may
+/// see. Both are empty where the performance schema is off, as it is at first on MariaDB.
+const PIDS: [&str; 2] = [
+    "SELECT processlist_id, attr_value FROM performance_schema.session_connect_attrs WHERE attr_name = '_pid'",
+    "SELECT processlist_id, attr_value FROM performance_schema.session_account_connect_attrs WHERE attr_name = '_pid'",
+];
 const SESSIONS: &str = "SHOW FULL PROCESSLIST";
 
 const NO_LIST_MYSQL: &str = "the server does not list named locks to this user; GRANT SELECT ON performance_schema.* to it (and enable the instrument wait/lock/metadata/sql/mdl on MySQL 5.7), or ask for one name";
@@ -98,7 +103,7 @@ impl Operator for Store {
                 "since when it is held",
                 "the token",
                 "how long it is kept without a renewal",
-                "the holder's process and thread",
+                "the holder's thread, and its process unless performance_schema is on",
             ],
         }
     }
@@ -193,13 +198,10 @@ impl Store {
             .filter_map(|row| Some((number(row, 0)?, host(&text(row, 2)?))))
             .collect();
         let statements: Vec<String> = sessions.iter().filter_map(|row| text(row, 7)).collect();
-        // MariaDB has them only where its performance schema is on; others may not see them.
-        let pids = match self.flavour {
-            Flavour::MySql => self.rows(PIDS, deadline).unwrap_or_default(),
-            Flavour::MariaDb => Vec::new(),
-        };
+        let pids = PIDS.iter().find_map(|sql| self.rows(sql, deadline).ok());
         let pids: HashMap<u64, u32> = pids
             .iter()
+            .flatten()
             .filter_map(|row| Some((number(row, 0)?, text(row, 1)?.parse().ok()?)))
             .collect();
         for seen in held {

@@ -13,6 +13,9 @@
 #[path = "server/opening.rs"]
 mod opening;
 #[cfg(unix)]
+#[path = "server/operator.rs"]
+mod operator;
+#[cfg(unix)]
 #[path = "server/proof.rs"]
 mod proof;
 #[cfg(unix)]
@@ -24,7 +27,12 @@ mod sessions;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {
-    let cases = [sessions::CASES, opening::CASES, proof::CASES];
+    let cases = [
+        sessions::CASES,
+        opening::CASES,
+        operator::CASES,
+        proof::CASES,
+    ];
     rig::main(cases.into_iter().flatten())
 }
 
