@@ -7,8 +7,8 @@ use std::io;
 #[cfg(target_os = "linux")]
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
-/// While it lives, this thread runs on a core of its own, and the server on another. Where there
-/// is one core only, or a system other than Linux, nothing changes.
+/// While it lives, this thread and what it starts run on one core, and the server on another. Where
+/// there is one core only, no server, or a system other than Linux, nothing changes.
 #[cfg(target_os = "linux")]
 pub(crate) struct Apart {
     before: CpuSet,

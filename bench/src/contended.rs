@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::LockKeeper;
 use lockkeeper_testkit::MySqlKind;
 
+use crate::apart::Apart;
 use crate::{Row, Rows, mysql, server};
 
 /// The first argument of a child process.
@@ -192,7 +193,7 @@ pub(crate) fn processes() -> Rows {
         budget: 2.0,
         unit: " ms",
     };
-    processes_on(&url, "sqlite", &mut || Ok(()), to_another)
+    processes_on(&url, "sqlite", None, &mut || Ok(()), to_another)
 }
 
 pub(crate) fn processes_redis() -> Rows {
@@ -200,7 +201,8 @@ pub(crate) fn processes_redis() -> Rows {
     let url = format!("{}?wait=60s", server.url());
     let mut raw = server::raw(&server)?;
     let mut round_trip = || Ok(redis::cmd("PING").exec(&mut raw)?);
-    processes_on(&url, "redis", &mut round_trip, by_round_trips("redis"))
+    let way = by_round_trips("redis");
+    processes_on(&url, "redis", server.pid(), &mut round_trip, way)
 }
 
 pub(crate) fn processes_mysql(kind: MySqlKind) -> Rows {
@@ -209,7 +211,8 @@ pub(crate) fn processes_mysql(kind: MySqlKind) -> Rows {
     let mut raw = mysql::raw(&server)?;
     let mut round_trip = || Ok(raw.ping()?);
     let store = kind.name();
-    processes_on(&url, store, &mut round_trip, by_round_trips(store))
+    let way = by_round_trips(store);
+    processes_on(&url, store, server.pid(), &mut round_trip, way)
 }
 
 /// The way from process to process, where each step of it is a round trip.
@@ -230,6 +233,7 @@ type RoundTrip<'a> = &'a mut dyn FnMut() -> Result<(), Box<dyn Error>>;
 fn processes_on(
     url: &str,
     store: &str,
+    server: Option<u32>,
     round_trip: RoundTrip<'_>,
     to_another: impl Fn(f64, f64) -> Row,
 ) -> Rows {
@@ -255,7 +259,7 @@ fn processes_on(
     let seconds = began.elapsed().as_secs_f64();
     let floor = f64::midpoint(floor, measured_sleep() * 1e3);
     drop(all);
-    let (middle, round) = turns(url, round_trip)?;
+    let (middle, round) = turns(url, server, round_trip)?;
     Ok(vec![
         times(
             format!("4 processes x 25 threads, 1 ms held, {store}"),
@@ -277,9 +281,14 @@ fn processes_on(
 
 /// From just before a release here to the grant there, by the clock that both share.
 /// And the round trips in turns with it, after the same pause. Both in milliseconds.
-fn turns(url: &str, round_trip: RoundTrip<'_>) -> Result<(f64, f64), Box<dyn Error>> {
+fn turns(
+    url: &str,
+    server: Option<u32>,
+    round_trip: RoundTrip<'_>,
+) -> Result<(f64, f64), Box<dyn Error>> {
     use lockkeeper::{Clock as _, SystemClock};
 
+    let _apart = Apart::of(server)?;
     let keeper = lockkeeper::open(url)?;
     let mut other = Process::start("turns", url)?;
     other.line()?;
