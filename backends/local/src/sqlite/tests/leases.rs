@@ -1,0 +1,119 @@
+//! Names, epochs, leases and their proofs.
+
+use super::*;
+
+#[test]
+fn every_string_is_a_lock_of_its_own() {
+    let place = Place::new();
+    let keeper = place.keeper();
+    let names = [
+        "a", "A", "a ", "a\0", "a\0b", "a\0c", "ä", "a\u{308}", "Ä", "ß", "ss", "1", "01",
+    ];
+    let guards: Vec<_> = names
+        .map(|name| keeper.try_lock(name).unwrap().expect(name))
+        .into();
+    let other = place.keeper();
+    for name in names {
+        assert!(other.try_lock(name).unwrap().is_none(), "{name:?}");
+    }
+    let space = SqliteProvider::open(place.path().to_str().unwrap(), "default\0").unwrap();
+    assert!(self::keeper(space).try_lock("a").unwrap().is_some());
+    drop(guards);
+    assert_eq!(locks(&place.raw()), 0);
+}
+
+#[test]
+fn epochs_grow_with_a_clock_that_steps_back_and_with_a_new_file() {
+    let place = Place::new();
+    let spy = Spy::new(Arc::new(place.provider()));
+    let asker = LockKeeper::builder(spy.provider()).build().unwrap();
+    let mut first = spy.acquire(&asker, "a");
+    // As if the clock had been an hour ahead when the last grant was made.
+    let ahead = i64::try_from(first.epoch()).unwrap() + 3_600_000_000;
+    place
+        .raw()
+        .execute("UPDATE lock SET epoch = ?1 WHERE name = ''", (ahead,))
+        .unwrap();
+    let mut second = spy.acquire(&asker, "b");
+    assert_eq!(second.epoch(), ahead.cast_unsigned() + 1);
+    assert_eq!(first.release(), Released::Done);
+    let mut third = spy.acquire(&asker, "a");
+    assert_eq!(third.epoch(), second.epoch() + 1);
+    second.release();
+    third.release();
+
+    let gone = Place::new();
+    let before = gone.keeper().lock("a").unwrap().token();
+    for file in gone.files() {
+        fs::remove_file(gone.folder.path().join(file)).unwrap();
+    }
+    assert!(gone.keeper().lock("a").unwrap().token() > before);
+}
+
+#[test]
+fn a_late_renewal_is_refused_and_a_late_release_harmless() {
+    let place = Place::new();
+    let clock = ManualClock::new();
+    let shared: Arc<dyn Clock> = Arc::new(clock.clone());
+    let path = place.path();
+    let open = || {
+        SqliteProvider::with_clock(path.to_str().unwrap(), "default", Arc::clone(&shared)).unwrap()
+    };
+    let spy = Spy::new(Arc::new(open()));
+    let ttl = Duration::from_secs(10);
+    let asker = LockKeeper::builder(spy.provider())
+        .clock(Arc::clone(&shared))
+        .lease(LeasePolicy::Fixed { ttl })
+        .build()
+        .unwrap();
+    let mut first = spy.acquire(&asker, "seat");
+    clock.advance(ttl - Duration::from_nanos(1));
+    assert!(spy.try_acquire(&asker, "seat").is_none());
+    assert!(first.is_renewed(&*shared));
+    clock.advance(ttl);
+    assert!(
+        !first.is_renewed(&*shared),
+        "nobody took it, and it is late"
+    );
+    let mut second = spy.acquire(&asker, "seat");
+    assert!(second.epoch() > first.epoch());
+    assert!(!first.is_renewed(&*shared));
+    assert_eq!(first.release(), Released::AlreadyLost);
+    assert!(second.is_renewed(&*shared));
+    clock.advance(ttl);
+    assert_eq!(second.release(), Released::AlreadyLost, "its own, but late");
+    assert_eq!(locks(&place.raw()), 0);
+    assert_eq!(spy.acquire(&asker, "seat").release(), Released::Done);
+}
+
+/// By both forms of the statement, from an application's own connection.
+#[test]
+fn a_proof_holds_until_somebody_else_is_granted_the_name() {
+    let place = Place::new();
+    let keeper = place.keeper();
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed {
+        ttl: Duration::from_millis(300),
+    });
+    let app = Connection::open_in_memory().unwrap();
+    let path = place.path().into_os_string().into_string().unwrap();
+    app.execute("ATTACH ?1 AS lockkeeper", [path]).unwrap();
+    let holds = |proof: &CommitProof<'_>| -> bool {
+        let text: bool = app.query_row(proof.sql(), (), |row| row.get(0)).unwrap();
+        let values = proof.params().iter().map(|value| match value {
+            ProofValue::Text(text) => rusqlite::types::Value::from(text.clone()),
+            ProofValue::Integer(number) => rusqlite::types::Value::from(*number),
+        });
+        let values = rusqlite::params_from_iter(values);
+        let prepared = app.query_row(proof.statement(), values, |row| row.get(0));
+        assert_eq!(prepared, Ok(text), "{proof:?}");
+        text
+    };
+    for name in ["a", "it's \" \\ ? -- 자리", "nul \0 in it"] {
+        let late = keeper.acquire(name, &fixed).unwrap().unwrap();
+        let proof = late.commit_proof().unwrap();
+        assert!(holds(&proof), "{name:?}");
+        let next = place.keeper().lock(name).unwrap();
+        assert!(!holds(&proof), "{name:?}");
+        assert!(holds(&next.commit_proof().unwrap()), "{name:?}");
+    }
+}

@@ -1,0 +1,127 @@
+//! What is said of a URL and a file, and how files are made.
+
+use super::*;
+
+#[test]
+fn what_is_wrong_with_a_url_is_said() {
+    let drivers = Drivers::new().with(SqliteDriver);
+    for (url, hint) in [
+        ("sqlite:", "sqlite:/var/lib/app/locks.db"),
+        ("sqlite://host/locks.db", "one slash"),
+        ("sqlite::memory:", "write memory:"),
+        ("sqlite:a%00b", "path of a file"),
+    ] {
+        let error = drivers.open(&Config::from_url(url).unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidUrl, "{url}");
+        assert!(error.to_string().contains(hint), "{error}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_said() {
+    use std::error::Error as _;
+    let place = Place::new();
+    let folder = place.folder.path();
+
+    let error = refused(&folder.join("missing/locks.db"));
+    assert_eq!(error.kind(), ErrorKind::Incompatible);
+    assert!(
+        error.to_string().contains("does not exist; create it"),
+        "{error}"
+    );
+    assert!(error.source().is_some());
+
+    fs::write(
+        folder.join("text"),
+        "no database, and long enough to be seen as none ".repeat(9),
+    )
+    .unwrap();
+    let error = refused(&folder.join("text"));
+    assert_eq!(error.kind(), ErrorKind::Incompatible);
+    assert!(
+        error.to_string().contains("not a whole SQLite database"),
+        "{error}"
+    );
+    assert!(error.source().is_some());
+    for no_file in [folder.to_owned(), folder.join("text/locks.db")] {
+        assert_eq!(
+            refused(&no_file).kind(),
+            ErrorKind::Incompatible,
+            "{no_file:?}"
+        );
+    }
+
+    let other = folder.join("other.db");
+    let raw = Connection::open(&other).unwrap();
+    raw.execute_batch("CREATE TABLE seats (number)").unwrap();
+    let error = refused(&other);
+    assert_eq!(error.kind(), ErrorKind::Incompatible);
+    assert!(
+        error.to_string().contains("another application's"),
+        "{error}"
+    );
+    let mode: String = raw
+        .query_row("PRAGMA journal_mode", (), |row| row.get(0))
+        .unwrap();
+    assert_eq!(mode, "delete", "it was left as it was");
+
+    drop(place.provider());
+    place.raw().pragma_update(None, "user_version", 2).unwrap();
+    let error = refused(&place.path());
+    assert_eq!(error.kind(), ErrorKind::Incompatible);
+    assert!(error.to_string().contains("upgrade"), "{error}");
+}
+
+/// Not even root writes to sysfs or makes files in it.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_written_is_refused() {
+    let error = refused(Path::new("/sys/locks.db"));
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    assert!(error.to_string().contains("write permission"), "{error}");
+    assert_eq!(
+        failure(code(rusqlite::ffi::SQLITE_READONLY)).kind(),
+        ErrorKind::PermissionDenied
+    );
+    assert_eq!(
+        failure(code(rusqlite::ffi::SQLITE_IOERR)).kind(),
+        ErrorKind::Unknown
+    );
+}
+
+fn code(code: i32) -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None)
+}
+
+#[cfg(unix)]
+#[test]
+fn the_file_is_its_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let _guard = place.keeper().lock("seat").unwrap();
+    for file in ["locks.db", "locks.db-wal", "locks.db-shm"] {
+        let mode = fs::metadata(place.folder.path().join(file))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
+    let given = place.folder.path().join("given.db");
+    drop(Connection::open(&given).unwrap());
+    fs::write(&given, "").unwrap();
+    fs::set_permissions(&given, fs::Permissions::from_mode(0o660)).unwrap();
+    drop(SqliteProvider::open(given.to_str().unwrap(), "default").unwrap());
+    assert_eq!(
+        fs::metadata(&given).unwrap().permissions().mode() & 0o777,
+        0o660
+    );
+}
+
+#[test]
+fn debug_shows_the_place() {
+    let shown = format!("{:?}", Place::new().provider());
+    assert!(
+        shown.contains("locks.db") && shown.contains("default"),
+        "{shown}"
+    );
+}
