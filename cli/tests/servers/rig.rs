@@ -2,7 +2,23 @@
 
 use std::process::{Command, Output};
 
+use libtest_mimic::{Completion, Trial};
 use serde_json::Value;
+
+/// Runs `case`, unless something that it needs is missing.
+pub(crate) fn trial(
+    name: String,
+    missing: Vec<Option<String>>,
+    case: impl FnOnce() + Send + 'static,
+) -> Trial {
+    Trial::ignorable_test(name, move || {
+        if let Some(why) = missing.into_iter().flatten().next() {
+            return Ok(Completion::ignored_with(why));
+        }
+        case();
+        Ok(Completion::Completed)
+    })
+}
 
 /// Runs `compare`, and sees to it that it leaves nothing on this machine and does not show `secret`.
 pub(crate) fn compare(args: &[&str], secret: &str) -> Output {
