@@ -21,6 +21,8 @@ use crate::upkeep::{Upkeep, tell_lost};
 
 /// The longest that a release waits for the store.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+/// By how much an old grant's confirmation may outlast the wait: some round trips of a busy machine.
+const CONFIRM_LIMIT: Duration = Duration::from_secs(1);
 const SHARDS: usize = 32;
 
 /// Over all keepers of the process, so that an owner is unique within it.
@@ -304,12 +306,17 @@ impl Engine {
             let grant = match self.provider.acquire(&asked) {
                 Ok(Some(grant)) => grant,
                 Ok(None) => {
-                    contended();
-                    turn.pass(None);
-                    if request.is_cancelled() {
-                        return Err(cancelled(request.name));
+                    // Who was cancelled need not have seen anybody hold it.
+                    let is_cancelled = request.is_cancelled();
+                    if !is_cancelled {
+                        contended();
                     }
-                    return Ok(None);
+                    turn.pass(None);
+                    return if is_cancelled {
+                        Err(cancelled(request.name))
+                    } else {
+                        Ok(None)
+                    };
                 }
                 Err(error) => {
                     let error = placed(error);
@@ -365,7 +372,9 @@ impl Engine {
         // The store did the waiting, or this process was stopped while the reply lay there.
         if now.saturating_since(asked_at) > margin {
             asked_at = now;
-            match lease.renew(ttl, asked_at + ttl) {
+            // Who asked waits for this answer, too, and not for the rest of a whole lease.
+            let ends = request.deadline.unwrap_or(now).max(now) + CONFIRM_LIMIT;
+            match lease.renew(ttl, ends.min(asked_at + ttl)) {
                 Ok(Renewal::Renewed) => {}
                 Ok(Renewal::Lost) => return Ok(None),
                 Err(error) => {

@@ -254,6 +254,7 @@ fn a_grant_that_came_late_is_believed_only_after_a_renewal() {
     script.set(|state| state.grants = Grants::Late(2 * SECOND));
     assert!(keeper.try_lock("a").unwrap().is_some());
     assert_eq!(script.count("a", "acquire"), 5);
+    script.set(|state| assert_eq!(state.patience, SECOND, "not for the rest of a lease"));
 
     script.set(|state| state.grants = Grants::Late(2 * SECOND));
     script.renewals("a", Renewals::Fail);

@@ -236,6 +236,33 @@ fn cancel_wakes_a_waiter_and_the_next_one_is_not_held_up() {
 }
 
 #[test]
+fn a_cancelled_head_whom_nobody_answered_makes_no_name_busy() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    script.set(|state| state.grants = Grants::Silent);
+    let cancel = CancelToken::new();
+    let head = {
+        let (keeper, options) = (keeper.clone(), AcquireOptions::new().cancel(&cancel));
+        thread::spawn(move || keeper.acquire("a", &options).map(drop))
+    };
+    script.until("a", "acquire", 1);
+    let behind = thread::spawn(move || keeper.try_lock("a").map(|guard| guard.is_some()));
+    // Time to stand in line; a test that is too quick sees less, and fails no more for it.
+    for _ in 0..10_000 {
+        thread::yield_now();
+    }
+    cancel.cancel();
+    script.set(|_| ());
+    let error = head.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    script.set(|state| state.grants = Grants::Work);
+    assert!(
+        behind.join().unwrap().unwrap(),
+        "nobody was seen to hold it"
+    );
+}
+
+#[test]
 fn what_is_out_of_bounds_never_reaches_the_store() {
     let script = Script::new();
     let keeper = script.keeper();

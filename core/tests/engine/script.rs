@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Error, ErrorKind, Grant, Lease, LockKeeper, LockProvider,
-    ManualClock, Moment, Proof, ProofValue, Released, Renewal,
+    AcquireRequest, Capabilities, Clock as _, Error, ErrorKind, Grant, Lease, LockKeeper,
+    LockProvider, ManualClock, Moment, Proof, ProofValue, Released, Renewal,
 };
 
 /// How long a test waits for what must happen before it fails.
@@ -36,6 +36,8 @@ pub(crate) enum Grants {
     Panic,
     /// Granted, but the reply takes this long by the test's clock.
     Late(Duration),
+    /// No answer until the test wants another, and none to who was cancelled meanwhile.
+    Silent,
 }
 
 #[derive(Default)]
@@ -44,6 +46,8 @@ pub(crate) struct State {
     epoch: u64,
     pub(crate) renewals: HashMap<String, Renewals>,
     pub(crate) grants: Grants,
+    /// For how long the last renewal may wait for its answer.
+    pub(crate) patience: Duration,
     /// Calls so far, by name and verb, in order.
     pub(crate) calls: Vec<(String, &'static str)>,
 }
@@ -149,8 +153,14 @@ impl LockProvider for Script {
         self.clock.advance(Duration::from_nanos(1));
         let asked_at = request.now();
         let mut state = self.shared.call(&name, "acquire");
+        while state.grants == Grants::Silent {
+            state = self.shared.changed.wait(state).unwrap();
+            if request.is_cancelled() {
+                return Ok(None);
+            }
+        }
         match state.grants {
-            Grants::Work => {}
+            Grants::Work | Grants::Silent => {}
             Grants::Unreachable => {
                 return Err(Error::new(ErrorKind::Unavailable, "out of reach"));
             }
@@ -191,8 +201,9 @@ impl Lease for ScriptLease {
         self.epoch
     }
 
-    fn renew(&mut self, _ttl: Duration, _deadline: Moment) -> Result<Renewal, Error> {
+    fn renew(&mut self, _ttl: Duration, deadline: Moment) -> Result<Renewal, Error> {
         let mut state = self.shared.call(&self.name, "renew");
+        state.patience = deadline.saturating_since(self.clock.now());
         let how = |state: &State| state.renewals.get(&self.name).copied().unwrap_or_default();
         while how(&state) == Renewals::Hang {
             state = self.shared.changed.wait(state).unwrap();
