@@ -192,12 +192,11 @@ impl Ask<'_> {
             let (store, session) = (Arc::clone(store), Arc::clone(session));
             let name = Arc::clone(&self.name);
             move |sight| {
-                if matches!(sight, Ok(Sight::Won(_) | Sight::Disturbed)) {
-                    let _ = store.ask(&session, limit, |connection, limit| {
-                        connection.release(&name, limit)
-                    });
+                if may_be_held(&sight) {
+                    store.leave_to_sweeper(&session, &name);
+                } else {
+                    store.leave(&session, &name);
                 }
-                store.leave(&session, &name);
             }
         };
         let Some(call) = detached::start(work, late) else {
@@ -210,20 +209,22 @@ impl Ask<'_> {
                 "the server was asked and did not answer in time; what it grants is given back",
             )));
         };
-        let outcome = match sight {
-            Ok(Sight::Won(epoch)) => {
-                let until = self.request.now() + self.request.ttl();
-                session.settle(&self.name, epoch, until);
-                store.sweeper.note(until);
-                let lease = MySqlLease::new(store, session, &self.name, epoch);
-                return Ok(Look::Won(Won { lease, asked_at }));
-            }
-            Ok(Sight::Busy) => Ok(Look::Busy(None)),
-            Ok(Sight::Disturbed) => Err(Failure::Refused(disturbed())),
-            Err(failure) => Err(failure),
-        };
-        store.leave(session, &self.name);
-        outcome
+        if let Ok(Sight::Won(epoch)) = sight {
+            let until = self.request.now() + self.request.ttl();
+            session.settle(&self.name, epoch, until);
+            store.sweeper.note(until);
+            let lease = MySqlLease::new(store, session, &self.name, epoch);
+            return Ok(Look::Won(Won { lease, asked_at }));
+        }
+        if may_be_held(&sight) {
+            store.leave_to_sweeper(session, &self.name);
+        } else {
+            store.leave(session, &self.name);
+        }
+        match sight? {
+            Sight::Disturbed => Err(Failure::Refused(disturbed())),
+            _ => Ok(Look::Busy(None)),
+        }
     }
 
     /// The connection holds the name, and from now on whatever else is taken on it.
@@ -253,19 +254,26 @@ impl Ask<'_> {
             return Ok(None);
         };
         let wire = Arc::clone(&connection.wire);
-        let _cancel = self
+        let cancel = self
             .request
             .cancel()
             .map(|cancel| cancel.on_cancel(move || wire.close()));
         let asked_at = self.request.now();
         let span = left().min(LONGEST_WAIT).min(LONGEST_CALL);
-        if span.is_zero() {
-            place.0 = Some(connection);
+        let answer = if span.is_zero() {
+            Ok(Sight::Busy)
+        } else {
+            store.waiting.fetch_add(1, Ordering::Relaxed);
+            let answer = connection.wait(store.flavour, &self.name, span, GRACE);
+            store.waiting.fetch_sub(1, Ordering::Relaxed);
+            answer
+        };
+        // Whoever cancels may be about to close the connection, and would close it when others rely
+        // on it: either it is closed here, or nobody closes it from now on.
+        drop(cancel);
+        if self.request.is_cancelled() {
             return Ok(Some(None));
         }
-        store.waiting.fetch_add(1, Ordering::Relaxed);
-        let answer = connection.wait(store.flavour, &self.name, span, GRACE);
-        store.waiting.fetch_sub(1, Ordering::Relaxed);
         match answer? {
             Sight::Won(epoch) => {
                 let id = connection.id();
@@ -279,6 +287,16 @@ impl Ask<'_> {
             }
             Sight::Disturbed => Err(Failure::Refused(disturbed())),
         }
+    }
+}
+
+/// Whether the server may have granted what was asked for on a session that lives on.
+fn may_be_held(sight: &Result<Sight, Failure>) -> bool {
+    match sight {
+        Ok(Sight::Won(_) | Sight::Disturbed) | Err(Failure::Refused(_)) => true,
+        // What did not answer is in doubt, and closed in the end.
+        Ok(Sight::Busy)
+        | Err(Failure::NotSent(_) | Failure::Closed(_) | Failure::Unanswered(_)) => false,
     }
 }
 

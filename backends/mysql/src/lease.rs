@@ -66,7 +66,7 @@ impl MySqlLease {
         let late = {
             let (store, session) = (Arc::clone(&self.store), Arc::clone(&self.session));
             let name = Arc::clone(&self.name);
-            move |_| store.leave(&session, &name)
+            move |freed| store.given_back(&session, &name, &freed)
         };
         match detached::start(call, late) {
             Some(call) => call.wait(detached::after(left)),
@@ -124,12 +124,7 @@ impl Lease for MySqlLease {
         let Some(freed) = freed else {
             return Err(slow());
         };
-        if let Err(Failure::NotSent(error)) = freed {
-            self.session.leave_to_sweeper(&self.name, now);
-            self.store.sweeper.note(now);
-            return Err(error);
-        }
-        self.store.leave(&self.session, &self.name);
+        self.store.given_back(&self.session, &self.name, &freed);
         match freed {
             Ok(true) if lasted => Ok(Released::Done),
             Ok(_) | Err(Failure::Closed(_)) => Ok(Released::AlreadyLost),

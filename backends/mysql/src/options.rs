@@ -90,8 +90,8 @@ impl MySqlOptions {
         self.build(|opts| opts.db_name(Some(database)))
     }
 
-    /// The most connections, from 1. Default: 10. Each wait takes one; locks that are held share
-    /// half of them.
+    /// The most connections, from 1. Default: 10. Each wait takes one, and keeps it with the
+    /// lock; locks that were free share half of them.
     #[must_use]
     pub fn pool_size(mut self, connections: u32) -> Self {
         self.pool_size = connections;

@@ -23,9 +23,11 @@ const RENEW_BATCH: usize = 500;
 /// connections.
 ///
 /// Connections are opened when they are needed, at most [`MySqlOptions::pool_size`] of them, and
-/// belong to nobody else. A wait takes one of its own. Names that are held lie on half of them at
-/// most, many on one where there are many; only those whose ttl is as many whole seconds share a
-/// connection.
+/// belong to nobody else. A wait takes one of its own, and a name that was waited for keeps it while it
+/// is held. Names that were free lie on half of the pool, many on one connection where there are many;
+/// only those whose ttl is as many whole seconds share one. Who waits for more names at once than
+/// `pool_size`, or holds as many that it had to wait for, gets
+/// [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted).
 ///
 /// # Limits
 /// - One server is the truth: a replica that takes over knows none of its primary's locks. Tokens of

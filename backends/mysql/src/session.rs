@@ -66,15 +66,20 @@ impl fmt::Debug for Session {
     }
 }
 
+impl State {
+    /// The server holds nothing on the connection for sure, and it can serve others.
+    fn is_clean(&self) -> bool {
+        self.names.is_empty()
+            && self.ended.is_empty()
+            && self.health != Health::Doubt
+            && !self.is_spent
+    }
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
-        let state = self.state.get_mut();
-        let is_clean = state.names.is_empty()
-            && state.ended.is_empty()
-            && state.health != Health::Doubt
-            && !state.is_spent;
         if let Some(place) = self.place.get_mut()
-            && !is_clean
+            && !self.state.get_mut().is_clean()
         {
             place.0 = None;
         }
@@ -140,7 +145,29 @@ impl Session {
             Err(Failure::Unanswered(_)) => self.state.lock().health = Health::Doubt,
             _ => {}
         }
+        drop(place);
+        // Its last name may have been forgotten meanwhile.
+        self.retire();
         result
+    }
+
+    /// Lets go of the connection where no name is on the session any more: back to the pool, or
+    /// closed. A guard that lost its lease may keep the session itself for long. Who asks on it right
+    /// now does this afterwards.
+    pub(crate) fn retire(&self) {
+        let is_clean = {
+            let state = self.state.lock();
+            if !state.names.is_empty() {
+                return;
+            }
+            state.is_clean()
+        };
+        if let Some(mut place) = self.place.try_lock()
+            && let Some(mut place) = place.take()
+            && !is_clean
+        {
+            place.0 = None;
+        }
     }
 
     /// Whether somebody asks on it right now.
@@ -220,8 +247,8 @@ impl Session {
         }
     }
 
-    /// Forgets a name. True where it was the last one: then the session takes no more, and goes
-    /// back to the pool when it is dropped.
+    /// Forgets a name. True where it was the last one: then the session takes no more, and is to
+    /// [`retire`](Self::retire).
     pub(crate) fn leave(&self, name: &str) -> bool {
         let mut state = self.state.lock();
         state.names.remove(name);
@@ -255,19 +282,9 @@ impl Session {
         self.state.lock().health == Health::Doubt
     }
 
-    /// Lets no more names in: it lasts longer than what they would ask for.
+    /// Lets no more names in, and has the connection closed in the end.
     pub(crate) fn spend(&self) {
         self.state.lock().is_spent = true;
-    }
-
-    /// Closes a connection in doubt; to be called when nobody believes in what it holds.
-    pub(crate) fn close_if_in_doubt(&self) {
-        if self.is_in_doubt()
-            && let Some(mut place) = self.place.try_lock()
-            && let Some(mut place) = place.take()
-        {
-            place.0 = None;
-        }
     }
 }
 

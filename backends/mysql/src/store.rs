@@ -200,14 +200,42 @@ impl Store {
     /// Forgets a name of a session's, and the session where that was the last one.
     pub(crate) fn leave(&self, session: &Arc<Session>, name: &str) {
         if session.leave(name) {
-            // Where it is in doubt, nobody believes in what it holds any more.
-            session.close_if_in_doubt();
             self.forget(session);
+            session.retire();
         }
     }
 
-    /// Lets go of a session that holds none any more: it goes back to the pool when the last call
-    /// on it is over.
+    /// Forgets a name that was given back, or leaves that to the sweeper where the server was not
+    /// asked or would not do it.
+    pub(crate) fn given_back(
+        &self,
+        session: &Arc<Session>,
+        name: &str,
+        freed: &Result<bool, Failure>,
+    ) {
+        match freed {
+            Err(Failure::NotSent(_)) => self.leave_to_sweeper(session, name),
+            Err(Failure::Refused(_)) => {
+                session.spend();
+                // With the last name goes the connection, and then the server frees it.
+                if session.count() > 1 {
+                    self.leave_to_sweeper(session, name);
+                } else {
+                    self.leave(session, name);
+                }
+            }
+            Ok(_) | Err(Failure::Closed(_) | Failure::Unanswered(_)) => self.leave(session, name),
+        }
+    }
+
+    /// Has the sweeper give back a name that nobody believes in.
+    pub(crate) fn leave_to_sweeper(&self, session: &Session, name: &str) {
+        let soon = self.clock.now() + AGAIN;
+        session.leave_to_sweeper(name, soon);
+        self.sweeper.note(soon);
+    }
+
+    /// No more names come to a session, and it counts no more.
     fn forget(&self, session: &Arc<Session>) {
         self.sessions
             .lock()
@@ -284,16 +312,10 @@ impl Store {
     fn end(&self, session: &Arc<Session>, names: &[Arc<str>]) {
         let limit = Duration::from_secs(session.idle_seconds);
         for name in names {
-            let ended = self.ask(session, limit, |connection, left| {
+            let freed = self.ask(session, limit, |connection, left| {
                 connection.release(name, left)
             });
-            if matches!(ended, Err(Failure::NotSent(_))) {
-                let again = self.clock.now() + AGAIN;
-                session.leave_to_sweeper(name, again);
-                self.sweeper.note(again);
-            } else {
-                self.leave(session, name);
-            }
+            self.given_back(session, name, &freed);
         }
     }
 }

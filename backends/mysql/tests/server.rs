@@ -19,6 +19,9 @@ mod operator;
 #[path = "server/proof.rs"]
 mod proof;
 #[cfg(unix)]
+#[path = "server/reuse.rs"]
+mod reuse;
+#[cfg(unix)]
 #[path = "server/rig.rs"]
 mod rig;
 #[cfg(unix)]
@@ -32,6 +35,7 @@ fn main() -> std::process::ExitCode {
         opening::CASES,
         operator::CASES,
         proof::CASES,
+        reuse::CASES,
     ];
     rig::main(cases.into_iter().flatten())
 }
