@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{Error, ErrorKind};
 use redis::{Cmd, ConnectionAddr, IntoConnectionInfo, TlsCertificates, Value, cmd};
 
-use crate::failure::{AsIoErrorKind, Failure, not_redis, refused, senseless, tls_failed};
+use crate::failure::{
+    AsIoErrorKind, Failure, is_from_replica, not_redis, refused, senseless, tls_failed,
+};
 use crate::options::{Place, RedisOptions};
 
 /// What was asked of the server, and what is open there.
@@ -91,6 +93,7 @@ impl Connector {
             counts: Arc::clone(&self.counts),
             tls: self.tls,
             is_greeted: false,
+            is_to_replica: false,
             patience: None,
             place: self.place.clone(),
         };
@@ -239,6 +242,8 @@ pub(crate) struct Connection {
     tls: bool,
     /// Whether the server has answered: then its TLS is as it should be.
     is_greeted: bool,
+    /// Whether the server has said that it is a replica.
+    pub(crate) is_to_replica: bool,
     /// The timeout that is set on the socket.
     patience: Option<Duration>,
     place: String,
@@ -305,6 +310,7 @@ impl Connection {
             match self.inner.recv_response() {
                 Ok(answer) => {
                     self.is_greeted = true;
+                    self.is_to_replica |= is_from_replica(&answer);
                     answers.push(answer);
                 }
                 Err(error) => return Err(Failure::Unanswered(self.cut(error))),

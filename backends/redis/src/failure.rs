@@ -3,7 +3,7 @@
 use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
-use redis::{RedisError, ServerError};
+use redis::{RedisError, ServerError, Value};
 
 /// How a request failed.
 #[derive(Debug)]
@@ -167,6 +167,15 @@ fn meaning(code: &str, details: &str) -> Option<&'static Meaning> {
                 .find(|Meaning(known, ..)| has_word(details, known))
         })?
     })
+}
+
+/// Whether it is what a replica says: a primary that another one has replaced is one, too.
+pub(crate) fn is_from_replica(answer: &Value) -> bool {
+    let Value::ServerError(error) = answer else {
+        return false;
+    };
+    meaning(error.code(), error.details().unwrap_or_default())
+        .is_some_and(|Meaning(code, ..)| ["READONLY", "MASTERDOWN"].contains(code))
 }
 
 fn has_word(text: &str, word: &str) -> bool {

@@ -286,7 +286,8 @@ impl Store {
     }
 
     /// Has a connection of the pool do `work`, which may take the limit that it is given. One on
-    /// which something failed is closed. One that the server had closed before is replaced at once.
+    /// which something failed is closed. One that the server had closed before is replaced at once,
+    /// and so is one whose server has become a replica: the address may lead to the primary now.
     pub(crate) fn with_connection<T>(
         &self,
         left: Duration,
@@ -314,8 +315,22 @@ impl Store {
                     (opened, false)
                 }
             };
-            match work(&mut connection, limit.min(self.options.response_timeout)) {
+            let worked = work(&mut connection, limit.min(self.options.response_timeout));
+            if connection.is_to_replica {
+                self.hub.met_replica();
+                if is_used {
+                    // Nothing is written there, and all that is asked can be asked again.
+                    drop(connection);
+                    limit = left.saturating_sub(self.clock.now().saturating_since(began));
+                    continue;
+                }
+                return worked;
+            }
+            match worked {
                 Ok(value) => {
+                    if !is_used {
+                        self.hub.met_primary();
+                    }
                     slot.0 = Some(connection);
                     return Ok(value);
                 }

@@ -41,6 +41,10 @@ pub(crate) struct Hub {
     state: Mutex<State>,
     changed: Condvar,
     stopped: AtomicBool,
+    /// Whether the last server that was asked is a replica, which is told of no release.
+    at_replica: AtomicBool,
+    /// How often the primary was found elsewhere.
+    moves: AtomicU64,
 }
 
 impl fmt::Debug for Hub {
@@ -68,6 +72,8 @@ impl Hub {
             state: Mutex::new(State::Idle),
             changed: Condvar::new(),
             stopped: AtomicBool::new(false),
+            at_replica: AtomicBool::new(false),
+            moves: AtomicU64::new(0),
         })
     }
 
@@ -85,6 +91,18 @@ impl Hub {
         self.stopped.store(true, Ordering::Release);
         let _state = lock(&self.state);
         self.changed.notify_all();
+    }
+
+    /// The server is no primary any more, so the one that the thread listens to may be none either.
+    pub(crate) fn met_replica(&self) {
+        self.at_replica.store(true, Ordering::Release);
+    }
+
+    /// A new connection leads to a primary: the thread, too, is to connect anew if it was in doubt.
+    pub(crate) fn met_primary(&self) {
+        if self.at_replica.swap(false, Ordering::AcqRel) {
+            self.moves.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// Whether wakes come through right now.
@@ -138,8 +156,9 @@ impl Hub {
         }
     }
 
-    /// Listens until the connection fails.
+    /// Listens until the connection fails, or the primary is found elsewhere.
     fn session(&self, store: &Weak<Store>) -> Option<()> {
+        let moves = self.moves.load(Ordering::Acquire);
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
         connection.set_patience(ANSWER).ok()?;
         let counts = &self.connector.counts;
@@ -151,7 +170,7 @@ impl Hub {
         self.ring_all();
         subscription.set_read_timeout(Some(BREATH)).ok()?;
         let mut heard = Instant::now();
-        while !self.stopped.load(Ordering::Acquire) {
+        while !self.stopped.load(Ordering::Acquire) && self.moves.load(Ordering::Acquire) == moves {
             match subscription.get_message() {
                 Ok(message) => {
                     heard = Instant::now();

@@ -2,15 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LostWait};
-use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
+use lockkeeper::{
+    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LostWait, Released,
+};
+use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
-use super::rig::{open, refused, start};
-use crate::rig::{PATIENCE, until};
+use super::rig::{in_line, one_more_waits, open, refused, start};
+use crate::rig::{PATIENCE, Witness, until};
 
 pub(super) const CASES: &[Case] = &[
     ("read_only_replica", read_only_replica),
+    ("demoted_primary_is_left", demoted_primary_is_left),
     ("grants_wait_for_replicas", grants_wait_for_replicas),
     ("renewals_wait_for_replicas", renewals_wait_for_replicas),
     ("cluster_mode", cluster_mode),
@@ -37,6 +40,33 @@ fn read_only_replica(kind: RedisKind) {
     let (_primary, replica) = with_replica(kind);
     let says = ["read-only replica", "primary"];
     refused(&replica.url(), ErrorKind::PermissionDenied, &says);
+}
+
+/// A fail-over behind one address: connections that are open stay with the old primary.
+fn demoted_primary_is_left(kind: RedisKind) {
+    let (old, new) = with_replica(kind);
+    let proxy = Proxy::new(old.addr()).unwrap();
+    let url = old.url_via(proxy.addr());
+    let keeper = open(&url, "ttl=60s");
+    let held = keeper.lock("a").unwrap();
+    let witness = Witness::new(true);
+    witness.enter(&held);
+    let waiting = one_more_waits(&url, "ttl=60s", PATIENCE, &witness);
+    until("it stands in line there, too", || in_line(&new, "a") == 1);
+    new.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
+    proxy.lead_to(new.addr());
+    let port = new.addr().port().to_string();
+    old.command(&["REPLICAOF", "127.0.0.1", &port]).unwrap();
+    old.wait_for_sync().unwrap();
+    held.renew().unwrap();
+    drop(keeper.try_lock("b").unwrap().expect("it is free"));
+    until("its listener has followed", || {
+        let channels = new.command(&["PUBSUB", "CHANNELS"]).unwrap();
+        channels.items().len() == 1
+    });
+    let token = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    assert!(waiting.answer().expect("it is granted there") > token);
 }
 
 fn grants_wait_for_replicas(kind: RedisKind) {
