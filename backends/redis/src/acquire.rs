@@ -74,7 +74,13 @@ pub(crate) fn acquire(
         })),
         Ok(None) => Ok(None),
         // It gave up on the server because it was told to.
-        Err(_) if request.is_cancelled() => Ok(None),
+        Err(failure) if request.is_cancelled() => {
+            if !matches!(failure, Failure::NotSent(_)) {
+                // It may have been granted, and nobody asks again.
+                store.give_back(&ask.keys, &ask.owner);
+            }
+            Ok(None)
+        }
         Err(failure) => Err(failure.into_error()),
     }
 }
@@ -141,8 +147,12 @@ impl Ask<'_> {
                 Ok(Sight::Busy { ends, before }) => (ends, before),
                 Err(failure) => {
                     // A server that does not answer is not asked to forget the place: that ends by
-                    // itself.
-                    place.is_in_line &= matches!(failure, Failure::Refused(_));
+                    // itself. Who was cancelled tries: the server may be well, and one reply lost.
+                    place.is_in_line &= match failure {
+                        Failure::NotSent(_) => false,
+                        Failure::Unanswered(_) => self.request.is_cancelled(),
+                        Failure::Refused(_) => true,
+                    };
                     return Err(failure);
                 }
             };

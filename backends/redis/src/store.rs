@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The server looks only this often whether a WAIT has waited enough.
 const TICK: Duration = Duration::from_millis(100);
-/// What leaving a line may take, when nobody waits for that.
+/// What leaving a line or giving back may take, when nobody waits for that.
 const BRIEFLY: Duration = Duration::from_millis(250);
 
 /// A place in the pool. Its connection is opened by who needs it, within that one's time, and
@@ -353,12 +353,22 @@ impl Store {
 
     /// Takes a waiter out of a name's line. Where that fails, the line's own end takes care of it.
     pub(crate) fn leave(&self, lock: &str, line: &str, waiter: &str) {
+        self.try_briefly(&scripts::LEAVE, &[lock, line], waiter);
+    }
+
+    /// Releases what may have been granted to somebody who is gone. Where that fails, the ttl ends
+    /// it.
+    pub(crate) fn give_back(&self, keys: &Keys, owner: &str) {
+        self.try_briefly(&scripts::RELEASE, &[&keys.lock, &keys.line], owner);
+    }
+
+    fn try_briefly(&self, script: &Script, keys: &[&str], whose: &str) {
         let patience = Patience {
             until: self.clock.now() + BRIEFLY,
             rides_out: false,
             is_cancelled: &|| false,
         };
-        let _ = self.run(&scripts::LEAVE, &[lock, line], &[waiter], &patience);
+        let _ = self.run(script, keys, &[whose], &patience);
     }
 }
 

@@ -3,11 +3,11 @@
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{ErrorKind, LockGuard, LostWait, Released};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, LostWait, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind};
 
 use super::Case;
-use super::rig::{in_line, left, one_more_waits, open, settled, start};
+use super::rig::{in_line, left, nothing_left, one_more_waits, open, settled, start};
 use crate::rig::{HANG, PATIENCE, Witness, through_it_all, until};
 
 pub(super) const CASES: &[Case] = &[
@@ -24,6 +24,10 @@ pub(super) const CASES: &[Case] = &[
         lost_on_the_way(kind, Fault::CutReplyAfter(2));
     }),
     ("dropped_grant_is_found_again", dropped_grant_is_found_again),
+    (
+        "cancelled_grant_is_given_back",
+        cancelled_grant_is_given_back,
+    ),
     ("dark_while_held", dark_while_held),
     ("dark_while_waited_for", dark_while_waited_for),
     ("contended_through_it_all", contended_through_it_all),
@@ -101,6 +105,30 @@ fn dropped_grant_is_found_again(kind: RedisKind) {
     assert!(guard.is_held());
     assert_eq!(guard.release().unwrap(), Released::Done);
     assert_eq!(left(&server), Vec::<String>::new());
+    drop(keeper);
+    settled(&server);
+}
+
+/// The grant's reply is lost, and then nobody wants it any more.
+fn cancelled_grant_is_given_back(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    // The lease would outlive the test's patience.
+    let keys = "ttl=120s&response_timeout=3s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    drop(keeper.lock("a").unwrap());
+    let cancel = CancelToken::new();
+    let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
+    proxy.once("EVALSHA", Fault::DropReplies);
+    thread::scope(|scope| {
+        let asks = scope.spawn(|| keeper.acquire("a", &forever));
+        assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
+        assert_eq!(left(&server), ["lockkeeper:{default:a}"]);
+        cancel.cancel();
+        let error = asks.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+    });
+    nothing_left(&server);
     drop(keeper);
     settled(&server);
 }
