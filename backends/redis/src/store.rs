@@ -52,7 +52,7 @@ impl ManageConnection for Places {
     }
 }
 
-/// An answer, and the moment before it was asked for.
+/// An answer, and the moment before it was asked for, on a connection that was there.
 pub(crate) struct Answer {
     pub(crate) value: Value,
     pub(crate) asked_at: Moment,
@@ -151,10 +151,9 @@ impl Store {
         let mut again = false;
         let mut tries = 0;
         loop {
-            let asked_at = self.clock.now();
-            let left = patience.until.saturating_since(asked_at);
+            let left = patience.until.saturating_since(self.clock.now());
             let failure = match self.try_once(script, keys, args, left) {
-                Ok(value) => {
+                Ok((value, asked_at)) => {
                     return Ok(Answer {
                         value,
                         asked_at,
@@ -192,7 +191,7 @@ impl Store {
         keys: &[&str],
         args: &[&str],
         left: Duration,
-    ) -> Result<Value, Failure> {
+    ) -> Result<(Value, Moment), Failure> {
         self.with_connection(left, |connection, limit| {
             let began = self.clock.now();
             if script.does != Deed::Grants {
@@ -201,7 +200,7 @@ impl Store {
                 if is_renewed && !self.acknowledged(connection, began, limit)? {
                     return Err(Failure::Refused(self.few_replicas("renewal")));
                 }
-                return Ok(answer);
+                return Ok((answer, began));
             }
             let answer = self.evaluate_in_time(connection, script, keys, args, limit)?;
             let is_granted = matches!(answer, Value::BulkString(_));
@@ -221,9 +220,9 @@ impl Store {
                     self.few_replicas("grant, so it was given back"),
                 ));
             }
-            Ok(answer)
+            Ok((answer, began))
         })
-        .and_then(told)
+        .and_then(|(answer, began)| Ok((told(answer)?, began)))
     }
 
     /// Runs a script that grants, in a way that the server refuses it when it comes later than
