@@ -192,7 +192,9 @@ impl Store {
         args: &[&str],
         left: Duration,
     ) -> Result<(Value, Moment), Failure> {
-        self.with_connection(left, |connection, limit| {
+        // Whether it was, on whichever connection.
+        let mut is_granted = false;
+        let answer = self.with_connection(left, |connection, limit| {
             let began = self.clock.now();
             if script.does != Deed::Grants {
                 let answer = evaluate(connection, script, keys, args, limit)?;
@@ -203,8 +205,9 @@ impl Store {
                 return Ok((answer, began));
             }
             let answer = self.evaluate_in_time(connection, script, keys, args, limit)?;
-            let is_granted = matches!(answer, Value::BulkString(_));
-            if is_granted && !self.acknowledged(connection, began, limit)? {
+            let grants = matches!(answer, Value::BulkString(_));
+            is_granted |= grants;
+            if grants && !self.acknowledged(connection, began, limit)? {
                 let (&[lock, _, line], &[owner, ..]) = (keys, args) else {
                     return Err(Failure::Refused(senseless()));
                 };
@@ -221,8 +224,9 @@ impl Store {
                 ));
             }
             Ok((answer, began))
-        })
-        .and_then(|(answer, began)| Ok((told(answer)?, began)))
+        });
+        let (answer, began) = answer.map_err(|failure| settle(failure, is_granted))?;
+        Ok((told(answer)?, began))
     }
 
     /// Runs a script that grants, in a way that the server refuses it when it comes later than
