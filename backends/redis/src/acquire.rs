@@ -116,10 +116,11 @@ impl Ask<'_> {
             is_in_line: false,
         };
         // Nobody can be woken before wakes come through, so nobody stands in line before.
-        let mut me = hub.is_listening();
+        let mut me = false;
         let mut told_busy = false;
         loop {
             waiter.bell.drain();
+            me |= hub.is_listening();
             let now = self.request.now();
             if self.request.is_cancelled() {
                 return Ok(None);
@@ -162,10 +163,7 @@ impl Ask<'_> {
                 place.is_in_line = false;
                 return Ok(None);
             }
-            if !me {
-                let now = self.request.now();
-                let limit = deadline.saturating_since(now).min(self.store.attempt());
-                hub.listen(self.store, limit);
+            if !me && !hub.is_about_to_listen(self.store) {
                 me = true;
                 continue;
             }

@@ -110,8 +110,9 @@ impl Hub {
         *lock(&self.state) == State::Listening
     }
 
-    /// Has the thread listen, and waits until it does, `limit` at most.
-    pub(crate) fn listen(self: &Arc<Self>, store: &Arc<Store>, limit: Duration) {
+    /// Has the thread listen. Whether all who wait will be rung when it does: else it does already,
+    /// or cannot for now.
+    pub(crate) fn is_about_to_listen(self: &Arc<Self>, store: &Arc<Store>) -> bool {
         let mut state = lock(&self.state);
         if *state == State::Idle {
             let (hub, store) = (Arc::clone(self), Arc::downgrade(store));
@@ -120,14 +121,11 @@ impl Hub {
                 .spawn(move || hub.work(&store));
             if started.is_err() {
                 // The waiters look by themselves; the next one tries again to have it started.
-                return;
+                return false;
             }
             *state = State::Connecting;
         }
-        drop(
-            self.changed
-                .wait_timeout_while(state, limit, |state| *state == State::Connecting),
-        );
+        *state == State::Connecting
     }
 
     fn set(&self, state: State) {
