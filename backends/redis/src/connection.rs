@@ -1,6 +1,7 @@
 //! One connection: opening it, and asking on it.
 
 use std::fmt;
+use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -30,6 +31,7 @@ pub(crate) struct Connector {
     password: Option<String>,
     tls: bool,
     place: String,
+    host: Option<(String, u16)>,
     limit: Duration,
     pub(crate) counts: Arc<Counts>,
 }
@@ -68,6 +70,10 @@ impl Connector {
             password: options.password.clone(),
             tls: options.tls,
             place: options.place.to_string(),
+            host: match &options.place {
+                Place::Tcp { host, port } => Some((host.clone(), *port)),
+                Place::Unix(_) => None,
+            },
             limit: options.connect_timeout,
             counts: Arc::default(),
         })
@@ -82,10 +88,12 @@ impl Connector {
     pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
         let limit = left.min(self.limit);
         let began = Instant::now();
-        if limit.is_zero() {
+        let addresses = self.addresses();
+        let each = limit.saturating_sub(began.elapsed()) / addresses;
+        if each.is_zero() {
             return Err(self.unreachable("there was no time left to connect"));
         }
-        let opened = self.client.get_connection_with_timeout(limit);
+        let opened = self.client.get_connection_with_timeout(each);
         let inner = opened.map_err(|error| self.not_connected(error))?;
         self.counts.connections.fetch_add(1, Ordering::Relaxed);
         let mut connection = Connection {
@@ -141,6 +149,14 @@ impl Connector {
             }
         }
         Ok(connection)
+    }
+
+    /// How many addresses the host has. The redis crate tries one after the other, and each has the
+    /// whole of the time that it is given.
+    fn addresses(&self) -> u32 {
+        let found = self.host.as_ref().map(ToSocketAddrs::to_socket_addrs);
+        let count = found.and_then(Result::ok).map_or(1, Iterator::count);
+        u32::try_from(count.max(1)).unwrap_or(u32::MAX)
     }
 
     fn unreachable(&self, why: &str) -> Error {

@@ -36,6 +36,8 @@ const RENEW_BATCH: usize = 500;
 /// - Servers in cluster mode are not supported, other than one node with all slots.
 /// - Only the user's own key limits apply: a server that evicts keys (`maxmemory-policy` other than
 ///   `noeviction`) may evict locks.
+/// - Connecting by a Unix socket takes no timeout: while the server is stopped and its backlog is
+///   full, it blocks. Finding a host's addresses takes as long as the system's resolver does.
 /// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone)]
 pub struct RedisProvider {
