@@ -110,11 +110,12 @@ impl Plan {
         }
     }
 
-    /// For a lock that turned out to be lost `now`.
-    pub(super) fn at_once(&self, now: Moment) -> Deadline {
+    /// For a lock that turned out to be lost `now`. It was never believed in beyond `until`: where
+    /// that is over, somebody else may hold it already.
+    pub(super) fn at_once(&self, now: Moment, until: Moment) -> Deadline {
         Deadline {
             term: now,
-            kill: now + self.kill_after,
+            kill: until.min(now + self.kill_after),
         }
     }
 
@@ -133,14 +134,17 @@ fn short(span: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn plan(policy: LeasePolicy, kill_after: u64) -> Result<(), String> {
-        let plan = Plan {
+    fn ending(policy: LeasePolicy, kill_after: u64) -> Plan {
+        Plan {
             policy,
             on_lost: OnLost::Term,
             kill_after: Duration::from_secs(kill_after),
-        };
+        }
+    }
+
+    fn plan(policy: LeasePolicy, kill_after: u64) -> Result<(), String> {
         // As the engine does it.
-        plan.check(&|ttl| (ttl / 10).min(Duration::from_secs(1)).min(ttl / 2))
+        ending(policy, kill_after).check(&|ttl| (ttl / 10).min(Duration::from_secs(1)).min(ttl / 2))
     }
 
     #[test]
@@ -174,5 +178,17 @@ mod tests {
         assert_eq!(plan(renewed(10), 4), Ok(()));
         let text = plan(renewed(1), 60).unwrap_err();
         assert_eq!(plan(renewed(123), 60), Ok(()), "{text}");
+    }
+
+    #[test]
+    fn a_loss_found_late_leaves_no_time() {
+        let ttl = Duration::from_secs(30);
+        let plan = ending(LeasePolicy::Renewed { ttl }, 5);
+        let second = |count| Moment::default() + Duration::from_secs(count);
+        // Taken away long before its time, and found after everything had stood still.
+        for (until, kill) in [(29, 15), (12, 12), (7, 7)] {
+            let deadline = plan.at_once(second(10), second(until));
+            assert_eq!((deadline.term, deadline.kill), (second(10), second(kill)));
+        }
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct Watch<'a> {
     wants_terminal: bool,
     /// A stop was passed on to the command, so this process is to stop with it.
     stops_too: bool,
+    /// What the watchdog was told last.
+    last: Deadline,
     /// When the command of a lost lock is over.
     lost: Option<Deadline>,
     told: bool,
@@ -66,6 +68,7 @@ impl<'a> Watch<'a> {
             terminal: Terminal::find(),
             wants_terminal: terminal::is_alone(),
             stops_too: false,
+            last: deadline,
             lost: None,
             told: false,
         };
@@ -135,7 +138,7 @@ impl<'a> Watch<'a> {
             "is lost: the store was out of reach for too long, or somebody took it away"
         };
         let deadline = match remaining {
-            Duration::ZERO => self.plan.at_once(now),
+            Duration::ZERO => self.plan.at_once(now, self.last.kill),
             _ => Deadline {
                 term: now,
                 ..deadline
@@ -157,10 +160,7 @@ impl<'a> Watch<'a> {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Renewed if self.lost.is_none() => {
-                let until = SystemClock.now() + self.guard.remaining();
-                self.tell(self.plan.deadline(until));
-            }
+            Event::Renewed if self.lost.is_none() => self.tell_renewed(),
             Event::Renewed | Event::Lost => {}
             Event::Continued => self.go_on(),
             Event::Signal(Signal::TSTP) => {
@@ -183,7 +183,16 @@ impl<'a> Watch<'a> {
         }
     }
 
+    fn tell_renewed(&mut self) {
+        let remaining = self.guard.remaining();
+        // One that was lost since then is found by `check_lock`.
+        if !remaining.is_zero() {
+            self.tell(self.plan.deadline(SystemClock.now() + remaining));
+        }
+    }
+
     fn tell(&mut self, deadline: Deadline) {
+        self.last = deadline;
         if self.watchdog.tell(deadline).is_err() {
             self.replace_watchdog();
         }
@@ -191,9 +200,7 @@ impl<'a> Watch<'a> {
 
     /// Somebody has killed it.
     fn replace_watchdog(&mut self) {
-        let until = SystemClock.now() + self.guard.remaining();
-        let deadline = self.lost.unwrap_or_else(|| self.plan.deadline(until));
-        match Watchdog::start(self.job.group(), &self.claim, deadline) {
+        match Watchdog::start(self.job.group(), &self.claim, self.last) {
             Ok(watchdog) => std::mem::replace(&mut self.watchdog, watchdog).dismiss(),
             Err(error) => {
                 self.voice.warn(&format!(
