@@ -132,6 +132,23 @@ impl Job {
     }
 }
 
+/// Takes the status of the orphans that came to this process and have ended. `keep` are those whose
+/// status somebody else takes: what is behind such a one stays until the next time.
+#[cfg(target_os = "linux")]
+pub(super) fn reap_orphans(keep: &[Pid]) {
+    use nix::sys::wait::{Id, WaitPidFlag, waitid as look, waitpid as take};
+    let quick = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    while let Some(pid) = look(Id::All, quick).ok().and_then(|status| status.pid()) {
+        if keep.iter().any(|kept| kept.as_raw_pid() == pid.as_raw()) || take(pid, None).is_err() {
+            return;
+        }
+    }
+}
+
+/// Elsewhere orphans are init's.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn reap_orphans(_keep: &[Pid]) {}
+
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {

@@ -246,6 +246,8 @@ fn hold(guard: &LockGuard, until: Moment, events: &Receiver<Event>, voice: Voice
         say::span(left())
     ));
     while !left().is_zero() && guard.is_held() {
+        // Command and watchdog are gone: whoever ends now was left behind.
+        job::reap_orphans(&[]);
         match events.recv_timeout(left()) {
             Ok(Event::Signal(signal)) if ends_a_wait(signal) => return,
             Ok(_) | Err(RecvTimeoutError::Timeout) => {}

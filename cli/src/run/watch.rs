@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockkeeper::{Clock, LockGuard, Moment, SystemClock};
 use rustix::process::{Signal, getpgrp, getpid, kill_process, kill_process_group};
 
-use super::job::{Job, State, Status};
+use super::job::{self, Job, State, Status};
 use super::plan::{Deadline, Plan};
 use super::signals::{Event, ends_a_wait};
 use super::start::Voice;
@@ -179,6 +179,7 @@ impl<'a> Watch<'a> {
                 if self.watchdog.is_gone() {
                     self.replace_watchdog();
                 }
+                job::reap_orphans(&[self.job.group(), self.watchdog.pid()]);
             }
         }
     }

@@ -88,13 +88,17 @@ impl Watchdog {
         }
     }
 
+    pub(super) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// The command has ended.
     pub(super) fn dismiss(mut self) {
         // It may have gone by itself.
         let _ = self.say(OVER);
         drop(self.child.stdin.take());
         // Somebody may have stopped it.
-        let _ = kill_process(Pid::from_child(&self.child), Signal::CONT);
+        let _ = kill_process(self.pid(), Signal::CONT);
         let _ = self.child.wait();
     }
 }

@@ -3,11 +3,14 @@
 use std::fs;
 use std::thread;
 
+use rustix::process::Signal;
+
 use crate::rig::{Case, Outcome, Rig, Server, code, said};
 
 pub(crate) const CASES: &[Case] = &[
     ("forty_at_once_count_to_forty", forty_at_once),
     ("a_thousand_leave_nothing_behind", a_thousand),
+    ("orphans_of_the_command_do_not_stay_as_zombies", orphans),
 ];
 
 fn forty_at_once(rig: &mut Rig) -> Outcome {
@@ -77,6 +80,30 @@ fn a_thousand(rig: &mut Rig) -> Outcome {
             rig.until("all sessions have ended", || {
                 server.sessions().unwrap().is_empty()
             });
+        }
+    }
+    Ok(())
+}
+
+fn orphans(rig: &mut Rig) -> Outcome {
+    let leave = "echo $$ > command
+(sh -c 'echo $$ > new; mv new orphan; until [ -e go ]; do sleep 0.01; done' &)
+until [ -e orphan ]; do sleep 0.01; done";
+    let is_there = |pid| fs::exists(format!("/proc/{pid}")).unwrap();
+    // While the command runs, and while its lock is kept after it.
+    for (rest, status) in [("; while :; do sleep 0.01; done", 143), ("", 0)] {
+        let run = rig.start(&["--hold-at-least", "1h", "a"], &format!("{leave}{rest}"));
+        rig.until_file("orphan");
+        let (command, orphan) = (rig.pid("command"), rig.pid("orphan"));
+        if rest.is_empty() {
+            rig.until("the command is gone", || !is_there(command));
+        }
+        rig.write("go", "");
+        rig.until("the orphan is gone", || !is_there(orphan));
+        run.signal(Signal::TERM);
+        assert_eq!(run.code(), status);
+        for file in ["command", "orphan", "go"] {
+            fs::remove_file(rig.path(file)).unwrap();
         }
     }
     Ok(())
