@@ -112,6 +112,7 @@ pub(crate) struct Run {
     pub(crate) conflict_exit_code: u8,
 
     /// Keep the lock this long even when the command is quicker, unless a signal asks for an end.
+    /// With --lease, it must be shorter than that less the margin.
     #[arg(long, value_name = "DUR", value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) hold_at_least: Duration,
 

@@ -34,6 +34,10 @@ impl Plan {
             on_lost: args.on_lost,
             kill_after: args.kill_after,
         };
+        if !args.hold_at_least.is_zero() {
+            plan.check_hold(args.hold_at_least, keeper.margin(policy.ttl()))
+                .map_err(|text| Trouble::new(USAGE, text))?;
+        }
         if args.on_lost == OnLost::Term {
             plan.check(&|ttl| keeper.margin(ttl)).map_err(|text| {
                 let said_here = args.lease.or(args.ttl).is_some();
@@ -93,6 +97,23 @@ impl Plan {
             short(needed),
             short(ttl),
             short(least),
+        ))
+    }
+
+    /// Whether a lock that nobody renews can be kept for `hold`.
+    fn check_hold(&self, hold: Duration, margin: Duration) -> Result<(), String> {
+        let ttl = self.policy.ttl();
+        let held = ttl.saturating_sub(margin);
+        if self.policy.is_renewed() || hold < held {
+            return Ok(());
+        }
+        Err(format!(
+            "the lock could not be kept that long: --lease {} less the margin of {} is {}, and \
+             --hold-at-least {} is not below that; use a longer --lease, or --ttl",
+            short(ttl),
+            short(margin),
+            short(held),
+            short(hold),
         ))
     }
 
@@ -178,6 +199,19 @@ mod tests {
         assert_eq!(plan(renewed(10), 4), Ok(()));
         let text = plan(renewed(1), 60).unwrap_err();
         assert_eq!(plan(renewed(123), 60), Ok(()), "{text}");
+    }
+
+    #[test]
+    fn a_fixed_lease_is_kept_no_longer_than_it_is_believed_in() {
+        let ttl = Duration::from_secs(10);
+        let second = Duration::from_secs;
+        let check = |policy, hold| ending(policy, 5).check_hold(second(hold), second(1));
+        assert_eq!(check(LeasePolicy::Fixed { ttl }, 8), Ok(()));
+        assert_eq!(check(LeasePolicy::Renewed { ttl }, 60), Ok(()));
+        let text = check(LeasePolicy::Fixed { ttl }, 9).unwrap_err();
+        for part in ["--lease 10s", "margin of 1s is 9s", "--hold-at-least 9s"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
     }
 
     #[test]

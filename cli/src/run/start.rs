@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal};
 use super::job::{self, CHILD, Job};
 use super::plan::Plan;
 use super::signals::{Ear, Event, ends_a_wait, listen};
-use super::watch::{LOOK, Watch};
+use super::watch::{Ended, LOOK, Watch};
 use super::watchdog::{self, WATCHDOG};
 use crate::args;
 use crate::say;
@@ -118,13 +118,19 @@ fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
         return Ok(interrupted(signal, voice));
     }
     let claim = watchdog::claim(&keeper, &name);
-    let (code, told) = command(args, &guard, claim, plan, &events, voice)?;
-    if code != LOST && !told {
-        hold(&guard, granted + args.hold_at_least, &events, voice);
+    let (code, ended) = command(args, &guard, claim, plan, &events, voice)?;
+    let kept = ended.lost || ended.told || {
+        let until = granted + args.hold_at_least;
+        hold(&guard, until, &events, voice)
+    };
+    if !kept {
+        voice.warn(&format!(
+            "the lock {name:?} could not be kept for the rest of --hold-at-least"
+        ));
     }
     match release(guard, voice) {
         // Found only now: while the command ran, nobody asked the store.
-        Some(Released::AlreadyLost) if plan.ends_the_lost() && code != LOST => {
+        Some(Released::AlreadyLost) if plan.ends_the_lost() && !ended.lost && kept => {
             voice.warn(&format!(
                 "the lock {name:?} was lost before the command had ended"
             ));
@@ -197,7 +203,7 @@ fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
     )
 }
 
-/// Runs the command, and answers the exit status, and whether a signal asked for an end.
+/// Runs the command, and answers the exit status, and how it came to it.
 fn command(
     args: &args::Run,
     guard: &LockGuard,
@@ -205,7 +211,7 @@ fn command(
     plan: Plan,
     events: &Receiver<Event>,
     voice: Voice,
-) -> Result<(u8, bool), Trouble> {
+) -> Result<(u8, Ended), Trouble> {
     let not_run = |error: std::io::Error| {
         Trouble::new(NOT_RUN, format!("the command cannot be started: {error}"))
     };
@@ -231,30 +237,34 @@ fn command(
     } else {
         ended.status.code()
     };
-    Ok((code, ended.told))
+    Ok((code, ended))
 }
 
-/// Keeps the lock until `until`, unless a signal asks for an end.
-fn hold(guard: &LockGuard, until: Moment, events: &Receiver<Event>, voice: Voice) {
+/// Keeps the lock until `until`, unless a signal asks for an end. `false`: it was lost before.
+fn hold(guard: &LockGuard, until: Moment, events: &Receiver<Event>, voice: Voice) -> bool {
     let left = || until.saturating_since(SystemClock.now());
     if left().is_zero() {
-        return;
+        return true;
     }
     voice.tell(&format!(
         "keeping {:?} for {}",
         guard.name(),
         say::span(left())
     ));
-    while !left().is_zero() && guard.is_held() {
+    while !left().is_zero() {
+        if !guard.is_held() {
+            return false;
+        }
         // Command and watchdog are gone: whoever ends now was left behind.
         job::reap_orphans(&[]);
         match events.recv_timeout(left()) {
-            Ok(Event::Signal(signal)) if ends_a_wait(signal) => return,
+            Ok(Event::Signal(signal)) if ends_a_wait(signal) => return true,
             Ok(_) | Err(RecvTimeoutError::Timeout) => {}
             // The thread that listens is gone: nothing is heard any more.
             Err(RecvTimeoutError::Disconnected) => std::thread::sleep(left().min(LOOK)),
         }
     }
+    true
 }
 
 /// What the release found; `None`: the store did not say.

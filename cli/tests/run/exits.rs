@@ -85,6 +85,19 @@ fn usage(rig: &mut Rig) -> Outcome {
         (
             &[
                 "run",
+                "--lease",
+                "10s",
+                "--hold-at-least",
+                "1m",
+                "a",
+                "--",
+                "true",
+            ],
+            "--hold-at-least 1m",
+        ),
+        (
+            &[
+                "run",
                 "--ttl",
                 "1ms",
                 "--kill-after",
@@ -284,14 +297,14 @@ fn config_file(rig: &mut Rig) -> Outcome {
 fn held_at_least(rig: &mut Rig) -> Outcome {
     let mut holder = rig.start(
         &["--hold-at-least", "1h", "a"],
-        "echo $$ > pid; touch ended; exit 3",
+        "echo $$ > pid; touch ended; exit 79",
     );
     rig.until_file("ended");
     rig.until_gone(rig.pid("pid"));
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 75);
     assert!(holder.is_running());
     holder.signal(rustix::process::Signal::TERM);
-    assert_eq!(holder.code(), 3);
+    assert_eq!(holder.code(), 79);
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
     // One that came while the command ran asks for an end, too: nobody would send a second.
     let ended = rig.start(

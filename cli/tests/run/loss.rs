@@ -16,6 +16,10 @@ pub(crate) const CASES: &[Case] = &[
     ("forced_release_ends_the_command", forced),
     ("forced_release_ends_one_that_ignores_term", forced_stubborn),
     ("forced_release_and_only_a_warning", forced_warn),
+    (
+        "forced_release_when_the_command_has_ended",
+        forced_while_kept,
+    ),
     ("a_fixed_lease_ends_the_command", fixed),
     ("killed_store_ends_the_command", killed_store),
     ("killed_store_ends_the_wait", killed_store_while_waiting),
@@ -192,6 +196,22 @@ fn forced_warn(rig: &mut Rig) -> Outcome {
     assert!(run.is_running());
     rig.write("done", "");
     assert_eq!(run.code(), 8);
+    Ok(())
+}
+
+fn forced_while_kept(rig: &mut Rig) -> Outcome {
+    let run = rig.start(
+        &with(&["--hold-at-least", "1h", "a"]),
+        "echo $$ > new; mv new pid; exit 3",
+    );
+    rig.until_file("pid");
+    rig.until_gone(rig.pid("pid"));
+    force(rig);
+    let output = run.output();
+    assert_eq!(code(&output), 3, "{}", said(&output));
+    let line = said(&output);
+    assert!(line.contains("the rest of --hold-at-least"), "{line}");
+    assert_eq!(line.lines().count(), 1, "{line}");
     Ok(())
 }
 
