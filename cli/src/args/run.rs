@@ -35,11 +35,12 @@ and no other variable that begins with LOCKKEEPER_: neither URL nor password.
 Signals:
 TERM, INT, HUP, QUIT, USR1 and USR2 go to the command and all of its process
 group, and the lock is held until the command has ended. While waiting, TERM,
-INT, HUP and QUIT end the wait, and the command never starts. A HUP that is
-ignored from the start (nohup) stays so.
+INT, HUP and QUIT end the wait, and the command never starts. A HUP, INT or
+QUIT that is ignored from the start (nohup, `&` in a script) stays so.
 
 Terminal:
-The command is the foreground job. When it stops (Ctrl-Z), so does lockkeeper,
+The command is the foreground job, unless a script runs lockkeeper in the
+background (`&`). When it stops (Ctrl-Z), so does lockkeeper,
 and the shell goes on; `fg` and `bg` continue both. A stopped lockkeeper cannot
 renew: continued within the ttl, nothing has happened; later, the command has
 been ended and the lock is lost. Without a terminal, a command that is stopped

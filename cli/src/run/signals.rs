@@ -25,6 +25,8 @@ pub(super) enum Event {
 
 /// Those that end a wait.
 const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
+/// Those that whoever starts this makes it ignore, and means it.
+const MAY_STAY_IGNORED: [Signal; 3] = [Signal::HUP, Signal::INT, Signal::QUIT];
 const OTHERS: [Signal; 5] = [
     Signal::USR1,
     Signal::USR2,
@@ -45,8 +47,9 @@ pub(super) fn listen(
     is_running: Arc<AtomicBool>,
 ) -> Result<(), Trouble> {
     let wanted = ENDING.into_iter().chain(OTHERS);
-    // `nohup` means that a HUP is to end neither this nor the command, which inherits that.
-    let heard = wanted.filter(|signal| *signal != Signal::HUP || !is_hup_ignored());
+    // `nohup`, and a script's `&`, mean that these are to end neither this nor the command, which
+    // inherits that.
+    let heard = wanted.filter(|signal| !MAY_STAY_IGNORED.contains(signal) || !is_ignored(*signal));
     let mut signals = Signals::new(heard.map(Signal::as_raw))
         .map_err(|error| Trouble::system("listen for signals", &error))?;
     let listener = move || {
@@ -80,16 +83,17 @@ pub(super) fn listen(
     Ok(())
 }
 
+/// Whether a signal is ignored by this process.
 #[cfg(target_os = "linux")]
-fn is_hup_ignored() -> bool {
+pub(super) fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask & (1 << (Signal::HUP.as_raw() - 1)) != 0)
+    mask.is_some_and(|mask| mask & (1 << (signal.as_raw() - 1)) != 0)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn is_hup_ignored() -> bool {
+pub(super) fn is_ignored(_signal: Signal) -> bool {
     false
 }
 

@@ -8,7 +8,7 @@ use rustix::process::{Signal, getpgrp, getpid, kill_process, kill_process_group}
 
 use super::job::{self, Job, State, Status};
 use super::plan::{Deadline, Plan};
-use super::signals::{Event, ends_a_wait};
+use super::signals::{Event, ends_a_wait, is_ignored};
 use super::start::Voice;
 use super::terminal::{self, Terminal};
 use super::watchdog::Watchdog;
@@ -66,7 +66,8 @@ impl<'a> Watch<'a> {
             events,
             voice,
             terminal: Terminal::find(),
-            wants_terminal: terminal::is_alone(),
+            // A script that started this with `&` means to keep it; Ctrl-C is not for this, then.
+            wants_terminal: terminal::is_alone() && !is_ignored(Signal::INT),
             stops_too: false,
             last: deadline,
             lost: None,

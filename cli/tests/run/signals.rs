@@ -12,6 +12,10 @@ pub(crate) const CASES: &[Case] = &[
     ("other_signals_do_not_end_the_wait", others_while_waiting),
     ("a_stopped_command_keeps_its_lock", stopped_command),
     ("nohup_stays_nohup", nohup),
+    (
+        "what_is_ignored_from_the_start_stays_so",
+        ignored_from_the_start,
+    ),
 ];
 
 const ALL: [Signal; 6] = [
@@ -158,6 +162,23 @@ fn nohup(rig: &mut Rig) -> Outcome {
     run.signal(Signal::HUP);
     run.signal(Signal::USR1);
     // The one that is not ignored ends it; had the other one been heard, that would have come first.
+    assert_eq!(run.ended().code(), Some(128 + Signal::USR1.as_raw()));
+    Ok(())
+}
+
+fn ignored_from_the_start(rig: &mut Rig) -> Outcome {
+    // As for whatever a script starts with `&`.
+    let script =
+        "trap '' INT QUIT; exec \"$0\" run a -- sh -c 'touch ready; while :; do sleep 0.01; done'";
+    let mut command = std::process::Command::new("sh");
+    rig.dress(&mut command);
+    command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);
+    let mut run = crate::rig::Running(Some(command.spawn().unwrap()));
+    rig.until_file("ready");
+    for signal in [Signal::INT, Signal::QUIT, Signal::USR1] {
+        run.signal(signal);
+    }
+    // As above.
     assert_eq!(run.ended().code(), Some(128 + Signal::USR1.as_raw()));
     Ok(())
 }

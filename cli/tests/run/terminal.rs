@@ -16,6 +16,7 @@ pub(crate) const CASES: &[Case] = &[
     ("stop_and_go_on_from_a_shell", job_control),
     ("unlock_asks_at_the_terminal", unlock),
     ("in_a_pipe_the_reader_keeps_the_terminal", pipe),
+    ("in_the_background_a_script_keeps_the_terminal", background),
 ];
 
 /// A program with a terminal of its own, and what it shows there.
@@ -183,6 +184,17 @@ fn pipe(rig: &mut Rig) -> Outcome {
     screen.wait_for("prompt> ");
     screen.press("exit 0\n");
     assert_eq!(screen.program.code(), 0);
+    Ok(())
+}
+
+fn background(rig: &mut Rig) -> Outcome {
+    let script = "\"$0\" run a -- sh -c 'touch ready; until [ -e done ]; do sleep 0.01; done; exit 3' &
+until [ -e ready ]; do sleep 0.01; done; echo ready; read line; echo got $line; touch done; wait $!";
+    let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
+    screen.wait_for("ready");
+    screen.press("typed\n");
+    screen.wait_for("got typed");
+    assert_eq!(screen.program.code(), 3);
     Ok(())
 }
 
