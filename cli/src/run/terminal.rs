@@ -83,8 +83,10 @@ pub(super) fn is_alone() -> bool {
     !is_pipe(std::io::stdin().as_fd()) && !is_pipe(std::io::stdout().as_fd())
 }
 
-/// Whether nobody would continue this process if it stopped: who started it is of another session.
+/// Whether nobody would continue this process if it stopped: who started it is of another session,
+/// or the session's leader is of this group, and would be stopped, too.
 pub(super) fn is_orphan() -> bool {
+    let session = getsid(None).ok();
     let parent = getppid().and_then(|parent| getsid(Some(parent)).ok());
-    parent.is_none() || parent != getsid(None).ok()
+    parent.is_none() || parent != session || session == Some(getpgrp())
 }

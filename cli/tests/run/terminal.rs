@@ -14,6 +14,10 @@ pub(crate) const CASES: &[Case] = &[
     ("ctrl_c_ends_the_wait", ctrl_c_while_waiting),
     ("an_interactive_shell_as_the_command", interactive),
     ("stop_and_go_on_from_a_shell", job_control),
+    (
+        "nothing_stops_where_nobody_would_continue_it",
+        no_job_control,
+    ),
     ("unlock_asks_at_the_terminal", unlock),
     ("in_a_pipe_the_reader_keeps_the_terminal", pipe),
     ("in_the_background_a_script_keeps_the_terminal", background),
@@ -168,6 +172,18 @@ fn job_control(rig: &mut Rig) -> Outcome {
     screen.press("echo status $?\n");
     screen.wait_for("status 0");
     screen.press("exit 0\n");
+    assert_eq!(screen.program.code(), 0);
+    Ok(())
+}
+
+fn no_job_control(rig: &mut Rig) -> Outcome {
+    // The shell is of the same group: it would stop, too, and nobody is above it.
+    let script = "\"$0\" run a -- sh -c 'echo ready; read line; echo got $line'; exit $?";
+    let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
+    screen.wait_for("ready");
+    screen.press("\x1a");
+    screen.press("typed\n");
+    screen.wait_for("got typed");
     assert_eq!(screen.program.code(), 0);
     Ok(())
 }
