@@ -11,6 +11,9 @@
 
 use std::process::ExitCode;
 
+#[cfg(target_os = "linux")]
+#[path = "run/claims.rs"]
+mod claims;
 #[cfg(unix)]
 #[path = "run/crowd.rs"]
 mod crowd;
@@ -36,6 +39,8 @@ mod terminal;
 #[cfg(unix)]
 fn main() -> ExitCode {
     let cases = [
+        #[cfg(target_os = "linux")]
+        claims::CASES,
         crowd::CASES,
         exits::CASES,
         loss::CASES,

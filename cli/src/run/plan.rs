@@ -22,6 +22,13 @@ pub(super) struct Deadline {
     pub(super) kill: Moment,
 }
 
+impl Deadline {
+    pub(super) const NEVER: Self = Self {
+        term: Moment::NEVER,
+        kill: Moment::NEVER,
+    };
+}
+
 impl Plan {
     pub(super) fn new(args: &Run, keeper: &LockKeeper) -> Result<Self, Trouble> {
         let policy = match (args.lease, args.ttl) {
@@ -124,10 +131,7 @@ impl Plan {
                 term: until - self.kill_after,
                 kill: until,
             },
-            OnLost::Warn => Deadline {
-                term: Moment::NEVER,
-                kill: Moment::NEVER,
-            },
+            OnLost::Warn => Deadline::NEVER,
         }
     }
 

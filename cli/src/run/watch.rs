@@ -56,9 +56,8 @@ impl<'a> Watch<'a> {
         events: &'a Receiver<Event>,
         voice: Voice,
     ) -> std::io::Result<Self> {
-        let deadline = plan.deadline(SystemClock.now() + guard.remaining());
         let mut watch = Self {
-            watchdog: Watchdog::start(job.group(), &claim, deadline)?,
+            watchdog: Watchdog::start(job.group(), &claim)?,
             claim,
             job,
             plan,
@@ -69,11 +68,20 @@ impl<'a> Watch<'a> {
             // A script that started this with `&` means to keep it; Ctrl-C is not for this, then.
             wants_terminal: terminal::is_alone() && !is_ignored(Signal::INT),
             stops_too: false,
-            last: deadline,
+            last: Deadline::NEVER,
             lost: None,
             told: false,
         };
-        watch.go_on();
+        // All of this may have stood still since the grant, and the claim have taken its time.
+        watch.check_lock();
+        if watch.lost.is_some() && plan.ends_the_lost() {
+            job.signal(Signal::KILL);
+        } else {
+            if let Some(deadline) = watch.renewed() {
+                watch.tell(deadline);
+            }
+            watch.go_on();
+        }
         Ok(watch)
     }
 
@@ -161,7 +169,11 @@ impl<'a> Watch<'a> {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Renewed if self.lost.is_none() => self.tell_renewed(),
+            Event::Renewed if self.lost.is_none() => {
+                if let Some(deadline) = self.renewed() {
+                    self.tell(deadline);
+                }
+            }
             Event::Renewed | Event::Lost => {}
             Event::Continued => self.go_on(),
             Event::Signal(Signal::TSTP) => {
@@ -185,12 +197,12 @@ impl<'a> Watch<'a> {
         }
     }
 
-    fn tell_renewed(&mut self) {
+    /// By when the command has to end as things are. `None`: the lock is lost, which is found by
+    /// `check_lock`.
+    fn renewed(&self) -> Option<Deadline> {
         let remaining = self.guard.remaining();
-        // One that was lost since then is found by `check_lock`.
-        if !remaining.is_zero() {
-            self.tell(self.plan.deadline(SystemClock.now() + remaining));
-        }
+        let until = SystemClock.now() + remaining;
+        (!remaining.is_zero()).then(|| self.plan.deadline(until))
     }
 
     fn tell(&mut self, deadline: Deadline) {
@@ -202,7 +214,15 @@ impl<'a> Watch<'a> {
 
     /// Somebody has killed it.
     fn replace_watchdog(&mut self) {
-        match Watchdog::start(self.job.group(), &self.claim, self.last) {
+        let started = Watchdog::start(self.job.group(), &self.claim);
+        if let Some(deadline) = self.renewed().filter(|_| self.lost.is_none()) {
+            self.last = deadline;
+        }
+        let started = started.and_then(|mut watchdog| {
+            watchdog.tell(self.last)?;
+            Ok(watchdog)
+        });
+        match started {
             Ok(watchdog) => std::mem::replace(&mut self.watchdog, watchdog).dismiss(),
             Err(error) => {
                 self.voice.warn(&format!(

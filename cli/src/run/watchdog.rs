@@ -46,7 +46,8 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     /// Starts one for a process group, and waits until no other one has a command under `claim`.
-    pub(super) fn start(group: Pid, claim: &str, deadline: Deadline) -> io::Result<Self> {
+    /// It knows no deadline yet: one from before that wait could be over, of a lock that was renewed.
+    pub(super) fn start(group: Pid, claim: &str) -> io::Result<Self> {
         let child = Command::new(own_program()?)
             .arg0(OWN_NAME)
             .args([WATCHDOG, &group.to_string(), claim])
@@ -59,7 +60,6 @@ impl Watchdog {
             .process_group(0)
             .spawn()?;
         let mut watchdog = Self { child };
-        watchdog.tell(deadline)?;
         if let Some(stdout) = &mut watchdog.child.stdout {
             stdout.read_exact(&mut [0; READY.len()])?;
         }
@@ -218,10 +218,7 @@ struct Ears {
 impl Default for Ears {
     fn default() -> Self {
         Self {
-            deadline: Deadline {
-                term: Moment::NEVER,
-                kill: Moment::NEVER,
-            },
+            deadline: Deadline::NEVER,
             is_deaf: false,
             rest: Vec::new(),
         }

@@ -102,7 +102,7 @@ fn stopped_briefly(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn watchdog_of(run: Pid) -> Option<Pid> {
+pub(crate) fn watchdog_of(run: Pid) -> Option<Pid> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let mut found = pids.filter(|pid| {
