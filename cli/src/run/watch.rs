@@ -163,6 +163,7 @@ impl<'a> Watch<'a> {
             self.voice.warn(&format!(
                 "the lock {name:?} {why}; its command goes on without it"
             ));
+            self.watchdog.give_up_claim();
         }
         LOOK
     }
@@ -223,7 +224,12 @@ impl<'a> Watch<'a> {
             Ok(watchdog)
         });
         match started {
-            Ok(watchdog) => std::mem::replace(&mut self.watchdog, watchdog).dismiss(),
+            Ok(watchdog) => {
+                std::mem::replace(&mut self.watchdog, watchdog).dismiss();
+                if self.lost.is_some() && !self.plan.ends_the_lost() {
+                    self.watchdog.give_up_claim();
+                }
+            }
             Err(error) => {
                 self.voice.warn(&format!(
                     "the watchdog was killed, and there can be no other: {error}; the command is killed"

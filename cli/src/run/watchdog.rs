@@ -27,6 +27,7 @@ use super::plan::Deadline;
 /// How it is called; not for people.
 pub(super) const WATCHDOG: &str = "__watchdog";
 const OVER: &str = "over";
+const UNCLAIM: &str = "unclaim";
 const READY: &[u8] = b"ready\n";
 /// It has ended the command, or tried to.
 const ACTED: u8 = 3;
@@ -70,6 +71,12 @@ impl Watchdog {
     pub(super) fn tell(&mut self, deadline: Deadline) -> io::Result<()> {
         let Deadline { term, kill } = deadline;
         self.say(&format!("{} {}", term.as_nanos(), kill.as_nanos()))
+    }
+
+    /// The lock is lost and the command goes on: whoever has it next need not wait for that.
+    pub(super) fn give_up_claim(&mut self) {
+        // One that is gone has none.
+        let _ = self.say(UNCLAIM);
     }
 
     fn say(&mut self, line: &str) -> io::Result<()> {
@@ -123,6 +130,9 @@ pub(super) fn main(group: Pid, claim: &str) -> ExitCode {
             if is_ready && io::stdout().write_all(READY).is_err() {
                 return end(group, claimed);
             }
+        }
+        if ears.is_unclaimed {
+            claimed = None;
         }
         if now >= ears.deadline.kill {
             return end(group, claimed);
@@ -211,6 +221,8 @@ enum Heard {
 struct Ears {
     deadline: Deadline,
     is_deaf: bool,
+    /// The command goes on without the lock.
+    is_unclaimed: bool,
     /// The beginning of a line.
     rest: Vec<u8>,
 }
@@ -220,6 +232,7 @@ impl Default for Ears {
         Self {
             deadline: Deadline::NEVER,
             is_deaf: false,
+            is_unclaimed: false,
             rest: Vec::new(),
         }
     }
@@ -252,6 +265,7 @@ impl Ears {
             if line.trim() == OVER {
                 return Heard::Over;
             }
+            self.is_unclaimed |= line.trim() == UNCLAIM;
             if let Some(deadline) = parse(line.trim()).filter(|_| !self.is_deaf) {
                 self.deadline = deadline;
             }

@@ -5,7 +5,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 
 use rustix::process::Pid;
 
-use crate::loss::watchdog_of;
+use crate::loss::{force, watchdog_of};
 use crate::rig::{Case, Outcome, Rig, code, said};
 
 pub(crate) const CASES: &[Case] = &[
@@ -14,6 +14,7 @@ pub(crate) const CASES: &[Case] = &[
         "a_lock_that_is_renewed_outlives_the_wait_for_a_claim",
         renewed,
     ),
+    ("a_lost_lock_that_ends_nothing_is_claimed_no_more", given_up),
 ];
 
 /// What the claim on the lock of a run is called.
@@ -53,5 +54,20 @@ fn renewed(rig: &mut Rig) -> Outcome {
     let args = ["--ttl", "2s", "--kill-after", "100ms", "a"];
     let output = rig.run(&args, "exit 3");
     assert_eq!(code(&output), 3, "{}", said(&output));
+    Ok(())
+}
+
+fn given_up(rig: &mut Rig) -> Outcome {
+    let script = "touch held; until [ -e done ]; do sleep 0.01; done; exit 8";
+    let args = ["--ttl", "3s", "--on-lost", "warn", "a"];
+    let mut run = rig.start(&args, script);
+    rig.until_file("held");
+    let claim = claim_of(run.pid());
+    assert!(take(&claim).is_none());
+    force(rig);
+    rig.until("the claim is given up", || take(&claim).is_some());
+    assert!(run.is_running());
+    rig.write("done", "");
+    assert_eq!(run.code(), 8);
     Ok(())
 }

@@ -134,7 +134,7 @@ fn killed_watchdog(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn force(rig: &Rig) {
+pub(crate) fn force(rig: &Rig) {
     let output = rig
         .lockkeeper(&["unlock", "--force", "--yes", "a"])
         .output()
