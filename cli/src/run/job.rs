@@ -12,7 +12,7 @@ use rustix::process::{
     kill_process_group, test_kill_process_group, waitid, waitpgid, waitpid,
 };
 
-use crate::say;
+use super::start::Voice;
 
 /// How the process is called that becomes the command; not for people.
 pub(super) const CHILD: &str = "__child";
@@ -49,6 +49,7 @@ impl Job {
     pub(super) fn prepare(
         command: &[OsString],
         environment: &[(&str, String)],
+        voice: Voice,
     ) -> io::Result<Self> {
         // The orphans of the group become this process's children: it sees them end.
         #[cfg(target_os = "linux")]
@@ -56,7 +57,7 @@ impl Job {
         let mut child = Command::new(own_program()?);
         child
             .arg0(OWN_NAME)
-            .args([CHILD, &getpid().to_string()])
+            .args([CHILD, &getpid().to_string(), voice.word()])
             .args(command)
             .process_group(0);
         // Settings may hold secrets, and are nobody's business beyond this program.
@@ -167,7 +168,7 @@ impl Status {
 }
 
 /// What the process does that becomes the command: its parent's id and the command are given.
-pub(super) fn main(parent: Option<i32>, command: &[OsString]) -> ExitCode {
+pub(super) fn main(parent: Option<i32>, voice: Voice, command: &[OsString]) -> ExitCode {
     // Whatever happens to the parent, by whatever hand.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
@@ -191,6 +192,6 @@ pub(super) fn main(parent: Option<i32>, command: &[OsString]) -> ExitCode {
         io::ErrorKind::PermissionDenied => (NOT_RUN, "is it a program that this user may run?"),
         _ => (NOT_RUN, "is it a program for this system?"),
     };
-    say::err(&format!("cannot run {shown}: {error}; {way_out}"));
+    voice.warn(&format!("cannot run {shown}: {error}; {way_out}"));
     ExitCode::from(code)
 }

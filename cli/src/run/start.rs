@@ -1,6 +1,6 @@
 //! From the command line to an exit status.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +24,7 @@ use crate::settings;
 use crate::trouble::{CONFIG, LOST, Trouble};
 use crate::who;
 
+const QUIET: &str = "quiet";
 /// As shells say that a command cannot be run.
 const NOT_RUN: u8 = 126;
 /// What finding out who is in the way may take.
@@ -36,8 +37,9 @@ pub(crate) fn helper() -> Option<ExitCode> {
     let number = |arg: Option<OsString>| arg?.to_str()?.parse::<i32>().ok();
     if role == CHILD {
         let parent = number(args.next());
+        let voice = Voice::of_word(&args.next()?);
         let command: Vec<_> = args.collect();
-        return Some(job::main(parent, &command));
+        return Some(job::main(parent, voice, &command));
     }
     if role == WATCHDOG {
         let group = number(args.next()).and_then(Pid::from_raw)?;
@@ -55,6 +57,18 @@ pub(super) struct Voice {
 }
 
 impl Voice {
+    /// How the process that becomes the command is told.
+    pub(super) fn word(self) -> &'static str {
+        if self.quiet { QUIET } else { "aloud" }
+    }
+
+    fn of_word(word: &OsStr) -> Self {
+        Self {
+            quiet: word == QUIET,
+            verbose: false,
+        }
+    }
+
     pub(super) fn warn(self, text: &str) {
         if !self.quiet {
             say::err(text);
@@ -224,7 +238,7 @@ fn command(
             say::unix_millis(until).to_string(),
         ),
     ];
-    let job = Job::prepare(&args.command, &environment).map_err(not_run)?;
+    let job = Job::prepare(&args.command, &environment, voice).map_err(not_run)?;
     let watch = Watch::start(&job, claim, plan, guard, events, voice).map_err(|error| {
         job.signal(Signal::KILL);
         job.status();

@@ -186,6 +186,9 @@ fn not_run(rig: &mut Rig) -> Outcome {
             .unwrap();
         assert_eq!(code(&output), status, "{}", said(&output));
         assert!(said(&output).contains(command), "{}", said(&output));
+        let quiet = ["run", "-q", "a", "--", command];
+        let output = rig.lockkeeper(&quiet).output().unwrap();
+        assert_eq!((code(&output), said(&output).as_str()), (status, ""));
     }
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0, "it was released");
     Ok(())
