@@ -144,18 +144,20 @@ fn table(held: &[HeldName], now: SystemTime) -> String {
     table.trim_fmt()
 }
 
-/// The name without what would move the terminal's cursor.
-fn name(held: &HeldName) -> String {
-    let shown: String = held
-        .name
-        .chars()
+/// What comes from the store, without what would move the terminal's cursor.
+fn plain(text: &str) -> String {
+    text.chars()
         .flat_map(|letter| {
             let control = letter.is_control();
             let escaped = control.then(|| letter.escape_default());
             let plain = (!control).then_some(letter);
             escaped.into_iter().flatten().chain(plain)
         })
-        .collect();
+        .collect()
+}
+
+fn name(held: &HeldName) -> String {
+    let shown = plain(&held.name);
     if held.is_whole {
         shown
     } else {
@@ -166,11 +168,14 @@ fn name(held: &HeldName) -> String {
 fn process(held: &HeldName) -> Option<String> {
     let holder = &held.holder;
     let pid = holder.pid.map(|pid| format!("pid {pid}"));
-    let session = holder.session.as_ref().map(|id| format!("session {id}"));
-    match (pid.or(session), &holder.host) {
+    let session = holder
+        .session
+        .as_ref()
+        .map(|id| format!("session {}", plain(id)));
+    match (pid.or(session), holder.host.as_deref().map(plain)) {
         (Some(who), Some(host)) => Some(format!("{who} on {host}")),
         (Some(who), None) => Some(who),
-        (None, host) => host.clone(),
+        (None, host) => host,
     }
 }
 
@@ -186,5 +191,26 @@ pub(crate) fn holder(held: &HeldName, now: SystemTime) -> String {
     match held_for(held, now) {
         Some(span) => format!("{who} (for {span})"),
         None => who,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_store_says_does_not_move_the_cursor() {
+        let mut held = HeldName::new("자리\u{1b}[2J", "mark");
+        held.holder.pid = Some(42);
+        held.holder.host = Some("web\n\u{9b}1".to_owned());
+        assert_eq!(name(&held), "자리\\u{1b}[2J");
+        let shown = holder(&held, SystemTime::now());
+        assert_eq!(shown, "pid 42 on web\\n\\u{9b}1");
+        held.holder.pid = None;
+        held.holder.session = Some("7\r".to_owned());
+        let shown = holder(&held, SystemTime::now());
+        assert_eq!(shown, "session 7\\r on web\\n\\u{9b}1");
+        held.holder.session = None;
+        assert_eq!(holder(&held, SystemTime::now()), "web\\n\\u{9b}1");
     }
 }
