@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -10,6 +12,7 @@ use lockkeeper_testkit::{
     MySqlKind, MySqlOptions, MySqlServer, RedisKind, RedisOptions, RedisServer,
 };
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use signal_hook::flag::register_conditional_default;
 use tempfile::TempDir;
 
 /// How long something may take that must happen.
@@ -81,6 +84,12 @@ impl Kind {
 
 pub(crate) fn main(cases: &[Case]) -> ExitCode {
     let args = Arguments::from_args();
+    // A shell has what it starts in the background ignore some signals. What is handled here is as it
+    // is at first in programs that this one starts.
+    for signal in [Signal::INT, Signal::QUIT, Signal::HUP] {
+        let ends_as_ever = Arc::new(AtomicBool::new(true));
+        register_conditional_default(signal.as_raw(), ends_as_ever).unwrap();
+    }
     let mut trials = Vec::new();
     for kind in Kind::all() {
         for &(name, case) in cases {
