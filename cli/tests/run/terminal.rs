@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use crate::rig::{Case, Outcome, PATIENCE, Rig, Running, Skip};
 
@@ -40,6 +41,11 @@ impl Screen {
         let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&keys).unwrap();
         unlockpt(&keys).unwrap();
+        // On Ctrl-C a terminal throws away what was written and not read; on a busy machine that can be
+        // what the program said of it.
+        let mut settings = tcgetattr(&keys).unwrap();
+        settings.local_modes |= LocalModes::NOFLSH;
+        tcsetattr(&keys, OptionalActions::Now, &settings).unwrap();
         let path = ptsname(&keys, Vec::new()).unwrap().into_string().unwrap();
         let terminal = || {
             let file = File::options().read(true).write(true).open(&path).unwrap();
