@@ -1,6 +1,8 @@
 //! The command as its users start it.
 
 use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Completion, Trial};
 use serde_json::Value;
@@ -49,4 +51,15 @@ pub(crate) fn rows(args: &[&str], secret: &str) -> Vec<Value> {
 pub(crate) fn of<'a>(rows: &'a [Value], strategy: &str) -> &'a Value {
     let row = rows.iter().find(|row| row["strategy"] == strategy);
     row.unwrap_or_else(|| panic!("no {strategy} in {rows:#?}"))
+}
+
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "not seen: {what}"
+        );
+        thread::sleep(Duration::from_millis(20));
+    }
 }

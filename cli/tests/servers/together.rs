@@ -3,15 +3,13 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, MySqlSession, RedisKind};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::rig::{rows, trial};
+use crate::rig::{rows, trial, until};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let cases: [(&str, fn()); 2] = [
@@ -100,15 +98,4 @@ fn waiting(server: &MySqlServer) -> usize {
         query.contains("GET_LOCK")
     };
     sessions.filter(waiting).count()
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "not seen: {what}"
-        );
-        thread::sleep(Duration::from_millis(20));
-    }
 }
