@@ -238,6 +238,14 @@ mod tests {
     }
 
     #[test]
+    fn replicas_and_clusters_are_no_place_for_locks() {
+        assert_eq!(role(&info("role:master\n")).severity, Severity::Fine);
+        assert_eq!(role(&info("role:slave\n")).severity, Severity::Unusable);
+        let on = |on| cluster(&info(&format!("cluster_enabled:{on}\n"))).severity;
+        assert_eq!((on(0), on(1)), (Severity::Fine, Severity::Warning));
+    }
+
+    #[test]
     fn full_memory_and_too_few_clients() {
         assert!(memory(&info("used_memory:95\nmaxmemory:100\n")).is_some());
         assert!(memory(&info("used_memory:95\nmaxmemory:0\n")).is_none());

@@ -133,6 +133,7 @@ impl fmt::Debug for RedisProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisProvider")
             .field("place", &self.store.connector.place())
+            .field("database", &self.store.options.database)
             .field("namespace", &self.store.namespace)
             .finish_non_exhaustive()
     }

@@ -27,7 +27,8 @@ use wake::Bells;
 
 const BACKEND: &str = "sqlite";
 
-/// Opens `sqlite:PATH`.
+/// Opens `sqlite:PATH`. With `create=false`, a file that is not there is an error
+/// ([`ErrorKind::Incompatible`]) rather than created.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SqliteDriver;
 
@@ -37,7 +38,7 @@ impl Driver for SqliteDriver {
     }
 
     fn keys(&self) -> &'static [&'static str] {
-        &[]
+        &["create"]
     }
 
     fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
@@ -50,6 +51,9 @@ impl Driver for SqliteDriver {
             .with_backend(BACKEND));
         }
         let path = url.path()?;
+        if target.parse("create", "true or false")? == Some(false) {
+            open::must_be_there(&path).map_err(|error| error.with_backend(BACKEND))?;
+        }
         let clock = Arc::clone(target.clock());
         let provider = SqliteProvider::with_clock(&path, target.namespace(), clock)?;
         Ok(Arc::new(provider))
@@ -114,6 +118,7 @@ impl fmt::Debug for SqliteProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqliteProvider")
             .field("path", &self.store.path)
+            .field("file", &open::identity(&self.store.path))
             .field("namespace", &self.store.namespace)
             .finish_non_exhaustive()
     }

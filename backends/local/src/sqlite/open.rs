@@ -58,6 +58,35 @@ pub(super) fn open(path: &str) -> Result<(Connection, PathBuf), Error> {
     }
 }
 
+/// Tells files of one path apart: two containers can have one each. `None`: it is gone.
+pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
+    #[cfg(unix)]
+    return {
+        use std::os::unix::fs::MetadataExt;
+        let data = fs::metadata(path).ok()?;
+        Some((data.dev(), data.ino()))
+    };
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        None
+    }
+}
+
+/// For whoever only looks: a wrong path is no store where nothing is held.
+pub(super) fn must_be_there(path: &str) -> Result<(), Error> {
+    match fs::exists(path) {
+        Ok(false) => Err(Error::new(
+            ErrorKind::Incompatible,
+            format!(
+                "there is no file {path:?}: nobody has locked there yet, or the path is another one"
+            ),
+        )),
+        // What cannot be told now is told by opening it.
+        Ok(true) | Err(_) => Ok(()),
+    }
+}
+
 fn connect(path: &Path) -> rusqlite::Result<Connection> {
     // One thread at a time uses it, by our own mutex.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
