@@ -37,7 +37,7 @@ mod who;
 use std::process::ExitCode;
 
 use clap::Parser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use lockkeeper::CancelToken;
 
 use crate::args::{Args, Command};
@@ -74,20 +74,52 @@ fn main() -> ExitCode {
 
 /// The status of wrong usage differs: `run` has its command's, and for `doctor` 2 says something.
 fn refused(error: &clap::Error) -> ExitCode {
-    // Where it cannot be said, the exit status still tells.
-    let _ = error.print();
     let is_help = matches!(
         error.kind(),
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
     );
-    let is_compare = std::env::args_os()
-        .nth(1)
-        .is_some_and(|command| command == "compare");
+    let command = std::env::args_os().nth(1).unwrap_or_default();
+    let command = command.to_string_lossy();
+    let is_compare = command == "compare";
+    let is_long = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if is_help || is_long {
+        // Where it cannot be said, the exit status still tells.
+        let _ = error.print();
+    } else {
+        say::err(&misuse(error, &command));
+    }
     ExitCode::from(match (is_help, is_compare) {
         (true, _) => 0,
         (false, true) => USAGE,
         (false, false) => trouble::USAGE,
     })
+}
+
+/// One line: what clap says first, and where the rest stands.
+fn misuse(error: &clap::Error, command: &str) -> String {
+    let text = error.to_string();
+    let first = text.lines().take_while(|line| !line.is_empty());
+    let first = first.map(str::trim).collect::<Vec<_>>().join(" ");
+    let first = first.strip_prefix("error: ").unwrap_or(&first);
+    let unknown = match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(unknown))) => unknown,
+        _ => "-",
+    };
+    let known = <Args as clap::CommandFactory>::command();
+    let of = match known.find_subcommand(command) {
+        Some(_) => format!(" {command}"),
+        None => String::new(),
+    };
+    if command == "run" && !unknown.starts_with('-') {
+        return format!(
+            "{first}; the command to run comes after --: lockkeeper run NAME -- {unknown} …"
+        );
+    }
+    let near = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("tip: a similar "));
+    let near = near.map_or_else(String::new, |near| format!("; a similar {near}"));
+    format!("{first}{near}; see `lockkeeper{of} --help`")
 }
 
 fn compare(args: &args::Compare) -> ExitCode {

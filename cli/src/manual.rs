@@ -71,7 +71,7 @@ fn render(command: &Command, into: &mut impl Write) -> Result<String, Trouble> {
     let rendered = page
         .render_title(into)
         .and_then(|()| page.render_name_section(into))
-        .and_then(|()| page.render_synopsis_section(into))
+        .and_then(|()| synopsis(command).to_writer(into))
         .and_then(|()| page.render_description_section(into))
         .and_then(|()| page.render_options_section(into))
         .and_then(|()| match command.has_subcommands() {
@@ -81,6 +81,19 @@ fn render(command: &Command, into: &mut impl Write) -> Result<String, Trouble> {
         .and_then(|()| sections(&details.unwrap_or_default()).to_writer(into));
     rendered.map_err(|error| Trouble::system("write a manual page", &error))?;
     Ok(name)
+}
+
+/// As the help says it; `clap_mangen` leaves out `--` and the values of options.
+fn synopsis(command: &Command) -> Roff {
+    let usage = command.clone().render_usage().to_string();
+    let mut page = Roff::new();
+    page.control("SH", ["SYNOPSIS"]);
+    page.control("nf", []);
+    for line in usage.trim_start_matches("Usage:").lines() {
+        page.text([roman(line.trim())]);
+    }
+    page.control("fi", []);
+    page
 }
 
 /// What the help says at its end: lines that end with a colon are headings, indented ones stay as

@@ -60,6 +60,16 @@ fn read(file: &Path) -> Result<Config, Trouble> {
     toml::from_str(&text).map_err(|error| bad(&error.message()))
 }
 
+/// Opens a store that is there, to look into it.
+pub(crate) fn open_existing(place: &Place) -> Result<LockKeeper, Trouble> {
+    let mut config = config(place)?;
+    if config.url().scheme() == "sqlite" {
+        // Where it is said already, that counts.
+        config = config.clone().set("create", "false").unwrap_or(config);
+    }
+    Ok(open_config(&config)?)
+}
+
 /// Opens the store.
 pub(crate) fn open(
     place: &Place,

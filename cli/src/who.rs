@@ -32,7 +32,8 @@ struct Row {
     thread: Option<String>,
     session: Option<String>,
     since_unix_ms: Option<u64>,
-    token: Option<u64>,
+    /// As text: readers that take numbers for floating-point ones would change its last digits.
+    token: Option<String>,
     remaining_ms: Option<u64>,
     waiting: Option<u64>,
 }
@@ -48,7 +49,7 @@ impl From<&HeldName> for Row {
             thread: held.holder.thread.clone(),
             session: held.holder.session.clone(),
             since_unix_ms: held.holder.since.map(say::unix_millis),
-            token: held.token().map(lockkeeper::FencingToken::get),
+            token: held.token().map(|token| token.to_string()),
             remaining_ms: held.remaining.and_then(millis),
             waiting: held.waiting,
         }
@@ -62,7 +63,7 @@ pub(crate) fn main(args: &args::Who) -> ExitCode {
 fn who(args: &args::Who) -> Result<(), Trouble> {
     let name = args.name.as_deref().map(LockName::new).transpose();
     let name = name.map_err(|error| Trouble::usage(&error))?;
-    let keeper = settings::open(&args.place, None)?;
+    let keeper = settings::open_existing(&args.place)?;
     let operator = operator(&keeper)?;
     let held = operator.held(name.as_ref(), SystemClock.now() + args.timeout)?;
     let cannot_tell = operator.cannot_tell();

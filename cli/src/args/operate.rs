@@ -12,18 +12,21 @@ host, since when, with which token, how long the store keeps it without a renewa
 processes wait for it. What a store cannot tell shows as -, and is named below the table.";
 
 pub(super) const WHO_DETAILS: &str = "\
-JSON (--json), version 1:
+JSON:
+One object, with --json:
   schema       \"lockkeeper-who\"
   version      1; grows when a field changes its meaning or goes
   store        the backend, such as \"redis\"
   held         [{name, name_is_whole, host, pid, thread, session, since_unix_ms, token,
-                 remaining_ms, waiting}]; null is what is not known
+                 remaining_ms, waiting}]; null is what is not known; the token is
+               text, since many readers round numbers of that size
   cannot_tell  texts: what this store never tells
 
 Exit status:
   0   also when nothing is held
   64  wrong usage
   69  the store is out of reach
+  71  the system refused something: the output is full or closed
   78  bad configuration, or the store has no such answers";
 
 pub(super) const UNLOCK: &str = "\
@@ -31,8 +34,9 @@ Takes a lock from whoever holds it.
 
 Says who holds it, asks, and frees it. The next one in line gets it at once. The former holder finds
 itself lost at its next renewal, and may go on working until then: first make sure that it is dead,
-or that the data refuses its token. Only the hold that was shown is ended: somebody who has taken the
-name in the meantime keeps it.";
+or that the data refuses its token. (A `lockkeeper run` on the same host starts its command when that
+of the former one has ended, or after its own ttl.) Only the hold that was shown is ended: somebody
+who has taken the name in the meantime keeps it.";
 
 pub(super) const UNLOCK_DETAILS: &str = "\
 Exit status:
@@ -40,6 +44,7 @@ Exit status:
   1   not confirmed, or held by somebody else by now
   64  wrong usage
   69  the store is out of reach
+  71  the system refused something: the output is full or closed
   78  bad configuration, or the store cannot do it";
 
 pub(super) const DOCTOR: &str = "\
@@ -50,7 +55,8 @@ out, with two keepers and under names of its own; then looks for what is known t
 kind of store. Each finding says what it means and what to do.";
 
 pub(super) const DOCTOR_DETAILS: &str = "\
-JSON (--json), version 1:
+JSON:
+One object, with --json:
   schema    \"lockkeeper-doctor\"
   version   1; grows when a field changes its meaning or goes
   store     the backend, or null where it could not be opened
@@ -61,7 +67,8 @@ Exit status:
   0   fine
   1   warnings
   2   unusable, or out of reach
-  64  wrong usage";
+  64  wrong usage
+  71  the system refused something: the output is full or closed";
 
 /// Tells who holds what.
 #[derive(Clone, Debug, clap::Args)]

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use lockkeeper::Wait;
 
 use super::{Place, duration};
 
@@ -22,6 +23,7 @@ The first of
   --config FILE, or the file that LOCKKEEPER_CONFIG names
   LOCKKEEPER_URL, with further keys as LOCKKEEPER_NAMESPACE and so on
   ~/.config/lockkeeper.toml, /etc/lockkeeper.toml
+and of that one all keys: LOCKKEEPER_NAMESPACE does not count beside --url.
 A URL on the command line can be seen by all users of the host: a password
 belongs into a file.
 
@@ -52,6 +54,8 @@ group, by a small watchdog process. When it is stopped, the watchdog ends the
 command before the lease is over. What leaves the process group (setsid,
 daemons) is out of reach. What the command leaves behind in the background
 when it ends by itself goes on, without the lock.
+The next command under the name starts on the same host when the one before is
+gone. It waits for that while it has the lock, for the ttl at most.
 
 Times:
 The lock calls itself lost a margin (a tenth of the ttl, at most 1s) before
@@ -63,10 +67,12 @@ most half of --ttl, which leaves the other half for renewals, and less than
 Exit status:
   the command's own; 128 + N when signal N ended it, or the wait
   64   wrong usage
-  69   the store is out of reach
+  69   the store is out of reach, at the start or at the end of the wait; without
+       --wait, an outage is waited out
+  71   the system refused something: a process, a thread
   75   not acquired in time; --conflict-exit-code changes it
   78   bad configuration: the URL, the config file, a login
-  79   the lock was lost and the command ended
+  79   the lock was lost, and the command was ended or never run
   126  the command cannot be run
   127  the command was not found
 
@@ -82,9 +88,9 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) place: Place,
 
-    /// How long to wait for the lock. Default: for ever.
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) wait: Option<Duration>,
+    /// How long to wait for the lock, or `forever`. Default: for ever.
+    #[arg(long, value_name = "DUR", value_parser = wait)]
+    pub(crate) wait: Option<Wait>,
 
     /// Do not wait: one attempt.
     #[arg(short, long, conflicts_with = "wait")]
@@ -112,8 +118,8 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, value_name = "N", default_value_t = 75)]
     pub(crate) conflict_exit_code: u8,
 
-    /// Keep the lock this long even when the command is quicker, unless a signal asks for an end.
-    /// With --lease, it must be shorter than that less the margin.
+    /// Keep the lock this long even when the command is quicker, fails, or cannot be run, unless a
+    /// signal asks for an end. With --lease, it must be shorter than that less the margin.
     #[arg(long, value_name = "DUR", value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) hold_at_least: Duration,
 
@@ -132,6 +138,13 @@ pub(crate) struct Run {
     /// The command, after `--`.
     #[arg(value_name = "COMMAND", last = true, required = true, num_args = 1..)]
     pub(crate) command: Vec<OsString>,
+}
+
+fn wait(text: &str) -> Result<Wait, String> {
+    match text {
+        "forever" => Ok(Wait::Forever),
+        text => duration(text).map(Wait::AtMost),
+    }
 }
 
 /// What happens to the command of a lost lock.

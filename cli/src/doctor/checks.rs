@@ -60,6 +60,15 @@ pub(super) fn all(place: &Place, keeper: &LockKeeper) -> Vec<Finding> {
         }
     }
     if let Some(operator) = keeper.operator() {
+        findings.push(match operator.held(None, SystemClock.now() + PATIENCE) {
+            Ok(_) => Finding::fine("names", "this user may see who holds what"),
+            Err(error) => Finding::warning(
+                "names",
+                "this user cannot list the names that are held",
+                error.message(),
+                "as above; locks themselves work without it",
+            ),
+        });
         match operator.examine(SystemClock.now() + PATIENCE) {
             Ok(found) => findings.extend(found),
             Err(error) => findings.push(Finding::warning(

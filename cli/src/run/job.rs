@@ -129,8 +129,40 @@ impl Job {
     /// Whether nobody of the group is left, after the command's own status was taken.
     pub(super) fn is_over(&self) -> bool {
         while let Ok(Some(_)) = waitpgid(self.group, WaitOptions::NOHANG) {}
-        test_kill_process_group(self.group) == Err(Errno::SRCH)
+        is_group_gone(self.group, true)
     }
+}
+
+/// Whether nobody of a group runs any more. With `zombies`, those do not count who have ended and
+/// whose parent has not asked yet: it may be stopped, or an init that is slow, or never asks.
+pub(super) fn is_group_gone(group: Pid, zombies: bool) -> bool {
+    test_kill_process_group(group) == Err(Errno::SRCH) || (zombies && only_zombies(group))
+}
+
+#[cfg(target_os = "linux")]
+fn only_zombies(group: Pid) -> bool {
+    let group = group.to_string();
+    let ended = |process: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
+        // Behind the name, which may have brackets: state, parent, group, and 14 fields later the
+        // number of threads, which may go on without their first.
+        let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+        let state = fields.next()?;
+        let is_member = fields.nth(1)? == group;
+        let threads = fields.nth(14)?;
+        is_member.then_some(matches!(state, "Z" | "X") && matches!(threads, "0" | "1"))
+    };
+    let Ok(processes) = std::fs::read_dir("/proc") else {
+        return false;
+    };
+    let mut members = processes.flatten().filter_map(ended).peekable();
+    // Those of other users may be hidden.
+    members.peek().is_some() && members.all(|ended| ended)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn only_zombies(_group: Pid) -> bool {
+    false
 }
 
 /// Takes the status of the orphans that came to this process and have ended. `keep` are those whose
@@ -194,4 +226,31 @@ pub(super) fn main(parent: Option<i32>, voice: Voice, command: &[OsString]) -> E
     };
     voice.warn(&format!("cannot run {shown}: {error}; {way_out}"));
     ExitCode::from(code)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zombies_are_nobody() {
+        let mut child = Command::new("sleep")
+            .arg("60")
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let group = Pid::from_child(&child);
+        assert!(!is_group_gone(group, true), "it runs");
+        child.kill().unwrap();
+        // Waits for its end, and does not ask for its status.
+        waitid(
+            WaitId::Pid(group),
+            WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+        )
+        .unwrap();
+        assert!(!is_group_gone(group, false));
+        assert!(is_group_gone(group, true));
+        child.wait().unwrap();
+        assert!(is_group_gone(group, false));
+    }
 }

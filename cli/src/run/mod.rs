@@ -5,9 +5,12 @@
 //!      └─ watchdog       ends the group when run is killed, or when the deadline passes that run
 //!                        told it last
 //! ```
-//! `plan` looks whether the times fit, `signals` listens, `job` starts and signals the command,
-//! `terminal` lends it the terminal, `watch` keeps both while the lock is held.
+//! `plan` looks whether the times fit, `signals` listens, `claim` waits for an earlier command of this
+//! host, `job` starts and signals the command, `terminal` lends it the terminal, `watch` keeps both
+//! while the lock is held.
 
+#[cfg(unix)]
+mod claim;
 #[cfg(unix)]
 mod job;
 #[cfg(unix)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use humantime::format_duration;
-use lockkeeper::{LeasePolicy, LockKeeper, Moment};
+use lockkeeper::{Clock, LeasePolicy, LockGuard, LockKeeper, Moment, SystemClock};
 
 use crate::args::{OnLost, Run};
 use crate::trouble::{CONFIG, Trouble, USAGE};
@@ -20,12 +20,20 @@ pub(super) struct Plan {
 pub(super) struct Deadline {
     pub(super) term: Moment,
     pub(super) kill: Moment,
+    /// Until when no other command of this host is to start under the name.
+    pub(super) claim: Moment,
 }
 
 impl Deadline {
     pub(super) const NEVER: Self = Self {
         term: Moment::NEVER,
         kill: Moment::NEVER,
+        claim: Moment::NEVER,
+    };
+    /// The lock is lost and the command goes on: whoever has it next need not wait for that.
+    pub(super) const WITHOUT_LOCK: Self = Self {
+        claim: Moment::from_nanos(0),
+        ..Self::NEVER
     };
 }
 
@@ -124,23 +132,37 @@ impl Plan {
         ))
     }
 
+    /// For a lock as it is now. `None`: it is lost, or there is no time left for a command.
+    pub(super) fn deadline_of(&self, guard: &LockGuard) -> Option<Deadline> {
+        let now = SystemClock.now();
+        let remaining = guard.remaining();
+        let deadline = self.deadline(now + remaining);
+        (!remaining.is_zero() && now < deadline.term).then_some(deadline)
+    }
+
     /// For a lock that is held until `until`.
     pub(super) fn deadline(&self, until: Moment) -> Deadline {
         match self.on_lost {
             OnLost::Term => Deadline {
                 term: until - self.kill_after,
                 kill: until,
+                claim: until,
             },
-            OnLost::Warn => Deadline::NEVER,
+            OnLost::Warn => Deadline {
+                claim: until,
+                ..Deadline::NEVER
+            },
         }
     }
 
     /// For a lock that turned out to be lost `now`. It was never believed in beyond `until`: where
     /// that is over, somebody else may hold it already.
     pub(super) fn at_once(&self, now: Moment, until: Moment) -> Deadline {
+        let kill = until.min(now + self.kill_after);
         Deadline {
             term: now,
-            kill: until.min(now + self.kill_after),
+            kill,
+            claim: kill,
         }
     }
 

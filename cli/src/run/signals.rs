@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
 
 use lockkeeper::{CancelToken, FencingToken, LockName, Observer};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::iterator::Signals;
 
+use super::start::Voice;
+use super::terminal;
 use crate::trouble::Trouble;
 
 /// What happens while a lock is held.
@@ -35,6 +38,23 @@ const OTHERS: [Signal; 5] = [
     Signal::CHILD,
 ];
 
+/// Whether a signal asks for an end, of what has happened so far.
+pub(super) fn stop_signal(events: &Receiver<Event>) -> Option<Signal> {
+    events.try_iter().find_map(stops)
+}
+
+/// The same, until nothing has happened for `limit`.
+pub(super) fn stop_signal_within(limit: Duration, events: &Receiver<Event>) -> Option<Signal> {
+    std::iter::from_fn(|| events.recv_timeout(limit).ok()).find_map(stops)
+}
+
+fn stops(event: Event) -> Option<Signal> {
+    match event {
+        Event::Signal(signal) if ends_a_wait(signal) => Some(signal),
+        _ => None,
+    }
+}
+
 pub(super) fn ends_a_wait(signal: Signal) -> bool {
     ENDING.contains(&signal)
 }
@@ -60,7 +80,9 @@ pub(super) fn listen(
             let running = is_running.load(Ordering::SeqCst);
             let event = match signal {
                 Signal::TSTP if !running => {
-                    let _ = kill_process(getpid(), Signal::STOP);
+                    if !terminal::is_orphan() {
+                        let _ = kill_process(getpid(), Signal::STOP);
+                    }
                     continue;
                 }
                 Signal::CHILD => Event::Child,
@@ -99,14 +121,22 @@ pub(super) fn is_ignored(_signal: Signal) -> bool {
 
 /// Passes on what the keeper sees of its one lock.
 #[derive(Debug)]
-pub(super) struct Ear(pub(super) Sender<Event>);
+pub(super) struct Ear {
+    pub(super) events: Sender<Event>,
+    pub(super) voice: Voice,
+}
 
 impl Observer for Ear {
+    fn contended(&self, name: &LockName) {
+        self.voice
+            .tell(&format!("{name:?} is held by somebody else"));
+    }
+
     fn renewed(&self, _name: &LockName, _token: FencingToken) {
-        let _ = self.0.send(Event::Renewed);
+        let _ = self.events.send(Event::Renewed);
     }
 
     fn lost(&self, _name: &LockName, _token: FencingToken) {
-        let _ = self.0.send(Event::Lost);
+        let _ = self.events.send(Event::Lost);
     }
 }

@@ -9,15 +9,16 @@ use std::time::{Duration, SystemTime};
 
 use lockkeeper::{
     AcquireOptions, CancelToken, Capability, Clock, ErrorKind, LockGuard, LockKeeper, LockName,
-    Moment, Released, SystemClock,
+    Moment, Released, SystemClock, Wait,
 };
 use rustix::process::{Pid, Signal};
 
+use super::claim::{self, Waited};
 use super::job::{self, CHILD, Job};
 use super::plan::Plan;
-use super::signals::{Ear, Event, ends_a_wait, listen};
+use super::signals::{Ear, Event, ends_a_wait, listen, stop_signal, stop_signal_within};
 use super::watch::{Ended, LOOK, Watch};
-use super::watchdog::{self, WATCHDOG};
+use super::watchdog::{self, WATCHDOG, Watchdog};
 use crate::args;
 use crate::say;
 use crate::settings;
@@ -42,9 +43,9 @@ pub(crate) fn helper() -> Option<ExitCode> {
         return Some(job::main(parent, voice, &command));
     }
     if role == WATCHDOG {
-        let group = number(args.next()).and_then(Pid::from_raw)?;
         let claim = args.next()?;
-        return Some(watchdog::main(group, claim.to_str()?));
+        let group = number(args.next()).and_then(Pid::from_raw);
+        return Some(watchdog::main(claim.to_str()?, group));
     }
     None
 }
@@ -75,7 +76,7 @@ impl Voice {
         }
     }
 
-    fn tell(self, text: &str) {
+    pub(super) fn tell(self, text: &str) {
         if self.verbose {
             say::err(text);
         }
@@ -103,7 +104,11 @@ fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
     let wait = CancelToken::new();
     let is_running = Arc::new(AtomicBool::new(false));
     listen(tell.clone(), wait.clone(), Arc::clone(&is_running))?;
-    let opened = settings::open(&args.place, Some(Arc::new(Ear(tell))));
+    let ear = Ear {
+        events: tell,
+        voice,
+    };
+    let opened = settings::open(&args.place, Some(Arc::new(ear)));
     if let Some(signal) = stop_signal(&events) {
         return Ok(interrupted(signal, voice));
     }
@@ -126,13 +131,35 @@ fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
     };
     let granted = SystemClock.now();
     voice.tell(&format!("got {name:?} with the token {}", guard.token()));
+    let mut watchdog =
+        Watchdog::start(claim::name(&keeper, &name)).map_err(|error| not_run(&error))?;
+    let waited = claim::wait(&mut watchdog, plan, &guard, &events, voice).or_else(|_| {
+        // Whoever ends all of a service's processes means this one, too.
+        match stop_signal_within(LOOK, &events) {
+            Some(signal) => Ok(Waited::Signal(signal)),
+            None => Err(not_run(&"somebody has killed its watchdog")),
+        }
+    })?;
     is_running.store(true, Ordering::SeqCst);
-    if let Some(signal) = stop_signal(&events) {
+    let ran = match waited {
+        Waited::Over => command(args, &guard, watchdog, plan, &events, voice)?,
+        Waited::Signal(_) | Waited::Lost => {
+            watchdog.dismiss();
+            None
+        }
+    };
+    let Some((code, ended)) = ran else {
         release(guard, voice);
-        return Ok(interrupted(signal, voice));
-    }
-    let claim = watchdog::claim(&keeper, &name);
-    let (code, ended) = command(args, &guard, claim, plan, &events, voice)?;
+        if let Waited::Signal(signal) = waited {
+            return Ok(interrupted(signal, voice));
+        }
+        voice.warn(&format!(
+            "the lock {name:?} is lost; its command was not run"
+        ));
+        return Ok(LOST);
+    };
+    // Nothing is left that a signal could go to.
+    is_running.store(false, Ordering::SeqCst);
     let kept = ended.lost || ended.told || {
         let until = granted + args.hold_at_least;
         hold(&guard, until, &events, voice)
@@ -165,8 +192,8 @@ fn acquire(
     let options = AcquireOptions::new().lease(plan.policy).cancel(cancel);
     let options = match (args.no_wait, args.wait) {
         (true, _) => options.wait(Duration::ZERO),
-        (false, Some(wait)) => options.wait(wait),
-        (false, None) => options.wait_forever(),
+        (false, Some(Wait::AtMost(wait))) => options.wait(wait),
+        (false, Some(Wait::Forever) | None) => options.wait_forever(),
     };
     keeper
         .acquire(name, &options)
@@ -179,11 +206,8 @@ fn acquire(
         })
 }
 
-fn stop_signal(events: &Receiver<Event>) -> Option<Signal> {
-    events.try_iter().find_map(|event| match event {
-        Event::Signal(signal) if ends_a_wait(signal) => Some(signal),
-        _ => None,
-    })
+fn not_run(error: &dyn std::fmt::Display) -> Trouble {
+    Trouble::new(NOT_RUN, format!("the command cannot be started: {error}"))
 }
 
 fn interrupted(signal: Signal, voice: Voice) -> u8 {
@@ -204,12 +228,12 @@ fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
         || "somebody else".to_owned(),
         |held| who::holder(&held, SystemTime::now()),
     );
-    let way_out = match args.wait.filter(|wait| !wait.is_zero()) {
-        Some(wait) => format!(
+    let way_out = match args.wait {
+        Some(Wait::AtMost(wait)) if !wait.is_zero() => format!(
             ", and the wait of {} is over; the command was not run: try later, or --wait longer",
             humantime::format_duration(wait)
         ),
-        None => "; the command was not run: try later, or --wait for it".to_owned(),
+        _ => "; the command was not run: try later, or --wait for it".to_owned(),
     };
     Trouble::new(
         args.conflict_exit_code,
@@ -217,18 +241,16 @@ fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
     )
 }
 
-/// Runs the command, and answers the exit status, and how it came to it.
+/// Runs the command, and answers the exit status, and how it came to it. `None`: the lock is lost, and
+/// the command was not run.
 fn command(
     args: &args::Run,
     guard: &LockGuard,
-    claim: String,
+    watchdog: Watchdog,
     plan: Plan,
     events: &Receiver<Event>,
     voice: Voice,
-) -> Result<(u8, Ended), Trouble> {
-    let not_run = |error: std::io::Error| {
-        Trouble::new(NOT_RUN, format!("the command cannot be started: {error}"))
-    };
+) -> Result<Option<(u8, Ended)>, Trouble> {
     let until = SystemTime::now() + guard.remaining();
     let environment = [
         ("LOCKKEEPER_NAME", guard.name().to_string()),
@@ -238,12 +260,11 @@ fn command(
             say::unix_millis(until).to_string(),
         ),
     ];
-    let job = Job::prepare(&args.command, &environment, voice).map_err(not_run)?;
-    let watch = Watch::start(&job, claim, plan, guard, events, voice).map_err(|error| {
-        job.signal(Signal::KILL);
-        job.status();
-        not_run(error)
-    })?;
+    let job = Job::prepare(&args.command, &environment, voice).map_err(|error| not_run(&error))?;
+    let watch = Watch::new(&job, watchdog, plan, guard, events, voice);
+    let Some(watch) = watch.begin() else {
+        return Ok(None);
+    };
     let ended = watch.finish();
     voice.tell(&format!("the command ended with {}", ended.status.code()));
     let code = if ended.lost && plan.ends_the_lost() {
@@ -251,7 +272,7 @@ fn command(
     } else {
         ended.status.code()
     };
-    Ok((code, ended))
+    Ok(Some((code, ended)))
 }
 
 /// Keeps the lock until `until`, unless a signal asks for an end. `false`: it was lost before.

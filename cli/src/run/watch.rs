@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use lockkeeper::{Clock, LockGuard, Moment, SystemClock};
+use lockkeeper::{Clock, LockGuard, SystemClock};
 use rustix::process::{Signal, getpgrp, getpid, kill_process, kill_process_group};
 
 use super::job::{self, Job, State, Status};
@@ -13,8 +13,9 @@ use super::start::Voice;
 use super::terminal::{self, Terminal};
 use super::watchdog::Watchdog;
 
-/// How long a group that was killed may take to be gone.
-const GONE: Duration = Duration::from_secs(1);
+/// How often it is looked whether a group that was killed is gone. Looks are counted, not time: a host
+/// that stands still takes it from the group, too.
+const LOOKS: u32 = 50;
 /// Those of a group whose parent lives on are nobody's children here: no signal tells their end.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
 
@@ -30,7 +31,6 @@ pub(super) struct Ended {
 pub(super) struct Watch<'a> {
     job: &'a Job,
     watchdog: Watchdog,
-    claim: String,
     plan: Plan,
     guard: &'a LockGuard,
     events: &'a Receiver<Event>,
@@ -47,18 +47,16 @@ pub(super) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    /// Lets a prepared command go.
-    pub(super) fn start(
+    pub(super) fn new(
         job: &'a Job,
-        claim: String,
+        watchdog: Watchdog,
         plan: Plan,
         guard: &'a LockGuard,
         events: &'a Receiver<Event>,
         voice: Voice,
-    ) -> std::io::Result<Self> {
-        let mut watch = Self {
-            watchdog: Watchdog::start(job.group(), &claim)?,
-            claim,
+    ) -> Self {
+        Self {
+            watchdog,
             job,
             plan,
             guard,
@@ -71,18 +69,24 @@ impl<'a> Watch<'a> {
             last: Deadline::NEVER,
             lost: None,
             told: false,
-        };
-        // All of this may have stood still since the grant, and the claim have taken its time.
-        watch.check_lock();
-        if watch.lost.is_some() && plan.ends_the_lost() {
-            job.signal(Signal::KILL);
-        } else {
-            if let Some(deadline) = watch.renewed() {
-                watch.tell(deadline);
-            }
-            watch.go_on();
         }
-        Ok(watch)
+    }
+
+    /// Lets the prepared command go. `None`: the lock is lost, and it never may.
+    pub(super) fn begin(mut self) -> Option<Self> {
+        // All of this may have stood still since the grant.
+        let Some(deadline) = self.plan.deadline_of(self.guard) else {
+            self.job.signal(Signal::KILL);
+            self.watchdog.dismiss();
+            self.job.status();
+            return None;
+        };
+        self.last = deadline;
+        if self.watchdog.guard(self.job.group(), deadline).is_err() {
+            self.replace_watchdog();
+        }
+        self.go_on();
+        Some(self)
     }
 
     /// Until the command has ended, and all of its group where the lock was lost.
@@ -112,8 +116,11 @@ impl<'a> Watch<'a> {
             }
             Some(deadline) => {
                 let status = self.job.status();
-                while !self.job.is_over() && SystemClock.now() < deadline.kill + GONE {
-                    let _ = self.events.recv_timeout(LOOK);
+                let mut looks = 0;
+                while !self.job.is_over() && looks < LOOKS {
+                    // The end of each of a crowd is an event, and no time in which the others could end.
+                    let is_quiet = self.events.recv_timeout(LOOK).is_err();
+                    looks += u32::from(is_quiet && SystemClock.now() >= deadline.kill);
                 }
                 self.watchdog.dismiss();
                 status
@@ -163,7 +170,7 @@ impl<'a> Watch<'a> {
             self.voice.warn(&format!(
                 "the lock {name:?} {why}; its command goes on without it"
             ));
-            self.watchdog.give_up_claim();
+            self.tell(Deadline::WITHOUT_LOCK);
         }
         LOOK
     }
@@ -215,7 +222,7 @@ impl<'a> Watch<'a> {
 
     /// Somebody has killed it.
     fn replace_watchdog(&mut self) {
-        let started = Watchdog::start(self.job.group(), &self.claim);
+        let started = self.watchdog.start_another(self.job.group());
         if let Some(deadline) = self.renewed().filter(|_| self.lost.is_none()) {
             self.last = deadline;
         }
@@ -224,20 +231,13 @@ impl<'a> Watch<'a> {
             Ok(watchdog)
         });
         match started {
-            Ok(watchdog) => {
-                std::mem::replace(&mut self.watchdog, watchdog).dismiss();
-                if self.lost.is_some() && !self.plan.ends_the_lost() {
-                    self.watchdog.give_up_claim();
-                }
-            }
+            Ok(watchdog) => std::mem::replace(&mut self.watchdog, watchdog).dismiss(),
             Err(error) => {
                 self.voice.warn(&format!(
                     "the watchdog was killed, and there can be no other: {error}; the command is killed"
                 ));
-                self.lost.get_or_insert(Deadline {
-                    term: Moment::default(),
-                    kill: SystemClock.now(),
-                });
+                let now = SystemClock.now();
+                self.lost.get_or_insert(self.plan.at_once(now, now));
                 self.job.signal(Signal::KILL);
             }
         }

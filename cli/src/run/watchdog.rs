@@ -5,53 +5,65 @@
 //! from `run`, the command's group gets TERM and then KILL. When the other end is closed without
 //! "over", `run` is dead: KILL.
 //!
-//! Some stores grant a dead holder's lock to the next one at once, which may be quicker than the
-//! killing. So each watchdog has a claim on the name while its command may live, and the next one
-//! on this host waits for it before its own command starts.
+//! It starts before the command, takes the claim on the name, and says that it is ready when it has
+//! it. Then it is told the command's group.
 
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use lockkeeper::{Clock, LockKeeper, LockName, Moment, SystemClock};
+use lockkeeper::{Clock, Moment, SystemClock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use super::job::{OWN_NAME, own_program};
+use super::claim::Claim;
+use super::job::{self, OWN_NAME, own_program};
 use super::plan::Deadline;
 
 /// How it is called; not for people.
 pub(super) const WATCHDOG: &str = "__watchdog";
 const OVER: &str = "over";
-const UNCLAIM: &str = "unclaim";
+const GROUP: &str = "group ";
 const READY: &[u8] = b"ready\n";
 /// It has ended the command, or tried to.
 const ACTED: u8 = 3;
 /// `poll` does not count the time that the host sleeps.
 const LONGEST: Duration = Duration::from_secs(1);
-/// How long another watchdog's claim is respected: longer than that one needs.
-const CLAIMED: Duration = Duration::from_secs(2);
-/// Its end is told to nobody.
+/// Nobody tells the end of another one's claim, or of a group.
 const LOOK: Duration = Duration::from_millis(2);
-/// How long a group that was killed may take to be gone.
-const GONE: Duration = Duration::from_secs(1);
+/// How often it looks whether a group that was killed is gone: for some seconds. Looks are counted,
+/// not time, since a host that stands still, or starves, takes the time from both.
+const LOOKS: u32 = 1_500;
+/// Each so many looks it also looks whether those who are left are zombies, which takes longer.
+const ZOMBIES: u32 = 8;
 
 #[derive(Debug)]
 pub(super) struct Watchdog {
     child: Child,
+    claim: String,
 }
 
 impl Watchdog {
-    /// Starts one for a process group, and waits until no other one has a command under `claim`.
-    /// It knows no deadline yet: one from before that wait could be over, of a lock that was renewed.
-    pub(super) fn start(group: Pid, claim: &str) -> io::Result<Self> {
+    /// Starts one that knows no deadline yet, and no command.
+    pub(super) fn start(claim: String) -> io::Result<Self> {
+        Self::new(claim, None)
+    }
+
+    /// Somebody has killed this one, and the command runs.
+    pub(super) fn start_another(&self, group: Pid) -> io::Result<Self> {
+        Self::new(self.claim.clone(), Some(group))
+    }
+
+    fn new(claim: String, group: Option<Pid>) -> io::Result<Self> {
         let child = Command::new(own_program()?)
             .arg0(OWN_NAME)
-            .args([WATCHDOG, &group.to_string(), claim])
+            .args([WATCHDOG, &claim])
+            .args(group.map(|group| group.to_string()))
             // It keeps nobody's files open, and no folder busy.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -60,23 +72,34 @@ impl Watchdog {
             .env_clear()
             .process_group(0)
             .spawn()?;
-        let mut watchdog = Self { child };
-        if let Some(stdout) = &mut watchdog.child.stdout {
-            stdout.read_exact(&mut [0; READY.len()])?;
+        Ok(Self { child, claim })
+    }
+
+    /// Whether it has its claim, so that no other one on this host has a command under it. Waits for
+    /// that, at most so long.
+    pub(super) fn is_ready(&mut self, limit: Duration) -> io::Result<bool> {
+        let stdout = self.child.stdout.as_mut();
+        let stdout = stdout.ok_or(io::ErrorKind::BrokenPipe)?;
+        if !is_readable(&*stdout, limit) {
+            return Ok(false);
         }
-        Ok(watchdog)
+        match stdout.read(&mut [0; READY.len()])? {
+            0 => Err(io::Error::other("somebody has killed its watchdog")),
+            _ => Ok(true),
+        }
     }
 
     /// From now on this deadline counts.
     pub(super) fn tell(&mut self, deadline: Deadline) -> io::Result<()> {
-        let Deadline { term, kill } = deadline;
-        self.say(&format!("{} {}", term.as_nanos(), kill.as_nanos()))
+        let Deadline { term, kill, claim } = deadline;
+        let [term, kill, claim] = [term, kill, claim].map(Moment::as_nanos);
+        self.say(&format!("{term} {kill} {claim}"))
     }
 
-    /// The lock is lost and the command goes on: whoever has it next need not wait for that.
-    pub(super) fn give_up_claim(&mut self) {
-        // One that is gone has none.
-        let _ = self.say(UNCLAIM);
+    /// From now on it ends this group.
+    pub(super) fn guard(&mut self, group: Pid, deadline: Deadline) -> io::Result<()> {
+        self.tell(deadline)?;
+        self.say(&format!("{GROUP}{group}"))
     }
 
     fn say(&mut self, line: &str) -> io::Result<()> {
@@ -101,108 +124,78 @@ impl Watchdog {
 
     /// The command has ended.
     pub(super) fn dismiss(mut self) {
+        // Somebody may have stopped it.
+        let _ = kill_process(self.pid(), Signal::CONT);
         // It may have gone by itself.
         let _ = self.say(OVER);
         drop(self.child.stdin.take());
-        // Somebody may have stopped it.
-        let _ = kill_process(self.pid(), Signal::CONT);
         let _ = self.child.wait();
     }
 }
 
 /// What the process does.
-pub(super) fn main(group: Pid, claim: &str) -> ExitCode {
+pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
     // Whoever signals everybody means the command, and this comes after it.
     let deaf = Arc::new(AtomicBool::new(false));
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let _ = signal_hook::flag::register(signal.as_raw(), Arc::clone(&deaf));
     }
-    let began = SystemClock.now();
     let mut claimed = None;
-    let mut is_ready = false;
-    let mut ears = Ears::default();
+    let mut ears = Ears::new(group);
     let mut acted = false;
     loop {
         let now = SystemClock.now();
-        if !is_ready {
+        // With the claim, which is over at the same time.
+        if ears.group.is_some() && now >= ears.deadline.kill {
+            return end(ears.group, claimed);
+        }
+        if now >= ears.deadline.claim {
+            claimed = None;
+        } else if claimed.is_none() {
             claimed = Claim::try_new(claim);
-            is_ready = claimed.is_some() || now >= began + CLAIMED;
-            if is_ready && io::stdout().write_all(READY).is_err() {
-                return end(group, claimed);
+            if claimed.is_some() {
+                // A `run` that is dead is found so below.
+                let _ = io::stdout().write_all(READY);
             }
         }
-        if ears.is_unclaimed {
-            claimed = None;
-        }
-        if now >= ears.deadline.kill {
-            return end(group, claimed);
-        }
-        if now >= ears.deadline.term && !acted {
+        if let Some(group) = ears.group
+            && now >= ears.deadline.term
+            && !acted
+        {
             acted = true;
             // What came too late to be heeded must not be.
             ears.is_deaf = true;
             signal_group(group, Signal::TERM);
             signal_group(group, Signal::CONT);
         }
-        let next = if acted {
-            ears.deadline.kill
-        } else {
-            ears.deadline.term
+        let is_wanted = claimed.is_none() && now < ears.deadline.claim;
+        let limit = match ears.group {
+            // `run` waits for the claim.
+            None if is_wanted => LOOK,
+            None => LONGEST,
+            Some(_) if acted => ears.deadline.kill.saturating_since(now).min(LONGEST),
+            Some(_) => ears.deadline.term.saturating_since(now).min(LONGEST),
         };
-        let limit = if is_ready { LONGEST } else { LOOK };
-        match ears.listen(next.saturating_since(now).min(limit)) {
+        match ears.listen(limit) {
             Heard::Something => {}
             Heard::Over => return ExitCode::SUCCESS,
-            Heard::Nobody => return end(group, claimed),
+            Heard::Nobody => return end(ears.group, claimed),
         }
     }
 }
 
 /// Kills the group, and gives up the claim when it is gone.
-fn end(group: Pid, claimed: Option<Claim>) -> ExitCode {
-    signal_group(group, Signal::KILL);
-    let until = SystemClock.now() + GONE;
-    while test_kill_process_group(group).is_ok() && SystemClock.now() < until {
-        std::thread::sleep(LOOK);
+fn end(group: Option<Pid>, _claimed: Option<Claim>) -> ExitCode {
+    if let Some(group) = group {
+        signal_group(group, Signal::KILL);
+        for look in 0..LOOKS {
+            if job::is_group_gone(group, look % ZOMBIES == ZOMBIES - 1) {
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
     }
-    drop(claimed);
     ExitCode::from(ACTED)
-}
-
-/// A name that one process of the host can have, and that is free when that one has ended.
-#[cfg(target_os = "linux")]
-struct Claim {
-    _socket: std::os::unix::net::UnixListener,
-}
-
-#[cfg(target_os = "linux")]
-impl Claim {
-    /// `None`: somebody has it.
-    fn try_new(name: &str) -> Option<Self> {
-        use std::os::linux::net::SocketAddrExt;
-        use std::os::unix::net::{SocketAddr, UnixListener};
-        let address = SocketAddr::from_abstract_name(name).ok()?;
-        let socket = UnixListener::bind_addr(&address).ok()?;
-        Some(Self { _socket: socket })
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-struct Claim;
-
-#[cfg(not(target_os = "linux"))]
-impl Claim {
-    fn try_new(_name: &str) -> Option<Self> {
-        Some(Self)
-    }
-}
-
-/// The claim on a lock's name.
-pub(super) fn claim(keeper: &LockKeeper, name: &LockName) -> String {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    (keeper.place(), name.as_str()).hash(&mut hasher);
-    format!("lockkeeper-run-{:016x}", hasher.finish())
 }
 
 fn signal_group(group: Pid, signal: Signal) {
@@ -220,37 +213,26 @@ enum Heard {
 
 struct Ears {
     deadline: Deadline,
+    group: Option<Pid>,
     is_deaf: bool,
-    /// The command goes on without the lock.
-    is_unclaimed: bool,
     /// The beginning of a line.
     rest: Vec<u8>,
 }
 
-impl Default for Ears {
-    fn default() -> Self {
+impl Ears {
+    fn new(group: Option<Pid>) -> Self {
         Self {
             deadline: Deadline::NEVER,
+            group,
             is_deaf: false,
-            is_unclaimed: false,
             rest: Vec::new(),
         }
     }
-}
 
-impl Ears {
     fn listen(&mut self, limit: Duration) -> Heard {
         let stdin = rustix::stdio::stdin();
-        let mut fds = [PollFd::from_borrowed_fd(stdin, PollFlags::IN)];
-        // Up, so that it does not run in circles until the deadline has come.
-        let limit = limit.saturating_add(Duration::from_millis(1));
-        let limit = Timespec {
-            tv_sec: limit.as_secs().cast_signed(),
-            tv_nsec: limit.subsec_nanos().into(),
-        };
-        match poll(&mut fds, Some(&limit)) {
-            Ok(0) | Err(_) => return Heard::Something,
-            Ok(_) => {}
+        if !is_readable(stdin, limit) {
+            return Heard::Something;
         }
         let mut bytes = [0; 4096];
         match rustix::io::read(stdin, &mut bytes) {
@@ -265,7 +247,9 @@ impl Ears {
             if line.trim() == OVER {
                 return Heard::Over;
             }
-            self.is_unclaimed |= line.trim() == UNCLAIM;
+            if let Some(group) = line.trim().strip_prefix(GROUP) {
+                self.group = group.parse().ok().and_then(Pid::from_raw);
+            }
             if let Some(deadline) = parse(line.trim()).filter(|_| !self.is_deaf) {
                 self.deadline = deadline;
             }
@@ -274,10 +258,23 @@ impl Ears {
     }
 }
 
+fn is_readable(file: impl AsFd, limit: Duration) -> bool {
+    let mut fds = [PollFd::new(&file, PollFlags::IN)];
+    // Up, so that nobody runs in circles until a deadline has come.
+    let limit = limit.saturating_add(Duration::from_millis(1));
+    let limit = Timespec {
+        tv_sec: limit.as_secs().cast_signed(),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
+}
+
 fn parse(line: &str) -> Option<Deadline> {
-    let (term, kill) = line.split_once(' ')?;
+    let mut numbers = line.split(' ').map(|number| number.parse().ok());
+    let mut next = || numbers.next().flatten().map(Moment::from_nanos);
     Some(Deadline {
-        term: Moment::from_nanos(term.parse().ok()?),
-        kill: Moment::from_nanos(kill.parse().ok()?),
+        term: next()?,
+        kill: next()?,
+        claim: next()?,
     })
 }

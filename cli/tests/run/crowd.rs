@@ -5,6 +5,7 @@ use std::thread;
 
 use rustix::process::Signal;
 
+use crate::claims::{claim_of, take};
 use crate::rig::{Case, Outcome, Rig, Server, code, said};
 
 pub(crate) const CASES: &[Case] = &[
@@ -28,6 +29,10 @@ fn forty_at_once(rig: &mut Rig) -> Outcome {
 }
 
 fn a_thousand(rig: &mut Rig) -> Outcome {
+    let holder = rig.hold("loop-0");
+    let claim = claim_of(holder.pid());
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0);
     // Two for each name: most find it free, some wait.
     let rig = &*rig;
     thread::scope(|scope| {
@@ -53,6 +58,8 @@ fn a_thousand(rig: &mut Rig) -> Outcome {
         .filter(of_this_case)
         .collect();
     assert!(left.is_empty(), "{left:?}");
+    // A watchdog is in no folder, and has the claim.
+    assert!(take(&claim).is_some(), "a watchdog is left");
     match &rig.server {
         None => {
             let files = fs::read_dir(rig.path("store")).unwrap();

@@ -8,6 +8,7 @@ pub(crate) const CASES: &[Case] = &[
     ("the_commands_own_status", own_status),
     ("busy_is_75_or_what_was_asked_for", busy),
     ("usage_is_64", usage),
+    ("refused_by_the_system_is_71", refused),
     ("out_of_reach_is_69", out_of_reach),
     ("bad_configuration_is_78", bad_configuration),
     ("not_found_is_127_and_not_run_is_126", not_run),
@@ -56,10 +57,20 @@ fn busy(rig: &mut Rig) -> Outcome {
     }
     let output = rig.run(&["-n", "-q", "a"], "touch started");
     assert_eq!((code(&output), said(&output).as_str()), (75, ""));
+    let output = rig.run(&["-v", "-n", "-E", "0", "a"], "touch started");
+    let lines = said(&output);
+    assert!(
+        lines.contains("held by somebody else") && lines.contains("--wait for it"),
+        "{lines}"
+    );
     assert!(!rig.exists("started"));
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
-    assert_eq!(code(&rig.run(&["-n", "a"], "touch started")), 0);
+    let output = rig.run(&["-v", "--wait", "forever", "a"], "touch started");
+    assert_eq!(code(&output), 0);
+    for says in ["got \"a\"", "ended with 0", "released \"a\""] {
+        assert!(said(&output).contains(says), "{}", said(&output));
+    }
     assert!(rig.exists("started"));
     Ok(())
 }
@@ -77,6 +88,9 @@ fn usage(rig: &mut Rig) -> Outcome {
         ),
         (&["run", "-E", "256", "a", "--", "true"], "256"),
         (&["run", "--bogus", "a", "--", "true"], "--bogus"),
+        (&["run", "--tll", "1s", "a", "--", "true"], "'--ttl'"),
+        (&["run", "a", "true"], "lockkeeper run NAME -- true"),
+        (&["run", "a"], "lockkeeper run --help"),
         (&["run", "", "--", "true"], "must not be empty"),
         (&["run", &long, "--", "true"], "513 bytes"),
         // What cannot work, with the arithmetic.
@@ -116,8 +130,21 @@ fn usage(rig: &mut Rig) -> Outcome {
     ] {
         let output = rig.lockkeeper(args).output().unwrap();
         assert_eq!(code(&output), 64, "{args:?}: {}", said(&output));
-        assert!(said(&output).contains(says), "{args:?}: {}", said(&output));
+        let line = said(&output);
+        assert!(line.contains(says), "{args:?}: {line}");
+        assert!(line.starts_with("lockkeeper: "), "{args:?}: {line}");
+        assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
     }
+    Ok(())
+}
+
+fn refused(rig: &mut Rig) -> Outcome {
+    let full = std::fs::File::create("/dev/full").unwrap();
+    // The file is there.
+    assert_eq!(code(&rig.run(&["a"], "true")), 0);
+    let output = rig.lockkeeper(&["who"]).stdout(full).output().unwrap();
+    assert_eq!(code(&output), 71, "{}", said(&output));
+    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
     Ok(())
 }
 
@@ -226,7 +253,7 @@ fn environment(rig: &mut Rig) -> Outcome {
         .trim()
         .parse()
         .unwrap();
-    assert!(second > 0 && first > 0);
+    assert!(second > first && first > 0, "{first}, {second}");
     Ok(())
 }
 

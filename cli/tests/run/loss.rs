@@ -21,8 +21,13 @@ pub(crate) const CASES: &[Case] = &[
         forced_while_kept,
     ),
     ("a_fixed_lease_ends_the_command", fixed),
+    ("a_crowd_of_processes_ends_before_run_does", crowd),
     ("killed_store_ends_the_command", killed_store),
     ("killed_store_ends_the_wait", killed_store_while_waiting),
+    (
+        "a_wait_without_end_outlasts_the_store",
+        restarted_store_while_waiting,
+    ),
     ("a_store_that_forgot_ends_the_command", restarted_store),
 ];
 
@@ -150,10 +155,10 @@ pub(crate) fn force(rig: &Rig) {
 }
 
 fn forced(rig: &mut Rig) -> Outcome {
-    let script = "trap 'touch told; exit 0' TERM; touch ready; while :; do sleep 0.01; done";
+    let script = "trap 'touch told; exit 0' TERM; echo $LOCKKEEPER_TOKEN > token; touch ready; while :; do sleep 0.01; done";
     let run = rig.start(&with(&["a"]), script);
     rig.until_file("ready");
-    let token = rig.who("a")["token"].as_u64();
+    let token = rig.read("token").trim().parse::<u64>().unwrap();
     force(rig);
     let next = rig.run(&["-n", "a"], "echo $LOCKKEEPER_TOKEN");
     let new = String::from_utf8(next.stdout)
@@ -161,7 +166,7 @@ fn forced(rig: &mut Rig) -> Outcome {
         .trim()
         .parse::<u64>()
         .unwrap();
-    assert!(token.is_none_or(|token| new > token));
+    assert!(new > token, "{token}, {new}");
     let output = run.output();
     // Ended in good order, and still 79.
     assert_eq!(code(&output), 79, "{}", said(&output));
@@ -179,6 +184,9 @@ fn forced_stubborn(rig: &mut Rig) -> Outcome {
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     force(rig);
+    // On this host it waits for the other one's end.
+    assert_eq!(code(&rig.run(&with(&["-n", "a"]), NEXT)), 0);
+    assert!(!rig.exists("overlap"), "{}", rig.read("overlap"));
     assert_eq!(run.code(), 79);
     for pid in both(rig) {
         assert!(!is_alive(pid), "run ended before its command's group did");
@@ -230,6 +238,21 @@ fn fixed(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
+fn crowd(rig: &mut Rig) -> Outcome {
+    // Each end is told to run, which is no reason to look less often.
+    let script = "for i in $(seq 200); do
+  (trap '' TERM; exec sleep 60 > /dev/null 2>&1) & echo $! >> pids
+done; wait";
+    let args = ["--lease", "3s", "--kill-after", "300ms", "a"];
+    let output = rig.start(&args, script).output();
+    assert_eq!(code(&output), 79, "{}", said(&output));
+    for pid in rig.read("pids").lines() {
+        let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+        assert!(!is_alive(pid), "run ended before {pid} did");
+    }
+    Ok(())
+}
+
 const NO_SERVER: Skip = Skip("there is no server that could be killed");
 
 fn killed_store(rig: &mut Rig) -> Outcome {
@@ -264,6 +287,24 @@ fn killed_store_while_waiting(rig: &mut Rig) -> Outcome {
     // and then the lock is lost.
     let status = holder.code();
     assert!(status == 0 || status == 79, "{status}");
+    Ok(())
+}
+
+fn restarted_store_while_waiting(rig: &mut Rig) -> Outcome {
+    let Some(server) = &rig.server else {
+        return Err(NO_SERVER);
+    };
+    let holder = rig.hold("a");
+    let waiter = rig.start(&["a"], "exit 3");
+    rig.until_waited_for("a", 1);
+    server.kill();
+    // Gone for as long as another one needs to find that out.
+    assert_eq!(code(&rig.run(&["--wait", "1s", "b"], "true")), 69);
+    server.restart();
+    assert_eq!(waiter.code(), 3);
+    rig.write("release", "");
+    // Its lock was forgotten.
+    assert_eq!(holder.code(), 79);
     Ok(())
 }
 

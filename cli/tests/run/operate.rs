@@ -4,13 +4,18 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::rig::{Case, Outcome, Rig, Server, code, said};
+use crate::rig::{Case, Outcome, Rig, Server, Skip, code, said};
 
 pub(crate) const CASES: &[Case] = &[
     ("who_tells_who_holds_and_fits_80_columns", who),
     ("unlock_asks_and_frees", unlock),
     ("doctor_finds_a_healthy_store", doctor),
     ("doctor_tells_what_is_broken", doctor_broken),
+    ("who_and_unlock_make_no_store", nowhere),
+    (
+        "doctor_tells_who_may_not_look",
+        doctor_of_one_who_may_not_look,
+    ),
     ("completions_and_manual", generated),
 ];
 
@@ -25,13 +30,17 @@ fn fits(text: &str) {
 }
 
 fn who(rig: &mut Rig) -> Outcome {
+    // Nobody has made the file yet.
+    assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let nothing = rig.lockkeeper(&["who"]).output().unwrap();
     assert_eq!(
         (code(&nothing), out(&nothing).as_str()),
         (0, "Nothing is held.\n")
     );
     let long = format!("deploy:{}", "very-long:".repeat(20));
-    let first = rig.hold("seat:42");
+    let script =
+        "echo $LOCKKEEPER_TOKEN > new; mv new token; until [ -e release ]; do sleep 0.01; done";
+    let first = rig.start(&["seat:42"], script);
     let second = rig.start(&[&long], "until [ -e release ]; do sleep 0.01; done");
     rig.until("both are held", || {
         let all = rig.lockkeeper(&["who", "--json"]).output().unwrap();
@@ -44,6 +53,12 @@ fn who(rig: &mut Rig) -> Outcome {
     if let Some(pid) = held["pid"].as_u64() {
         assert_eq!(pid.to_string(), first.pid().to_string());
     }
+    rig.until_file("token");
+    let token = rig.read("token");
+    assert!(
+        held["token"].is_null() || held["token"] == token.trim(),
+        "{held}"
+    );
     if let Some(left) = held["remaining_ms"].as_u64() {
         assert!(left > 0 && left <= 31_000, "{left}");
     }
@@ -57,6 +72,7 @@ fn who(rig: &mut Rig) -> Outcome {
 }
 
 fn unlock(rig: &mut Rig) -> Outcome {
+    assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let nobody = rig
         .lockkeeper(&["unlock", "--force", "a"])
         .output()
@@ -109,6 +125,7 @@ fn doctor(rig: &mut Rig) -> Outcome {
         "hand over",
         "expire",
         "version",
+        "names",
     ] {
         let found = findings.iter().find(|finding| finding["topic"] == topic);
         let found = found.unwrap_or_else(|| panic!("{topic} in {report:#}"));
@@ -134,12 +151,17 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
     let Some(server) = &rig.server else {
         // Everybody may write it.
         let file = rig.path("store/locks.db");
-        rig.lockkeeper(&["who"]).output().unwrap();
+        assert_eq!(code(&rig.run(&["another"], "true")), 0);
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
         std::fs::set_permissions(file, mode).unwrap();
         let output = rig.lockkeeper(&["doctor"]).output().unwrap();
         assert_eq!(code(&output), 1, "{}", out(&output));
         assert!(out(&output).contains("chmod"), "{}", out(&output));
+        rig.write("damaged.db", &"this is no database ".repeat(100));
+        let url = format!("sqlite:{}", rig.path("damaged.db").display());
+        let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
+        assert_eq!(code(&output), 2, "{}", out(&output));
+        fits(&out(&output));
         return Ok(());
     };
     let server = match server {
@@ -181,6 +203,42 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
+fn nowhere(rig: &mut Rig) -> Outcome {
+    let url = format!("sqlite:{}", rig.path("typo.db").display());
+    let said_already = format!("{url}?create=false");
+    for (args, url) in [
+        (&["who", "--json"][..], &url),
+        (&["unlock", "--force", "a"], &url),
+        (&["who"], &said_already),
+    ] {
+        let output = rig.lockkeeper(args).args(["--url", url]).output().unwrap();
+        assert_eq!(code(&output), 78, "{}", out(&output));
+        assert_eq!(
+            (out(&output).as_str(), said(&output).lines().count()),
+            ("", 1)
+        );
+        assert!(said(&output).contains("typo.db"), "{}", said(&output));
+        assert!(!rig.exists("typo.db"), "looking has made it");
+    }
+    Ok(())
+}
+
+fn doctor_of_one_who_may_not_look(rig: &mut Rig) -> Outcome {
+    let Some(Server::Redis(server)) = &rig.server else {
+        return Err(Skip("rights like that are Redis' own"));
+    };
+    let rights = ["on", ">secret", "~*", "&*", "+@all", "-scan"];
+    let words = [&["ACL", "SETUSER", "locker"][..], &rights].concat();
+    server.command(&words).unwrap();
+    let url = rig.url().replace("redis://", "redis://locker:secret@");
+    let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
+    assert_eq!(code(&output), 1, "{}", out(&output));
+    let text = out(&output).replace("\n          ", " ");
+    assert!(text.contains("cannot list the names"), "{text}");
+    assert!(text.contains("+scan") && !text.contains("secret"), "{text}");
+    Ok(())
+}
+
 fn generated(rig: &mut Rig) -> Outcome {
     for shell in ["bash", "zsh", "fish"] {
         let output = rig.lockkeeper(&["completions", shell]).output().unwrap();
@@ -201,12 +259,17 @@ fn generated(rig: &mut Rig) -> Outcome {
         "lockkeeper",
         "lockkeeper-run",
         "lockkeeper-who",
+        "lockkeeper-unlock",
         "lockkeeper-doctor",
     ] {
         assert!(rig.exists(&format!("man/{page}.1")), "{page}");
     }
     let text = rig.read("man/lockkeeper-run.1");
-    for row in ["64", "69", "75", "78", "79", "126", "127"] {
+    assert!(
+        text.contains("lockkeeper run [OPTIONS] <NAME> \\-\\- <COMMAND>"),
+        "{text}"
+    );
+    for row in ["64", "69", "71", "75", "78", "79", "126", "127"] {
         assert!(text.contains(row), "{row}");
     }
     Ok(())

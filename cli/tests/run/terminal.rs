@@ -15,6 +15,7 @@ pub(crate) const CASES: &[Case] = &[
     ("ctrl_c_ends_the_wait", ctrl_c_while_waiting),
     ("an_interactive_shell_as_the_command", interactive),
     ("stop_and_go_on_from_a_shell", job_control),
+    ("stop_and_go_on_while_the_lock_is_kept", stopped_while_kept),
     (
         "nothing_stops_where_nobody_would_continue_it",
         no_job_control,
@@ -175,6 +176,24 @@ fn job_control(rig: &mut Rig) -> Outcome {
     screen.press("\x04");
     screen.wait_for("prompt> ");
     // After it the shell has its terminal back.
+    screen.press("echo status $?\n");
+    screen.wait_for("status 0");
+    screen.press("exit 0\n");
+    assert_eq!(screen.program.code(), 0);
+    Ok(())
+}
+
+fn stopped_while_kept(rig: &mut Rig) -> Outcome {
+    let mut screen = Screen::start(rig, &["sh", "-i"])?;
+    screen.wait_for("prompt> ");
+    screen.press(&format!("{BINARY} run -v --hold-at-least 1h a -- true\n"));
+    screen.wait_for("keeping");
+    screen.press("\x1a");
+    screen.wait_for("Stopped");
+    screen.wait_for("prompt> ");
+    // A key could be quicker than the shell in giving the terminal away.
+    screen.press("kill %1; fg\n");
+    screen.wait_for("released");
     screen.press("echo status $?\n");
     screen.wait_for("status 0");
     screen.press("exit 0\n");
