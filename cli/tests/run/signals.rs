@@ -1,8 +1,10 @@
 //! Every signal, while the command runs and while the lock is waited for.
 
+use std::os::unix::process::CommandExt;
+
 use rustix::process::Signal;
 
-use crate::rig::{Case, Outcome, Rig, Skip, code, is_alive};
+use crate::rig::{Case, Outcome, Rig, Running, Skip, code, is_alive};
 
 pub(crate) const CASES: &[Case] = &[
     ("signals_end_the_command", end_the_command),
@@ -98,7 +100,10 @@ fn end_the_wait(rig: &mut Rig) -> Outcome {
 
 fn others_while_waiting(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
-    let mut waiter = rig.start(&["a"], "touch started");
+    // In a group of its own, as a shell's job: one that nobody would continue never stops, and the
+    // group that these tests run in may be such a one.
+    let mut job = rig.run_command(&["a"], "touch started");
+    let mut waiter = Running(Some(job.process_group(0).spawn().unwrap()));
     rig.until_waited_for("a", 1);
     waiter.signal(Signal::USR1);
     waiter.signal(Signal::USR2);
@@ -157,7 +162,7 @@ fn nohup(rig: &mut Rig) -> Outcome {
         .arg("touch ready; until [ -e done ]; do sleep 0.01; done; exit 6")
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null());
-    let mut run = crate::rig::Running(Some(command.spawn().unwrap()));
+    let mut run = Running(Some(command.spawn().unwrap()));
     rig.until_file("ready");
     run.signal(Signal::HUP);
     run.signal(Signal::USR1);
@@ -173,7 +178,7 @@ fn ignored_from_the_start(rig: &mut Rig) -> Outcome {
     let mut command = std::process::Command::new("sh");
     rig.dress(&mut command);
     command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);
-    let mut run = crate::rig::Running(Some(command.spawn().unwrap()));
+    let mut run = Running(Some(command.spawn().unwrap()));
     rig.until_file("ready");
     for signal in [Signal::INT, Signal::QUIT, Signal::USR1] {
         run.signal(signal);
