@@ -42,10 +42,11 @@ QUIT that is ignored from the start (nohup, `&` in a script) stays so.
 
 Terminal:
 The command is the foreground job, unless a script runs lockkeeper in the
-background (`&`). When it stops (Ctrl-Z), so does lockkeeper,
-and the shell goes on; `fg` and `bg` continue both. A stopped lockkeeper cannot
-renew: continued within the ttl, nothing has happened; later, the command has
-been ended and the lock is lost. Without a terminal, a command that is stopped
+background (`&`). When it stops (Ctrl-Z), so does lockkeeper, and the shell goes
+on; `fg` and `bg` continue both. A stopped lockkeeper cannot renew: continued
+within the ttl, nothing has happened; later, the command has been ended and the
+lock is lost. Where nobody would continue them (a service, a container), a TSTP
+stops neither. Without a terminal, a command that is stopped by another hand
 keeps its lock.
 
 When lockkeeper itself ends:

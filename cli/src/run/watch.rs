@@ -263,7 +263,9 @@ impl<'a> Watch<'a> {
             }
         }
         if std::mem::take(&mut self.stops_too) {
-            let _ = kill_process(getpid(), Signal::STOP);
+            if !terminal::is_orphan() {
+                let _ = kill_process(getpid(), Signal::STOP);
+            }
             self.go_on();
         }
     }

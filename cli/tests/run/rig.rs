@@ -196,6 +196,16 @@ impl Rig {
             .stdin(Stdio::null());
     }
 
+    /// util-linux' setsid: the program that it is given leads a session of its own.
+    pub(crate) fn leader(&self) -> Result<Command, Skip> {
+        if Command::new("setsid").arg("--version").output().is_err() {
+            return Err(Skip("setsid(1) is not on this machine"));
+        }
+        let mut command = Command::new("setsid");
+        self.dress(&mut command);
+        Ok(command)
+    }
+
     /// `lockkeeper run … -- sh -c SCRIPT`, to its end.
     pub(crate) fn run(&self, args: &[&str], script: &str) -> Output {
         self.run_command(args, script).output().unwrap()

@@ -1,6 +1,7 @@
 //! Every signal, while the command runs and while the lock is waited for.
 
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use rustix::process::Signal;
 
@@ -12,6 +13,7 @@ pub(crate) const CASES: &[Case] = &[
     ("a_command_that_ignores_term_keeps_its_lock", ignored),
     ("signals_end_the_wait", end_the_wait),
     ("other_signals_do_not_end_the_wait", others_while_waiting),
+    ("a_service_is_not_stopped", service),
     ("a_stopped_command_keeps_its_lock", stopped_command),
     ("nohup_stays_nohup", nohup),
     (
@@ -120,6 +122,29 @@ fn others_while_waiting(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
+fn service(rig: &mut Rig) -> Outcome {
+    // Leads a session, as what an init or a container starts: nobody would continue it.
+    let start = |script: &str| {
+        let run = rig.run_command(&["a"], script);
+        let mut service = rig.leader()?;
+        service.arg(run.get_program()).args(run.get_args());
+        Ok(Running(Some(service.spawn().unwrap())))
+    };
+    let first = start("touch ready; until [ -e done ]; do sleep 0.01; done; exit 3")?;
+    rig.until_file("ready");
+    let second = start("exit 4")?;
+    rig.until_waited_for("a", 1);
+    for service in [&first, &second] {
+        service.signal(Signal::TSTP);
+    }
+    // Takes long enough for that to be heard.
+    assert!(!rig.who("a").is_null());
+    rig.write("done", "");
+    assert_eq!(first.code(), 3);
+    assert_eq!(second.code(), 4);
+    Ok(())
+}
+
 fn state(pid: rustix::process::Pid) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let (_, rest) = stat.rsplit_once(") ").unwrap();
@@ -154,7 +179,7 @@ fn stopped_command(rig: &mut Rig) -> Outcome {
 }
 
 fn nohup(rig: &mut Rig) -> Outcome {
-    let mut command = std::process::Command::new("nohup");
+    let mut command = Command::new("nohup");
     rig.dress(&mut command);
     command
         .arg(env!("CARGO_BIN_EXE_lockkeeper"))
@@ -175,7 +200,7 @@ fn ignored_from_the_start(rig: &mut Rig) -> Outcome {
     // As for whatever a script starts with `&`.
     let script =
         "trap '' INT QUIT; exec \"$0\" run a -- sh -c 'touch ready; while :; do sleep 0.01; done'";
-    let mut command = std::process::Command::new("sh");
+    let mut command = Command::new("sh");
     rig.dress(&mut command);
     command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);
     let mut run = Running(Some(command.spawn().unwrap()));

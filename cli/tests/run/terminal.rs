@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -34,11 +34,8 @@ struct Screen {
 }
 
 impl Screen {
-    /// util-linux' setsid makes the terminal the program's own.
     fn start(rig: &Rig, command: &[&str]) -> Result<Self, Skip> {
-        if Command::new("setsid").arg("--version").output().is_err() {
-            return Err(Skip("setsid(1) is not on this machine"));
-        }
+        let mut start = rig.leader()?;
         let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&keys).unwrap();
         unlockpt(&keys).unwrap();
@@ -52,8 +49,7 @@ impl Screen {
             let file = File::options().read(true).write(true).open(&path).unwrap();
             Stdio::from(file)
         };
-        let mut start = Command::new("setsid");
-        rig.dress(&mut start);
+        // The terminal is the program's own.
         start
             .arg("--ctty")
             .args(command)
