@@ -46,8 +46,8 @@ background (`&`). When it stops (Ctrl-Z), so does lockkeeper, and the shell goes
 on; `fg` and `bg` continue both. A stopped lockkeeper cannot renew: continued
 within the ttl, nothing has happened; later, the command has been ended and the
 lock is lost. Where nobody would continue them (a service, a container), a TSTP
-stops neither. Without a terminal, a command that is stopped by another hand
-keeps its lock.
+stops neither, and goes to no command but one that handles it. Without a
+terminal, a command that is stopped by another hand keeps its lock.
 
 When lockkeeper itself ends:
 When it is killed, its command is killed at once, with all of its process

@@ -12,6 +12,7 @@ use rustix::process::{
     kill_process_group, test_kill_process_group, waitid, waitpgid, waitpid,
 };
 
+use super::signals::is_handled;
 use super::start::Voice;
 
 /// How the process is called that becomes the command; not for people.
@@ -88,6 +89,13 @@ impl Job {
     pub(super) fn signal(&self, signal: Signal) {
         // It may have ended.
         let _ = kill_process_group(self.group, signal);
+    }
+
+    /// Sends a signal to the command's own process, if it handles that.
+    pub(super) fn offer(&self, signal: Signal) {
+        if is_handled(self.group, signal) {
+            let _ = kill_process(self.group, signal);
+        }
     }
 
     /// What has become of the command since the last look. One that ended stays until

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use lockkeeper::{CancelToken, FencingToken, LockName, Observer};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use signal_hook::iterator::Signals;
 
 use super::start::Voice;
@@ -106,16 +106,26 @@ pub(super) fn listen(
 }
 
 /// Whether a signal is ignored by this process.
-#[cfg(target_os = "linux")]
 pub(super) fn is_ignored(signal: Signal) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    is_in("SigIgn:", getpid(), signal)
+}
+
+/// Whether a process handles a signal.
+pub(super) fn is_handled(process: Pid, signal: Signal) -> bool {
+    is_in("SigCgt:", process, signal)
+}
+
+/// proc_pid_status(5)
+#[cfg(target_os = "linux")]
+fn is_in(mask: &str, process: Pid, signal: Signal) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix(mask));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_some_and(|mask| mask & (1 << (signal.as_raw() - 1)) != 0)
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn is_ignored(_signal: Signal) -> bool {
+fn is_in(_mask: &str, _process: Pid, _signal: Signal) -> bool {
     false
 }
 

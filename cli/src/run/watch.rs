@@ -184,6 +184,10 @@ impl<'a> Watch<'a> {
             }
             Event::Renewed | Event::Lost => {}
             Event::Continued => self.go_on(),
+            // Nobody would continue who stops, so it is for a command alone that handles it. Of the
+            // group some might: a shell that waits for its child to begin does not stop, the child
+            // does, and the one never hears of the other again.
+            Event::Signal(Signal::TSTP) if terminal::is_orphan() => self.job.offer(Signal::TSTP),
             Event::Signal(Signal::TSTP) => {
                 self.stops_too = true;
                 self.job.signal(Signal::TSTP);
@@ -263,9 +267,7 @@ impl<'a> Watch<'a> {
             }
         }
         if std::mem::take(&mut self.stops_too) {
-            if !terminal::is_orphan() {
-                let _ = kill_process(getpid(), Signal::STOP);
-            }
+            let _ = kill_process(getpid(), Signal::STOP);
             self.go_on();
         }
     }

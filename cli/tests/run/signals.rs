@@ -124,24 +124,28 @@ fn others_while_waiting(rig: &mut Rig) -> Outcome {
 
 fn service(rig: &mut Rig) -> Outcome {
     // Leads a session, as what an init or a container starts: nobody would continue it.
-    let start = |script: &str| {
-        let run = rig.run_command(&["a"], script);
+    let start = |name: &str, script: &str| {
+        let run = rig.run_command(&[name], script);
         let mut service = rig.leader()?;
         service.arg(run.get_program()).args(run.get_args());
         Ok(Running(Some(service.spawn().unwrap())))
     };
-    let first = start("touch ready; until [ -e done ]; do sleep 0.01; done; exit 3")?;
+    let work = "until [ -e done ]; do sleep 0.01; done";
+    let first = start("a", &format!("touch ready; {work}; exit 3"))?;
     rig.until_file("ready");
-    let second = start("exit 4")?;
+    let second = start("a", "exit 4")?;
     rig.until_waited_for("a", 1);
-    for service in [&first, &second] {
+    let handles = format!("trap 'touch heard' TSTP; touch set; {work}; exit 5");
+    let third = start("b", &handles)?;
+    rig.until_file("set");
+    for service in [&first, &second, &third] {
         service.signal(Signal::TSTP);
     }
-    // Takes long enough for that to be heard.
-    assert!(!rig.who("a").is_null());
+    rig.until_file("heard");
     rig.write("done", "");
     assert_eq!(first.code(), 3);
     assert_eq!(second.code(), 4);
+    assert_eq!(third.code(), 5);
     Ok(())
 }
 
