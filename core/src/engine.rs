@@ -2,6 +2,7 @@
 //! line for it, and giving it back.
 
 use std::cell::Cell;
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -109,12 +110,12 @@ impl Drop for Turn<'_> {
 }
 
 impl Engine {
-    pub(crate) fn new(
+    pub(crate) fn open(
         provider: Arc<dyn LockProvider>,
         settings: Settings,
         clock: Arc<dyn Clock>,
         watcher: Watcher,
-    ) -> Arc<Self> {
+    ) -> Arc<Shared> {
         let engine = Arc::new(Self {
             capabilities: provider.capabilities(),
             provider,
@@ -131,7 +132,7 @@ impl Engine {
                 upkeep.jump();
             }
         }));
-        engine
+        Arc::new(Shared(engine))
     }
 
     /// How much earlier than the store a guard calls itself lost.
@@ -479,9 +480,20 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+/// What keepers and guards share: the engine, closed when the last of them goes.
+pub(crate) struct Shared(Arc<Engine>);
+
+impl Deref for Shared {
+    type Target = Arc<Engine>;
+
+    fn deref(&self) -> &Arc<Engine> {
+        &self.0
+    }
+}
+
+impl Drop for Shared {
     fn drop(&mut self) {
-        self.upkeep.stop();
+        self.upkeep.close();
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{Clock, Moment};
-use crate::engine::{Engine, Granted};
+use crate::engine::{Granted, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Gone, Hold, Standing};
 use crate::name::LockName;
@@ -27,14 +27,14 @@ use crate::token::FencingToken;
 /// lock, or pass [`token`](Self::token) along, so that the data itself refuses a late write.
 #[must_use = "a guard that is dropped at once releases the lock at once"]
 pub struct LockGuard {
-    engine: Arc<Engine>,
+    engine: Arc<Shared>,
     granted: Granted,
     token: FencingToken,
     released: bool,
 }
 
 impl LockGuard {
-    pub(crate) fn new(engine: Arc<Engine>, granted: Granted) -> Result<Self, Error> {
+    pub(crate) fn new(engine: Arc<Shared>, granted: Granted) -> Result<Self, Error> {
         let token = granted.hold.token(granted.turn)?;
         Ok(Self {
             engine,

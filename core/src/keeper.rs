@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::capabilities::{Capabilities, Capability};
 use crate::clock::{Clock, SystemClock};
-use crate::engine::{Engine, Settings};
+use crate::engine::{Engine, Settings, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::name::{IntoName, LockName};
@@ -15,7 +15,6 @@ use crate::operator::Operator;
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{LockProvider, Released, Usage};
 use crate::token::MAX_HANDOVERS;
-use crate::upkeep::Upkeep;
 
 /// Locks names on one store. Cloning is cheap, and clones are the same keeper; make one per store
 /// and program.
@@ -25,13 +24,7 @@ use crate::upkeep::Upkeep;
 /// the last one closes the store; a call to it that is under way is waited for, for 100 ms at most.
 #[derive(Clone)]
 pub struct LockKeeper {
-    engine: Arc<Engine>,
-}
-
-impl Drop for LockKeeper {
-    fn drop(&mut self) {
-        Upkeep::see_out(&self.engine);
-    }
+    engine: Arc<Shared>,
 }
 
 impl LockKeeper {
@@ -343,7 +336,7 @@ impl KeeperBuilder {
             .map_err(|error| error.with_backend(backend))?;
         let watcher = Watcher::new(self.observer);
         Ok(LockKeeper {
-            engine: Engine::new(self.provider, self.settings, self.clock, watcher),
+            engine: Engine::open(self.provider, self.settings, self.clock, watcher),
         })
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::clock::Moment;
+use crate::clock::{Clock, Moment};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Hold, Standing};
@@ -106,16 +106,12 @@ impl Upkeep {
         self.note(0);
     }
 
-    /// Ends the threads; what is being called in the store ends by its own deadline.
-    pub(crate) fn stop(&self) {
-        lock(&self.state).stopped = true;
-        self.alarm.notify_one();
-        self.work.notify_all();
-    }
-
-    /// Gives the engine to a thread for as long as `body` takes. `None`: it has ended.
+    /// Gives the engine to a thread for as long as `body` takes. `None`: nobody needs that any more.
     fn visit<R>(&self, of: &Weak<Engine>, body: impl FnOnce(&Arc<Engine>) -> R) -> Option<R> {
         let mut visits = lock(&self.visits);
+        if lock(&self.state).stopped {
+            return None;
+        }
         let engine = of.upgrade()?;
         *visits += 1;
         drop(visits);
@@ -128,23 +124,21 @@ impl Upkeep {
         Some(result)
     }
 
-    /// To be called by who is about to let the engine go. Where nobody but visiting threads has it,
-    /// too, it waits for them, so that the store is closed when the keeper has gone: what is left to
-    /// a thread does not happen when the program ends.
-    pub(crate) fn see_out(engine: &Arc<Engine>) {
-        let upkeep = &engine.upkeep;
+    /// Ends the threads, and waits for those that have the engine right now, so that the store is
+    /// closed when the last keeper or guard has gone: what is left to a thread does not happen when
+    /// the program ends. What hangs in the store ends by its own deadline.
+    pub(crate) fn close(&self) {
+        lock(&self.state).stopped = true;
+        self.alarm.notify_one();
+        self.work.notify_all();
         let until = Instant::now() + FAREWELL;
-        let mut visits = lock(&upkeep.visits);
-        if Arc::strong_count(engine) != *visits + 1 {
-            return;
-        }
-        upkeep.stop();
+        let mut visits = lock(&self.visits);
         while *visits > 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
             }
-            visits = wait(&upkeep.left, visits, Some(left));
+            visits = wait(&self.left, visits, Some(left));
         }
     }
 
@@ -154,8 +148,10 @@ impl Upkeep {
         if state.watching {
             return Ok(());
         }
+        // Waiting must not keep the engine alive.
         let of = Arc::downgrade(engine);
-        spawn("lockkeeper-watch", move || watch(&of))?;
+        let (upkeep, clock) = (Arc::clone(&engine.upkeep), Arc::clone(&engine.clock));
+        spawn("lockkeeper-watch", move || watch(&of, &upkeep, &*clock))?;
         state.watching = true;
         Ok(())
     }
@@ -177,14 +173,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> 
 
 /// The watching thread. It holds the engine only while it looks: the engine ends with its last
 /// keeper and guard, and the thread with the engine.
-fn watch(of: &Weak<Engine>) {
-    // Kept apart, since waiting must not keep the engine alive.
-    let Some((upkeep, clock)) = of
-        .upgrade()
-        .map(|engine| (Arc::clone(&engine.upkeep), Arc::clone(&engine.clock)))
-    else {
-        return;
-    };
+fn watch(of: &Weak<Engine>, upkeep: &Upkeep, clock: &dyn Clock) {
     loop {
         // Before looking: what is noted from here on lowers it again, and is not missed.
         upkeep.next_look.store(ASLEEP, Ordering::Release);

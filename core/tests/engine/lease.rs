@@ -345,3 +345,25 @@ fn the_store_is_closed_when_the_keeper_has_gone() {
     drop(keeper);
     assert_eq!(Arc::strong_count(&script), 1, "a thread has it still");
 }
+
+#[test]
+fn no_thread_has_the_store_when_the_last_guard_has_gone() {
+    let script = Script::new();
+    // The threads are just beginning, or just ending.
+    for turn in 0..2_000 {
+        let keeper = script.keeper();
+        let guard = keeper.lock("a").unwrap();
+        if turn % 2 == 0 {
+            drop(guard);
+            drop(keeper);
+        } else {
+            drop(keeper);
+            drop(guard);
+        }
+        assert_eq!(
+            Arc::strong_count(&script),
+            1,
+            "a thread has it, turn {turn}"
+        );
+    }
+}
