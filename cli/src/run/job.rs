@@ -1,6 +1,7 @@
 //! The command: starting it, signalling it, and what became of it.
 
-use std::ffi::OsString;
+use std::env;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ pub(super) fn own_program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") {
         return Ok(PathBuf::from("/proc/self/exe"));
     }
-    std::env::current_exe()
+    env::current_exe()
 }
 
 /// A command in a process group of its own.
@@ -62,7 +63,7 @@ impl Job {
             .args(command)
             .process_group(0);
         // Settings may hold secrets, and are nobody's business beyond this program.
-        for (name, _) in std::env::vars_os() {
+        for (name, _) in env::vars_os() {
             if name.as_encoded_bytes().starts_with(b"LOCKKEEPER_") {
                 child.env_remove(name);
             }
@@ -225,7 +226,11 @@ pub(super) fn main(parent: Option<i32>, voice: Voice, command: &[OsString]) -> E
     if is_orphan() {
         return ExitCode::from(NOT_RUN);
     }
-    let error = Command::new(program).args(args).exec();
+    let mut error = Command::new(program).args(args).exec();
+    if error.kind() == io::ErrorKind::PermissionDenied && !is_file(program, env::var_os("PATH")) {
+        // A folder of PATH may not be searched: shells do not speak of that either.
+        error = Errno::NOENT.into();
+    }
     let shown = program.to_string_lossy();
     let (code, way_out) = match error.kind() {
         io::ErrorKind::NotFound => (NOT_FOUND, "is it installed, and in PATH?"),
@@ -236,9 +241,29 @@ pub(super) fn main(parent: Option<i32>, voice: Voice, command: &[OsString]) -> E
     ExitCode::from(code)
 }
 
+/// Whether there is such a program, by its path or in a folder of PATH, if only one that may not run.
+fn is_file(program: &OsStr, path: Option<OsString>) -> bool {
+    let is_named = program.as_encoded_bytes().contains(&b'/');
+    let path = path.unwrap_or_else(|| "/bin:/usr/bin".into());
+    is_named || env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    #[test]
+    fn a_program_is_looked_for_where_exec_does() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("text"), "").unwrap();
+        let path = env::join_paths([Path::new("/no-such-folder"), folder.path()]).unwrap();
+        for (program, there) in [("text", true), ("other", false), ("./other", true)] {
+            assert_eq!(is_file(program.as_ref(), Some(path.clone())), there);
+        }
+        assert!(is_file("sh".as_ref(), None));
+    }
 
     #[test]
     fn zombies_are_nobody() {

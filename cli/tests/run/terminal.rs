@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
 
+use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
@@ -46,8 +48,10 @@ impl Screen {
         tcsetattr(&keys, OptionalActions::Now, &settings).unwrap();
         let path = ptsname(&keys, Vec::new()).unwrap().into_string().unwrap();
         let terminal = || {
-            let file = File::options().read(true).write(true).open(&path).unwrap();
-            Stdio::from(file)
+            // Not these tests' own, should they lead a session.
+            let mut options = File::options();
+            let options = options.custom_flags(OFlags::NOCTTY.bits().cast_signed());
+            Stdio::from(options.read(true).write(true).open(&path).unwrap())
         };
         // The terminal is the program's own.
         start
