@@ -21,7 +21,8 @@ use crate::token::MAX_HANDOVERS;
 ///
 /// Its threads (one that watches, one that renews, up to three more while store calls hang) start
 /// with the first lock and end with the last clone and guard. Guards outlive their keeper. Dropping
-/// the last one closes the store; a call to it that is under way is waited for, for 100 ms at most.
+/// the last of them all closes the store; a call to it that is under way is waited for, for 100 ms
+/// at most.
 #[derive(Clone)]
 pub struct LockKeeper {
     engine: Arc<Shared>,
