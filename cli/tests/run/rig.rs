@@ -83,7 +83,9 @@ impl Kind {
 }
 
 pub(crate) fn main(cases: &[Case]) -> ExitCode {
-    let args = Arguments::from_args();
+    let mut args = Arguments::from_args();
+    // Most of a case is waiting.
+    args.test_threads.get_or_insert(4);
     // A shell has what it starts in the background ignore some signals. What is handled here is as it
     // is at first in programs that this one starts.
     for signal in [Signal::INT, Signal::QUIT, Signal::HUP] {
