@@ -107,17 +107,18 @@ pub(super) fn listen(
 
 /// Whether a signal is ignored by this process.
 pub(super) fn is_ignored(signal: Signal) -> bool {
-    is_in("SigIgn:", getpid(), signal)
+    // By that name also where /proc numbers processes as another namespace does.
+    is_in("SigIgn:", "self", signal)
 }
 
 /// Whether a process handles a signal.
 pub(super) fn is_handled(process: Pid, signal: Signal) -> bool {
-    is_in("SigCgt:", process, signal)
+    is_in("SigCgt:", &process.to_string(), signal)
 }
 
 /// proc_pid_status(5)
 #[cfg(target_os = "linux")]
-fn is_in(mask: &str, process: Pid, signal: Signal) -> bool {
+fn is_in(mask: &str, process: &str, signal: Signal) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix(mask));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
@@ -125,7 +126,7 @@ fn is_in(mask: &str, process: Pid, signal: Signal) -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn is_in(_mask: &str, _process: Pid, _signal: Signal) -> bool {
+fn is_in(_mask: &str, _process: &str, _signal: Signal) -> bool {
     false
 }
 
