@@ -3,8 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::{getpgrp, getppid, getsid};
 use rustix::fs::{FileType, Mode, OFlags};
-use rustix::process::{Pid, getpgrp, getppid, getsid};
+use rustix::process::Pid;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 
 /// The terminal that this process was started from.
@@ -31,7 +32,7 @@ impl Terminal {
 
     /// Whether this process is in the foreground.
     pub(super) fn is_ours(&self) -> bool {
-        tcgetpgrp(&self.tty).is_ok_and(|group| group == getpgrp())
+        tcgetpgrp(&self.tty).is_ok_and(|group| own_group() == Some(group))
     }
 
     pub(super) fn is_lent(&self) -> bool {
@@ -49,8 +50,9 @@ impl Terminal {
     pub(super) fn take_back(&mut self) {
         if let Some(group) = self.lent.take()
             && tcgetpgrp(&self.tty).is_ok_and(|now| now == group)
+            && let Some(own) = own_group()
         {
-            self.set(getpgrp());
+            self.set(own);
         }
     }
 
@@ -83,10 +85,20 @@ pub(super) fn is_alone() -> bool {
     !is_pipe(std::io::stdin().as_fd()) && !is_pipe(std::io::stdout().as_fd())
 }
 
+/// The group of this process. `None`: its number is that of another PID namespace, as in a container
+/// that was started without a session of its own, and it cannot be given the terminal here.
+pub(super) fn own_group() -> Option<Pid> {
+    Pid::from_raw(getpgrp().as_raw())
+}
+
 /// Whether nobody would continue this process if it stopped: who started it is of another session,
 /// or the session's leader is of this group, and would be stopped, too.
 pub(super) fn is_orphan() -> bool {
+    // Of another PID namespace, every number is 0. Whose parent and session both are, has that session
+    // from that parent, or it would have made its own, with a number. A group without one may be the
+    // leader's.
     let session = getsid(None).ok();
-    let parent = getppid().and_then(|parent| getsid(Some(parent)).ok());
+    let parent = Some(getppid()).filter(|parent| parent.as_raw() != 0);
+    let parent = parent.and_then(|parent| getsid(Some(parent)).ok());
     parent.is_none() || parent != session || session == Some(getpgrp())
 }

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use lockkeeper::{Clock, LockGuard, SystemClock};
-use rustix::process::{Signal, getpgrp, getpid, kill_process, kill_process_group};
+use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 
 use super::job::{self, Job, State, Status};
 use super::plan::{Deadline, Plan};
@@ -250,7 +250,7 @@ impl<'a> Watch<'a> {
     /// The command was stopped: so is all of this job, where somebody would continue it.
     fn stopped(&mut self, signal: Option<Signal>) {
         let asks = matches!(signal, Some(Signal::TTIN | Signal::TTOU));
-        let leads = getpgrp() == getpid();
+        let leads = terminal::own_group() == Some(getpid());
         if let Some(terminal) = &mut self.terminal {
             self.wants_terminal |= asks;
             if asks && terminal.is_ours() {
@@ -262,13 +262,17 @@ impl<'a> Watch<'a> {
                 }
                 terminal.take_back();
                 // Returns when the shell continues it.
-                let _ = kill_process_group(getpgrp(), Signal::STOP);
+                let _ = kill_current_process_group(Signal::STOP);
                 return self.go_on();
             }
         }
         if std::mem::take(&mut self.stops_too) {
             let _ = kill_process(getpid(), Signal::STOP);
             self.go_on();
+        } else if asks {
+            self.voice.warn(
+                "the command asks for the terminal, which is not this job's, and stands still until it is",
+            );
         }
     }
 

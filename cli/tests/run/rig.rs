@@ -208,6 +208,22 @@ impl Rig {
         Ok(command)
     }
 
+    /// util-linux' unshare: the program that it is given is the first one of a PID namespace, where
+    /// the session and the group that it is in have no numbers.
+    pub(crate) fn namespace(&self) -> Result<Vec<&'static str>, Skip> {
+        let root = vec!["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+        let user = [&root[..], &["--user", "--map-root-user"]].concat();
+        let may = |unshare: &Vec<&str>| {
+            let tried = Command::new("unshare")
+                .args(&unshare[1..])
+                .arg("true")
+                .output();
+            tried.is_ok_and(|output| output.status.success())
+        };
+        let may = [root, user].into_iter().find(may);
+        may.ok_or(Skip("this user can make no PID namespace with unshare(1)"))
+    }
+
     /// `lockkeeper run … -- sh -c SCRIPT`, to its end.
     pub(crate) fn run(&self, args: &[&str], script: &str) -> Output {
         self.run_command(args, script).output().unwrap()

@@ -22,6 +22,7 @@ pub(crate) const CASES: &[Case] = &[
         "nothing_stops_where_nobody_would_continue_it",
         no_job_control,
     ),
+    ("a_command_that_cannot_have_it_is_spoken_of", out_of_reach),
     ("unlock_asks_at_the_terminal", unlock),
     ("in_a_pipe_the_reader_keeps_the_terminal", pipe),
     ("in_the_background_a_script_keeps_the_terminal", background),
@@ -236,6 +237,15 @@ until [ -e ready ]; do sleep 0.01; done; echo ready; read line; echo got $line; 
     screen.press("typed\n");
     screen.wait_for("got typed");
     assert_eq!(screen.program.code(), 3);
+    Ok(())
+}
+
+fn out_of_reach(rig: &mut Rig) -> Outcome {
+    // Where this job has no number, nobody could give the terminal back to it.
+    let mut start = rig.namespace()?;
+    start.extend([BINARY, "run", "a", "--", "cat"]);
+    let mut screen = Screen::start(rig, &start)?;
+    screen.wait_for("stands still");
     Ok(())
 }
 
