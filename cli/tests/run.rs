@@ -32,6 +32,9 @@ mod rig;
 #[cfg(unix)]
 #[path = "run/signals.rs"]
 mod signals;
+#[cfg(target_os = "linux")]
+#[path = "run/surroundings.rs"]
+mod surroundings;
 #[cfg(unix)]
 #[path = "run/terminal.rs"]
 mod terminal;
@@ -46,6 +49,8 @@ fn main() -> ExitCode {
         loss::CASES,
         operate::CASES,
         signals::CASES,
+        #[cfg(target_os = "linux")]
+        surroundings::CASES,
         terminal::CASES,
     ];
     rig::main(&cases.concat())

@@ -53,10 +53,12 @@ When lockkeeper itself ends:
 When it is killed, its command is killed at once, with all of its process
 group, by a small watchdog process. When it is stopped, the watchdog ends the
 command before the lease is over. What leaves the process group (setsid,
-daemons) is out of reach. What the command leaves behind in the background
-when it ends by itself goes on, without the lock.
-The next command under the name starts on the same host when the one before is
-gone. It waits for that while it has the lock, for the ttl at most.
+daemons), or runs as a user that this one may not signal (sudo), is out of
+reach. What the command leaves behind in the background when it ends by itself
+goes on, without the lock.
+The next command under the name starts on the same host (not from container to
+container) when the one before is gone. It waits for that while it has the lock,
+for the ttl at most.
 
 Times:
 The lock calls itself lost a margin (a tenth of the ttl, at most 1s) before

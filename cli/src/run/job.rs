@@ -166,7 +166,13 @@ fn only_zombies(group: Pid) -> bool {
     };
     let mut members = processes.flatten().filter_map(ended).peekable();
     // Those of other users may be hidden.
-    members.peek().is_some() && members.all(|ended| ended)
+    members.peek().is_some() && members.all(|ended| ended) && is_proc_ours()
+}
+
+/// Whether /proc numbers processes as this one's namespace does. Another one's shows strangers.
+pub(super) fn is_proc_ours() -> bool {
+    let shown = std::fs::read_link("/proc/self").unwrap_or_default();
+    shown.to_str() == Some(getpid().to_string().as_str())
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -6,9 +6,11 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use lockkeeper::{CancelToken, FencingToken, LockName, Observer};
+use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use signal_hook::iterator::Signals;
 
+use super::job::is_proc_ours;
 use super::start::Voice;
 use super::terminal;
 use crate::trouble::Trouble;
@@ -70,9 +72,16 @@ pub(super) fn listen(
     // `nohup`, and a script's `&`, mean that these are to end neither this nor the command, which
     // inherits that.
     let heard = wanted.filter(|signal| !MAY_STAY_IGNORED.contains(signal) || !is_ignored(*signal));
-    let mut signals = Signals::new(heard.map(Signal::as_raw))
-        .map_err(|error| Trouble::system("listen for signals", &error))?;
+    let heard: Vec<_> = heard.map(Signal::as_raw).collect();
+    let mut signals =
+        Signals::new(&heard).map_err(|error| Trouble::system("listen for signals", &error))?;
     let listener = move || {
+        // Whoever started this may have blocked them. The other threads stay as they are, and so does
+        // the command, which one of them starts.
+        let numbers = heard.iter().map(|number| (*number).try_into());
+        let _ = numbers
+            .collect::<Result<SigSet, _>>()
+            .and_then(|all| all.thread_unblock());
         for number in signals.forever() {
             let Some(signal) = Signal::from_named_raw(number) else {
                 continue;
@@ -111,9 +120,9 @@ pub(super) fn is_ignored(signal: Signal) -> bool {
     is_in("SigIgn:", "self", signal)
 }
 
-/// Whether a process handles a signal.
+/// Whether a process is known to handle a signal.
 pub(super) fn is_handled(process: Pid, signal: Signal) -> bool {
-    is_in("SigCgt:", &process.to_string(), signal)
+    is_proc_ours() && is_in("SigCgt:", &process.to_string(), signal)
 }
 
 /// proc_pid_status(5)

@@ -1,6 +1,7 @@
 //! From the command line to an exit status.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,7 @@ use super::watchdog::{self, WATCHDOG, Watchdog};
 use crate::args;
 use crate::say;
 use crate::settings;
-use crate::trouble::{CONFIG, LOST, Trouble};
+use crate::trouble::{CONFIG, LOST, SYSTEM, Trouble};
 use crate::who;
 
 const QUIET: &str = "quiet";
@@ -132,12 +133,15 @@ fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
     let granted = SystemClock.now();
     voice.tell(&format!("got {name:?} with the token {}", guard.token()));
     let mut watchdog =
-        Watchdog::start(claim::name(&keeper, &name)).map_err(|error| not_run(&error))?;
+        Watchdog::start(claim::name(&keeper, &name)).map_err(|error| no_process(&error))?;
     let waited = claim::wait(&mut watchdog, plan, &guard, &events, voice).or_else(|_| {
         // Whoever ends all of a service's processes means this one, too.
         match stop_signal_within(LOOK, &events) {
             Some(signal) => Ok(Waited::Signal(signal)),
-            None => Err(not_run(&"somebody has killed its watchdog")),
+            None => Err(Trouble::new(
+                NOT_RUN,
+                "the command cannot be started: somebody has killed its watchdog",
+            )),
         }
     })?;
     is_running.store(true, Ordering::SeqCst);
@@ -206,8 +210,14 @@ fn acquire(
         })
 }
 
-fn not_run(error: &dyn std::fmt::Display) -> Trouble {
-    Trouble::new(NOT_RUN, format!("the command cannot be started: {error}"))
+/// There can be no process of this program, and so none for the command.
+fn no_process(error: &io::Error) -> Trouble {
+    let way_out = match error.kind() {
+        io::ErrorKind::NotFound => "; are /proc and /dev/null there?",
+        io::ErrorKind::WouldBlock => "; are there as many as this user may have (ulimit -u)?",
+        _ => "",
+    };
+    Trouble::new(SYSTEM, format!("cannot start a process: {error}{way_out}"))
 }
 
 fn interrupted(signal: Signal, voice: Voice) -> u8 {
@@ -260,7 +270,8 @@ fn command(
             say::unix_millis(until).to_string(),
         ),
     ];
-    let job = Job::prepare(&args.command, &environment, voice).map_err(|error| not_run(&error))?;
+    let job =
+        Job::prepare(&args.command, &environment, voice).map_err(|error| no_process(&error))?;
     let watch = Watch::new(&job, watchdog, plan, guard, events, voice);
     let Some(watch) = watch.begin() else {
         return Ok(None);

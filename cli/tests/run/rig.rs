@@ -210,8 +210,9 @@ impl Rig {
 
     /// util-linux' unshare: the program that it is given is the first one of a PID namespace, where
     /// the session and the group that it is in have no numbers.
-    pub(crate) fn namespace(&self) -> Result<Vec<&'static str>, Skip> {
-        let root = vec!["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    pub(crate) fn namespace(&self, more: &[&'static str]) -> Result<Vec<&'static str>, Skip> {
+        let pids = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+        let root = [&pids, more].concat();
         let user = [&root[..], &["--user", "--map-root-user"]].concat();
         let may = |unshare: &Vec<&str>| {
             let tried = Command::new("unshare")
@@ -221,7 +222,18 @@ impl Rig {
             tried.is_ok_and(|output| output.status.success())
         };
         let may = [root, user].into_iter().find(may);
-        may.ok_or(Skip("this user can make no PID namespace with unshare(1)"))
+        may.ok_or(Skip("this user can make no such namespace with unshare(1)"))
+    }
+
+    /// Runs a script as the first program of such a namespace; its `$0` is lockkeeper.
+    pub(crate) fn contain(&self, more: &[&'static str], script: &str) -> Result<Output, Skip> {
+        let unshare = self.namespace(more)?;
+        let mut command = Command::new(unshare[0]);
+        self.dress(&mut command);
+        command.args(&unshare[1..]);
+        command.args(["sh", "-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(Running(Some(command.spawn().unwrap())).output())
     }
 
     /// `lockkeeper run … -- sh -c SCRIPT`, to its end.

@@ -14,7 +14,6 @@ pub(crate) const CASES: &[Case] = &[
     ("signals_end_the_wait", end_the_wait),
     ("other_signals_do_not_end_the_wait", others_while_waiting),
     ("a_service_is_not_stopped", service),
-    ("a_pid_namespace_changes_nothing", namespace),
     ("a_stopped_command_keeps_its_lock", stopped_command),
     ("nohup_stays_nohup", nohup),
     (
@@ -147,34 +146,6 @@ fn service(rig: &mut Rig) -> Outcome {
     assert_eq!(first.code(), 3);
     assert_eq!(second.code(), 4);
     assert_eq!(third.code(), 5);
-    Ok(())
-}
-
-fn namespace(rig: &mut Rig) -> Outcome {
-    let script = r#"
-until_there() { until [ -e $1 ]; do sleep 0.01; done; }
-"$0" run a -- sh -c 'trap "touch heard" TSTP; touch set; until [ -e done ]; do sleep 0.01; done; exit 3' &
-until_there set
-kill -TSTP $!
-until_there heard
-touch done
-wait $!
-echo $? > first
-"$0" run b -- sh -c 'echo $$ > pid; kill -STOP $$; exit 4' &
-until_there pid
-until grep -q ') T ' /proc/$(cat pid)/stat; do sleep 0.01; done
-kill -CONT $(cat pid)
-wait $!
-echo $? > second"#;
-    let unshare = rig.namespace()?;
-    let mut command = Command::new(unshare[0]);
-    rig.dress(&mut command);
-    command.args(&unshare[1..]);
-    command.args(["sh", "-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);
-    let mut run = Running(Some(command.spawn().unwrap()));
-    assert!(run.ended().success());
-    assert_eq!(rig.read("first").trim(), "3");
-    assert_eq!(rig.read("second").trim(), "4");
     Ok(())
 }
 

@@ -242,7 +242,7 @@ until [ -e ready ]; do sleep 0.01; done; echo ready; read line; echo got $line; 
 
 fn out_of_reach(rig: &mut Rig) -> Outcome {
     // Where this job has no number, nobody could give the terminal back to it.
-    let mut start = rig.namespace()?;
+    let mut start = rig.namespace(&[])?;
     start.extend([BINARY, "run", "a", "--", "cat"]);
     let mut screen = Screen::start(rig, &start)?;
     screen.wait_for("stands still");

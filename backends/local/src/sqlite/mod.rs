@@ -76,7 +76,8 @@ impl Driver for SqliteDriver {
 /// - Do not delete the file while a program uses it: the next one would create another.
 /// - Do not use it on both sides of a fork; open it after forking.
 /// - Containers can share a file, and then share the host's clock, but dead holders are found at
-///   once only within one pid namespace.
+///   once only within one pid namespace. One with an offset of its boottime clock
+///   (time_namespaces(7)) is refused with [`Incompatible`](ErrorKind::Incompatible).
 #[derive(Clone)]
 pub struct SqliteProvider {
     store: Arc<Store>,

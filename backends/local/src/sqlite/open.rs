@@ -38,6 +38,7 @@ pub(super) fn open(path: &str) -> Result<(Connection, PathBuf), Error> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let path = place(Path::new(path))?;
+    one_clock()?;
     let connection = connect(&path).map_err(failure)?;
     if connection.is_readonly("main").map_err(failure)? {
         return Err(Error::new(
@@ -267,6 +268,32 @@ fn local(_path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Refuses a clock on which a moment is not what the host's others take it for.
+#[cfg(target_os = "linux")]
+fn one_clock() -> Result<(), Error> {
+    // Not there: a system without such a thing.
+    let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+    if is_host_time(&offsets) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Incompatible,
+        "this process is in a time namespace, and its clock is not that of the others who use the file; start it without an offset of the boottime clock, or use a server",
+    ))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn one_clock() -> Result<(), Error> {
+    Ok(())
+}
+
+/// By the lines of time_namespaces(7): clock, seconds, nanoseconds.
+#[cfg(target_os = "linux")]
+fn is_host_time(offsets: &str) -> bool {
+    let mut lines = offsets.lines().map(str::split_whitespace);
+    lines.all(|mut line| line.next() != Some("boottime") || line.all(|number| number == "0"))
+}
+
 /// By the numbers of statfs(2); see linux/magic.h.
 #[cfg(target_os = "linux")]
 fn network_file_system(magic: u32) -> Option<&'static str> {
@@ -292,6 +319,20 @@ fn network_file_system(magic: u32) -> Option<&'static str> {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clock_of_its_own_is_seen() {
+        assert!(is_host_time(""));
+        let offset = |boot: &str| format!("monotonic          -7         3\nboottime   {boot}\n");
+        assert!(is_host_time(&offset("         0         0")));
+        for boot in [
+            "     86400         0",
+            "        -3 500000000",
+            "         0 500000000",
+        ] {
+            assert!(!is_host_time(&offset(boot)), "{boot}");
+        }
+    }
 
     #[test]
     fn network_file_systems_are_known_by_their_numbers() {

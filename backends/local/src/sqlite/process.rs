@@ -2,6 +2,9 @@
 
 use std::sync::LazyLock;
 
+/// How places end that are in no container: PROC_PID_INIT_INO of linux/proc_ns.h.
+const HOST: &str = "/pid:[4026531836]";
+
 /// A process as others can recognise it: pids are reused, pids with start times are not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Process {
@@ -47,13 +50,14 @@ impl Process {
         if self == own {
             return false;
         }
-        let boot = |place: &str| place.split_once('/').map(|(boot, _)| boot.to_owned());
-        if let (Some(its), Some(ours)) = (boot(&self.place), boot(&own.place))
-            && its != ours
-        {
-            return true;
-        }
-        self.is_near() && system::has_ended(self.pid, self.start)
+        self.is_of_another_boot(own) || (self.is_near() && system::has_ended(self.pid, self.start))
+    }
+
+    /// Whether the host was started anew between the two. `false` where either is in a container: some
+    /// of these (systemd-nspawn, LXC) have a boot id of their own.
+    fn is_of_another_boot(&self, other: &Self) -> bool {
+        let boots = [self, other].map(|process| process.place.strip_suffix(HOST));
+        matches!(boots, [Some(its), Some(ours)] if its != ours)
     }
 
     /// Something that can be polled for its end; `None` where there is no such thing.
@@ -187,6 +191,23 @@ mod tests {
     }
 
     #[test]
+    fn nobody_outlives_a_boot() {
+        let of = |boot: &str, pids: u32| Process {
+            pid: 7,
+            start: 7,
+            place: format!("{boot}/pid:[{pids}]"),
+        };
+        let host = 4_026_531_836;
+        let now = of("b", host);
+        assert!(of("a", host).is_of_another_boot(&now));
+        assert!(!of("b", host).is_of_another_boot(&now));
+        // The boot ids of containers say nothing.
+        assert!(!of("a", 4_026_532_000).is_of_another_boot(&now));
+        assert!(!now.is_of_another_boot(&of("a", 4_026_532_000)));
+        assert!(!of("a", 4_026_532_000).is_of_another_boot(&of("b", 4_026_532_001)));
+    }
+
+    #[test]
     fn tells_the_living_from_the_dead() {
         assert!(Process::can_judge());
         assert!(!Process::own().is_dead());
@@ -205,12 +226,6 @@ mod tests {
             ..reused.clone()
         };
         assert!(!elsewhere.is_dead(), "another pid namespace is not judged");
-        let before = Process {
-            place: "0-0/pid:[1]".to_owned(),
-            ..process.clone()
-        };
-        assert!(before.is_dead(), "nobody outlives a boot");
-
         let ends = process.watch().unwrap();
         child.kill().unwrap();
         let mut fds = [rustix::event::PollFd::new(
