@@ -76,8 +76,8 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 /// Android, `CLOCK_MONOTONIC` on Apple systems (where it does the same), else
 /// [`std::time::Instant`].
 ///
-/// Processes of one host agree on it, so backends for one host may store its moments.
-/// See clock_gettime(2).
+/// Processes of one host agree on it, so backends for one host may store its moments; but for those
+/// of a time namespace with an offset of its own, see clock_gettime(2) and time_namespaces(7).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 

@@ -309,18 +309,34 @@ fn restarted_store_while_waiting(rig: &mut Rig) -> Outcome {
 }
 
 fn restarted_store(rig: &mut Rig) -> Outcome {
-    let Some(server) = &rig.server else {
-        return Err(NO_SERVER);
+    let delete = |files: &[&str]| {
+        for file in files {
+            std::fs::remove_file(rig.path("store").join(file)).unwrap();
+        }
     };
-    // It has forgotten everything: the next renewal says so, and the command is ended.
-    let run = rig.start(&with(&["a"]), FORKING);
-    rig.until_file("ready");
-    server.kill();
-    server.restart();
-    assert_eq!(run.code(), 79);
-    for pid in both(rig) {
-        assert!(!is_alive(pid));
+    let forget: Vec<Box<dyn Fn() + '_>> = match &rig.server {
+        Some(server) => vec![Box::new(|| {
+            server.kill();
+            server.restart();
+        })],
+        None => vec![
+            Box::new(|| delete(&["locks.db", "locks.db-wal", "locks.db-shm"])),
+            Box::new(|| delete(&["locks.db-wal", "locks.db-shm"])),
+        ],
+    };
+    for forget in forget {
+        // It has forgotten everything: the next renewal says so, and the command is ended.
+        let run = rig.start(&with(&["a"]), FORKING);
+        rig.until_file("ready");
+        forget();
+        assert_eq!(run.code(), 79);
+        for pid in both(rig) {
+            assert!(!is_alive(pid));
+        }
+        assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
+        for file in ["ready", "first", "second"] {
+            std::fs::remove_file(rig.path(file)).unwrap();
+        }
     }
-    assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
     Ok(())
 }

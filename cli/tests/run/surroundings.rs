@@ -3,12 +3,14 @@
 use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 
-use crate::rig::{Case, Outcome, Rig, code, said};
+use crate::rig::{Case, Outcome, Rig, Skip, code, said};
 
 pub(crate) const CASES: &[Case] = &[
     ("a_pid_namespace_changes_nothing", pids),
     ("a_boot_id_of_a_containers_own_frees_nothing", boot_id),
     ("a_clock_of_a_containers_own_frees_nothing", clock),
+    ("a_file_that_is_mounted_alone_is_refused", mounted_alone),
+    ("a_full_disk_is_waited_out", full_disk),
     ("without_proc_no_command_is_started", no_proc),
     ("signals_blocked_by_the_caller_are_heard", blocked),
 ];
@@ -60,6 +62,62 @@ fn clock(rig: &mut Rig) -> Outcome {
     assert!(!rig.exists("started"));
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
+    Ok(())
+}
+
+fn mounted_alone(rig: &mut Rig) -> Outcome {
+    if rig.server.is_some() {
+        return Err(Skip("the store is no file"));
+    }
+    let holder = rig.hold("a");
+    rig.write("alone.db", "");
+    let script = r#"mount --bind store/locks.db alone.db && exec "$0" run -n --url sqlite:alone.db a -- touch started"#;
+    let output = rig.contain(&[], script)?;
+    assert_eq!(code(&output), 78, "{}", said(&output));
+    assert!(
+        said(&output).contains("mount its folder"),
+        "{}",
+        said(&output)
+    );
+    // With its folder it is the same store.
+    std::fs::create_dir(rig.path("whole")).unwrap();
+    let script = r#"mount --bind store whole && exec "$0" run -n --url sqlite:whole/locks.db a -- touch started"#;
+    let output = rig.contain(&[], script)?;
+    assert_eq!(code(&output), 75, "{}", said(&output));
+    assert!(!rig.exists("started"));
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0);
+    Ok(())
+}
+
+fn full_disk(rig: &mut Rig) -> Outcome {
+    if rig.server.is_some() {
+        return Err(Skip("the store is no file"));
+    }
+    std::fs::create_dir(rig.path("small")).unwrap();
+    let script = r#"
+until_there() { until [ -e $1 ]; do sleep 0.01; done; }
+mount -t tmpfs -o size=400k none small
+export LOCKKEEPER_URL=sqlite:small/locks.db
+"$0" run a -- sh -c 'touch held; while :; do sleep 0.01; done' &
+holder=$!
+until_there held
+"$0" run a -- touch started &
+waiter=$!
+until_there small/locks.db-wake-*
+cat /dev/zero > small/fill
+kill -9 $holder
+# Until the waiter has tried again and again.
+tries() { sed -n 's/syscw: //p' /proc/$waiter/io; }
+first=$(tries)
+until [ "$(tries)" -gt $((first + 5)) ]; do
+  grep -q 'State:.[SRD]' /proc/$waiter/status || exit 9
+  sleep 0.01
+done
+rm small/fill
+wait $waiter && until_there started"#;
+    let output = rig.contain(&[], script)?;
+    assert_eq!(code(&output), 0, "{}", said(&output));
     Ok(())
 }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Moment};
+use lockkeeper_core::{AcquireRequest, CancelRegistration, Error, ErrorKind, Moment};
 
 use super::db::{Patience, Session};
-use super::line::{self, Ask, Held, Next};
+use super::line::{self, Ask, Held, Key, Next};
 use super::process::Process;
 use super::store::Store;
 use super::wake::{Bell, Watch, Woken};
@@ -15,6 +15,9 @@ use super::wake::{Bell, Watch, Woken};
 const LOOK: Duration = Duration::from_secs(1);
 /// The second in line looks after the first: it may be stopped or dead.
 const RUNNER_UP: Duration = Duration::from_millis(100);
+
+/// How long a waiter leaves a store in peace that does not work.
+const OUTAGE: Duration = Duration::from_millis(500);
 
 /// A grant, and a moment before it was asked for.
 pub(super) struct Won {
@@ -81,24 +84,37 @@ fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Won
             }
         });
     };
-    let mut waiter = Waiter::new(store, &ask);
-    let bell = Arc::clone(&waiter.bell);
-    let _wake = request
-        .cancel()
-        .map(|cancel| cancel.on_cancel(move || bell.poke()));
+    let mut waiter = Waiter::new(store, request, ask.key);
     let mut watch: Option<Watch> = None;
     // A holder that the system says has ended while its row says it lives: not watched twice.
     let mut spent: Option<Process> = None;
     loop {
-        waiter.bell.drain();
         let patience = patience(Some(deadline));
+        if !waiter.bell.is_there() {
+            waiter = Waiter::new(store, request, ask.key);
+        }
+        waiter.bell.drain();
         let mut place = waiter.id;
         let sight = store.db.transact(&patience, |session| {
             // A try that failed was undone, and its place with it.
             place = waiter.id;
             let line = Some((&mut place, &*waiter.bell));
             look(session, &ask, line, request.now())
-        })?;
+        });
+        let sight = match sight {
+            Ok(sight) => sight,
+            // The place is what it was.
+            Err(error) if waiter.id.is_some() && may_pass(&error) => {
+                let left = deadline.saturating_since(request.now());
+                if left.is_zero() || is_cancelled() {
+                    return Err(error);
+                }
+                ask.recover |= error.kind() == ErrorKind::Unknown;
+                waiter.bell.wait(None, OUTAGE.min(left));
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         waiter.id = place;
         let (next, until, holder, before) = match sight {
             Sight::Won(won) => return Ok(Some(won)),
@@ -133,6 +149,11 @@ fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Won
             spent = watch.take().map(|watch| watch.process);
         }
     }
+}
+
+/// Whether it may be over before a wait is: a full disk, for one.
+fn may_pass(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)
 }
 
 /// How long a waiter sleeps where nothing wakes it; never the same for two of them.
@@ -248,18 +269,23 @@ fn drop_out(
 /// A place in line, given up on every way out.
 struct Waiter<'a> {
     store: &'a Store,
-    ask: &'a Ask<'a>,
+    key: Key<'a>,
     bell: Arc<Bell>,
     id: Option<i64>,
+    _wake: Option<CancelRegistration>,
 }
 
 impl<'a> Waiter<'a> {
-    fn new(store: &'a Store, ask: &'a Ask<'a>) -> Self {
+    fn new(store: &'a Store, request: &AcquireRequest<'_>, key: Key<'a>) -> Self {
+        let bell = store.bells.take();
+        let rings = Arc::clone(&bell);
+        let cancel = request.cancel();
         Self {
             store,
-            ask,
-            bell: store.bells.take(),
+            key,
+            bell,
             id: None,
+            _wake: cancel.map(|cancel| cancel.on_cancel(move || rings.poke())),
         }
     }
 }
@@ -270,7 +296,7 @@ impl Drop for Waiter<'_> {
             None => true,
             Some(id) => {
                 let patience = self.store.briefly();
-                self.store.leave(self.ask.key, id, &patience).is_ok()
+                self.store.leave(self.key, id, &patience).is_ok()
             }
         };
         // A row that could not be removed names a bell that nobody hears: who rings it removes it.

@@ -2,12 +2,15 @@
 //! writes.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, ErrorKind, Moment};
 use rusqlite::{Connection, ErrorCode, Params, Row};
+
+use super::open::{Opened, open};
 
 /// What a single attempt may wait for other writers, each of which takes some microseconds, but
 /// can be put aside by a busy machine while it writes.
@@ -19,9 +22,22 @@ const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 const YIELDS: u32 = 4;
 
+/// How often it is looked whether the file is still there: seldom enough to cost nothing.
+const PRESENCE: Duration = Duration::from_millis(50);
+
 pub(super) struct Db {
-    connection: Mutex<Connection>,
+    current: Mutex<Current>,
+    path: PathBuf,
+    /// Whether a file that was deleted is made again.
+    create: bool,
     statements: AtomicU64,
+}
+
+struct Current {
+    /// `None`: what was open was deleted, and could not be opened anew.
+    opened: Option<Opened>,
+    /// When it was known to be there.
+    seen: Moment,
 }
 
 impl fmt::Debug for Db {
@@ -72,9 +88,14 @@ impl<'a> Patience<'a> {
 }
 
 impl Db {
-    pub(super) fn new(connection: Connection) -> Self {
+    pub(super) fn new(opened: Opened, create: bool, seen: Moment) -> Self {
         Self {
-            connection: Mutex::new(connection),
+            path: opened.path.clone(),
+            current: Mutex::new(Current {
+                opened: Some(opened),
+                seen,
+            }),
+            create,
             statements: AtomicU64::new(0),
         }
     }
@@ -92,16 +113,13 @@ impl Db {
     ) -> Result<T, Error> {
         let mut tries = 0;
         loop {
-            let connection = self
-                .connection
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
             let session = Session {
-                connection: &connection,
+                connection: self.connection(&mut current, patience.clock.now())?,
                 statements: &self.statements,
             };
             let result = session.settle().and_then(|()| work(&session));
-            drop(connection);
+            drop(current);
             match result {
                 Ok(value) => return Ok(value),
                 Err(error) if is_busy(&error) && patience.pause(tries) => {
@@ -110,6 +128,33 @@ impl Db {
                 Err(error) => return Err(failure(error)),
             }
         }
+    }
+
+    /// To what is at the path now: a file that was deleted, and that nobody else finds, excludes
+    /// nobody.
+    fn connection<'a>(
+        &self,
+        current: &'a mut Current,
+        now: Moment,
+    ) -> Result<&'a Connection, Error> {
+        let is_due = now.saturating_since(current.seen) >= PRESENCE;
+        if is_due
+            && current
+                .opened
+                .as_ref()
+                .is_some_and(|opened| !opened.is_there())
+        {
+            // Closed first: as long as a file is open, SQLite goes on with those it had beside it.
+            current.opened = None;
+        }
+        let opened = match current.opened.take() {
+            Some(opened) => opened,
+            None => open(&self.path, self.create)?,
+        };
+        if is_due {
+            current.seen = now;
+        }
+        Ok(&current.opened.insert(opened).connection)
     }
 
     /// The same in one write transaction. It begins as one: a transaction that becomes a writer

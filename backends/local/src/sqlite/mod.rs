@@ -12,6 +12,7 @@ mod store;
 mod wake;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use lockkeeper_core::{
@@ -51,12 +52,12 @@ impl Driver for SqliteDriver {
             .with_backend(BACKEND));
         }
         let path = url.path()?;
-        if target.parse("create", "true or false")? == Some(false) {
-            open::must_be_there(&path).map_err(|error| error.with_backend(BACKEND))?;
-        }
+        let create = target.parse("create", "true or false")?.unwrap_or(true);
         let clock = Arc::clone(target.clock());
-        let provider = SqliteProvider::with_clock(&path, target.namespace(), clock)?;
-        Ok(Arc::new(provider))
+        let provider = SqliteProvider::new(&path, target.namespace(), clock, create);
+        Ok(Arc::new(
+            provider.map_err(|error| error.with_backend(BACKEND))?,
+        ))
     }
 }
 
@@ -73,9 +74,12 @@ impl Driver for SqliteDriver {
 ///   woken, and dead holders are found by their ttl alone.
 /// - A process that is stopped inside of a write transaction, some microseconds long, keeps the
 ///   file locked until it goes on; others get [`ErrorKind::Unavailable`] when their wait is over.
-/// - Do not delete the file while a program uses it: the next one would create another.
+/// - When the file (or SQLite's beside it) is deleted or replaced while programs use it, the store has
+///   forgotten everything, and the next one is granted what somebody holds. Guards notice at their next
+///   renewal, and everybody goes on with the new file. Fixed leases are not renewed, and do not notice.
 /// - Do not use it on both sides of a fork; open it after forking.
-/// - Containers can share a file, and then share the host's clock, but dead holders are found at
+/// - Containers can share a file by mounting its folder (a file that is mounted alone, or has hard
+///   links, is refused with [`Incompatible`](ErrorKind::Incompatible)), and then share the host's clock, but dead holders are found at
 ///   once only within one pid namespace. One with an offset of its boottime clock
 ///   (time_namespaces(7)) is refused with [`Incompatible`](ErrorKind::Incompatible).
 #[derive(Clone)]
@@ -101,15 +105,25 @@ impl SqliteProvider {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn with_clock(path: &str, namespace: &str, clock: Arc<dyn Clock>) -> Result<Self, Error> {
-        let opened = open::open(path);
-        let (connection, path) = opened.map_err(|error| error.with_backend(BACKEND))?;
+        let opened = Self::new(path, namespace, clock, true);
+        opened.map_err(|error| error.with_backend(BACKEND))
+    }
+
+    fn new(
+        path: &str,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+        create: bool,
+    ) -> Result<Self, Error> {
+        open::check(path)?;
+        let opened = open::open(Path::new(path), create)?;
         Ok(Self {
             store: Arc::new(Store {
-                db: Db::new(connection),
+                path: opened.path.clone(),
+                bells: Bells::new(&opened.path),
+                db: Db::new(opened, create, clock.now()),
                 namespace: namespace.to_owned(),
                 clock,
-                bells: Bells::new(&path),
-                path,
             }),
         })
     }

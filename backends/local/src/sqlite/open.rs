@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind, Finding};
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::db::failure;
@@ -18,8 +19,78 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// More than there are different statements.
 const STATEMENTS: usize = 32;
 
-/// Opens the lock database at `path` and says where it really is.
-pub(super) fn open(path: &str) -> Result<(Connection, PathBuf), Error> {
+/// SQLite's own files are named after the database: this much longer.
+const SIDES: [&str; 2] = ["-wal", "-shm"];
+/// What a file system takes for a name, less the longest that SQLite adds (`-journal`).
+const LONGEST_NAME: usize = 255 - 8;
+/// The same of SQLite's own longest path.
+const LONGEST_PATH: usize = 512 - 9;
+
+/// An open lock database.
+pub(super) struct Opened {
+    pub(super) connection: Connection,
+    /// Where it really is.
+    pub(super) path: PathBuf,
+    files: [Option<(u64, u64)>; 3],
+}
+
+impl Opened {
+    /// Whether the files that are open are still those which others find: not deleted, nor replaced.
+    pub(super) fn is_there(&self) -> bool {
+        identities(&self.path) == self.files
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if !self.is_there() {
+            // What it knows is nobody's state any more, and must not get into a file that is.
+            let config = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+            let _ = self.connection.set_db_config(config, true);
+        }
+    }
+}
+
+/// Opens the lock database at `path`. Without `create`, one that is not there is an error.
+pub(super) fn open(path: &Path, create: bool) -> Result<Opened, Error> {
+    if !create {
+        must_be_there(path)?;
+    }
+    // Closing any descriptor of a file takes this process's POSIX locks on it away, also those of
+    // another connection. The only one here that is not SQLite's is the one that creates the file,
+    // so no other connection may come into being meanwhile.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = place(path)?;
+    one_clock()?;
+    let connection = connect(&path).map_err(failure)?;
+    if connection.is_readonly("main").map_err(failure)? {
+        return Err(Error::new(
+            ErrorKind::PermissionDenied,
+            format!("{path:?} can only be read; give this user write permission"),
+        ));
+    }
+    let began = Instant::now();
+    loop {
+        match prepare(&connection) {
+            Ok(()) => {
+                return Ok(Opened {
+                    files: identities(&path),
+                    connection,
+                    path,
+                });
+            }
+            Err(Trouble::Busy(_)) if began.elapsed() < OPENING => {
+                std::thread::sleep(PAUSE.mul_f64(0.2 + fastrand::f64()));
+            }
+            Err(Trouble::Busy(error)) => return Err(failure(error)),
+            Err(Trouble::Failed(error)) => return Err(error),
+        }
+    }
+}
+
+/// Whether a URL's path can be one.
+pub(super) fn check(path: &str) -> Result<(), Error> {
     if path == ":memory:" {
         return Err(Error::new(
             ErrorKind::InvalidUrl,
@@ -32,31 +103,7 @@ pub(super) fn open(path: &str) -> Result<(Connection, PathBuf), Error> {
             "`sqlite:` needs the path of a file, such as sqlite:/var/lib/app/locks.db",
         ));
     }
-    // Closing any descriptor of a file takes this process's POSIX locks on it away, also those of
-    // another connection. The only one here that is not SQLite's is the one that creates the file,
-    // so no other connection may come into being meanwhile.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = place(Path::new(path))?;
-    one_clock()?;
-    let connection = connect(&path).map_err(failure)?;
-    if connection.is_readonly("main").map_err(failure)? {
-        return Err(Error::new(
-            ErrorKind::PermissionDenied,
-            format!("{path:?} can only be read; give this user write permission"),
-        ));
-    }
-    let began = Instant::now();
-    loop {
-        match prepare(&connection) {
-            Ok(()) => return Ok((connection, path)),
-            Err(Trouble::Busy(_)) if began.elapsed() < OPENING => {
-                std::thread::sleep(PAUSE.mul_f64(0.2 + fastrand::f64()));
-            }
-            Err(Trouble::Busy(error)) => return Err(failure(error)),
-            Err(Trouble::Failed(error)) => return Err(error),
-        }
-    }
+    Ok(())
 }
 
 /// Tells files of one path apart: two containers can have one each. `None`: it is gone.
@@ -74,8 +121,17 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     }
 }
 
+fn identities(path: &Path) -> [Option<(u64, u64)>; 3] {
+    let [wal, shm] = SIDES.map(|side| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(side);
+        identity(Path::new(&name))
+    });
+    [identity(path), wal, shm]
+}
+
 /// For whoever only looks: a wrong path is no store where nothing is held.
-pub(super) fn must_be_there(path: &str) -> Result<(), Error> {
+fn must_be_there(path: &Path) -> Result<(), Error> {
     match fs::exists(path) {
         Ok(false) => Err(Error::new(
             ErrorKind::Incompatible,
@@ -122,20 +178,89 @@ fn place(path: &Path) -> Result<PathBuf, Error> {
     let name = path.file_name().ok_or_else(|| no_file(path))?;
     let file = folder.join(name);
     match fs::canonicalize(&file) {
-        Ok(file) if file.is_dir() => Err(no_file(&file)),
         Ok(file) => {
+            if !file.is_file() {
+                return Err(no_file(&file));
+            }
+            short(&file)?;
             local(&file)?;
+            one_name(&file)?;
             writable(&file)?;
             file.parent().map_or(Ok(()), writable)?;
             Ok(file)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if file.is_symlink() {
+                return Err(Error::new(
+                    ErrorKind::Incompatible,
+                    format!(
+                        "{file:?} is a link to nothing; name the file itself, or remove the link"
+                    ),
+                ));
+            }
+            short(&file)?;
             local(&folder)?;
             create(&file)?;
             Ok(file)
         }
         Err(error) => Err(denied(&file, error)),
     }
+}
+
+/// Refuses what the names of SQLite's files beside it would not fit.
+fn short(file: &Path) -> Result<(), Error> {
+    let name = file.file_name().unwrap_or_default();
+    if name.len() <= LONGEST_NAME && file.as_os_str().len() <= LONGEST_PATH {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Incompatible,
+        format!(
+            "{file:?} is too long for SQLite: at most {LONGEST_NAME} bytes for the name, {LONGEST_PATH} in all"
+        ),
+    ))
+}
+
+/// Refuses a file that others may know by another name: half of SQLite's locks are in the files beside
+/// it, which are named after it. See section 2.5 of <https://sqlite.org/howtocorrupt.html>.
+#[cfg(unix)]
+fn one_name(file: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::MetadataExt;
+    let data = fs::metadata(file).map_err(|error| denied(file, error))?;
+    let refused = |why: &str| {
+        Err(Error::new(
+            ErrorKind::Incompatible,
+            format!("{file:?} {why}"),
+        ))
+    };
+    if data.nlink() > 1 {
+        return refused(
+            "has more than one name (hard links), and SQLite's locks hold under one; remove the others",
+        );
+    }
+    if is_mounted(file) {
+        return refused(
+            "is mounted alone, without the files that SQLite keeps beside it; mount its folder",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn one_name(_file: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+fn is_mounted(file: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+    let found = statx(CWD, file, AtFlags::empty(), StatxFlags::empty());
+    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+#[cfg(all(unix, not(target_os = "linux")))]
+fn is_mounted(_file: &Path) -> bool {
+    false
 }
 
 /// Creates it readable and writable by its owner alone; SQLite gives the files beside it the same

@@ -226,6 +226,7 @@ mod tests {
             ..reused.clone()
         };
         assert!(!elsewhere.is_dead(), "another pid namespace is not judged");
+
         let ends = process.watch().unwrap();
         child.kill().unwrap();
         let mut fds = [rustix::event::PollFd::new(

@@ -13,6 +13,9 @@ const VERSION: i32 = 1;
 /// The row with the empty name, which no lock can have, keeps the last epoch of the whole file. It
 /// lies in the same table so that a grant mostly writes one page.
 ///
+/// A waiter's id never comes again, not even in a file that took the place of a deleted one: by it a
+/// waiter knows its row.
+///
 /// `epoch` 0: nobody holds it, it is kept for the waiter `reserved`. `asked` and `expires` are the
 /// host's clock in ns, see lockkeeper_core::SystemClock; `since` is Unix time in ms, for people.
 const TABLES: &str = "
@@ -47,6 +50,7 @@ CREATE TABLE waiter (
   stale INTEGER NOT NULL
 );
 CREATE INDEX line ON waiter (namespace, name, stale, id);
+INSERT INTO sqlite_sequence VALUES ('waiter', CAST(unixepoch('subsec') * 1000000 AS INTEGER));
 ";
 
 /// What a file is to us.

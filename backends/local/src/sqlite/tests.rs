@@ -1,5 +1,6 @@
 //! What the tests of this store have in common.
 
+mod harm;
 mod leases;
 mod opening;
 mod processes;

@@ -47,7 +47,7 @@ impl Bells {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
-        let bell = idle.unwrap_or_else(|| {
+        let bell = idle.filter(|bell| bell.is_there()).unwrap_or_else(|| {
             Arc::new(Bell {
                 inner: self.place.bind(),
             })
@@ -80,6 +80,11 @@ impl Bell {
     /// For other processes; empty where they cannot reach it.
     pub(super) fn address(&self) -> &str {
         self.inner.address()
+    }
+
+    /// Whether others still find it: somebody may have cleaned up.
+    pub(super) fn is_there(&self) -> bool {
+        self.inner.is_there()
     }
 
     /// Wakes the one that waits with it.
@@ -155,6 +160,7 @@ mod system {
 
     #[derive(Debug)]
     pub(super) struct Place {
+        database: PathBuf,
         folder: PathBuf,
         prefix: String,
         /// Unbound and non-blocking; what rings other bells.
@@ -174,6 +180,7 @@ mod system {
                 #[cfg(target_os = "linux")]
                 handle: fs::File::open(&folder).ok(),
                 prefix: format!("{file}-wake-"),
+                database: path.to_owned(),
                 folder,
             }
         }
@@ -210,6 +217,10 @@ mod system {
                     continue;
                 };
                 let file = self.folder.join(&address);
+                // Whoever may write the database may ring.
+                if let Ok(data) = fs::metadata(&self.database) {
+                    let _ = fs::set_permissions(&file, data.permissions());
+                }
                 let mouth = UnixDatagram::unbound().and_then(|mouth| {
                     mouth.connect(&short)?;
                     Ok(mouth)
@@ -301,6 +312,10 @@ mod system {
             &self.address
         }
 
+        pub(super) fn is_there(&self) -> bool {
+            self.file.as_ref().is_none_or(|file| file.exists())
+        }
+
         pub(super) fn poke(&self) {
             if let Some((_, mouth)) = &self.line {
                 // A full buffer rings, too.
@@ -389,6 +404,10 @@ mod system {
     impl Bell {
         pub(super) fn address(&self) -> &str {
             ""
+        }
+
+        pub(super) fn is_there(&self) -> bool {
+            true
         }
 
         pub(super) fn poke(&self) {

@@ -51,6 +51,29 @@ fn what_is_wrong_with_a_file_is_said() {
         );
     }
 
+    let says = |path: &Path, hint: &str| {
+        let error = refused(path);
+        assert_eq!(error.kind(), ErrorKind::Incompatible, "{error}");
+        assert!(error.to_string().contains(hint), "{error}");
+    };
+    says(&folder.join("x".repeat(248)), "too long");
+    let deep = folder.join("y".repeat(200)).join("z".repeat(200));
+    fs::create_dir_all(&deep).unwrap();
+    says(&deep.join("w".repeat(140)), "too long");
+    assert_eq!(fs::read_dir(&deep).unwrap().count(), 0, "nothing was made");
+    drop(place.provider());
+    drop(SqliteProvider::open(folder.join("x".repeat(247)).to_str().unwrap(), "n").unwrap());
+    fs::hard_link(place.path(), folder.join("second.db")).unwrap();
+    says(&place.path(), "more than one name");
+    fs::remove_file(folder.join("second.db")).unwrap();
+    drop(place.provider());
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(folder.join("nowhere"), folder.join("link")).unwrap();
+        says(&folder.join("link"), "link to nothing");
+        says(Path::new("/dev/null"), "is not a file");
+    }
+
     let other = folder.join("other.db");
     let raw = Connection::open(&other).unwrap();
     raw.execute_batch("CREATE TABLE seats (number)").unwrap();
