@@ -36,7 +36,7 @@ pub(crate) fn main(args: &args::Doctor) -> ExitCode {
 
 fn doctor(args: &args::Doctor) -> Result<u8, Trouble> {
     let mut store = None;
-    let findings = match settings::open(&args.place, None) {
+    let findings = match settings::open_first(&args.place) {
         Ok(keeper) => {
             store = Some(keeper.backend());
             checks::all(&args.place, &keeper)

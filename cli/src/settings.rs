@@ -60,24 +60,22 @@ fn read(file: &Path) -> Result<Config, Trouble> {
     toml::from_str(&text).map_err(|error| bad(&error.message()))
 }
 
-/// Opens a store that is there, to look into it.
+/// Opens the store.
+pub(crate) fn open(place: &Place, observer: Arc<dyn Observer>) -> Result<LockKeeper, Trouble> {
+    Ok(open_config(&config(place)?.observer(observer))?)
+}
+
+/// Opens the first store alone: who asks about that one wants no answer from another.
+pub(crate) fn open_first(place: &Place) -> Result<LockKeeper, Trouble> {
+    Ok(open_config(&config(place)?.without_fallbacks())?)
+}
+
+/// The same where it is there, to look into it.
 pub(crate) fn open_existing(place: &Place) -> Result<LockKeeper, Trouble> {
-    let mut config = config(place)?;
+    let mut config = config(place)?.without_fallbacks();
     if config.url().scheme() == "sqlite" {
         // Where it is said already, that counts.
         config = config.clone().set("create", "false").unwrap_or(config);
-    }
-    Ok(open_config(&config)?)
-}
-
-/// Opens the store.
-pub(crate) fn open(
-    place: &Place,
-    observer: Option<Arc<dyn Observer>>,
-) -> Result<LockKeeper, Trouble> {
-    let mut config = config(place)?;
-    if let Some(observer) = observer {
-        config = config.observer(observer);
     }
     Ok(open_config(&config)?)
 }

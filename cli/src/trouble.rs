@@ -62,6 +62,15 @@ impl From<Error> for Trouble {
             ErrorKind::Lost => LOST,
             _ => CONFIG,
         };
-        Self::new(code, error.to_string())
+        let mut text = error.to_string();
+        // What says "see the cause" is all that is seen of it.
+        let first = std::error::Error::source(&error);
+        for cause in std::iter::successors(first, |cause| cause.source()) {
+            let cause = cause.to_string();
+            if !text.contains(&cause) {
+                text = format!("{text}: {cause}");
+            }
+        }
+        Self::new(code, text)
     }
 }

@@ -167,6 +167,13 @@ impl Config {
         Ok(())
     }
 
+    /// Leaves the fallbacks out, for whoever looks after the first store itself.
+    #[must_use]
+    pub fn without_fallbacks(mut self) -> Self {
+        self.values.remove("fallback");
+        self
+    }
+
     /// Tells `observer` what happens, a fallback at opening included.
     #[must_use]
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {

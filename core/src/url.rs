@@ -27,7 +27,16 @@ impl StoreUrl {
                 "a store's URL has no part behind `#`; write a `#` in a path as %23",
             ));
         }
-        let pairs = inner.query_pairs().into_owned().collect();
+        let pairs: Vec<_> = inner.query_pairs().into_owned().collect();
+        // Else the rest of a password would be taken for a database or a key, and shown.
+        let is_behind =
+            inner.path().contains('@') || pairs.iter().any(|(key, _)| key.contains('@'));
+        if inner.has_host() && inner.username().is_empty() && is_behind {
+            return Err(Error::new(
+                ErrorKind::InvalidUrl,
+                "the URL has an `@` behind its host; write `/`, `?` and `#` in a user or password as %2F, %3F and %23",
+            ));
+        }
         inner.set_query(None);
         Ok((Self { inner }, pairs))
     }
@@ -111,6 +120,7 @@ impl fmt::Debug for StoreUrl {
 #[cfg(test)]
 mod tests {
     use crate::config::Config;
+    use crate::error::ErrorKind;
 
     #[test]
     fn paths_are_decoded_and_passwords_hidden() {
@@ -121,5 +131,33 @@ mod tests {
         let shown = format!("{config:?} {}", config.url());
         assert!(!shown.contains("cret"), "{shown}");
         assert!(shown.contains("me:***@127.0.0.1:1/2"), "{shown}");
+    }
+
+    #[test]
+    fn no_part_of_a_password_is_shown() {
+        for url in [
+            "redis://bob:1234/s3cret@h:1/",
+            "redis://bob:?s3cret@h/",
+            "mysql://bob:4711?s3cret@h/",
+            "mysql://bob:1234/s3cret@h/",
+            "redis://bob:12#s3cret@h/",
+            "redis://bob:s3cret/x@h/",
+        ] {
+            let error = Config::from_url(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidUrl, "{url}");
+            let shown = format!("{error} {error:?}");
+            assert!(
+                !shown.contains("s3cret") && !shown.contains("1234"),
+                "{shown}"
+            );
+        }
+        for url in [
+            "sqlite:/srv/a@b.db",
+            "redis://me:x@h/1",
+            "redis://h/1?fallback=redis://me:x@other/",
+            "mysql:?socket=/run/a@b.sock",
+        ] {
+            assert!(Config::from_url(url).is_ok(), "{url}");
+        }
     }
 }

@@ -113,7 +113,7 @@ const ACCESS_DENIED: u16 = 1045;
 /// Numbers of the server's, what they mean, and what to do.
 struct Meaning(&'static [u16], ErrorKind, &'static str);
 
-const MEANINGS: [Meaning; 13] = [
+const MEANINGS: [Meaning; 14] = [
     Meaning(
         &[ACCESS_DENIED, 1698],
         ErrorKind::PermissionDenied,
@@ -135,12 +135,12 @@ const MEANINGS: [Meaning; 13] = [
         "the server takes no connections from this host; see its users and `max_connect_errors`",
     ),
     Meaning(
-        &[3159, 1835, 4151],
+        &[3159, 1835],
         ErrorKind::PermissionDenied,
         "the server wants TLS, or another way to log in; try tls=on",
     ),
     Meaning(
-        &[1820, 1862, 3118],
+        &[1820, 1862, 3118, 4151],
         ErrorKind::PermissionDenied,
         "the user's password has expired, or the user is locked",
     ),
@@ -168,6 +168,11 @@ const MEANINGS: [Meaning; 13] = [
         &[1047],
         ErrorKind::Unavailable,
         "this node of a cluster is not ready",
+    ),
+    Meaning(
+        &[3032],
+        ErrorKind::Unavailable,
+        "the server is in offline mode (`offline_mode`)",
     ),
     Meaning(
         &[3057, 4163],

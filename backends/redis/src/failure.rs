@@ -66,7 +66,7 @@ const MEANINGS: [Meaning; 18] = [
     Meaning(
         "OOM",
         ErrorKind::Unavailable,
-        "the server is at its `maxmemory` and takes no new key; raise that, or let it evict other keys",
+        "the server is at its `maxmemory` and takes no new key; raise that, or free something, but let it evict nothing: locks are keys, too",
     ),
     Meaning(
         "WRONGTYPE",

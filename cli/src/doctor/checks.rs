@@ -28,7 +28,7 @@ pub(super) fn all(place: &Place, keeper: &LockKeeper) -> Vec<Finding> {
     )];
     // Another one, as another program would have it, where that would meet this one.
     let other = if keeper.capabilities().has(Capability::CrossProcess) {
-        settings::open(place, None)
+        settings::open_first(place)
     } else {
         Ok(keeper.clone())
     };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use lockkeeper::{CancelToken, FencingToken, LockName, Observer};
+use lockkeeper::{CancelToken, Error, FencingToken, LockName, Observer};
 use nix::sys::signal::SigSet;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use signal_hook::iterator::Signals;
@@ -154,6 +154,22 @@ impl Observer for Ear {
 
     fn renewed(&self, _name: &LockName, _token: FencingToken) {
         let _ = self.events.send(Event::Renewed);
+    }
+
+    fn renewal_unknown(&self, name: &LockName, _token: FencingToken, error: &Error) {
+        self.voice.tell(&format!(
+            "{name:?} could not be renewed, which is tried again: {error}"
+        ));
+    }
+
+    fn warning(&self, store: &str, text: &str) {
+        self.voice.warn(&format!("{store}: {text}"));
+    }
+
+    fn fallback(&self, from: &str, to: &str, reason: &Error) {
+        self.voice.warn(&format!(
+            "the lock is on {to}, and excludes nobody who locks on {from}: {reason}"
+        ));
     }
 
     fn lost(&self, _name: &LockName, _token: FencingToken) {

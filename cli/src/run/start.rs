@@ -109,7 +109,7 @@ fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
         events: tell,
         voice,
     };
-    let opened = settings::open(&args.place, Some(Arc::new(ear)));
+    let opened = settings::open(&args.place, Arc::new(ear));
     if let Some(signal) = stop_signal(&events) {
         return Ok(interrupted(signal, voice));
     }

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use lockkeeper::{Clock, LockGuard, SystemClock};
+use lockkeeper::{Clock, LeasePolicy, LockGuard, SystemClock};
 use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 
 use super::job::{self, Job, State, Status};
@@ -148,10 +148,12 @@ impl<'a> Watch<'a> {
             let next = deadline.term.saturating_since(now).min(remaining);
             return next.max(Duration::from_millis(1));
         }
-        let why = if self.guard.is_held() {
-            "cannot be kept: the store has not answered in time"
-        } else {
+        let why = if !self.guard.is_held() {
             "is lost: the store was out of reach for too long, or somebody took it away"
+        } else if let LeasePolicy::Fixed { .. } = self.plan.policy {
+            "is not kept any longer: its --lease is over"
+        } else {
+            "cannot be kept: the store has not renewed it in time"
         };
         let deadline = match remaining {
             Duration::ZERO => self.plan.at_once(now, self.last.kill),

@@ -229,6 +229,11 @@ fn fixed(rig: &mut Rig) -> Outcome {
     let args = ["--lease", "1s", "--kill-after", "300ms", "a"];
     let output = rig.start(&args, FORKING).output();
     assert_eq!(code(&output), 79, "{}", said(&output));
+    assert!(
+        said(&output).contains("--lease is over"),
+        "{}",
+        said(&output)
+    );
     for pid in both(rig) {
         assert!(!is_alive(pid));
     }

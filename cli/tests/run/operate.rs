@@ -16,6 +16,7 @@ pub(crate) const CASES: &[Case] = &[
         "doctor_tells_who_may_not_look",
         doctor_of_one_who_may_not_look,
     ),
+    ("a_fallback_is_spoken_of_and_answers_for_nobody", fallback),
     ("completions_and_manual", generated),
 ];
 
@@ -162,6 +163,14 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
         let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
         assert_eq!(code(&output), 2, "{}", out(&output));
         fits(&out(&output));
+        // With the cause, in SQLite's own words.
+        let output = rig.lockkeeper(&["who", "--url", &url]).output().unwrap();
+        assert_eq!(code(&output), 78, "{}", out(&output));
+        assert!(
+            said(&output).contains("file is not a database"),
+            "{}",
+            said(&output)
+        );
         return Ok(());
     };
     let server = match server {
@@ -176,6 +185,9 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
             let output = rig.lockkeeper(&["doctor"]).output().unwrap();
             assert_eq!(code(&output), 1, "{}", out(&output));
             assert!(out(&output).contains("read-only"), "{}", out(&output));
+            let output = rig.run(&["a"], "true");
+            assert_eq!(code(&output), 0, "{}", said(&output));
+            assert!(said(&output).contains("read-only"), "{}", said(&output));
             return Ok(());
         }
     };
@@ -236,6 +248,34 @@ fn doctor_of_one_who_may_not_look(rig: &mut Rig) -> Outcome {
     let text = out(&output).replace("\n          ", " ");
     assert!(text.contains("cannot list the names"), "{text}");
     assert!(text.contains("+scan") && !text.contains("secret"), "{text}");
+    Ok(())
+}
+
+fn fallback(rig: &mut Rig) -> Outcome {
+    let lockkeeper = |args: &[&str]| {
+        let mut command = rig.lockkeeper(args);
+        command.env("LOCKKEEPER_URL", "redis://127.0.0.1:1/");
+        command.env("LOCKKEEPER_FALLBACK", rig.url());
+        command.output().unwrap()
+    };
+    let output = lockkeeper(&["run", "a", "--", "true"]);
+    assert_eq!(code(&output), 0, "{}", said(&output));
+    let line = said(&output);
+    assert_eq!(line.lines().count(), 1, "{line}");
+    assert!(
+        line.contains("excludes nobody who locks on redis:"),
+        "{line}"
+    );
+    // What the other store knows is no answer.
+    for (args, status) in [
+        (&["who"][..], 69),
+        (&["who", "a"], 69),
+        (&["unlock", "--force", "a"], 69),
+        (&["doctor"], 2),
+    ] {
+        let output = lockkeeper(args);
+        assert_eq!(code(&output), status, "{args:?} {}", said(&output));
+    }
     Ok(())
 }
 

@@ -78,10 +78,10 @@ impl Driver for SqliteDriver {
 ///   forgotten everything, and the next one is granted what somebody holds. Guards notice at their next
 ///   renewal, and everybody goes on with the new file. Fixed leases are not renewed, and do not notice.
 /// - Do not use it on both sides of a fork; open it after forking.
-/// - Containers can share a file by mounting its folder (a file that is mounted alone, or has hard
-///   links, is refused with [`Incompatible`](ErrorKind::Incompatible)), and then share the host's clock, but dead holders are found at
-///   once only within one pid namespace. One with an offset of its boottime clock
-///   (time_namespaces(7)) is refused with [`Incompatible`](ErrorKind::Incompatible).
+/// - Containers can share a file by mounting its folder, and then share the host's clock, but dead
+///   holders are found at once only within one pid namespace. Refused with
+///   [`Incompatible`](ErrorKind::Incompatible) are a file that is mounted alone or has hard links, and
+///   a container with an offset of its boottime clock (time_namespaces(7)).
 #[derive(Clone)]
 pub struct SqliteProvider {
     store: Arc<Store>,
