@@ -145,16 +145,14 @@ fn table(held: &[HeldName], now: SystemTime) -> String {
     table.trim_fmt()
 }
 
-/// What comes from the store, without what would move the terminal's cursor.
+/// What comes from the store, without what would move the terminal's cursor or turn its lines around,
+/// and no two of them alike.
 fn plain(text: &str) -> String {
-    text.chars()
-        .flat_map(|letter| {
-            let control = letter.is_control();
-            let escaped = control.then(|| letter.escape_default());
-            let plain = (!control).then_some(letter);
-            escaped.into_iter().flatten().chain(plain)
-        })
-        .collect()
+    let quoted = format!("{text:?}");
+    let inner = quoted
+        .strip_prefix('"')
+        .and_then(|rest| rest.strip_suffix('"'));
+    inner.unwrap_or(text).replace("\\\"", "\"")
 }
 
 fn name(held: &HeldName) -> String {
@@ -213,5 +211,13 @@ mod tests {
         assert_eq!(shown, "session 7\\r on web\\n\\u{9b}1");
         held.holder.session = None;
         assert_eq!(holder(&held, SystemTime::now()), "web\\n\\u{9b}1");
+        for (text, shown) in [
+            ("it's \"ours\"", "it's \"ours\""),
+            ("a\\nb", "a\\\\nb"),
+            ("a\u{202e}b", "a\\u{202e}b"),
+            ("", ""),
+        ] {
+            assert_eq!(plain(text), shown);
+        }
     }
 }

@@ -7,7 +7,7 @@ use crate::capabilities::Capabilities;
 use crate::error::{Error, ErrorKind};
 
 /// The longest wait and ttl that can be represented: a hundred years.
-pub const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+pub const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
 
 /// How long an acquisition may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

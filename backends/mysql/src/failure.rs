@@ -113,7 +113,7 @@ const ACCESS_DENIED: u16 = 1045;
 /// Numbers of the server's, what they mean, and what to do.
 struct Meaning(&'static [u16], ErrorKind, &'static str);
 
-const MEANINGS: [Meaning; 14] = [
+const MEANINGS: [Meaning; 15] = [
     Meaning(
         &[ACCESS_DENIED, 1698],
         ErrorKind::PermissionDenied,
@@ -168,6 +168,11 @@ const MEANINGS: [Meaning; 14] = [
         &[1047],
         ErrorKind::Unavailable,
         "this node of a cluster is not ready",
+    ),
+    Meaning(
+        &[1095],
+        ErrorKind::PermissionDenied,
+        "the user may not end another user's session; grant it CONNECTION_ADMIN (MySQL) or CONNECTION ADMIN (MariaDB)",
     ),
     Meaning(
         &[3032],
