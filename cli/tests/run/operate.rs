@@ -16,6 +16,7 @@ pub(crate) const CASES: &[Case] = &[
         "doctor_tells_who_may_not_look",
         doctor_of_one_who_may_not_look,
     ),
+    ("unlock_by_one_who_may_not", unlock_without_right),
     ("a_fallback_is_spoken_of_and_answers_for_nobody", fallback),
     ("completions_and_manual", generated),
 ];
@@ -248,6 +249,26 @@ fn doctor_of_one_who_may_not_look(rig: &mut Rig) -> Outcome {
     let text = out(&output).replace("\n          ", " ");
     assert!(text.contains("cannot list the names"), "{text}");
     assert!(text.contains("+scan") && !text.contains("secret"), "{text}");
+    Ok(())
+}
+
+fn unlock_without_right(rig: &mut Rig) -> Outcome {
+    let Some(Server::MySql(server)) = &rig.server else {
+        return Err(Skip("whoever may lock there may free, too"));
+    };
+    server
+        .execute("CREATE USER looker@'%' IDENTIFIED BY 'secret'")
+        .unwrap();
+    let holder = rig.hold("a");
+    let url = format!("mysql://looker:secret@{}/", server.addr());
+    let output = rig
+        .lockkeeper(&["unlock", "--force", "--yes", "--url", &url, "a"])
+        .output()
+        .unwrap();
+    assert_eq!(code(&output), 78, "{}", said(&output));
+    assert!(said(&output).contains("CONNECTION"), "{}", said(&output));
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0);
     Ok(())
 }
 
