@@ -6,6 +6,7 @@ mod lease;
 mod line;
 mod open;
 mod operator;
+mod place;
 mod process;
 mod schema;
 mod store;

@@ -1,0 +1,268 @@
+//! Where a lock database may be, and what is said of a place where it may not.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lockkeeper_core::{Error, ErrorKind};
+
+/// What a file system takes for a name, less the longest that SQLite adds (`-journal`).
+const LONGEST_NAME: usize = 255 - 8;
+/// The same of SQLite's own longest path.
+const LONGEST_PATH: usize = 512 - 9;
+
+/// The file, there and with all links resolved, so that everybody finds the same wake files.
+pub(super) fn find(path: &Path) -> Result<PathBuf, Error> {
+    let folder = match path.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        Some(folder) => folder,
+        None => return Err(no_file(path)),
+    };
+    let folder = fs::canonicalize(folder).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Error::new(
+            ErrorKind::Incompatible,
+            format!("the folder {folder:?} does not exist; create it"),
+        )
+        .with_source(error),
+        _ => denied(folder, error),
+    })?;
+    if !folder.is_dir() {
+        return Err(Error::new(
+            ErrorKind::Incompatible,
+            format!("{folder:?} is not a folder; name a file in a folder that is there"),
+        ));
+    }
+    let name = path.file_name().ok_or_else(|| no_file(path))?;
+    let file = folder.join(name);
+    match fs::canonicalize(&file) {
+        Ok(file) => {
+            if !file.is_file() {
+                return Err(no_file(&file));
+            }
+            short(&file)?;
+            local(&file)?;
+            one_name(&file)?;
+            writable(&file)?;
+            file.parent().map_or(Ok(()), writable)?;
+            Ok(file)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if file.is_symlink() {
+                return Err(Error::new(
+                    ErrorKind::Incompatible,
+                    format!(
+                        "{file:?} is a link to nothing; name the file itself, or remove the link"
+                    ),
+                ));
+            }
+            short(&file)?;
+            local(&folder)?;
+            create(&file)?;
+            Ok(file)
+        }
+        Err(error) => Err(denied(&file, error)),
+    }
+}
+
+/// Refuses what the names of SQLite's files beside it would not fit.
+fn short(file: &Path) -> Result<(), Error> {
+    let name = file.file_name().unwrap_or_default();
+    if name.len() <= LONGEST_NAME && file.as_os_str().len() <= LONGEST_PATH {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Incompatible,
+        format!(
+            "{file:?} is too long for SQLite: at most {LONGEST_NAME} bytes for the name, {LONGEST_PATH} in all"
+        ),
+    ))
+}
+
+/// Refuses a file that others may know by another name: half of SQLite's locks are in the files beside
+/// it, which are named after it. See section 2.5 of <https://sqlite.org/howtocorrupt.html>.
+#[cfg(unix)]
+fn one_name(file: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::MetadataExt;
+    let data = fs::metadata(file).map_err(|error| denied(file, error))?;
+    let refused = |why: &str| {
+        Err(Error::new(
+            ErrorKind::Incompatible,
+            format!("{file:?} {why}"),
+        ))
+    };
+    if data.nlink() > 1 {
+        return refused(
+            "has more than one name (hard links), and SQLite's locks hold under one; remove the others",
+        );
+    }
+    if is_mounted(file) {
+        return refused(
+            "is mounted alone, without the files that SQLite keeps beside it; mount its folder",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn one_name(_file: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+fn is_mounted(file: &Path) -> bool {
+    use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+    let found = statx(CWD, file, AtFlags::empty(), StatxFlags::empty());
+    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+#[cfg(all(unix, not(target_os = "linux")))]
+fn is_mounted(_file: &Path) -> bool {
+    false
+}
+
+/// Creates it readable and writable by its owner alone; SQLite gives the files beside it the same
+/// mode.
+fn create(file: &Path) -> Result<(), Error> {
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(file) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(denied(file, error)),
+    }
+}
+
+fn no_file(path: &Path) -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        format!("{path:?} is not a file; name a file for the locks"),
+    )
+}
+
+fn denied(path: &Path, error: io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            ErrorKind::PermissionDenied
+        }
+        io::ErrorKind::InvalidFilename | io::ErrorKind::NotADirectory => ErrorKind::Incompatible,
+        _ => ErrorKind::Unavailable,
+    };
+    let message = match kind {
+        ErrorKind::PermissionDenied => {
+            format!(
+                "{path:?} cannot be created or written; give this user write permission for the file and its folder"
+            )
+        }
+        _ => format!("{path:?} cannot be used; see the cause"),
+    };
+    Error::new(kind, message).with_source(error)
+}
+
+#[cfg(unix)]
+fn writable(path: &Path) -> Result<(), Error> {
+    use rustix::fs::{Access, access};
+    access(path, Access::READ_OK | Access::WRITE_OK).map_err(|errno| denied(path, errno.into()))
+}
+
+#[cfg(not(unix))]
+fn writable(_path: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
+/// Refuses file systems on which locks do not reach, or not reliably, all who see the file.
+#[cfg(target_os = "linux")]
+pub(super) fn local(path: &Path) -> Result<(), Error> {
+    let found = rustix::fs::statfs(path).map_err(|errno| denied(path, errno.into()))?;
+    match network_file_system(found.f_type as u32) {
+        None => Ok(()),
+        Some(name) => Err(Error::new(
+            ErrorKind::Incompatible,
+            format!(
+                "{path:?} is on {name}, where SQLite's locks cannot be relied on; put the file on a local disk, or use a store that is made for several hosts"
+            ),
+        )),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn local(_path: &Path) -> Result<(), Error> {
+    Ok(())
+}
+
+/// Refuses a clock on which a moment is not what the host's others take it for.
+#[cfg(target_os = "linux")]
+pub(super) fn one_clock() -> Result<(), Error> {
+    // Not there: a system without such a thing.
+    let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+    if is_host_time(&offsets) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Incompatible,
+        "this process is in a time namespace, and its clock is not that of the others who use the file; start it without an offset of the boottime clock, or use a server",
+    ))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn one_clock() -> Result<(), Error> {
+    Ok(())
+}
+
+/// By the lines of time_namespaces(7): clock, seconds, nanoseconds.
+#[cfg(target_os = "linux")]
+fn is_host_time(offsets: &str) -> bool {
+    let mut lines = offsets.lines().map(str::split_whitespace);
+    lines.all(|mut line| line.next() != Some("boottime") || line.all(|number| number == "0"))
+}
+
+/// By the numbers of statfs(2); see linux/magic.h.
+#[cfg(target_os = "linux")]
+fn network_file_system(magic: u32) -> Option<&'static str> {
+    Some(match magic {
+        0x6969 => "NFS",
+        0x517b | 0xff53_4d42 | 0xfe53_4d42 => "SMB",
+        0x0102_1997 => "9p",
+        0x6573_5546 => "FUSE or virtiofs",
+        0x00c3_6400 => "Ceph",
+        0x5346_414f | 0x6b41_4653 => "AFS",
+        0x7375_7245 => "Coda",
+        0x7461_636f => "OCFS2",
+        0x0116_1970 => "GFS2",
+        0x0bd0_0bd0 => "Lustre",
+        0x4750_4653 => "GPFS",
+        0x1983_0326 => "BeeGFS",
+        0x786f_4256 => "a VirtualBox share",
+        0xbacb_acbc => "a VMware share",
+        _ => return None,
+    })
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_of_its_own_is_seen() {
+        assert!(is_host_time(""));
+        let offset = |boot: &str| format!("monotonic          -7         3\nboottime   {boot}\n");
+        assert!(is_host_time(&offset("         0         0")));
+        for boot in [
+            "     86400         0",
+            "        -3 500000000",
+            "         0 500000000",
+        ] {
+            assert!(!is_host_time(&offset(boot)), "{boot}");
+        }
+    }
+
+    #[test]
+    fn network_file_systems_are_known_by_their_numbers() {
+        assert_eq!(network_file_system(0x6969), Some("NFS"));
+        assert_eq!(network_file_system(0xff53_4d42), Some("SMB"));
+        for here in [0xef53, 0x0102_1994, 0x5846_5342, 0x9123_683e, 0x794c_7630] {
+            assert_eq!(network_file_system(here), None);
+        }
+    }
+}
