@@ -226,7 +226,8 @@ fn forced_while_kept(rig: &mut Rig) -> Outcome {
 }
 
 fn fixed(rig: &mut Rig) -> Outcome {
-    let args = ["--lease", "1s", "--kill-after", "300ms", "a"];
+    // Long enough for a busy machine to say who the two are.
+    let args = ["--lease", "4s", "--kill-after", "300ms", "a"];
     let output = rig.start(&args, FORKING).output();
     assert_eq!(code(&output), 79, "{}", said(&output));
     assert!(
