@@ -148,10 +148,10 @@ impl<'a> Watch<'a> {
             let next = deadline.term.saturating_since(now).min(remaining);
             return next.max(Duration::from_millis(1));
         }
-        let why = if !self.guard.is_held() {
-            "is lost: the store was out of reach for too long, or somebody took it away"
-        } else if let LeasePolicy::Fixed { .. } = self.plan.policy {
+        let why = if let LeasePolicy::Fixed { .. } = self.plan.policy {
             "is not kept any longer: its --lease is over"
+        } else if !self.guard.is_held() {
+            "is lost: the store was out of reach for too long, or somebody took it away"
         } else {
             "cannot be kept: the store has not renewed it in time"
         };
