@@ -9,7 +9,8 @@ Tells who holds what.
 
 Lists the names that are held on the store, in the namespace of its URL: by which process of which
 host, since when, with which token, how long the store keeps it without a renewal, and how many
-processes wait for it. What a store cannot tell shows as -, and is named below the table.";
+processes wait for it. What a store cannot tell shows as -, and is named below the table.
+A `fallback` is not asked: give its own URL.";
 
 pub(super) const WHO_DETAILS: &str = "\
 JSON:
@@ -36,7 +37,7 @@ Says who holds it, asks, and frees it. The next one in line gets it at once. The
 itself lost at its next renewal, and may go on working until then: first make sure that it is dead,
 or that the data refuses its token. (A `lockkeeper run` on the same host starts its command when that
 of the former one has ended, or after its own ttl.) Only the hold that was shown is ended: somebody
-who has taken the name in the meantime keeps it.";
+who has taken the name in the meantime keeps it. A `fallback` is not asked: give its own URL.";
 
 pub(super) const UNLOCK_DETAILS: &str = "\
 Exit status:
@@ -52,7 +53,8 @@ Tries whether a store is fit for locks, and looks for known traps.
 
 Connects, measures the round trip, takes a lock, contends for it, hands it over and lets a lease run
 out, with two keepers and under names of its own; then looks for what is known to break locks on this
-kind of store. Each finding says what it means and what to do.";
+kind of store. Each finding says what it means and what to do. A `fallback` is not looked at: give its own
+URL.";
 
 pub(super) const DOCTOR_DETAILS: &str = "\
 JSON:
