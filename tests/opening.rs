@@ -31,7 +31,25 @@ impl Driver for Unreachable {
 
     fn open(&self, _: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         self.0.fetch_add(1, Ordering::SeqCst);
-        Err(Error::new(ErrorKind::Unavailable, "no route to host"))
+        Err(Error::unreachable("no route to host"))
+    }
+}
+
+/// A driver whose store answers, and cannot serve now.
+#[derive(Debug)]
+struct Full;
+
+impl Driver for Full {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["full"]
+    }
+
+    fn keys(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn open(&self, _: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        Err(Error::new(ErrorKind::Unavailable, "others have it all"))
     }
 }
 
@@ -210,7 +228,7 @@ impl Observer for Fallbacks {
 }
 
 #[test]
-fn a_fallback_is_used_only_when_out_of_reach_and_is_told() {
+fn a_fallback_is_used_only_when_nobody_answers_and_is_told() {
     let far = Unreachable::default();
     let told = Arc::new(Fallbacks::default());
     let config = Config::from_url("far://me:s3cret@host/?ttl=7s")
@@ -237,6 +255,12 @@ fn a_fallback_is_used_only_when_out_of_reach_and_is_told() {
     // Wrong is not out of reach.
     let error = refused(&drivers(&far), "sqlite:/nowhere/x.db?fallback=memory:");
     assert_ne!(error.kind(), ErrorKind::Unavailable);
+    // Nor is a store that others may lock on meanwhile.
+    let drivers_full = drivers(&far).with(Full);
+    let error = refused(&drivers_full, "full:?fallback=memory:");
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let keeper = drivers_full.open(&Config::from_url("far:?fallback=memory:").unwrap());
+    assert_eq!(keeper.unwrap().backend(), "memory");
     // Where all are out of reach, the last one's error is the answer.
     let error = refused(&drivers(&far), "far:?fallback=far:");
     assert_eq!(error.kind(), ErrorKind::Unavailable);

@@ -52,7 +52,7 @@ const NOT_SETTINGS: [&str; 8] = [
 /// | `handover_max` | 0 to 127; hand-overs in a row within the process | `100` |
 /// | `handover_time` | duration; how long a process may hand a lock on within itself | `50ms` |
 /// | `require` | `cross_process`, `cross_host`, `dead_owner_take_over`; several with commas | none |
-/// | `fallback` | a URL to open when the first store is out of reach, or says that it cannot serve now; can be repeated | none |
+/// | `fallback` | a URL to open when nobody answers at the first store; can be repeated | none |
 ///
 /// Durations are written `500ms`, `30s`, `2m`. Backends add keys of their own. A key that nobody
 /// knows is an error, and so is one that is given twice. In a URL keys are query parameters; in

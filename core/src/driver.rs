@@ -26,8 +26,8 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// Opens the store. Only here may a store be talked to.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] only for a store that is out of reach: it is what makes a listed
-    /// fallback be tried.
+    /// [`Error::unreachable`] only where nobody answered: it is what makes a listed fallback be
+    /// tried.
     fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error>;
 }
 
@@ -130,8 +130,8 @@ impl Drivers {
     /// Opens a keeper.
     ///
     /// Everything that can be wrong with `config` and its fallbacks is found before a store is
-    /// talked to. A fallback is used only when the store before it is out of reach right now; it
-    /// is told to the observer, and the keeper stays with it.
+    /// talked to. A fallback is used only when nobody answers at the store before it
+    /// ([`Error::is_unreachable`]); it is told to the observer, and the keeper stays with it.
     ///
     /// # Errors
     /// What is wrong with the config, each with a kind of its own; or why the (last) store could
@@ -162,7 +162,7 @@ impl Drivers {
             };
             match driver.open(&target) {
                 Ok(provider) => return build(candidate, provider),
-                Err(error) if error.kind() == ErrorKind::Unavailable => {
+                Err(error) if error.is_unreachable() => {
                     failed = Some((candidate, error));
                 }
                 Err(error) => return Err(error),

@@ -38,7 +38,7 @@ pub enum ErrorKind {
     TimedOut,
     /// The acquisition was woken by its [`CancelToken`](crate::CancelToken).
     Cancelled,
-    /// The store is out of reach: nothing was granted.
+    /// The store is out of reach, or cannot serve now: nothing was granted.
     Unavailable,
     /// The store was asked, and its answer never came. The engine has already asked again under
     /// the same owner; what the store holds now is freed by it at the latest after ttl.
@@ -87,6 +87,7 @@ struct Inner {
     name: Option<LockName>,
     backend: Option<&'static str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
+    unreachable: bool,
 }
 
 impl Error {
@@ -99,8 +100,16 @@ impl Error {
                 name: None,
                 backend: None,
                 source: None,
+                unreachable: false,
             }),
         }
+    }
+
+    /// [`ErrorKind::Unavailable`] because nobody answered. A store that can be reached may still be
+    /// unavailable, and others may lock on it meanwhile (all its connections are taken, say): that
+    /// is [`new`](Self::new)'s, and opens no fallback.
+    pub fn unreachable(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.unreachable = true)
     }
 
     fn edit(mut self, change: impl FnOnce(&mut Inner)) -> Self {
@@ -138,6 +147,11 @@ impl Error {
     /// Whether the same call can succeed later without anybody changing anything.
     pub fn is_retryable(&self) -> bool {
         self.inner.kind.is_retryable()
+    }
+
+    /// Whether nobody answered; of all errors, only this one lets a listed fallback be opened.
+    pub fn is_unreachable(&self) -> bool {
+        self.inner.unreachable
     }
 
     /// The lock that it was about, if it was about one.

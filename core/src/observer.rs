@@ -57,7 +57,7 @@ pub trait Observer: Send + Sync + 'static {
         let _ = (store, text);
     }
 
-    /// The first store was out of reach at opening, and the listed fallback is used from now on.
+    /// Nobody answered at the first store at opening, and the listed fallback is used from now on.
     /// Both are named without their secrets.
     fn fallback(&self, from: &str, to: &str, reason: &Error) {
         let _ = (from, to, reason);

@@ -85,13 +85,10 @@ impl Connector {
             }
         }
         Err(failed.unwrap_or_else(|| {
-            Error::new(
-                ErrorKind::Unavailable,
-                format!(
-                    "there was no time left to connect to the server at {}",
-                    self.place
-                ),
-            )
+            Error::unreachable(format!(
+                "there was no time left to connect to the server at {}",
+                self.place
+            ))
         }))
     }
 

@@ -209,12 +209,9 @@ pub(crate) fn refused(said: &MySqlError) -> Error {
 /// What an error of the mysql crate's means while a connection is opened.
 pub(crate) fn not_connected(error: mysql::Error, place: &str, tls: bool) -> Error {
     let unreachable = |why: &str| {
-        Error::new(
-            ErrorKind::Unavailable,
-            format!(
-                "the server at {place} cannot be reached: {why}; is it running, a MySQL server, and the address right?"
-            ),
-        )
+        Error::unreachable(format!(
+            "the server at {place} cannot be reached: {why}; is it running, a MySQL server, and the address right?"
+        ))
     };
     let text = error.to_string();
     let made = match &error {

@@ -160,13 +160,10 @@ impl Connector {
     }
 
     fn unreachable(&self, why: &str) -> Error {
-        Error::new(
-            ErrorKind::Unavailable,
-            format!(
-                "the server at {} cannot be reached: {why}; is it running, and the address right?",
-                self.place
-            ),
-        )
+        Error::unreachable(format!(
+            "the server at {} cannot be reached: {why}; is it running, and the address right?",
+            self.place
+        ))
     }
 
     fn not_connected(&self, error: redis::RedisError) -> Error {

@@ -107,8 +107,7 @@ fn probe(store: &Store) -> Result<(), Error> {
     });
     probed.map_err(|failure| match failure {
         // Nothing was asked for that could have been granted.
-        Failure::Unanswered(error) if error.kind() == ErrorKind::Unknown => Error::new(
-            ErrorKind::Unavailable,
+        Failure::Unanswered(error) if error.kind() == ErrorKind::Unknown => Error::unreachable(
             format!(
                 "{}; is it a Redis server? One that wants TLS does so, too: that is reached by rediss:",
                 error.message()

@@ -98,6 +98,9 @@ pub(super) fn nobody_there(kind: MySqlKind) {
     for more in ["", "?tls=on"] {
         let url = format!("mysql://me:{SECRET}@{addr}/{more}");
         refused(&url, ErrorKind::Unavailable, &[&addr, "running"]);
+        let sign = if more.is_empty() { '?' } else { '&' };
+        let keeper = lockkeeper::open(&format!("{url}{sign}fallback=memory:")).unwrap();
+        assert_eq!(keeper.backend(), "memory");
     }
     let socket = server.socket().display().to_string();
     refused(

@@ -113,6 +113,10 @@ pub(super) fn no_connection_left(kind: MySqlKind) {
     assert!(began.elapsed() < HANG);
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("max_connections"), "{error}");
+    // All of them lock there: a fallback would exclude none.
+    let fallback = format!("{}?fallback=memory:", server.url());
+    let error = lockkeeper::open(&fallback).expect_err("it is full, and it is there");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     // MariaDB lets them in to see whether they are root.
     let refused = |root: &mut MySqlClient| {
         let counters = ["Connection_errors_max_connections", "Aborted_connects"];

@@ -69,6 +69,9 @@ fn no_room(kind: RedisKind) {
         .config("maxmemory-policy", ["noeviction"]);
     let server = RedisServer::start(kind, &options).unwrap();
     refused(&server.url(), ErrorKind::Unavailable, &["maxmemory"]);
+    // Others may still hold their locks there.
+    let url = format!("{}/?fallback=memory:", server.url());
+    refused(&url, ErrorKind::Unavailable, &["maxmemory"]);
     settled(&server);
 }
 
@@ -79,6 +82,8 @@ fn nobody_there(kind: RedisKind) {
     for scheme in ["redis", "rediss"] {
         let url = format!("{scheme}://{addr}/");
         refused(&url, ErrorKind::Unavailable, &[&addr, "running"]);
+        let keeper = lockkeeper::open(&format!("{url}?fallback=memory:")).unwrap();
+        assert_eq!(keeper.backend(), "memory");
     }
     let socket = server.socket().display().to_string();
     refused(
