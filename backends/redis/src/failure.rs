@@ -169,6 +169,18 @@ fn meaning(code: &str, details: &str) -> Option<&'static Meaning> {
     })
 }
 
+/// What a replica says means after opening.
+pub(crate) fn demoted(error: &ServerError) -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        format!(
+            "the server has become a replica; if its address does not lead to the new primary soon, name that one (the server says: {} {})",
+            error.code(),
+            error.details().unwrap_or_default()
+        ),
+    )
+}
+
 /// Whether it is what a replica says: a primary that another one has replaced is one, too.
 pub(crate) fn is_from_replica(answer: &Value) -> bool {
     let Value::ServerError(error) = answer else {

@@ -10,7 +10,7 @@ use redis::{Value, cmd};
 use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::connection::{Connection, Connector};
-use crate::failure::{Failure, refused, senseless};
+use crate::failure::{Failure, demoted, is_from_replica, refused, senseless};
 use crate::keys::Keys;
 use crate::options::RedisOptions;
 use crate::scripts::{self, Deed, Script};
@@ -420,7 +420,11 @@ pub(crate) fn is_no_script(answer: &Value) -> bool {
 
 /// An answer that is not the server's error.
 pub(crate) fn told(answer: Value) -> Result<Value, Failure> {
+    let from_replica = is_from_replica(&answer);
     match answer {
+        // Opening hears of it from within its script. Here a primary has become one, and its address
+        // may soon lead to the new primary.
+        Value::ServerError(error) if from_replica => Err(Failure::Refused(demoted(&error))),
         Value::ServerError(error) => Err(Failure::Refused(refused(&error))),
         answer => Ok(answer),
     }

@@ -14,6 +14,7 @@ use crate::rig::{PATIENCE, Witness, until};
 pub(super) const CASES: &[Case] = &[
     ("read_only_replica", read_only_replica),
     ("demoted_primary_is_left", demoted_primary_is_left),
+    ("fail_over_is_waited_out", fail_over_is_waited_out),
     ("grants_wait_for_replicas", grants_wait_for_replicas),
     ("renewals_wait_for_replicas", renewals_wait_for_replicas),
     ("cluster_mode", cluster_mode),
@@ -64,6 +65,35 @@ fn demoted_primary_is_left(kind: RedisKind) {
         let channels = new.command(&["PUBSUB", "CHANNELS"]).unwrap();
         channels.items().len() == 1
     });
+    let token = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    assert!(waiting.answer().expect("it is granted there") > token);
+}
+
+/// The old primary is a replica before its address leads to the new one.
+fn fail_over_is_waited_out(kind: RedisKind) {
+    let (old, new) = with_replica(kind);
+    let proxy = Proxy::new(old.addr()).unwrap();
+    let url = old.url_via(proxy.addr());
+    let keeper = open(&url, "ttl=60s");
+    let held = keeper.lock("a").unwrap();
+    let witness = Witness::new(true);
+    witness.enter(&held);
+    let waiting = one_more_waits(&url, "ttl=60s", PATIENCE, &witness);
+    until("it stands in line there, too", || in_line(&new, "a") == 1);
+    new.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
+    let port = new.addr().port().to_string();
+    old.command(&["REPLICAOF", "127.0.0.1", &port]).unwrap();
+    let refusals = || {
+        let errors = old.info("errorstats").unwrap();
+        errors.get("errorstat_READONLY").cloned()
+    };
+    let error = held.renew().expect_err("nor does it renew");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    let before = refusals();
+    until("the waiter is refused", || refusals() != before);
+    proxy.lead_to(new.addr());
+    held.renew().unwrap();
     let token = held.token().get();
     assert_eq!(held.release().unwrap(), Released::Done);
     assert!(waiting.answer().expect("it is granted there") > token);
