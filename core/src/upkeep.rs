@@ -24,6 +24,8 @@ const MOST_WORKERS: usize = 4;
 const PATIENCE: Duration = Duration::from_millis(20);
 /// How long the end of a keeper waits for a thread that still has something to do for it.
 const FAREWELL: Duration = Duration::from_millis(100);
+/// How long it sleeps at most: that does not count the time in which the host does.
+const SOON: Duration = Duration::from_secs(1);
 /// Not started yet, or asleep until told: any due time is news.
 const ASLEEP: u64 = u64::MAX;
 
@@ -189,6 +191,7 @@ fn watch(of: &Weak<Engine>, upkeep: &Upkeep, clock: &dyn Clock) {
         let now = clock.now();
         if now.as_nanos() < next {
             let limit = (next != ASLEEP).then(|| Moment::from_nanos(next).saturating_since(now));
+            let limit = limit.map(|limit| limit.min(SOON));
             drop(wait(&upkeep.alarm, state, limit));
         }
     }

@@ -37,8 +37,8 @@ and no other variable that begins with LOCKKEEPER_: neither URL nor password.
 Signals:
 TERM, INT, HUP, QUIT, USR1 and USR2 go to the command and all of its process
 group, and the lock is held until the command has ended. While waiting, TERM,
-INT, HUP and QUIT end the wait, and the command never starts. A HUP, INT or
-QUIT that is ignored from the start (nohup, `&` in a script) stays so.
+INT, HUP and QUIT end the wait, and the command never starts. What is ignored
+from the start (nohup, `&` in a script, trap '') stays so.
 
 Terminal:
 The command is the foreground job, unless a script runs lockkeeper in the
@@ -47,7 +47,9 @@ on; `fg` and `bg` continue both. A stopped lockkeeper cannot renew: continued
 within the ttl, nothing has happened; later, the command has been ended and the
 lock is lost. Where nobody would continue them (a service, a container), a TSTP
 stops neither, and goes to no command but one that handles it. Without a
-terminal, a command that is stopped by another hand keeps its lock.
+terminal, a command that is stopped by another hand keeps its lock. When Ctrl-C
+ends the wait or the command, lockkeeper ends by the same signal, and a script
+around it, too.
 
 When lockkeeper itself ends:
 When it is killed, its command is killed at once, with all of its process

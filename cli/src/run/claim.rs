@@ -14,7 +14,7 @@ use rustix::process::Signal;
 
 use super::plan::Plan;
 use super::signals::{Event, stop_signal};
-use super::start::Voice;
+use super::voice::Voice;
 use super::watch::LOOK;
 use super::watchdog::Watchdog;
 

@@ -14,7 +14,7 @@ use rustix::process::{
 };
 
 use super::signals::is_handled;
-use super::start::Voice;
+use super::voice::Voice;
 
 /// How the process is called that becomes the command; not for people.
 pub(super) const CHILD: &str = "__child";

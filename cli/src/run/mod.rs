@@ -7,7 +7,7 @@
 //! ```
 //! `plan` looks whether the times fit, `signals` listens, `claim` waits for an earlier command of this
 //! host, `job` starts and signals the command, `terminal` lends it the terminal, `watch` keeps both
-//! while the lock is held.
+//! while the lock is held, and `voice` says what there is to say.
 
 #[cfg(unix)]
 mod claim;
@@ -21,6 +21,8 @@ mod signals;
 mod start;
 #[cfg(unix)]
 mod terminal;
+#[cfg(unix)]
+mod voice;
 #[cfg(unix)]
 mod watch;
 #[cfg(unix)]

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use lockkeeper::{CancelToken, Error, FencingToken, LockName, Observer};
 use nix::sys::signal::SigSet;
-use rustix::process::{Pid, Signal, getpid, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use signal_hook::iterator::Signals;
 
 use super::job::is_proc_ours;
-use super::start::Voice;
 use super::terminal;
+use super::voice::Voice;
 use crate::trouble::Trouble;
 
 /// What happens while a lock is held.
@@ -30,8 +30,6 @@ pub(super) enum Event {
 
 /// Those that end a wait.
 const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
-/// Those that whoever starts this makes it ignore, and means it.
-const MAY_STAY_IGNORED: [Signal; 3] = [Signal::HUP, Signal::INT, Signal::QUIT];
 const OTHERS: [Signal; 5] = [
     Signal::USR1,
     Signal::USR2,
@@ -69,9 +67,9 @@ pub(super) fn listen(
     is_running: Arc<AtomicBool>,
 ) -> Result<(), Trouble> {
     let wanted = ENDING.into_iter().chain(OTHERS);
-    // `nohup`, and a script's `&`, mean that these are to end neither this nor the command, which
-    // inherits that.
-    let heard = wanted.filter(|signal| !MAY_STAY_IGNORED.contains(signal) || !is_ignored(*signal));
+    // `nohup`, a script's `&`, and a `trap ''` mean that these are to do nothing to this nor to the
+    // command, which inherits that.
+    let heard = wanted.filter(|signal| *signal == Signal::CHILD || !is_ignored(*signal));
     let heard: Vec<_> = heard.map(Signal::as_raw).collect();
     let mut signals =
         Signals::new(&heard).map_err(|error| Trouble::system("listen for signals", &error))?;
@@ -112,6 +110,19 @@ pub(super) fn listen(
         .spawn(listener);
     started.map_err(|error| Trouble::system("start a thread", &error))?;
     Ok(())
+}
+
+/// Ends this process as if nobody listened. Comes back where that cannot be.
+pub(super) fn die_of(signal: Signal) {
+    // The memory that a QUIT would have the system write to a file may hold a password.
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    // The first process of a PID namespace does not die of them.
+    if getpid() != Pid::INIT && setrlimit(Resource::Core, none).is_ok() {
+        let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
+    }
 }
 
 /// Whether a signal is ignored by this process.

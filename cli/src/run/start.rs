@@ -1,6 +1,6 @@
 //! From the command line to an exit status.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,12 +12,14 @@ use lockkeeper::{
     AcquireOptions, CancelToken, Capability, Clock, ErrorKind, LockGuard, LockKeeper, LockName,
     Moment, Released, SystemClock, Wait,
 };
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, kill_current_process_group};
 
 use super::claim::{self, Waited};
 use super::job::{self, CHILD, Job};
 use super::plan::Plan;
-use super::signals::{Ear, Event, ends_a_wait, listen, stop_signal, stop_signal_within};
+use super::signals::{Ear, Event, die_of, ends_a_wait, listen, stop_signal, stop_signal_within};
+use super::terminal::{self, Terminal};
+use super::voice::{self, Voice};
 use super::watch::{Ended, LOOK, Watch};
 use super::watchdog::{self, WATCHDOG, Watchdog};
 use crate::args;
@@ -26,7 +28,6 @@ use crate::settings;
 use crate::trouble::{CONFIG, LOST, SYSTEM, Trouble};
 use crate::who;
 
-const QUIET: &str = "quiet";
 /// As shells say that a command cannot be run.
 const NOT_RUN: u8 = 126;
 /// What finding out who is in the way may take.
@@ -41,7 +42,9 @@ pub(crate) fn helper() -> Option<ExitCode> {
         let parent = number(args.next());
         let voice = Voice::of_word(&args.next()?);
         let command: Vec<_> = args.collect();
-        return Some(job::main(parent, voice, &command));
+        let status = job::main(parent, voice, &command);
+        voice::finish();
+        return Some(status);
     }
     if role == WATCHDOG {
         let claim = args.next()?;
@@ -51,55 +54,40 @@ pub(crate) fn helper() -> Option<ExitCode> {
     None
 }
 
-/// How much is said on standard error.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Voice {
-    quiet: bool,
-    verbose: bool,
-}
-
-impl Voice {
-    /// How the process that becomes the command is told.
-    pub(super) fn word(self) -> &'static str {
-        if self.quiet { QUIET } else { "aloud" }
-    }
-
-    fn of_word(word: &OsStr) -> Self {
-        Self {
-            quiet: word == QUIET,
-            verbose: false,
-        }
-    }
-
-    pub(super) fn warn(self, text: &str) {
-        if !self.quiet {
-            say::err(text);
-        }
-    }
-
-    pub(super) fn tell(self, text: &str) {
-        if self.verbose {
-            say::err(text);
-        }
-    }
-}
-
 pub(crate) fn main(args: &args::Run) -> ExitCode {
-    let voice = Voice {
-        quiet: args.quiet,
-        verbose: args.verbose,
-    };
-    ExitCode::from(run(args, voice).unwrap_or_else(|trouble| {
+    let voice = Voice::new(args.quiet, args.verbose);
+    let end = run(args, voice).unwrap_or_else(|trouble| {
         match trouble.code {
             // Busy, and that is no failure: cron would send a mail.
             0 => voice.tell(&trouble.to_string()),
             _ => voice.warn(&trouble.to_string()),
         }
-        trouble.code
-    }))
+        End::Code(trouble.code)
+    });
+    voice::finish();
+    match end {
+        End::Code(code) => ExitCode::from(code),
+        End::Key(signal) => {
+            die_of(signal);
+            ExitCode::from(status_of(signal))
+        }
+    }
 }
 
-fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
+/// How a run ends.
+#[derive(Clone, Copy)]
+enum End {
+    Code(u8),
+    /// By a key at the terminal, such as Ctrl-C, which the rest of the job is to know. A shell goes on
+    /// after a program that only answers 130.
+    Key(Signal),
+}
+
+fn status_of(signal: Signal) -> u8 {
+    u8::try_from(128 + signal.as_raw()).unwrap_or(u8::MAX)
+}
+
+fn run(args: &args::Run, voice: Voice) -> Result<End, Trouble> {
     let name = LockName::new(args.name.as_str()).map_err(|error| Trouble::usage(&error))?;
     let (tell, events) = channel();
     let wait = CancelToken::new();
@@ -160,7 +148,7 @@ fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
         voice.warn(&format!(
             "the lock {name:?} is lost; its command was not run"
         ));
-        return Ok(LOST);
+        return Ok(End::Code(LOST));
     };
     // Nothing is left that a signal could go to.
     is_running.store(false, Ordering::SeqCst);
@@ -179,9 +167,13 @@ fn run(args: &args::Run, voice: Voice) -> Result<u8, Trouble> {
             voice.warn(&format!(
                 "the lock {name:?} was lost before the command had ended"
             ));
-            Ok(LOST)
+            Ok(End::Code(LOST))
         }
-        _ => Ok(code),
+        _ => Ok(ended.key.map_or(End::Code(code), |signal| {
+            // It went to the command alone, whose the terminal was.
+            let _ = kill_current_process_group(signal);
+            End::Key(signal)
+        })),
     }
 }
 
@@ -220,12 +212,15 @@ fn no_process(error: &io::Error) -> Trouble {
     Trouble::new(SYSTEM, format!("cannot start a process: {error}{way_out}"))
 }
 
-fn interrupted(signal: Signal, voice: Voice) -> u8 {
+fn interrupted(signal: Signal, voice: Voice) -> End {
     let number = signal.as_raw();
     voice.tell(&format!(
         "signal {number} ended the wait; the command was not run"
     ));
-    u8::try_from(128 + number).unwrap_or(u8::MAX)
+    if terminal::is_key(signal) && Terminal::find().is_some_and(|terminal| terminal.is_ours()) {
+        return End::Key(signal);
+    }
+    End::Code(status_of(signal))
 }
 
 /// Not acquired in time; says by whom, where that is known.

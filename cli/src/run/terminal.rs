@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{getpgrp, getppid, getsid};
+use nix::unistd::{getpgrp, getpid, getppid, getsid};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::process::Pid;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
@@ -46,14 +46,14 @@ impl Terminal {
         }
     }
 
-    /// Takes it back, if it is still with the group that it was lent to.
-    pub(super) fn take_back(&mut self) {
-        if let Some(group) = self.lent.take()
-            && tcgetpgrp(&self.tty).is_ok_and(|now| now == group)
-            && let Some(own) = own_group()
-        {
+    /// Takes it back, if it is still with the group that it was lent to. Whether it was.
+    pub(super) fn take_back(&mut self) -> bool {
+        let lent = self.lent.take();
+        let is_there = lent.is_some() && tcgetpgrp(&self.tty).ok() == lent;
+        if is_there && let Some(own) = own_group() {
             self.set(own);
         }
+        is_there
     }
 
     /// After a command that was killed: it may have left it in a state in which nobody can type.
@@ -91,14 +91,25 @@ pub(super) fn own_group() -> Option<Pid> {
     Pid::from_raw(getpgrp().as_raw())
 }
 
+/// Whether a key of the terminal sent it, and who started this process is there to learn of it: a
+/// shell that has the same terminal.
+pub(super) fn is_key(signal: rustix::process::Signal) -> bool {
+    use rustix::process::Signal;
+    let leads = getsid(None) == Ok(getpid());
+    matches!(signal, Signal::INT | Signal::QUIT) && !leads && is_parents_session()
+}
+
 /// Whether nobody would continue this process if it stopped: who started it is of another session,
 /// or the session's leader is of this group, and would be stopped, too.
 pub(super) fn is_orphan() -> bool {
     // Of another PID namespace, every number is 0. Whose parent and session both are, has that session
     // from that parent, or it would have made its own, with a number. A group without one may be the
     // leader's.
-    let session = getsid(None).ok();
+    !is_parents_session() || getsid(None) == Ok(getpgrp())
+}
+
+fn is_parents_session() -> bool {
     let parent = Some(getppid()).filter(|parent| parent.as_raw() != 0);
-    let parent = parent.and_then(|parent| getsid(Some(parent)).ok());
-    parent.is_none() || parent != session || session == Some(getpgrp())
+    let session = parent.and_then(|parent| getsid(Some(parent)).ok());
+    session.is_some() && session == getsid(None).ok()
 }

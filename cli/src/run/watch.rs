@@ -9,8 +9,8 @@ use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 use super::job::{self, Job, State, Status};
 use super::plan::{Deadline, Plan};
 use super::signals::{Event, ends_a_wait, is_ignored};
-use super::start::Voice;
 use super::terminal::{self, Terminal};
+use super::voice::Voice;
 use super::watchdog::Watchdog;
 
 /// How often it is looked whether a group that was killed is gone. Looks are counted, not time: a host
@@ -26,6 +26,8 @@ pub(super) struct Ended {
     pub(super) lost: bool,
     /// A signal asked for an end, whether or not the command was still there to hear it.
     pub(super) told: bool,
+    /// The key of the terminal that ended it.
+    pub(super) key: Option<Signal>,
 }
 
 pub(super) struct Watch<'a> {
@@ -64,7 +66,9 @@ impl<'a> Watch<'a> {
             voice,
             terminal: Terminal::find(),
             // A script that started this with `&` means to keep it; Ctrl-C is not for this, then.
-            wants_terminal: terminal::is_alone() && !is_ignored(Signal::INT),
+            // Who ignores TTIN is not stopped for reading without it, so nobody would hear it ask.
+            wants_terminal: (terminal::is_alone() || is_ignored(Signal::TTIN))
+                && !is_ignored(Signal::INT),
             stops_too: false,
             last: Deadline::NEVER,
             lost: None,
@@ -106,9 +110,7 @@ impl<'a> Watch<'a> {
             }
         }
         self.check_lock();
-        if let Some(terminal) = &mut self.terminal {
-            terminal.take_back();
-        }
+        let was_lent = self.terminal.as_mut().is_some_and(Terminal::take_back);
         let status = match self.lost.filter(|_| self.plan.ends_the_lost()) {
             None => {
                 self.watchdog.dismiss();
@@ -129,22 +131,32 @@ impl<'a> Watch<'a> {
         if let (Some(terminal), Status::Signal(_)) = (&self.terminal, status) {
             terminal.restore();
         }
+        let key = match status {
+            Status::Signal(signal) if was_lent && !self.told => Signal::from_named_raw(signal),
+            _ => None,
+        };
         Ended {
             status,
             lost: self.lost.is_some(),
             told: self.told,
+            key: key.filter(|key| self.lost.is_none() && terminal::is_key(*key)),
         }
     }
 
     /// Finds out whether the lock is lost, and how long it is not, if nothing happens.
     fn check_lock(&mut self) -> Duration {
-        if self.lost.is_some() {
+        let now = SystemClock.now();
+        if let Some(deadline) = self.lost {
+            // The watchdog does that, unless somebody hinders it.
+            if self.plan.ends_the_lost() && now >= deadline.kill {
+                self.job.signal(Signal::KILL);
+            }
             return LOOK;
         }
-        let now = SystemClock.now();
+        let is_ending = self.watchdog.is_ending();
         let remaining = self.guard.remaining();
         let deadline = self.plan.deadline(now + remaining);
-        if now < deadline.term && !remaining.is_zero() {
+        if now < deadline.term && !remaining.is_zero() && !is_ending {
             let next = deadline.term.saturating_since(now).min(remaining);
             return next.max(Duration::from_millis(1));
         }
@@ -152,6 +164,8 @@ impl<'a> Watch<'a> {
             "is not kept any longer: its --lease is over"
         } else if !self.guard.is_held() {
             "is lost: the store was out of reach for too long, or somebody took it away"
+        } else if is_ending {
+            "was not kept in time: lockkeeper stood still"
         } else {
             "cannot be kept: the store has not renewed it in time"
         };
@@ -164,16 +178,14 @@ impl<'a> Watch<'a> {
         };
         self.lost = Some(deadline);
         let name = self.guard.name();
-        if self.plan.ends_the_lost() {
-            self.voice
-                .warn(&format!("the lock {name:?} {why}; its command is ended"));
-            self.tell(deadline);
+        let (deadline, so) = if self.plan.ends_the_lost() {
+            (deadline, "its command is ended")
         } else {
-            self.voice.warn(&format!(
-                "the lock {name:?} {why}; its command goes on without it"
-            ));
-            self.tell(Deadline::WITHOUT_LOCK);
-        }
+            (Deadline::WITHOUT_LOCK, "its command goes on without it")
+        };
+        let text = format!("the lock {name:?} {why}; {so}");
+        self.tell(deadline);
+        self.voice.warn(&text);
         LOOK
     }
 
@@ -214,9 +226,10 @@ impl<'a> Watch<'a> {
     /// By when the command has to end as things are. `None`: the lock is lost, which is found by
     /// `check_lock`.
     fn renewed(&self) -> Option<Deadline> {
+        // The time first: standing still in between must not make it later.
+        let now = SystemClock.now();
         let remaining = self.guard.remaining();
-        let until = SystemClock.now() + remaining;
-        (!remaining.is_zero()).then(|| self.plan.deadline(until))
+        (!remaining.is_zero()).then(|| self.plan.deadline(now + remaining))
     }
 
     fn tell(&mut self, deadline: Deadline) {

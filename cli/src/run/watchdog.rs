@@ -30,6 +30,8 @@ pub(super) const WATCHDOG: &str = "__watchdog";
 const OVER: &str = "over";
 const GROUP: &str = "group ";
 const READY: &[u8] = b"ready\n";
+/// The last that it says: it sends the command TERM now.
+const ENDING: &[u8] = b"ending\n";
 /// It has ended the command, or tried to.
 const ACTED: u8 = 3;
 /// `poll` does not count the time that the host sleeps.
@@ -106,7 +108,25 @@ impl Watchdog {
         let stdin = self.child.stdin.as_mut();
         let stdin = stdin.ok_or(io::ErrorKind::BrokenPipe)?;
         // In one piece.
-        stdin.write_all(format!("{line}\n").as_bytes())
+        stdin.write_all(format!("{line}\n").as_bytes())?;
+        // Somebody may have stopped it.
+        let _ = kill_process(self.pid(), Signal::CONT);
+        Ok(())
+    }
+
+    /// Whether it has begun to end the command, since the last look.
+    pub(super) fn is_ending(&mut self) -> bool {
+        let Some(stdout) = self.child.stdout.as_mut() else {
+            return false;
+        };
+        let mut said = [0; READY.len() + ENDING.len()];
+        let is_there = is_readable(&*stdout, Duration::ZERO);
+        let count = if is_there {
+            stdout.read(&mut said)
+        } else {
+            Ok(0)
+        };
+        count.is_ok_and(|count| said.get(..count).is_some_and(|said| said.ends_with(ENDING)))
     }
 
     /// Whether somebody has killed it before its time.
@@ -124,8 +144,6 @@ impl Watchdog {
 
     /// The command has ended.
     pub(super) fn dismiss(mut self) {
-        // Somebody may have stopped it.
-        let _ = kill_process(self.pid(), Signal::CONT);
         // It may have gone by itself.
         let _ = self.say(OVER);
         drop(self.child.stdin.take());
@@ -163,6 +181,8 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
             && !acted
         {
             acted = true;
+            // Before the command can end of it.
+            let _ = io::stdout().write_all(ENDING);
             // What came too late to be heeded must not be.
             ears.is_deaf = true;
             signal_group(group, Signal::TERM);

@@ -1,8 +1,12 @@
 //! The table of exit statuses, row by row, and what the command is given.
 
+use std::io::Write;
 use std::process::Stdio;
 
-use crate::rig::{Case, Outcome, Rig, code, said};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::process::Signal;
+
+use crate::rig::{Case, Outcome, Rig, Running, code, said};
 
 pub(crate) const CASES: &[Case] = &[
     ("the_commands_own_status", own_status),
@@ -17,9 +21,25 @@ pub(crate) const CASES: &[Case] = &[
         "input_output_and_error_go_straight_through",
         straight_through,
     ),
+    ("nobody_reads_standard_error", nobody_reads),
     ("a_config_file_names_the_store", config_file),
     ("held_at_least", held_at_least),
 ];
+
+fn nobody_reads(rig: &mut Rig) -> Outcome {
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    let usual = fcntl_getfl(&writer).unwrap();
+    fcntl_setfl(&writer, usual | OFlags::NONBLOCK).unwrap();
+    while writer.write(b"full ").is_ok() {}
+    fcntl_setfl(&writer, usual).unwrap();
+    let mut command = rig.run_command(&["-v", "a"], "touch ready; while :; do sleep 0.01; done");
+    let mut run = Running(Some(command.stderr(writer).spawn().unwrap()));
+    rig.until_file("ready");
+    run.signal(Signal::TERM);
+    assert_eq!(run.ended().code(), Some(143));
+    assert!(rig.who("a").is_null());
+    Ok(())
+}
 
 fn own_status(rig: &mut Rig) -> Outcome {
     for status in [0, 1, 7, 75, 255] {

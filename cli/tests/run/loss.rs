@@ -12,7 +12,12 @@ pub(crate) const CASES: &[Case] = &[
     ),
     ("stopped_run_ends_its_command_in_time", stopped),
     ("stopped_and_continued_in_time_is_nothing", stopped_briefly),
+    (
+        "stopped_and_continued_while_its_command_is_ended",
+        stopped_until_too_late,
+    ),
     ("killed_watchdog_is_replaced", killed_watchdog),
+    ("stopped_watchdog_is_continued", stopped_watchdog),
     ("forced_release_ends_the_command", forced),
     ("forced_release_ends_one_that_ignores_term", forced_stubborn),
     ("forced_release_and_only_a_warning", forced_warn),
@@ -109,6 +114,28 @@ fn stopped_briefly(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
+fn stopped_until_too_late(rig: &mut Rig) -> Outcome {
+    let script = "trap 'touch $LOCKKEEPER_NAME.told; exit 0' TERM; touch $LOCKKEEPER_NAME.ready
+while :; do sleep 0.01; done";
+    // Several, since each finds its renewed lock before or after it looks.
+    let names = ["a", "b", "c", "d", "e"];
+    let runs = names.map(|name| {
+        let run = rig.start(&["--ttl", "5s", "--kill-after", "2s", name], script);
+        rig.until_file(&format!("{name}.ready"));
+        run.signal(Signal::STOP);
+        run
+    });
+    for (name, run) in names.into_iter().zip(runs) {
+        rig.until_file(&format!("{name}.told"));
+        // In time for the lock.
+        run.signal(Signal::CONT);
+        let output = run.output();
+        assert_eq!(code(&output), 79, "{}", said(&output));
+        assert!(said(&output).contains(name), "{}", said(&output));
+    }
+    Ok(())
+}
+
 pub(crate) fn watchdog_of(run: Pid) -> Option<Pid> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -138,6 +165,16 @@ fn killed_watchdog(rig: &mut Rig) -> Outcome {
     for pid in both(rig) {
         rig.until_gone(pid);
     }
+    Ok(())
+}
+
+fn stopped_watchdog(rig: &mut Rig) -> Outcome {
+    let lease = ["--lease", "4s", "--kill-after", "500ms", "a"];
+    let run = rig.start(&lease, "touch ready; while :; do sleep 0.01; done");
+    rig.until_file("ready");
+    kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
+    let output = run.output();
+    assert_eq!(code(&output), 79, "{}", said(&output));
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! What the cases work with: a store, a throw-away folder, and programs that end with the case.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Output, Stdio};
 use std::sync::Arc;
@@ -313,7 +314,14 @@ pub(crate) fn said(output: &Output) -> String {
 }
 
 pub(crate) fn code(output: &Output) -> i32 {
-    output.status.code().unwrap_or_else(|| panic!("{output:?}"))
+    as_shells_count(output.status)
+}
+
+/// Started from somebody's terminal, `run` ends by the INT that ended its wait.
+fn as_shells_count(status: ExitStatus) -> i32 {
+    let by_signal = || status.signal().map(|signal| 128 + signal);
+    let code = status.code().or_else(by_signal);
+    code.unwrap_or_else(|| panic!("{status}"))
 }
 
 /// A program that does not outlive the case.
@@ -351,8 +359,7 @@ impl Running {
     }
 
     pub(crate) fn code(mut self) -> i32 {
-        let status = self.ended();
-        status.code().unwrap_or_else(|| panic!("{status}"))
+        as_shells_count(self.ended())
     }
 }
 

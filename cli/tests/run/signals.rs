@@ -201,14 +201,20 @@ fn nohup(rig: &mut Rig) -> Outcome {
 
 fn ignored_from_the_start(rig: &mut Rig) -> Outcome {
     // As for whatever a script starts with `&`.
-    let script =
-        "trap '' INT QUIT; exec \"$0\" run a -- sh -c 'touch ready; while :; do sleep 0.01; done'";
+    let script = "trap '' INT QUIT TERM TSTP USR2; exec \"$0\" run a -- sh -c 'touch ready; while :; do sleep 0.01; done'";
     let mut command = Command::new("sh");
     rig.dress(&mut command);
     command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);
     let mut run = Running(Some(command.spawn().unwrap()));
     rig.until_file("ready");
-    for signal in [Signal::INT, Signal::QUIT, Signal::USR1] {
+    let ignored = [
+        Signal::INT,
+        Signal::QUIT,
+        Signal::TERM,
+        Signal::TSTP,
+        Signal::USR2,
+    ];
+    for signal in ignored.into_iter().chain([Signal::USR1]) {
         run.signal(signal);
     }
     // As above.

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
 
@@ -15,6 +16,7 @@ use crate::rig::{Case, Outcome, PATIENCE, Rig, Running, Skip};
 pub(crate) const CASES: &[Case] = &[
     ("ctrl_c_reaches_the_command", ctrl_c),
     ("ctrl_c_ends_the_wait", ctrl_c_while_waiting),
+    ("ctrl_c_ends_the_script_around_it", ctrl_c_in_a_script),
     ("an_interactive_shell_as_the_command", interactive),
     ("stop_and_go_on_from_a_shell", job_control),
     ("stop_and_go_on_while_the_lock_is_kept", stopped_while_kept),
@@ -24,6 +26,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     ("a_command_that_cannot_have_it_is_spoken_of", out_of_reach),
     ("unlock_asks_at_the_terminal", unlock),
+    ("a_shell_keeps_what_the_command_reads", substitution),
     ("in_a_pipe_the_reader_keeps_the_terminal", pipe),
     ("in_the_background_a_script_keeps_the_terminal", background),
 ];
@@ -129,6 +132,27 @@ fn ctrl_c_while_waiting(rig: &mut Rig) -> Outcome {
     rig.until_waited_for("a", 1);
     screen.press("\x03");
     assert_eq!(screen.program.code(), 130);
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0);
+    assert!(!rig.exists("started"));
+    Ok(())
+}
+
+fn ctrl_c_in_a_script(rig: &mut Rig) -> Outcome {
+    let script = "\"$0\" run a -- sh -c 'echo ready; exec cat'; echo goes on; exit 5";
+    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
+    screen.wait_for("ready");
+    screen.press("\x03");
+    let ended = screen.program.ended();
+    assert_eq!(ended.signal(), Some(2), "{ended}");
+    // The same while it waits.
+    let holder = rig.hold("a");
+    let script = "\"$0\" run a -- touch started; echo goes on; exit 5";
+    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
+    rig.until_waited_for("a", 1);
+    screen.press("\x03");
+    let ended = screen.program.ended();
+    assert_eq!(ended.signal(), Some(2), "{ended}");
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
     assert!(!rig.exists("started"));
@@ -246,6 +270,16 @@ fn out_of_reach(rig: &mut Rig) -> Outcome {
     start.extend([BINARY, "run", "a", "--", "cat"]);
     let mut screen = Screen::start(rig, &start)?;
     screen.wait_for("stands still");
+    Ok(())
+}
+
+fn substitution(rig: &mut Rig) -> Outcome {
+    // An interactive shell ignores these within `$(…)`.
+    let script = "trap '' TSTP TTIN TTOU; read=$(\"$0\" run a -- head -n 1); echo \"got $read\"";
+    let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
+    screen.press("typed\n");
+    screen.wait_for("got typed");
+    assert_eq!(screen.program.code(), 0);
     Ok(())
 }
 
