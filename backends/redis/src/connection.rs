@@ -113,23 +113,9 @@ impl Connector {
             command.write_packed_command(&mut packed);
         }
         let left = limit.saturating_sub(began.elapsed());
-        let answers = connection.exchange(&packed, self.greeting.len(), left);
-        let answers = match answers {
-            Ok(answers) => answers,
-            // Nothing of what the connection is for was sent.
-            Err(Failure::Unanswered(error)) => {
-                return Err(match error.kind() {
-                    ErrorKind::Unknown if self.tls => self
-                        .unreachable("it takes connections, and then says nothing; a server without TLS does so, and is reached by redis:")
-                        .with_source(error),
-                    ErrorKind::Unknown => self
-                        .unreachable("it takes connections, and then says nothing")
-                        .with_source(error),
-                    _ => error,
-                });
-            }
-            Err(failure) => return Err(failure.into_error()),
-        };
+        let mut answers = Vec::new();
+        let heard = connection.converse(&packed, self.greeting.len(), left, &mut answers);
+        // A server that is full answers the first of them, and hangs up.
         for answer in answers {
             if let Value::ServerError(error) = answer {
                 let error = refused(&error);
@@ -148,7 +134,21 @@ impl Connector {
                 return Err(Error::new(kind, text));
             }
         }
-        Ok(connection)
+        match heard {
+            Ok(()) => Ok(connection),
+            // Nothing of what the connection is for was sent.
+            Err(Failure::Unanswered(error)) if error.kind() == ErrorKind::Unknown => {
+                Err(if connection.is_greeted {
+                    Error::new(ErrorKind::Unavailable, error.message())
+                } else if self.tls {
+                    self.unreachable("it takes connections, and then says nothing; a server without TLS does so, and is reached by redis:")
+                } else {
+                    self.unreachable("it takes connections, and then says nothing")
+                }
+                .with_source(error))
+            }
+            Err(failure) => Err(failure.into_error()),
+        }
     }
 
     /// How many addresses the host has. The redis crate tries one after the other, and each has the
@@ -253,8 +253,8 @@ pub(crate) struct Connection {
     pub(crate) inner: redis::Connection,
     counts: Arc<Counts>,
     tls: bool,
-    /// Whether the server has answered: then its TLS is as it should be.
-    is_greeted: bool,
+    /// Whether the server has answered: then its TLS is as it should be, and it is not out of reach.
+    pub(crate) is_greeted: bool,
     /// Whether the server has said that it is a replica.
     pub(crate) is_to_replica: bool,
     /// The timeout that is set on the socket.
@@ -301,11 +301,35 @@ impl Connection {
         count: usize,
         limit: Duration,
     ) -> Result<Vec<Value>, Failure> {
+        let mut answers = Vec::with_capacity(count);
+        self.converse(packed, count, limit, &mut answers)?;
+        Ok(answers)
+    }
+
+    /// The same, for whom also those answers matter that came before it failed.
+    fn converse(
+        &mut self,
+        packed: &[u8],
+        count: usize,
+        limit: Duration,
+        answers: &mut Vec<Value>,
+    ) -> Result<(), Failure> {
         self.set_patience(limit)?;
         let began = Instant::now();
         let sent = u64::try_from(count).unwrap_or(u64::MAX);
         self.counts.commands.fetch_add(sent, Ordering::Relaxed);
         if let Err(error) = self.inner.send_packed_command(packed) {
+            // It may have said why it hung up. What has failed once is read without waiting, but for
+            // TLS.
+            if !self.tls
+                && !error.is_timeout()
+                && let Ok(answer @ Value::ServerError(_)) = self.inner.recv_response()
+            {
+                self.hear(answer, answers);
+                if answers.len() == count {
+                    return Ok(());
+                }
+            }
             // A plain socket takes a short command whole or not at all.
             let whole = !self.tls && count == 1;
             let error = self.cut(error);
@@ -318,21 +342,22 @@ impl Connection {
                 Failure::Unanswered(error)
             });
         }
-        let mut answers = Vec::with_capacity(count);
         while answers.len() < count {
             match self.inner.recv_response() {
-                Ok(answer) => {
-                    self.is_greeted = true;
-                    self.is_to_replica |= is_from_replica(&answer);
-                    answers.push(answer);
-                }
+                Ok(answer) => self.hear(answer, answers),
                 Err(error) => return Err(Failure::Unanswered(self.cut(error))),
             }
             if answers.len() < count && began.elapsed() > limit {
                 return Err(Failure::Unanswered(self.silent()));
             }
         }
-        Ok(answers)
+        Ok(())
+    }
+
+    fn hear(&mut self, answer: Value, answers: &mut Vec<Value>) {
+        self.is_greeted = true;
+        self.is_to_replica |= is_from_replica(&answer);
+        answers.push(answer);
     }
 
     /// The same for one command.

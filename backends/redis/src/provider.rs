@@ -11,6 +11,7 @@ use lockkeeper_core::{
 use redis::{Value, cmd};
 
 use crate::acquire::acquire;
+use crate::connection::Connection;
 use crate::failure::{Failure, refused_command, senseless};
 use crate::keys::Keys;
 use crate::lease::{RedisLease, renew_batch};
@@ -89,7 +90,8 @@ fn probe(store: &Store) -> Result<(), Error> {
         command.write_packed_command(&mut channel);
     }
     let limit = store.options.connect_timeout;
-    let probed = store.with_connection(limit, |connection, limit| {
+    let mut is_greeted = false;
+    let ask = |connection: &mut Connection, limit| {
         let asked_at = store.clock.now();
         let answer = connection.ask(&by_sha, limit)?;
         if !is_no_script(&answer) {
@@ -104,9 +106,17 @@ fn probe(store: &Store) -> Result<(), Error> {
             told(answer)?;
         }
         Ok(())
+    };
+    let probed = store.with_connection(limit, |connection, limit| {
+        let asked = ask(connection, limit);
+        is_greeted = connection.is_greeted;
+        asked
     });
     probed.map_err(|failure| match failure {
         // Nothing was asked for that could have been granted.
+        Failure::Unanswered(error) if error.kind() == ErrorKind::Unknown && is_greeted => {
+            Error::new(ErrorKind::Unavailable, error.message()).with_source(error)
+        }
         Failure::Unanswered(error) if error.kind() == ErrorKind::Unknown => Error::unreachable(
             format!(
                 "{}; is it a Redis server? One that wants TLS does so, too: that is reached by rediss:",

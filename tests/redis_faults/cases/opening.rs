@@ -12,12 +12,14 @@ use lockkeeper_testkit::{Certificates, RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
 use super::rig::{open, refused, settled, start};
-use crate::rig::HANG;
+use crate::rig::{HANG, until};
 
 pub(super) const CASES: &[Case] = &[
     ("wrong_password", wrong_password),
     ("database_of_its_own", database_of_its_own),
     ("no_room_at_opening", no_room),
+    ("no_client_more_at_opening", no_client_more),
+    ("silent_once_it_has_answered", silent_once_it_has_answered),
     ("nobody_there", nobody_there),
     ("somebody_else_there", somebody_else_there),
     ("tls_to_a_plain_port_and_the_reverse", tls),
@@ -75,6 +77,33 @@ fn no_room(kind: RedisKind) {
     settled(&server);
 }
 
+/// Logging in is more than one command, and only the first is answered.
+fn no_client_more(kind: RedisKind) {
+    const CLIENTS: usize = 3;
+    let options = RedisOptions::new()
+        .password("s3cret")
+        .config("maxclients", [CLIENTS.to_string()]);
+    let server = RedisServer::start(kind, &options).unwrap();
+    let plain = server.url();
+    let socket = format!("unix:{}", server.socket().display());
+    let idle: Vec<_> = (0..CLIENTS).map(|_| server.client().unwrap()).collect();
+    for url in [
+        format!("{plain}/?"),
+        format!("{plain}/1?"),
+        format!("{socket}?password=s3cret&"),
+        format!("{socket}?password=s3cret&db=1&"),
+    ] {
+        // Whether it has hung up when it is asked is left to chance.
+        for _ in 0..5 {
+            let url = format!("{url}fallback=memory:");
+            refused(&url, ErrorKind::Unavailable, &["maxclients"]);
+        }
+    }
+    drop(idle);
+    until("there is room again", || lockkeeper::open(&plain).is_ok());
+    settled(&server);
+}
+
 fn nobody_there(kind: RedisKind) {
     let server = start(kind);
     let addr = server.addr().to_string();
@@ -104,16 +133,20 @@ fn nobody_there(kind: RedisKind) {
     );
 }
 
-/// Something that says `word` to whoever says anything.
-fn answering(word: &'static [u8]) -> String {
+/// Something that says `word` to whoever says anything, so often.
+fn answering(word: &'static [u8], times: usize) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             thread::spawn(move || {
                 let mut buffer = [0; 512];
+                let mut said = 0;
                 while matches!(stream.read(&mut buffer), Ok(count) if count > 0) {
-                    let _ = stream.write_all(word);
+                    if said < times {
+                        let _ = stream.write_all(word);
+                        said += 1;
+                    }
                 }
             });
         }
@@ -127,7 +160,7 @@ fn somebody_else_there(_: RedisKind) {
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"\x4a\x00\x00\x00\x0a8.0.36\x00",
     ] {
-        let addr = answering(word);
+        let addr = answering(word, usize::MAX);
         for url in [
             format!("redis://{addr}/"),
             format!("redis://:s3cret@{addr}/"),
@@ -140,10 +173,20 @@ fn somebody_else_there(_: RedisKind) {
             &["TLS", &addr],
         );
     }
-    let silent = answering(b"");
+    let silent = answering(b"", 0);
     for scheme in ["redis://", "redis://:s3cret@", "rediss://"] {
         let url = format!("{scheme}{silent}/?connect_timeout=300ms&response_timeout=300ms");
         refused(&url, ErrorKind::Unavailable, &[&silent]);
+    }
+}
+
+/// While it logs in, and after that.
+fn silent_once_it_has_answered(_: RedisKind) {
+    let addr = answering(b"+OK\r\n", 1);
+    for db in ["1", ""] {
+        let keys = "connect_timeout=300ms&response_timeout=300ms&fallback=memory:";
+        let url = format!("redis://:s3cret@{addr}/{db}?{keys}");
+        refused(&url, ErrorKind::Unavailable, &[&addr, "did not answer"]);
     }
 }
 
