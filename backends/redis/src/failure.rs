@@ -186,8 +186,12 @@ pub(crate) fn is_from_replica(answer: &Value) -> bool {
     let Value::ServerError(error) = answer else {
         return false;
     };
-    meaning(error.code(), error.details().unwrap_or_default())
+    let (code, details) = (error.code(), error.details().unwrap_or_default());
+    // The last two are about a WAIT: one that waited when the server became a replica, and a later one.
+    meaning(code, details)
         .is_some_and(|Meaning(code, ..)| ["READONLY", "MASTERDOWN"].contains(code))
+        || code == "UNBLOCKED"
+        || details.starts_with("WAIT cannot be used with replica")
 }
 
 fn has_word(text: &str, word: &str) -> bool {

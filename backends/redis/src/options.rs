@@ -116,9 +116,10 @@ impl RedisOptions {
     /// round trip.
     ///
     /// A grant that they do not acknowledge within the response timeout is given back, and the
-    /// answer is [`ErrorKind::Unavailable`]. A renewal that they do not acknowledge counts as
-    /// unknown: it moves no deadline, so a guard is lost by its ttl when the replicas stay away.
-    /// Releases do not wait.
+    /// answer is [`ErrorKind::Unavailable`]. Where the server becomes a replica meanwhile, the grant
+    /// is asked for again while there is time, else the answer is [`ErrorKind::Unknown`]. A renewal
+    /// that they do not acknowledge counts as unknown: it moves no deadline, so a guard is lost by
+    /// its ttl when the replicas stay away. Releases do not wait.
     #[must_use]
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.replicas = replicas;

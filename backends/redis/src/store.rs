@@ -182,7 +182,8 @@ impl Store {
             // Programs that lost the same server should not come back at once.
             std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0).min(left));
         }
-        true
+        // One more try would only say that it had no time.
+        self.clock.now() < patience.until
     }
 
     fn try_once(
@@ -205,28 +206,36 @@ impl Store {
                 return Ok((answer, began));
             }
             let answer = self.evaluate_in_time(connection, script, keys, args, limit)?;
-            let grants = matches!(answer, Value::BulkString(_));
-            is_granted |= grants;
-            if grants && !self.acknowledged(connection, began, limit)? {
-                let (&[lock, _, line], &[owner, ..]) = (keys, args) else {
-                    return Err(Failure::Refused(senseless()));
-                };
-                let release = evaluate(
-                    connection,
-                    &scripts::RELEASE,
-                    &[lock, line],
-                    &[owner],
-                    limit,
-                );
-                release.and_then(told)?;
-                return Err(Failure::Refused(
-                    self.few_replicas("grant, so it was given back"),
-                ));
+            if !matches!(answer, Value::BulkString(_)) {
+                return Ok((answer, began));
             }
-            Ok((answer, began))
+            is_granted = true;
+            let refusal = match self.acknowledged(connection, began, limit) {
+                Ok(true) => return Ok((answer, began)),
+                Ok(false) => self.few_replicas("grant, so it was given back"),
+                // What is given back to a replica is not given back: the new primary may know of it.
+                Err(Failure::Refused(error)) if !connection.is_to_replica => error,
+                Err(failure) => return Err(failure),
+            };
+            let (&[lock, _, line], &[owner, ..]) = (keys, args) else {
+                return Err(Failure::Refused(senseless()));
+            };
+            let release = evaluate(
+                connection,
+                &scripts::RELEASE,
+                &[lock, line],
+                &[owner],
+                limit,
+            );
+            release
+                .and_then(told)
+                .map_err(|failure| unknown(failure.into_error()))?;
+            is_granted = false;
+            Err(Failure::Refused(refusal))
         });
-        let (answer, began) = answer.map_err(|failure| settle(failure, is_granted))?;
-        Ok((told(answer)?, began))
+        answer
+            .and_then(|(answer, began)| Ok((told(answer)?, began)))
+            .map_err(|failure| settle(failure, is_granted))
     }
 
     /// Runs a script that grants, in a way that the server refuses it when it comes later than
@@ -378,15 +387,23 @@ impl Store {
 /// Once something may have been carried out, no later failure makes that undone.
 fn settle(failure: Failure, again: bool) -> Failure {
     match failure {
-        Failure::NotSent(error) if again => Failure::Unanswered(
-            Error::new(
-                ErrorKind::Unknown,
-                "the server was asked, did not answer, and could not be asked again; what it may have granted ends with its ttl",
-            )
-            .with_source(error),
-        ),
+        Failure::NotSent(error) if again => unknown(error),
+        // Other refusals say what is to be changed.
+        Failure::Refused(error) if again && error.kind() == ErrorKind::Unavailable => {
+            unknown(error)
+        }
         failure => failure,
     }
+}
+
+fn unknown(cause: Error) -> Failure {
+    Failure::Unanswered(
+        Error::new(
+            ErrorKind::Unknown,
+            "the server was asked, and then could not tell what came of it; what it may have granted ends with its ttl",
+        )
+        .with_source(cause),
+    )
 }
 
 fn evaluate(

@@ -1,5 +1,7 @@
 //! Replicas, and nodes of a cluster.
 
+use std::error::Error;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{
@@ -8,7 +10,7 @@ use lockkeeper::{
 use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
-use super::rig::{in_line, one_more_waits, open, refused, start};
+use super::rig::{in_line, left, one_more_waits, open, refused, start};
 use crate::rig::{PATIENCE, Witness, until};
 
 pub(super) const CASES: &[Case] = &[
@@ -16,6 +18,18 @@ pub(super) const CASES: &[Case] = &[
     ("demoted_primary_is_left", demoted_primary_is_left),
     ("fail_over_is_waited_out", fail_over_is_waited_out),
     ("grants_wait_for_replicas", grants_wait_for_replicas),
+    (
+        "refused_wait_for_replicas_gives_back",
+        refused_wait_for_replicas_gives_back,
+    ),
+    (
+        "fail_over_while_replicas_are_waited_for",
+        fail_over_while_replicas_are_waited_for,
+    ),
+    (
+        "grant_of_a_demoted_primary_is_unknown",
+        grant_of_a_demoted_primary_is_unknown,
+    ),
     ("renewals_wait_for_replicas", renewals_wait_for_replicas),
     ("cluster_mode", cluster_mode),
 ];
@@ -108,6 +122,82 @@ fn grants_wait_for_replicas(kind: RedisKind) {
     assert!(error.to_string().contains("replicas"), "{error}");
     let rival = open(&primary.url(), "");
     drop(rival.try_lock("a").unwrap().expect("it was given back"));
+}
+
+fn refused_wait_for_replicas_gives_back(kind: RedisKind) {
+    let server = start(kind);
+    let forbid = |rule| {
+        let words = ["ACL", "SETUSER", "default", rule];
+        server.command(&words).unwrap();
+    };
+    forbid("-wait");
+    let keeper = open(&server.url(), "replicas=1");
+    let error = keeper.try_lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
+    assert!(error.to_string().contains("wait"), "{error}");
+    assert_eq!(left(&server), Vec::<String>::new());
+    // Nor can it be given back.
+    forbid("-del");
+    let error = keeper.try_lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert_eq!(left(&server), ["lockkeeper:{default:a}"]);
+}
+
+/// Who was in line has its grant, and its replica does not acknowledge it.
+fn fail_over_while_replicas_are_waited_for(kind: RedisKind) {
+    let (primary, replica) = with_replica(kind);
+    let url = primary.url();
+    let held = open(&url, "ttl=60s").lock("a").unwrap();
+    let witness = Witness::new(true);
+    witness.enter(&held);
+    let keys = "ttl=60s&replicas=1&response_timeout=20s";
+    let waiting = one_more_waits(&url, keys, PATIENCE, &witness);
+    until("it stands in line", || in_line(&primary, "a") == 1);
+    replica.stop().unwrap();
+    let token = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    until("it waits for the replica", || waits_for_replicas(&primary));
+    primary.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
+    until("it asks again and again", || {
+        let errors = primary.info("errorstats").unwrap();
+        let refusals = errors.get("errorstat_READONLY");
+        let count = refusals.and_then(|count| count.strip_prefix("count=")?.parse().ok());
+        count > Some(9)
+    });
+    primary.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
+    replica.cont().unwrap();
+    assert!(waiting.answer().expect("it is granted in the end") > token);
+}
+
+fn waits_for_replicas(primary: &RedisServer) -> bool {
+    let clients = primary.info("clients").unwrap();
+    clients.get("blocked_clients").map(String::as_str) == Some("1")
+}
+
+/// It may have come to the new primary.
+fn grant_of_a_demoted_primary_is_unknown(kind: RedisKind) {
+    let (primary, replica) = with_replica(kind);
+    let keeper = open(&primary.url(), "replicas=1&response_timeout=5s");
+    let later = open(&primary.url(), "replicas=1");
+    let demote = || primary.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
+    replica.stop().unwrap();
+    let error = thread::scope(|scope| {
+        let asking = scope.spawn(|| keeper.try_lock("a").unwrap_err());
+        until("it waits for the replica", || waits_for_replicas(&primary));
+        demote();
+        asking.join().unwrap()
+    });
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert!(error.source().is_some(), "{error:?}");
+    // One that takes writes would also take it back, and the new primary would not hear of that.
+    primary.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
+    primary.command(&["FLUSHALL"]).unwrap();
+    let writable = ["CONFIG", "SET", "replica-read-only", "no"];
+    primary.command(&writable).unwrap();
+    demote();
+    let error = later.try_lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert_eq!(left(&primary), ["lockkeeper:{default:a}"]);
 }
 
 fn renewals_wait_for_replicas(kind: RedisKind) {
