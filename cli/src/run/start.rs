@@ -170,8 +170,9 @@ fn run(args: &args::Run, voice: Voice) -> Result<End, Trouble> {
             Ok(End::Code(LOST))
         }
         _ => Ok(ended.key.map_or(End::Code(code), |signal| {
-            // It went to the command alone, whose the terminal was.
-            let _ = kill_current_process_group(signal);
+            if ended.passes_on {
+                let _ = kill_current_process_group(signal);
+            }
             End::Key(signal)
         })),
     }

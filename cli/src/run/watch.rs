@@ -28,6 +28,8 @@ pub(super) struct Ended {
     pub(super) told: bool,
     /// The key of the terminal that ended it.
     pub(super) key: Option<Signal>,
+    /// Whether the command alone has had that.
+    pub(super) passes_on: bool,
 }
 
 pub(super) struct Watch<'a> {
@@ -131,15 +133,20 @@ impl<'a> Watch<'a> {
         if let (Some(terminal), Status::Signal(_)) = (&self.terminal, status) {
             terminal.restore();
         }
+        let passes_on = was_lent && !self.told;
         let key = match status {
-            Status::Signal(signal) if was_lent && !self.told => Signal::from_named_raw(signal),
+            Status::Signal(signal) if passes_on || self.told => Signal::from_named_raw(signal),
             _ => None,
         };
+        let key = key.filter(|key| self.lost.is_none() && terminal::is_key(*key));
+        let is_ours = self.terminal.as_ref().is_some_and(Terminal::is_ours);
+        let key = key.filter(|_| is_ours);
         Ended {
             status,
             lost: self.lost.is_some(),
-            told: self.told,
-            key: key.filter(|key| self.lost.is_none() && terminal::is_key(*key)),
+            told: self.told || key.is_some(),
+            key,
+            passes_on,
         }
     }
 

@@ -139,12 +139,17 @@ fn ctrl_c_while_waiting(rig: &mut Rig) -> Outcome {
 }
 
 fn ctrl_c_in_a_script(rig: &mut Rig) -> Outcome {
-    let script = "\"$0\" run a -- sh -c 'echo ready; exec cat'; echo goes on; exit 5";
-    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
-    screen.wait_for("ready");
-    screen.press("\x03");
-    let ended = screen.program.ended();
-    assert_eq!(ended.signal(), Some(2), "{ended}");
+    // With the terminal, and without, in a pipe.
+    for script in [
+        "\"$0\" run a -- sh -c 'echo ready; exec cat'; echo goes on; exit 5",
+        "echo | \"$0\" run a -- sh -c 'echo ready; exec sleep 60'; echo goes on; exit 5",
+    ] {
+        let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
+        screen.wait_for("ready");
+        screen.press("\x03");
+        let ended = screen.program.ended();
+        assert_eq!(ended.signal(), Some(2), "{script}: {ended}");
+    }
     // The same while it waits.
     let holder = rig.hold("a");
     let script = "\"$0\" run a -- touch started; echo goes on; exit 5";
