@@ -52,9 +52,10 @@ impl Operator for Store {
     fn held(&self, name: Option<&LockName>, deadline: Moment) -> Result<Vec<HeldName>, Error> {
         let patience = Patience::new(&*self.clock, Some(deadline));
         let only = name.map(LockName::as_str);
-        let now = self.clock.now();
         self.db.run(&patience, |session| {
             let mut live = session.all(HELD, (self.namespace.as_str(), only), seen)?;
+            // After the look: what was asked for later than now counts as of another boot.
+            let now = self.clock.now();
             live.retain(|seen| seen.held.is_live(now));
             let tell = |seen: Seen| {
                 let key = Key {

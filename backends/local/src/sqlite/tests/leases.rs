@@ -117,3 +117,26 @@ fn a_proof_holds_until_somebody_else_is_granted_the_name() {
         assert!(holds(&next.commit_proof().unwrap()), "{name:?}");
     }
 }
+
+/// Whenever somebody has looked at it, a lock is renewed.
+#[derive(Debug)]
+struct Renewing(LockGuard);
+
+impl Clock for Renewing {
+    fn now(&self) -> Moment {
+        let now = SystemClock.now();
+        self.0.renew().unwrap();
+        now
+    }
+}
+
+#[test]
+fn a_renewal_while_somebody_looks_hides_no_holder() {
+    let place = Place::new();
+    let clock = Renewing(place.keeper().lock("seat").unwrap());
+    let path = place.path();
+    let looks = SqliteProvider::with_clock(path.to_str().unwrap(), "default", Arc::new(clock));
+    let looks = looks.unwrap();
+    let held = looks.operator().unwrap().held(None, Moment::NEVER).unwrap();
+    assert_eq!(held.len(), 1);
+}
