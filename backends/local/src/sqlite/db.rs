@@ -252,7 +252,7 @@ pub(super) fn failure(error: rusqlite::Error) -> Error {
         ),
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => (
             ErrorKind::Incompatible,
-            "the file is not a whole SQLite database; name another file, or delete this one while nobody uses it",
+            "the file is not a whole SQLite database; name another file; if it is a lock database that was damaged, delete it while nobody uses it",
         ),
         Some(ErrorCode::DiskFull) => (
             ErrorKind::Unavailable,
