@@ -30,13 +30,22 @@ fn unlock(args: &args::Unlock) -> Result<u8, Trouble> {
     };
     // Where all names can be listed.
     let all = operator.held(None, soon()).unwrap_or_default();
-    say::out(&describe(&name, &held, &all))?;
+    let shown = match say::out(&describe(&name, &held, &all)) {
+        // Whoever was shown nothing cannot be asked.
+        Err(trouble) if !args.yes => {
+            let text = format!("{trouble}; nothing was done");
+            return Err(Trouble::new(trouble.code, text));
+        }
+        shown => shown,
+    };
     if !args.yes && !confirmed()? {
         return Err(Trouble::new(NOT_DONE, "not confirmed; nothing was done"));
     }
     if operator.force_release(&held, soon())? {
-        say::out(&format!("Freed {name:?}."))?;
-        return Ok(0);
+        let told = shown.and_then(|()| say::out(&format!("Freed {name:?}.")));
+        return told.map(|()| 0).map_err(|trouble| {
+            Trouble::new(trouble.code, format!("freed {name:?}, but {trouble}"))
+        });
     }
     Err(Trouble::new(
         NOT_DONE,

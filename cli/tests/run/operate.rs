@@ -9,6 +9,7 @@ use crate::rig::{Case, Outcome, Rig, Server, Skip, code, said};
 pub(crate) const CASES: &[Case] = &[
     ("who_tells_who_holds_and_fits_80_columns", who),
     ("unlock_asks_and_frees", unlock),
+    ("unlock_with_yes_frees_also_unheard", unlock_unheard),
     ("doctor_finds_a_healthy_store", doctor),
     ("doctor_tells_what_is_broken", doctor_broken),
     ("who_and_unlock_make_no_store", nowhere),
@@ -105,6 +106,27 @@ fn unlock(rig: &mut Rig) -> Outcome {
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
     rig.write("release", "");
     // Its command had ended before anybody looked; the release says that it was too late.
+    assert_eq!(holder.code(), 79);
+    Ok(())
+}
+
+fn unlock_unheard(rig: &mut Rig) -> Outcome {
+    let holder = rig.hold("a");
+    let unlock = |args: &[&str]| {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let mut command = rig.lockkeeper(&["unlock", "--force", "a"]);
+        let output = command.args(args).stdout(full).output().unwrap();
+        let line = said(&output);
+        assert_eq!((code(&output), line.lines().count()), (71, 1), "{line}");
+        line
+    };
+    let line = unlock(&[]);
+    assert!(line.contains("nothing was done"), "{line}");
+    assert_eq!(code(&rig.run(&["-n", "a"], "true")), 75);
+    let line = unlock(&["--yes"]);
+    assert!(line.contains("freed \"a\", but cannot print"), "{line}");
+    assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
+    rig.write("release", "");
     assert_eq!(holder.code(), 79);
     Ok(())
 }
