@@ -81,18 +81,16 @@ fn refused(error: &clap::Error) -> ExitCode {
     let command = std::env::args_os().nth(1).unwrap_or_default();
     let command = command.to_string_lossy();
     let is_compare = command == "compare";
-    let is_long = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
-    if is_help || is_long {
+    if is_help {
+        return say::ended(say::printed(error.print()).map(|()| 0));
+    }
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // Where it cannot be said, the exit status still tells.
         let _ = error.print();
     } else {
         say::err(&misuse(error, &command));
     }
-    ExitCode::from(match (is_help, is_compare) {
-        (true, _) => 0,
-        (false, true) => USAGE,
-        (false, false) => trouble::USAGE,
-    })
+    ExitCode::from(if is_compare { USAGE } else { trouble::USAGE })
 }
 
 /// One line: what clap says first, and where the rest stands.

@@ -11,8 +11,12 @@ pub(crate) const WIDTH: u16 = 80;
 
 /// Prints to standard output. Whoever reads it and had enough is no failure.
 pub(crate) fn out(text: &str) -> Result<(), Trouble> {
-    let mut stdout = io::stdout().lock();
-    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+    printed(writeln!(io::stdout().lock(), "{text}"))
+}
+
+/// What became of printing, to its end.
+pub(crate) fn printed(result: io::Result<()>) -> Result<(), Trouble> {
+    match result.and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.map_err(|error| {
             Trouble::new(SYSTEM, format!("cannot print: {error}; is the disk full?"))

@@ -27,7 +27,7 @@ Exit status:
   0   also when nothing is held
   64  wrong usage
   69  the store is out of reach
-  71  the system refused something: the output is full or closed
+  71  the system refused something: the output is full
   78  bad configuration, or the store has no such answers";
 
 pub(super) const UNLOCK: &str = "\
@@ -45,7 +45,7 @@ Exit status:
   1   not confirmed, or held by somebody else by now
   64  wrong usage
   69  the store is out of reach
-  71  the system refused something: the output is full or closed
+  71  the system refused something: the output is full
   78  bad configuration, or the store cannot do it";
 
 pub(super) const DOCTOR: &str = "\
@@ -70,7 +70,7 @@ Exit status:
   1   warnings
   2   unusable, or out of reach
   64  wrong usage
-  71  the system refused something: the output is full or closed";
+  71  the system refused something: the output is full";
 
 /// Tells who holds what.
 #[derive(Clone, Debug, clap::Args)]

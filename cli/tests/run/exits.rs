@@ -159,12 +159,22 @@ fn usage(rig: &mut Rig) -> Outcome {
 }
 
 fn refused(rig: &mut Rig) -> Outcome {
-    let full = std::fs::File::create("/dev/full").unwrap();
     // The file is there.
     assert_eq!(code(&rig.run(&["a"], "true")), 0);
-    let output = rig.lockkeeper(&["who"]).stdout(full).output().unwrap();
-    assert_eq!(code(&output), 71, "{}", said(&output));
-    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
+    for args in [
+        &["who"][..],
+        &["--help"],
+        &["--version"],
+        &["run", "--help"],
+        &["manual"],
+        &["completions", "bash"],
+    ] {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let output = rig.lockkeeper(args).stdout(full).output().unwrap();
+        assert_eq!(code(&output), 71, "{args:?}: {}", said(&output));
+        let line = said(&output);
+        assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+    }
     Ok(())
 }
 
