@@ -114,9 +114,9 @@ pub(crate) struct Run {
     #[arg(long, value_name = "WHAT", default_value = "term")]
     pub(crate) on_lost: OnLost,
 
-    /// How long a command that has to end may take, from TERM to KILL.
-    #[arg(long, value_name = "DUR", default_value = "5s", value_parser = duration)]
-    pub(crate) kill_after: Duration,
+    /// How long a command that has to end may take, from TERM to KILL. Default: 5s.
+    #[arg(long, value_name = "DUR", value_parser = duration)]
+    pub(crate) kill_after: Option<Duration>,
 
     /// The exit status when the lock was not acquired in time: 0 to 255. With 0, nothing is said
     /// about it either.

@@ -8,6 +8,9 @@ use lockkeeper::{Clock, LeasePolicy, LockGuard, LockKeeper, Moment, SystemClock}
 use crate::args::{OnLost, Run};
 use crate::trouble::{CONFIG, Trouble, USAGE};
 
+/// Without --kill-after; its help says so.
+const KILL_AFTER: Duration = Duration::from_secs(5);
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) policy: LeasePolicy,
@@ -47,7 +50,7 @@ impl Plan {
         let plan = Self {
             policy,
             on_lost: args.on_lost,
-            kill_after: args.kill_after,
+            kill_after: args.kill_after.unwrap_or(KILL_AFTER),
         };
         if !args.hold_at_least.is_zero() {
             plan.check_hold(args.hold_at_least, keeper.margin(policy.ttl()))
@@ -55,7 +58,7 @@ impl Plan {
         }
         if args.on_lost == OnLost::Term {
             plan.check(&|ttl| keeper.margin(ttl)).map_err(|text| {
-                let said_here = args.lease.or(args.ttl).is_some();
+                let said_here = args.lease.or(args.ttl).or(args.kill_after).is_some();
                 Trouble::new(if said_here { USAGE } else { CONFIG }, text)
             })?;
         }
@@ -96,7 +99,7 @@ impl Plan {
                 .unwrap_or(u64::MAX),
         );
         let most = room.saturating_sub(margin);
-        let instead = if most.is_zero() {
+        let instead = if most.as_millis() == 0 {
             String::new()
         } else if self.policy.is_renewed() {
             format!(", or --kill-after {} or less", short(most))
@@ -225,6 +228,10 @@ mod tests {
         assert_eq!(plan(renewed(10), 4), Ok(()));
         let text = plan(renewed(1), 60).unwrap_err();
         assert_eq!(plan(renewed(123), 60), Ok(()), "{text}");
+        // Less than a millisecond is no advice.
+        let ttl = Duration::from_millis(1);
+        let text = plan(LeasePolicy::Renewed { ttl }, 5).unwrap_err();
+        assert!(text.ends_with("use --ttl 12s or more"), "{text}");
     }
 
     #[test]

@@ -118,6 +118,10 @@ fn usage(rig: &mut Rig) -> Outcome {
         (&["run", "--lease", "5s", "a", "--", "true"], "--lease 6s"),
         (
             &[
+        (
+            &["run", "--kill-after", "20s", "a", "--", "true"],
+            "20s are 21s",
+        ),
                 "run",
                 "--lease",
                 "10s",
