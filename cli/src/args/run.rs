@@ -132,7 +132,8 @@ pub(crate) struct Run {
     #[arg(short, long)]
     pub(crate) verbose: bool,
 
-    /// Say nothing, not even why the command was not run.
+    /// Say nothing, not even why the command was not run. Only options and values that cannot be
+    /// understood are told of all the same.
     #[arg(short, long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 
