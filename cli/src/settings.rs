@@ -1,81 +1,147 @@
 //! Which store: from the command line, the environment or a config file.
 
+use std::ffi::OsString;
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lockkeeper::{Config, LockKeeper, Observer, open_config};
+use toml::{Table, Value};
 
 use crate::args::Place;
 use crate::trouble::{CONFIG, Trouble};
 
 /// Names the config file.
 const FILE: &str = "LOCKKEEPER_CONFIG";
+const URL: &str = "LOCKKEEPER_URL";
 const PREFIX: &str = "LOCKKEEPER";
 
 /// The first of: what the command line says, a file that the environment names, the environment, a
-/// file where config files are.
-pub(crate) fn config(place: &Place) -> Result<Config, Trouble> {
+/// file where config files are. With the file, if it is one.
+fn find(place: &Place) -> Result<(Config, Option<PathBuf>), Trouble> {
     if let Some(url) = &place.url {
-        return Ok(Config::from_url(url)?);
+        return Ok((Config::from_url(url)?, None));
     }
-    if let Some(file) = &place.config {
-        return read(file);
+    let named = place
+        .config
+        .clone()
+        .or_else(|| variable(FILE).map(PathBuf::from));
+    if named.is_none() && variable(URL).is_some() {
+        return Ok((Config::from_env(PREFIX)?, None));
     }
-    if let Some(file) = std::env::var_os(FILE) {
-        return read(Path::new(&file));
-    }
-    if std::env::var_os(format!("{PREFIX}_URL")).is_some() {
-        return Ok(Config::from_env(PREFIX)?);
-    }
-    match usual_files().iter().find(|file| file.exists()) {
-        Some(file) => read(file),
-        None => Err(Trouble::new(
+    let Some(file) = named.or_else(usual_file) else {
+        return Err(Trouble::new(
             CONFIG,
             "no store is named; give --url, set LOCKKEEPER_URL, or write `url = \"…\"` to \
              ~/.config/lockkeeper.toml or /etc/lockkeeper.toml",
-        )),
-    }
+        ));
+    };
+    Ok((read(&file)?, Some(file)))
 }
 
-fn usual_files() -> Vec<PathBuf> {
-    let own = match std::env::var_os("XDG_CONFIG_HOME").filter(|folder| !folder.is_empty()) {
+/// One that is empty counts as not set.
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+fn usual_file() -> Option<PathBuf> {
+    let own = match variable("XDG_CONFIG_HOME") {
         Some(folder) => Some(PathBuf::from(folder)),
         None => std::env::home_dir().map(|home| home.join(".config")),
     };
     let own = own.map(|folder| folder.join("lockkeeper.toml"));
-    own.into_iter()
-        .chain([PathBuf::from("/etc/lockkeeper.toml")])
-        .collect()
+    let mut files = own.into_iter().chain(["/etc/lockkeeper.toml".into()]);
+    // One that is there and cannot be read is not passed over: the next may name another store.
+    files.find(|file| match file.symlink_metadata() {
+        Ok(_) => true,
+        Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
+    })
 }
 
 fn read(file: &Path) -> Result<Config, Trouble> {
-    let bad = |why: &dyn std::fmt::Display| {
+    let bad = |why: &str| {
         Trouble::new(
             CONFIG,
             format!("the config file {} cannot be used: {why}", file.display()),
         )
     };
-    let text = std::fs::read_to_string(file).map_err(|error| bad(&error))?;
-    // The message alone: the error's own text shows the line, and with it perhaps a password.
-    toml::from_str(&text).map_err(|error| bad(&error.message()))
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        bad(&format!(
+            "{error}; make it readable, or name another with --config"
+        ))
+    })?;
+    let table: Table = toml::from_str(&text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start));
+        let lines = before.unwrap_or_default().split('\n');
+        let column = lines
+            .clone()
+            .next_back()
+            .unwrap_or_default()
+            .chars()
+            .count()
+            + 1;
+        // The message alone: the error's own text shows the line, and with it perhaps a password.
+        bad(&format!(
+            "line {}, column {column}: {}",
+            lines.count(),
+            error.message()
+        ))
+    })?;
+    // As in a file for `compare`.
+    if let Some((key, _)) = table.iter().find(|(_, value)| has_table(value)) {
+        return Err(bad(&format!(
+            "`{key}` is a table, and this file is of one store; write its `url` and keys at the \
+             top, and no tables"
+        )));
+    }
+    table
+        .try_into()
+        .map_err(|error: toml::de::Error| bad(error.message()))
+}
+
+fn has_table(value: &Value) -> bool {
+    match value {
+        Value::Table(_) => true,
+        Value::Array(list) => list.iter().any(Value::is_table),
+        _ => false,
+    }
+}
+
+/// Opens the store that was found. Only this looks at the values in its config.
+fn open_changed(
+    place: &Place,
+    change: impl FnOnce(Config) -> Config,
+) -> Result<LockKeeper, Trouble> {
+    let (config, file) = find(place)?;
+    open_config(&change(config)).map_err(|error| {
+        let mut trouble = Trouble::from(error);
+        if let Some(file) = file
+            && trouble.code == CONFIG
+        {
+            trouble.text = format!("{} (config file {})", trouble.text, file.display());
+        }
+        trouble
+    })
 }
 
 /// Opens the store.
 pub(crate) fn open(place: &Place, observer: Arc<dyn Observer>) -> Result<LockKeeper, Trouble> {
-    Ok(open_config(&config(place)?.observer(observer))?)
+    open_changed(place, |config| config.observer(observer))
 }
 
 /// Opens the first store alone: who asks about that one wants no answer from another.
 pub(crate) fn open_first(place: &Place) -> Result<LockKeeper, Trouble> {
-    Ok(open_config(&config(place)?.without_fallbacks())?)
+    open_changed(place, Config::without_fallbacks)
 }
 
 /// The same where it is there, to look into it.
 pub(crate) fn open_existing(place: &Place) -> Result<LockKeeper, Trouble> {
-    let mut config = config(place)?.without_fallbacks();
-    if config.url().scheme() == "sqlite" {
+    open_changed(place, |config| {
+        let config = config.without_fallbacks();
+        if config.url().scheme() != "sqlite" {
+            return config;
+        }
         // Where it is said already, that counts.
-        config = config.clone().set("create", "false").unwrap_or(config);
-    }
-    Ok(open_config(&config)?)
+        config.clone().set("create", "false").unwrap_or(config)
+    })
 }

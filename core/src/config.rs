@@ -97,7 +97,8 @@ impl Config {
     }
 
     /// The store from the variable `{prefix}_URL`, every other key from `{prefix}_{KEY}`.
-    /// Several values of `require` or `fallback` are separated by white space.
+    /// Several values of `require` or `fallback` are separated by white space. A variable that is
+    /// empty counts as not set.
     ///
     /// # Errors
     /// As [`from_url`](Self::from_url), and when `{prefix}_URL` is not set.
@@ -116,7 +117,7 @@ impl Config {
                 continue;
             };
             let key = key.to_ascii_lowercase();
-            if NOT_SETTINGS.contains(&key.as_str()) {
+            if value.is_empty() || NOT_SETTINGS.contains(&key.as_str()) {
                 continue;
             }
             let value = value.into_string().map_err(|_| {
@@ -308,17 +309,19 @@ impl fmt::Debug for Config {
 
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for Config {
-    /// A table with `url` and the keys; values are strings, numbers or lists of strings.
+    /// A table with `url` and the keys; values are strings, whole numbers, booleans or lists of
+    /// strings.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         use serde::de::Error as _;
 
         #[derive(serde::Deserialize)]
-        #[serde(untagged, expecting = "a string, a whole number, or a list of strings")]
+        #[serde(untagged)]
         enum Value {
             Text(String),
             Number(i64),
             Flag(bool),
             List(Vec<String>),
+            Other(serde::de::IgnoredAny),
         }
 
         let mut table = BTreeMap::<String, Value>::deserialize(deserializer)?;
@@ -334,6 +337,11 @@ impl<'de> serde::Deserialize<'de> for Config {
                 Value::Number(number) => vec![number.to_string()],
                 Value::Flag(flag) => vec![flag.to_string()],
                 Value::List(list) => list,
+                Value::Other(serde::de::IgnoredAny) => {
+                    return Err(D::Error::custom(format!(
+                        "`{key}` takes a string, a whole number, true or false, or a list of strings"
+                    )));
+                }
             };
             for value in values {
                 config.add(&key, value).map_err(D::Error::custom)?;
@@ -359,6 +367,7 @@ mod tests {
             ("APP_TTL", "5s"),
             ("APP_REQUIRE", "cross_process cross_host"),
             ("APP_MARIADBD", "/usr/sbin/mariadbd"),
+            ("APP_NAMESPACE", ""),
             ("OTHER", "x"),
         ]);
         let config = Config::from_vars("APP", env.into_iter()).unwrap();
@@ -366,8 +375,10 @@ mod tests {
         assert_eq!(config.required().unwrap().len(), 2);
         assert_eq!(config.keys().collect::<Vec<_>>(), ["require", "ttl"]);
 
-        let error = Config::from_vars("APP", vars(&[("APP_TTL", "5s")]).into_iter()).unwrap_err();
-        assert!(error.to_string().contains("APP_URL is not set"));
+        for env in [vars(&[("APP_TTL", "5s")]), vars(&[("APP_URL", "")])] {
+            let error = Config::from_vars("APP", env.into_iter()).unwrap_err();
+            assert!(error.to_string().contains("APP_URL is not set"));
+        }
     }
 
     #[test]
@@ -408,7 +419,13 @@ mod tests {
         let config: Config = serde_json::from_str(text).unwrap();
         assert_eq!(config.get("handover_max"), Some("3"));
         assert_eq!(config.required().unwrap(), [Capability::CrossHost]);
-        let error = serde_json::from_str::<Config>(r#"{"ttl": "5s"}"#).unwrap_err();
-        assert!(error.to_string().contains("url"));
+        for (text, says) in [
+            (r#"{"ttl": "5s"}"#, "url"),
+            (r#"{"url": "memory:", "ttl": 0.5}"#, "`ttl` takes"),
+            (r#"{"url": "memory:", "shop": {}}"#, "`shop` takes"),
+        ] {
+            let error = serde_json::from_str::<Config>(text).unwrap_err();
+            assert!(error.to_string().contains(says), "{error}");
+        }
     }
 }

@@ -23,7 +23,8 @@ The first of
   --config FILE, or the file that LOCKKEEPER_CONFIG names
   LOCKKEEPER_URL, with further keys as LOCKKEEPER_NAMESPACE and so on
   ~/.config/lockkeeper.toml, /etc/lockkeeper.toml
-and of that one all keys: LOCKKEEPER_NAMESPACE does not count beside --url.
+and of that one all keys: LOCKKEEPER_NAMESPACE does not count beside --url. An
+empty variable counts as not set.
 A URL on the command line can be seen by all users of the host: a password
 belongs into a file.
 

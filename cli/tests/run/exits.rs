@@ -15,6 +15,8 @@ pub(crate) const CASES: &[Case] = &[
     ("refused_by_the_system_is_71", refused),
     ("out_of_reach_is_69", out_of_reach),
     ("bad_configuration_is_78", bad_configuration),
+    ("errors_of_a_config_file_name_it_and_the_key", bad_file),
+    ("only_what_is_not_there_is_passed_over", passed_over),
     ("not_found_is_127_and_not_run_is_126", not_run),
     ("the_environment_tells_the_lock_and_no_url", environment),
     (
@@ -117,11 +119,11 @@ fn usage(rig: &mut Rig) -> Outcome {
         (&["run", "--ttl", "10s", "a", "--", "true"], "5s are 6s"),
         (&["run", "--lease", "5s", "a", "--", "true"], "--lease 6s"),
         (
-            &[
-        (
             &["run", "--kill-after", "20s", "a", "--", "true"],
             "20s are 21s",
         ),
+        (
+            &[
                 "run",
                 "--lease",
                 "10s",
@@ -235,6 +237,74 @@ fn bad_configuration(rig: &mut Rig) -> Outcome {
         said(&output)
     );
     assert!(!rig.exists("started"));
+    Ok(())
+}
+
+fn bad_file(rig: &mut Rig) -> Outcome {
+    for (text, says) in [
+        ("url = 'memory:'\npassword = swordfish", "line 2, column 12"),
+        ("url = 'memory:'\npassword = 'swordfish", "line 2, column"),
+        ("ttl = '5s'", "`url = "),
+        ("url = 7", "`url = "),
+        ("url = 'swordfish'", "URL"),
+        ("url = 'memory:?ttl=1s'\nttl = '2s'", "`ttl` is given twice"),
+        ("url = 'memory:'\nttl = 5.5", "`ttl` takes"),
+        ("url = 'memory:'\nttl = ['swordfish', 1]", "`ttl` takes"),
+        ("url = 'memory:'\nttl = 'soon'", "`ttl=soon`"),
+        ("url = 'memory:'\ntlt = '5s'", "`tlt`"),
+        ("url = 'bogus:'", "`bogus:`"),
+        (
+            "[locks]\nurl = 'memory:'\npassword = 'swordfish'",
+            "`locks` is a table",
+        ),
+        (
+            "url = 'memory:'\n[[shop]]\nurl = 'memory:'",
+            "`shop` is a table",
+        ),
+    ] {
+        rig.write("here.toml", text);
+        let output = rig.run(&["--config", "here.toml", "a"], "touch started");
+        let line = said(&output);
+        assert_eq!(code(&output), 78, "{text}: {line}");
+        assert_eq!(line.lines().count(), 1, "{text}: {line}");
+        assert!(
+            line.contains("here.toml") && line.contains(says),
+            "{text}: {line}"
+        );
+        assert!(!line.contains("swordfish"), "{line}");
+    }
+    Ok(())
+}
+
+fn passed_over(rig: &mut Rig) -> Outcome {
+    let run = |vars: &[(&str, &str)]| {
+        let mut command = rig.run_command(&["a"], "true");
+        command.env("HOME", rig.folder.path());
+        command.env_remove("XDG_CONFIG_HOME");
+        let output = command.envs(vars.iter().copied()).output().unwrap();
+        (code(&output), said(&output))
+    };
+    let empty = [("LOCKKEEPER_CONFIG", ""), ("LOCKKEEPER_TTL", "")];
+    assert_eq!(run(&empty), (0, String::new()));
+    // Where no user's config file can be, there is none.
+    for home in ["/nowhere", "/dev/null"] {
+        let (status, line) = run(&[("LOCKKEEPER_URL", ""), ("HOME", home)]);
+        assert_eq!(status, 78, "{line}");
+        assert!(line.contains("no store is named"), "{line}");
+    }
+    // Another one may name another store.
+    let link = |to: &str, from: &str| std::os::unix::fs::symlink(to, rig.path(from)).unwrap();
+    std::fs::create_dir(rig.path("dangling")).unwrap();
+    link("nowhere", "dangling/lockkeeper.toml");
+    link("loop", "loop");
+    for folder in ["dangling", "loop"] {
+        let path = rig.path(folder);
+        let path = path.to_str().unwrap();
+        let (status, line) = run(&[("LOCKKEEPER_URL", ""), ("XDG_CONFIG_HOME", path)]);
+        assert_eq!(status, 78, "{line}");
+        let file = format!("{path}/lockkeeper.toml cannot be used");
+        assert!(line.contains(&file), "{line}");
+    }
     Ok(())
 }
 
