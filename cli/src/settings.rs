@@ -67,7 +67,7 @@ fn read(file: &Path) -> Result<Config, Trouble> {
     };
     let text = std::fs::read_to_string(file).map_err(|error| {
         bad(&format!(
-            "{error}; make it readable, or name another with --config"
+            "{error}; make it readable, correct HOME, or name another with --config"
         ))
     })?;
     let table: Table = toml::from_str(&text).map_err(|error| {

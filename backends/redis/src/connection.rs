@@ -356,7 +356,8 @@ impl Connection {
 
     fn hear(&mut self, answer: Value, answers: &mut Vec<Value>) {
         self.is_greeted = true;
-        self.is_to_replica |= is_from_replica(&answer);
+        self.is_to_replica |=
+            matches!(&answer, Value::ServerError(error) if is_from_replica(error));
         answers.push(answer);
     }
 

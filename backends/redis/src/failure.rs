@@ -3,7 +3,7 @@
 use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
-use redis::{RedisError, ServerError, Value};
+use redis::{RedisError, ServerError};
 
 /// How a request failed.
 #[derive(Debug)]
@@ -182,10 +182,7 @@ pub(crate) fn demoted(error: &ServerError) -> Error {
 }
 
 /// Whether it is what a replica says: a primary that another one has replaced is one, too.
-pub(crate) fn is_from_replica(answer: &Value) -> bool {
-    let Value::ServerError(error) = answer else {
-        return false;
-    };
+pub(crate) fn is_from_replica(error: &ServerError) -> bool {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
     // The last two are about a WAIT: one that waited when the server became a replica, and a later one.
     meaning(code, details)

@@ -16,7 +16,7 @@ use crate::failure::{Failure, refused_command, senseless};
 use crate::keys::Keys;
 use crate::lease::{RedisLease, renew_batch};
 use crate::scripts;
-use crate::store::{Store, is_no_script, packed, told};
+use crate::store::{Store, is_no_script, packed, told_at_first};
 use crate::{BACKEND, RedisOptions};
 
 /// How many renewals travel together.
@@ -95,15 +95,15 @@ fn probe(store: &Store) -> Result<(), Error> {
         let asked_at = store.clock.now();
         let answer = connection.ask(&by_sha, limit)?;
         if !is_no_script(&answer) {
-            told(answer)?;
+            told_at_first(answer)?;
         }
-        match connection.ask(&script, limit).and_then(told)? {
+        match connection.ask(&script, limit).and_then(told_at_first)? {
             Value::Int(now) => store.server_clock.learn(now, asked_at),
             Value::Array(failed) => return Err(Failure::Refused(failed_command(&failed))),
             _ => return Err(Failure::Refused(senseless())),
         }
         for answer in connection.exchange(&channel, 2, limit)? {
-            told(answer)?;
+            told_at_first(answer)?;
         }
         Ok(())
     };

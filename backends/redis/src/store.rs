@@ -437,11 +437,18 @@ pub(crate) fn is_no_script(answer: &Value) -> bool {
 
 /// An answer that is not the server's error.
 pub(crate) fn told(answer: Value) -> Result<Value, Failure> {
-    let from_replica = is_from_replica(&answer);
     match answer {
-        // Opening hears of it from within its script. Here a primary has become one, and its address
-        // may soon lead to the new primary.
-        Value::ServerError(error) if from_replica => Err(Failure::Refused(demoted(&error))),
+        // It was a primary at opening, and its address may soon lead to the new one.
+        Value::ServerError(error) if is_from_replica(&error) => {
+            Err(Failure::Refused(demoted(&error)))
+        }
+        answer => told_at_first(answer),
+    }
+}
+
+/// The same at opening, which may be on a replica.
+pub(crate) fn told_at_first(answer: Value) -> Result<Value, Failure> {
+    match answer {
         Value::ServerError(error) => Err(Failure::Refused(refused(&error))),
         answer => Ok(answer),
     }

@@ -50,7 +50,7 @@ lock is lost. Where nobody would continue them (a service, a container), a TSTP
 stops neither, and goes to no command but one that handles it. Without a
 terminal, a command that is stopped by another hand keeps its lock. When Ctrl-C
 ends the wait or the command, lockkeeper ends by the same signal, and a script
-around it, too.
+around it, too; any INT or QUIT by which a command ends at a terminal counts.
 
 When lockkeeper itself ends:
 When it is killed, its command is killed at once, with all of its process

@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -237,6 +238,8 @@ pub(super) fn main(parent: Option<i32>, voice: Voice, command: &[OsString]) -> E
         // A folder of PATH may not be searched: shells do not speak of that either.
         error = Errno::NOENT.into();
     }
+    // `exec` has made it end this process, should nobody read what follows.
+    let _ = signal_hook::flag::register(Signal::PIPE.as_raw(), Arc::default());
     let shown = program.to_string_lossy();
     let (code, way_out) = match error.kind() {
         io::ErrorKind::NotFound => (NOT_FOUND, "is it installed, and in PATH?"),

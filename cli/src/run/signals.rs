@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use lockkeeper::{CancelToken, Error, FencingToken, LockName, Observer};
 use nix::sys::signal::SigSet;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use signal_hook::iterator::Signals;
 
@@ -114,7 +116,10 @@ pub(super) fn listen(
 
 /// Ends this process as if nobody listened. Comes back where that cannot be.
 pub(super) fn die_of(signal: Signal) {
-    // The memory that a QUIT would have the system write to a file may hold a password.
+    // The memory that a QUIT would have the system write to a file, or hand to a program, may hold a
+    // password.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let none = Rlimit {
         current: Some(0),
         maximum: Some(0),

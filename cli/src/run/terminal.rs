@@ -1,5 +1,6 @@
 //! The terminal, and whose it is.
 
+use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::sys::signal::{SigSet, Signal};
@@ -83,6 +84,11 @@ pub(super) fn is_alone() -> bool {
         stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
     };
     !is_pipe(std::io::stdin().as_fd()) && !is_pipe(std::io::stdout().as_fd())
+}
+
+/// Whether standard input is a terminal.
+pub(super) fn is_read() -> bool {
+    std::io::stdin().is_terminal()
 }
 
 /// The group of this process. `None`: its number is that of another PID namespace, as in a container

@@ -47,7 +47,9 @@ pub(super) struct Watch<'a> {
     last: Deadline,
     /// When the command of a lost lock is over.
     lost: Option<Deadline>,
-    told: bool,
+    ending: bool,
+    /// The signals that asked for an end.
+    heard: Vec<Signal>,
 }
 
 impl<'a> Watch<'a> {
@@ -69,12 +71,14 @@ impl<'a> Watch<'a> {
             terminal: Terminal::find(),
             // A script that started this with `&` means to keep it; Ctrl-C is not for this, then.
             // Who ignores TTIN is not stopped for reading without it, so nobody would hear it ask.
-            wants_terminal: (terminal::is_alone() || is_ignored(Signal::TTIN))
+            wants_terminal: (terminal::is_alone()
+                || terminal::is_read() && is_ignored(Signal::TTIN))
                 && !is_ignored(Signal::INT),
             stops_too: false,
             last: Deadline::NEVER,
             lost: None,
-            told: false,
+            ending: false,
+            heard: Vec::new(),
         }
     }
 
@@ -111,7 +115,10 @@ impl<'a> Watch<'a> {
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK),
             }
         }
-        self.check_lock();
+        // Whoever has ended need not be ended, so all of the lease counts.
+        if self.is_ending() || self.guard.remaining().is_zero() {
+            self.check_lock();
+        }
         let was_lent = self.terminal.as_mut().is_some_and(Terminal::take_back);
         let status = match self.lost.filter(|_| self.plan.ends_the_lost()) {
             None => {
@@ -124,7 +131,10 @@ impl<'a> Watch<'a> {
                 while !self.job.is_over() && looks < LOOKS {
                     // The end of each of a crowd is an event, and no time in which the others could end.
                     let is_quiet = self.events.recv_timeout(LOOK).is_err();
-                    looks += u32::from(is_quiet && SystemClock.now() >= deadline.kill);
+                    if SystemClock.now() >= deadline.kill {
+                        self.job.signal(Signal::KILL);
+                        looks += u32::from(is_quiet);
+                    }
                 }
                 self.watchdog.dismiss();
                 status
@@ -133,21 +143,32 @@ impl<'a> Watch<'a> {
         if let (Some(terminal), Status::Signal(_)) = (&self.terminal, status) {
             terminal.restore();
         }
-        let passes_on = was_lent && !self.told;
-        let key = match status {
-            Status::Signal(signal) if passes_on || self.told => Signal::from_named_raw(signal),
-            _ => None,
-        };
-        let key = key.filter(|key| self.lost.is_none() && terminal::is_key(*key));
-        let is_ours = self.terminal.as_ref().is_some_and(Terminal::is_ours);
-        let key = key.filter(|_| is_ours);
+        let is_heard = |key: &Signal| self.heard.contains(key);
+        let key = self.key(status).filter(|key| was_lent || is_heard(key));
         Ended {
             status,
             lost: self.lost.is_some(),
-            told: self.told || key.is_some(),
+            told: !self.heard.is_empty() || key.is_some(),
             key,
-            passes_on,
+            passes_on: !key.as_ref().is_some_and(is_heard),
         }
+    }
+
+    /// The key of the terminal that the command may have ended by.
+    fn key(&self, status: Status) -> Option<Signal> {
+        let Status::Signal(signal) = status else {
+            return None;
+        };
+        let is_ours = self.terminal.as_ref().is_some_and(Terminal::is_ours);
+        let is_its_own = self.lost.is_none() || !self.plan.ends_the_lost();
+        Signal::from_named_raw(signal)
+            .filter(|signal| is_ours && is_its_own && terminal::is_key(*signal))
+    }
+
+    /// Whether a watchdog has begun to end the command.
+    fn is_ending(&mut self) -> bool {
+        self.ending |= self.watchdog.is_ending();
+        self.ending
     }
 
     /// Finds out whether the lock is lost, and how long it is not, if nothing happens.
@@ -160,7 +181,7 @@ impl<'a> Watch<'a> {
             }
             return LOOK;
         }
-        let is_ending = self.watchdog.is_ending();
+        let is_ending = self.is_ending();
         let remaining = self.guard.remaining();
         let deadline = self.plan.deadline(now + remaining);
         if now < deadline.term && !remaining.is_zero() && !is_ending {
@@ -214,7 +235,9 @@ impl<'a> Watch<'a> {
                 self.job.signal(Signal::TSTP);
             }
             Event::Signal(signal) => {
-                self.told |= ends_a_wait(signal);
+                if ends_a_wait(signal) && !self.heard.contains(&signal) {
+                    self.heard.push(signal);
+                }
                 self.job.signal(signal);
                 if matches!(signal, Signal::TERM | Signal::HUP) {
                     // One that is stopped would not hear it.
@@ -248,6 +271,8 @@ impl<'a> Watch<'a> {
 
     /// Somebody has killed it.
     fn replace_watchdog(&mut self) {
+        // What that one has begun, the other does not know.
+        self.is_ending();
         let started = self.watchdog.start_another(self.job.group());
         if let Some(deadline) = self.renewed().filter(|_| self.lost.is_none()) {
             self.last = deadline;

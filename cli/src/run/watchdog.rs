@@ -143,7 +143,7 @@ impl Watchdog {
     }
 
     /// The command has ended.
-    pub(super) fn dismiss(mut self) {
+    pub(super) fn dismiss(&mut self) {
         // It may have gone by itself.
         let _ = self.say(OVER);
         drop(self.child.stdin.take());
@@ -181,8 +181,10 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
             && !acted
         {
             acted = true;
-            // Before the command can end of it.
-            let _ = io::stdout().write_all(ENDING);
+            if !job::is_group_gone(group, true) {
+                // Before the command can end of it.
+                let _ = io::stdout().write_all(ENDING);
+            }
             // What came too late to be heeded must not be.
             ears.is_deaf = true;
             signal_group(group, Signal::TERM);

@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rig::{Case, Outcome, Rig, Skip, code, is_alive, said};
+use crate::rig::{Case, Outcome, Rig, Server, Skip, code, is_alive, said};
 
 pub(crate) const CASES: &[Case] = &[
     ("killed_run_takes_its_command_along", killed),
@@ -16,8 +16,16 @@ pub(crate) const CASES: &[Case] = &[
         "stopped_and_continued_while_its_command_is_ended",
         stopped_until_too_late,
     ),
+    (
+        "stopped_while_its_command_ended_by_itself",
+        stopped_while_it_ended,
+    ),
     ("killed_watchdog_is_replaced", killed_watchdog),
     ("stopped_watchdog_is_continued", stopped_watchdog),
+    (
+        "what_the_command_leaves_is_killed_without_the_watchdog",
+        stopped_watchdog_of_a_group,
+    ),
     ("forced_release_ends_the_command", forced),
     ("forced_release_ends_one_that_ignores_term", forced_stubborn),
     ("forced_release_and_only_a_warning", forced_warn),
@@ -118,21 +126,46 @@ fn stopped_until_too_late(rig: &mut Rig) -> Outcome {
     let script = "trap 'touch $LOCKKEEPER_NAME.told; exit 0' TERM; touch $LOCKKEEPER_NAME.ready
 while :; do sleep 0.01; done";
     // Several, since each finds its renewed lock before or after it looks.
-    let names = ["a", "b", "c", "d", "e"];
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let runs = names.map(|name| {
         let run = rig.start(&["--ttl", "5s", "--kill-after", "2s", name], script);
         rig.until_file(&format!("{name}.ready"));
         run.signal(Signal::STOP);
         run
     });
-    for (name, run) in names.into_iter().zip(runs) {
+    for (at, (name, run)) in names.into_iter().zip(runs).enumerate() {
         rig.until_file(&format!("{name}.told"));
+        if at % 2 == 0 {
+            // The next one has not begun anything.
+            kill_process(watchdog_of(run.pid()).unwrap(), Signal::KILL).unwrap();
+        }
         // In time for the lock.
         run.signal(Signal::CONT);
         let output = run.output();
-        assert_eq!(code(&output), 79, "{}", said(&output));
+        assert_eq!(code(&output), 79, "{name}: {}", said(&output));
         assert!(said(&output).contains(name), "{}", said(&output));
     }
+    Ok(())
+}
+
+fn stopped_while_it_ended(rig: &mut Rig) -> Outcome {
+    if let Some(Server::MySql(_)) = rig.server {
+        return Err(Skip("the store does not tell how old a lease is"));
+    }
+    let run = rig.start(
+        &["--ttl", "10s", "--kill-after", "4s", "a"],
+        "touch ready; until [ -e done ]; do sleep 0.01; done; touch over",
+    );
+    rig.until_file("ready");
+    run.signal(Signal::STOP);
+    rig.write("done", "");
+    rig.until_file("over");
+    // Beyond the time at which a command would have been told to end.
+    let left = || rig.who("a")["remaining_ms"].as_u64();
+    rig.until("the lease grows old", || left() < Some(4_900));
+    run.signal(Signal::CONT);
+    let output = run.output();
+    assert_eq!(code(&output), 0, "{}", said(&output));
     Ok(())
 }
 
@@ -175,6 +208,19 @@ fn stopped_watchdog(rig: &mut Rig) -> Outcome {
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
     let output = run.output();
     assert_eq!(code(&output), 79, "{}", said(&output));
+    Ok(())
+}
+
+fn stopped_watchdog_of_a_group(rig: &mut Rig) -> Outcome {
+    let script = "(trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
+while [ -e second ]; do sleep 0.01; done) & until [ -e second ]; do sleep 0.01; done
+trap 'touch told; exit 0' TERM; touch ready; while :; do sleep 0.01; done";
+    let run = rig.start(&["--lease", "4s", "--kill-after", "2s", "a"], script);
+    rig.until_file("ready");
+    rig.until_file("told");
+    kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
+    assert_eq!(run.code(), 79);
+    assert!(!is_alive(rig.pid("second")));
     Ok(())
 }
 

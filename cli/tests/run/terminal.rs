@@ -8,9 +8,11 @@ use std::process::Stdio;
 use std::sync::mpsc::{Receiver, channel};
 
 use rustix::fs::OFlags;
+use rustix::process::{Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
+use crate::loss::force;
 use crate::rig::{Case, Outcome, PATIENCE, Rig, Running, Skip};
 
 pub(crate) const CASES: &[Case] = &[
@@ -150,6 +152,26 @@ fn ctrl_c_in_a_script(rig: &mut Rig) -> Outcome {
         let ended = screen.program.ended();
         assert_eq!(ended.signal(), Some(2), "{script}: {ended}");
     }
+    // After another signal, which the command outlived.
+    let script = "\"$0\" run a -- sh -c 'trap \"echo outlived\" TERM; echo $PPID > pid; echo ready
+while :; do sleep 0.01; done'; echo goes on; exit 5";
+    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
+    screen.wait_for("ready");
+    kill_process(rig.pid("pid"), Signal::TERM).unwrap();
+    screen.wait_for("outlived");
+    screen.press("\x03");
+    let ended = screen.program.ended();
+    assert_eq!(ended.signal(), Some(2), "{ended}");
+    // A command that went on without its lock.
+    let script = "\"$0\" run --on-lost warn --ttl 3s --kill-after 500ms a -- \
+sh -c 'echo ready; exec cat'; echo goes on; exit 5";
+    let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
+    screen.wait_for("ready");
+    force(rig);
+    screen.wait_for("goes on without it");
+    screen.press("\x03");
+    let ended = screen.program.ended();
+    assert_eq!(ended.signal(), Some(2), "{ended}");
     // The same while it waits.
     let holder = rig.hold("a");
     let script = "\"$0\" run a -- touch started; echo goes on; exit 5";

@@ -55,6 +55,15 @@ fn read_only_replica(kind: RedisKind) {
     let (_primary, replica) = with_replica(kind);
     let says = ["read-only replica", "primary"];
     refused(&replica.url(), ErrorKind::PermissionDenied, &says);
+    // One that does not even answer for itself.
+    let lone = start(kind);
+    for words in [
+        &["CONFIG", "SET", "replica-serve-stale-data", "no"][..],
+        &["REPLICAOF", "127.0.0.1", "1"],
+    ] {
+        lone.command(words).unwrap();
+    }
+    refused(&lone.url(), ErrorKind::Unavailable, &["lost its primary"]);
 }
 
 /// A fail-over behind one address: connections that are open stay with the old primary.
