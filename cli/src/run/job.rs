@@ -103,18 +103,23 @@ impl Job {
     /// What has become of the command since the last look. One that ended stays until
     /// [`status`](Self::status), so that nobody else gets its number.
     pub(super) fn look(&self) -> State {
-        let id = || WaitId::Pid(self.group);
-        let quick = WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        if let Ok(Some(_)) = waitid(id(), quick | WaitIdOptions::EXITED) {
+        if self.has_ended() {
             return State::Ended;
         }
-        match waitid(id(), WaitIdOptions::NOHANG | WaitIdOptions::STOPPED) {
+        let stopped = WaitIdOptions::NOHANG | WaitIdOptions::STOPPED;
+        match waitid(WaitId::Pid(self.group), stopped) {
             Ok(Some(status)) => {
                 let signal = status.stopping_signal();
                 State::Stopped(signal.and_then(Signal::from_named_raw))
             }
             _ => State::Running,
         }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        let quick = WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let ended = waitid(WaitId::Pid(self.group), quick | WaitIdOptions::EXITED);
+        matches!(ended, Ok(Some(_)))
     }
 
     /// How it ended, as shells count it. Blocks until it has.

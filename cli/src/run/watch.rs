@@ -188,6 +188,10 @@ impl<'a> Watch<'a> {
             let next = deadline.term.saturating_since(now).min(remaining);
             return next.max(Duration::from_millis(1));
         }
+        // It may have ended before this process stood still, and that may have been after the last look.
+        if !remaining.is_zero() && !is_ending && self.job.has_ended() {
+            return Duration::ZERO;
+        }
         let why = if let LeasePolicy::Fixed { .. } = self.plan.policy {
             "is not kept any longer: its --lease is over"
         } else if !self.guard.is_held() {
