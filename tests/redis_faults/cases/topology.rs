@@ -11,7 +11,7 @@ use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
 use super::rig::{in_line, left, one_more_waits, open, refused, start};
-use crate::rig::{PATIENCE, Witness, until};
+use crate::rig::{PATIENCE, Waiting, Witness, until};
 
 pub(super) const CASES: &[Case] = &[
     ("read_only_replica", read_only_replica),
@@ -66,9 +66,11 @@ fn read_only_replica(kind: RedisKind) {
     refused(&lone.url(), ErrorKind::Unavailable, &["lost its primary"]);
 }
 
-/// A fail-over behind one address: connections that are open stay with the old primary.
-fn demoted_primary_is_left(kind: RedisKind) {
-    let (old, new) = with_replica(kind);
+/// A holder and one who waits, by an address that can lead elsewhere; the replica knows of both.
+fn contended_behind_a_proxy(
+    old: &RedisServer,
+    new: &RedisServer,
+) -> (Proxy, LockKeeper, LockGuard, Waiting) {
     let proxy = Proxy::new(old.addr()).unwrap();
     let url = old.url_via(proxy.addr());
     let keeper = open(&url, "ttl=60s");
@@ -76,7 +78,14 @@ fn demoted_primary_is_left(kind: RedisKind) {
     let witness = Witness::new(true);
     witness.enter(&held);
     let waiting = one_more_waits(&url, "ttl=60s", PATIENCE, &witness);
-    until("it stands in line there, too", || in_line(&new, "a") == 1);
+    until("it stands in line there, too", || in_line(new, "a") == 1);
+    (proxy, keeper, held, waiting)
+}
+
+/// A fail-over behind one address: connections that are open stay with the old primary.
+fn demoted_primary_is_left(kind: RedisKind) {
+    let (old, new) = with_replica(kind);
+    let (proxy, keeper, held, waiting) = contended_behind_a_proxy(&old, &new);
     new.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
     proxy.lead_to(new.addr());
     let port = new.addr().port().to_string();
@@ -96,14 +105,7 @@ fn demoted_primary_is_left(kind: RedisKind) {
 /// The old primary is a replica before its address leads to the new one.
 fn fail_over_is_waited_out(kind: RedisKind) {
     let (old, new) = with_replica(kind);
-    let proxy = Proxy::new(old.addr()).unwrap();
-    let url = old.url_via(proxy.addr());
-    let keeper = open(&url, "ttl=60s");
-    let held = keeper.lock("a").unwrap();
-    let witness = Witness::new(true);
-    witness.enter(&held);
-    let waiting = one_more_waits(&url, "ttl=60s", PATIENCE, &witness);
-    until("it stands in line there, too", || in_line(&new, "a") == 1);
+    let (proxy, _keeper, held, waiting) = contended_behind_a_proxy(&old, &new);
     new.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
     let port = new.addr().port().to_string();
     old.command(&["REPLICAOF", "127.0.0.1", &port]).unwrap();
@@ -111,7 +113,7 @@ fn fail_over_is_waited_out(kind: RedisKind) {
         let errors = old.info("errorstats").unwrap();
         errors.get("errorstat_READONLY").cloned()
     };
-    let error = held.renew().expect_err("nor does it renew");
+    let error = held.renew().expect_err("a replica renews nothing");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     let before = refusals();
     until("the waiter is refused", || refusals() != before);
