@@ -104,7 +104,7 @@ holder=$!
 until_there held
 "$0" run a -- touch started &
 waiter=$!
-until_there small/locks.db-wake-*
+until "$0" who --json a | grep -q '"waiting": *1'; do :; done
 cat /dev/zero > small/fill
 kill -9 $holder
 # Until the waiter has tried again and again.
