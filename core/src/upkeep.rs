@@ -201,23 +201,13 @@ fn watch(of: &Weak<Engine>, upkeep: &Upkeep, clock: &dyn Clock) {
 fn look(engine: &Arc<Engine>) -> u64 {
     let now = engine.clock.now();
     let mut jobs = Vec::new();
-    // Renewals that are due soon go along with those that are due: many leases, few round trips.
-    let horizon = now + engine.settings.lease.ttl() / 12;
-    let next = engine.queue.scan(horizon.as_nanos(), |hold| {
-        if hold.state(now) == Standing::Lost {
-            if hold.must_tell() {
-                jobs.push(Job::TellLost(Arc::clone(hold)));
-            }
-            return u64::MAX;
-        }
-        let at = hold.renew_at.load(Ordering::Acquire);
-        let soon = now + hold.policy.ttl() / 12;
-        if at <= soon.as_nanos() {
-            hold.renew_at.store(u64::MAX, Ordering::Release);
-            jobs.push(Job::Renew(Arc::clone(hold)));
-        }
-        hold.due()
-    });
+    let mut next = gather(engine, now, Duration::ZERO, &mut jobs);
+    // What is due soon goes along with what is due: many leases, few round trips. On its own it would
+    // not: who looks for another reason would renew the leases one by one.
+    if jobs.iter().any(|job| matches!(job, Job::Renew(_))) {
+        let soon = engine.settings.lease.ttl() / 12;
+        next = gather(engine, now, soon, &mut jobs);
+    }
     for job in &jobs {
         if let Job::TellLost(hold) = job {
             engine.queue.detach(&hold.name, hold);
@@ -229,6 +219,26 @@ fn look(engine: &Arc<Engine>) -> u64 {
     } else {
         next
     }
+}
+
+/// Finds what is due `ahead` of its time, but for a lease with a shorter ttl, which is not renewed
+/// that early. Returns when the next one is due.
+fn gather(engine: &Engine, now: Moment, ahead: Duration, jobs: &mut Vec<Job>) -> u64 {
+    engine.queue.scan((now + ahead).as_nanos(), |hold| {
+        if hold.state(now) == Standing::Lost {
+            if hold.must_tell() {
+                jobs.push(Job::TellLost(Arc::clone(hold)));
+            }
+            return u64::MAX;
+        }
+        let at = hold.renew_at.load(Ordering::Acquire);
+        let by = now + ahead.min(hold.policy.ttl() / 12);
+        if at <= by.as_nanos() {
+            hold.renew_at.store(u64::MAX, Ordering::Release);
+            jobs.push(Job::Renew(Arc::clone(hold)));
+        }
+        hold.due()
+    })
 }
 
 /// Gives jobs to the workers and has another one join where those that there are hang. True while

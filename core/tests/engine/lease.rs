@@ -143,6 +143,29 @@ fn a_fixed_lease_runs_out_and_the_next_in_line_may_ask_while_the_guard_still_liv
 }
 
 #[test]
+fn a_look_for_another_reason_renews_nothing_early() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    let renewed = keeper.lock("a").unwrap();
+    // They end while the renewal is due soon, and what a look finds is done in its order.
+    let short = [("b", 3800), ("c", 4100)].map(|(name, ttl)| {
+        let ttl = Duration::from_millis(ttl);
+        let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+        keeper.acquire(name, &fixed).unwrap().unwrap()
+    });
+    for guard in &short {
+        let (send, called) = mpsc::channel();
+        guard.lost().on_lost(move || send.send(()).unwrap());
+        script.clock.advance(guard.remaining());
+        called.recv_timeout(PATIENCE).unwrap();
+    }
+    assert_eq!(script.count("a", "renew"), 0);
+    script.clock.advance(SECOND);
+    script.until("a", "renew", 1);
+    held_for(&renewed, 11 * SECOND);
+}
+
+#[test]
 fn a_released_guard_is_not_renewed_and_its_signal_says_so() {
     let script = Script::new();
     let keeper = script.keeper();
