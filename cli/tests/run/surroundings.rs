@@ -104,14 +104,15 @@ holder=$!
 until_there held
 "$0" run a -- touch started &
 waiter=$!
-until "$0" who --json a | grep -q '"waiting": *1'; do :; done
+is_there() { grep -q 'State:.[SRD]' /proc/$waiter/status || exit 9; }
+until "$0" who --json a | grep -q '"waiting": *1'; do is_there; done
 cat /dev/zero > small/fill
 kill -9 $holder
 # Until the waiter has tried again and again.
 tries() { sed -n 's/syscw: //p' /proc/$waiter/io; }
 first=$(tries)
 until [ "$(tries)" -gt $((first + 5)) ]; do
-  grep -q 'State:.[SRD]' /proc/$waiter/status || exit 9
+  is_there
   sleep 0.01
 done
 rm small/fill

@@ -166,6 +166,18 @@ fn a_look_for_another_reason_renews_nothing_early() {
 }
 
 #[test]
+fn what_is_due_soon_is_renewed_along_with_what_is_due() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    let _due = keeper.lock("a").unwrap();
+    script.clock.advance(SECOND / 2);
+    let _soon = keeper.lock("b").unwrap();
+    script.clock.advance(SECOND * 7 / 2);
+    script.until("a", "renew", 1);
+    script.until("b", "renew", 1);
+}
+
+#[test]
 fn a_released_guard_is_not_renewed_and_its_signal_says_so() {
     let script = Script::new();
     let keeper = script.keeper();
