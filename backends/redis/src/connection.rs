@@ -10,7 +10,8 @@ use lockkeeper_core::{Error, ErrorKind};
 use redis::{Cmd, ConnectionAddr, IntoConnectionInfo, TlsCertificates, Value, cmd};
 
 use crate::failure::{
-    AsIoErrorKind, Failure, is_from_replica, not_redis, refused, senseless, tls_failed,
+    AsIoErrorKind, Failure, is_from_replica, login_refused, not_redis, refused, senseless,
+    tls_failed,
 };
 use crate::options::{Place, RedisOptions};
 
@@ -27,8 +28,8 @@ pub(crate) struct Connector {
     /// Logging in and choosing the database, said here and not by the redis crate: that reads one
     /// answer after the other on a server that has gone dark, each with the whole timeout.
     greeting: Vec<Cmd>,
-    /// What no error may show.
-    password: Option<String>,
+    /// Whether the greeting begins with a password.
+    logs_in: bool,
     tls: bool,
     place: String,
     host: Option<(String, u16)>,
@@ -67,7 +68,7 @@ impl Connector {
         Ok(Self {
             client: client(options)?,
             greeting,
-            password: options.password.clone(),
+            logs_in: options.password.is_some(),
             tls: options.tls,
             place: options.place.to_string(),
             host: match &options.place {
@@ -116,22 +117,14 @@ impl Connector {
         let mut answers = Vec::new();
         let heard = connection.converse(&packed, self.greeting.len(), left, &mut answers);
         // A server that is full answers the first of them, and hangs up.
-        for answer in answers {
+        for (index, answer) in answers.iter().enumerate() {
             if let Value::ServerError(error) = answer {
-                let error = refused(&error);
-                // "ERR AUTH <password> called without any password configured", and the like.
-                let kind = match error.kind() {
-                    ErrorKind::Incompatible => ErrorKind::PermissionDenied,
-                    kind => kind,
-                };
-                // A server that does not know `AUTH` repeats what it was sent.
-                let text = match &self.password {
-                    Some(password) if !password.is_empty() => {
-                        error.message().replace(password.as_str(), "***")
-                    }
-                    _ => error.message().to_owned(),
-                };
-                return Err(Error::new(kind, text));
+                let is_login = self.logs_in && index == 0;
+                return Err(if is_login {
+                    login_refused(error)
+                } else {
+                    refused(error)
+                });
             }
         }
         match heard {

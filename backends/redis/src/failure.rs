@@ -124,6 +124,29 @@ pub(crate) fn refused(error: &ServerError) -> Error {
     explain(error.code(), error.details().unwrap_or_default(), "")
 }
 
+/// Returns the error for a login that the server refused.
+///
+/// What the server said is neither shown nor kept as the cause: a server that does not know the
+/// command repeats its arguments, and the password is one of them.
+pub(crate) fn login_refused(error: &ServerError) -> Error {
+    let (code, details) = (error.code(), error.details().unwrap_or_default());
+    let known = MEANINGS
+        .iter()
+        .find(|Meaning(known, ..)| *known == code || (code == "ERR" && details.starts_with(known)));
+    let (said, kind, advice) = match known {
+        Some(Meaning(said, kind, advice)) => (*said, *kind, *advice),
+        None => (
+            if code == "ERR" { code } else { "another error" },
+            ErrorKind::PermissionDenied,
+            "the server takes no password, or not this way; leave `user` and `password` out, or set a password there",
+        ),
+    };
+    Error::new(
+        kind,
+        format!("{advice} (the server answers AUTH with {said})"),
+    )
+}
+
 /// The same for what a command within a script was told. Before version 7 that begins with the
 /// script's line, and may have no code: `@user_script: 3: -OOM …`, `@user_script: 3: The user …`.
 pub(crate) fn refused_command(command: &str, said: &str) -> Error {
