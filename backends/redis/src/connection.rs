@@ -1,19 +1,19 @@
 //! One connection: opening it, and asking on it.
 
 use std::fmt;
-use std::net::ToSocketAddrs;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind};
-use redis::{Cmd, ConnectionAddr, IntoConnectionInfo, TlsCertificates, Value, cmd};
+use redis::{Cmd, Parser, RedisError, Value, cmd};
 
 use crate::failure::{
-    AsIoErrorKind, Failure, is_from_replica, login_refused, not_redis, refused, senseless,
-    tls_failed,
+    Failure, is_from_replica, login_refused, not_redis, refused, senseless, tls_failed,
 };
-use crate::options::{Place, RedisOptions};
+use crate::options::RedisOptions;
+use crate::stream::{Dialer, Stream};
 
 /// What was asked of the server, and what is open there.
 #[derive(Debug, Default)]
@@ -24,15 +24,13 @@ pub(crate) struct Counts {
 
 /// Opens connections.
 pub(crate) struct Connector {
-    client: redis::Client,
-    /// Logging in and choosing the database, said here and not by the redis crate: that reads one
-    /// answer after the other on a server that has gone dark, each with the whole timeout.
+    dialer: Dialer,
+    /// Logs in and chooses the database.
     greeting: Vec<Cmd>,
     /// Whether the greeting begins with a password.
     logs_in: bool,
     tls: bool,
     place: String,
-    host: Option<(String, u16)>,
     limit: Duration,
     pub(crate) counts: Arc<Counts>,
 }
@@ -66,15 +64,11 @@ impl Connector {
             greeting.push(cmd("PING"));
         }
         Ok(Self {
-            client: client(options)?,
+            dialer: Dialer::new(options)?,
             greeting,
             logs_in: options.password.is_some(),
             tls: options.tls,
             place: options.place.to_string(),
-            host: match &options.place {
-                Place::Tcp { host, port } => Some((host.clone(), *port)),
-                Place::Unix(_) => None,
-            },
             limit: options.connect_timeout,
             counts: Arc::default(),
         })
@@ -89,16 +83,15 @@ impl Connector {
     pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
         let limit = left.min(self.limit);
         let began = Instant::now();
-        let addresses = self.addresses();
-        let each = limit.saturating_sub(began.elapsed()) / addresses;
-        if each.is_zero() {
+        if limit.is_zero() {
             return Err(self.unreachable("there was no time left to connect"));
         }
-        let opened = self.client.get_connection_with_timeout(each);
-        let inner = opened.map_err(|error| self.not_connected(error))?;
+        let dialed = self.dialer.dial(limit);
+        let stream = dialed.map_err(|error| self.not_connected(error))?;
         self.counts.connections.fetch_add(1, Ordering::Relaxed);
         let mut connection = Connection {
-            inner,
+            stream,
+            parser: Parser::new(),
             counts: Arc::clone(&self.counts),
             tls: self.tls,
             is_greeted: false,
@@ -144,14 +137,6 @@ impl Connector {
         }
     }
 
-    /// How many addresses the host has. The redis crate tries one after the other, and each has the
-    /// whole of the time that it is given.
-    fn addresses(&self) -> u32 {
-        let found = self.host.as_ref().map(ToSocketAddrs::to_socket_addrs);
-        let count = found.and_then(Result::ok).map_or(1, Iterator::count);
-        u32::try_from(count.max(1)).unwrap_or(u32::MAX)
-    }
-
     fn unreachable(&self, why: &str) -> Error {
         Error::unreachable(format!(
             "the server at {} cannot be reached: {why}; is it running, and the address right?",
@@ -159,23 +144,12 @@ impl Connector {
         ))
     }
 
-    fn not_connected(&self, error: redis::RedisError) -> Error {
-        if error.kind() == redis::ErrorKind::InvalidClientConfig {
-            return Error::new(
-                ErrorKind::InvalidValue,
-                format!("{} is no address to connect to: {error}", self.place),
-            );
-        }
-        if self.tls
-            && let Some(error) = tls_failed(&error, &self.place)
-        {
-            return error;
-        }
-        let why = match error.as_io_error_kind() {
-            Some(std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock) => {
+    fn not_connected(&self, error: io::Error) -> Error {
+        let why = match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
                 "no answer within the connect timeout".to_owned()
             }
-            Some(std::io::ErrorKind::PermissionDenied) => {
+            io::ErrorKind::PermissionDenied => {
                 return Error::new(
                     ErrorKind::PermissionDenied,
                     format!("this user may not open {}", self.place),
@@ -188,62 +162,12 @@ impl Connector {
     }
 }
 
-fn client(options: &RedisOptions) -> Result<redis::Client, Error> {
-    let invalid = |error: redis::RedisError| {
-        Error::new(
-            ErrorKind::InvalidValue,
-            format!("no client can be made of these settings: {error}"),
-        )
-    };
-    let address = match &options.place {
-        Place::Unix(path) => ConnectionAddr::Unix(path.clone()),
-        Place::Tcp { host, port } if options.tls => ConnectionAddr::TcpTls {
-            host: host.clone(),
-            port: *port,
-            insecure: false,
-            tls_params: None,
-        },
-        Place::Tcp { host, port } => ConnectionAddr::Tcp(host.clone(), *port),
-    };
-    let info = address.into_connection_info().map_err(invalid)?;
-    // Its name and version would be told to the server in two more commands a connection.
-    let settings = info.redis_settings().clone().set_skip_set_lib_name();
-    let tcp = info.tcp_settings().clone().set_nodelay(true);
-    let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
-    if !options.tls {
-        return redis::Client::open(info).map_err(invalid);
-    }
-    // The program may have chosen its cryptography already.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let read = |path: &std::path::PathBuf| {
-        std::fs::read(path).map_err(|error| {
-            Error::new(
-                ErrorKind::InvalidValue,
-                format!("`ca_file` {} cannot be read", path.display()),
-            )
-            .with_source(error)
-        })
-    };
-    let root_cert = options.ca_file.as_ref().map(read).transpose()?;
-    if let Some(pem) = &root_cert
-        && !pem.windows(11).any(|at| at == b"-----BEGIN ")
-    {
-        return Err(Error::new(
-            ErrorKind::InvalidValue,
-            "`ca_file` has no certificate in it; it takes a PEM file",
-        ));
-    }
-    let certificates = TlsCertificates {
-        client_tls: None,
-        root_cert,
-    };
-    redis::Client::build_with_tls(info, certificates).map_err(invalid)
-}
-
 /// A connection; dropping it closes it. One that failed is not used again: an answer may be on its
 /// way.
 pub(crate) struct Connection {
-    pub(crate) inner: redis::Connection,
+    stream: Stream,
+    /// Keeps what was read of an answer that has not come whole.
+    parser: Parser,
     counts: Arc<Counts>,
     tls: bool,
     /// Whether the server has answered: then its TLS is as it should be, and it is not out of reach.
@@ -270,13 +194,16 @@ impl Drop for Connection {
 }
 
 impl Connection {
+    /// Returns whether the connection can take a request: see [`Stream::is_quiet`].
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.stream.is_quiet()
+    }
+
     /// Sets how long a read or a write may take, where that is another time than before.
     pub(crate) fn set_patience(&mut self, limit: Duration) -> Result<(), Failure> {
         let limit = limit.max(Duration::from_millis(1));
         if self.patience != Some(limit) {
-            let read = self.inner.set_read_timeout(Some(limit));
-            let set = read.and_then(|()| self.inner.set_write_timeout(Some(limit)));
-            set.map_err(|error| {
+            self.stream.set_timeout(limit).map_err(|error| {
                 Failure::NotSent(
                     Error::new(ErrorKind::Unavailable, "the connection is closed")
                         .with_source(error),
@@ -311,12 +238,12 @@ impl Connection {
         let began = Instant::now();
         let sent = u64::try_from(count).unwrap_or(u64::MAX);
         self.counts.commands.fetch_add(sent, Ordering::Relaxed);
-        if let Err(error) = self.inner.send_packed_command(packed) {
+        if let Err(error) = self.stream.write_all(packed).map_err(RedisError::from) {
             // It may have said why it hung up. What has failed once is read without waiting, but for
             // TLS.
             if !self.tls
                 && !error.is_timeout()
-                && let Ok(answer @ Value::ServerError(_)) = self.inner.recv_response()
+                && let Ok(answer @ Value::ServerError(_)) = self.receive()
             {
                 self.hear(answer, answers);
                 if answers.len() == count {
@@ -336,7 +263,7 @@ impl Connection {
             });
         }
         while answers.len() < count {
-            match self.inner.recv_response() {
+            match self.receive() {
                 Ok(answer) => self.hear(answer, answers),
                 Err(error) => return Err(Failure::Unanswered(self.cut(error))),
             }
@@ -345,6 +272,18 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// Reads one answer, or one message of a channel. After a time-out the next call goes on where
+    /// this one stopped.
+    pub(crate) fn receive(&mut self) -> Result<Value, RedisError> {
+        self.parser.parse_value(&mut self.stream)
+    }
+
+    /// Sends one command without reading its answer.
+    pub(crate) fn send(&mut self, command: &Cmd) -> io::Result<()> {
+        self.counts.commands.fetch_add(1, Ordering::Relaxed);
+        self.stream.write_all(&command.get_packed_command())
     }
 
     fn hear(&mut self, answer: Value, answers: &mut Vec<Value>) {
@@ -371,7 +310,7 @@ impl Connection {
         )
     }
 
-    fn cut(&self, error: redis::RedisError) -> Error {
+    fn cut(&self, error: RedisError) -> Error {
         if error.kind() == redis::ErrorKind::Parse {
             return not_redis(error, &self.place, self.tls);
         }

@@ -243,18 +243,6 @@ pub(crate) fn not_redis(error: RedisError, place: &str, tls: bool) -> Error {
 pub(crate) fn tls_failed(error: &RedisError, place: &str) -> Option<Error> {
     let text = error.to_string();
     let io = error.as_io_error_kind();
-    // Read for each connection, also where `ca_file` names others.
-    if ["failed to read PEM", "failed to open", "failed to load"]
-        .iter()
-        .any(|words| text.contains(words))
-    {
-        return Some(Error::new(
-            ErrorKind::InvalidValue,
-            format!(
-                "the system's certificates cannot be read; SSL_CERT_FILE and SSL_CERT_DIR say where they are ({text})"
-            ),
-        ));
-    }
     if text.contains("certificate") {
         return Some(Error::new(
             ErrorKind::PermissionDenied,

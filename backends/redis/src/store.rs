@@ -300,6 +300,11 @@ impl Store {
     /// Has a connection of the pool do `work`, which may take the limit that it is given. One on
     /// which something failed is closed. One that the server had closed before is replaced at once,
     /// and so is one whose server has become a replica: the address may lead to the primary now.
+    ///
+    /// Every connection that comes out of the pool is looked at first. The socket takes a request
+    /// also after the server has closed the connection, and then nobody knows whether the server
+    /// carried it out. The look is one system call of some 0.4 µs, so there is no need to guess for how
+    /// long a connection stays good.
     pub(crate) fn with_connection<T>(
         &self,
         left: Duration,
@@ -319,7 +324,8 @@ impl Store {
             }
         };
         loop {
-            let (mut connection, is_used) = match slot.0.take() {
+            let pooled = slot.0.take().filter(Connection::is_quiet);
+            let (mut connection, is_used) = match pooled {
                 Some(connection) => (connection, true),
                 None => {
                     let opened = self.connector.connect(limit).map_err(Failure::NotSent)?;

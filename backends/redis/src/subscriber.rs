@@ -10,9 +10,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use redis::{Value, cmd};
+
 use crate::connection::Connector;
 use crate::scripts::CHANNEL;
-use crate::store::Store;
+use crate::store::{Store, told};
 
 /// The thread looks whether it is to end, and the server whether it is there, this often.
 const BREATH: Duration = Duration::from_millis(500);
@@ -158,35 +160,35 @@ impl Hub {
     fn session(&self, store: &Weak<Store>) -> Option<()> {
         let moves = self.moves.load(Ordering::Acquire);
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
-        connection.set_patience(ANSWER).ok()?;
-        let counts = &self.connector.counts;
-        counts.commands.fetch_add(1, Ordering::Relaxed);
-        let mut subscription = connection.inner.as_pubsub();
-        subscription.subscribe(self.channel()).ok()?;
+        let mut subscribe = cmd("SUBSCRIBE");
+        subscribe.arg(self.channel());
+        let subscribed = connection.ask(&subscribe.get_packed_command(), ANSWER);
+        subscribed.and_then(told).ok()?;
         self.set(State::Listening);
         // What was published until now went nowhere.
         self.ring_all();
-        subscription.set_read_timeout(Some(BREATH)).ok()?;
+        connection.set_patience(BREATH).ok()?;
         let mut heard = Instant::now();
+        let mut pinged: Option<Instant> = None;
         while !self.stopped.load(Ordering::Acquire) && self.moves.load(Ordering::Acquire) == moves {
-            match subscription.get_message() {
-                Ok(message) => {
+            match connection.receive() {
+                Ok(answer) => {
                     heard = Instant::now();
-                    let payload = message.get_payload_bytes();
-                    if let Ok(payload) = std::str::from_utf8(payload) {
+                    pinged = None;
+                    if let Some(payload) = payload(&answer) {
                         self.wake(payload, store);
                     }
                 }
-                Err(error) if error.is_timeout() => {
-                    if heard.elapsed() > PING_EVERY {
-                        // A connection that was cut without a word stays silent for ever.
-                        counts.commands.fetch_add(1, Ordering::Relaxed);
-                        subscription.set_read_timeout(Some(ANSWER)).ok()?;
-                        subscription.ping::<redis::Value>().ok()?;
-                        subscription.set_read_timeout(Some(BREATH)).ok()?;
-                        heard = Instant::now();
+                Err(error) if error.is_timeout() => match pinged {
+                    Some(pinged) if pinged.elapsed() > ANSWER => return None,
+                    Some(_) => {}
+                    // A connection that was cut without a word stays silent for ever.
+                    None if heard.elapsed() > PING_EVERY => {
+                        connection.send(&cmd("PING")).ok()?;
+                        pinged = Some(Instant::now());
                     }
-                }
+                    None => {}
+                },
                 Err(_) => return None,
             }
         }
@@ -225,6 +227,19 @@ impl Hub {
         };
         lock(&self.waiting).insert(number, Arc::clone(&waiter.bell));
         waiter
+    }
+}
+
+/// Returns what was published. `None`: it is the answer to a PING.
+fn payload(answer: &Value) -> Option<&str> {
+    match answer {
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::BulkString(kind), _, Value::BulkString(payload)] if kind == b"message" => {
+                std::str::from_utf8(payload).ok()
+            }
+            _ => None,
+        },
+        _ => None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LostWait, Released};
-use lockkeeper_testkit::{RedisKind, RedisServer};
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
 use super::rig::{in_line, one_more_waits, open, settled, start};
@@ -11,6 +11,11 @@ use crate::rig::{PATIENCE, Waiting, Witness, until};
 
 pub(super) const CASES: &[Case] = &[
     ("restarted_empty_while_held", restarted_empty_while_held),
+    (
+        "restarted_empty_before_the_release",
+        restarted_empty_before_the_release,
+    ),
+    ("killed_while_pooled", killed_while_pooled),
     ("killed_for_good_while_held", killed_for_good_while_held),
     ("restarted_empty_while_waited_for", |kind| {
         besieged(kind, Memory::Lost, |server| server.restart().unwrap());
@@ -122,6 +127,58 @@ fn forgotten(server: &RedisServer, forget: impl Fn()) {
     }
     drop((holder, rival));
     settled(server);
+}
+
+/// A server that listens on TCP, with TLS and on a unix socket, and its URL and keys for each.
+fn on_every_transport(kind: RedisKind) -> (RedisServer, [String; 3]) {
+    let server = RedisServer::start(kind, &RedisOptions::new().tls()).unwrap();
+    let authority = server.certificates().unwrap().authority.display();
+    let urls = [
+        format!("{}/?", server.url()),
+        format!("{}/?ca_file={authority}&", server.tls_url().unwrap()),
+        format!("unix:{}?", server.socket().display()),
+    ];
+    (server, urls)
+}
+
+/// The connection that the release uses was closed by the server while it was in the pool.
+fn restarted_empty_before_the_release(kind: RedisKind) {
+    let (server, urls) = on_every_transport(kind);
+    for url in urls {
+        // No renewal takes place before the release.
+        let keeper = lockkeeper::open(&format!("{url}ttl=60s")).unwrap();
+        let held = keeper.lock("a").unwrap();
+        server.restart().unwrap();
+        let rival = lockkeeper::open(&url).unwrap();
+        let next = rival.lock("a").unwrap();
+        assert_eq!(held.release().unwrap(), Released::AlreadyLost, "{url}");
+        assert!(next.is_held());
+        assert_eq!(next.release().unwrap(), Released::Done);
+    }
+    settled(&server);
+}
+
+/// A request that was never sent is not in doubt, and does not wait for an answer.
+fn killed_while_pooled(kind: RedisKind) {
+    let (server, urls) = on_every_transport(kind);
+    for url in urls {
+        let keeper = lockkeeper::open(&url).unwrap();
+        let unavailable = |error: lockkeeper::Error| {
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{url}: {error:?}");
+        };
+        server.kill();
+        unavailable(keeper.try_lock("a").unwrap_err());
+        server.restart().unwrap();
+        let held = keeper.lock("a").unwrap();
+        server.kill();
+        unavailable(held.renew().unwrap_err());
+        server.restart().unwrap();
+        let held = keeper.lock("b").unwrap();
+        server.kill();
+        unavailable(held.release().unwrap_err());
+        server.restart().unwrap();
+    }
+    settled(&server);
 }
 
 fn killed_for_good_while_held(kind: RedisKind) {
