@@ -22,8 +22,6 @@ pub(crate) struct RedisLease {
     keys: Keys,
     owner: String,
     epoch: u64,
-    /// The server does not end it by itself before this.
-    until: Moment,
 }
 
 impl fmt::Debug for RedisLease {
@@ -37,10 +35,9 @@ impl fmt::Debug for RedisLease {
 }
 
 impl RedisLease {
-    pub(crate) fn new(store: &Arc<Store>, won: Won, ttl: Duration) -> Self {
+    pub(crate) fn new(store: &Arc<Store>, won: Won) -> Self {
         Self {
             store: Arc::clone(store),
-            until: won.asked_at + ttl,
             keys: won.keys,
             owner: won.owner,
             epoch: won.epoch,
@@ -58,21 +55,13 @@ impl RedisLease {
             is_cancelled: &|| false,
         }
     }
+}
 
-    fn renewed(
-        &mut self,
-        value: &Value,
-        asked_at: Moment,
-        ttl: Duration,
-    ) -> Result<Renewal, Error> {
-        match value {
-            Value::Int(0) => Ok(Renewal::Lost),
-            Value::Int(_) => {
-                self.until = asked_at + ttl;
-                Ok(Renewal::Renewed)
-            }
-            _ => Err(senseless()),
-        }
+fn renewed(answer: &Value) -> Result<Renewal, Error> {
+    match answer {
+        Value::Int(0) => Ok(Renewal::Lost),
+        Value::Int(_) => Ok(Renewal::Renewed),
+        _ => Err(senseless()),
     }
 }
 
@@ -89,7 +78,7 @@ impl Lease for RedisLease {
             .store
             .run(&scripts::RENEW, &[&self.keys.lock], &args, &patience);
         let answer = answer.map_err(Failure::into_error)?;
-        self.renewed(&answer.value, answer.asked_at, ttl)
+        renewed(&answer.value)
     }
 
     fn release(self: Box<Self>, deadline: Moment) -> Result<Released, Error> {
@@ -98,15 +87,12 @@ impl Lease for RedisLease {
         let answer = self
             .store
             .run(&scripts::RELEASE, &keys, &[&self.owner], &patience);
-        let answer = answer.map_err(Failure::into_error)?;
-        match answer.value {
-            // The answer to an earlier try got lost: it was this lease's own release that ended
-            // it, since nothing else has before its time.
-            Value::Int(0) if answer.again && answer.asked_at < self.until => Ok(Released::Done),
-            Value::Int(0) => Ok(Released::AlreadyLost),
-            Value::Int(_) => Ok(Released::Done),
-            _ => Err(senseless()),
-        }
+        let is_released = answer.map_err(Failure::into_error)?.released()?;
+        Ok(if is_released {
+            Released::Done
+        } else {
+            Released::AlreadyLost
+        })
     }
 }
 
@@ -143,8 +129,7 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
     if count == 0 {
         return;
     }
-    let asked_at = store.clock.now();
-    let left = deadline.saturating_since(asked_at).max(ATTEMPT);
+    let left = deadline.saturating_since(store.clock.now()).max(ATTEMPT);
     let renew = |left| {
         store.with_connection(left, |connection, limit| {
             let began = store.clock.now();
@@ -160,8 +145,7 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
     };
     let mut answers = renew(left);
     if let Err(Failure::Unanswered(_)) = answers {
-        // The server may have closed the connection long ago; a new one tells. Leases that were
-        // renewed twice are none the worse.
+        // Leases that were renewed twice are none the worse.
         let left = deadline.saturating_since(store.clock.now());
         if !left.is_zero() {
             answers = renew(left);
@@ -170,13 +154,11 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
     match answers {
         Ok((answers, is_acknowledged)) => {
             for (renew, answer) in asked.into_iter().zip(answers) {
-                let ttl = renew.ttl;
-                renew.answer = own(store, renew.lease).map(|lease| {
-                    if !is_acknowledged && is_renewed(&answer) {
-                        return Err(store.few_replicas("renewal"));
-                    }
-                    let value = told(answer).map_err(Failure::into_error)?;
-                    lease.renewed(&value, asked_at, ttl)
+                renew.answer = Some(if !is_acknowledged && is_renewed(&answer) {
+                    Err(store.few_replicas("renewal"))
+                } else {
+                    let told = told(answer).map_err(Failure::into_error);
+                    told.and_then(|value| renewed(&value))
                 });
             }
         }

@@ -43,10 +43,7 @@ impl Operator for Store {
         };
         let (keys, owner) = ([keys.lock.as_str(), &keys.line], [held.mark.as_str()]);
         let answer = self.run(&scripts::RELEASE, &keys, &owner, &patience);
-        match answer.map_err(Failure::into_error)?.value {
-            Value::Int(ended) => Ok(ended != 0),
-            _ => Err(senseless()),
-        }
+        answer.map_err(Failure::into_error)?.released()
     }
 
     fn examine(&self, deadline: Moment) -> Result<Vec<Finding>, Error> {

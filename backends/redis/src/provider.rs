@@ -176,7 +176,7 @@ impl LockProvider for RedisProvider {
         let won = acquire(&self.store, request)?;
         Ok(won.map(|won| {
             let asked_at = won.asked_at;
-            let lease = RedisLease::new(&self.store, won, request.ttl());
+            let lease = RedisLease::new(&self.store, won);
             Grant {
                 lease: Box::new(lease),
                 asked_at,

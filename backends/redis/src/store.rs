@@ -60,6 +60,24 @@ pub(crate) struct Answer {
     pub(crate) again: bool,
 }
 
+impl Answer {
+    /// Returns whether a release found the lock.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unknown`] where the release was repeated and found nothing: the first request
+    /// may have released the lock, or may have found that it was lost.
+    pub(crate) fn released(&self) -> Result<bool, Error> {
+        match self.value {
+            Value::Int(0) if self.again => Err(Error::new(
+                ErrorKind::Unknown,
+                "the reply to the release did not come, and the lock was gone when it was asked for again: it was released, or it had been lost before; where that matters, have the data refuse smaller tokens",
+            )),
+            Value::Int(found) => Ok(found != 0),
+            _ => Err(senseless()),
+        }
+    }
+}
+
 /// How long to try.
 pub(crate) struct Patience<'a> {
     pub(crate) until: Moment,

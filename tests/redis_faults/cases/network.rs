@@ -3,7 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, LostWait, Released};
+use lockkeeper::{
+    AcquireOptions, CancelToken, Clock, ErrorKind, LockGuard, LostWait, Released, SystemClock,
+};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind};
 
 use super::Case;
@@ -23,6 +25,10 @@ pub(super) const CASES: &[Case] = &[
     ("cut_mid_reply", |kind| {
         lost_on_the_way(kind, Fault::CutReplyAfter(2));
     }),
+    (
+        "lost_before_the_reply_to_the_release_was",
+        lost_before_the_reply_to_the_release_was,
+    ),
     ("dropped_grant_is_found_again", dropped_grant_is_found_again),
     (
         "cancelled_grant_is_given_back",
@@ -51,7 +57,15 @@ fn lost_on_the_way(kind: RedisKind, fault: Fault) {
         guard.renew().unwrap();
         assert!(guard.is_held());
         proxy.once("EVALSHA", fault);
-        assert_eq!(guard.release().unwrap(), Released::Done);
+        let released = guard.release();
+        if fault == Fault::DropRequests || name == "first" {
+            // The server did not carry out the first request: it never came, or its script was new
+            // there.
+            assert_eq!(released.unwrap(), Released::Done);
+        } else {
+            let error = released.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        }
         assert_eq!(left(&server), Vec::<String>::new());
         let next = rival.try_lock(name).unwrap().expect("it was released");
         witness_for(&witness, name, &next);
@@ -81,6 +95,39 @@ fn witness_for(witness: &Witness, name: &str, guard: &LockGuard) {
     if name == "a" {
         witness.enter(guard);
     }
+}
+
+/// The release finds nothing to release, and its reply is lost. The repeated release is no proof
+/// that the first one succeeded, whether it is the holder's or the operator's.
+fn lost_before_the_reply_to_the_release_was(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=60s&response_timeout=1s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    let rival = open(&server.url(), "");
+    for is_granted_again in [false, true] {
+        for fault in [Fault::DropReplies, Fault::CutReplyAfter(0)] {
+            let held = keeper.lock("a").unwrap();
+            let operator = keeper.operator().unwrap();
+            let soon = SystemClock.now() + PATIENCE;
+            let seen = operator.held(Some(held.name()), soon).unwrap();
+            let seen = seen.first().unwrap();
+            server.command(&["FLUSHALL"]).unwrap();
+            let next = is_granted_again.then(|| rival.lock("a").unwrap());
+            proxy.once("EVALSHA", fault);
+            let error = held.release().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+            proxy.once("EVALSHA", fault);
+            let error = operator.force_release(seen, soon).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+            if let Some(next) = next {
+                assert!(next.is_held());
+                assert_eq!(next.release().unwrap(), Released::Done);
+            }
+        }
+    }
+    drop((keeper, rival));
+    settled(&server);
 }
 
 fn dropped_grant_is_found_again(kind: RedisKind) {
