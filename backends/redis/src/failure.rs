@@ -115,7 +115,7 @@ const MEANINGS: [Meaning; 18] = [
     ),
 ];
 
-const NO_PERMISSION: &str = "the user may not do what a lock needs; allow it the keys ~lockkeeper:*, the channels &lockkeeper:* and the commands +eval +evalsha +set +get +del +pexpire +pttl +time +lpos +lpush +rpush +lpop +lrem +publish +subscribe +unsubscribe +ping +select +wait";
+const NO_PERMISSION: &str = "the user may not do what a lock needs; allow it the keys ~lockkeeper:*, the channels &lockkeeper:* and the commands +eval +evalsha +set +get +del +pexpire +pttl +time +lpos +lpush +rpush +lpop +lrem +pubsub|numsub +publish +subscribe +unsubscribe +ping +select +wait";
 const CLUSTER: &str = "this server is one node of a cluster, and the lock's key belongs to another one; lockkeeper talks to single servers: name a server that is not in cluster mode";
 
 /// What the server's word means. Scripts hand on their commands' errors: from version 7 on as they

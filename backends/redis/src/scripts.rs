@@ -42,15 +42,17 @@ impl Script {
     }
 }
 
-/// Wakes the first waiter that can hear it and keeps the name for it. `PUBLISH` answers how many
-/// heard it: nobody means that this process is gone.
+/// Wakes the first waiter whose process listens, and keeps the name for it. A channel without a
+/// subscriber means that the process is gone. `NUMSUB` tells; the number that `PUBLISH` answers
+/// includes the subscribers of patterns, such as a monitor.
 fn pass_on() -> String {
     format!(
         "while true do
   local first = call('LPOP', KEYS[2])
   if not first then break end
   local channel = '{CHANNEL}' .. string.match(first, '^[^.]*')
-  if call('PUBLISH', channel, first .. ' ' .. KEYS[1]) > 0 then
+  if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
+    call('PUBLISH', channel, first .. ' ' .. KEYS[1])
     call('SET', KEYS[1], '{KEPT}' .. first, 'PX', '{GRACE_MS}')
     break
   end
@@ -206,7 +208,9 @@ try('PEXPIRE', KEYS[3], 1000)
 try('LPOS', KEYS[3], ARGV[1])
 try('LREM', KEYS[3], 1, ARGV[1])
 try('LPOP', KEYS[3])
-try('PUBLISH', '{CHANNEL}' .. string.match(ARGV[1], '^[^.]*'), '')
+local channel = '{CHANNEL}' .. string.match(ARGV[1], '^[^.]*')
+try('PUBSUB', 'NUMSUB', channel)
+try('PUBLISH', channel, '')
 try('DEL', KEYS[1])
 try('DEL', KEYS[2])
 try('DEL', KEYS[3])

@@ -34,6 +34,7 @@ pub(super) const CASES: &[Case] = &[
         "cancelled_grant_is_given_back",
         cancelled_grant_is_given_back,
     ),
+    ("dead_waiter_beside_a_monitor", dead_waiter_beside_a_monitor),
     ("dark_while_held", dark_while_held),
     ("dark_while_waited_for", dark_while_waited_for),
     ("contended_through_it_all", contended_through_it_all),
@@ -177,6 +178,36 @@ fn cancelled_grant_is_given_back(kind: RedisKind) {
     });
     nothing_left(&server);
     drop(keeper);
+    settled(&server);
+}
+
+/// A client that subscribes to the pattern of all channels receives what is published to a dead
+/// waiter. That is no sign of life.
+fn dead_waiter_beside_a_monitor(kind: RedisKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let mut monitor = server.client().unwrap();
+    monitor.command(&["PSUBSCRIBE", "lockkeeper:*"]).unwrap();
+    let witness = Witness::new(true);
+    let holder = open(&server.url(), "");
+    let held = holder.lock("a").unwrap();
+    witness.enter(&held);
+    let wait = Duration::from_secs(20);
+    let waiting = one_more_waits(&server.url_via(proxy.addr()), "", wait, &witness);
+    until("it stands in line", || in_line(&server, "a") == 1);
+    proxy.refuse();
+    until("the server has noticed that the waiter is gone", || {
+        let list = ["CLIENT", "LIST", "TYPE", "pubsub"];
+        let text = server.command(&list).unwrap().text().unwrap();
+        !text.contains(" sub=1 ")
+    });
+    let token = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    // The name is free, and not kept for the dead waiter.
+    assert_eq!(left(&server), Vec::<String>::new());
+    proxy.accept().unwrap();
+    assert!(waiting.answer().expect("it is granted in the end") > token);
+    drop((holder, monitor));
     settled(&server);
 }
 

@@ -275,7 +275,7 @@ fn told_apart(url: &str, way_out: &str) {
 }
 
 /// What a user must be allowed, and no more.
-const ALLOWED: [&str; 19] = [
+const ALLOWED: [&str; 20] = [
     "~lockkeeper:*",
     "&lockkeeper:*",
     "+eval",
@@ -291,6 +291,7 @@ const ALLOWED: [&str; 19] = [
     "+rpush",
     "+lpop",
     "+lrem",
+    "+pubsub|numsub",
     "+publish",
     "+subscribe",
     "+unsubscribe",
@@ -324,7 +325,8 @@ fn no_permission(kind: RedisKind) {
         let mut rules = ALLOWED.to_vec();
         rules.push(&without);
         let url = user(&format!("no-{command}"), &rules);
-        refused(&url, ErrorKind::PermissionDenied, &[command]);
+        let named = command.split('|').next().unwrap();
+        refused(&url, ErrorKind::PermissionDenied, &[named]);
     }
     let [_, channels, commands @ ..] = ALLOWED;
     let url = user(
