@@ -1,10 +1,12 @@
 //! From a URL and its keys to a provider.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, ErrorKind, LockProvider, Target};
 
+use crate::options::{DATABASES, POOL_SIZES, REPLICAS};
 use crate::{BACKEND, RedisOptions, RedisProvider};
 
 /// Opens `redis://HOST:PORT/DB`, `rediss://…` (with TLS) and `unix:/PATH`.
@@ -13,11 +15,11 @@ use crate::{BACKEND, RedisOptions, RedisProvider};
 /// |---|---|---|
 /// | `user`, `password` | to log in with, where the URL does not say it | none |
 /// | `db` | the database's number, where the URL does not say it | `0` |
-/// | `pool_size` | the most connections, from 1 | `10` |
-/// | `connect_timeout` | duration; the longest that opening a connection may take | `2s` |
-/// | `response_timeout` | duration; the longest to wait for one answer | `1s` |
+/// | `pool_size` | the most connections, from 1 to 1000 | `10` |
+/// | `connect_timeout` | duration from 1 ms to a day; the longest that opening a connection may take | `2s` |
+/// | `response_timeout` | duration from 1 ms to a day; the longest to wait for one answer | `1s` |
 /// | `ca_file` | `rediss:` only: a PEM file of certificates to trust | the system's |
-/// | `replicas` | how many replicas must acknowledge a grant and each renewal | `0` |
+/// | `replicas` | how many replicas must acknowledge a grant and each renewal, from 0 to 1000 | `0` |
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RedisDriver;
 
@@ -81,7 +83,8 @@ fn options(target: &Target<'_>) -> Result<RedisOptions, Error> {
             return Err(Error::new(
                 ErrorKind::InvalidValue,
                 format!(
-                    "the database (`db`, or the URL's path) is a number from 0, and not {database:?}"
+                    "the database (`db`, or the URL's path) is {}, and not {database:?}",
+                    a_number(&DATABASES)
                 ),
             ));
         };
@@ -93,7 +96,7 @@ fn options(target: &Target<'_>) -> Result<RedisOptions, Error> {
     if let Some(password) = once("password", url.password()?, target.get("password"))? {
         options = options.password(password);
     }
-    if let Some(size) = target.parse("pool_size", "a number from 1")? {
+    if let Some(size) = target.parse("pool_size", &a_number(&POOL_SIZES))? {
         options = options.pool_size(size);
     }
     if let Some(limit) = target.duration("connect_timeout")? {
@@ -102,10 +105,14 @@ fn options(target: &Target<'_>) -> Result<RedisOptions, Error> {
     if let Some(limit) = target.duration("response_timeout")? {
         options = options.response_timeout(limit);
     }
-    if let Some(replicas) = target.parse("replicas", "a number from 0")? {
+    if let Some(replicas) = target.parse("replicas", &a_number(&REPLICAS))? {
         options = options.replicas(replicas);
     }
     Ok(options)
+}
+
+fn a_number(range: &RangeInclusive<u32>) -> String {
+    format!("a number from {} to {}", range.start(), range.end())
 }
 
 /// What the URL says in its own way, or a key.

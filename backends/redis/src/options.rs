@@ -1,10 +1,18 @@
 //! Where the server is, and how to talk to it.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind};
+
+pub(crate) const POOL_SIZES: RangeInclusive<u32> = 1..=1_000;
+/// The server counts in signed numbers of 32 bits.
+pub(crate) const DATABASES: RangeInclusive<u32> = 0..=2_147_483_647;
+pub(crate) const REPLICAS: RangeInclusive<u32> = 0..=1_000;
+/// The kernel keeps timeouts as signed numbers; a day is for ever here.
+const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(86_400);
 
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
@@ -82,14 +90,14 @@ impl RedisOptions {
         self
     }
 
-    /// The database's number. Default: 0. Locks of two databases never meet.
+    /// The database's number, from 0 to 2147483647. Default: 0. Locks of two databases never meet.
     #[must_use]
     pub fn database(mut self, database: u32) -> Self {
         self.database = database;
         self
     }
 
-    /// The most connections, from 1. Default: 10. One more is opened when somebody waits, to be
+    /// The most connections, from 1 to 1000. Default: 10. One more is opened when somebody waits, to be
     /// woken by.
     #[must_use]
     pub fn pool_size(mut self, connections: u32) -> Self {
@@ -97,7 +105,7 @@ impl RedisOptions {
         self
     }
 
-    /// The longest that opening a connection may take, above zero. Default: 2 s. Looking up the
+    /// The longest that opening a connection may take, from 1 ms to a day. Default: 2 s. Looking up the
     /// host's address takes as long as the system allows.
     #[must_use]
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
@@ -105,15 +113,15 @@ impl RedisOptions {
         self
     }
 
-    /// The longest to wait for one answer, above zero. Default: 1 s.
+    /// The longest to wait for one answer, from 1 ms to a day. Default: 1 s.
     #[must_use]
     pub fn response_timeout(mut self, limit: Duration) -> Self {
         self.response_timeout = limit;
         self
     }
 
-    /// How many replicas must have acknowledged a grant, and each renewal. Default: 0. Costs a
-    /// round trip.
+    /// How many replicas must have acknowledged a grant, and each renewal, from 0 to 1000.
+    /// Default: 0. Costs a round trip.
     ///
     /// A grant that they do not acknowledge within the response timeout is given back, and the
     /// answer is [`ErrorKind::Unavailable`]. Where the server becomes a replica meanwhile, the grant
@@ -128,15 +136,14 @@ impl RedisOptions {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let bad = |text: &str| Err(Error::new(ErrorKind::InvalidValue, text));
-        if self.pool_size == 0 {
-            return bad("`pool_size` takes a number from 1; a pool of none can do nothing");
-        }
-        // The kernel keeps timeouts as signed numbers; a day is for ever here.
-        let fits = |limit: Duration| !limit.is_zero() && limit <= Duration::from_secs(86_400);
-        if !fits(self.connect_timeout) || !fits(self.response_timeout) {
-            return bad(
-                "`connect_timeout` and `response_timeout` take a duration above zero, at most a day",
-            );
+        within("pool_size", "a number", &self.pool_size, &POOL_SIZES)?;
+        within("db", "a number", &self.database, &DATABASES)?;
+        within("replicas", "a number", &self.replicas, &REPLICAS)?;
+        for (key, limit) in [
+            ("connect_timeout", &self.connect_timeout),
+            ("response_timeout", &self.response_timeout),
+        ] {
+            within(key, "a duration", limit, &TIMEOUTS)?;
         }
         if self.user.is_some() && self.password.is_none() {
             return bad(
@@ -148,6 +155,22 @@ impl RedisOptions {
         }
         Ok(())
     }
+}
+
+fn within<T: PartialOrd + fmt::Debug>(
+    key: &str,
+    kind: &str,
+    value: &T,
+    range: &RangeInclusive<T>,
+) -> Result<(), Error> {
+    if range.contains(value) {
+        return Ok(());
+    }
+    let (least, most) = (range.start(), range.end());
+    Err(Error::new(
+        ErrorKind::InvalidValue,
+        format!("`{key}` takes {kind} from {least:?} to {most:?}, and not {value:?}"),
+    ))
 }
 
 impl fmt::Display for Place {

@@ -3,8 +3,41 @@
 
 #![allow(clippy::expect_used, reason = "that is how a test fails")]
 
-use lockkeeper_core::{Config, Drivers, ErrorKind};
+use lockkeeper_core::{Config, Drivers, Error, ErrorKind};
 use lockkeeper_redis::RedisDriver;
+
+fn refused(url: &str) -> Error {
+    let config = Config::from_url(url);
+    let opened = config.and_then(|config| Drivers::new().with(RedisDriver).open(&config));
+    opened.expect_err(url)
+}
+
+#[test]
+fn every_number_has_a_range() {
+    for (key, values, range) in [
+        (
+            "pool_size",
+            ["0", "1001", "4000000000", "99999999999"].as_slice(),
+            "from 1 to 1000",
+        ),
+        (
+            "db",
+            &["-1", "2147483648", "99999999999"],
+            "from 0 to 2147483647",
+        ),
+        ("replicas", &["-1", "1001", "99999999999"], "from 0 to 1000"),
+        ("connect_timeout", &["0s", "86401s"], "from 1ms to 86400s"),
+        ("response_timeout", &["0s", "86401s"], "from 1ms to 86400s"),
+    ] {
+        for value in values {
+            let error = refused(&format!("redis://127.0.0.1:1/?{key}={value}"));
+            assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error:?}");
+            for word in [key, value, range] {
+                assert!(error.to_string().contains(word), "no {word:?} in {error:?}");
+            }
+        }
+    }
+}
 
 #[test]
 fn settings_are_checked_before_anything_is_connected() {
@@ -61,9 +94,7 @@ fn settings_are_checked_before_anything_is_connected() {
         ("unix:", ErrorKind::InvalidUrl, "socket"),
         ("unix://host/x", ErrorKind::InvalidUrl, "socket"),
     ] {
-        let config = Config::from_url(url);
-        let opened = config.and_then(|config| Drivers::new().with(RedisDriver).open(&config));
-        let error = opened.expect_err(url);
+        let error = refused(url);
         assert_eq!(error.kind(), kind, "{error:?}");
         assert!(error.to_string().contains(word), "no {word:?} in {error:?}");
         assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
