@@ -41,6 +41,10 @@ mod terminal;
 
 #[cfg(unix)]
 fn main() -> ExitCode {
+    #[cfg(target_os = "linux")]
+    if let Some(code) = claims::role() {
+        return code;
+    }
     let cases = [
         #[cfg(target_os = "linux")]
         claims::CASES,

@@ -60,8 +60,8 @@ daemons), or runs as a user that this one may not signal (sudo), is out of
 reach. What the command leaves behind in the background when it ends by itself
 goes on, without the lock.
 The next command under the name starts on the same host (not from container to
-container) when the one before is gone. It waits for that while it has the lock,
-for the ttl at most.
+container) when the one before is gone, if the same user or root ran that one.
+It waits for that while it has the lock, for the ttl at most.
 
 Times:
 The lock calls itself lost a margin (a tenth of the ttl, at most 1s) before

@@ -16,6 +16,8 @@ mod job;
 #[cfg(unix)]
 mod plan;
 #[cfg(unix)]
+mod poll;
+#[cfg(unix)]
 mod signals;
 #[cfg(unix)]
 mod start;

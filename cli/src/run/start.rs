@@ -14,7 +14,7 @@ use lockkeeper::{
 };
 use rustix::process::{Pid, Signal, kill_current_process_group};
 
-use super::claim::{self, Waited};
+use super::claim::{self, ClaimWait};
 use super::job::{self, CHILD, Job};
 use super::plan::Plan;
 use super::signals::{Ear, Event, die_of, ends_a_wait, listen, stop_signal, stop_signal_within};
@@ -125,7 +125,7 @@ fn run(args: &args::Run, voice: Voice) -> Result<End, Trouble> {
     let waited = claim::wait(&mut watchdog, plan, &guard, &events, voice).or_else(|_| {
         // Whoever ends all of a service's processes means this one, too.
         match stop_signal_within(LOOK, &events) {
-            Some(signal) => Ok(Waited::Signal(signal)),
+            Some(signal) => Ok(ClaimWait::Signal(signal)),
             None => Err(Trouble::new(
                 NOT_RUN,
                 "the command cannot be started: somebody has killed its watchdog",
@@ -134,15 +134,15 @@ fn run(args: &args::Run, voice: Voice) -> Result<End, Trouble> {
     })?;
     is_running.store(true, Ordering::SeqCst);
     let ran = match waited {
-        Waited::Over => command(args, &guard, watchdog, plan, &events, voice)?,
-        Waited::Signal(_) | Waited::Lost => {
+        ClaimWait::Over => command(args, &guard, watchdog, plan, &events, voice)?,
+        ClaimWait::Signal(_) | ClaimWait::Lost => {
             watchdog.dismiss();
             None
         }
     };
     let Some((code, ended)) = ran else {
         release(guard, voice);
-        if let Waited::Signal(signal) = waited {
+        if let ClaimWait::Signal(signal) = waited {
             return Ok(interrupted(signal, voice));
         }
         voice.warn(&format!(

@@ -9,7 +9,6 @@
 //! it. Then it is told the command's group.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -17,13 +16,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use lockkeeper::{Clock, Moment, SystemClock};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use super::claim::Claim;
+use super::claim::{Claim, Obstacle};
 use super::job::{self, OWN_NAME, own_program};
 use super::plan::Deadline;
+use super::poll::{is_readable, wait_until};
 
 /// How it is called; not for people.
 pub(super) const WATCHDOG: &str = "__watchdog";
@@ -34,8 +33,6 @@ const READY: &[u8] = b"ready\n";
 const ENDING: &[u8] = b"ending\n";
 /// It has ended the command, or tried to.
 const ACTED: u8 = 3;
-/// `poll` does not count the time that the host sleeps.
-const LONGEST: Duration = Duration::from_secs(1);
 /// Nobody tells the end of another one's claim, or of a group.
 const LOOK: Duration = Duration::from_millis(2);
 /// How often it looks whether a group that was killed is gone: for some seconds. Looks are counted,
@@ -82,7 +79,7 @@ impl Watchdog {
     pub(super) fn is_ready(&mut self, limit: Duration) -> io::Result<bool> {
         let stdout = self.child.stdout.as_mut();
         let stdout = stdout.ok_or(io::ErrorKind::BrokenPipe)?;
-        if !is_readable(&*stdout, limit) {
+        if !is_readable(stdout, limit) {
             return Ok(false);
         }
         match stdout.read(&mut [0; READY.len()])? {
@@ -120,7 +117,7 @@ impl Watchdog {
             return false;
         };
         let mut said = [0; READY.len() + ENDING.len()];
-        let is_there = is_readable(&*stdout, Duration::ZERO);
+        let is_there = is_readable(stdout, Duration::ZERO);
         let count = if is_there {
             stdout.read(&mut said)
         } else {
@@ -158,7 +155,8 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let _ = signal_hook::flag::register(signal.as_raw(), Arc::clone(&deaf));
     }
-    let mut claimed = None;
+    let mut claimed: Option<Claim> = None;
+    let mut obstacle: Option<Obstacle> = None;
     let mut ears = Ears::new(group);
     let mut acted = false;
     loop {
@@ -169,11 +167,14 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
         }
         if now >= ears.deadline.claim {
             claimed = None;
-        } else if claimed.is_none() {
-            claimed = Claim::try_new(claim);
-            if claimed.is_some() {
-                // A `run` that is dead is found so below.
-                let _ = io::stdout().write_all(READY);
+        } else if claimed.is_none() && obstacle.as_ref().is_none_or(Obstacle::is_gone) {
+            match Claim::take(claim) {
+                Ok(taken) => {
+                    claimed = Some(taken);
+                    // A `run` that is dead is found below.
+                    let _ = io::stdout().write_all(READY);
+                }
+                Err(other) => obstacle = Some(other),
             }
         }
         if let Some(group) = ears.group
@@ -190,15 +191,24 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
             signal_group(group, Signal::TERM);
             signal_group(group, Signal::CONT);
         }
-        let is_wanted = claimed.is_none() && now < ears.deadline.claim;
-        let limit = match ears.group {
-            // `run` waits for the claim.
-            None if is_wanted => LOOK,
-            None => LONGEST,
-            Some(_) if acted => ears.deadline.kill.saturating_since(now).min(LONGEST),
-            Some(_) => ears.deadline.term.saturating_since(now).min(LONGEST),
+        let group_wakes = match ears.group {
+            None => Moment::NEVER,
+            Some(_) if acted => ears.deadline.kill,
+            Some(_) => ears.deadline.term,
         };
-        match ears.listen(limit) {
+        let claim_wakes = match &claimed {
+            Some(_) => ears.deadline.claim,
+            None if now < ears.deadline.claim => now + LOOK,
+            None => Moment::NEVER,
+        };
+        let connections = claimed.as_ref().and_then(Claim::connections);
+        let files = [Some(rustix::stdio::stdin()), connections];
+        let files: Vec<_> = files.into_iter().flatten().collect();
+        wait_until(group_wakes.min(claim_wakes), &files);
+        if let Some(claim) = &mut claimed {
+            claim.accept();
+        }
+        match ears.listen() {
             Heard::Something => {}
             Heard::Over => return ExitCode::SUCCESS,
             Heard::Nobody => return end(ears.group, claimed),
@@ -207,7 +217,7 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
 }
 
 /// Kills the group, and gives up the claim when it is gone.
-fn end(group: Option<Pid>, _claimed: Option<Claim>) -> ExitCode {
+fn end(group: Option<Pid>, mut claimed: Option<Claim>) -> ExitCode {
     if let Some(group) = group {
         signal_group(group, Signal::KILL);
         for look in 0..LOOKS {
@@ -215,6 +225,9 @@ fn end(group: Option<Pid>, _claimed: Option<Claim>) -> ExitCode {
                 break;
             }
             std::thread::sleep(LOOK);
+            if let Some(claim) = &mut claimed {
+                claim.accept();
+            }
         }
     }
     ExitCode::from(ACTED)
@@ -251,9 +264,9 @@ impl Ears {
         }
     }
 
-    fn listen(&mut self, limit: Duration) -> Heard {
+    fn listen(&mut self) -> Heard {
         let stdin = rustix::stdio::stdin();
-        if !is_readable(stdin, limit) {
+        if !is_readable(&stdin, Duration::ZERO) {
             return Heard::Something;
         }
         let mut bytes = [0; 4096];
@@ -278,17 +291,6 @@ impl Ears {
         }
         Heard::Something
     }
-}
-
-fn is_readable(file: impl AsFd, limit: Duration) -> bool {
-    let mut fds = [PollFd::new(&file, PollFlags::IN)];
-    // Up, so that nobody runs in circles until a deadline has come.
-    let limit = limit.saturating_add(Duration::from_millis(1));
-    let limit = Timespec {
-        tv_sec: limit.as_secs().cast_signed(),
-        tv_nsec: limit.subsec_nanos().into(),
-    };
-    poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
 }
 
 fn parse(line: &str) -> Option<Deadline> {

@@ -1,12 +1,19 @@
 //! The claim that a watchdog has on a name, and the time that the next one waits for it.
 
+use std::fs::Permissions;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
 
-use crate::loss::{force, watchdog_of};
-use crate::rig::{Case, Outcome, Rig, Running, code, said};
+use crate::loss::{FORKING, NEXT, force, watchdog_of, with};
+use crate::rig::{Case, Outcome, Rig, Running, Skip, code, said};
 
 pub(crate) const CASES: &[Case] = &[
     ("a_command_whose_time_is_over_is_never_started", too_late),
@@ -33,7 +40,60 @@ pub(crate) const CASES: &[Case] = &[
     ),
     ("a_lost_lock_that_ends_nothing_is_claimed_no_more", given_up),
     ("a_lock_that_ran_out_is_claimed_no_more", ran_out),
+    ("claim_of_another_user_delays_no_command", squatted),
+    (
+        "claim_beside_one_of_another_user_is_respected",
+        respected_beside_squatter,
+    ),
+    (
+        "claim_with_a_full_queue_is_respected",
+        respected_with_full_queue,
+    ),
+    (
+        "claim_of_root_is_respected_by_every_user",
+        respected_of_root,
+    ),
 ];
+
+/// A user that is not the one of these tests.
+const NOBODY: u32 = 65534;
+/// Set in a process of these tests that runs as [`NOBODY`]: what it does with the claim.
+const ROLE: &str = "LOCKKEEPER_TEST_ROLE";
+
+/// What this process does in place of the tests, if it was started by [`as_nobody`].
+pub(crate) fn role() -> Option<ExitCode> {
+    let role = std::env::var(ROLE).ok()?;
+    let (verb, claim) = role.split_once(' ').unwrap();
+    let _bound = match verb {
+        "bind" => take(claim),
+        _ => {
+            // More than the queue of a socket takes (net.core.somaxconn).
+            for _ in 0..10_000 {
+                is_queue_open(claim);
+            }
+            None
+        }
+    };
+    std::io::stdout().write_all(b"done\n").unwrap();
+    // Until the test closes the other end.
+    let _ = std::io::stdin().read(&mut [0]);
+    Some(ExitCode::SUCCESS)
+}
+
+/// Has a process of another user do `verb` with a claim.
+fn as_nobody(verb: &str, claim: &str) -> Result<Running, Skip> {
+    if !geteuid().is_root() {
+        return Err(Skip("only root can act as another user"));
+    }
+    let mut process = Command::new("/proc/self/exe");
+    process.env(ROLE, format!("{verb} {claim}")).uid(NOBODY);
+    process.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut process = process.spawn().unwrap();
+    let mut done = [0; 5];
+    let stdout = process.stdout.as_mut().unwrap();
+    stdout.read_exact(&mut done).unwrap();
+    Ok(Running(Some(process)))
+}
 
 /// What the claim on the lock of a run is called.
 pub(crate) fn claim_of(run: Pid) -> String {
@@ -42,18 +102,38 @@ pub(crate) fn claim_of(run: Pid) -> String {
     line.split('\0').nth(2).unwrap().to_owned()
 }
 
-/// `None`: somebody has it.
+/// Takes the claim, unless another process holds it.
 pub(crate) fn take(claim: &str) -> Option<UnixListener> {
     UnixListener::bind_addr(&SocketAddr::from_abstract_name(claim).unwrap()).ok()
 }
 
-/// Has the claim on the lock `a`, as if somebody's command would not die.
-fn taken(rig: &Rig) -> UnixListener {
+/// Connects to the socket of a claim, unless its queue is full.
+fn is_queue_open(claim: &str) -> bool {
+    let socket = socket(
+        AddressFamily::Unix,
+        SockType::Stream,
+        SockFlag::SOCK_NONBLOCK,
+        None,
+    );
+    let address = UnixAddr::new_abstract(claim.as_bytes()).unwrap();
+    connect(socket.unwrap().as_raw_fd(), &address).is_ok()
+}
+
+/// The claim on the lock `a`, which is free.
+fn free_claim(rig: &Rig) -> String {
     let holder = rig.hold("a");
     let claim = claim_of(holder.pid());
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
-    take(&claim).unwrap()
+    for file in ["release", "held"] {
+        std::fs::remove_file(rig.path(file)).unwrap();
+    }
+    claim
+}
+
+/// Takes the claim on the lock `a`, as if an earlier command under it would not end.
+fn taken(rig: &Rig) -> UnixListener {
+    take(&free_claim(rig)).unwrap()
 }
 
 fn too_late(rig: &mut Rig) -> Outcome {
@@ -175,5 +255,78 @@ fn ran_out(rig: &mut Rig) -> Outcome {
     run.signal(Signal::CONT);
     rig.write("done", "");
     assert_eq!(run.code(), 8);
+    Ok(())
+}
+
+fn squatted(rig: &mut Rig) -> Outcome {
+    let _squatter = as_nobody("bind", &free_claim(rig))?;
+    let output = rig.start(&["--ttl", "5m", "-v", "a"], "exit 3").output();
+    assert_eq!(code(&output), 3, "{}", said(&output));
+    let lines = said(&output);
+    assert!(!lines.contains("an earlier command"), "{lines}");
+    Ok(())
+}
+
+/// Runs a command that does not end by TERM, takes its lock away, and runs the next one.
+fn followed(rig: &Rig, run: Running) {
+    force(rig);
+    assert_eq!(code(&rig.run(&with(&["-n", "a"]), NEXT)), 0);
+    assert!(!rig.exists("overlap"), "{}", rig.read("overlap"));
+    assert_eq!(run.code(), 79);
+}
+
+fn respected_beside_squatter(rig: &mut Rig) -> Outcome {
+    let claim = free_claim(rig);
+    let squatter = as_nobody("bind", &claim)?;
+    let run = rig.start(&with(&["a"]), FORKING);
+    rig.until_file("ready");
+    // The name is free again while the claim has another one.
+    drop(squatter);
+    rig.until("the name is free", || take(&claim).is_some());
+    followed(rig, run);
+    Ok(())
+}
+
+fn respected_with_full_queue(rig: &mut Rig) -> Outcome {
+    let run = rig.start(&with(&["a"]), FORKING);
+    rig.until_file("ready");
+    let claim = claim_of(run.pid());
+    drop(as_nobody("connect", &claim)?);
+    rig.until("the queue is empty", || is_queue_open(&claim));
+    followed(rig, run);
+    Ok(())
+}
+
+fn respected_of_root(rig: &mut Rig) -> Outcome {
+    if !geteuid().is_root() {
+        return Err(Skip("only root can act as another user"));
+    }
+    let shared = Permissions::from_mode(0o777);
+    std::fs::set_permissions(rig.folder.path(), shared.clone()).unwrap();
+    if rig.server.is_none() {
+        std::fs::set_permissions(rig.path("store"), shared).unwrap();
+    }
+    let start = |script: &str| {
+        let mut run = rig.run_command(&["--ttl", "5m", "a"], script);
+        run.uid(NOBODY).stderr(Stdio::piped());
+        let run = run.spawn();
+        run.map_err(|_| Skip("the folder of the program is closed to other users"))
+    };
+    let first = Running(Some(start(
+        "touch held; until [ -e release ]; do sleep 0.01; done",
+    )?));
+    rig.until_file("held");
+    let claim = claim_of(first.pid());
+    rig.write("release", "");
+    assert_eq!(first.code(), 0);
+    let claim = take(&claim).unwrap();
+    let run = Running(Some(start("touch started")?));
+    // Longer than a claim is respected by a lock that is short.
+    let args = ["--lease", "3s", "--kill-after", "100ms", "b"];
+    assert_eq!(code(&rig.run(&args, "exec sleep 30")), 79);
+    assert!(!rig.exists("started"), "the claim was not respected");
+    drop(claim);
+    assert_eq!(run.code(), 0);
+    assert!(rig.exists("started"));
     Ok(())
 }

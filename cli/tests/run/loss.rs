@@ -47,18 +47,18 @@ pub(crate) const CASES: &[Case] = &[
 /// Short, with some room for a busy machine.
 const SHORT: [&str; 4] = ["--ttl", "3s", "--kill-after", "500ms"];
 /// Two processes that say who they are; the second is a grandchild that ignores TERM.
-const FORKING: &str =
+pub(crate) const FORKING: &str =
     "echo $$ > first.new; (trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
 while :; do sleep 0.01; done) & mv first.new first; until [ -e second ]; do sleep 0.01; done
 touch ready; while :; do sleep 0.01; done";
 /// The next holder: looks whether one of those before still runs. In one look at each, since one that
 /// has ended can go between two.
-const NEXT: &str = "for file in first second; do
+pub(crate) const NEXT: &str = "for file in first second; do
   stat=$(cat /proc/$(cat $file)/stat 2>/dev/null) || continue
   case $stat in *') Z '*|*') X '*) ;; *) echo \"$file: $stat\" >> overlap;; esac
 done; touch next";
 
-fn with<'a>(args: &[&'a str]) -> Vec<&'a str> {
+pub(crate) fn with<'a>(args: &[&'a str]) -> Vec<&'a str> {
     let mut all = SHORT.to_vec();
     all.extend_from_slice(args);
     all
