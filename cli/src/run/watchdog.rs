@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use super::claim::{Claim, Obstacle};
 use super::job::{self, OWN_NAME, own_program};
 use super::plan::Deadline;
-use super::poll::{is_readable, wait_until};
+use super::poll::{Timer, is_readable};
 
 /// How it is called; not for people.
 pub(super) const WATCHDOG: &str = "__watchdog";
@@ -155,6 +155,10 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let _ = signal_hook::flag::register(signal.as_raw(), Arc::clone(&deaf));
     }
+    // `run` learns from the end of this process that there is no watchdog.
+    let Ok(timer) = Timer::new() else {
+        return ExitCode::FAILURE;
+    };
     let mut claimed: Option<Claim> = None;
     let mut obstacle: Option<Obstacle> = None;
     let mut ears = Ears::new(group);
@@ -204,7 +208,11 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
         let connections = claimed.as_ref().and_then(Claim::connections);
         let files = [Some(rustix::stdio::stdin()), connections];
         let files: Vec<_> = files.into_iter().flatten().collect();
-        wait_until(group_wakes.min(claim_wakes), &files);
+        let waited = timer.wait_until(group_wakes.min(claim_wakes), &files);
+        if waited.is_err() {
+            // A watchdog that cannot wait must not leave the command without one.
+            return end(ears.group, claimed);
+        }
         if let Some(claim) = &mut claimed {
             claim.accept();
         }

@@ -22,6 +22,11 @@ pub(crate) const CASES: &[Case] = &[
     ),
     ("killed_watchdog_is_replaced", killed_watchdog),
     ("stopped_watchdog_is_continued", stopped_watchdog),
+    #[cfg(target_os = "linux")]
+    (
+        "watchdog_wakes_by_a_clock_that_counts_suspends",
+        watchdog_clock,
+    ),
     (
         "what_the_command_leaves_is_killed_without_the_watchdog",
         stopped_watchdog_of_a_group,
@@ -210,6 +215,33 @@ fn stopped_watchdog(rig: &mut Rig) -> Outcome {
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
     let output = run.output();
     assert_eq!(code(&output), 79, "{}", said(&output));
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+fn watchdog_clock(rig: &mut Rig) -> Outcome {
+    let run = rig.start(
+        &["--lease", "1h", "a"],
+        "touch ready; while :; do sleep 0.01; done",
+    );
+    rig.until_file("ready");
+    let watchdog = watchdog_of(run.pid()).unwrap();
+    // A timer of CLOCK_BOOTTIME that fires at the time of TERM: the hour less 5 s and the margin of
+    // 1 s. See proc_pid_fdinfo(5).
+    let is_armed = || {
+        let files = std::fs::read_dir(format!("/proc/{watchdog}/fdinfo")).unwrap();
+        files.flatten().any(|file| {
+            let timer = std::fs::read_to_string(file.path()).unwrap_or_default();
+            let field = |name| timer.lines().find_map(|line| line.strip_prefix(name));
+            let left = field("it_value: (").and_then(|left| left.split(',').next());
+            let left = left.and_then(|left| left.parse::<u64>().ok());
+            field("clockid: ") == Some("7")
+                && left.is_some_and(|left| (3_000..3_594).contains(&left))
+        })
+    };
+    rig.until("the timer is armed", is_armed);
+    run.signal(Signal::TERM);
+    assert_eq!(run.code(), 143);
     Ok(())
 }
 
