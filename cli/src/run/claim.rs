@@ -17,8 +17,8 @@
 //! - If the socket of another user is bound to the name, the claim takes the name with a random
 //!   suffix. Every watchdog finds such names in `/proc/self/net/unix`.
 //!
-//! The watchdog accepts connections and drops those of other users, so nobody can fill the queue of
-//! its socket for long. A socket with a full queue is not a claim.
+//! The watchdog accepts connections and drops those of other users, so they cannot fill the queue of its
+//! socket for long. A socket with a full queue is not a claim.
 
 use std::io;
 use std::sync::mpsc::Receiver;
@@ -28,9 +28,9 @@ use lockkeeper::{LeasePolicy, LockGuard, LockKeeper, LockName};
 use rustix::process::Signal;
 
 use super::plan::Plan;
-use super::signals::{Event, stop_signal};
-use super::voice::Voice;
-use super::watch::LOOK;
+use super::signals::{Event, end_signal};
+use super::stderr::StderrWriter;
+use super::supervisor::POLL_INTERVAL;
 use super::watchdog::Watchdog;
 
 #[cfg(target_os = "linux")]
@@ -215,37 +215,36 @@ pub(super) fn wait(
     plan: Plan,
     guard: &LockGuard,
     events: &Receiver<Event>,
-    voice: Voice,
+    stderr: StderrWriter,
 ) -> io::Result<ClaimWait> {
     let bound = match plan.policy {
         LeasePolicy::Renewed { ttl } => ttl,
         // The other half is left for the command.
         LeasePolicy::Fixed { ttl } => ttl / 2,
     };
-    // Polls are counted, not time: a host that stands still takes the time from the other process,
-    // too.
+    // Polls are counted, not time, which would run on while the host is suspended.
     let mut waited = Duration::ZERO;
     let mut sent = None;
     loop {
-        let Some(deadline) = plan.deadline_of(guard) else {
+        let Some(deadlines) = plan.deadlines_of(guard) else {
             return Ok(ClaimWait::Lost);
         };
         // Not at every poll: a stopped watchdog does not read, and would let the pipe fill.
-        if sent.is_none_or(|sent| deadline.claim.saturating_since(sent) > LOOK) {
-            sent = Some(deadline.claim);
-            watchdog.tell(deadline)?;
+        if sent.is_none_or(|sent| deadlines.claim.saturating_since(sent) > POLL_INTERVAL) {
+            sent = Some(deadlines.claim);
+            watchdog.send_deadlines(deadlines)?;
         }
-        let is_ready = watchdog.is_ready(LOOK)?;
-        if let Some(signal) = stop_signal(events) {
+        let is_ready = watchdog.wait_for_claim(POLL_INTERVAL)?;
+        if let Some(signal) = end_signal(events) {
             return Ok(ClaimWait::Signal(signal));
         }
         if is_ready || waited >= bound.max(REPORT_AFTER) {
             return Ok(ClaimWait::Over);
         }
-        waited += LOOK;
+        waited += POLL_INTERVAL;
         if waited == REPORT_AFTER {
             let name = guard.name();
-            voice.tell(&format!(
+            stderr.info(&format!(
                 "an earlier command under {name:?} has not ended yet: waiting for its end"
             ));
         }

@@ -2,17 +2,23 @@
 //!
 //! ```text
 //! run ─┬─ COMMAND        in a process group of its own; dies with run (Linux)
-//!      └─ watchdog       ends the group when run is killed, or when the deadline passes that run
-//!                        told it last
+//!      └─ watchdog       ends the group when run is killed, or when the last deadline that run has
+//!                        sent passes
 //! ```
-//! `plan` looks whether the times fit, `signals` listens, `claim` waits for an earlier command of this
-//! host, `job` starts and signals the command, `terminal` lends it the terminal, `watch` keeps both
-//! while the lock is held, and `voice` says what there is to say.
+//! - `start`: from the command line to the exit status
+//! - `plan`: whether the times fit, and the deadlines of the command
+//! - `signals`: signals and renewals as one queue of events
+//! - `claim`: no two commands of this host under one name
+//! - `command`: the command's process
+//! - `terminal`: lending the terminal to the command
+//! - `supervisor`: what `run` does while the command runs
+//! - `watchdog`, with `poll`: the process that ends the command if `run` cannot
+//! - `stderr`: writing to standard error without waiting for its reader
 
 #[cfg(unix)]
 mod claim;
 #[cfg(unix)]
-mod job;
+mod command;
 #[cfg(unix)]
 mod plan;
 #[cfg(unix)]
@@ -22,11 +28,11 @@ mod signals;
 #[cfg(unix)]
 mod start;
 #[cfg(unix)]
+mod stderr;
+#[cfg(unix)]
+mod supervisor;
+#[cfg(unix)]
 mod terminal;
-#[cfg(unix)]
-mod voice;
-#[cfg(unix)]
-mod watch;
 #[cfg(unix)]
 mod watchdog;
 
@@ -46,7 +52,7 @@ mod absent {
     }
 
     pub(crate) fn main(_args: &args::Run) -> ExitCode {
-        let text = "`run` needs process groups and signals, which this system has not";
+        let text = "`run` needs process groups and signals, which this system does not have";
         say::ended(Err(Trouble::new(SYSTEM, text)))
     }
 }

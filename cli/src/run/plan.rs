@@ -1,4 +1,5 @@
-//! The times of a run: whether a command can be ended before anyone else is granted the name.
+//! The times of `run`: they must leave enough time to end the command before another process can be
+//! granted the lock.
 
 use std::time::Duration;
 
@@ -8,9 +9,10 @@ use lockkeeper::{Clock, LeasePolicy, LockGuard, LockKeeper, Moment, SystemClock}
 use crate::args::{OnLost, Run};
 use crate::trouble::{CONFIG, Trouble, USAGE};
 
-/// Without --kill-after; its help says so.
+/// The default of --kill-after; its help says so.
 const KILL_AFTER: Duration = Duration::from_secs(5);
 
+/// How the lock is held, and how its command is ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) policy: LeasePolicy,
@@ -18,22 +20,22 @@ pub(super) struct Plan {
     kill_after: Duration,
 }
 
-/// When the command has to end, if nothing changes.
+/// When the command has to end, unless the lock is renewed before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Deadline {
+pub(super) struct Deadlines {
     pub(super) term: Moment,
     pub(super) kill: Moment,
-    /// Until when no other command of this host is to start under the name.
+    /// Until then no other command of this host may start under the name.
     pub(super) claim: Moment,
 }
 
-impl Deadline {
+impl Deadlines {
     pub(super) const NEVER: Self = Self {
         term: Moment::NEVER,
         kill: Moment::NEVER,
         claim: Moment::NEVER,
     };
-    /// The lock is lost and the command goes on: whoever has it next need not wait for that.
+    /// For a command that goes on without its lock: the next holder need not wait for it.
     pub(super) const WITHOUT_LOCK: Self = Self {
         claim: Moment::from_nanos(0),
         ..Self::NEVER
@@ -58,8 +60,8 @@ impl Plan {
         }
         if args.on_lost == OnLost::Term {
             plan.check(&|ttl| keeper.margin(ttl)).map_err(|text| {
-                let said_here = args.lease.or(args.ttl).or(args.kill_after).is_some();
-                Trouble::new(if said_here { USAGE } else { CONFIG }, text)
+                let is_option = args.lease.or(args.ttl).or(args.kill_after).is_some();
+                Trouble::new(if is_option { USAGE } else { CONFIG }, text)
             })?;
         }
         Ok(plan)
@@ -81,7 +83,7 @@ impl Plan {
             return Ok(());
         }
         let share = if self.policy.is_renewed() { 2 } else { 1 };
-        // The margin grows with the ttl, up to its own limit.
+        // The margin grows with the ttl, up to a limit of its own, so the least ttl is approached.
         let mut least = ttl;
         for _ in 0..64 {
             least = margin_of(least)
@@ -102,23 +104,23 @@ impl Plan {
         let instead = if most.as_millis() == 0 {
             String::new()
         } else if self.policy.is_renewed() {
-            format!(", or --kill-after {} or less", short(most))
+            format!(", or --kill-after {} or less", format_millis(most))
         } else {
-            format!(", or a --kill-after below {}", short(most))
+            format!(", or a --kill-after below {}", format_millis(most))
         };
         Err(format!(
-            "the command could not be ended before the lock is somebody else's: the margin of {} \
+            "the command could not be ended before the lock can be granted to another process: the margin of {} \
              and --kill-after {} are {}, which is {part} {option} {}; use {option} {} or \
              more{instead}",
-            short(margin),
-            short(kill_after),
-            short(needed),
-            short(ttl),
-            short(least),
+            format_millis(margin),
+            format_millis(kill_after),
+            format_millis(needed),
+            format_millis(ttl),
+            format_millis(least),
         ))
     }
 
-    /// Whether a lock that nobody renews can be kept for `hold`.
+    /// Refuses a `hold` that is longer than a lock without renewal can be kept.
     fn check_hold(&self, hold: Duration, margin: Duration) -> Result<(), String> {
         let ttl = self.policy.ttl();
         let held = ttl.saturating_sub(margin);
@@ -128,54 +130,56 @@ impl Plan {
         Err(format!(
             "the lock could not be kept that long: --lease {} less the margin of {} is {}, and \
              --hold-at-least {} is not below that; use a longer --lease, or --ttl",
-            short(ttl),
-            short(margin),
-            short(held),
-            short(hold),
+            format_millis(ttl),
+            format_millis(margin),
+            format_millis(held),
+            format_millis(hold),
         ))
     }
 
-    /// For a lock as it is now. `None`: it is lost, or there is no time left for a command.
-    pub(super) fn deadline_of(&self, guard: &LockGuard) -> Option<Deadline> {
+    /// Returns the deadlines of a lock as it is now, or `None` if the lock is lost or leaves no time
+    /// for a command.
+    pub(super) fn deadlines_of(&self, guard: &LockGuard) -> Option<Deadlines> {
         let now = SystemClock.now();
         let remaining = guard.remaining();
-        let deadline = self.deadline(now + remaining);
-        (!remaining.is_zero() && now < deadline.term).then_some(deadline)
+        let deadlines = self.deadlines(now + remaining);
+        (!remaining.is_zero() && now < deadlines.term).then_some(deadlines)
     }
 
-    /// For a lock that is held until `until`.
-    pub(super) fn deadline(&self, until: Moment) -> Deadline {
+    /// Returns the deadlines of a lock that is held until `until`.
+    pub(super) fn deadlines(&self, until: Moment) -> Deadlines {
         match self.on_lost {
-            OnLost::Term => Deadline {
+            OnLost::Term => Deadlines {
                 term: until - self.kill_after,
                 kill: until,
                 claim: until,
             },
-            OnLost::Warn => Deadline {
+            OnLost::Warn => Deadlines {
                 claim: until,
-                ..Deadline::NEVER
+                ..Deadlines::NEVER
             },
         }
     }
 
-    /// For a lock that turned out to be lost `now`. It was never believed in beyond `until`: where
-    /// that is over, somebody else may hold it already.
-    pub(super) fn at_once(&self, now: Moment, until: Moment) -> Deadline {
+    /// Returns the deadlines of a lock that turned out to be lost `now`, and was known to be held until
+    /// `until` at most. If that is over, another process may hold the lock already.
+    pub(super) fn at_once(&self, now: Moment, until: Moment) -> Deadlines {
         let kill = until.min(now + self.kill_after);
-        Deadline {
+        Deadlines {
             term: now,
             kill,
             claim: kill,
         }
     }
 
-    pub(super) fn ends_the_lost(&self) -> bool {
+    /// Returns whether the command is ended when the lock is lost.
+    pub(super) fn ends_on_loss(&self) -> bool {
         self.on_lost == OnLost::Term
     }
 }
 
-/// To the millisecond, as it would be typed.
-fn short(span: Duration) -> String {
+/// Formats a duration to the millisecond, as a user would type it.
+fn format_millis(span: Duration) -> String {
     let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     format_duration(Duration::from_millis(millis)).to_string()
 }
@@ -193,12 +197,12 @@ mod tests {
     }
 
     fn plan(policy: LeasePolicy, kill_after: u64) -> Result<(), String> {
-        // As the engine does it.
+        // The margin of the engine.
         ending(policy, kill_after).check(&|ttl| (ttl / 10).min(Duration::from_secs(1)).min(ttl / 2))
     }
 
     #[test]
-    fn what_cannot_work_is_refused_with_the_arithmetic() {
+    fn too_short_ttl_is_refused_with_the_arithmetic() {
         let renewed = |ttl| LeasePolicy::Renewed {
             ttl: Duration::from_secs(ttl),
         };
@@ -223,19 +227,19 @@ mod tests {
             text.contains("5s 500ms") && text.contains("--lease 6s"),
             "{text}"
         );
-        // Following the advice helps.
+        // The advice works.
         assert_eq!(plan(renewed(13), 5), Ok(()));
         assert_eq!(plan(renewed(10), 4), Ok(()));
         let text = plan(renewed(1), 60).unwrap_err();
         assert_eq!(plan(renewed(123), 60), Ok(()), "{text}");
-        // Less than a millisecond is no advice.
+        // A --kill-after below a millisecond is not advised.
         let ttl = Duration::from_millis(1);
         let text = plan(LeasePolicy::Renewed { ttl }, 5).unwrap_err();
         assert!(text.ends_with("use --ttl 12s or more"), "{text}");
     }
 
     #[test]
-    fn a_fixed_lease_is_kept_no_longer_than_it_is_believed_in() {
+    fn hold_at_least_beyond_a_fixed_lease_is_refused() {
         let ttl = Duration::from_secs(10);
         let second = Duration::from_secs;
         let check = |policy, hold| ending(policy, 5).check_hold(second(hold), second(1));
@@ -248,14 +252,14 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_found_late_leaves_no_time() {
+    fn loss_found_late_kills_at_the_old_deadline() {
         let ttl = Duration::from_secs(30);
         let plan = ending(LeasePolicy::Renewed { ttl }, 5);
         let second = |count| Moment::default() + Duration::from_secs(count);
-        // Taken away long before its time, and found after everything had stood still.
+        // Lost long before its deadline, and found after the host was suspended.
         for (until, kill) in [(29, 15), (12, 12), (7, 7)] {
-            let deadline = plan.at_once(second(10), second(until));
-            assert_eq!((deadline.term, deadline.kill), (second(10), second(kill)));
+            let deadlines = plan.at_once(second(10), second(until));
+            assert_eq!((deadlines.term, deadlines.kill), (second(10), second(kill)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The signals of a run, and everything else that happens to it, in one line of events.
+//! The signals that `run` receives, and the events that it handles in one queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,17 +12,17 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use signal_hook::iterator::Signals;
 
-use super::job::is_proc_ours;
+use super::command::is_proc_ours;
+use super::stderr::StderrWriter;
 use super::terminal;
-use super::voice::Voice;
 use crate::trouble::Trouble;
 
-/// What happens while a lock is held.
+/// An event while a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// To be passed on to the command.
+    /// A signal to pass on to the command.
     Signal(Signal),
-    /// A child of this process has changed its state.
+    /// A child of this process has ended or stopped.
     Child,
     /// This process was continued after it had been stopped.
     Continued,
@@ -30,9 +30,9 @@ pub(super) enum Event {
     Lost,
 }
 
-/// Those that end a wait.
-const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
-const OTHERS: [Signal; 5] = [
+/// The signals that ask `run` to end, and that end a wait.
+const END_SIGNALS: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT];
+const OTHER_SIGNALS: [Signal; 5] = [
     Signal::USR1,
     Signal::USR2,
     Signal::TSTP,
@@ -40,45 +40,48 @@ const OTHERS: [Signal; 5] = [
     Signal::CHILD,
 ];
 
-/// Whether a signal asks for an end, of what has happened so far.
-pub(super) fn stop_signal(events: &Receiver<Event>) -> Option<Signal> {
-    events.try_iter().find_map(stops)
+/// Takes the events that have happened, and returns the first signal that asks for an end.
+pub(super) fn end_signal(events: &Receiver<Event>) -> Option<Signal> {
+    events.try_iter().find_map(as_end_signal)
 }
 
-/// The same, until nothing has happened for `limit`.
-pub(super) fn stop_signal_within(limit: Duration, events: &Receiver<Event>) -> Option<Signal> {
-    std::iter::from_fn(|| events.recv_timeout(limit).ok()).find_map(stops)
+/// Takes events until none has happened for `limit`, and returns the first signal that asks for an
+/// end.
+pub(super) fn end_signal_within(limit: Duration, events: &Receiver<Event>) -> Option<Signal> {
+    std::iter::from_fn(|| events.recv_timeout(limit).ok()).find_map(as_end_signal)
 }
 
-fn stops(event: Event) -> Option<Signal> {
+fn as_end_signal(event: Event) -> Option<Signal> {
     match event {
-        Event::Signal(signal) if ends_a_wait(signal) => Some(signal),
+        Event::Signal(signal) if asks_for_end(signal) => Some(signal),
         _ => None,
     }
 }
 
-pub(super) fn ends_a_wait(signal: Signal) -> bool {
-    ENDING.contains(&signal)
+pub(super) fn asks_for_end(signal: Signal) -> bool {
+    END_SIGNALS.contains(&signal)
 }
 
-/// Listens from now on. Until `is_running`, a signal that ends a wait cancels `wait`, and a stop
-/// stops this process as it would without anybody listening.
+/// Starts a thread that turns signals into events.
+///
+/// Until `is_running`, a signal that asks for an end cancels `wait`, and TSTP stops this process as
+/// it does by default.
 pub(super) fn listen(
     events: Sender<Event>,
     wait: CancelToken,
     is_running: Arc<AtomicBool>,
 ) -> Result<(), Trouble> {
-    let wanted = ENDING.into_iter().chain(OTHERS);
-    // `nohup`, a script's `&`, and a `trap ''` mean that these are to do nothing to this nor to the
-    // command, which inherits that.
-    let heard = wanted.filter(|signal| *signal == Signal::CHILD || !is_ignored(*signal));
-    let heard: Vec<_> = heard.map(Signal::as_raw).collect();
+    let wanted = END_SIGNALS.into_iter().chain(OTHER_SIGNALS);
+    // A signal that the caller ignores (`nohup`, `&` in a script, `trap ''`) stays ignored, here and
+    // in the command, which inherits that.
+    let handled = wanted.filter(|signal| *signal == Signal::CHILD || !is_ignored(*signal));
+    let handled: Vec<_> = handled.map(Signal::as_raw).collect();
     let mut signals =
-        Signals::new(&heard).map_err(|error| Trouble::system("listen for signals", &error))?;
+        Signals::new(&handled).map_err(|error| Trouble::system("listen for signals", &error))?;
     let listener = move || {
-        // Whoever started this may have blocked them. The other threads stay as they are, and so does
-        // the command, which one of them starts.
-        let numbers = heard.iter().map(|number| (*number).try_into());
+        // The caller may have blocked the signals. Only this thread unblocks them: the command inherits
+        // the mask of another thread, and gets what the caller left.
+        let numbers = handled.iter().map(|number| (*number).try_into());
         let _ = numbers
             .collect::<Result<SigSet, _>>()
             .and_then(|all| all.thread_unblock());
@@ -101,8 +104,8 @@ pub(super) fn listen(
             if events.send(event).is_err() {
                 return;
             }
-            // Who is woken looks for the reason.
-            if !running && ends_a_wait(signal) {
+            // After the event: the thread that the cancellation wakes looks for the reason.
+            if !running && asks_for_end(signal) {
                 wait.cancel();
             }
         }
@@ -114,34 +117,33 @@ pub(super) fn listen(
     Ok(())
 }
 
-/// Ends this process as if nobody listened. Comes back where that cannot be.
-pub(super) fn die_of(signal: Signal) {
-    // The memory that a QUIT would have the system write to a file, or hand to a program, may hold a
-    // password.
+/// Ends this process by the default action of a signal. Returns if that is not possible.
+pub(super) fn end_by_signal(signal: Signal) {
+    // No core dump, which is the default action of QUIT: the memory may hold a password.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let none = Rlimit {
         current: Some(0),
         maximum: Some(0),
     };
-    // The first process of a PID namespace does not die of them.
+    // The kernel does not apply default actions to the first process of a PID namespace.
     if getpid() != Pid::INIT && setrlimit(Resource::Core, none).is_ok() {
         let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
     }
 }
 
-/// Whether a signal is ignored by this process.
+/// Returns whether this process ignores a signal.
 pub(super) fn is_ignored(signal: Signal) -> bool {
-    // By that name also where /proc numbers processes as another namespace does.
+    // `self` is right also if /proc shows the process ids of another PID namespace.
     is_in("SigIgn:", "self", signal)
 }
 
-/// Whether a process is known to handle a signal.
+/// Returns whether a process is known to handle a signal.
 pub(super) fn is_handled(process: Pid, signal: Signal) -> bool {
     is_proc_ours() && is_in("SigCgt:", &process.to_string(), signal)
 }
 
-/// proc_pid_status(5)
+/// Returns whether a signal is in a mask that the kernel shows; see proc_pid_status(5).
 #[cfg(target_os = "linux")]
 fn is_in(mask: &str, process: &str, signal: Signal) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
@@ -155,17 +157,17 @@ fn is_in(_mask: &str, _process: &str, _signal: Signal) -> bool {
     false
 }
 
-/// Passes on what the keeper sees of its one lock.
+/// Reports what the keeper observes of the lock of `run`, as events and on standard error.
 #[derive(Debug)]
-pub(super) struct Ear {
+pub(super) struct EventForwarder {
     pub(super) events: Sender<Event>,
-    pub(super) voice: Voice,
+    pub(super) stderr: StderrWriter,
 }
 
-impl Observer for Ear {
+impl Observer for EventForwarder {
     fn contended(&self, name: &LockName) {
-        self.voice
-            .tell(&format!("{name:?} is held by somebody else"));
+        self.stderr
+            .info(&format!("{name:?} is held by another process"));
     }
 
     fn renewed(&self, _name: &LockName, _token: FencingToken) {
@@ -173,18 +175,18 @@ impl Observer for Ear {
     }
 
     fn renewal_unknown(&self, name: &LockName, _token: FencingToken, error: &Error) {
-        self.voice.tell(&format!(
-            "{name:?} could not be renewed, which is tried again: {error}"
+        self.stderr.info(&format!(
+            "{name:?} could not be renewed; lockkeeper tries again: {error}"
         ));
     }
 
     fn warning(&self, store: &str, text: &str) {
-        self.voice.warn(&format!("{store}: {text}"));
+        self.stderr.warn(&format!("{store}: {text}"));
     }
 
     fn fallback(&self, from: &str, to: &str, reason: &Error) {
-        self.voice.warn(&format!(
-            "the lock is on {to}, and excludes nobody who locks on {from}: {reason}"
+        self.stderr.warn(&format!(
+            "the lock is on {to}, and does not exclude holders on {from}: {reason}"
         ));
     }
 

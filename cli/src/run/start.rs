@@ -5,7 +5,7 @@ use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::{
@@ -15,12 +15,14 @@ use lockkeeper::{
 use rustix::process::{Pid, Signal, kill_current_process_group};
 
 use super::claim::{self, ClaimWait};
-use super::job::{self, CHILD, Job};
+use super::command::{self, CHILD, CommandProcess};
 use super::plan::Plan;
-use super::signals::{Ear, Event, die_of, ends_a_wait, listen, stop_signal, stop_signal_within};
+use super::signals::{
+    Event, EventForwarder, asks_for_end, end_by_signal, end_signal, end_signal_within, listen,
+};
+use super::stderr::{self, StderrWriter};
+use super::supervisor::{Ended, POLL_INTERVAL, Supervisor};
 use super::terminal::{self, Terminal};
-use super::voice::{self, Voice};
-use super::watch::{Ended, LOOK, Watch};
 use super::watchdog::{self, WATCHDOG, Watchdog};
 use crate::args;
 use crate::say;
@@ -28,22 +30,23 @@ use crate::settings;
 use crate::trouble::{CONFIG, LOST, SYSTEM, Trouble};
 use crate::who;
 
-/// As shells say that a command cannot be run.
+/// The exit status of shells for a command that cannot be run.
 const NOT_RUN: u8 = 126;
-/// What finding out who is in the way may take.
-const WHO: Duration = Duration::from_secs(1);
+/// How long the question for the holder may take.
+const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What this process is where it was not started by people: becoming the command, or watching it.
+/// Runs this process as a helper of another `run`: as the process that becomes the command, or as the
+/// watchdog. Returns `None` if this process is no helper.
 pub(crate) fn helper() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     let role = args.next()?;
     let number = |arg: Option<OsString>| arg?.to_str()?.parse::<i32>().ok();
     if role == CHILD {
         let parent = number(args.next());
-        let voice = Voice::of_word(&args.next()?);
+        let stderr = StderrWriter::from_arg(&args.next()?);
         let command: Vec<_> = args.collect();
-        let status = job::main(parent, voice, &command);
-        voice::finish();
+        let status = command::main(parent, stderr, &command);
+        stderr::flush();
         return Some(status);
     }
     if role == WATCHDOG {
@@ -55,31 +58,31 @@ pub(crate) fn helper() -> Option<ExitCode> {
 }
 
 pub(crate) fn main(args: &args::Run) -> ExitCode {
-    let voice = Voice::new(args.quiet, args.verbose);
-    let end = run(args, voice).unwrap_or_else(|trouble| {
+    let stderr = StderrWriter::new(args.quiet, args.verbose);
+    let end = run(args, stderr).unwrap_or_else(|trouble| {
         match trouble.code {
-            // Busy, and that is no failure: cron would send a mail.
-            0 => voice.tell(&trouble.to_string()),
-            _ => voice.warn(&trouble.to_string()),
+            // With --conflict-exit-code 0 a busy lock is no failure, and cron must not send a mail.
+            0 => stderr.info(&trouble.to_string()),
+            _ => stderr.warn(&trouble.to_string()),
         }
         End::Code(trouble.code)
     });
-    voice::finish();
+    stderr::flush();
     match end {
         End::Code(code) => ExitCode::from(code),
         End::Key(signal) => {
-            die_of(signal);
+            end_by_signal(signal);
             ExitCode::from(status_of(signal))
         }
     }
 }
 
-/// How a run ends.
+/// How `run` ends.
 #[derive(Clone, Copy)]
 enum End {
     Code(u8),
-    /// By a key at the terminal, such as Ctrl-C, which the rest of the job is to know. A shell goes on
-    /// after a program that only answers 130.
+    /// By the signal of a key at the terminal, such as Ctrl-C. The rest of the job has to see a death
+    /// by the signal: a shell script goes on after a program that exits with 130.
     Key(Signal),
 }
 
@@ -87,90 +90,90 @@ fn status_of(signal: Signal) -> u8 {
     u8::try_from(128 + signal.as_raw()).unwrap_or(u8::MAX)
 }
 
-fn run(args: &args::Run, voice: Voice) -> Result<End, Trouble> {
+fn run(args: &args::Run, stderr: StderrWriter) -> Result<End, Trouble> {
     let name = LockName::new(args.name.as_str()).map_err(|error| Trouble::usage(&error))?;
-    let (tell, events) = channel();
+    let (sender, events) = channel();
     let wait = CancelToken::new();
     let is_running = Arc::new(AtomicBool::new(false));
-    listen(tell.clone(), wait.clone(), Arc::clone(&is_running))?;
-    let ear = Ear {
-        events: tell,
-        voice,
+    listen(sender.clone(), wait.clone(), Arc::clone(&is_running))?;
+    let forwarder = EventForwarder {
+        events: sender,
+        stderr,
     };
-    let opened = settings::open(&args.place, Arc::new(ear));
-    if let Some(signal) = stop_signal(&events) {
-        return Ok(interrupted(signal, voice));
+    let opened = settings::open(&args.place, Arc::new(forwarder));
+    if let Some(signal) = end_signal(&events) {
+        return Ok(interrupted(signal, stderr));
     }
     let keeper = opened?;
     if !keeper.capabilities().has(Capability::CrossProcess) {
         return Err(Trouble::new(
             CONFIG,
             format!(
-                "{}: excludes nobody but its own process; use sqlite: or a server",
+                "{}: excludes only the threads of its own process; use sqlite: or a server",
                 keeper.backend()
             ),
         ));
     }
     let plan = Plan::new(args, &keeper)?;
     let Some(guard) = acquire(args, &keeper, &name, plan, &wait)? else {
-        return match stop_signal(&events) {
-            Some(signal) => Ok(interrupted(signal, voice)),
+        return match end_signal(&events) {
+            Some(signal) => Ok(interrupted(signal, stderr)),
             None => Err(conflict(args, &keeper, &name)),
         };
     };
     let granted = SystemClock.now();
-    voice.tell(&format!("got {name:?} with the token {}", guard.token()));
+    stderr.info(&format!("got {name:?} with the token {}", guard.token()));
     let mut watchdog =
         Watchdog::start(claim::name(&keeper, &name)).map_err(|error| no_process(&error))?;
-    let waited = claim::wait(&mut watchdog, plan, &guard, &events, voice).or_else(|_| {
-        // Whoever ends all of a service's processes means this one, too.
-        match stop_signal_within(LOOK, &events) {
+    let waited = claim::wait(&mut watchdog, plan, &guard, &events, stderr).or_else(|_| {
+        // A signal to all processes of a service also ends the watchdog; this process gets it, too.
+        match end_signal_within(POLL_INTERVAL, &events) {
             Some(signal) => Ok(ClaimWait::Signal(signal)),
             None => Err(Trouble::new(
                 NOT_RUN,
-                "the command cannot be started: somebody has killed its watchdog",
+                "the command cannot be started: its watchdog was killed",
             )),
         }
     })?;
     is_running.store(true, Ordering::SeqCst);
     let ran = match waited {
-        ClaimWait::Over => command(args, &guard, watchdog, plan, &events, voice)?,
+        ClaimWait::Over => command(args, &guard, watchdog, plan, &events, stderr)?,
         ClaimWait::Signal(_) | ClaimWait::Lost => {
             watchdog.dismiss();
             None
         }
     };
     let Some((code, ended)) = ran else {
-        release(guard, voice);
+        release(guard, stderr);
         if let ClaimWait::Signal(signal) = waited {
-            return Ok(interrupted(signal, voice));
+            return Ok(interrupted(signal, stderr));
         }
-        voice.warn(&format!(
+        stderr.warn(&format!(
             "the lock {name:?} is lost; its command was not run"
         ));
         return Ok(End::Code(LOST));
     };
-    // Nothing is left that a signal could go to.
+    // The command has ended, so signals are for this process again.
     is_running.store(false, Ordering::SeqCst);
-    let kept = ended.lost || ended.told || {
+    let kept = ended.lost || ended.was_asked_to_end || {
         let until = granted + args.hold_at_least;
-        hold(&guard, until, &events, voice)
+        hold(&guard, until, &events, stderr)
     };
     if !kept {
-        voice.warn(&format!(
+        stderr.warn(&format!(
             "the lock {name:?} could not be kept for the rest of --hold-at-least"
         ));
     }
-    match release(guard, voice) {
-        // Found only now: while the command ran, nobody asked the store.
-        Some(Released::AlreadyLost) if plan.ends_the_lost() && !ended.lost && kept => {
-            voice.warn(&format!(
+    match release(guard, stderr) {
+        // The loss is found only now: the store was not asked while the command ran.
+        Some(Released::AlreadyLost) if plan.ends_on_loss() && !ended.lost && kept => {
+            stderr.warn(&format!(
                 "the lock {name:?} was lost before the command had ended"
             ));
             Ok(End::Code(LOST))
         }
         _ => Ok(ended.key.map_or(End::Code(code), |signal| {
-            if ended.passes_on {
+            if ended.passes_key_on {
                 let _ = kill_current_process_group(signal);
             }
             End::Key(signal)
@@ -178,7 +181,7 @@ fn run(args: &args::Run, voice: Voice) -> Result<End, Trouble> {
     }
 }
 
-/// `None`: somebody else holds it, or a signal ended the wait.
+/// Acquires the lock. Returns `None` if another holder has it, or if a signal ended the wait.
 fn acquire(
     args: &args::Run,
     keeper: &LockKeeper,
@@ -203,19 +206,20 @@ fn acquire(
         })
 }
 
-/// There can be no process of this program, and so none for the command.
+/// Returns the error for a process that cannot be started.
 fn no_process(error: &io::Error) -> Trouble {
-    let way_out = match error.kind() {
+    let advice = match error.kind() {
         io::ErrorKind::NotFound => "; are /proc and /dev/null there?",
         io::ErrorKind::WouldBlock => "; are there as many as this user may have (ulimit -u)?",
         _ => "",
     };
-    Trouble::new(SYSTEM, format!("cannot start a process: {error}{way_out}"))
+    Trouble::new(SYSTEM, format!("cannot start a process: {error}{advice}"))
 }
 
-fn interrupted(signal: Signal, voice: Voice) -> End {
+/// Reports that a signal ended the wait.
+fn interrupted(signal: Signal, stderr: StderrWriter) -> End {
     let number = signal.as_raw();
-    voice.tell(&format!(
+    stderr.info(&format!(
         "signal {number} ended the wait; the command was not run"
     ));
     if terminal::is_key(signal) && Terminal::find().is_some_and(|terminal| terminal.is_ours()) {
@@ -224,17 +228,17 @@ fn interrupted(signal: Signal, voice: Voice) -> End {
     End::Code(status_of(signal))
 }
 
-/// Not acquired in time; says by whom, where that is known.
+/// Returns the error for a lock that was not acquired in time. It names the holder, if the store knows.
 fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
-    let soon = SystemClock.now() + WHO;
+    let deadline = SystemClock.now() + HOLDER_TIMEOUT;
     let held = keeper
         .operator()
-        .and_then(|operator| operator.held(Some(name), soon).ok()?.pop());
+        .and_then(|operator| operator.held(Some(name), deadline).ok()?.pop());
     let by = held.map_or_else(
-        || "somebody else".to_owned(),
+        || "another process".to_owned(),
         |held| who::holder(&held, SystemTime::now()),
     );
-    let way_out = match args.wait {
+    let advice = match args.wait {
         Some(Wait::AtMost(wait)) if !wait.is_zero() => format!(
             ", and the wait of {} is over; the command was not run: try later, or --wait longer",
             humantime::format_duration(wait)
@@ -243,19 +247,19 @@ fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
     };
     Trouble::new(
         args.conflict_exit_code,
-        format!("{name:?} is held by {by}{way_out}"),
+        format!("{name:?} is held by {by}{advice}"),
     )
 }
 
-/// Runs the command, and answers the exit status, and how it came to it. `None`: the lock is lost, and
-/// the command was not run.
+/// Runs the command, and returns the exit status and how the command ended. Returns `None` if the lock
+/// is lost and the command was not run.
 fn command(
     args: &args::Run,
     guard: &LockGuard,
     watchdog: Watchdog,
     plan: Plan,
     events: &Receiver<Event>,
-    voice: Voice,
+    stderr: StderrWriter,
 ) -> Result<Option<(u8, Ended)>, Trouble> {
     let until = SystemTime::now() + guard.remaining();
     let environment = [
@@ -266,15 +270,15 @@ fn command(
             say::unix_millis(until).to_string(),
         ),
     ];
-    let job =
-        Job::prepare(&args.command, &environment, voice).map_err(|error| no_process(&error))?;
-    let watch = Watch::new(&job, watchdog, plan, guard, events, voice);
-    let Some(watch) = watch.begin() else {
+    let process = CommandProcess::spawn_stopped(&args.command, &environment, stderr)
+        .map_err(|error| no_process(&error))?;
+    let supervisor = Supervisor::new(&process, watchdog, plan, guard, events, stderr);
+    let Some(supervisor) = supervisor.start() else {
         return Ok(None);
     };
-    let ended = watch.finish();
-    voice.tell(&format!("the command ended with {}", ended.status.code()));
-    let code = if ended.lost && plan.ends_the_lost() {
+    let ended = supervisor.wait();
+    stderr.info(&format!("the command ended with {}", ended.status.code()));
+    let code = if ended.lost && plan.ends_on_loss() {
         LOST
     } else {
         ended.status.code()
@@ -282,13 +286,14 @@ fn command(
     Ok(Some((code, ended)))
 }
 
-/// Keeps the lock until `until`, unless a signal asks for an end. `false`: it was lost before.
-fn hold(guard: &LockGuard, until: Moment, events: &Receiver<Event>, voice: Voice) -> bool {
+/// Keeps the lock until `until`, or until a signal asks for an end. Returns whether the lock was held
+/// all the time.
+fn hold(guard: &LockGuard, until: Moment, events: &Receiver<Event>, stderr: StderrWriter) -> bool {
     let left = || until.saturating_since(SystemClock.now());
     if left().is_zero() {
         return true;
     }
-    voice.tell(&format!(
+    stderr.info(&format!(
         "keeping {:?} for {}",
         guard.name(),
         say::span(left())
@@ -297,28 +302,28 @@ fn hold(guard: &LockGuard, until: Moment, events: &Receiver<Event>, voice: Voice
         if !guard.is_held() {
             return false;
         }
-        // Command and watchdog are gone: whoever ends now was left behind.
-        job::reap_orphans(&[]);
-        match events.recv_timeout(left()) {
-            Ok(Event::Signal(signal)) if ends_a_wait(signal) => return true,
-            Ok(_) | Err(RecvTimeoutError::Timeout) => {}
-            // The thread that listens is gone: nothing is heard any more.
-            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(left().min(LOOK)),
+        // The command and the watchdog have ended, so every child that ends now is an orphan.
+        command::reap_orphans(&[]);
+        // An error is a time-out: the keeper's observer is a sender as long as the lock is held.
+        if let Ok(Event::Signal(signal)) = events.recv_timeout(left())
+            && asks_for_end(signal)
+        {
+            return true;
         }
     }
     true
 }
 
-/// What the release found; `None`: the store did not say.
-fn release(guard: LockGuard, voice: Voice) -> Option<Released> {
+/// Releases the lock. Returns what the release found, or `None` if the store did not reply.
+fn release(guard: LockGuard, stderr: StderrWriter) -> Option<Released> {
     let name = guard.name().clone();
     match guard.release() {
         Ok(released) => {
-            voice.tell(&format!("released {name:?}"));
+            stderr.info(&format!("released {name:?}"));
             Some(released)
         }
         Err(error) => {
-            voice.warn(&format!("{error}; the store frees the lock after its ttl"));
+            stderr.warn(&format!("{error}; the store frees the lock after its ttl"));
             None
         }
     }

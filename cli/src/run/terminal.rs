@@ -1,4 +1,4 @@
-//! The terminal, and whose it is.
+//! The terminal: which process group has it, and lending it to the command.
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,14 +13,14 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr,
 #[derive(Debug)]
 pub(super) struct Terminal {
     tty: OwnedFd,
-    /// How it was set up.
+    /// Its settings at the start.
     settings: Option<Termios>,
-    /// The group that it was lent to.
+    /// The group that the terminal is lent to.
     lent: Option<Pid>,
 }
 
 impl Terminal {
-    /// `None`: there is none.
+    /// Returns the terminal, or `None` if this process has none.
     pub(super) fn find() -> Option<Self> {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let tty = rustix::fs::open("/dev/tty", flags, Mode::empty()).ok()?;
@@ -31,7 +31,7 @@ impl Terminal {
         })
     }
 
-    /// Whether this process is in the foreground.
+    /// Returns whether this process is in the foreground.
     pub(super) fn is_ours(&self) -> bool {
         tcgetpgrp(&self.tty).is_ok_and(|group| own_group() == Some(group))
     }
@@ -40,14 +40,15 @@ impl Terminal {
         self.lent.is_some()
     }
 
-    /// Makes `group` the foreground job, if this process is it.
+    /// Makes `group` the foreground job, if this process is in the foreground.
     pub(super) fn lend(&mut self, group: Pid) {
         if self.is_ours() && self.set(group) {
             self.lent = Some(group);
         }
     }
 
-    /// Takes it back, if it is still with the group that it was lent to. Whether it was.
+    /// Takes the terminal back, if the group that it was lent to still has it. Returns whether that
+    /// group had it.
     pub(super) fn take_back(&mut self) -> bool {
         let lent = self.lent.take();
         let is_there = lent.is_some() && tcgetpgrp(&self.tty).ok() == lent;
@@ -57,7 +58,7 @@ impl Terminal {
         is_there
     }
 
-    /// After a command that was killed: it may have left it in a state in which nobody can type.
+    /// Restores the settings, which a command that was killed may have left without echo.
     pub(super) fn restore(&self) {
         if self.is_ours()
             && let Some(settings) = &self.settings
@@ -67,7 +68,7 @@ impl Terminal {
     }
 
     fn set(&self, group: Pid) -> bool {
-        // Who is in the background would be stopped for it.
+        // A process in the background would be stopped for this call.
         let stop = SigSet::from(Signal::SIGTTOU);
         let _ = stop.thread_block();
         let set = tcsetpgrp(&self.tty, group);
@@ -76,8 +77,10 @@ impl Terminal {
     }
 }
 
-/// Whether the command can have the terminal from the start: in a pipe, another program of the same
-/// job may want it, and then the command gets it when it asks.
+/// Returns whether the command can have the terminal from the start.
+///
+/// In a pipe, another program of the same job may need the terminal. Then the command gets it when it
+/// asks for it (TTIN).
 pub(super) fn is_alone() -> bool {
     let is_pipe = |fd: std::os::fd::BorrowedFd<'_>| {
         let stat = rustix::fs::fstat(fd);
@@ -86,31 +89,34 @@ pub(super) fn is_alone() -> bool {
     !is_pipe(std::io::stdin().as_fd()) && !is_pipe(std::io::stdout().as_fd())
 }
 
-/// Whether standard input is a terminal.
+/// Returns whether standard input is a terminal.
 pub(super) fn is_read() -> bool {
     std::io::stdin().is_terminal()
 }
 
-/// The group of this process. `None`: its number is that of another PID namespace, as in a container
-/// that was started without a session of its own, and it cannot be given the terminal here.
+/// Returns the group of this process.
+///
+/// `None` if the group is of another PID namespace, as in a container that was started without a
+/// session of its own. Such a group cannot be given the terminal.
 pub(super) fn own_group() -> Option<Pid> {
     Pid::from_raw(getpgrp().as_raw())
 }
 
-/// Whether a key of the terminal sent it, and who started this process is there to learn of it: a
-/// shell that has the same terminal.
+/// Returns whether a signal counts as a key at the terminal whose effect the parent has to learn of.
+/// The parent is then a shell with the same terminal.
 pub(super) fn is_key(signal: rustix::process::Signal) -> bool {
     use rustix::process::Signal;
     let leads = getsid(None) == Ok(getpid());
     matches!(signal, Signal::INT | Signal::QUIT) && !leads && is_parents_session()
 }
 
-/// Whether nobody would continue this process if it stopped: who started it is of another session,
-/// or the session's leader is of this group, and would be stopped, too.
+/// Returns whether no process would continue this one if it stopped.
+///
+/// That is so if the parent is of another session, or if the session's leader is of this group and
+/// would be stopped, too.
 pub(super) fn is_orphan() -> bool {
-    // Of another PID namespace, every number is 0. Whose parent and session both are, has that session
-    // from that parent, or it would have made its own, with a number. A group without one may be the
-    // leader's.
+    // Ids of another PID namespace are 0. If the parent and session ids are both 0, the session was
+    // inherited from outside this namespace. If the group id is 0, too, it may be the leader's group.
     !is_parents_session() || getsid(None) == Ok(getpgrp())
 }
 

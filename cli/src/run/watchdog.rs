@@ -1,12 +1,11 @@
-//! A process that ends the command when `run` cannot: because it was killed, or was stopped for too
-//! long.
+//! The watchdog: a process that ends the command if `run` was killed, or stopped for too long.
 //!
-//! It is told deadlines through its standard input, each good until the next one. Without a word
-//! from `run`, the command's group gets TERM and then KILL. When the other end is closed without
-//! "over", `run` is dead: KILL.
+//! `run` starts the watchdog before the command. The watchdog takes the claim on the name and writes
+//! `ready` when it holds the claim. Then `run` sends it the command's process group.
 //!
-//! It starts before the command, takes the claim on the name, and says that it is ready when it has
-//! it. Then it is told the command's group.
+//! `run` sends deadlines to the watchdog's standard input; each one replaces the one before. When
+//! a deadline passes, the command's group gets TERM, then KILL. If standard input ends without
+//! `over`, `run` is dead, and the group gets KILL at once.
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -20,27 +19,29 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::claim::{Claim, Obstacle};
-use super::job::{self, OWN_NAME, own_program};
-use super::plan::Deadline;
+use super::command::{self, OWN_NAME, own_program};
+use super::plan::Deadlines;
 use super::poll::{Timer, is_readable};
 
-/// How it is called; not for people.
+/// The hidden argument that makes this program the watchdog.
 pub(super) const WATCHDOG: &str = "__watchdog";
 const OVER: &str = "over";
 const GROUP: &str = "group ";
 const READY: &[u8] = b"ready\n";
-/// The last that it says: it sends the command TERM now.
+/// The last line of the watchdog: it sends the command TERM now.
 const ENDING: &[u8] = b"ending\n";
-/// It has ended the command, or tried to.
+/// The exit status of a watchdog that has ended the command, or tried to.
 const ACTED: u8 = 3;
-/// Nobody tells the end of another one's claim, or of a group.
-const LOOK: Duration = Duration::from_millis(2);
-/// How often it looks whether a group that was killed is gone: for some seconds. Looks are counted,
-/// not time, since a host that stands still, or starves, takes the time from both.
-const LOOKS: u32 = 1_500;
-/// Each so many looks it also looks whether those who are left are zombies, which takes longer.
-const ZOMBIES: u32 = 8;
+/// How often the watchdog polls for the end of another claim, or of a process group.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// How often the watchdog polls whether a group that was killed is gone: some seconds in all. Polls
+/// are counted, not time, which would run on while the host is suspended or starved.
+const MAX_POLLS: u32 = 1_500;
+/// At every so many polls the watchdog also finds out whether only zombies are left, which takes
+/// longer.
+const ZOMBIE_CHECK: u32 = 8;
 
+/// The watchdog, as `run` sees it.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     child: Child,
@@ -48,13 +49,13 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts one that knows no deadline yet, and no command.
+    /// Starts a watchdog that has no deadline yet, and no command.
     pub(super) fn start(claim: String) -> io::Result<Self> {
         Self::new(claim, None)
     }
 
-    /// Somebody has killed this one, and the command runs.
-    pub(super) fn start_another(&self, group: Pid) -> io::Result<Self> {
+    /// Starts another watchdog for a command that runs, after this one was killed.
+    pub(super) fn start_replacement(&self, group: Pid) -> io::Result<Self> {
         Self::new(self.claim.clone(), Some(group))
     }
 
@@ -63,7 +64,7 @@ impl Watchdog {
             .arg0(OWN_NAME)
             .args([WATCHDOG, &claim])
             .args(group.map(|group| group.to_string()))
-            // It keeps nobody's files open, and no folder busy.
+            // It must not keep the caller's files open, nor a file system busy.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -74,60 +75,63 @@ impl Watchdog {
         Ok(Self { child, claim })
     }
 
-    /// Whether it has its claim, so that no other one on this host has a command under it. Waits for
-    /// that, at most so long.
-    pub(super) fn is_ready(&mut self, limit: Duration) -> io::Result<bool> {
+    /// Waits at most `limit`, and returns whether the watchdog holds the claim.
+    pub(super) fn wait_for_claim(&mut self, limit: Duration) -> io::Result<bool> {
         let stdout = self.child.stdout.as_mut();
         let stdout = stdout.ok_or(io::ErrorKind::BrokenPipe)?;
         if !is_readable(stdout, limit) {
             return Ok(false);
         }
         match stdout.read(&mut [0; READY.len()])? {
-            0 => Err(io::Error::other("somebody has killed its watchdog")),
+            0 => Err(io::Error::other("the watchdog was killed")),
             _ => Ok(true),
         }
     }
 
-    /// From now on this deadline counts.
-    pub(super) fn tell(&mut self, deadline: Deadline) -> io::Result<()> {
-        let Deadline { term, kill, claim } = deadline;
+    /// Replaces the deadlines of the watchdog.
+    pub(super) fn send_deadlines(&mut self, deadlines: Deadlines) -> io::Result<()> {
+        let Deadlines { term, kill, claim } = deadlines;
         let [term, kill, claim] = [term, kill, claim].map(Moment::as_nanos);
-        self.say(&format!("{term} {kill} {claim}"))
+        self.send(&format!("{term} {kill} {claim}"))
     }
 
-    /// From now on it ends this group.
-    pub(super) fn guard(&mut self, group: Pid, deadline: Deadline) -> io::Result<()> {
-        self.tell(deadline)?;
-        self.say(&format!("{GROUP}{group}"))
+    /// Makes the watchdog end this group when its deadlines pass.
+    pub(super) fn watch_group(&mut self, group: Pid, deadlines: Deadlines) -> io::Result<()> {
+        self.send_deadlines(deadlines)?;
+        self.send(&format!("{GROUP}{group}"))
     }
 
-    fn say(&mut self, line: &str) -> io::Result<()> {
+    fn send(&mut self, line: &str) -> io::Result<()> {
         let stdin = self.child.stdin.as_mut();
         let stdin = stdin.ok_or(io::ErrorKind::BrokenPipe)?;
-        // In one piece.
+        // In one write.
         stdin.write_all(format!("{line}\n").as_bytes())?;
-        // Somebody may have stopped it.
+        // The watchdog may have been stopped.
         let _ = kill_process(self.pid(), Signal::CONT);
         Ok(())
     }
 
-    /// Whether it has begun to end the command, since the last look.
+    /// Returns whether the watchdog has begun to end the command since the last call.
     pub(super) fn is_ending(&mut self) -> bool {
         let Some(stdout) = self.child.stdout.as_mut() else {
             return false;
         };
-        let mut said = [0; READY.len() + ENDING.len()];
+        let mut bytes = [0; READY.len() + ENDING.len()];
         let is_there = is_readable(stdout, Duration::ZERO);
         let count = if is_there {
-            stdout.read(&mut said)
+            stdout.read(&mut bytes)
         } else {
             Ok(0)
         };
-        count.is_ok_and(|count| said.get(..count).is_some_and(|said| said.ends_with(ENDING)))
+        count.is_ok_and(|count| {
+            bytes
+                .get(..count)
+                .is_some_and(|read| read.ends_with(ENDING))
+        })
     }
 
-    /// Whether somebody has killed it before its time.
-    pub(super) fn is_gone(&mut self) -> bool {
+    /// Returns whether the watchdog has ended without having ended the command.
+    pub(super) fn was_killed(&mut self) -> bool {
         match self.child.try_wait() {
             Ok(Some(status)) => status.code() != Some(i32::from(ACTED)),
             Ok(None) => false,
@@ -139,21 +143,21 @@ impl Watchdog {
         Pid::from_child(&self.child)
     }
 
-    /// The command has ended.
+    /// Ends the watchdog after the command has ended.
     pub(super) fn dismiss(&mut self) {
-        // It may have gone by itself.
-        let _ = self.say(OVER);
+        // The watchdog may have ended by itself.
+        let _ = self.send(OVER);
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
 }
 
-/// What the process does.
+/// Runs the watchdog's process.
 pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
-    // Whoever signals everybody means the command, and this comes after it.
-    let deaf = Arc::new(AtomicBool::new(false));
+    // A signal to all processes of a service is meant for the command; the watchdog ends after it.
+    let ignored = Arc::new(AtomicBool::new(false));
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
-        let _ = signal_hook::flag::register(signal.as_raw(), Arc::clone(&deaf));
+        let _ = signal_hook::flag::register(signal.as_raw(), Arc::clone(&ignored));
     }
     // `run` learns from the end of this process that there is no watchdog.
     let Ok(timer) = Timer::new() else {
@@ -161,15 +165,15 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
     };
     let mut claimed: Option<Claim> = None;
     let mut obstacle: Option<Obstacle> = None;
-    let mut ears = Ears::new(group);
+    let mut reader = CommandReader::new(group);
     let mut acted = false;
     loop {
         let now = SystemClock.now();
-        // With the claim, which is over at the same time.
-        if ears.group.is_some() && now >= ears.deadline.kill {
-            return end(ears.group, claimed);
+        // The claim is kept meanwhile, although it is over at the same time.
+        if reader.group.is_some() && now >= reader.deadlines.kill {
+            return end(reader.group, claimed);
         }
-        if now >= ears.deadline.claim {
+        if now >= reader.deadlines.claim {
             claimed = None;
         } else if claimed.is_none() && obstacle.as_ref().is_none_or(Obstacle::is_gone) {
             match Claim::take(claim) {
@@ -181,28 +185,28 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
                 Err(other) => obstacle = Some(other),
             }
         }
-        if let Some(group) = ears.group
-            && now >= ears.deadline.term
+        if let Some(group) = reader.group
+            && now >= reader.deadlines.term
             && !acted
         {
             acted = true;
-            if !job::is_group_gone(group, true) {
-                // Before the command can end of it.
+            if !command::is_group_gone(group, true) {
+                // Before the command can end by the signal.
                 let _ = io::stdout().write_all(ENDING);
             }
-            // What came too late to be heeded must not be.
-            ears.is_deaf = true;
+            // A deadline that arrives from here on is too late, and must not count.
+            reader.ignores_deadlines = true;
             signal_group(group, Signal::TERM);
             signal_group(group, Signal::CONT);
         }
-        let group_wakes = match ears.group {
+        let group_wakes = match reader.group {
             None => Moment::NEVER,
-            Some(_) if acted => ears.deadline.kill,
-            Some(_) => ears.deadline.term,
+            Some(_) if acted => reader.deadlines.kill,
+            Some(_) => reader.deadlines.term,
         };
         let claim_wakes = match &claimed {
-            Some(_) => ears.deadline.claim,
-            None if now < ears.deadline.claim => now + LOOK,
+            Some(_) => reader.deadlines.claim,
+            None if now < reader.deadlines.claim => now + POLL_INTERVAL,
             None => Moment::NEVER,
         };
         let connections = claimed.as_ref().and_then(Claim::connections);
@@ -211,28 +215,28 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
         let waited = timer.wait_until(group_wakes.min(claim_wakes), &files);
         if waited.is_err() {
             // A watchdog that cannot wait must not leave the command without one.
-            return end(ears.group, claimed);
+            return end(reader.group, claimed);
         }
         if let Some(claim) = &mut claimed {
             claim.accept();
         }
-        match ears.listen() {
-            Heard::Something => {}
-            Heard::Over => return ExitCode::SUCCESS,
-            Heard::Nobody => return end(ears.group, claimed),
+        match reader.read() {
+            Input::Applied => {}
+            Input::Over => return ExitCode::SUCCESS,
+            Input::Closed => return end(reader.group, claimed),
         }
     }
 }
 
-/// Kills the group, and gives up the claim when it is gone.
+/// Kills the group, and gives up the claim when the group is gone.
 fn end(group: Option<Pid>, mut claimed: Option<Claim>) -> ExitCode {
     if let Some(group) = group {
         signal_group(group, Signal::KILL);
-        for look in 0..LOOKS {
-            if job::is_group_gone(group, look % ZOMBIES == ZOMBIES - 1) {
+        for count in 0..MAX_POLLS {
+            if command::is_group_gone(group, count % ZOMBIE_CHECK == ZOMBIE_CHECK - 1) {
                 break;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
             if let Some(claim) = &mut claimed {
                 claim.accept();
             }
@@ -242,69 +246,72 @@ fn end(group: Option<Pid>, mut claimed: Option<Claim>) -> ExitCode {
 }
 
 fn signal_group(group: Pid, signal: Signal) {
-    // It may have ended.
+    // The group may have ended.
     let _ = kill_process_group(group, signal);
 }
 
-enum Heard {
-    Something,
+/// What standard input has brought.
+enum Input {
+    /// Lines that were applied, or none.
+    Applied,
     /// The command has ended.
     Over,
-    /// The other end is gone.
-    Nobody,
+    /// `run` is dead.
+    Closed,
 }
 
-struct Ears {
-    deadline: Deadline,
+/// Reads what `run` sends.
+struct CommandReader {
+    deadlines: Deadlines,
     group: Option<Pid>,
-    is_deaf: bool,
-    /// The beginning of a line.
+    ignores_deadlines: bool,
+    /// The beginning of a line whose end is not read yet.
     rest: Vec<u8>,
 }
 
-impl Ears {
+impl CommandReader {
     fn new(group: Option<Pid>) -> Self {
         Self {
-            deadline: Deadline::NEVER,
+            deadlines: Deadlines::NEVER,
             group,
-            is_deaf: false,
+            ignores_deadlines: false,
             rest: Vec::new(),
         }
     }
 
-    fn listen(&mut self) -> Heard {
+    fn read(&mut self) -> Input {
         let stdin = rustix::stdio::stdin();
         if !is_readable(&stdin, Duration::ZERO) {
-            return Heard::Something;
+            return Input::Applied;
         }
         let mut bytes = [0; 4096];
         match rustix::io::read(stdin, &mut bytes) {
-            Ok(0) => return Heard::Nobody,
+            Ok(0) => return Input::Closed,
             Ok(count) => self.rest.extend(bytes.iter().take(count)),
             Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(_) => return Heard::Nobody,
+            Err(_) => return Input::Closed,
         }
         while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.rest.drain(..=end).collect();
             let line = String::from_utf8_lossy(&line);
             if line.trim() == OVER {
-                return Heard::Over;
+                return Input::Over;
             }
             if let Some(group) = line.trim().strip_prefix(GROUP) {
                 self.group = group.parse().ok().and_then(Pid::from_raw);
             }
-            if let Some(deadline) = parse(line.trim()).filter(|_| !self.is_deaf) {
-                self.deadline = deadline;
+            if let Some(deadlines) = parse(line.trim()).filter(|_| !self.ignores_deadlines) {
+                self.deadlines = deadlines;
             }
         }
-        Heard::Something
+        Input::Applied
     }
 }
 
-fn parse(line: &str) -> Option<Deadline> {
+fn parse(line: &str) -> Option<Deadlines> {
     let mut numbers = line.split(' ').map(|number| number.parse().ok());
     let mut next = || numbers.next().flatten().map(Moment::from_nanos);
-    Some(Deadline {
+    Some(Deadlines {
         term: next()?,
         kill: next()?,
         claim: next()?,

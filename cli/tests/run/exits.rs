@@ -82,7 +82,7 @@ fn busy(rig: &mut Rig) -> Outcome {
     let output = rig.run(&["-v", "-n", "-E", "0", "a"], "touch started");
     let lines = said(&output);
     assert!(
-        lines.contains("held by somebody else") && lines.contains("--wait for it"),
+        lines.contains("held by another process") && lines.contains("--wait for it"),
         "{lines}"
     );
     assert!(!rig.exists("started"));

@@ -306,7 +306,7 @@ fn fallback(rig: &mut Rig) -> Outcome {
     let line = said(&output);
     assert_eq!(line.lines().count(), 1, "{line}");
     assert!(
-        line.contains("excludes nobody who locks on redis:"),
+        line.contains("does not exclude holders on redis:"),
         "{line}"
     );
     // What the other store knows is no answer.

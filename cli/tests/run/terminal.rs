@@ -296,7 +296,7 @@ fn out_of_reach(rig: &mut Rig) -> Outcome {
     let mut start = rig.namespace(&[])?;
     start.extend([BINARY, "run", "a", "--", "cat"]);
     let mut screen = Screen::start(rig, &start)?;
-    screen.wait_for("stands still");
+    screen.wait_for("it is stopped until");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The command: starting it, signalling it, and what became of it.
+//! The command's process: starting it, sending it signals, and finding out how it ended.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -15,16 +15,16 @@ use rustix::process::{
 };
 
 use super::signals::is_handled;
-use super::voice::Voice;
+use super::stderr::StderrWriter;
 
-/// How the process is called that becomes the command; not for people.
+/// The hidden argument that makes this program a process that becomes the command.
 pub(super) const CHILD: &str = "__child";
-/// What `ps` shows of the helpers.
+/// The name of the helper processes in `ps`.
 pub(super) const OWN_NAME: &str = "lockkeeper";
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
 
-/// This program, also when its file was replaced meanwhile.
+/// Returns the path of this program, which is right also after its file was replaced.
 pub(super) fn own_program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") {
         return Ok(PathBuf::from("/proc/self/exe"));
@@ -34,36 +34,36 @@ pub(super) fn own_program() -> io::Result<PathBuf> {
 
 /// A command in a process group of its own.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct CommandProcess {
     group: Pid,
 }
 
-/// How the command's own process stands.
+/// The state of the command's own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Running,
-    /// By which signal.
+    /// Stopped by this signal.
     Stopped(Option<Signal>),
     Ended,
 }
 
-impl Job {
-    /// Makes the process, stopped just before it becomes the command.
-    pub(super) fn prepare(
+impl CommandProcess {
+    /// Starts the process, which stops just before it becomes the command.
+    pub(super) fn spawn_stopped(
         command: &[OsString],
         environment: &[(&str, String)],
-        voice: Voice,
+        stderr: StderrWriter,
     ) -> io::Result<Self> {
-        // The orphans of the group become this process's children: it sees them end.
+        // Orphans of the group become children of this process, which can then wait for them.
         #[cfg(target_os = "linux")]
         rustix::process::set_child_subreaper(Some(getpid()))?;
         let mut child = Command::new(own_program()?);
         child
             .arg0(OWN_NAME)
-            .args([CHILD, &getpid().to_string(), voice.word()])
+            .args([CHILD, &getpid().to_string(), stderr.as_arg()])
             .args(command)
             .process_group(0);
-        // Settings may hold secrets, and are nobody's business beyond this program.
+        // Settings may hold secrets, and only this program needs them.
         for (name, _) in env::vars_os() {
             if name.as_encoded_bytes().starts_with(b"LOCKKEEPER_") {
                 child.env_remove(name);
@@ -72,11 +72,15 @@ impl Job {
         child.envs(environment.iter().map(|(name, value)| (name, value)));
         let child = child.spawn()?;
         let group = Pid::from_child(&child);
-        let job = Self { group };
+        let process = Self { group };
         loop {
             match waitpid(Some(group), WaitOptions::UNTRACED) {
-                Ok(Some((_, status))) if status.stopped() => return Ok(job),
-                Ok(_) => return Err(io::Error::other("it ended before it began")),
+                Ok(Some((_, status))) if status.stopped() => return Ok(process),
+                Ok(_) => {
+                    return Err(io::Error::other(
+                        "the new process ended before it became the command",
+                    ));
+                }
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -87,22 +91,24 @@ impl Job {
         self.group
     }
 
-    /// Sends a signal to all of the group.
+    /// Sends a signal to the whole group.
     pub(super) fn signal(&self, signal: Signal) {
-        // It may have ended.
+        // The group may have ended.
         let _ = kill_process_group(self.group, signal);
     }
 
-    /// Sends a signal to the command's own process, if it handles that.
-    pub(super) fn offer(&self, signal: Signal) {
+    /// Sends a signal to the command's own process, if that process handles the signal.
+    pub(super) fn signal_if_handled(&self, signal: Signal) {
         if is_handled(self.group, signal) {
             let _ = kill_process(self.group, signal);
         }
     }
 
-    /// What has become of the command since the last look. One that ended stays until
-    /// [`status`](Self::status), so that nobody else gets its number.
-    pub(super) fn look(&self) -> State {
+    /// Returns the state of the command.
+    ///
+    /// A command that has ended stays a zombie until [`status`](Self::status), so that no other
+    /// process gets its id.
+    pub(super) fn poll(&self) -> State {
         if self.has_ended() {
             return State::Ended;
         }
@@ -122,7 +128,7 @@ impl Job {
         matches!(ended, Ok(Some(_)))
     }
 
-    /// How it ended, as shells count it. Blocks until it has.
+    /// Waits until the command has ended, and returns its status.
     pub(super) fn status(&self) -> Status {
         loop {
             match waitpid(Some(self.group), WaitOptions::empty()) {
@@ -135,23 +141,25 @@ impl Job {
                     }
                 }
                 Ok(None) | Err(Errno::INTR) => {}
-                // Somebody else has waited for it; it is gone all the same.
+                // Its status was taken elsewhere; the command has ended all the same.
                 Err(_) => return Status::Code(1),
             }
         }
     }
 
-    /// Whether nobody of the group is left, after the command's own status was taken.
-    pub(super) fn is_over(&self) -> bool {
+    /// Returns whether no process of the group is left. To be called after [`status`](Self::status).
+    pub(super) fn is_group_gone(&self) -> bool {
         while let Ok(Some(_)) = waitpgid(self.group, WaitOptions::NOHANG) {}
         is_group_gone(self.group, true)
     }
 }
 
-/// Whether nobody of a group runs any more. With `zombies`, those do not count who have ended and
-/// whose parent has not asked yet: it may be stopped, or an init that is slow, or never asks.
-pub(super) fn is_group_gone(group: Pid, zombies: bool) -> bool {
-    test_kill_process_group(group) == Err(Errno::SRCH) || (zombies && only_zombies(group))
+/// Returns whether no process of a group runs any more.
+///
+/// With `ignore_zombies`, processes that have ended do not count even if their parent has not waited
+/// for them yet: the parent may be stopped, or be a slow init, or never wait.
+pub(super) fn is_group_gone(group: Pid, ignore_zombies: bool) -> bool {
+    test_kill_process_group(group) == Err(Errno::SRCH) || (ignore_zombies && only_zombies(group))
 }
 
 #[cfg(target_os = "linux")]
@@ -159,8 +167,8 @@ fn only_zombies(group: Pid) -> bool {
     let group = group.to_string();
     let ended = |process: std::fs::DirEntry| {
         let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
-        // Behind the name, which may have brackets: state, parent, group, and 14 fields later the
-        // number of threads, which may go on without their first.
+        // The name may have brackets. Behind it are state, parent, group, and 14 fields later the number
+        // of threads: a process whose first thread has ended is shown as a zombie while others run.
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let state = fields.next()?;
         let is_member = fields.nth(1)? == group;
@@ -171,11 +179,11 @@ fn only_zombies(group: Pid) -> bool {
         return false;
     };
     let mut members = processes.flatten().filter_map(ended).peekable();
-    // Those of other users may be hidden.
+    // Processes of other users may be hidden, so a group without members proves nothing.
     members.peek().is_some() && members.all(|ended| ended) && is_proc_ours()
 }
 
-/// Whether /proc numbers processes as this one's namespace does. Another one's shows strangers.
+/// Returns whether /proc shows the process ids of this process's own PID namespace.
 pub(super) fn is_proc_ours() -> bool {
     let shown = std::fs::read_link("/proc/self").unwrap_or_default();
     shown.to_str() == Some(getpid().to_string().as_str())
@@ -186,8 +194,10 @@ fn only_zombies(_group: Pid) -> bool {
     false
 }
 
-/// Takes the status of the orphans that came to this process and have ended. `keep` are those whose
-/// status somebody else takes: what is behind such a one stays until the next time.
+/// Takes the status of the orphans that became children of this process and have ended.
+///
+/// Others wait for the children in `keep`. If such a child is the next that has ended, the orphans
+/// behind it stay until the next call.
 #[cfg(target_os = "linux")]
 pub(super) fn reap_orphans(keep: &[Pid]) {
     use nix::sys::wait::{Id, WaitPidFlag, waitid as look, waitpid as take};
@@ -199,7 +209,7 @@ pub(super) fn reap_orphans(keep: &[Pid]) {
     }
 }
 
-/// Elsewhere orphans are init's.
+/// Elsewhere orphans become children of init.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn reap_orphans(_keep: &[Pid]) {}
 
@@ -211,6 +221,7 @@ pub(super) enum Status {
 }
 
 impl Status {
+    /// Returns the exit status by which a shell shows how the command ended.
     pub(super) fn code(self) -> u8 {
         let code = match self {
             Status::Code(code) => code,
@@ -220,42 +231,43 @@ impl Status {
     }
 }
 
-/// What the process does that becomes the command: its parent's id and the command are given.
-pub(super) fn main(parent: Option<i32>, voice: Voice, command: &[OsString]) -> ExitCode {
-    // Whatever happens to the parent, by whatever hand.
+/// Runs the process that becomes the command. `parent` is the process id of `run`.
+pub(super) fn main(parent: Option<i32>, stderr: StderrWriter, command: &[OsString]) -> ExitCode {
+    // The command must not outlive `run`, however `run` ends.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let is_orphan = || getppid().map(|pid| pid.as_raw_nonzero().get()) != parent;
     let Some((program, args)) = command.split_first() else {
         return ExitCode::from(NOT_RUN);
     };
-    // The parent died before the line above, and the signal went to nobody.
+    // If the parent died before the death signal was set, no signal comes.
     if is_orphan() {
         return ExitCode::from(NOT_RUN);
     }
-    // Until the watchdog is there, and the terminal lent.
+    // `run` continues this process when the watchdog knows its group and the terminal is lent.
     let _ = kill_process(getpid(), Signal::STOP);
     if is_orphan() {
         return ExitCode::from(NOT_RUN);
     }
     let mut error = Command::new(program).args(args).exec();
     if error.kind() == io::ErrorKind::PermissionDenied && !is_file(program, env::var_os("PATH")) {
-        // A folder of PATH may not be searched: shells do not speak of that either.
+        // Only a folder of PATH could not be searched, which shells report as "not found", too.
         error = Errno::NOENT.into();
     }
-    // `exec` has made it end this process, should nobody read what follows.
+    // `exec` has restored the default action of PIPE, which would end this process if standard error
+    // has no reader.
     let _ = signal_hook::flag::register(Signal::PIPE.as_raw(), Arc::default());
     let shown = program.to_string_lossy();
-    let (code, way_out) = match error.kind() {
+    let (code, advice) = match error.kind() {
         io::ErrorKind::NotFound => (NOT_FOUND, "is it installed, and in PATH?"),
         io::ErrorKind::PermissionDenied => (NOT_RUN, "is it a program that this user may run?"),
         _ => (NOT_RUN, "is it a program for this system?"),
     };
-    voice.warn(&format!("cannot run {shown}: {error}; {way_out}"));
+    stderr.warn(&format!("cannot run {shown}: {error}; {advice}"));
     ExitCode::from(code)
 }
 
-/// Whether there is such a program, by its path or in a folder of PATH, if only one that may not run.
+/// Returns whether a program is a file, by its path or in a folder of PATH; it need not be executable.
 fn is_file(program: &OsStr, path: Option<OsString>) -> bool {
     let is_named = program.as_encoded_bytes().contains(&b'/');
     let path = path.unwrap_or_else(|| "/bin:/usr/bin".into());
@@ -269,18 +281,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_looked_for_where_exec_does() {
+    fn is_file_searches_the_folders_that_exec_searches() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("text"), "").unwrap();
         let path = env::join_paths([Path::new("/no-such-folder"), folder.path()]).unwrap();
-        for (program, there) in [("text", true), ("other", false), ("./other", true)] {
-            assert_eq!(is_file(program.as_ref(), Some(path.clone())), there);
+        for (program, expected) in [("text", true), ("other", false), ("./other", true)] {
+            assert_eq!(is_file(program.as_ref(), Some(path.clone())), expected);
         }
         assert!(is_file("sh".as_ref(), None));
     }
 
     #[test]
-    fn zombies_are_nobody() {
+    fn group_of_zombies_is_gone() {
         let mut child = Command::new("sleep")
             .arg("60")
             .process_group(0)
@@ -289,7 +301,7 @@ mod tests {
         let group = Pid::from_child(&child);
         assert!(!is_group_gone(group, true), "it runs");
         child.kill().unwrap();
-        // Waits for its end, and does not ask for its status.
+        // Waits for its end, but leaves it a zombie.
         waitid(
             WaitId::Pid(group),
             WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,

@@ -1,0 +1,348 @@
+//! What `run` does while the command runs: it passes signals on to the command and deadlines on to the
+//! watchdog, and ends the command if the lock is lost.
+
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use lockkeeper::{Clock, LeasePolicy, LockGuard, SystemClock};
+use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
+
+use super::command::{self, CommandProcess, State, Status};
+use super::plan::{Deadlines, Plan};
+use super::signals::{Event, asks_for_end, is_ignored};
+use super::stderr::StderrWriter;
+use super::terminal::{self, Terminal};
+use super::watchdog::Watchdog;
+
+/// How often `run` polls whether a group that was killed is gone. Polls are counted, not time, which
+/// would run on while the host is suspended.
+const MAX_POLLS: u32 = 50;
+/// How often `run` polls. No signal tells the end of a process of the group that is not a child of
+/// `run`.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How the command ended.
+pub(super) struct Ended {
+    pub(super) status: Status,
+    /// Whether the lock was lost before the command had ended.
+    pub(super) lost: bool,
+    /// Whether a signal asked for an end, even if the command had ended already.
+    pub(super) was_asked_to_end: bool,
+    /// The signal of the terminal's key that ended the command.
+    pub(super) key: Option<Signal>,
+    /// Whether only the command has received that signal, so that it has to be passed on.
+    pub(super) passes_key_on: bool,
+}
+
+/// A command that runs while a lock is held.
+pub(super) struct Supervisor<'a> {
+    command: &'a CommandProcess,
+    watchdog: Watchdog,
+    plan: Plan,
+    guard: &'a LockGuard,
+    events: &'a Receiver<Event>,
+    stderr: StderrWriter,
+    terminal: Option<Terminal>,
+    wants_terminal: bool,
+    /// A stop was passed on to the command, and this process stops with it.
+    stops_with_command: bool,
+    /// The deadlines that the watchdog was sent last.
+    sent: Deadlines,
+    /// The deadlines of the command since the lock is lost.
+    lost: Option<Deadlines>,
+    /// Whether a watchdog has begun to end the command.
+    ending: bool,
+    /// The signals that asked for an end.
+    end_signals: Vec<Signal>,
+}
+
+impl<'a> Supervisor<'a> {
+    pub(super) fn new(
+        command: &'a CommandProcess,
+        watchdog: Watchdog,
+        plan: Plan,
+        guard: &'a LockGuard,
+        events: &'a Receiver<Event>,
+        stderr: StderrWriter,
+    ) -> Self {
+        Self {
+            watchdog,
+            command,
+            plan,
+            guard,
+            events,
+            stderr,
+            terminal: Terminal::find(),
+            // A script that starts `run` with `&` keeps the terminal, and ignores INT here. A command
+            // that ignores TTIN is not stopped when it reads, so it could not ask for the terminal.
+            wants_terminal: (terminal::is_alone()
+                || terminal::is_read() && is_ignored(Signal::TTIN))
+                && !is_ignored(Signal::INT),
+            stops_with_command: false,
+            sent: Deadlines::NEVER,
+            lost: None,
+            ending: false,
+            end_signals: Vec::new(),
+        }
+    }
+
+    /// Continues the stopped command. Returns `None` if the lock is lost; then the command never runs.
+    pub(super) fn start(mut self) -> Option<Self> {
+        // The host may have been suspended since the grant.
+        let Some(deadlines) = self.plan.deadlines_of(self.guard) else {
+            self.command.signal(Signal::KILL);
+            self.watchdog.dismiss();
+            self.command.status();
+            return None;
+        };
+        self.sent = deadlines;
+        if self
+            .watchdog
+            .watch_group(self.command.group(), deadlines)
+            .is_err()
+        {
+            self.replace_watchdog();
+        }
+        self.continue_command();
+        Some(self)
+    }
+
+    /// Waits until the command has ended; if the lock is lost, until its whole group has ended.
+    pub(super) fn wait(mut self) -> Ended {
+        loop {
+            match self.command.poll() {
+                State::Ended => break,
+                State::Stopped(signal) => self.handle_stop(signal),
+                State::Running => {}
+            }
+            let limit = self.check_lock();
+            // An error is a time-out: the keeper's observer is a sender as long as the lock is held.
+            if let Ok(event) = self.events.recv_timeout(limit) {
+                self.handle(event);
+            }
+        }
+        // The command has ended by itself, so the whole lease counts, not only the time until TERM.
+        if self.is_ending() || self.guard.remaining().is_zero() {
+            self.check_lock();
+        }
+        let was_lent = self.terminal.as_mut().is_some_and(Terminal::take_back);
+        let status = match self.lost.filter(|_| self.plan.ends_on_loss()) {
+            None => {
+                self.watchdog.dismiss();
+                self.command.status()
+            }
+            Some(deadlines) => {
+                let status = self.command.status();
+                let mut polls = 0;
+                while !self.command.is_group_gone() && polls < MAX_POLLS {
+                    // A poll that an event has cut short gave the others no time to end.
+                    let is_quiet = self.events.recv_timeout(POLL_INTERVAL).is_err();
+                    if SystemClock.now() >= deadlines.kill {
+                        self.command.signal(Signal::KILL);
+                        polls += u32::from(is_quiet);
+                    }
+                }
+                self.watchdog.dismiss();
+                status
+            }
+        };
+        if let (Some(terminal), Status::Signal(_)) = (&self.terminal, status) {
+            terminal.restore();
+        }
+        let was_received = |key: &Signal| self.end_signals.contains(key);
+        let key = self.key(status).filter(|key| was_lent || was_received(key));
+        Ended {
+            status,
+            lost: self.lost.is_some(),
+            was_asked_to_end: !self.end_signals.is_empty() || key.is_some(),
+            key,
+            passes_key_on: !key.as_ref().is_some_and(was_received),
+        }
+    }
+
+    /// Returns the signal by which the command ended, if a key at the terminal may have sent it.
+    fn key(&self, status: Status) -> Option<Signal> {
+        let Status::Signal(signal) = status else {
+            return None;
+        };
+        let is_ours = self.terminal.as_ref().is_some_and(Terminal::is_ours);
+        let is_its_own = self.lost.is_none() || !self.plan.ends_on_loss();
+        Signal::from_named_raw(signal)
+            .filter(|signal| is_ours && is_its_own && terminal::is_key(*signal))
+    }
+
+    /// Returns whether a watchdog has begun to end the command.
+    fn is_ending(&mut self) -> bool {
+        self.ending |= self.watchdog.is_ending();
+        self.ending
+    }
+
+    /// Ends the command if the lock is lost. Returns how long to wait for events until the next check.
+    fn check_lock(&mut self) -> Duration {
+        let now = SystemClock.now();
+        if let Some(deadlines) = self.lost {
+            // The watchdog does that, unless it is stopped.
+            if self.plan.ends_on_loss() && now >= deadlines.kill {
+                self.command.signal(Signal::KILL);
+            }
+            return POLL_INTERVAL;
+        }
+        let is_ending = self.is_ending();
+        let remaining = self.guard.remaining();
+        let deadlines = self.plan.deadlines(now + remaining);
+        if now < deadlines.term && !remaining.is_zero() && !is_ending {
+            let next = deadlines.term.saturating_since(now).min(remaining);
+            return next.max(Duration::from_millis(1));
+        }
+        // The command may have ended after the last poll, and before this process was stopped.
+        if !remaining.is_zero() && !is_ending && self.command.has_ended() {
+            return Duration::ZERO;
+        }
+        let why = if let LeasePolicy::Fixed { .. } = self.plan.policy {
+            "is not kept any longer: its --lease is over"
+        } else if !self.guard.is_held() {
+            "is lost: the store was out of reach for too long, or the lock was taken away"
+        } else if is_ending {
+            "was not renewed in time: lockkeeper was stopped or suspended"
+        } else {
+            "cannot be kept: the store has not renewed it in time"
+        };
+        let deadlines = match remaining {
+            Duration::ZERO => self.plan.at_once(now, self.sent.kill),
+            _ => Deadlines {
+                term: now,
+                ..deadlines
+            },
+        };
+        self.lost = Some(deadlines);
+        let name = self.guard.name();
+        let (deadlines, effect) = if self.plan.ends_on_loss() {
+            (deadlines, "its command is ended")
+        } else {
+            (Deadlines::WITHOUT_LOCK, "its command goes on without it")
+        };
+        let text = format!("the lock {name:?} {why}; {effect}");
+        self.send_deadlines(deadlines);
+        self.stderr.warn(&text);
+        POLL_INTERVAL
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Renewed if self.lost.is_none() => {
+                if let Some(deadlines) = self.current_deadlines() {
+                    self.send_deadlines(deadlines);
+                }
+            }
+            Event::Renewed | Event::Lost => {}
+            Event::Continued => self.continue_command(),
+            // No process would continue the command, so only a command that handles TSTP gets it. Not
+            // its group: a shell's child could stop between vfork and exec, and the shell, which the
+            // kernel does not stop there, would wait for it for ever.
+            Event::Signal(Signal::TSTP) if terminal::is_orphan() => {
+                self.command.signal_if_handled(Signal::TSTP);
+            }
+            Event::Signal(Signal::TSTP) => {
+                self.stops_with_command = true;
+                self.command.signal(Signal::TSTP);
+            }
+            Event::Signal(signal) => {
+                if asks_for_end(signal) && !self.end_signals.contains(&signal) {
+                    self.end_signals.push(signal);
+                }
+                self.command.signal(signal);
+                if matches!(signal, Signal::TERM | Signal::HUP) {
+                    // A stopped command would not handle the signal.
+                    self.command.signal(Signal::CONT);
+                }
+            }
+            Event::Child => {
+                if self.watchdog.was_killed() {
+                    self.replace_watchdog();
+                }
+                command::reap_orphans(&[self.command.group(), self.watchdog.pid()]);
+            }
+        }
+    }
+
+    /// Returns the deadlines of the lock as it is now, or `None` if it is lost. `check_lock` handles
+    /// the loss.
+    fn current_deadlines(&self) -> Option<Deadlines> {
+        // The time first: if this process is stopped in between, the deadlines must not get later.
+        let now = SystemClock.now();
+        let remaining = self.guard.remaining();
+        (!remaining.is_zero()).then(|| self.plan.deadlines(now + remaining))
+    }
+
+    fn send_deadlines(&mut self, deadlines: Deadlines) {
+        self.sent = deadlines;
+        if self.watchdog.send_deadlines(deadlines).is_err() {
+            self.replace_watchdog();
+        }
+    }
+
+    /// Starts another watchdog after the watchdog was killed.
+    fn replace_watchdog(&mut self) {
+        // The new watchdog does not know whether the old one has begun to end the command.
+        self.is_ending();
+        let started = self.watchdog.start_replacement(self.command.group());
+        if let Some(deadlines) = self.current_deadlines().filter(|_| self.lost.is_none()) {
+            self.sent = deadlines;
+        }
+        let started = started.and_then(|mut watchdog| {
+            watchdog.send_deadlines(self.sent)?;
+            Ok(watchdog)
+        });
+        match started {
+            Ok(watchdog) => std::mem::replace(&mut self.watchdog, watchdog).dismiss(),
+            Err(error) => {
+                self.stderr.warn(&format!(
+                    "the watchdog was killed, and another cannot be started: {error}; the command is killed"
+                ));
+                let now = SystemClock.now();
+                self.lost.get_or_insert(self.plan.at_once(now, now));
+                self.command.signal(Signal::KILL);
+            }
+        }
+    }
+
+    /// Handles that the command was stopped: this job stops with it, if another process would continue
+    /// this job.
+    fn handle_stop(&mut self, signal: Option<Signal>) {
+        let asks = matches!(signal, Some(Signal::TTIN | Signal::TTOU));
+        let leads = terminal::own_group() == Some(getpid());
+        if let Some(terminal) = &mut self.terminal {
+            self.wants_terminal |= asks;
+            if asks && terminal.is_ours() {
+                return self.continue_command();
+            }
+            if terminal.is_lent() || leads {
+                if terminal::is_orphan() {
+                    return self.command.signal(Signal::CONT);
+                }
+                terminal.take_back();
+                // Returns when the shell continues it.
+                let _ = kill_current_process_group(Signal::STOP);
+                return self.continue_command();
+            }
+        }
+        if std::mem::take(&mut self.stops_with_command) {
+            let _ = kill_process(getpid(), Signal::STOP);
+            self.continue_command();
+        } else if asks {
+            self.stderr.warn(
+                "the command asks for the terminal, which this job does not have; it is stopped until `fg` continues the job",
+            );
+        }
+    }
+
+    fn continue_command(&mut self) {
+        self.stops_with_command = false;
+        if self.wants_terminal
+            && let Some(terminal) = &mut self.terminal
+        {
+            terminal.lend(self.command.group());
+        }
+        self.command.signal(Signal::CONT);
+    }
+}
