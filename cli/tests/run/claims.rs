@@ -1,4 +1,4 @@
-//! The claim that a watchdog has on a name, and the time that the next one waits for it.
+//! The claim of a watchdog on a name, and how long the next `run` waits for it.
 
 use std::fs::Permissions;
 use std::io::{Read, Write};
@@ -13,33 +13,27 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 
 use crate::loss::{FORKING, NEXT, force, watchdog_of, with};
-use crate::rig::{Case, Outcome, Rig, Running, Skip, code, said};
+use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
-    ("a_command_whose_time_is_over_is_never_started", too_late),
+    ("command_whose_lease_is_over_is_never_started", too_late),
+    ("renewed_lock_outlives_the_wait_for_a_claim", renewed),
     (
-        "a_lock_that_is_renewed_outlives_the_wait_for_a_claim",
-        renewed,
-    ),
-    (
-        "a_lock_lost_before_its_command_is_not_only_warned_of",
+        "lock_lost_before_its_command_starts_fails_with_on_lost_warn",
         lost_before,
     ),
-    ("a_signal_ends_the_wait_for_a_claim", asked_to_end),
+    ("signal_ends_the_wait_for_a_claim", asked_to_end),
     (
-        "a_signal_ends_the_wait_for_a_claim_on_a_lost_lock",
+        "signal_ends_the_wait_for_the_claim_on_a_lost_lock",
         asked_to_end_when_lost,
     ),
     (
-        "a_watchdog_killed_before_the_command_lets_none_start",
+        "command_is_not_started_if_the_watchdog_was_killed",
         without_watchdog,
     ),
-    (
-        "a_claim_is_respected_as_long_as_its_lock_could_last",
-        not_gone_yet,
-    ),
-    ("a_lost_lock_that_ends_nothing_is_claimed_no_more", given_up),
-    ("a_lock_that_ran_out_is_claimed_no_more", ran_out),
+    ("claim_is_respected_for_the_ttl", not_gone_yet),
+    ("claim_ends_when_a_lock_with_on_lost_warn_is_lost", given_up),
+    ("claim_ends_when_the_lease_is_over", ran_out),
     ("claim_of_another_user_delays_no_command", squatted),
     (
         "claim_beside_one_of_another_user_is_respected",
@@ -95,7 +89,7 @@ fn as_nobody(verb: &str, claim: &str) -> Result<Running, Skip> {
     Ok(Running(Some(process)))
 }
 
-/// What the claim on the lock of a run is called.
+/// Returns the name of the claim on the lock of `run`.
 pub(crate) fn claim_of(run: Pid) -> String {
     let watchdog = watchdog_of(run).unwrap();
     let line = std::fs::read_to_string(format!("/proc/{watchdog}/cmdline")).unwrap();
@@ -142,7 +136,7 @@ fn too_late(rig: &mut Rig) -> Outcome {
         &["--lease", "1s", "--kill-after", "100ms", "a"],
         "touch started",
     );
-    assert_eq!(code(&output), 79, "{}", said(&output));
+    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
     assert!(!rig.exists("started"));
     Ok(())
 }
@@ -150,10 +144,10 @@ fn too_late(rig: &mut Rig) -> Outcome {
 fn renewed(rig: &mut Rig) -> Outcome {
     let _claim = taken(rig);
     let args = ["--ttl", "3s", "--kill-after", "100ms", "a"];
-    // It is told of a deadline that is still to come.
+    // The command gets a deadline that has not passed.
     let script = "test $LOCKKEEPER_DEADLINE_UNIX_MS -gt $(date +%s%3N) && exit 3";
     let output = rig.run(&args, script);
-    assert_eq!(code(&output), 3, "{}", said(&output));
+    assert_eq!(code(&output), 3, "{}", stderr_of(&output));
     Ok(())
 }
 
@@ -161,13 +155,18 @@ fn lost_before(rig: &mut Rig) -> Outcome {
     let _claim = taken(rig);
     let args = ["--lease", "1s", "--on-lost", "warn", "a"];
     let output = rig.run(&args, "touch started");
-    assert_eq!(code(&output), 79, "{}", said(&output));
-    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
+    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
+    assert_eq!(
+        stderr_of(&output).lines().count(),
+        1,
+        "{}",
+        stderr_of(&output)
+    );
     assert!(!rig.exists("started"));
     Ok(())
 }
 
-/// One that has the lock `a`, but not its claim.
+/// Starts a `run` that holds the lock `a` and waits for its claim.
 fn waits_for_claim(rig: &Rig, args: &[&str]) -> Running {
     let run = rig.start(args, "touch started");
     rig.until("it holds the lock", || !rig.who("a").is_null());
@@ -179,7 +178,7 @@ fn asked_to_end(rig: &mut Rig) -> Outcome {
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
     run.signal(Signal::TERM);
     let output = run.output();
-    assert_eq!(code(&output), 143, "{}", said(&output));
+    assert_eq!(code(&output), 143, "{}", stderr_of(&output));
     assert!(!rig.exists("started"));
     assert!(rig.who("a").is_null(), "it was not released");
     Ok(())
@@ -187,13 +186,13 @@ fn asked_to_end(rig: &mut Rig) -> Outcome {
 
 fn asked_to_end_when_lost(rig: &mut Rig) -> Outcome {
     let _claim = taken(rig);
-    // Nobody renews it, so that nobody is told.
+    // A fixed lease is not renewed, so `run` does not find out that the lock is lost.
     let run = waits_for_claim(rig, &["--lease", "5m", "a"]);
     force(rig);
     run.signal(Signal::TERM);
     let output = run.output();
-    assert_eq!(code(&output), 143, "{}", said(&output));
-    assert_eq!(said(&output), "");
+    assert_eq!(code(&output), 143, "{}", stderr_of(&output));
+    assert_eq!(stderr_of(&output), "");
     assert!(!rig.exists("started"));
     Ok(())
 }
@@ -208,8 +207,12 @@ fn without_watchdog(rig: &mut Rig) -> Outcome {
     });
     kill_process(watchdog.unwrap(), Signal::KILL).unwrap();
     let output = run.output();
-    assert_eq!(code(&output), 126, "{}", said(&output));
-    assert!(said(&output).contains("watchdog"), "{}", said(&output));
+    assert_eq!(code(&output), 126, "{}", stderr_of(&output));
+    assert!(
+        stderr_of(&output).contains("watchdog"),
+        "{}",
+        stderr_of(&output)
+    );
     assert!(!rig.exists("started"));
     assert!(rig.who("a").is_null(), "it was not released");
     Ok(())
@@ -218,7 +221,7 @@ fn without_watchdog(rig: &mut Rig) -> Outcome {
 fn not_gone_yet(rig: &mut Rig) -> Outcome {
     let claim = taken(rig);
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
-    // Longer than a claim is respected by a lock that is short.
+    // This takes longer than the shortest time for which a claim is respected.
     let args = ["--lease", "3s", "--kill-after", "100ms", "b"];
     assert_eq!(code(&rig.run(&args, "exec sleep 30")), 79);
     assert!(!rig.exists("started"), "the claim was not respected");
@@ -249,7 +252,7 @@ fn ran_out(rig: &mut Rig) -> Outcome {
     let run = rig.start(&args, script);
     rig.until_file("held");
     let claim = claim_of(run.pid());
-    // It cannot say that its lock is over.
+    // A stopped `run` cannot tell the watchdog that the lock is over.
     run.signal(Signal::STOP);
     rig.until("the claim is given up", || take(&claim).is_some());
     run.signal(Signal::CONT);
@@ -261,8 +264,8 @@ fn ran_out(rig: &mut Rig) -> Outcome {
 fn squatted(rig: &mut Rig) -> Outcome {
     let _squatter = as_nobody("bind", &free_claim(rig))?;
     let output = rig.start(&["--ttl", "5m", "-v", "a"], "exit 3").output();
-    assert_eq!(code(&output), 3, "{}", said(&output));
-    let lines = said(&output);
+    assert_eq!(code(&output), 3, "{}", stderr_of(&output));
+    let lines = stderr_of(&output);
     assert!(!lines.contains("an earlier command"), "{lines}");
     Ok(())
 }
@@ -321,7 +324,7 @@ fn respected_of_root(rig: &mut Rig) -> Outcome {
     assert_eq!(first.code(), 0);
     let claim = take(&claim).unwrap();
     let run = Running(Some(start("touch started")?));
-    // Longer than a claim is respected by a lock that is short.
+    // This takes longer than the shortest time for which a claim is respected.
     let args = ["--lease", "3s", "--kill-after", "100ms", "b"];
     assert_eq!(code(&rig.run(&args, "exec sleep 30")), 79);
     assert!(!rig.exists("started"), "the claim was not respected");

@@ -1,4 +1,4 @@
-//! Many at once, and one after the other.
+//! Many runs at once, and one after the other.
 
 use std::fs;
 use std::process::Stdio;
@@ -7,12 +7,12 @@ use std::thread;
 use rustix::process::Signal;
 
 use crate::claims::{claim_of, take};
-use crate::rig::{Case, Outcome, Rig, Running, Server, code, said};
+use crate::rig::{Case, Outcome, Rig, Running, Server, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
     ("forty_at_once_count_to_forty", forty_at_once),
-    ("a_thousand_leave_nothing_behind", a_thousand),
-    ("orphans_of_the_command_do_not_stay_as_zombies", orphans),
+    ("thousand_runs_leave_nothing_behind", a_thousand),
+    ("orphans_of_the_command_are_reaped", orphans),
 ];
 
 fn forty_at_once(rig: &mut Rig) -> Outcome {
@@ -21,7 +21,7 @@ fn forty_at_once(rig: &mut Rig) -> Outcome {
     let start = |_| {
         let mut command = rig.run_command(&["counter"], increment);
         if rig.server.is_some() {
-            // Forty log in at once, on a machine that may have more to do.
+            // Forty log in at once, on a machine that may be busy.
             command.env("LOCKKEEPER_CONNECT_TIMEOUT", "30s");
             command.env("LOCKKEEPER_RESPONSE_TIMEOUT", "30s");
         }
@@ -31,7 +31,7 @@ fn forty_at_once(rig: &mut Rig) -> Outcome {
     let runs: Vec<_> = (0..40).map(start).collect();
     for run in runs {
         let output = run.output();
-        assert_eq!(code(&output), 0, "{}", said(&output));
+        assert_eq!(code(&output), 0, "{}", stderr_of(&output));
     }
     assert_eq!(rig.read("count").trim(), "40");
     Ok(())
@@ -42,7 +42,7 @@ fn a_thousand(rig: &mut Rig) -> Outcome {
     let claim = claim_of(holder.pid());
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
-    // Two for each name: most find it free, some wait.
+    // Two threads for each name: most runs find the lock free, some wait.
     let rig = &*rig;
     thread::scope(|scope| {
         for index in 0..4 {
@@ -51,8 +51,8 @@ fn a_thousand(rig: &mut Rig) -> Outcome {
                     let name = format!("loop-{}", index / 2);
                     let output = rig.lockkeeper(&["run", &name, "--", "true"]).output();
                     let output = output.unwrap();
-                    assert_eq!(code(&output), 0, "{}", said(&output));
-                    assert_eq!(said(&output), "");
+                    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+                    assert_eq!(stderr_of(&output), "");
                 }
             });
         }
@@ -67,7 +67,7 @@ fn a_thousand(rig: &mut Rig) -> Outcome {
         .filter(of_this_case)
         .collect();
     assert!(left.is_empty(), "{left:?}");
-    // A watchdog is in no folder, and has the claim.
+    // A watchdog does not run in the folder of the case, but it holds the claim.
     assert!(take(&claim).is_some(), "a watchdog is left");
     match &rig.server {
         None => {
@@ -92,7 +92,7 @@ fn a_thousand(rig: &mut Rig) -> Outcome {
         }
         Some(Server::MySql(server)) => {
             assert_eq!(server.held().unwrap(), []);
-            // A session's end is seen by the server in its own time.
+            // The server notices the end of a session with a delay.
             rig.until("all sessions have ended", || {
                 server.sessions().unwrap().is_empty()
             });

@@ -1,4 +1,4 @@
-//! The table of exit statuses, row by row, and what the command is given.
+//! The table of exit statuses, row by row, and the environment of the command.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -6,26 +6,29 @@ use std::process::Stdio;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::Signal;
 
-use crate::rig::{Case, Outcome, Rig, Running, code, said};
+use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
-    ("the_commands_own_status", own_status),
-    ("busy_is_75_or_what_was_asked_for", busy),
+    ("status_of_the_command_is_passed_on", own_status),
+    ("busy_is_75_or_conflict_exit_code", busy),
     ("usage_is_64", usage),
-    ("refused_by_the_system_is_71", refused),
-    ("out_of_reach_is_69", out_of_reach),
+    ("full_disk_for_output_is_71", refused),
+    ("unreachable_store_is_69", out_of_reach),
     ("bad_configuration_is_78", bad_configuration),
     ("errors_of_a_config_file_name_it_and_the_key", bad_file),
-    ("only_what_is_not_there_is_passed_over", passed_over),
-    ("not_found_is_127_and_not_run_is_126", not_run),
-    ("the_environment_tells_the_lock_and_no_url", environment),
+    ("only_missing_config_is_skipped", passed_over),
     (
-        "input_output_and_error_go_straight_through",
-        straight_through,
+        "command_not_found_is_127_and_not_executable_is_126",
+        not_run,
     ),
-    ("nobody_reads_standard_error", nobody_reads),
-    ("a_config_file_names_the_store", config_file),
-    ("held_at_least", held_at_least),
+    ("environment_has_the_lock_and_no_url", environment),
+    ("standard_streams_are_inherited", straight_through),
+    ("full_standard_error_delays_no_signal", nobody_reads),
+    ("config_file_names_the_store", config_file),
+    (
+        "hold_at_least_keeps_the_lock_after_the_command",
+        held_at_least,
+    ),
 ];
 
 fn nobody_reads(rig: &mut Rig) -> Outcome {
@@ -46,12 +49,12 @@ fn nobody_reads(rig: &mut Rig) -> Outcome {
 fn own_status(rig: &mut Rig) -> Outcome {
     for status in [0, 1, 7, 75, 255] {
         let output = rig.run(&["a"], &format!("exit {status}"));
-        assert_eq!(code(&output), status, "{}", said(&output));
-        assert_eq!(said(&output), "");
+        assert_eq!(code(&output), status, "{}", stderr_of(&output));
+        assert_eq!(stderr_of(&output), "");
     }
     for signal in [1, 2, 9, 15] {
         let output = rig.run(&["a"], &format!("kill -{signal} $$"));
-        assert_eq!(code(&output), 128 + signal, "{}", said(&output));
+        assert_eq!(code(&output), 128 + signal, "{}", stderr_of(&output));
     }
     Ok(())
 }
@@ -66,8 +69,8 @@ fn busy(rig: &mut Rig) -> Outcome {
         (&["-n", "--conflict-exit-code", "9", "a"], 9),
     ] {
         let output = rig.run(args, "touch started");
-        assert_eq!(code(&output), status, "{}", said(&output));
-        let line = said(&output);
+        assert_eq!(code(&output), status, "{}", stderr_of(&output));
+        let line = stderr_of(&output);
         assert_eq!(line.lines().count(), usize::from(status != 0), "{line}");
         if let Some(pid) = rig.who("a")["pid"].as_u64().filter(|_| status != 0) {
             assert_eq!(
@@ -78,9 +81,9 @@ fn busy(rig: &mut Rig) -> Outcome {
         }
     }
     let output = rig.run(&["-n", "-q", "a"], "touch started");
-    assert_eq!((code(&output), said(&output).as_str()), (75, ""));
+    assert_eq!((code(&output), stderr_of(&output).as_str()), (75, ""));
     let output = rig.run(&["-v", "-n", "-E", "0", "a"], "touch started");
-    let lines = said(&output);
+    let lines = stderr_of(&output);
     assert!(
         lines.contains("held by another process") && lines.contains("--wait for it"),
         "{lines}"
@@ -91,7 +94,7 @@ fn busy(rig: &mut Rig) -> Outcome {
     let output = rig.run(&["-v", "--wait", "forever", "a"], "touch started");
     assert_eq!(code(&output), 0);
     for says in ["got \"a\"", "ended with 0", "released \"a\""] {
-        assert!(said(&output).contains(says), "{}", said(&output));
+        assert!(stderr_of(&output).contains(says), "{}", stderr_of(&output));
     }
     assert!(rig.exists("started"));
     Ok(())
@@ -115,7 +118,7 @@ fn usage(rig: &mut Rig) -> Outcome {
         (&["run", "a"], "lockkeeper run --help"),
         (&["run", "", "--", "true"], "must not be empty"),
         (&["run", &long, "--", "true"], "513 bytes"),
-        // What cannot work, with the arithmetic.
+        // Times that do not fit: the error shows the arithmetic.
         (&["run", "--ttl", "10s", "a", "--", "true"], "5s are 6s"),
         (&["run", "--lease", "5s", "a", "--", "true"], "--lease 6s"),
         (
@@ -155,8 +158,8 @@ fn usage(rig: &mut Rig) -> Outcome {
         (&["bogus"], "bogus"),
     ] {
         let output = rig.lockkeeper(args).output().unwrap();
-        assert_eq!(code(&output), 64, "{args:?}: {}", said(&output));
-        let line = said(&output);
+        assert_eq!(code(&output), 64, "{args:?}: {}", stderr_of(&output));
+        let line = stderr_of(&output);
         assert!(line.contains(says), "{args:?}: {line}");
         assert!(line.starts_with("lockkeeper: "), "{args:?}: {line}");
         assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
@@ -165,7 +168,7 @@ fn usage(rig: &mut Rig) -> Outcome {
 }
 
 fn refused(rig: &mut Rig) -> Outcome {
-    // The file is there.
+    // The database file exists from here on.
     assert_eq!(code(&rig.run(&["a"], "true")), 0);
     for args in [
         &["who"][..],
@@ -177,8 +180,8 @@ fn refused(rig: &mut Rig) -> Outcome {
     ] {
         let full = std::fs::File::create("/dev/full").unwrap();
         let output = rig.lockkeeper(args).stdout(full).output().unwrap();
-        assert_eq!(code(&output), 71, "{args:?}: {}", said(&output));
-        let line = said(&output);
+        assert_eq!(code(&output), 71, "{args:?}: {}", stderr_of(&output));
+        let line = stderr_of(&output);
         assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
     }
     Ok(())
@@ -186,13 +189,18 @@ fn refused(rig: &mut Rig) -> Outcome {
 
 fn out_of_reach(rig: &mut Rig) -> Outcome {
     let output = rig.run(&["--url", "redis://127.0.0.1:1", "a"], "touch started");
-    assert_eq!(code(&output), 69, "{}", said(&output));
-    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
+    assert_eq!(code(&output), 69, "{}", stderr_of(&output));
+    assert_eq!(
+        stderr_of(&output).lines().count(),
+        1,
+        "{}",
+        stderr_of(&output)
+    );
     let output = rig.run(
         &["-q", "--url", "redis://127.0.0.1:1", "a"],
         "touch started",
     );
-    assert_eq!((code(&output), said(&output).as_str()), (69, ""));
+    assert_eq!((code(&output), stderr_of(&output).as_str()), (69, ""));
     assert!(!rig.exists("started"));
     Ok(())
 }
@@ -216,7 +224,7 @@ fn bad_configuration(rig: &mut Rig) -> Outcome {
         (&["--url", "sqlite:x.db?ttl=5s", "a"], "--ttl"),
     ] {
         let output = rig.run(args, "touch started");
-        let line = said(&output);
+        let line = stderr_of(&output);
         assert_eq!(code(&output), 78, "{args:?}: {line}");
         assert_eq!(line.lines().count(), 1, "{line}");
         assert!(line.contains(says), "{args:?}: {line}");
@@ -232,9 +240,9 @@ fn bad_configuration(rig: &mut Rig) -> Outcome {
         .unwrap();
     assert_eq!(code(&output), 78);
     assert!(
-        said(&output).contains("LOCKKEEPER_URL"),
+        stderr_of(&output).contains("LOCKKEEPER_URL"),
         "{}",
-        said(&output)
+        stderr_of(&output)
     );
     assert!(!rig.exists("started"));
     Ok(())
@@ -264,7 +272,7 @@ fn bad_file(rig: &mut Rig) -> Outcome {
     ] {
         rig.write("here.toml", text);
         let output = rig.run(&["--config", "here.toml", "a"], "touch started");
-        let line = said(&output);
+        let line = stderr_of(&output);
         assert_eq!(code(&output), 78, "{text}: {line}");
         assert_eq!(line.lines().count(), 1, "{text}: {line}");
         assert!(
@@ -282,17 +290,17 @@ fn passed_over(rig: &mut Rig) -> Outcome {
         command.env("HOME", rig.folder.path());
         command.env_remove("XDG_CONFIG_HOME");
         let output = command.envs(vars.iter().copied()).output().unwrap();
-        (code(&output), said(&output))
+        (code(&output), stderr_of(&output))
     };
     let empty = [("LOCKKEEPER_CONFIG", ""), ("LOCKKEEPER_TTL", "")];
     assert_eq!(run(&empty), (0, String::new()));
-    // Where no user's config file can be, there is none.
+    // A home folder that is not there has no config file.
     for home in ["/nowhere", "/dev/null"] {
         let (status, line) = run(&[("LOCKKEEPER_URL", ""), ("HOME", home)]);
         assert_eq!(status, 78, "{line}");
         assert!(line.contains("no store is named"), "{line}");
     }
-    // Another one may name another store.
+    // A config file that cannot be read is an error: the next file may name another store.
     let link = |to: &str, from: &str| std::os::unix::fs::symlink(to, rig.path(from)).unwrap();
     std::fs::create_dir(rig.path("dangling")).unwrap();
     link("nowhere", "dangling/lockkeeper.toml");
@@ -315,11 +323,15 @@ fn not_run(rig: &mut Rig) -> Outcome {
             .lockkeeper(&["run", "a", "--", command])
             .output()
             .unwrap();
-        assert_eq!(code(&output), status, "{}", said(&output));
-        assert!(said(&output).contains(command), "{}", said(&output));
+        assert_eq!(code(&output), status, "{}", stderr_of(&output));
+        assert!(
+            stderr_of(&output).contains(command),
+            "{}",
+            stderr_of(&output)
+        );
         let quiet = ["run", "-q", "a", "--", command];
         let output = rig.lockkeeper(&quiet).output().unwrap();
-        assert_eq!((code(&output), said(&output).as_str()), (status, ""));
+        assert_eq!((code(&output), stderr_of(&output).as_str()), (status, ""));
     }
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0, "it was released");
     Ok(())
@@ -333,7 +345,7 @@ fn environment(rig: &mut Rig) -> Outcome {
         .env("LOCKKEEPER_NAMESPACE", "shop")
         .env("LOCKKEEPER_TTL", "30s");
     let output = command.output().unwrap();
-    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
     let text = String::from_utf8(output.stdout).unwrap();
     let own: Vec<_> = text
         .lines()
@@ -373,16 +385,16 @@ fn straight_through(rig: &mut Rig) -> Outcome {
     drop(stdin);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.stdout, b"\0in and out\n");
-    assert_eq!(said(&output), "to the error\n");
-    // A reader that has had enough ends the command, as everywhere.
+    assert_eq!(stderr_of(&output), "to the error\n");
+    // A reader that ends early ends the command by PIPE.
     let output = std::process::Command::new("sh")
         .args(["-c", "\"$0\" run a -- yes | head -n 1"])
         .arg(env!("CARGO_BIN_EXE_lockkeeper"))
         .env("LOCKKEEPER_URL", rig.url())
         .output()
         .unwrap();
-    assert_eq!(output.stdout, b"y\n", "{}", said(&output));
-    assert_eq!(said(&output), "");
+    assert_eq!(output.stdout, b"y\n", "{}", stderr_of(&output));
+    assert_eq!(stderr_of(&output), "");
     Ok(())
 }
 
@@ -404,7 +416,7 @@ fn config_file(rig: &mut Rig) -> Outcome {
         change(&mut command);
         let holder = crate::rig::Running(Some(command.spawn().unwrap()));
         rig.until_file("held");
-        // In the namespace of the file, and not in the usual one.
+        // In the namespace of the file, and not in the default one.
         assert!(rig.who("a").is_null());
         let output = rig
             .lockkeeper(&["who", "--json", "--config", "locks.toml"])
@@ -440,7 +452,7 @@ fn held_at_least(rig: &mut Rig) -> Outcome {
     holder.signal(rustix::process::Signal::TERM);
     assert_eq!(holder.code(), 79);
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
-    // One that came while the command ran asks for an end, too: nobody would send a second.
+    // A signal that came while the command ran also ends the time of --hold-at-least.
     let ended = rig.start(
         &["--hold-at-least", "1h", "a"],
         "trap 'exit 4' TERM; touch runs; while :; do sleep 0.01; done",

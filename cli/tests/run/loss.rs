@@ -1,23 +1,23 @@
-//! The lock is lost, `run` itself is killed or stopped, the store dies.
+//! The lock is lost, `run` itself is killed or stopped, or the store is killed.
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rig::{Case, Outcome, Rig, Server, Skip, code, is_alive, said};
+use crate::rig::{Case, Outcome, Rig, Server, Skip, code, is_alive, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
-    ("killed_run_takes_its_command_along", killed),
+    ("killed_run_ends_its_command", killed),
     (
-        "killed_run_is_followed_when_its_command_is_gone",
+        "next_command_starts_when_that_of_a_killed_run_is_gone",
         killed_and_followed,
     ),
     ("stopped_run_ends_its_command_in_time", stopped),
-    ("stopped_and_continued_in_time_is_nothing", stopped_briefly),
+    ("run_continued_in_time_keeps_its_lock", stopped_briefly),
     (
-        "stopped_and_continued_while_its_command_is_ended",
+        "run_continued_while_its_command_is_ended_reports_the_loss",
         stopped_until_too_late,
     ),
     (
-        "stopped_while_its_command_ended_by_itself",
+        "command_that_ended_while_run_was_stopped_keeps_its_status",
         stopped_while_it_ended,
     ),
     ("killed_watchdog_is_replaced", killed_watchdog),
@@ -28,36 +28,39 @@ pub(crate) const CASES: &[Case] = &[
         watchdog_clock,
     ),
     (
-        "what_the_command_leaves_is_killed_without_the_watchdog",
+        "run_kills_the_group_if_the_watchdog_is_stopped",
         stopped_watchdog_of_a_group,
     ),
     ("forced_release_ends_the_command", forced),
-    ("forced_release_ends_one_that_ignores_term", forced_stubborn),
-    ("forced_release_and_only_a_warning", forced_warn),
     (
-        "forced_release_when_the_command_has_ended",
+        "forced_release_kills_a_command_that_ignores_term",
+        forced_stubborn,
+    ),
+    ("forced_release_with_on_lost_warn_only_warns", forced_warn),
+    (
+        "forced_release_during_hold_at_least_is_reported",
         forced_while_kept,
     ),
-    ("a_fixed_lease_ends_the_command", fixed),
-    ("a_crowd_of_processes_ends_before_run_does", crowd),
+    ("fixed_lease_ends_the_command", fixed),
+    ("run_ends_after_all_processes_of_the_group", crowd),
     ("killed_store_ends_the_command", killed_store),
     ("killed_store_ends_the_wait", killed_store_while_waiting),
     (
-        "a_wait_without_end_outlasts_the_store",
+        "wait_without_bound_survives_a_restart_of_the_store",
         restarted_store_while_waiting,
     ),
-    ("a_store_that_forgot_ends_the_command", restarted_store),
+    ("store_that_lost_its_data_ends_the_command", restarted_store),
 ];
 
-/// Short, with some room for a busy machine.
+/// Short times, with some room for a busy machine.
 const SHORT: [&str; 4] = ["--ttl", "3s", "--kill-after", "500ms"];
-/// Two processes that say who they are; the second is a grandchild that ignores TERM.
+/// Two processes that write their ids; the second is a grandchild that ignores TERM.
 pub(crate) const FORKING: &str =
     "echo $$ > first.new; (trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
 while :; do sleep 0.01; done) & mv first.new first; until [ -e second ]; do sleep 0.01; done
 touch ready; while :; do sleep 0.01; done";
-/// The next holder: looks whether one of those before still runs. In one look at each, since one that
-/// has ended can go between two.
+/// The next holder: writes `overlap` if a process of [`FORKING`] still runs. It reads the state of each
+/// process once, since one that has ended can be reaped between two reads.
 pub(crate) const NEXT: &str = "for file in first second; do
   stat=$(cat /proc/$(cat $file)/stat 2>/dev/null) || continue
   case $stat in *') Z '*|*') X '*) ;; *) echo \"$file: $stat\" >> overlap;; esac
@@ -109,8 +112,12 @@ fn stopped(rig: &mut Rig) -> Outcome {
     }
     run.signal(Signal::CONT);
     let output = run.output();
-    assert_eq!(code(&output), 79, "{}", said(&output));
-    assert!(said(&output).contains("\"a\""), "{}", said(&output));
+    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
+    assert!(
+        stderr_of(&output).contains("\"a\""),
+        "{}",
+        stderr_of(&output)
+    );
     Ok(())
 }
 
@@ -130,7 +137,7 @@ fn stopped_briefly(rig: &mut Rig) -> Outcome {
 fn stopped_until_too_late(rig: &mut Rig) -> Outcome {
     let script = "trap 'touch $LOCKKEEPER_NAME.told; exit 0' TERM; touch $LOCKKEEPER_NAME.ready
 while :; do sleep 0.01; done";
-    // Several, since each finds its renewed lock before or after it looks.
+    // Several, since the renewal of each comes before or after its check of the lock.
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let runs = names.map(|name| {
         let run = rig.start(&["--ttl", "5s", "--kill-after", "2s", name], script);
@@ -140,17 +147,17 @@ while :; do sleep 0.01; done";
     });
     for (at, (name, run)) in names.into_iter().zip(runs).enumerate() {
         rig.until_file(&format!("{name}.told"));
-        // The next one has not begun anything. One that is done is gone by itself.
+        // Its replacement has not begun to end the command. A watchdog that is done ends by itself.
         if at % 2 == 0
             && let Some(watchdog) = watchdog_of(run.pid())
         {
             let _ = kill_process(watchdog, Signal::KILL);
         }
-        // In time for the lock.
+        // Before the lease is over.
         run.signal(Signal::CONT);
         let output = run.output();
-        assert_eq!(code(&output), 79, "{name}: {}", said(&output));
-        assert!(said(&output).contains(name), "{}", said(&output));
+        assert_eq!(code(&output), 79, "{name}: {}", stderr_of(&output));
+        assert!(stderr_of(&output).contains(name), "{}", stderr_of(&output));
     }
     Ok(())
 }
@@ -167,12 +174,12 @@ fn stopped_while_it_ended(rig: &mut Rig) -> Outcome {
     run.signal(Signal::STOP);
     rig.write("done", "");
     rig.until_file("over");
-    // Beyond the time at which a command would have been told to end.
+    // Past the time at which a running command would get TERM.
     let left = || rig.who("a")["remaining_ms"].as_u64();
     rig.until("the lease grows old", || left() < Some(4_900));
     run.signal(Signal::CONT);
     let output = run.output();
-    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
     Ok(())
 }
 
@@ -214,7 +221,7 @@ fn stopped_watchdog(rig: &mut Rig) -> Outcome {
     rig.until_file("ready");
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
     let output = run.output();
-    assert_eq!(code(&output), 79, "{}", said(&output));
+    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
     Ok(())
 }
 
@@ -263,7 +270,7 @@ pub(crate) fn force(rig: &Rig) {
         .lockkeeper(&["unlock", "--force", "--yes", "a"])
         .output()
         .unwrap();
-    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
         told.contains("Freed") && told.contains("is held by"),
@@ -285,10 +292,10 @@ fn forced(rig: &mut Rig) -> Outcome {
         .unwrap();
     assert!(new > token, "{token}, {new}");
     let output = run.output();
-    // Ended in good order, and still 79.
-    assert_eq!(code(&output), 79, "{}", said(&output));
-    // The shell has something to say, too.
-    let lines = said(&output);
+    // The command exits with 0, and `run` still with 79.
+    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
+    // The shell may write lines, too.
+    let lines = stderr_of(&output);
     let ours = lines
         .lines()
         .filter(|line| line.starts_with("lockkeeper: "));
@@ -301,7 +308,7 @@ fn forced_stubborn(rig: &mut Rig) -> Outcome {
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     force(rig);
-    // On this host it waits for the other one's end.
+    // On this host the next `run` waits for the end of the command.
     assert_eq!(code(&rig.run(&with(&["-n", "a"]), NEXT)), 0);
     assert!(!rig.exists("overlap"), "{}", rig.read("overlap"));
     assert_eq!(run.code(), 79);
@@ -316,7 +323,7 @@ fn forced_warn(rig: &mut Rig) -> Outcome {
     let mut run = rig.start(&with(&["--on-lost", "warn", "a"]), script);
     rig.until_file("ready");
     force(rig);
-    // It is told at the next renewal; until then it may end, so wait for the warning.
+    // `run` learns of the loss at the next renewal, so wait for the warning.
     let mut stderr = run.0.as_mut().unwrap().stderr.take().unwrap();
     let mut first = [0; 1];
     std::io::Read::read_exact(&mut stderr, &mut first).unwrap();
@@ -335,40 +342,40 @@ fn forced_while_kept(rig: &mut Rig) -> Outcome {
     rig.until_gone(rig.pid("pid"));
     force(rig);
     let output = run.output();
-    assert_eq!(code(&output), 3, "{}", said(&output));
-    let line = said(&output);
+    assert_eq!(code(&output), 3, "{}", stderr_of(&output));
+    let line = stderr_of(&output);
     assert!(line.contains("the rest of --hold-at-least"), "{line}");
     assert_eq!(line.lines().count(), 1, "{line}");
     Ok(())
 }
 
 fn fixed(rig: &mut Rig) -> Outcome {
-    // Long enough for a busy machine to say who the two are.
+    // Long enough for both processes to write their ids on a busy machine.
     let args = ["--lease", "4s", "--kill-after", "300ms", "a"];
     let output = rig.start(&args, FORKING).output();
-    assert_eq!(code(&output), 79, "{}", said(&output));
+    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
     assert!(
-        said(&output).contains("--lease is over"),
+        stderr_of(&output).contains("--lease is over"),
         "{}",
-        said(&output)
+        stderr_of(&output)
     );
     for pid in both(rig) {
         assert!(!is_alive(pid));
     }
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0, "it was released");
-    // One that is quick enough is none the worse.
+    // A command that ends in time keeps its status.
     assert_eq!(code(&rig.run(&args, "exit 3")), 3);
     Ok(())
 }
 
 fn crowd(rig: &mut Rig) -> Outcome {
-    // Each end is told to run, which is no reason to look less often.
+    // The end of each process is an event for `run`.
     let script = "for i in $(seq 200); do
   (trap '' TERM; exec sleep 60 > /dev/null 2>&1) & echo $! >> pids
 done; wait";
     let args = ["--lease", "3s", "--kill-after", "300ms", "a"];
     let output = rig.start(&args, script).output();
-    assert_eq!(code(&output), 79, "{}", said(&output));
+    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
     for pid in rig.read("pids").lines() {
         let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
         assert!(!is_alive(pid), "run ended before {pid} did");
@@ -386,7 +393,7 @@ fn killed_store(rig: &mut Rig) -> Outcome {
     rig.until_file("ready");
     server.kill();
     let output = run.output();
-    assert_eq!(code(&output), 79, "{}", said(&output));
+    assert_eq!(code(&output), 79, "{}", stderr_of(&output));
     for pid in both(rig) {
         assert!(!is_alive(pid));
     }
@@ -402,12 +409,17 @@ fn killed_store_while_waiting(rig: &mut Rig) -> Outcome {
     rig.until_waited_for("a", 1);
     server.kill();
     let output = waiter.output();
-    assert_eq!(code(&output), 69, "{}", said(&output));
-    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
+    assert_eq!(code(&output), 69, "{}", stderr_of(&output));
+    assert_eq!(
+        stderr_of(&output).lines().count(),
+        1,
+        "{}",
+        stderr_of(&output)
+    );
     assert!(!rig.exists("started"));
     rig.write("release", "");
-    // The release has no answer; or the server's end has already ended the session that held it,
-    // and then the lock is lost.
+    // The release gets no reply; or the end of the server has ended the holder's session, and the lock
+    // is lost.
     let status = holder.code();
     assert!(status == 0 || status == 79, "{status}");
     Ok(())
@@ -421,12 +433,12 @@ fn restarted_store_while_waiting(rig: &mut Rig) -> Outcome {
     let waiter = rig.start(&["a"], "exit 3");
     rig.until_waited_for("a", 1);
     server.kill();
-    // Gone for as long as another one needs to find that out.
+    // Until another `run` has found out that the store is gone.
     assert_eq!(code(&rig.run(&["--wait", "1s", "b"], "true")), 69);
     server.restart();
     assert_eq!(waiter.code(), 3);
     rig.write("release", "");
-    // Its lock was forgotten.
+    // The restarted store does not know the lock.
     assert_eq!(holder.code(), 79);
     Ok(())
 }
@@ -448,7 +460,7 @@ fn restarted_store(rig: &mut Rig) -> Outcome {
         ],
     };
     for forget in forget {
-        // It has forgotten everything: the next renewal says so, and the command is ended.
+        // The store has lost its data: the next renewal finds that, and the command is ended.
         let run = rig.start(&with(&["a"]), FORKING);
         rig.until_file("ready");
         forget();

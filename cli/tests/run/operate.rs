@@ -4,22 +4,25 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::rig::{Case, Outcome, Rig, Server, Skip, code, said};
+use crate::rig::{Case, Outcome, Rig, Server, Skip, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
-    ("who_tells_who_holds_and_fits_80_columns", who),
-    ("unlock_asks_and_frees", unlock),
-    ("unlock_with_yes_frees_also_unheard", unlock_unheard),
-    ("doctor_finds_a_healthy_store", doctor),
-    ("doctor_tells_what_is_broken", doctor_broken),
-    ("who_and_unlock_make_no_store", nowhere),
+    ("who_shows_the_holder_within_80_columns", who),
+    ("unlock_asks_for_confirmation", unlock),
     (
-        "doctor_tells_who_may_not_look",
+        "unlock_with_yes_frees_without_an_open_output",
+        unlock_unheard,
+    ),
+    ("doctor_reports_a_healthy_store", doctor),
+    ("doctor_reports_defects", doctor_broken),
+    ("who_and_unlock_create_no_store", nowhere),
+    (
+        "doctor_reports_missing_rights",
         doctor_of_one_who_may_not_look,
     ),
-    ("unlock_by_one_who_may_not", unlock_without_right),
-    ("a_fallback_is_spoken_of_and_answers_for_nobody", fallback),
-    ("completions_and_manual", generated),
+    ("unlock_without_the_right_is_refused", unlock_without_right),
+    ("fallback_is_reported_and_not_asked_for_holders", fallback),
+    ("completions_and_manual_are_generated", generated),
 ];
 
 fn out(output: &std::process::Output) -> String {
@@ -33,7 +36,7 @@ fn fits(text: &str) {
 }
 
 fn who(rig: &mut Rig) -> Outcome {
-    // Nobody has made the file yet.
+    // Creates the file.
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let nothing = rig.lockkeeper(&["who"]).output().unwrap();
     assert_eq!(
@@ -85,13 +88,13 @@ fn unlock(rig: &mut Rig) -> Outcome {
         (0, "Nobody holds \"a\".\n")
     );
     let holder = rig.hold("a");
-    // Nobody to ask.
+    // Standard input is no terminal, so there is no confirmation.
     let asked = rig
         .lockkeeper(&["unlock", "--force", "a"])
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    assert_eq!(code(&asked), 64, "{}", said(&asked));
+    assert_eq!(code(&asked), 64, "{}", stderr_of(&asked));
     assert!(out(&asked).contains("is held by"), "{}", out(&asked));
     assert_eq!(
         code(&rig.run(&["-n", "a"], "true")),
@@ -102,10 +105,10 @@ fn unlock(rig: &mut Rig) -> Outcome {
         .lockkeeper(&["unlock", "--force", "--yes", "a"])
         .output()
         .unwrap();
-    assert_eq!(code(&freed), 0, "{}", said(&freed));
+    assert_eq!(code(&freed), 0, "{}", stderr_of(&freed));
     assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
     rig.write("release", "");
-    // Its command had ended before anybody looked; the release says that it was too late.
+    // The command ended before the next renewal; the release finds that the lock was lost.
     assert_eq!(holder.code(), 79);
     Ok(())
 }
@@ -116,7 +119,7 @@ fn unlock_unheard(rig: &mut Rig) -> Outcome {
         let full = std::fs::File::create("/dev/full").unwrap();
         let mut command = rig.lockkeeper(&["unlock", "--force", "a"]);
         let output = command.args(args).stdout(full).output().unwrap();
-        let line = said(&output);
+        let line = stderr_of(&output);
         assert_eq!((code(&output), line.lines().count()), (71, 1), "{line}");
         line
     };
@@ -137,7 +140,7 @@ fn doctor(rig: &mut Rig) -> Outcome {
     let as_json = rig.lockkeeper(&["doctor", "--json"]).output().unwrap();
     let report: Value = serde_json::from_slice(&as_json.stdout).unwrap();
     let verdict = report["verdict"].as_str().unwrap();
-    // A server without persistence is one to warn of.
+    // A server without persistence gets a warning.
     assert_ne!(verdict, "unusable", "{report:#}");
     assert_eq!(code(&output), i32::from(verdict == "warning"), "{report:#}");
     assert_eq!(code(&as_json), code(&output));
@@ -173,7 +176,7 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
         .unwrap();
     assert_eq!(code(&memory), 1, "{}", out(&memory));
     let Some(server) = &rig.server else {
-        // Everybody may write it.
+        // A file that every user may write to.
         let file = rig.path("store/locks.db");
         assert_eq!(code(&rig.run(&["another"], "true")), 0);
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o666);
@@ -190,9 +193,9 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
         let output = rig.lockkeeper(&["who", "--url", &url]).output().unwrap();
         assert_eq!(code(&output), 78, "{}", out(&output));
         assert!(
-            said(&output).contains("file is not a database"),
+            stderr_of(&output).contains("file is not a database"),
             "{}",
-            said(&output)
+            stderr_of(&output)
         );
         return Ok(());
     };
@@ -209,8 +212,12 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
             assert_eq!(code(&output), 1, "{}", out(&output));
             assert!(out(&output).contains("read-only"), "{}", out(&output));
             let output = rig.run(&["a"], "true");
-            assert_eq!(code(&output), 0, "{}", said(&output));
-            assert!(said(&output).contains("read-only"), "{}", said(&output));
+            assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+            assert!(
+                stderr_of(&output).contains("read-only"),
+                "{}",
+                stderr_of(&output)
+            );
             return Ok(());
         }
     };
@@ -231,7 +238,7 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
         "{}",
         out(&output)
     );
-    // Who asks for replicas that are not there gets no lock.
+    // Without the replicas that the URL asks for no lock is granted.
     let url = format!("{}?replicas=1", rig.url());
     let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
     assert_eq!(code(&output), 2, "{}", out(&output));
@@ -249,10 +256,14 @@ fn nowhere(rig: &mut Rig) -> Outcome {
         let output = rig.lockkeeper(args).args(["--url", url]).output().unwrap();
         assert_eq!(code(&output), 78, "{}", out(&output));
         assert_eq!(
-            (out(&output).as_str(), said(&output).lines().count()),
+            (out(&output).as_str(), stderr_of(&output).lines().count()),
             ("", 1)
         );
-        assert!(said(&output).contains("typo.db"), "{}", said(&output));
+        assert!(
+            stderr_of(&output).contains("typo.db"),
+            "{}",
+            stderr_of(&output)
+        );
         assert!(!rig.exists("typo.db"), "looking has made it");
     }
     Ok(())
@@ -276,7 +287,7 @@ fn doctor_of_one_who_may_not_look(rig: &mut Rig) -> Outcome {
 
 fn unlock_without_right(rig: &mut Rig) -> Outcome {
     let Some(Server::MySql(server)) = &rig.server else {
-        return Err(Skip("whoever may lock there may free, too"));
+        return Err(Skip("every user that may lock there may also free"));
     };
     server
         .execute("CREATE USER looker@'%' IDENTIFIED BY 'secret'")
@@ -287,8 +298,12 @@ fn unlock_without_right(rig: &mut Rig) -> Outcome {
         .lockkeeper(&["unlock", "--force", "--yes", "--url", &url, "a"])
         .output()
         .unwrap();
-    assert_eq!(code(&output), 78, "{}", said(&output));
-    assert!(said(&output).contains("CONNECTION"), "{}", said(&output));
+    assert_eq!(code(&output), 78, "{}", stderr_of(&output));
+    assert!(
+        stderr_of(&output).contains("CONNECTION"),
+        "{}",
+        stderr_of(&output)
+    );
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
     Ok(())
@@ -302,14 +317,14 @@ fn fallback(rig: &mut Rig) -> Outcome {
         command.output().unwrap()
     };
     let output = lockkeeper(&["run", "a", "--", "true"]);
-    assert_eq!(code(&output), 0, "{}", said(&output));
-    let line = said(&output);
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    let line = stderr_of(&output);
     assert_eq!(line.lines().count(), 1, "{line}");
     assert!(
         line.contains("does not exclude holders on redis:"),
         "{line}"
     );
-    // What the other store knows is no answer.
+    // The fallback knows nothing of the holders on the first store.
     for (args, status) in [
         (&["who"][..], 69),
         (&["who", "a"], 69),
@@ -317,7 +332,7 @@ fn fallback(rig: &mut Rig) -> Outcome {
         (&["doctor"], 2),
     ] {
         let output = lockkeeper(args);
-        assert_eq!(code(&output), status, "{args:?} {}", said(&output));
+        assert_eq!(code(&output), status, "{args:?} {}", stderr_of(&output));
     }
     Ok(())
 }
@@ -337,7 +352,7 @@ fn generated(rig: &mut Rig) -> Outcome {
         .lockkeeper(&["manual", "--folder", "man"])
         .output()
         .unwrap();
-    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
     for page in [
         "lockkeeper",
         "lockkeeper-run",

@@ -1,4 +1,4 @@
-//! What the cases work with: a store, a throw-away folder, and programs that end with the case.
+//! The fixture of the cases: a store, a throw-away folder, and programs that end with the case.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -16,16 +16,16 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use signal_hook::flag::register_conditional_default;
 use tempfile::TempDir;
 
-/// How long something may take that must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a case waits for what must happen.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) type Case = (&'static str, fn(&mut Rig) -> Outcome);
 
-/// Why a case cannot be tried on a store.
+/// The reason why a case cannot run on a store.
 pub(crate) struct Skip(pub(crate) &'static str);
 pub(crate) type Outcome = Result<(), Skip>;
 
-/// Which store.
+/// A kind of store.
 #[derive(Clone, Copy)]
 enum Kind {
     Sqlite,
@@ -47,7 +47,7 @@ impl Server {
         }
     }
 
-    /// Starts it again; it has forgotten everything.
+    /// Starts the server again, without its data.
     pub(crate) fn restart(&self) {
         match self {
             Self::Redis(server) => server.restart().unwrap(),
@@ -58,7 +58,7 @@ impl Server {
 
 impl Kind {
     fn all() -> Vec<Self> {
-        // One Redis: what the others do differently is conformance's matter.
+        // One Redis: the conformance suite covers how the others differ.
         let mysql = MySqlKind::ALL.into_iter().map(Self::MySql);
         [Self::Sqlite, Self::Redis(RedisKind::Redis7)]
             .into_iter()
@@ -85,10 +85,10 @@ impl Kind {
 
 pub(crate) fn main(cases: &[Case]) -> ExitCode {
     let mut args = Arguments::from_args();
-    // Most of a case is waiting.
+    // Cases spend most of their time waiting.
     args.test_threads.get_or_insert(4);
-    // A shell has what it starts in the background ignore some signals. What is handled here is as it
-    // is at first in programs that this one starts.
+    // A shell ignores some signals in what it starts in the background. A signal that is handled here
+    // gets its default action in the programs that the cases start.
     for signal in [Signal::INT, Signal::QUIT, Signal::HUP] {
         let ends_as_ever = Arc::new(AtomicBool::new(true));
         register_conditional_default(signal.as_raw(), ends_as_ever).unwrap();
@@ -113,7 +113,7 @@ pub(crate) fn main(cases: &[Case]) -> ExitCode {
     libtest_mimic::run(&args, trials).exit_code()
 }
 
-/// A store, and a folder for what the commands leave.
+/// A store, and a folder for the files of the commands.
 pub(crate) struct Rig {
     pub(crate) folder: TempDir,
     pub(crate) server: Option<Server>,
@@ -138,7 +138,7 @@ impl Rig {
                 let options = MySqlOptions::new().show_locks();
                 let server = MySqlServer::start(kind, &options).unwrap();
                 if kind == MySqlKind::MySql9 {
-                    // As an administrator would for those on call.
+                    // The right that `who` needs to list all holders.
                     let user = MySqlServer::USER;
                     let grant = format!("GRANT SELECT ON performance_schema.* TO '{user}'@'%'");
                     server.execute(&grant).unwrap();
@@ -174,20 +174,20 @@ impl Rig {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// A number that a command wrote.
+    /// Returns the process id that a command wrote to a file.
     pub(crate) fn pid(&self, name: &str) -> Pid {
         Pid::from_raw(self.read(name).trim().parse().unwrap()).unwrap()
     }
 
-    /// The program, in the folder and with the store in its environment.
+    /// Returns the program, to run in the folder and with the store in its environment.
     pub(crate) fn lockkeeper(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
-        self.dress(&mut command);
+        self.set_environment(&mut command);
         command.args(args);
         command
     }
 
-    pub(crate) fn dress(&self, command: &mut Command) {
+    pub(crate) fn set_environment(&self, command: &mut Command) {
         for (name, _) in std::env::vars_os() {
             if name.as_encoded_bytes().starts_with(b"LOCKKEEPER_") {
                 command.env_remove(name);
@@ -199,18 +199,18 @@ impl Rig {
             .stdin(Stdio::null());
     }
 
-    /// util-linux' setsid: the program that it is given leads a session of its own.
+    /// Returns setsid(1), which runs a program as the leader of a session of its own.
     pub(crate) fn leader(&self) -> Result<Command, Skip> {
         if Command::new("setsid").arg("--version").output().is_err() {
             return Err(Skip("setsid(1) is not on this machine"));
         }
         let mut command = Command::new("setsid");
-        self.dress(&mut command);
+        self.set_environment(&mut command);
         Ok(command)
     }
 
-    /// util-linux' unshare: the program that it is given is the first one of a PID namespace, where
-    /// the session and the group that it is in have no numbers.
+    /// Returns unshare(1), which runs a program as the first process of a PID namespace. The program's
+    /// session and group are outside of the namespace, so their ids are 0.
     pub(crate) fn namespace(&self, more: &[&'static str]) -> Result<Vec<&'static str>, Skip> {
         let pids = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
         let root = [&pids, more].concat();
@@ -226,18 +226,18 @@ impl Rig {
         may.ok_or(Skip("this user can make no such namespace with unshare(1)"))
     }
 
-    /// Runs a script as the first program of such a namespace; its `$0` is lockkeeper.
+    /// Runs a script as the first process of a [`namespace`](Self::namespace). Its `$0` is lockkeeper.
     pub(crate) fn contain(&self, more: &[&'static str], script: &str) -> Result<Output, Skip> {
         let unshare = self.namespace(more)?;
         let mut command = Command::new(unshare[0]);
-        self.dress(&mut command);
+        self.set_environment(&mut command);
         command.args(&unshare[1..]);
         command.args(["sh", "-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Ok(Running(Some(command.spawn().unwrap())).output())
     }
 
-    /// `lockkeeper run … -- sh -c SCRIPT`, to its end.
+    /// Runs `lockkeeper run … -- sh -c SCRIPT` to its end.
     pub(crate) fn run(&self, args: &[&str], script: &str) -> Output {
         self.run_command(args, script).output().unwrap()
     }
@@ -248,14 +248,14 @@ impl Rig {
         command
     }
 
-    /// The same in the background.
+    /// Starts `lockkeeper run … -- sh -c SCRIPT` in the background.
     pub(crate) fn start(&self, args: &[&str], script: &str) -> Running {
         let mut command = self.run_command(args, script);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Running(Some(command.spawn().unwrap()))
     }
 
-    /// A holder of `name`, until the file `release` is there.
+    /// Starts a holder of `name`, which releases it when the file `release` exists.
     pub(crate) fn hold(&self, name: &str) -> Running {
         let held = self.start(
             &[name],
@@ -267,29 +267,29 @@ impl Rig {
 
     /// Waits until `happened`, and fails when it does not.
     pub(crate) fn until(&self, what: &str, mut happened: impl FnMut() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !happened() {
             assert!(Instant::now() < deadline, "never: {what}");
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// The same for a file that a command makes.
+    /// Waits until a command has created a file.
     pub(crate) fn until_file(&self, name: &str) {
         self.until(name, || self.exists(name));
     }
 
-    /// What `who --json` tells of `name`.
+    /// Returns what `who --json` shows of `name`.
     pub(crate) fn who(&self, name: &str) -> serde_json::Value {
         let output = self.lockkeeper(&["who", "--json", name]).output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         report["held"][0].clone()
     }
 
-    /// Waits until as many processes wait for `name` as the store can tell.
+    /// Waits until the store shows `count` processes that wait for `name`.
     pub(crate) fn until_waited_for(&self, name: &str, count: u64) {
-        self.until("somebody waits", || {
+        self.until("the processes wait", || {
             self.who(name)["waiting"].as_u64() == Some(count)
         });
     }
@@ -308,17 +308,18 @@ pub(crate) fn is_alive(pid: Pid) -> bool {
     }
 }
 
-/// What was said on standard error.
-pub(crate) fn said(output: &Output) -> String {
+/// Returns the text on standard error.
+pub(crate) fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 pub(crate) fn code(output: &Output) -> i32 {
-    as_shells_count(output.status)
+    shell_status(output.status)
 }
 
-/// Started from somebody's terminal, `run` ends by the INT that ended its wait.
-fn as_shells_count(status: ExitStatus) -> i32 {
+/// Returns the exit status as a shell shows it: at a terminal, `run` ends by the INT that ended its
+/// wait.
+fn shell_status(status: ExitStatus) -> i32 {
     let by_signal = || status.signal().map(|signal| 128 + signal);
     let code = status.code().or_else(by_signal);
     code.unwrap_or_else(|| panic!("{status}"))
@@ -336,9 +337,9 @@ impl Running {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// How it ended; fails when it does not in time.
+    /// Waits for the end of the program, and fails if it does not end in time.
     pub(crate) fn ended(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.0.as_mut().unwrap().try_wait().unwrap() {
                 return status;
@@ -352,14 +353,14 @@ impl Running {
         self.0.as_mut().unwrap().try_wait().unwrap().is_none()
     }
 
-    /// The same, with what it said.
+    /// Waits for the end of the program, and returns its output.
     pub(crate) fn output(mut self) -> Output {
         self.ended();
         self.0.take().unwrap().wait_with_output().unwrap()
     }
 
     pub(crate) fn code(mut self) -> i32 {
-        as_shells_count(self.ended())
+        shell_status(self.ended())
     }
 }
 

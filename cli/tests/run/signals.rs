@@ -9,15 +9,15 @@ use crate::rig::{Case, Outcome, Rig, Running, Server, Skip, code, is_alive};
 
 pub(crate) const CASES: &[Case] = &[
     ("signals_end_the_command", end_the_command),
-    ("signals_reach_the_whole_group_and_can_be_handled", handled),
-    ("a_command_that_ignores_term_keeps_its_lock", ignored),
+    ("signals_reach_the_whole_group", handled),
+    ("command_that_ignores_term_keeps_its_lock", ignored),
     ("signals_end_the_wait", end_the_wait),
     ("other_signals_do_not_end_the_wait", others_while_waiting),
-    ("a_service_is_not_stopped", service),
-    ("a_stopped_command_keeps_its_lock", stopped_command),
-    ("nohup_stays_nohup", nohup),
+    ("tstp_does_not_stop_a_service", service),
+    ("stopped_command_keeps_its_lock", stopped_command),
+    ("hup_stays_ignored_under_nohup", nohup),
     (
-        "what_is_ignored_from_the_start_stays_so",
+        "signals_ignored_from_the_start_stay_ignored",
         ignored_from_the_start,
     ),
 ];
@@ -47,7 +47,7 @@ fn end_the_command(rig: &mut Rig) -> Outcome {
 }
 
 fn handled(rig: &mut Rig) -> Outcome {
-    // A second process of the group hears it, too; both say so before they end.
+    // A second process of the group gets the signal, too; both write a file before they end.
     let script = r#"
 for s in TERM INT HUP QUIT USR1 USR2; do trap "echo $s > first; exit 9" $s; done
 sh -c 'for s in TERM INT HUP QUIT USR1 USR2; do trap "echo $s > second; exit" $s; done
@@ -102,18 +102,18 @@ fn end_the_wait(rig: &mut Rig) -> Outcome {
 
 fn others_while_waiting(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
-    // In a group of its own, as a shell's job: one that nobody would continue never stops, and the
-    // group that these tests run in may be such a one.
+    // In a group of its own, like a job of a shell: in an orphaned group, as the one of these tests may
+    // be, TSTP stops no process.
     let mut job = rig.run_command(&["a"], "touch started");
     let mut waiter = Running(Some(job.process_group(0).spawn().unwrap()));
     rig.until_waited_for("a", 1);
     waiter.signal(Signal::USR1);
     waiter.signal(Signal::USR2);
-    // A stop while waiting is one, and it goes on afterwards.
+    // TSTP stops a waiting `run`, and CONT continues it.
     waiter.signal(Signal::TSTP);
     rig.until("it is stopped", || state(waiter.pid()) == 'T');
     waiter.signal(Signal::CONT);
-    rig.until("it goes on", || state(waiter.pid()) != 'T');
+    rig.until("it runs again", || state(waiter.pid()) != 'T');
     assert!(waiter.is_running() && !rig.exists("started"));
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
@@ -123,7 +123,8 @@ fn others_while_waiting(rig: &mut Rig) -> Outcome {
 }
 
 fn service(rig: &mut Rig) -> Outcome {
-    // Leads a session, as what an init or a container starts: nobody would continue it.
+    // It leads a session, like a process that an init or a container starts: no process would continue
+    // it.
     let start = |name: &str, script: &str| {
         let run = rig.run_command(&[name], script);
         let mut service = rig.leader()?;
@@ -159,14 +160,14 @@ fn stopped_command(rig: &mut Rig) -> Outcome {
     if let Some(Server::MySql(_)) = rig.server {
         return Err(Skip("the store does not tell how old a lease is"));
     }
-    // Without a terminal nobody would continue a stopped `run`, so it goes on renewing.
+    // Without a terminal no process would continue a stopped `run`, so `run` goes on renewing.
     let script = "echo $$ > pid; touch ready; until [ -e done ]; do sleep 0.01; done; exit 5";
     let mut run = rig.start(&["--ttl", "3s", "--kill-after", "100ms", "a"], script);
     rig.until_file("ready");
     let command = rig.pid("pid");
     rustix::process::kill_process(command, Signal::STOP).unwrap();
     rig.until("it is stopped", || state(command) == 'T');
-    // Until it was renewed more than once, which is due after a third.
+    // Until the lock was renewed more than once, which is due after a third of the ttl.
     let token = rig.who("a")["token"].clone();
     for _ in 0..2 {
         let left = || rig.who("a")["remaining_ms"].as_u64();
@@ -183,7 +184,7 @@ fn stopped_command(rig: &mut Rig) -> Outcome {
 
 fn nohup(rig: &mut Rig) -> Outcome {
     let mut command = Command::new("nohup");
-    rig.dress(&mut command);
+    rig.set_environment(&mut command);
     command
         .arg(env!("CARGO_BIN_EXE_lockkeeper"))
         .args(["run", "a", "--", "sh", "-c"])
@@ -194,16 +195,16 @@ fn nohup(rig: &mut Rig) -> Outcome {
     rig.until_file("ready");
     run.signal(Signal::HUP);
     run.signal(Signal::USR1);
-    // The one that is not ignored ends it; had the other one been heard, that would have come first.
+    // USR1 ends the command. If HUP were not ignored, it would have ended the command before.
     assert_eq!(run.ended().code(), Some(128 + Signal::USR1.as_raw()));
     Ok(())
 }
 
 fn ignored_from_the_start(rig: &mut Rig) -> Outcome {
-    // As for whatever a script starts with `&`.
+    // A shell ignores INT and QUIT in what a script starts with `&`.
     let script = "trap '' INT QUIT TERM TSTP USR2; exec \"$0\" run a -- sh -c 'touch ready; while :; do sleep 0.01; done'";
     let mut command = Command::new("sh");
-    rig.dress(&mut command);
+    rig.set_environment(&mut command);
     command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);
     let mut run = Running(Some(command.spawn().unwrap()));
     rig.until_file("ready");

@@ -1,18 +1,21 @@
-//! What `run` is started in: a container, or whatever its caller left it.
+//! The environment that `run` is started in: a container, a full disk, the signal mask of its caller.
 
 use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 
-use crate::rig::{Case, Outcome, Rig, Skip, code, said};
+use crate::rig::{Case, Outcome, Rig, Skip, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
-    ("a_pid_namespace_changes_nothing", pids),
-    ("a_boot_id_of_a_containers_own_frees_nothing", boot_id),
-    ("a_clock_of_a_containers_own_frees_nothing", clock),
-    ("a_file_that_is_mounted_alone_is_refused", mounted_alone),
-    ("a_full_disk_is_waited_out", full_disk),
-    ("without_proc_no_command_is_started", no_proc),
-    ("signals_blocked_by_the_caller_are_heard", blocked),
+    ("run_works_in_a_pid_namespace", pids),
+    ("boot_id_of_a_container_frees_no_lock", boot_id),
+    ("clock_of_a_container_frees_no_lock", clock),
+    (
+        "database_file_mounted_without_its_folder_is_refused",
+        mounted_alone,
+    ),
+    ("waiter_survives_a_full_disk", full_disk),
+    ("command_is_not_started_without_proc", no_proc),
+    ("signals_blocked_by_the_caller_are_handled", blocked),
 ];
 
 fn pids(rig: &mut Rig) -> Outcome {
@@ -32,22 +35,22 @@ kill -CONT $(cat pid)
 wait $!
 echo $?"#;
     let output = rig.contain(&[], script)?;
-    assert_eq!(said(&output), "");
+    assert_eq!(stderr_of(&output), "");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "3\n4\n");
     Ok(())
 }
 
 fn boot_id(rig: &mut Rig) -> Outcome {
-    // As systemd-nspawn and LXC do it.
+    // systemd-nspawn and LXC mount a boot id like this.
     rig.write("boot_id", "7b5c1a52-8f2f-4f6a-9f0c-6d4a4f1d2f11\n");
     let script = r#"mount --bind boot_id /proc/sys/kernel/random/boot_id && exec "$0" run -n a -- touch started"#;
     let holder = rig.hold("a");
     let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 75, "{}", said(&output));
+    assert_eq!(code(&output), 75, "{}", stderr_of(&output));
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
     let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
     Ok(())
 }
 
@@ -55,10 +58,15 @@ fn clock(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
     let apart = ["--time", "--boottime", "864000"];
     let output = rig.contain(&apart, r#"exec "$0" run -n a -- touch started"#)?;
-    // A store with a clock of its own does not mind.
+    // A server has a clock of its own, so the container's does not matter.
     let expected = if rig.server.is_some() { 75 } else { 78 };
-    assert_eq!(code(&output), expected, "{}", said(&output));
-    assert_eq!(said(&output).lines().count(), 1, "{}", said(&output));
+    assert_eq!(code(&output), expected, "{}", stderr_of(&output));
+    assert_eq!(
+        stderr_of(&output).lines().count(),
+        1,
+        "{}",
+        stderr_of(&output)
+    );
     assert!(!rig.exists("started"));
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
@@ -73,17 +81,17 @@ fn mounted_alone(rig: &mut Rig) -> Outcome {
     rig.write("alone.db", "");
     let script = r#"mount --bind store/locks.db alone.db && exec "$0" run -n --url sqlite:alone.db a -- touch started"#;
     let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 78, "{}", said(&output));
+    assert_eq!(code(&output), 78, "{}", stderr_of(&output));
     assert!(
-        said(&output).contains("mount its folder"),
+        stderr_of(&output).contains("mount its folder"),
         "{}",
-        said(&output)
+        stderr_of(&output)
     );
     // With its folder it is the same store.
     std::fs::create_dir(rig.path("whole")).unwrap();
     let script = r#"mount --bind store whole && exec "$0" run -n --url sqlite:whole/locks.db a -- touch started"#;
     let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 75, "{}", said(&output));
+    assert_eq!(code(&output), 75, "{}", stderr_of(&output));
     assert!(!rig.exists("started"));
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
@@ -118,29 +126,33 @@ done
 rm small/fill
 wait $waiter && until_there started"#;
     let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 0, "{}", said(&output));
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
     Ok(())
 }
 
 fn no_proc(rig: &mut Rig) -> Outcome {
     let script = r#"mount -t tmpfs none /proc && exec "$0" run a -- touch started"#;
     let output = rig.contain(&[], script)?;
-    assert_eq!(code(&output), 71, "{}", said(&output));
-    assert!(said(&output).contains("are /proc and"), "{}", said(&output));
+    assert_eq!(code(&output), 71, "{}", stderr_of(&output));
+    assert!(
+        stderr_of(&output).contains("are /proc and"),
+        "{}",
+        stderr_of(&output)
+    );
     assert!(!rig.exists("started"));
     Ok(())
 }
 
 fn blocked(rig: &mut Rig) -> Outcome {
     let start = |args: &[&str], script: &str| {
-        // Whoever this thread starts has it from here.
+        // A process inherits the mask of the thread that starts it.
         let before = SigSet::thread_get_mask().unwrap();
         SigSet::all().thread_block().unwrap();
         let run = rig.start(args, script);
         before.thread_set_mask().unwrap();
         run
     };
-    // Without the news of its end, it would have ended when its lease is over.
+    // If CHLD stayed blocked, `run` would find the end of the command only when the lease is over.
     let run = start(&["--lease", "2m", "a"], "exit 3");
     assert_eq!(run.code(), 3);
     let holder = start(

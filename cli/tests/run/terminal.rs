@@ -13,27 +13,27 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use crate::loss::force;
-use crate::rig::{Case, Outcome, PATIENCE, Rig, Running, Skip};
+use crate::rig::{Case, Outcome, Rig, Running, Skip, TIMEOUT};
 
 pub(crate) const CASES: &[Case] = &[
     ("ctrl_c_reaches_the_command", ctrl_c),
     ("ctrl_c_ends_the_wait", ctrl_c_while_waiting),
-    ("ctrl_c_ends_the_script_around_it", ctrl_c_in_a_script),
-    ("an_interactive_shell_as_the_command", interactive),
-    ("stop_and_go_on_from_a_shell", job_control),
-    ("stop_and_go_on_while_the_lock_is_kept", stopped_while_kept),
+    ("ctrl_c_ends_the_calling_script", ctrl_c_in_a_script),
+    ("interactive_shell_as_the_command", interactive),
+    ("stop_and_continue_from_a_shell", job_control),
+    ("stop_and_continue_during_hold_at_least", stopped_while_kept),
+    ("session_leader_is_not_stopped", no_job_control),
     (
-        "nothing_stops_where_nobody_would_continue_it",
-        no_job_control,
+        "command_that_cannot_get_the_terminal_is_reported",
+        out_of_reach,
     ),
-    ("a_command_that_cannot_have_it_is_spoken_of", out_of_reach),
     ("unlock_asks_at_the_terminal", unlock),
-    ("a_shell_keeps_what_the_command_reads", substitution),
-    ("in_a_pipe_the_reader_keeps_the_terminal", pipe),
-    ("in_the_background_a_script_keeps_the_terminal", background),
+    ("command_substitution_reads_the_terminal", substitution),
+    ("reader_of_a_pipe_keeps_the_terminal", pipe),
+    ("script_keeps_the_terminal_of_a_background_run", background),
 ];
 
-/// A program with a terminal of its own, and what it shows there.
+/// A program with a terminal of its own, and its output there.
 struct Screen {
     keys: File,
     shown: Receiver<Vec<u8>>,
@@ -47,19 +47,19 @@ impl Screen {
         let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&keys).unwrap();
         unlockpt(&keys).unwrap();
-        // On Ctrl-C a terminal throws away what was written and not read; on a busy machine that can be
-        // what the program said of it.
+        // By default Ctrl-C discards output that was not read yet. On a busy machine that can be the
+        // program's reaction to Ctrl-C.
         let mut settings = tcgetattr(&keys).unwrap();
         settings.local_modes |= LocalModes::NOFLSH;
         tcsetattr(&keys, OptionalActions::Now, &settings).unwrap();
         let path = ptsname(&keys, Vec::new()).unwrap().into_string().unwrap();
         let terminal = || {
-            // Not these tests' own, should they lead a session.
+            // If these tests lead a session, it must not become their terminal.
             let mut options = File::options();
             let options = options.custom_flags(OFlags::NOCTTY.bits().cast_signed());
             Stdio::from(options.read(true).write(true).open(&path).unwrap())
         };
-        // The terminal is the program's own.
+        // The program gets the terminal as its controlling terminal.
         start
             .arg("--ctty")
             .args(command)
@@ -75,7 +75,7 @@ impl Screen {
         let (tell, shown) = channel();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // An error is the end: nobody has the terminal open any more.
+            // An error means that no process has the terminal open any more.
             while let Ok(count @ 1..) = reader.read(&mut bytes) {
                 if tell.send(bytes[..count].to_vec()).is_err() {
                     return;
@@ -94,14 +94,14 @@ impl Screen {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until `text` is shown, and forgets everything up to there.
+    /// Waits until `text` is shown, and discards the output up to there.
     fn wait_for(&mut self, text: &str) {
         loop {
             if let Some(at) = self.text.find(text) {
                 self.text.drain(..at + text.len());
                 return;
             }
-            let more = self.shown.recv_timeout(PATIENCE);
+            let more = self.shown.recv_timeout(TIMEOUT);
             let more = more.unwrap_or_else(|_| panic!("no {text:?} in {:?}", self.text));
             self.text.push_str(&String::from_utf8_lossy(&more));
         }
@@ -113,12 +113,12 @@ const BINARY: &str = env!("CARGO_BIN_EXE_lockkeeper");
 fn ctrl_c(rig: &mut Rig) -> Outcome {
     let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "cat"])?;
     screen.press("hello\n");
-    // Once by the terminal, once by cat.
+    // Once as the terminal's echo, once from cat.
     screen.wait_for("hello");
     screen.wait_for("hello");
     screen.press("\x03");
     assert_eq!(screen.program.code(), 130);
-    // One that handles it decides for itself.
+    // A command that handles INT decides for itself.
     let script = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.01; done";
     let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-c", script])?;
     screen.wait_for("ready");
@@ -152,7 +152,7 @@ fn ctrl_c_in_a_script(rig: &mut Rig) -> Outcome {
         let ended = screen.program.ended();
         assert_eq!(ended.signal(), Some(2), "{script}: {ended}");
     }
-    // After another signal, which the command outlived.
+    // After another signal, which the command has handled.
     let script = "\"$0\" run a -- sh -c 'trap \"echo outlived\" TERM; echo $PPID > pid; echo ready
 while :; do sleep 0.01; done'; echo goes on; exit 5";
     let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
@@ -162,7 +162,7 @@ while :; do sleep 0.01; done'; echo goes on; exit 5";
     screen.press("\x03");
     let ended = screen.program.ended();
     assert_eq!(ended.signal(), Some(2), "{ended}");
-    // A command that went on without its lock.
+    // A command that goes on without its lock.
     let script = "\"$0\" run --on-lost warn --ttl 3s --kill-after 500ms a -- \
 sh -c 'echo ready; exec cat'; echo goes on; exit 5";
     let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
@@ -254,7 +254,7 @@ fn stopped_while_kept(rig: &mut Rig) -> Outcome {
 }
 
 fn no_job_control(rig: &mut Rig) -> Outcome {
-    // The shell is of the same group: it would stop, too, and nobody is above it.
+    // The shell is of the same group and would stop, too, and no process would continue it.
     let script = "\"$0\" run a -- sh -c 'echo ready; read line; echo got $line'; exit $?";
     let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
     screen.wait_for("ready");
@@ -268,7 +268,7 @@ fn no_job_control(rig: &mut Rig) -> Outcome {
 fn pipe(rig: &mut Rig) -> Outcome {
     let mut screen = Screen::start(rig, &["sh", "-i"])?;
     screen.wait_for("prompt> ");
-    // The reader asks at the terminal, which must not have been given away.
+    // The reader reads from the terminal, so the terminal must not be lent to the command.
     let reader = "sh -c 'read line; echo got $line; read answer < /dev/tty; echo answer $answer'";
     screen.press(&format!("{BINARY} run a -- echo piped | {reader}\n"));
     screen.wait_for("got piped");
@@ -292,7 +292,7 @@ until [ -e ready ]; do sleep 0.01; done; echo ready; read line; echo got $line; 
 }
 
 fn out_of_reach(rig: &mut Rig) -> Outcome {
-    // Where this job has no number, nobody could give the terminal back to it.
+    // If the job's group is of another PID namespace, the terminal could not be given back to it.
     let mut start = rig.namespace(&[])?;
     start.extend([BINARY, "run", "a", "--", "cat"]);
     let mut screen = Screen::start(rig, &start)?;
@@ -301,7 +301,7 @@ fn out_of_reach(rig: &mut Rig) -> Outcome {
 }
 
 fn substitution(rig: &mut Rig) -> Outcome {
-    // An interactive shell ignores these within `$(…)`.
+    // An interactive shell ignores these signals within `$(…)`.
     let script = "trap '' TSTP TTIN TTOU; read=$(\"$0\" run a -- head -n 1); echo \"got $read\"";
     let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
     screen.press("typed\n");
