@@ -309,27 +309,31 @@ fn respected_of_root(rig: &mut Rig) -> Outcome {
     if rig.server.is_none() {
         std::fs::set_permissions(rig.path("store"), shared).unwrap();
     }
-    let start = |script: &str| {
-        let mut run = rig.run_command(&["--ttl", "5m", "a"], script);
-        run.uid(NOBODY).stderr(Stdio::piped());
+    let start = |args: &[&str], script: &str| {
+        let mut run = rig.run_command(args, script);
+        run.uid(NOBODY);
+        run.stdout(Stdio::piped()).stderr(Stdio::piped());
         let run = run.spawn();
-        run.map_err(|_| Skip("the folder of the program is closed to other users"))
+        let run = run.map_err(|_| Skip("the folder of the program is closed to other users"));
+        run.map(|run| Running(Some(run)))
     };
-    let first = Running(Some(start(
+    let first = start(
+        &["a"],
         "touch held; until [ -e release ]; do sleep 0.01; done",
-    )?));
+    )?;
     rig.until_file("held");
     let claim = claim_of(first.pid());
     rig.write("release", "");
     assert_eq!(first.code(), 0);
     let claim = take(&claim).unwrap();
-    let run = Running(Some(start("touch started")?));
+    let run = start(&["--ttl", "5m", "a"], "touch started")?;
     // This takes longer than the shortest time for which a claim is respected.
     let args = ["--lease", "3s", "--kill-after", "100ms", "b"];
-    assert_eq!(code(&rig.run(&args, "exec sleep 30")), 79);
+    assert_eq!(start(&args, "exec sleep 30")?.code(), 79);
     assert!(!rig.exists("started"), "the claim was not respected");
     drop(claim);
-    assert_eq!(run.code(), 0);
+    let output = run.output();
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
     assert!(rig.exists("started"));
     Ok(())
 }
