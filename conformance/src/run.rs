@@ -171,7 +171,9 @@ impl Run {
         if let Some(code) = child::main(&self.suites) {
             return code;
         }
-        let arguments = Arguments::from_args();
+        let mut arguments = Arguments::from_args();
+        // Most of a case is waiting.
+        arguments.test_threads.get_or_insert(8);
         let mut trials: Vec<Trial> = Vec::new();
         for case in TABLE {
             trials.extend(self.suites.iter().map(|suite| suite.trial(case)));
