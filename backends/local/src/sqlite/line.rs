@@ -137,7 +137,7 @@ fn grant(
         ask.key.namespace,
         ask.key.name,
         micros,
-        ask.owner.pid,
+        process.pid,
         signed(process.start),
         process.place.as_str(),
         signed(ask.owner.process),

@@ -1,6 +1,6 @@
 //! Who we are, and whether somebody else still lives.
 
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 /// How places end that are in no container: PROC_PID_INIT_INO of linux/proc_ns.h.
 const HOST: &str = "/pid:[4026531836]";
@@ -15,18 +15,39 @@ pub(super) struct Process {
     pub(super) place: String,
 }
 
-impl Process {
-    /// This process.
-    pub(super) fn own() -> &'static Self {
-        static OWN: LazyLock<Process> = LazyLock::new(|| {
-            let pid = std::process::id();
-            Process {
+/// A process that has asked who it is. Its memory goes to the children that it forks, where it says
+/// nothing about them: a child that asks adds itself behind its parent.
+struct Known {
+    process: Process,
+    child: OnceLock<Box<Known>>,
+}
+
+impl Known {
+    fn read(pid: u32) -> Self {
+        Self {
+            process: Process {
                 pid,
                 start: system::start_time(pid),
                 place: system::place(pid),
-            }
-        });
-        &OWN
+            },
+            child: OnceLock::new(),
+        }
+    }
+}
+
+impl Process {
+    /// This process, also after a fork.
+    pub(super) fn own() -> &'static Self {
+        static OLDEST: OnceLock<Known> = OnceLock::new();
+        let pid = std::process::id();
+        let mut known = OLDEST.get_or_init(|| Known::read(pid));
+        while let Some(child) = known.child.get() {
+            known = child;
+        }
+        if known.process.pid != pid {
+            known = known.child.get_or_init(|| Box::new(Known::read(pid)));
+        }
+        &known.process
     }
 
     /// Whether a dead owner's lock can be told from a live one's here.
