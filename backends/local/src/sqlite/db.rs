@@ -2,16 +2,19 @@
 //! writes.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, ErrorKind, Moment};
+use lockkeeper_core::{Clock, Error, ErrorKind, Moment, SystemClock};
 use rusqlite::{Connection, ErrorCode, Params, Row};
 
-use super::open::{Opened, open};
+use super::schema::Trouble;
+use super::slot::Slot;
 
+/// Many processes may create one file at once, and each step excludes the others.
+const OPENING: Duration = Duration::from_secs(5);
 /// What a single attempt may wait for other writers, each of which takes some microseconds, but
 /// can be put aside by a busy machine while it writes.
 pub(super) const ATTEMPT: Duration = Duration::from_millis(250);
@@ -22,22 +25,11 @@ const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 const YIELDS: u32 = 4;
 
-/// How often it is looked whether the file is still there: seldom enough to cost nothing.
-const PRESENCE: Duration = Duration::from_millis(50);
-
 pub(super) struct Db {
-    current: Mutex<Current>,
-    path: PathBuf,
+    slot: Arc<Slot>,
     /// Whether a file that was deleted is made again.
     create: bool,
     statements: AtomicU64,
-}
-
-struct Current {
-    /// `None`: what was open was deleted, and could not be opened anew.
-    opened: Option<Opened>,
-    /// When it was known to be there.
-    seen: Moment,
 }
 
 impl fmt::Debug for Db {
@@ -61,6 +53,19 @@ impl<'a> Patience<'a> {
             clock,
             until: deadline.map_or(now + ATTEMPT, |deadline| deadline.max(now + LAST_LOOK)),
             is_cancelled: &|| false,
+        }
+    }
+
+    /// Tries until it is done, fails, or the time is up.
+    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Trouble>) -> Result<T, Error> {
+        let mut tries = 0;
+        loop {
+            match attempt() {
+                Ok(value) => return Ok(value),
+                Err(Trouble::Busy(_)) if self.pause(tries) => tries = tries.saturating_add(1),
+                Err(Trouble::Busy(error)) => return Err(failure(error)),
+                Err(Trouble::Failed(error)) => return Err(error),
+            }
         }
     }
 
@@ -88,16 +93,21 @@ impl<'a> Patience<'a> {
 }
 
 impl Db {
-    pub(super) fn new(opened: Opened, create: bool, seen: Moment) -> Self {
-        Self {
-            path: opened.path.clone(),
-            current: Mutex::new(Current {
-                opened: Some(opened),
-                seen,
-            }),
+    /// Opens the database at `path`. Without `create`, one that is not there is an error.
+    pub(super) fn open(path: &Path, create: bool, clock: &dyn Clock) -> Result<Self, Error> {
+        // On a clock of its own, as a test has, nobody's time would pass.
+        let mut patience = Patience::new(&SystemClock, None);
+        patience.until = SystemClock.now() + OPENING;
+        Ok(Self {
+            slot: patience.retry(|| Slot::open(path, create, clock.now()))?,
             create,
             statements: AtomicU64::new(0),
-        }
+        })
+    }
+
+    /// Where it really is.
+    pub(super) fn path(&self) -> &Path {
+        &self.slot.path
     }
 
     pub(super) fn statements(&self) -> u64 {
@@ -111,50 +121,18 @@ impl Db {
         patience: &Patience<'_>,
         mut work: impl FnMut(&Session<'_>) -> rusqlite::Result<T>,
     ) -> Result<T, Error> {
-        let mut tries = 0;
-        loop {
-            let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-            let session = Session {
-                connection: self.connection(&mut current, patience.clock.now())?,
-                statements: &self.statements,
-            };
-            let result = session.settle().and_then(|()| work(&session));
-            drop(current);
-            match result {
-                Ok(value) => return Ok(value),
-                Err(error) if is_busy(&error) && patience.pause(tries) => {
-                    tries = tries.saturating_add(1);
-                }
-                Err(error) => return Err(failure(error)),
-            }
-        }
-    }
-
-    /// To what is at the path now: a file that was deleted, and that nobody else finds, excludes
-    /// nobody.
-    fn connection<'a>(
-        &self,
-        current: &'a mut Current,
-        now: Moment,
-    ) -> Result<&'a Connection, Error> {
-        let is_due = now.saturating_since(current.seen) >= PRESENCE;
-        if is_due
-            && current
-                .opened
-                .as_ref()
-                .is_some_and(|opened| !opened.is_there())
-        {
-            // Closed first: as long as a file is open, SQLite goes on with those it had beside it.
-            current.opened = None;
-        }
-        let opened = match current.opened.take() {
-            Some(opened) => opened,
-            None => open(&self.path, self.create)?,
-        };
-        if is_due {
-            current.seen = now;
-        }
-        Ok(&current.opened.insert(opened).connection)
+        patience.retry(|| {
+            let done = self
+                .slot
+                .with(self.create, patience.clock.now(), |connection| {
+                    let session = Session {
+                        connection,
+                        statements: &self.statements,
+                    };
+                    session.settle().and_then(|()| work(&session))
+                });
+            Ok(done??)
+        })
     }
 
     /// The same in one write transaction. It begins as one: a transaction that becomes a writer

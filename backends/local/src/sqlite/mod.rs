@@ -9,6 +9,7 @@ mod operator;
 mod place;
 mod process;
 mod schema;
+mod slot;
 mod store;
 mod wake;
 
@@ -78,7 +79,11 @@ impl Driver for SqliteDriver {
 /// - When the file (or SQLite's beside it) is deleted or replaced while programs use it, the store has
 ///   forgotten everything, and the next one is granted what somebody holds. Guards notice at their next
 ///   renewal, and everybody goes on with the new file. Fixed leases are not renewed, and do not notice.
-/// - Do not use it on both sides of a fork; open it after forking.
+/// - It is not used on both sides of a fork: what was opened before is refused in the child with
+///   [`Incompatible`](ErrorKind::Incompatible), and so is opening the file there as long as that was
+///   not dropped. Open it after forking.
+/// - While another connection of this program, such as one of the application's own, keeps a deleted
+///   `-wal` or `-shm` file open, nothing is granted or renewed ([`ErrorKind::Unavailable`]; Linux).
 /// - Containers can share a file by mounting its folder, and then share the host's clock, but dead
 ///   holders are found at once only within one pid namespace. Refused with
 ///   [`Incompatible`](ErrorKind::Incompatible) are a file that is mounted alone or has hard links, and
@@ -117,12 +122,11 @@ impl SqliteProvider {
         create: bool,
     ) -> Result<Self, Error> {
         open::check(path)?;
-        let opened = open::open(Path::new(path), create)?;
+        let db = Db::open(Path::new(path), create, &*clock)?;
         Ok(Self {
             store: Arc::new(Store {
-                path: opened.path.clone(),
-                bells: Bells::new(&opened.path),
-                db: Db::new(opened, create, clock.now()),
+                bells: Bells::new(db.path()),
+                db,
                 namespace: namespace.to_owned(),
                 clock,
             }),
@@ -133,8 +137,8 @@ impl SqliteProvider {
 impl fmt::Debug for SqliteProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqliteProvider")
-            .field("path", &self.store.path)
-            .field("file", &open::identity(&self.store.path))
+            .field("path", &self.store.db.path())
+            .field("file", &open::identity(self.store.db.path()))
             .field("namespace", &self.store.namespace)
             .finish_non_exhaustive()
     }

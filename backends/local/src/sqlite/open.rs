@@ -2,32 +2,26 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, Finding};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
-use super::db::failure;
 use super::place;
 use super::schema::{Trouble, prepare};
 
-/// Many processes may create one file at once, and each step excludes the others.
-const OPENING: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(1);
 /// More than there are different statements.
 const STATEMENTS: usize = 32;
 
-/// What SQLite's own files beside the database have behind its name.
-const SIDES: [&str; 2] = ["-wal", "-shm"];
+/// Of the database and of those beside it.
+type Identities = [Option<(u64, u64)>; 3];
 
 /// An open lock database.
 pub(super) struct Opened {
     pub(super) connection: Connection,
-    /// Where it really is.
-    pub(super) path: PathBuf,
-    files: [Option<(u64, u64)>; 3],
+    path: PathBuf,
+    files: Identities,
 }
 
 impl Opened {
@@ -47,41 +41,87 @@ impl Drop for Opened {
     }
 }
 
-/// Opens the lock database at `path`. Without `create`, one that is not there is an error.
-pub(super) fn open(path: &Path, create: bool) -> Result<Opened, Error> {
-    if !create {
-        must_be_there(path)?;
-    }
-    // Closing any descriptor of a file takes this process's POSIX locks on it away, also those of
-    // another connection. The only one here that is not SQLite's is the one that creates the file,
-    // so no other connection may come into being meanwhile.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = place::find(path)?;
-    place::one_clock()?;
-    let connection = connect(&path).map_err(failure)?;
-    if connection.is_readonly("main").map_err(failure)? {
-        return Err(Error::new(
+/// Opens the lock database in the file that is at `path`, which is not relative and has no links.
+pub(super) fn connect(path: &Path) -> Result<Opened, Trouble> {
+    // One thread at a time uses it, by our own mutex.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut opened = Opened {
+        connection: Connection::open_with_flags(path, flags)?,
+        path: path.to_owned(),
+        files: Identities::default(),
+    };
+    let connection = &opened.connection;
+    // We wait ourselves, so that other threads get the connection in between.
+    connection.busy_timeout(Duration::ZERO)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    if connection.is_readonly("main")? {
+        return Err(Trouble::Failed(Error::new(
             ErrorKind::PermissionDenied,
             format!("{path:?} can only be read; give this user write permission"),
-        ));
+        )));
     }
-    let began = Instant::now();
-    loop {
-        match prepare(&connection) {
-            Ok(()) => {
-                return Ok(Opened {
-                    files: identities(&path),
-                    connection,
-                    path,
-                });
+    let prepared = prepare(connection);
+    if matches!(prepared, Err(Trouble::Busy(_))) {
+        return prepared.map(|()| opened);
+    }
+    let files = identities(path);
+    if let Some(used) = Used::by_this_process(path)
+        && (used.deleted_logs > 0 || (prepared.is_ok() && !used.are_all(&files)))
+    {
+        return Err(Trouble::Failed(Error::new(
+            ErrorKind::Unavailable,
+            format!(
+                "the -wal or -shm file of {path:?} was deleted, and another connection of this program keeps it open, so that locks taken here would exclude nobody; close that connection, or start this program again"
+            ),
+        )));
+    }
+    prepared?;
+    opened.files = files;
+    Ok(opened)
+}
+
+/// The files of one database that this process has open. SQLite opens one `-shm` a process and
+/// database, so a new connection gets that of the older connections, deleted or not. Its index is of
+/// the `-wal` that the older connections have open.
+struct Used {
+    identities: Vec<(u64, u64)>,
+    /// The number of open `-wal` files that were deleted without their database.
+    deleted_logs: i32,
+}
+
+impl Used {
+    /// Reads them from `/proc`. `None` where the system does not tell.
+    #[cfg(target_os = "linux")]
+    fn by_this_process(path: &Path) -> Option<Self> {
+        let start = path.as_os_str().as_encoded_bytes();
+        let [database, log] = ["", "-wal"].map(|side| named(path, &format!("{side} (deleted)")));
+        let mut used = Self {
+            identities: Vec::new(),
+            deleted_logs: 0,
+        };
+        for descriptor in fs::read_dir("/proc/self/fd").ok()?.flatten() {
+            let descriptor = descriptor.path();
+            match fs::read_link(&descriptor) {
+                Ok(file) if file == log => used.deleted_logs += 1,
+                // A deleted database: its deleted log is not counted.
+                Ok(file) if file == database => used.deleted_logs -= 1,
+                Ok(file) if file.as_os_str().as_encoded_bytes().starts_with(start) => {
+                    used.identities.extend(identity(&descriptor));
+                }
+                _ => {}
             }
-            Err(Trouble::Busy(_)) if began.elapsed() < OPENING => {
-                std::thread::sleep(PAUSE.mul_f64(0.2 + fastrand::f64()));
-            }
-            Err(Trouble::Busy(error)) => return Err(failure(error)),
-            Err(Trouble::Failed(error)) => return Err(error),
         }
+        Some(used)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn by_this_process(_path: &Path) -> Option<Self> {
+        None
+    }
+
+    fn are_all(&self, files: &Identities) -> bool {
+        let mut files = files.iter();
+        files.all(|file| file.is_some_and(|file| self.identities.contains(&file)))
     }
 }
 
@@ -117,37 +157,15 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     }
 }
 
-fn identities(path: &Path) -> [Option<(u64, u64)>; 3] {
-    let [wal, shm] = SIDES.map(|side| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(side);
-        identity(Path::new(&name))
-    });
-    [identity(path), wal, shm]
+fn identities(path: &Path) -> Identities {
+    ["", "-wal", "-shm"].map(|side| identity(&named(path, side)))
 }
 
-/// For whoever only looks: a wrong path is no store where nothing is held.
-fn must_be_there(path: &Path) -> Result<(), Error> {
-    match fs::exists(path) {
-        Ok(false) => Err(Error::new(
-            ErrorKind::Incompatible,
-            format!(
-                "there is no file {path:?}: nobody has locked there yet, or the path is another one"
-            ),
-        )),
-        // What cannot be told now is told by opening it.
-        Ok(true) | Err(_) => Ok(()),
-    }
-}
-
-fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    // One thread at a time uses it, by our own mutex.
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
-    // We wait ourselves, so that other threads get the connection in between.
-    connection.busy_timeout(Duration::ZERO)?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    Ok(connection)
+/// A file that has something more behind its name.
+fn named(path: &Path, side: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(side);
+    PathBuf::from(name)
 }
 
 /// What can be wrong with the place of a file that could be opened.

@@ -107,8 +107,8 @@ impl Operator for Store {
             whole(&check),
             dead_owners(),
         ];
-        findings.extend(open::examine(&self.path));
-        findings.extend(room(&self.path));
+        findings.extend(open::examine(self.db.path()));
+        findings.extend(room(self.db.path()));
         Ok(findings)
     }
 

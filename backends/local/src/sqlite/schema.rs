@@ -84,6 +84,12 @@ pub(super) enum Trouble {
     Failed(Error),
 }
 
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
 impl From<rusqlite::Error> for Trouble {
     fn from(error: rusqlite::Error) -> Self {
         if is_busy(&error) {
@@ -101,7 +107,7 @@ pub(super) fn prepare(connection: &Connection) -> Result<(), Trouble> {
     let snapshot = connection.unchecked_transaction()?;
     let found = look(connection)?;
     snapshot.rollback()?;
-    refuse(found).map_err(Trouble::Failed)?;
+    refuse(found)?;
     let mode: String = connection.query_row("PRAGMA journal_mode = WAL", (), |row| row.get(0))?;
     if mode != "wal" {
         return Err(Trouble::Failed(Error::new(
@@ -131,7 +137,7 @@ pub(super) fn prepare(connection: &Connection) -> Result<(), Trouble> {
 /// In a transaction: somebody may have done it in the meantime.
 fn create(connection: &Connection) -> Result<(), Trouble> {
     let found = look(connection)?;
-    refuse(found).map_err(Trouble::Failed)?;
+    refuse(found)?;
     if found == Found::Empty {
         connection.execute_batch(TABLES)?;
         connection.pragma_update(None, "user_version", VERSION)?;

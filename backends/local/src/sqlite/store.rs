@@ -1,7 +1,6 @@
 //! What a provider and its leases share, and how a name goes from one to the next.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use lockkeeper_core::{Clock, Error, LockName, Moment, Released};
@@ -15,13 +14,12 @@ pub(super) struct Store {
     pub(super) namespace: String,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) bells: Bells,
-    pub(super) path: PathBuf,
 }
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
-            .field("path", &self.path)
+            .field("path", &self.db.path())
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }

@@ -1,12 +1,13 @@
 //! The tests and their roles.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Trial};
-use lockkeeper_core::{LockKeeper, Wait};
+use lockkeeper_core::{ErrorKind, LockKeeper, Wait};
 use lockkeeper_local::SqliteProvider;
 use nix::unistd::{ForkResult, fork};
 
@@ -21,6 +22,11 @@ const CASES: &[Case] = &[
         "a_forked_child_is_a_holder_of_its_own",
         a_forked_child_is_a_holder_of_its_own,
         lock_drop_fork_and_lock,
+    ),
+    (
+        "an_open_provider_is_not_used_on_both_sides_of_a_fork",
+        an_open_provider_is_not_used_on_both_sides_of_a_fork,
+        open_fork_and_open,
     ),
 ];
 
@@ -122,5 +128,49 @@ fn lock_drop_fork_and_lock(file: &str) {
         wait_for_the_test();
         // As it is when it is killed.
         std::mem::forget(held);
+    }
+}
+
+fn an_open_provider_is_not_used_on_both_sides_of_a_fork() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("locks.db");
+    let role = "an_open_provider_is_not_used_on_both_sides_of_a_fork";
+    let mut program = Program::start(role, &file);
+    for _ in 0..2 {
+        let said = program.line();
+        assert!(said.contains("before this process was forked"), "{said}");
+    }
+    assert_eq!(program.line(), "held");
+    let input = program.child.stdin.take();
+    assert!(program.child.wait().unwrap().success(), "the parent ends");
+    let other = keeper(provider(file.to_str().unwrap()).unwrap());
+    assert!(other.try_lock("seat").unwrap().is_none(), "its child holds");
+    drop(input);
+}
+
+fn open_fork_and_open(file: &str) {
+    let inherited = provider(file).unwrap();
+    let (mut here, mut there) = UnixStream::pair().unwrap();
+    match fork_alone() {
+        ForkResult::Parent { .. } => {
+            drop(there);
+            // Until the child holds the lock.
+            let _ = here.read(&mut [0]);
+        }
+        ForkResult::Child => {
+            drop(here);
+            let refused = keeper(inherited.clone()).try_lock("seat").unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Incompatible);
+            say(&refused.to_string());
+            let refused = provider(file).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Incompatible);
+            say(&refused.to_string());
+            drop(inherited);
+            let held = keeper(provider(file).unwrap()).lock("seat").unwrap();
+            say("held");
+            there.write_all(&[0]).unwrap();
+            wait_for_the_test();
+            std::mem::forget(held);
+        }
     }
 }

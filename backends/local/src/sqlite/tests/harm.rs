@@ -1,5 +1,12 @@
 //! What others do to the files while they are in use.
 
+#[cfg(target_os = "linux")]
+use std::time::Instant;
+
+#[cfg(target_os = "linux")]
+use super::processes::{spawn, wait_until_held};
+#[cfg(target_os = "linux")]
+use super::slot::PRESENCE;
 use super::*;
 
 #[test]
@@ -102,4 +109,91 @@ fn whoever_may_write_the_file_may_ring() {
     assert_eq!(mode & 0o777, 0o660);
     drop(held);
     waiter.join().unwrap();
+}
+
+/// Deletes files, and returns when every provider checks its files at its next use.
+#[cfg(target_os = "linux")]
+fn delete(place: &Place, files: &[&str]) {
+    for file in files {
+        fs::remove_file(place.folder.path().join(file)).unwrap();
+    }
+    let began = Instant::now();
+    until("the next check is due", || began.elapsed() > PRESENCE);
+}
+
+#[cfg(target_os = "linux")]
+fn assert_refused(answer: Result<impl std::fmt::Debug, Error>) {
+    let error = answer.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("close that conn"), "{error}");
+}
+
+/// A connection of the application keeps the deleted file open.
+#[cfg(target_os = "linux")]
+#[test]
+fn no_lock_is_granted_on_a_deleted_shm_file() {
+    let place = Place::new();
+    let keeper = place.keeper();
+    let raw = place.raw();
+    assert_eq!(locks(&raw), 0);
+    let held = keeper.lock("other").unwrap();
+    delete(&place, &["locks.db-shm"]);
+    let mut child = spawn(&place);
+    wait_until_held(&mut child);
+    assert_refused(keeper.try_lock("seat"));
+    let path = place.path();
+    assert_refused(SqliteProvider::open(path.to_str().unwrap(), "default"));
+    assert_eq!(held.renew().unwrap_err().kind(), ErrorKind::Unknown);
+    drop(raw);
+    held.renew().unwrap();
+    assert!(keeper.try_lock("seat").unwrap().is_none());
+    drop(child);
+    keeper.lock("seat").unwrap().release().unwrap();
+}
+
+/// A connection of the application keeps the deleted log open, and with it the index of that log.
+#[cfg(target_os = "linux")]
+#[test]
+fn no_lock_is_granted_on_a_deleted_wal_file() {
+    let place = Place::new();
+    let keeper = place.keeper();
+    let raw = place.raw();
+    assert_eq!(locks(&raw), 0);
+    delete(&place, &["locks.db-wal"]);
+    assert_refused(keeper.try_lock("seat"));
+    drop(raw);
+    let _held = keeper.lock("seat").unwrap();
+    let _child = spawn(&place);
+    until("it stands in line", || waiters(&place.raw()) == 1);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_deleted_file_is_closed_in_idle_keepers_too() {
+    let place = Place::new();
+    let (keeper, idle) = (place.keeper(), place.keeper());
+    drop(idle.lock("other").unwrap());
+    delete(&place, &["locks.db-shm"]);
+    let mut child = spawn(&place);
+    wait_until_held(&mut child);
+    assert!(keeper.try_lock("seat").unwrap().is_none());
+    assert!(idle.try_lock("seat").unwrap().is_none());
+    drop(child);
+    delete(&place, &["locks.db-wal"]);
+    let _held = keeper.lock("seat").unwrap();
+    assert!(idle.try_lock("seat").unwrap().is_none());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_connection_to_a_deleted_database_does_not_block_the_new_one() {
+    let place = Place::new();
+    let keeper = place.keeper();
+    let raw = place.raw();
+    assert_eq!(locks(&raw), 0);
+    delete(&place, &["locks.db", "locks.db-wal", "locks.db-shm"]);
+    let mut child = spawn(&place);
+    wait_until_held(&mut child);
+    assert!(keeper.try_lock("seat").unwrap().is_none());
+    assert_eq!(locks(&raw), 0, "it sees what was deleted");
 }

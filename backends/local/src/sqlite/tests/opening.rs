@@ -112,6 +112,26 @@ fn what_cannot_be_written_is_refused() {
     );
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn opening_a_busy_file_holds_up_no_other() {
+    let place = Place::new();
+    let raw = place.raw();
+    raw.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let path = place.path();
+    let opens = thread::spawn(move || SqliteProvider::open(path.to_str().unwrap(), "n").map(drop));
+    let descriptors = || {
+        let all = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let files = all.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+        files.filter(|file| *file == place.path()).count()
+    };
+    until("it tries to open the busy file", || descriptors() > 1);
+    drop(Place::new().provider());
+    assert!(!opens.is_finished(), "the other one was waited for");
+    raw.execute_batch("ROLLBACK").unwrap();
+    opens.join().unwrap().unwrap();
+}
+
 fn code(code: i32) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None)
 }

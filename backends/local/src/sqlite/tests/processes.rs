@@ -18,7 +18,7 @@ fn child() {
     drop(guard);
 }
 
-struct Running(Child, Option<BufReader<ChildStdout>>);
+pub(super) struct Running(Child, Option<BufReader<ChildStdout>>);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -27,7 +27,7 @@ impl Drop for Running {
     }
 }
 
-fn spawn(place: &Place) -> Running {
+pub(super) fn spawn(place: &Place) -> Running {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "sqlite::tests::processes::child", "--nocapture"])
         .env(CHILD, place.path())
@@ -39,7 +39,7 @@ fn spawn(place: &Place) -> Running {
     Running(child, out)
 }
 
-fn wait_until_held(child: &mut Running) {
+pub(super) fn wait_until_held(child: &mut Running) {
     let out = child.1.as_mut().unwrap();
     let held = out.lines().map_while(Result::ok).any(|line| line == "held");
     assert!(held, "the child says that it holds");

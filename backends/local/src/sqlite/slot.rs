@@ -1,0 +1,155 @@
+//! The connection of a provider, and the rules that the connections of one process must follow
+//! together: SQLite shares descriptors, locks and the `-shm` file between them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use lockkeeper_core::{Error, ErrorKind, Moment};
+use rusqlite::Connection;
+
+use super::open::{Opened, connect};
+use super::place;
+use super::schema::Trouble;
+
+/// The interval at which a provider checks that its files are still in place: long enough to cost
+/// nothing.
+pub(super) const PRESENCE: Duration = Duration::from_millis(50);
+
+/// The slots of this process. The mutex is held while a connection is opened, for two reasons:
+///
+/// - Closing any descriptor of a file drops all POSIX locks of this process on it, also those of
+///   another connection. The only descriptor here that is not SQLite's own is the one that creates the
+///   file. No other connection may be opened while it exists.
+/// - A new connection shares the `-shm` of the connections that this process has open. When that file
+///   was deleted, all of them must be closed before the first is opened again.
+///
+/// Lock order: this mutex, then that of a slot.
+static SLOTS: Mutex<Vec<Weak<Slot>>> = Mutex::new(Vec::new());
+
+/// The connection of a provider.
+pub(super) struct Slot {
+    /// Where the database really is.
+    pub(super) path: PathBuf,
+    /// The process that opened it. A forked child has a copy of its parent's connection, but not the
+    /// POSIX locks that keep other processes from deleting its files.
+    pid: u32,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    /// `None`: what was open was deleted, and could not be opened anew.
+    opened: Option<Opened>,
+    /// When the files were last checked.
+    seen: Moment,
+}
+
+impl Current {
+    /// Closes a connection whose files were deleted or replaced. As long as it is open, SQLite gives
+    /// its files to every new connection of this process.
+    fn close_if_gone(&mut self) {
+        if self.opened.as_ref().is_some_and(|it| !it.is_there()) {
+            self.opened = None;
+        }
+    }
+}
+
+impl Slot {
+    /// One try to open the database at `path`. Without `create`, one that is not there is an error.
+    pub(super) fn open(path: &Path, create: bool, now: Moment) -> Result<Arc<Self>, Trouble> {
+        let mut slots = lock(&SLOTS);
+        let (path, opened) = open(&mut slots, path, create)?;
+        let slot = Arc::new(Self {
+            path,
+            pid: std::process::id(),
+            current: Mutex::new(Current {
+                opened: Some(opened),
+                seen: now,
+            }),
+        });
+        slots.push(Arc::downgrade(&slot));
+        Ok(slot)
+    }
+
+    /// Calls `work` with a connection to the files that are at the path now: files that were deleted
+    /// exclude no other process.
+    pub(super) fn with<T>(
+        &self,
+        create: bool,
+        now: Moment,
+        work: impl FnOnce(&Connection) -> T,
+    ) -> Result<T, Trouble> {
+        if self.pid != std::process::id() {
+            return Err(inherited(&self.path).into());
+        }
+        {
+            let mut current = lock(&self.current);
+            if now.saturating_since(current.seen) >= PRESENCE {
+                current.close_if_gone();
+                current.seen = now;
+            }
+            if let Some(opened) = &current.opened {
+                return Ok(work(&opened.connection));
+            }
+        }
+        let mut slots = lock(&SLOTS);
+        let (_, opened) = open(&mut slots, &self.path, create)?;
+        let mut current = lock(&self.current);
+        drop(slots);
+        // Another thread may have been quicker.
+        let opened = current.opened.get_or_insert(opened);
+        Ok(work(&opened.connection))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open(
+    slots: &mut Vec<Weak<Slot>>,
+    path: &Path,
+    create: bool,
+) -> Result<(PathBuf, Opened), Trouble> {
+    if !create {
+        must_be_there(path)?;
+    }
+    let path = place::find(path)?;
+    place::one_clock()?;
+    slots.retain(|slot| slot.strong_count() > 0);
+    for slot in slots.iter().filter_map(Weak::upgrade) {
+        if slot.path != path {
+            continue;
+        }
+        if slot.pid != std::process::id() {
+            return Err(inherited(&path).into());
+        }
+        lock(&slot.current).close_if_gone();
+    }
+    let opened = connect(&path)?;
+    Ok((path, opened))
+}
+
+/// Refuses a missing file for callers that only look: a wrong path must not pass for an empty store.
+fn must_be_there(path: &Path) -> Result<(), Error> {
+    match fs::exists(path) {
+        Ok(false) => Err(Error::new(
+            ErrorKind::Incompatible,
+            format!(
+                "there is no file {path:?}: nobody has locked there yet, or the path is another one"
+            ),
+        )),
+        // What cannot be told now is told by opening it.
+        Ok(true) | Err(_) => Ok(()),
+    }
+}
+
+fn inherited(path: &Path) -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        format!(
+            "{path:?} was opened before this process was forked, and SQLite cannot be used on both sides of a fork; drop what was opened before, and open it after forking"
+        ),
+    )
+}
