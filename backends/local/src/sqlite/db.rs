@@ -213,14 +213,19 @@ impl Session<'_> {
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)
+        Some(
+            ErrorCode::DatabaseBusy
+                | ErrorCode::DatabaseLocked
+                // SQLite lost a race for the locks of its log, many times in a row.
+                | ErrorCode::FileLockingProtocolFailed
+        )
     )
 }
 
 /// What SQLite says, in the contract's kinds.
 pub(super) fn failure(error: rusqlite::Error) -> Error {
     let (kind, message) = match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => (
+        _ if is_busy(&error) => (
             ErrorKind::Unavailable,
             "another process keeps the database locked; look for one that is stopped or has an open write transaction",
         ),

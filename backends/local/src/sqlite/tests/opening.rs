@@ -112,6 +112,13 @@ fn what_cannot_be_written_is_refused() {
     );
 }
 
+#[test]
+fn a_race_for_sqlites_own_locks_is_tried_again() {
+    let lost = || code(rusqlite::ffi::SQLITE_PROTOCOL);
+    assert_eq!(failure(lost()).kind(), ErrorKind::Unavailable);
+    assert!(db::is_busy(&lost()));
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn opening_a_busy_file_holds_up_no_other() {
