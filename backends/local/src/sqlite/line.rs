@@ -99,10 +99,14 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Whether it is still in its time, and its process there. A moment before it was asked for is
-    /// one of another boot.
+    /// Whether it is still in its time, and its process there.
     pub(super) fn is_live(&self, now: Moment) -> bool {
-        self.asked <= now && now < self.expires && !self.by.is_dead()
+        self.is_in_time(now) && !self.by.is_dead()
+    }
+
+    /// Whether it has not run out. A moment before it was asked for is one of another boot.
+    pub(super) fn is_in_time(&self, now: Moment) -> bool {
+        self.asked <= now && now < self.expires
     }
 
     pub(super) fn is_of(&self, owner: &Owner) -> bool {
@@ -167,15 +171,20 @@ pub(super) fn read(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<Opti
     session.first(READ, (key.namespace, key.name), held)
 }
 
+/// The columns pid, start and place of a row, from `first` on.
+pub(super) fn process(row: &Row<'_>, first: usize) -> rusqlite::Result<Process> {
+    Ok(Process {
+        pid: row.get(first)?,
+        start: row.get::<_, i64>(first + 1)?.cast_unsigned(),
+        place: row.get(first + 2)?,
+    })
+}
+
 /// A row that begins with the columns of [`READ`].
 pub(super) fn held(row: &Row<'_>) -> rusqlite::Result<Held> {
     Ok(Held {
         epoch: row.get::<_, i64>(0)?.cast_unsigned(),
-        by: Process {
-            pid: row.get(1)?,
-            start: row.get::<_, i64>(2)?.cast_unsigned(),
-            place: row.get(3)?,
-        },
+        by: process(row, 1)?,
         process: row.get::<_, i64>(4)?.cast_unsigned(),
         request: row.get::<_, i64>(5)?.cast_unsigned(),
         asked: moment(row.get(6)?),
@@ -243,14 +252,9 @@ pub(super) fn next(
 ) -> rusqlite::Result<Next> {
     loop {
         let found = session.first(NEXT, (key.namespace, key.name), |row| {
-            let process = Process {
-                pid: row.get(1)?,
-                start: row.get::<_, i64>(2)?.cast_unsigned(),
-                place: row.get(3)?,
-            };
             Ok((
                 row.get::<_, i64>(0)?,
-                process,
+                process(row, 1)?,
                 row.get::<_, String>(4)?,
                 row.get::<_, bool>(5)?,
             ))

@@ -11,6 +11,7 @@ mod process;
 mod schema;
 mod slot;
 mod store;
+mod sweep;
 mod wake;
 
 use std::fmt;
@@ -123,13 +124,18 @@ impl SqliteProvider {
     ) -> Result<Self, Error> {
         open::check(path)?;
         let db = Db::open(Path::new(path), create, &*clock)?;
+        let store = Store {
+            bells: Bells::new(db.path()),
+            db,
+            namespace: namespace.to_owned(),
+            clock,
+        };
+        if create {
+            // What cannot be removed now is in nobody's way.
+            let _ = store.sweep();
+        }
         Ok(Self {
-            store: Arc::new(Store {
-                bells: Bells::new(db.path()),
-                db,
-                namespace: namespace.to_owned(),
-                clock,
-            }),
+            store: Arc::new(store),
         })
     }
 }

@@ -38,11 +38,7 @@ fn seen(row: &Row<'_>) -> rusqlite::Result<Seen> {
 /// How many living processes wait for a name: the dead ones stay in line until the next release.
 fn waiting(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<u64> {
     let line = session.all(WAITING, (key.namespace, key.name), |row| {
-        Ok(Process {
-            pid: row.get(0)?,
-            start: row.get::<_, i64>(1)?.cast_unsigned(),
-            place: row.get(2)?,
-        })
+        line::process(row, 0)
     })?;
     let living = line.iter().filter(|waiter| !waiter.is_dead()).count();
     Ok(u64::try_from(living).unwrap_or(u64::MAX))

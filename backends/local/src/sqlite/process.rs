@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 const HOST: &str = "/pid:[4026531836]";
 
 /// A process as others can recognise it: pids are reused, pids with start times are not.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pub(super) pid: u32,
     /// In the system's own units since boot; 0 where it is not known.

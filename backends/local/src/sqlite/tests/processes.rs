@@ -96,6 +96,53 @@ fn a_dead_waiters_place_and_socket_are_removed() {
     assert_eq!((waiters(&raw), locks(&raw)), (0, 0));
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn opening_removes_the_rows_of_dead_processes_and_expired_leases() {
+    let place = Place::new();
+    let raw = place.raw();
+    let mut holder = spawn(&place);
+    wait_until_held(&mut holder);
+    let waiter = spawn(&place);
+    until("it stands in line", || waiters(&raw) == 1);
+    let keeper = place.keeper();
+    let fixed = |ttl| {
+        let ttl = Duration::from_secs(ttl);
+        AcquireOptions::new().lease(LeasePolicy::Fixed { ttl })
+    };
+    let ran_out = keeper.acquire("ran out", &fixed(60)).unwrap();
+    raw.execute(
+        "UPDATE lock SET expires = asked + 1 WHERE name = 'ran out'",
+        (),
+    )
+    .unwrap();
+    let _held = keeper.acquire("held", &fixed(60)).unwrap();
+    let others = || (locks(&raw), waiters(&raw));
+    drop(place.provider());
+    assert_eq!(others(), (2, 1), "seat and held, and one that waits");
+    // Else it would not wait any more.
+    drop(waiter);
+    drop(holder);
+    assert_eq!(others(), (2, 1));
+    drop(place.provider());
+    assert_eq!(others(), (1, 0), "the living one's");
+    assert_eq!(ran_out.unwrap().release().unwrap(), Released::AlreadyLost);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn opening_keeps_the_row_of_a_name_with_a_waiter() {
+    let place = Place::new();
+    let raw = place.raw();
+    let mut holder = spawn(&place);
+    wait_until_held(&mut holder);
+    // It lives, and does not look: as a stopped process does.
+    super::waiting::silent_waiter(&raw);
+    drop(holder);
+    drop(place.provider());
+    assert_eq!((locks(&raw), waiters(&raw)), (1, 1));
+}
+
 #[test]
 fn many_create_one_file_at_once() {
     let place = Place::new();

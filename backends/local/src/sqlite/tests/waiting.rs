@@ -130,7 +130,7 @@ fn a_waiter_that_gives_up_leaves_nothing_and_loses_nothing() {
 }
 
 /// Stands in line, lives, and never looks: as a stopped process does.
-fn silent_waiter(raw: &Connection) -> i64 {
+pub(super) fn silent_waiter(raw: &Connection) -> i64 {
     let own = Process::own();
     raw.execute(
         "INSERT INTO waiter (namespace, name, pid, start, place, wake, stale) VALUES ('default', 'seat', ?1, ?2, ?3, '', 0)",

@@ -1,0 +1,100 @@
+//! Removes the rows of dead processes and of expired leases. Without that, a name that is never asked
+//! for again would keep its row for ever, such as that of a killed job with a number in its name.
+
+use std::collections::HashMap;
+
+use lockkeeper_core::Error;
+use rusqlite::Row;
+
+use super::db::Session;
+use super::line::{self, Held};
+use super::process::Process;
+use super::store::Store;
+
+/// The largest number of rows that one sweep removes, and of processes that it judges. The next
+/// opening does the rest.
+const BATCH: usize = 1_000;
+
+const WAITERS: &str = "SELECT pid, start, place, id FROM waiter";
+/// A name with a waiter is left out: its waiter takes it over.
+const LOCKS: &str =
+    "SELECT epoch, pid, start, place, process, request, asked, expires, contended, reserved, namespace, name
+ FROM lock WHERE name <> '' AND NOT EXISTS
+ (SELECT 1 FROM waiter WHERE waiter.namespace = lock.namespace AND waiter.name = lock.name)";
+/// Spares a row that was renewed or granted since it was read, or that has a waiter now.
+const FREE: &str =
+    "DELETE FROM lock WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND expires = ?4
+ AND NOT EXISTS (SELECT 1 FROM waiter WHERE namespace = ?1 AND name = ?2)";
+
+impl Store {
+    /// Removes the rows of dead processes and of expired leases.
+    ///
+    /// # Errors
+    /// Where the database cannot be written. No lock depends on a sweep: the next opening repeats it.
+    pub(super) fn sweep(&self) -> Result<(), Error> {
+        let mut seen = Seen::default();
+        self.remove_found(
+            WAITERS,
+            |row| {
+                let is_dead = seen.is_dead(line::process(row, 0)?);
+                Ok(is_dead.then_some(row.get::<_, i64>(3)?))
+            },
+            |session, id| line::leave(session, *id),
+        )?;
+        self.remove_found(
+            LOCKS,
+            |row| {
+                let held = line::held(row)?;
+                // The clock is read after the row: a row from a later moment is of another boot.
+                let is_live = held.is_in_time(self.clock.now()) && !seen.is_dead(held.by.clone());
+                let names: (String, String) = (row.get(10)?, row.get(11)?);
+                Ok((!is_live).then_some((held, names)))
+            },
+            |session, (held, (namespace, name)): &(Held, (String, String))| {
+                let (epoch, expires) = (line::signed(held.epoch), line::nanos(held.expires));
+                session
+                    .change(FREE, (namespace, name, epoch, expires))
+                    .map(drop)
+            },
+        )
+    }
+
+    /// Removes the rows that `find` returns from the query `select`, in one write transaction. Writes
+    /// nothing where there are none.
+    fn remove_found<T>(
+        &self,
+        select: &str,
+        mut find: impl FnMut(&Row<'_>) -> rusqlite::Result<Option<T>>,
+        remove: impl Fn(&Session<'_>, &T) -> rusqlite::Result<()>,
+    ) -> Result<(), Error> {
+        let patience = self.briefly();
+        let found = self
+            .db
+            .run(&patience, |session| session.all(select, (), &mut find))?;
+        let found: Vec<_> = found.into_iter().flatten().take(BATCH).collect();
+        if found.is_empty() {
+            return Ok(());
+        }
+        self.db.transact(&patience, |session| {
+            found.iter().try_for_each(|row| remove(session, row))
+        })
+    }
+}
+
+/// The verdicts on processes so far: many rows belong to one process.
+#[derive(Default)]
+struct Seen(HashMap<Process, bool>);
+
+impl Seen {
+    fn is_dead(&mut self, process: Process) -> bool {
+        match self.0.get(&process) {
+            Some(is_dead) => *is_dead,
+            None if self.0.len() >= BATCH => false,
+            None => {
+                let is_dead = process.is_dead();
+                self.0.insert(process, is_dead);
+                is_dead
+            }
+        }
+    }
+}
