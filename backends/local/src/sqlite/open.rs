@@ -14,6 +14,9 @@ use super::schema::{Trouble, prepare};
 /// More than there are different statements.
 const STATEMENTS: usize = 32;
 
+/// What the names of the database and of SQLite's files beside it end in.
+const SIDES: [&str; 3] = ["", "-wal", "-shm"];
+
 /// Of the database and of those beside it.
 type Identities = [Option<(u64, u64)>; 3];
 
@@ -158,7 +161,7 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 fn identities(path: &Path) -> Identities {
-    ["", "-wal", "-shm"].map(|side| identity(&named(path, side)))
+    SIDES.map(|side| identity(&named(path, side)))
 }
 
 /// A file that has something more behind its name.
@@ -171,27 +174,7 @@ fn named(path: &Path, side: &str) -> PathBuf {
 /// What can be wrong with the place of a file that could be opened.
 #[cfg(unix)]
 pub(super) fn examine(file: &Path) -> Vec<Finding> {
-    use std::os::unix::fs::MetadataExt;
-    let mut findings = Vec::new();
-    match fs::metadata(file) {
-        Ok(data) if data.mode() & 0o002 != 0 => findings.push(Finding::warning(
-            "permissions",
-            format!(
-                "everybody on this host may write the file (mode {:o})",
-                data.mode() & 0o777
-            ),
-            "any user can take and free every lock",
-            "chmod o-w it, and give those who need it a group",
-        )),
-        Ok(data) => findings.push(Finding::fine(
-            "permissions",
-            format!(
-                "the file can be read and written (mode {:o})",
-                data.mode() & 0o777
-            ),
-        )),
-        Err(_) => findings.push(deleted()),
-    }
+    let mut findings = vec![permissions(file)];
     if let Err(error) = place::local(file) {
         findings.push(Finding::unusable(
             "file system",
@@ -213,12 +196,42 @@ pub(super) fn examine(file: &Path) -> Vec<Finding> {
 }
 
 #[cfg(unix)]
-fn deleted() -> Finding {
-    Finding::unusable(
-        "permissions",
-        "the file has been deleted or moved while it was open",
-        "the next program makes another one, and does not see these locks",
-        "start all programs that use it again",
+fn permissions(file: &Path) -> Finding {
+    use std::os::unix::fs::MetadataExt;
+    let topic = "permissions";
+    if identity(file).is_none() {
+        return Finding::unusable(
+            topic,
+            "the file has been deleted or moved while it was open",
+            "the next program makes another one, and does not see these locks",
+            "start all programs that use it again",
+        );
+    }
+    let mode = |side| Some(fs::metadata(named(file, side)).ok()?.mode() & 0o777);
+    // A file beside it that was made before its mode was changed has the old one. Of equal ones it is
+    // the last that counts: the database's own.
+    let modes = SIDES.into_iter().rev().filter_map(mode);
+    let mode = modes.max_by_key(|mode| mode & 0o006).unwrap_or_default();
+    let advice = format!("chmod o-rwx {file:?}*, and give those who need it a group");
+    if mode & 0o002 != 0 {
+        return Finding::warning(
+            topic,
+            format!("everybody on this host may write the file or one beside it (mode {mode:o})"),
+            "any user can take and free every lock",
+            advice,
+        );
+    }
+    if mode & 0o004 != 0 {
+        return Finding::warning(
+            topic,
+            format!("everybody on this host may read the file or one beside it (mode {mode:o})"),
+            "any user can stop all who lock: whoever can read a file can put a read lock on it, and that keeps SQLite's writers out",
+            advice,
+        );
+    }
+    Finding::fine(
+        topic,
+        format!("the file can be read and written (mode {mode:o})"),
     )
 }
 

@@ -167,6 +167,41 @@ fn the_file_is_its_owners_alone() {
     );
 }
 
+/// Whoever can read the `-shm` can put a read lock on the byte that writers lock, as user `nobody`
+/// did: nobody was granted anything any more.
+#[cfg(unix)]
+#[test]
+fn a_file_that_everybody_may_read_or_write_is_warned_of() {
+    use lockkeeper_core::Severity;
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let provider = place.provider();
+    let examined = || {
+        let findings = provider.operator().unwrap().examine(Moment::NEVER).unwrap();
+        let mut about = findings.into_iter().filter(|it| it.topic == "permissions");
+        about.next().unwrap()
+    };
+    for (file, mode, may) in [
+        ("locks.db", 0o660, None),
+        ("locks.db", 0o644, Some("read")),
+        ("locks.db", 0o606, Some("write")),
+        ("locks.db-shm", 0o664, Some("read")),
+    ] {
+        let path = place.folder.path().join(file);
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let found = examined();
+        assert!(found.what.contains(&format!("mode {mode:o}")), "{found:?}");
+        let Some(may) = may else {
+            assert_eq!(found.severity, Severity::Fine, "{found:?}");
+            continue;
+        };
+        assert_eq!(found.severity, Severity::Warning, "{found:?}");
+        assert!(found.what.contains(&format!("may {may}")), "{found:?}");
+        assert!(found.advice.contains("chmod o-rwx"), "{found:?}");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+}
+
 #[test]
 fn debug_shows_the_place() {
     let shown = format!("{:?}", Place::new().provider());
