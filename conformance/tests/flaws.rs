@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lockkeeper_conformance::{Fixture, Restore, Suite, Verdict};
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Clock, Error, ErrorKind, Grant, Lease, LockProvider, Moment,
-    Released, Renewal, SystemClock,
+    AcquireRequest, Capabilities, Capability, Clock, Error, ErrorKind, Grant, Lease, LockProvider,
+    Moment, Released, Renewal, SystemClock,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,7 @@ enum Flaw {
     KeepsWaiters,
     KeepsRows,
     ServesAnybodyFirst,
+    PromisesAProof,
 }
 
 /// Each with the cases that must find it.
@@ -117,6 +118,10 @@ const FLAWS: &[(Flaw, &[&str])] = &[
     (
         Flaw::ServesAnybodyFirst,
         &["rule_09_between_processes::nobody_snatches_it_from_the_one_woken"],
+    ),
+    (
+        Flaw::PromisesAProof,
+        &["rule_06_fencing::a_commit_is_proved_or_the_proof_refused"],
     ),
 ];
 
@@ -250,6 +255,9 @@ impl LockProvider for Flawed {
     }
 
     fn capabilities(&self) -> Capabilities {
+        if self.store.has(Flaw::PromisesAProof) {
+            return Capabilities::new().with(Capability::CommitProof);
+        }
         Capabilities::new()
     }
 

@@ -17,14 +17,18 @@ pub enum Capability {
     /// A lock whose holder's process has died is granted to the next at once rather than after
     /// its ttl.
     DeadOwnerTakeOver,
+    /// SQL within the application's own transaction can prove a hold; see
+    /// [`LockGuard::commit_proof`](crate::LockGuard::commit_proof).
+    CommitProof,
 }
 
 impl Capability {
     /// All there are.
-    pub const ALL: [Capability; 3] = [
+    pub const ALL: [Capability; 4] = [
         Capability::CrossProcess,
         Capability::CrossHost,
         Capability::DeadOwnerTakeOver,
+        Capability::CommitProof,
     ];
 
     /// The name by which a config requires it, such as `cross_host`.
@@ -33,6 +37,7 @@ impl Capability {
             Capability::CrossProcess => "cross_process",
             Capability::CrossHost => "cross_host",
             Capability::DeadOwnerTakeOver => "dead_owner_take_over",
+            Capability::CommitProof => "commit_proof",
         }
     }
 }

@@ -51,7 +51,7 @@ const NOT_SETTINGS: [&str; 8] = [
 /// | `margin` | duration; how much earlier than the store a guard calls itself lost | a tenth of the ttl, at most `1s` |
 /// | `handover_max` | 0 to 127; hand-overs in a row within the process | `100` |
 /// | `handover_time` | duration; how long a process may hand a lock on within itself | `50ms` |
-/// | `require` | `cross_process`, `cross_host`, `dead_owner_take_over`; several with commas | none |
+/// | `require` | `cross_process`, `cross_host`, `dead_owner_take_over`, `commit_proof`; several with commas | none |
 /// | `fallback` | a URL to open when nobody answers at the first store; can be repeated | none |
 ///
 /// Durations are written `500ms`, `30s`, `2m`. Backends add keys of their own. A key that nobody

@@ -129,12 +129,13 @@ impl LockGuard {
         }
     }
 
-    /// What proves this hold within the application's own transaction: see [`CommitProof`]. A
-    /// renewal that is under way is waited for.
+    /// Returns the SQL that proves this hold within the application's own transaction, where the
+    /// store has [`Capability::CommitProof`](crate::Capability::CommitProof). [`CommitProof`] says how
+    /// to use it, and what to do on every other store. A renewal that is under way is waited for.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] where the lock is lost, [`ErrorKind::Unsupported`] where the store cannot
-    /// be asked by SQL: there, write [`token`](Self::token) beside the data.
+    /// [`ErrorKind::Lost`] where the lock is lost, [`ErrorKind::Unsupported`] where the store has no
+    /// such SQL.
     pub fn commit_proof(&self) -> Result<CommitProof<'_>, Error> {
         self.ensure_held()?;
         let proof = self.granted.hold.proof(&*self.engine.clock);
@@ -144,7 +145,7 @@ impl LockGuard {
             Ok(Some(proof)) => Ok(CommitProof::new(proof)),
             Ok(None) => Err(Error::new(
                 ErrorKind::Unsupported,
-                "this store cannot be asked within a transaction; write the guard's token beside the data, and refuse smaller ones",
+                "this store has no SQL that proves a hold within your transaction; call `renew` on the guard as the last step before the commit and roll back where it fails, write the guard's token beside the data, and refuse smaller tokens",
             )
             .with_name(self.name())
             .with_backend(self.engine.provider.backend())),

@@ -42,6 +42,25 @@ impl fmt::Display for ProofValue {
 ///
 /// What is left is the time between this statement and the commit. Where that must be closed, too,
 /// write [`LockGuard::token`](crate::LockGuard::token) beside the data as well.
+///
+/// # Stores without a proof
+/// MySQL and MariaDB have a proof: `IS_USED_LOCK` answers for the moment at which it is asked. Leases
+/// that are rows, as on SQLite, cannot be proved by SQL: a transaction sees them as they were when it
+/// first read, however long ago that was. Such a statement would say 1 after the loss, so there is
+/// none. On every store, also where data and locks are on different servers, this works:
+///
+/// 1. Begin the transaction as a writer, on the data's own connection: `BEGIN IMMEDIATE` on SQLite.
+///    Do not attach the lock file: that would lock it for all processes.
+/// 2. Do the work. Write [`LockGuard::token`](crate::LockGuard::token) along, and refuse smaller ones:
+///    `UPDATE product SET stock = ?1, token = ?2 WHERE id = ?3 AND token <= ?2`. Roll back where no row
+///    was changed.
+/// 3. As the last step, [`LockGuard::renew`](crate::LockGuard::renew): the keeper asks the store on a
+///    connection of its own. Roll back where it fails; that includes an outcome that is unknown. It
+///    gives a fixed lease a full ttl again, too.
+/// 4. Commit.
+///
+/// Between the third step and the fourth a whole lease lies: only a program that is stopped there for
+/// that long commits late, and the token of a later holder's write refuses that of an earlier one.
 #[derive(Clone, Debug)]
 pub struct CommitProof<'g> {
     proof: Proof,

@@ -125,7 +125,8 @@ pub trait Lease: fmt::Debug + Send + Any {
 
     /// How a transaction of the application's can ask whether this very lease still stands; `None`
     /// where the store cannot be asked from there. Does no I/O. The SQL must give 1 for no later
-    /// lease of the name.
+    /// lease of the name, and must answer for the moment at which it runs, whatever snapshot the
+    /// transaction sees. A provider declares it: [`Capability::CommitProof`](crate::Capability::CommitProof).
     fn proof(&self) -> Option<Proof> {
         None
     }

@@ -107,6 +107,7 @@ impl LockProvider for MySqlProvider {
             .with(Capability::CrossProcess)
             .with(Capability::CrossHost)
             .with(Capability::DeadOwnerTakeOver)
+            .with(Capability::CommitProof)
             .with_renew_batch(RENEW_BATCH)
     }
 

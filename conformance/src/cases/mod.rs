@@ -86,7 +86,8 @@ pub(crate) static TABLE: &[Case] = table! {
         grows_over_processes,
         grows_over_a_wiped_store,
         grows_over_a_store_that_was_closed,
-        grows_over_a_lease_that_ran_out;
+        grows_over_a_lease_that_ran_out,
+        a_commit_is_proved_or_the_proof_refused;
     rule_07_names:
         different_strings_are_different_locks,
         the_same_string_is_the_same_lock,

@@ -1,9 +1,9 @@
-//! Tokens of a name grow strictly over all grants.
+//! Tokens of a name grow strictly over all grants, and a commit can be proved where a store says so.
 
 use std::sync::Mutex;
 use std::thread;
 
-use lockkeeper_core::LockGuard;
+use lockkeeper_core::{Capability, ErrorKind, LockGuard};
 
 use crate::ear::Event;
 use crate::rig::{Outcome, Rig, take, take_with};
@@ -114,5 +114,26 @@ pub(super) fn grows_over_a_lease_that_ran_out(rig: &Rig<'_>) -> Outcome {
     fence.pass_guard(&lost);
     fence.pass_guard(&take(&keeper, "a"));
     fence.pass_guard(&take(&rig.keeper(), "a"));
+    Ok(())
+}
+
+/// By the capability, a program knows beforehand. Whether a proof is right, a test of the store's own
+/// asks: SQL is not said here.
+pub(super) fn a_commit_is_proved_or_the_proof_refused(rig: &Rig<'_>) -> Outcome {
+    let keeper = rig.keeper();
+    let guard = take(&keeper, "a");
+    match guard.commit_proof() {
+        Ok(proof) => {
+            assert!(keeper.capabilities().has(Capability::CommitProof));
+            let questions = proof.statement().matches('?').count();
+            assert_eq!(questions, proof.params().len(), "{proof:?}");
+        }
+        Err(error) => {
+            assert!(!keeper.capabilities().has(Capability::CommitProof));
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("`renew`"), "{error}");
+        }
+    }
+    guard.renew().expect("what proves a hold on every store");
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Lease, LockName, Moment, Proof, ProofValue, Released, Renewal};
+use lockkeeper_core::{Error, Lease, LockName, Moment, Released, Renewal};
 
 use super::db::{Patience, unknown};
 use super::line::{nanos, signed};
@@ -15,17 +15,6 @@ const RENEW: &str = "UPDATE lock SET asked = ?4, expires = ?5
 /// Nobody waits, so nobody is to be woken.
 const RELEASE: &str = "DELETE FROM lock
  WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND contended = 0 AND expires > ?4";
-
-/// For an application that has attached the file as `lockkeeper`. A lease that ran out stands there
-/// until somebody else is granted the name; until then a commit harms nobody.
-const PROOF: &str =
-    "SELECT EXISTS (SELECT 1 FROM lockkeeper.lock WHERE namespace = ? AND name = ? AND epoch = ?)";
-
-/// A text of SQL's, whatever letters it has.
-fn quoted(text: &str) -> String {
-    let hex: String = text.bytes().map(|byte| format!("{byte:02X}")).collect();
-    format!("CAST(X'{hex}' AS TEXT)")
-}
 
 pub(super) struct SqliteLease {
     pub(super) store: Arc<Store>,
@@ -91,23 +80,5 @@ impl Lease for SqliteLease {
                 .map_err(unknown),
             _ => Ok(Released::Done),
         }
-    }
-
-    fn proof(&self) -> Option<Proof> {
-        let (namespace, name) = (self.store.namespace.as_str(), self.name.as_str());
-        let epoch = signed(self.epoch);
-        Some(Proof {
-            sql: format!(
-                "SELECT EXISTS (SELECT 1 FROM lockkeeper.lock WHERE namespace = {} AND name = {} AND epoch = {epoch})",
-                quoted(namespace),
-                quoted(name)
-            ),
-            statement: PROOF,
-            params: vec![
-                ProofValue::Text(namespace.to_owned()),
-                ProofValue::Text(name.to_owned()),
-                ProofValue::Integer(epoch),
-            ],
-        })
     }
 }

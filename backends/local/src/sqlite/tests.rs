@@ -15,8 +15,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, CommitProof, Config, Drivers, LeasePolicy, LockGuard, LockKeeper,
-    ManualClock, Moment, ProofValue, Released, Wait,
+    AcquireOptions, CancelToken, Config, Drivers, LeasePolicy, LockGuard, LockKeeper, ManualClock,
+    Moment, Released, Wait,
 };
 use rusqlite::Connection;
 

@@ -1,4 +1,4 @@
-//! Names, epochs, leases and their proofs.
+//! Names, epochs, leases, and commits that come too late.
 
 use super::*;
 
@@ -86,36 +86,33 @@ fn a_late_renewal_is_refused_and_a_late_release_harmless() {
     assert_eq!(spy.acquire(&asker, "seat").release(), Released::Done);
 }
 
-/// By both forms of the statement, from an application's own connection.
+/// An open transaction sees the locks as they were when it first read: no SQL in it can prove a hold.
 #[test]
-fn a_proof_holds_until_somebody_else_is_granted_the_name() {
+fn a_late_commit_is_refused_by_a_renewal_and_not_by_sql() {
     let place = Place::new();
     let keeper = place.keeper();
-    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed {
-        ttl: Duration::from_millis(300),
-    });
-    let app = Connection::open_in_memory().unwrap();
-    let path = place.path().into_os_string().into_string().unwrap();
-    app.execute("ATTACH ?1 AS lockkeeper", [path]).unwrap();
-    let holds = |proof: &CommitProof<'_>| -> bool {
-        let text: bool = app.query_row(proof.sql(), (), |row| row.get(0)).unwrap();
-        let values = proof.params().iter().map(|value| match value {
-            ProofValue::Text(text) => rusqlite::types::Value::from(text.clone()),
-            ProofValue::Integer(number) => rusqlite::types::Value::from(*number),
-        });
-        let values = rusqlite::params_from_iter(values);
-        let prepared = app.query_row(proof.statement(), values, |row| row.get(0));
-        assert_eq!(prepared, Ok(text), "{proof:?}");
-        text
-    };
-    for name in ["a", "it's \" \\ ? -- 자리", "nul \0 in it"] {
-        let late = keeper.acquire(name, &fixed).unwrap().unwrap();
-        let proof = late.commit_proof().unwrap();
-        assert!(holds(&proof), "{name:?}");
-        let next = place.keeper().lock(name).unwrap();
-        assert!(!holds(&proof), "{name:?}");
-        assert!(holds(&next.commit_proof().unwrap()), "{name:?}");
-    }
+    assert!(!keeper.capabilities().has(Capability::CommitProof));
+    let late = keeper.lock("seat").unwrap();
+    let error = late.commit_proof().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("call `renew`"), "{error}");
+
+    let mut app = place.raw();
+    let transaction = app.transaction().unwrap();
+    let its_row = format!(
+        "SELECT count(*) FROM lock WHERE name = 'seat' AND epoch = {}",
+        late.token().get() >> 7
+    );
+    let sees_it = || transaction.query_row(&its_row, (), |row| row.get::<_, bool>(0));
+    assert_eq!(sees_it(), Ok(true));
+    place
+        .raw()
+        .execute("DELETE FROM lock WHERE name = 'seat'", ())
+        .unwrap();
+    let next = place.keeper().try_lock("seat").unwrap().unwrap();
+    assert_eq!(sees_it(), Ok(true), "it is somebody else's by now");
+    assert_eq!(late.renew().unwrap_err().kind(), ErrorKind::Lost);
+    next.renew().unwrap();
 }
 
 /// Whenever somebody has looked at it, a lock is renewed.
