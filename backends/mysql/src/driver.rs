@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, ErrorKind, LockProvider, Target};
 
+use crate::options::TAKES_POOL_SIZE;
 use crate::{BACKEND, MySqlOptions, MySqlProvider};
 
 /// Opens `mysql://USER:PASSWORD@HOST:PORT/DATABASE` and the same with `mariadb:`.
@@ -14,9 +15,9 @@ use crate::{BACKEND, MySqlOptions, MySqlProvider};
 /// | `user`, `password` | to log in with, where the URL does not say it | none |
 /// | `db` | the database to be in, where the URL does not say it; locks know no databases | none |
 /// | `socket` | a Unix socket's path, for a URL without host: `mysql:?socket=/run/mysqld/mysqld.sock` | none |
-/// | `pool_size` | the most connections, from 1 | `10` |
-/// | `connect_timeout` | duration; the longest that opening a connection may take | `2s` |
-/// | `response_timeout` | duration; the longest to wait for one answer | `1s` |
+/// | `pool_size` | the most connections, from 1 to 1000 | `10` |
+/// | `connect_timeout` | duration from 1ms to 1day; the longest that opening a connection may take | `2s` |
+/// | `response_timeout` | duration from 1ms to 1day; the longest to wait for one answer | `1s` |
 /// | `tls` | `on` or `off` | `off` |
 /// | `ca_file` | with `tls=on`: a PEM file of certificates to trust, too | none |
 #[derive(Clone, Copy, Debug, Default)]
@@ -110,7 +111,7 @@ fn options(target: &Target<'_>) -> Result<MySqlOptions, Error> {
     if let Some(password) = once("password", url.password()?, target.get("password"))? {
         options = options.password(password);
     }
-    if let Some(size) = target.parse("pool_size", "a number from 1")? {
+    if let Some(size) = target.parse("pool_size", TAKES_POOL_SIZE)? {
         options = options.pool_size(size);
     }
     if let Some(limit) = target.duration("connect_timeout")? {

@@ -1,11 +1,20 @@
 //! Where the server is, and how to talk to it.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind};
 use mysql::{Opts, OptsBuilder, SslOpts};
+
+/// How many connections a pool may have.
+const POOL_SIZES: RangeInclusive<u32> = 1..=1_000;
+/// [`POOL_SIZES`] for people.
+pub(crate) const TAKES_POOL_SIZE: &str = "a number from 1 to 1000";
+/// How long a server may be waited for. The kernel keeps time-outs as signed numbers, so there is an
+/// end.
+const LIMITS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(86_400);
 
 /// Where a server is, and how to talk to it. `Debug` shows no password.
 #[derive(Clone)]
@@ -90,7 +99,7 @@ impl MySqlOptions {
         self.build(|opts| opts.db_name(Some(database)))
     }
 
-    /// The most connections, from 1. Default: 10. Each wait takes one, and keeps it with the
+    /// The most connections, from 1 to 1000. Default: 10. Each wait takes one, and keeps it with the
     /// lock; locks that were free share half of them.
     #[must_use]
     pub fn pool_size(mut self, connections: u32) -> Self {
@@ -98,7 +107,7 @@ impl MySqlOptions {
         self
     }
 
-    /// The longest that opening a connection may take, above zero. Default: 2 s. Looking up the
+    /// The longest that opening a connection may take, from 1 ms to a day. Default: 2 s. Looking up the
     /// host's address takes as long as the system allows.
     #[must_use]
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
@@ -106,7 +115,7 @@ impl MySqlOptions {
         self
     }
 
-    /// The longest to wait for one answer, above zero. Default: 1 s. It does not bound a wait for a
+    /// The longest to wait for one answer, from 1 ms to a day. Default: 1 s. It does not bound a wait for a
     /// lock.
     #[must_use]
     pub fn response_timeout(mut self, limit: Duration) -> Self {
@@ -128,18 +137,21 @@ impl MySqlOptions {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let bad = |text: String| Err(Error::new(ErrorKind::InvalidValue, text));
-        if self.pool_size == 0 {
-            return bad(
-                "`pool_size` takes a number from 1; a pool of none can do nothing".to_owned(),
-            );
+        if !POOL_SIZES.contains(&self.pool_size) {
+            return bad(format!(
+                "`pool_size` takes {TAKES_POOL_SIZE}, and not {}",
+                self.pool_size
+            ));
         }
-        // The kernel keeps timeouts as signed numbers; a day is for ever here.
-        let fits = |limit: Duration| !limit.is_zero() && limit <= Duration::from_secs(86_400);
-        if !fits(self.connect_timeout) || !fits(self.response_timeout) {
-            return bad(
-                "`connect_timeout` and `response_timeout` take a duration above zero, at most a day"
-                    .to_owned(),
-            );
+        for (key, limit) in [
+            ("connect_timeout", self.connect_timeout),
+            ("response_timeout", self.response_timeout),
+        ] {
+            if !LIMITS.contains(&limit) {
+                return bad(format!(
+                    "`{key}` takes a duration from 1ms to 1day, and not {limit:?}"
+                ));
+            }
         }
         let trust = self.opts.get_ssl_opts();
         if trust.is_some() && self.opts.get_socket().is_some() {
@@ -194,6 +206,7 @@ mod tests {
         assert!(good().check().is_ok());
         for bad in [
             good().pool_size(0),
+            good().pool_size(1_001),
             good().connect_timeout(Duration::ZERO),
             good().response_timeout(Duration::MAX),
             good().tls(Some("/nowhere.pem".into())),

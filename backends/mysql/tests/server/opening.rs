@@ -14,6 +14,7 @@ use crate::rig::{Case, PATIENCE, open, start, try_open};
 
 pub(crate) const CASES: &[Case] = &[
     ("settings_are_checked_first", settings_are_checked_first),
+    ("numbers_have_bounds", numbers_have_bounds),
     ("who_may_not_come_in", who_may_not_come_in),
     ("nobody_there", nobody_there),
     ("something_else_answers", something_else_answers),
@@ -47,6 +48,25 @@ fn refused(url: &str, kind: ErrorKind, says: &[&str]) -> Error {
         "{text}"
     );
     error
+}
+
+/// Nobody listens there, and nobody is asked.
+fn numbers_have_bounds(_: MySqlKind) {
+    for (key, value, range, shown) in [
+        ("pool_size", "0", "1 to 1000", "0"),
+        ("pool_size", "1001", "1 to 1000", "1001"),
+        ("pool_size", "4000000000", "1 to 1000", "4000000000"),
+        ("pool_size", "40000000000", "1 to 1000", "40000000000"),
+        ("pool_size", "-1", "1 to 1000", "-1"),
+        ("connect_timeout", "0s", "1ms to 1day", "0ns"),
+        ("connect_timeout", "2days", "1ms to 1day", "172800s"),
+        ("response_timeout", "1us", "1ms to 1day", "1µs"),
+        ("response_timeout", "25h", "1ms to 1day", "90000s"),
+    ] {
+        let url = format!("mysql://127.0.0.1:1/?{key}={value}");
+        let error = refused(&url, ErrorKind::InvalidValue, &[key, range]);
+        assert!(error.message().contains(shown), "{value}: {error}");
+    }
 }
 
 fn settings_are_checked_first(_: MySqlKind) {
