@@ -10,9 +10,9 @@ use crate::connection::Sight;
 use crate::detached;
 use crate::failure::Failure;
 use crate::lease::MySqlLease;
-use crate::names;
+use crate::names::EncodedName;
 use crate::session::Session;
-use crate::statements::{LONGEST_WAIT, idle_seconds};
+use crate::statements::{LONGEST_WAIT, SessionId, idle_seconds};
 use crate::store::{Place, Store};
 use crate::wire::LONGEST_CALL;
 
@@ -41,7 +41,7 @@ enum Look {
 struct Ask<'a> {
     store: &'a Arc<Store>,
     request: &'a AcquireRequest<'a>,
-    name: Arc<str>,
+    name: EncodedName,
     idle_seconds: u64,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn acquire(
     let ask = Ask {
         store,
         request,
-        name: names::encode(&store.namespace, request.name().as_str()).into(),
+        name: EncodedName::new(&store.namespace, request.name().as_str()),
         idle_seconds: idle_seconds(request.ttl()),
     };
     match ask.run() {
@@ -159,7 +159,8 @@ impl Ask<'_> {
             connection.set_idle(store.flavour, self.idle_seconds, limit)?;
             asked_at = self.request.now();
             let limit = limit.min(until.saturating_since(asked_at));
-            Ok((connection.try_lock(&self.name, limit)?, connection.id()))
+            let sight = connection.try_lock(&self.name, limit)?;
+            Ok((sight, connection.session()))
         })?;
         match sight {
             Sight::Won(epoch) => Ok(Look::Won(self.won(place, id, epoch, asked_at))),
@@ -181,7 +182,7 @@ impl Ask<'_> {
         let limit = Duration::from_secs(self.idle_seconds);
         let work = {
             let (store, session) = (Arc::clone(store), Arc::clone(session));
-            let name = Arc::clone(&self.name);
+            let name = self.name.clone();
             move || {
                 store.ask(&session, patience, |connection, _| {
                     connection.try_lock(&name, limit)
@@ -190,7 +191,7 @@ impl Ask<'_> {
         };
         let late = {
             let (store, session) = (Arc::clone(store), Arc::clone(session));
-            let name = Arc::clone(&self.name);
+            let name = self.name.clone();
             move |sight| {
                 if may_be_held(&sight) {
                     store.leave_to_sweeper(&session, &name);
@@ -210,8 +211,9 @@ impl Ask<'_> {
             )));
         };
         if let Ok(Sight::Won(epoch)) = sight {
-            let until = self.request.now() + self.request.ttl();
-            session.settle(&self.name, epoch, until);
+            let now = self.request.now();
+            let until = now + self.request.ttl();
+            session.settle(&self.name, epoch, now, until);
             store.sweeper.note(until);
             let lease = MySqlLease::new(store, session, &self.name, epoch);
             return Ok(Look::Won(Won { lease, asked_at }));
@@ -228,10 +230,11 @@ impl Ask<'_> {
     }
 
     /// The connection holds the name, and from now on whatever else is taken on it.
-    fn won(&self, place: Place, id: u32, epoch: u64, asked_at: Moment) -> Won {
-        let until = self.request.now() + self.request.ttl();
-        let name = Arc::clone(&self.name);
-        let session = Session::new(place, id, self.idle_seconds, name, epoch, until);
+    fn won(&self, place: Place, id: SessionId, epoch: u64, asked_at: Moment) -> Won {
+        let now = self.request.now();
+        let until = now + self.request.ttl();
+        let name = self.name.clone();
+        let session = Session::new(place, id, self.idle_seconds, name, epoch, now, until);
         let session = Arc::new(session);
         self.store.keep(&session, until);
         let lease = MySqlLease::new(self.store, &session, &self.name, epoch);
@@ -276,7 +279,7 @@ impl Ask<'_> {
         }
         match answer? {
             Sight::Won(epoch) => {
-                let id = connection.id();
+                let id = connection.session();
                 place.0 = Some(connection);
                 Ok(Some(Some(self.won(place, id, epoch, asked_at))))
             }

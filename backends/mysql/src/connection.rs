@@ -13,15 +13,15 @@ use mysql::{Conn, Opts, OptsBuilder, Row, Statement, Value};
 use mysql_common::proto::codec::error::PacketCodecError;
 
 use crate::failure::{Failure, asked, closed, is_time_over, not_connected, senseless};
+use crate::names::EncodedName;
 use crate::options::MySqlOptions;
-use crate::statements::{self, EPOCH_BITS, Flavour};
+use crate::statements::{self, EPOCH_BITS, Flavour, SessionId};
 use crate::wire::Wire;
 
 /// A dead network is noticed after some 20 s, also while nobody says anything.
 const KEEPALIVE_MS: u32 = 10_000;
 /// Longer than anything that is sent here; asking the server for its limit would cost a round trip.
 const MOST_BYTES: usize = 1 << 20;
-
 /// What was asked of the server, and what is open there.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
@@ -145,6 +145,7 @@ impl Connector {
             wire: Arc::new(wire),
             counts: Arc::clone(&self.counts),
             place: Arc::clone(&self.place),
+            start: 0,
             idle_seconds: None,
             patience: None,
             try_statement: None,
@@ -172,6 +173,8 @@ pub(crate) struct Connection {
     pub(crate) wire: Arc<Wire>,
     counts: Arc<Counts>,
     place: Arc<str>,
+    /// When the server was started, in seconds.
+    start: u64,
     /// The session's wait_timeout, where it was set.
     idle_seconds: Option<u64>,
     /// The timeout that is set on the socket.
@@ -199,6 +202,14 @@ impl Connection {
     /// What the server calls it.
     pub(crate) fn id(&self) -> u32 {
         self.conn.connection_id()
+    }
+
+    /// Returns what the server calls it, also after the server was started anew.
+    pub(crate) fn session(&self) -> SessionId {
+        SessionId {
+            id: self.id().into(),
+            start: self.start,
+        }
     }
 
     fn call<T>(
@@ -272,7 +283,9 @@ impl Connection {
             ),
             failure => failure,
         })?;
-        let millis = number(row.as_ref()).ok_or_else(|| Failure::Refused(senseless()))?;
+        let (millis, start) = two(row.as_ref());
+        let millis = millis.ok_or_else(|| Failure::Refused(senseless()))?;
+        self.start = start.ok_or_else(|| Failure::Refused(senseless()))?;
         // More is a clock that was set back.
         let rest = Duration::from_millis(millis.min(1_000));
         if rest > until.saturating_duration_since(Instant::now()) {
@@ -316,7 +329,7 @@ impl Connection {
     pub(crate) fn wait(
         &mut self,
         flavour: Flavour,
-        name: &str,
+        name: &EncodedName,
         wait: Duration,
         grace: Duration,
     ) -> Result<Sight, Failure> {
@@ -345,13 +358,28 @@ impl Connection {
         Ok(answer == Some(1))
     }
 
+    /// Returns the session that holds the name.
+    pub(crate) fn holder(
+        &mut self,
+        name: &EncodedName,
+        limit: Duration,
+    ) -> Result<Option<SessionId>, Failure> {
+        let row = self
+            .call(limit, |conn| {
+                conn.exec_first(statements::HOLDER, (&**name,))
+            })?
+            .map_err(|error| self.failed(error))?;
+        let (id, start) = two(row.as_ref());
+        Ok(id.zip(start).map(|(id, start)| SessionId { id, start }))
+    }
+
     /// Which of the names this session holds.
     pub(crate) fn holds(
         &mut self,
-        names: &[Arc<str>],
+        names: &[EncodedName],
         limit: Duration,
     ) -> Result<Vec<bool>, Failure> {
-        let sql = statements::holds(names.iter().map(|name| &**name));
+        let sql = statements::holds(names);
         let row = self.query(&sql, limit)?;
         let row = row.filter(|row| row.len() == names.len());
         let row = row.ok_or_else(|| Failure::Unanswered(senseless()))?;
@@ -372,6 +400,12 @@ fn sight(answer: Option<u64>) -> Sight {
 /// The only number of a row; `None` for NULL.
 fn number(row: Option<&Row>) -> Option<u64> {
     row.and_then(|row| row.as_ref(0)).and_then(whole)
+}
+
+/// The two numbers of a row.
+fn two(row: Option<&Row>) -> (Option<u64>, Option<u64>) {
+    let at = |at| row.and_then(|row| row.as_ref(at)).and_then(whole);
+    (at(0), at(1))
 }
 
 /// Servers differ in the type of a number.

@@ -10,6 +10,7 @@ use lockkeeper_core::{Error, Lease, Moment, Proof, ProofValue, Released, Renew, 
 use crate::acquire::no_thread;
 use crate::detached;
 use crate::failure::{Failure, slow};
+use crate::names::EncodedName;
 use crate::session::Session;
 use crate::statements::{self, idle_seconds};
 use crate::store::Store;
@@ -20,7 +21,7 @@ const ATTEMPT: Duration = Duration::from_millis(100);
 pub(crate) struct MySqlLease {
     store: Arc<Store>,
     session: Arc<Session>,
-    name: Arc<str>,
+    name: EncodedName,
     epoch: u64,
 }
 
@@ -39,13 +40,13 @@ impl MySqlLease {
     pub(crate) fn new(
         store: &Arc<Store>,
         session: &Arc<Session>,
-        name: &Arc<str>,
+        name: &EncodedName,
         epoch: u64,
     ) -> Self {
         Self {
             store: Arc::clone(store),
             session: Arc::clone(session),
-            name: Arc::clone(name),
+            name: name.clone(),
             epoch,
         }
     }
@@ -56,7 +57,7 @@ impl MySqlLease {
         let limit = Duration::from_secs(self.session.idle_seconds);
         let call = {
             let (store, session) = (Arc::clone(&self.store), Arc::clone(&self.session));
-            let name = Arc::clone(&self.name);
+            let name = self.name.clone();
             move || {
                 store.ask(&session, limit, |connection, limit| {
                     connection.release(&name, limit)
@@ -65,7 +66,7 @@ impl MySqlLease {
         };
         let late = {
             let (store, session) = (Arc::clone(&self.store), Arc::clone(&self.session));
-            let name = Arc::clone(&self.name);
+            let name = self.name.clone();
             move |freed| store.given_back(&session, &name, &freed)
         };
         match detached::start(call, late) {
@@ -133,15 +134,14 @@ impl Lease for MySqlLease {
     }
 
     fn proof(&self) -> Option<Proof> {
-        let (name, id) = (&self.name, self.session.id);
-        let start = self.epoch >> statements::START_SHIFT;
+        let (name, session) = (&self.name, self.session.id);
         Some(Proof {
-            sql: statements::proof(name, id, start),
+            sql: statements::proof(name, session),
             statement: statements::PROOF,
             params: vec![
-                ProofValue::Text(name.as_ref().to_owned()),
-                ProofValue::Integer(i64::from(id)),
-                ProofValue::Integer(start.cast_signed()),
+                ProofValue::Text(name.to_string()),
+                ProofValue::Integer(session.id.cast_signed()),
+                ProofValue::Integer(session.start.cast_signed()),
             ],
         })
     }
@@ -157,7 +157,7 @@ fn own<'a>(store: &Arc<Store>, lease: &'a mut dyn Lease) -> Option<&'a mut MySql
 /// The leases of a batch that are on one session.
 struct Group {
     session: Arc<Session>,
-    names: Vec<Arc<str>>,
+    names: Vec<EncodedName>,
     /// Where in the batch each of them is.
     places: Vec<usize>,
     deadline: Moment,
@@ -197,7 +197,7 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
         let known = groups
             .iter_mut()
             .find(|group| Arc::ptr_eq(&group.session, &lease.session));
-        let name = Arc::clone(&lease.name);
+        let name = lease.name.clone();
         if let Some(group) = known {
             group.names.push(name);
             group.places.push(place);

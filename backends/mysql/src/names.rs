@@ -1,7 +1,10 @@
 //! What a lock is called on the server: readable for people where that is safe, and different for
 //! different locks on both servers.
 
-use std::fmt::Write;
+use std::borrow::Borrow;
+use std::fmt::{self, Write};
+use std::ops::Deref;
+use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
@@ -12,45 +15,91 @@ const KEPT: usize = 20;
 /// What is left for people beside `~` and the hash.
 const READABLE: usize = LONGEST - 1 - 2 * KEPT;
 
-/// `shop:seat:42` as it is, where it is short and of letters that no server folds; else something
-/// like it and a hash. Names are shared by all users of a server.
-pub(crate) fn encode(namespace: &str, name: &str) -> String {
-    let mut plain = String::with_capacity(LONGEST);
-    let fits = namespace.len() + 1 + name.len() <= LONGEST;
-    if fits && !namespace.contains(':') && namespace.chars().chain(name.chars()).all(is_plain) {
-        plain.push_str(namespace);
-        plain.push(':');
-        plain.push_str(name);
-        return plain;
+/// What a lock is called on the server. It has only letters that SQL need not quote, so it is the
+/// only text that [`statements`](crate::statements) may paste; a name that the server shows may be
+/// anybody's, and becomes one by [`parse`](Self::parse) alone.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct EncodedName(Arc<str>);
+
+impl EncodedName {
+    /// Returns `shop:seat:42` as it is if it is short and of letters that no server folds. Else
+    /// returns something similar and a hash. Names are shared by all users of a server.
+    pub(crate) fn new(namespace: &str, name: &str) -> Self {
+        let mut plain = String::with_capacity(LONGEST);
+        let fits = namespace.len() + 1 + name.len() <= LONGEST;
+        if fits && !namespace.contains(':') && namespace.chars().chain(name.chars()).all(is_plain) {
+            plain.push_str(namespace);
+            plain.push(':');
+            plain.push_str(name);
+            return Self(plain.into());
+        }
+        plain.push_str(&like(namespace, name));
+        plain.push('~');
+        // No byte of UTF-8 is 0xFF: namespace and name stay apart.
+        let hash = Sha256::new()
+            .chain_update(namespace)
+            .chain_update([0xff])
+            .chain_update(name)
+            .finalize();
+        for byte in hash.iter().take(KEPT) {
+            // Writing to a string does not fail.
+            let _ = write!(plain, "{byte:02x}");
+        }
+        Self(plain.into())
     }
-    plain.push_str(&like(namespace, name));
-    plain.push('~');
-    // No byte of UTF-8 is 0xFF: namespace and name stay apart.
-    let hash = Sha256::new()
-        .chain_update(namespace)
-        .chain_update([0xff])
-        .chain_update(name)
-        .finalize();
-    for byte in hash.iter().take(KEPT) {
-        // Writing to a string does not fail.
-        let _ = write!(plain, "{byte:02x}");
+
+    /// Returns `None` if [`new`](Self::new) cannot have made this text.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let is_hash = |hash: &str| {
+            let is_hex = |letter| matches!(letter, 'a'..='f' | '0'..='9');
+            hash.len() == 2 * KEPT && hash.chars().all(is_hex)
+        };
+        let readable = match text.split_once('~') {
+            Some((readable, hash)) if readable.len() <= READABLE && is_hash(hash) => readable,
+            None if text.len() <= LONGEST => text,
+            _ => return None,
+        };
+        readable.chars().all(is_plain).then(|| Self(text.into()))
     }
-    plain
+
+    /// Returns the lock's name in this namespace, and whether that is the whole name or only
+    /// similar to it. Returns `None` if this is no name of the namespace.
+    pub(crate) fn decode(&self, namespace: &str) -> Option<(String, bool)> {
+        if self.contains('~') {
+            let name = self.strip_prefix(like(namespace, "").as_str())?;
+            return Some((name.to_owned(), false));
+        }
+        let name = self.strip_prefix(namespace)?.strip_prefix(':')?;
+        let is_own = !name.is_empty() && Self::new(namespace, name) == *self;
+        is_own.then(|| (name.to_owned(), true))
+    }
 }
 
-/// The name that is called so on the server, and whether it is the name itself or only like it.
-/// `None`: it is of another namespace, or none of lockkeeper's.
-pub(crate) fn decode(namespace: &str, encoded: &str) -> Option<(String, bool)> {
-    let start: String = namespace.chars().chain([':']).collect();
-    if !encoded.contains('~') {
-        let name = encoded
-            .strip_prefix(&start)
-            .filter(|name| !name.is_empty())?;
-        return (encode(namespace, name) == encoded).then(|| (name.to_owned(), true));
+impl Deref for EncodedName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
     }
-    let like = like(namespace, "");
-    let name = encoded.strip_prefix(like.as_str())?;
-    Some((name.to_owned(), false))
+}
+
+/// Maps that have these as keys are asked by text.
+impl Borrow<str> for EncodedName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for EncodedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for EncodedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
 }
 
 /// What of namespace and name can be read, where they are not written as they are.
@@ -74,12 +123,19 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
+    fn encode(namespace: &str, name: &str) -> EncodedName {
+        EncodedName::new(namespace, name)
+    }
+
     #[test]
     fn short_and_plain_names_are_as_they_are() {
-        assert_eq!(encode("shop", "seat:42"), "shop:seat:42");
-        assert_eq!(encode("default", "a/b_c-d.e@f#g"), "default:a/b_c-d.e@f#g");
+        assert_eq!(&*encode("shop", "seat:42"), "shop:seat:42");
+        assert_eq!(
+            &*encode("default", "a/b_c-d.e@f#g"),
+            "default:a/b_c-d.e@f#g"
+        );
         let name = "x".repeat(LONGEST - 5);
-        assert_eq!(encode("shop", &name), format!("shop:{name}"));
+        assert_eq!(&*encode("shop", &name), format!("shop:{name}"));
     }
 
     #[test]
@@ -106,15 +162,45 @@ mod tests {
     fn names_are_read_back_or_their_likeness_is() {
         for name in ["seat:42", "a/b_c-d.e@f#g"] {
             let encoded = encode("shop", name);
-            assert_eq!(decode("shop", &encoded), Some((name.to_owned(), true)));
-            assert_eq!(decode("other", &encoded), None);
+            assert_eq!(encoded.decode("shop"), Some((name.to_owned(), true)));
+            assert_eq!(encoded.decode("other"), None);
         }
         for (namespace, name, like) in [("shop", "Seat 42", "seat_42~"), ("My Shop", "a", "a~")] {
-            let decoded = decode(namespace, &encode(namespace, name));
+            let decoded = encode(namespace, name).decode(namespace);
             let (known, is_whole) = decoded.unwrap();
             assert!(known.starts_with(like) && !is_whole, "{known}");
         }
-        assert_eq!(decode("shop", "somebody else's"), None);
+        for (theirs, plain) in [("mysql_migration_lock", true), ("somebody else's", false)] {
+            let parsed = EncodedName::parse(theirs);
+            assert_eq!(parsed.is_some(), plain, "{theirs}");
+            assert_eq!(parsed.and_then(|name| name.decode("shop")), None);
+        }
+    }
+
+    #[test]
+    fn only_what_is_encoded_is_read() {
+        let long = "x".repeat(LONGEST);
+        for name in ["seat:42", "Seat 42", &long, "~", "'; drop table t; -- ", ""] {
+            let encoded = encode("shop", name);
+            assert_eq!(EncodedName::parse(&encoded), Some(encoded));
+        }
+        let hash = "0".repeat(2 * KEPT);
+        for bad in [
+            "shop:'".to_owned(),
+            "shop:~".to_owned(),
+            "shop:~'); drop table t; -- ".to_owned(),
+            "shop:\\".to_owned(),
+            "shop:A".to_owned(),
+            "shop:\0".to_owned(),
+            format!("{long}x"),
+            format!("shop:'~{hash}"),
+            format!("shop:a~{hash}'"),
+            format!("shop:a~{hash}~{hash}"),
+            format!("shop:a~{}g", &hash[1..]),
+            format!("{}~{hash}", "x".repeat(READABLE + 1)),
+        ] {
+            assert_eq!(EncodedName::parse(&bad), None, "{bad}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use mysql::{Row, Value};
 
 use crate::connection::{Connection, whole};
 use crate::failure::{Failure, senseless};
+use crate::names::EncodedName;
 use crate::statements::Flavour;
 
 /// The variables that matter; a server that lacks one does not list it.
@@ -138,12 +139,8 @@ fn rehearse(connection: &mut Connection, flavour: Flavour, limit: Duration) -> R
     }
     // As many seconds as a connection that nobody uses may lie there.
     connection.set_idle(flavour, IDLE, limit)?;
-    let name = format!(
-        "lockkeeper:probe:{}:{:x}",
-        std::process::id(),
-        fastrand::u64(..)
-    );
-    let name: std::sync::Arc<str> = name.into();
+    let probe = format!("probe:{}:{:x}", std::process::id(), fastrand::u64(..));
+    let name = EncodedName::new("lockkeeper", &probe);
     let crate::connection::Sight::Won(_) = connection.try_lock(&name, limit)? else {
         return Err(Failure::Refused(senseless()));
     };

@@ -36,6 +36,9 @@ const RENEW_BATCH: usize = 500;
 /// - A server that does not answer for the rest of a lease costs all leases of that session.
 /// - Tokens begin with the second of the server's start, so nothing is granted within that second;
 ///   and a clock that is set back over a restart takes them back.
+/// - A forced release ends the session that was shown, if that still holds the name. A hold that
+///   lasted less than a second, or that shared its session, can be followed by another hold of the
+///   name on the same session, and that one is ended then.
 /// - A ttl of more than a year needs a renewal in each year.
 /// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone)]

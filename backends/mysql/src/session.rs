@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind, Moment};
@@ -11,10 +10,15 @@ use parking_lot::Mutex;
 
 use crate::connection::Connection;
 use crate::failure::Failure;
+use crate::names::EncodedName;
+use crate::statements::SessionId;
 use crate::store::Place;
 
 /// How many names a session remembers that ended by their time.
 const MOST_ENDED: usize = 1_000;
+
+/// A hold that lasts so long can have been shown to somebody, who knows it by its session.
+const SEEN: Duration = Duration::from_secs(1);
 
 /// How a session stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +36,8 @@ enum Health {
 struct Entry {
     /// Which grant; 0 while it is being asked for.
     epoch: u64,
+    /// When it was granted.
+    since: Moment,
     /// The lease is over then, whether the server knows or not.
     until: Moment,
     /// It is being given back.
@@ -42,15 +48,18 @@ struct State {
     health: Health,
     /// No more names come in, and the connection is not used again.
     is_spent: bool,
+    /// A hold on it can have been shown to somebody: the pool must not grant the name on the same
+    /// connection again.
+    was_seen: bool,
     /// Names whose leases ended by their time: a late proof of such a lease must not hold for a
     /// later one.
-    ended: HashSet<Arc<str>>,
+    ended: HashSet<EncodedName>,
     /// `GET_LOCK` grants a session what it has already, so no name is asked for twice on one.
-    names: HashMap<Arc<str>, Entry>,
+    names: HashMap<EncodedName, Entry>,
 }
 
 pub(crate) struct Session {
-    pub(crate) id: u32,
+    pub(crate) id: SessionId,
     /// Its wait_timeout: the leases on it have a ttl of as many whole seconds.
     pub(crate) idle_seconds: u64,
     /// Taken out when the session is over.
@@ -73,6 +82,7 @@ impl State {
             && self.ended.is_empty()
             && self.health != Health::Doubt
             && !self.is_spent
+            && !self.was_seen
     }
 }
 
@@ -90,14 +100,16 @@ impl Session {
     /// Of a connection that was just granted `name`.
     pub(crate) fn new(
         place: Place,
-        id: u32,
+        id: SessionId,
         idle_seconds: u64,
-        name: Arc<str>,
+        name: EncodedName,
         epoch: u64,
+        now: Moment,
         until: Moment,
     ) -> Self {
         let entry = Entry {
             epoch,
+            since: now,
             until,
             is_ending: false,
         };
@@ -108,6 +120,7 @@ impl Session {
             state: Mutex::new(State {
                 health: Health::Good,
                 is_spent: false,
+                was_seen: false,
                 ended: HashSet::new(),
                 names: HashMap::from([(name, entry)]),
             }),
@@ -181,7 +194,7 @@ impl Session {
     }
 
     /// Keeps a place for a name that is about to be asked for. False: not on this session.
-    pub(crate) fn enter(&self, name: &Arc<str>) -> bool {
+    pub(crate) fn enter(&self, name: &EncodedName) -> bool {
         let mut state = self.state.lock();
         let is_open = state.health == Health::Good && !state.is_spent && !state.names.is_empty();
         if !is_open || state.names.contains_key(name) || state.ended.contains(name) {
@@ -189,17 +202,19 @@ impl Session {
         }
         let entry = Entry {
             epoch: 0,
+            since: Moment::NEVER,
             until: Moment::NEVER,
             is_ending: false,
         };
-        state.names.insert(Arc::clone(name), entry);
+        state.names.insert(name.clone(), entry);
         true
     }
 
     /// The name was granted.
-    pub(crate) fn settle(&self, name: &str, epoch: u64, until: Moment) {
+    pub(crate) fn settle(&self, name: &str, epoch: u64, now: Moment, until: Moment) {
         if let Some(entry) = self.state.lock().names.get_mut(name) {
             entry.epoch = epoch;
+            entry.since = now;
             entry.until = until;
         }
     }
@@ -236,7 +251,10 @@ impl Session {
             return None;
         }
         entry.is_ending = true;
-        Some((now < entry.until, is_shared))
+        let lasted = now < entry.until;
+        let was_seen = now.saturating_since(entry.since) >= SEEN;
+        state.was_seen |= was_seen;
+        Some((lasted, is_shared))
     }
 
     /// It could not be given back: the sweeper is to do it.
@@ -256,7 +274,7 @@ impl Session {
     }
 
     /// Takes the names whose leases are over by now, and tells when the next one is.
-    pub(crate) fn expired(&self, now: Moment) -> (Vec<Arc<str>>, Moment) {
+    pub(crate) fn expired(&self, now: Moment) -> (Vec<EncodedName>, Moment) {
         let mut state = self.state.lock();
         let state = &mut *state;
         let mut expired = Vec::new();
@@ -267,7 +285,7 @@ impl Session {
             }
             if entry.until <= now {
                 entry.is_ending = true;
-                expired.push(Arc::clone(name));
+                expired.push(name.clone());
             } else {
                 next = next.min(entry.until);
             }
@@ -307,4 +325,31 @@ fn ended() -> Error {
         ErrorKind::Unavailable,
         "the server has ended the session that held this lock",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Places;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn session(now: Moment) -> Session {
+        let pool = r2d2::Pool::builder().max_size(1).build(Places).unwrap();
+        let id = SessionId { id: 1, start: 1 };
+        let name = EncodedName::new("shop", "a");
+        let place = pool.get().unwrap();
+        Session::new(place, id, 30, name, 7, now, now + 30 * SECOND)
+    }
+
+    #[test]
+    fn connection_of_a_hold_that_was_shown_is_not_used_again() {
+        let now = Moment::default();
+        for (lasted, is_clean) in [(SECOND / 2, true), (SECOND, false)] {
+            let session = session(now);
+            session.end("shop:a", 7, now + lasted);
+            session.leave("shop:a");
+            assert_eq!(session.state.lock().is_clean(), is_clean, "{lasted:?}");
+        }
+    }
 }

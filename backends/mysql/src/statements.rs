@@ -1,6 +1,10 @@
-//! The SQL. Names in it are encoded ones: none has a letter that would have to be quoted.
+//! The SQL. Names are bound where the statement can be prepared at no cost. Where they are pasted,
+//! the type is [`EncodedName`]: the mysql crate lets a server run several statements at once
+//! (CLIENT_MULTI_STATEMENTS) and offers no way to switch that off.
 
 use std::time::Duration;
+
+use crate::names::EncodedName;
 
 /// Which server it is: they differ in how a wait is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +49,7 @@ pub(crate) fn set_idle(flavour: Flavour, seconds: u64) -> String {
 }
 
 /// Waits for at most `wait`, to the millisecond. Answers as [`TRY`]; MySQL ends it with error 3024.
-pub(crate) fn wait(flavour: Flavour, name: &str, wait: Duration) -> String {
+pub(crate) fn wait(flavour: Flavour, name: &EncodedName, wait: Duration) -> String {
     let wait = wait.min(LONGEST_WAIT);
     let answer = "WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
     match flavour {
@@ -65,9 +69,9 @@ pub(crate) fn wait(flavour: Flavour, name: &str, wait: Duration) -> String {
 }
 
 /// Whether this session holds each of them: 1 where it does.
-pub(crate) fn holds<'a>(names: impl Iterator<Item = &'a str>) -> String {
+pub(crate) fn holds(names: &[EncodedName]) -> String {
     let mut query = String::from("SELECT ");
-    for (place, name) in names.enumerate() {
+    for (place, name) in names.iter().enumerate() {
         let comma = if place == 0 { "" } else { ", " };
         query.push_str(comma);
         query.push_str("IS_USED_LOCK('");
@@ -77,21 +81,44 @@ pub(crate) fn holds<'a>(names: impl Iterator<Item = &'a str>) -> String {
     query
 }
 
-/// An epoch without its counter is when the server was started, in seconds.
-pub(crate) const START_SHIFT: u32 = 24;
+/// A session, also after the server was started anew and counts its sessions from the beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SessionId {
+    /// What `CONNECTION_ID()`, `IS_USED_LOCK()` and `KILL` call it.
+    pub(crate) id: u64,
+    /// When the server was started, in seconds.
+    pub(crate) start: u64,
+}
 
-/// How many milliseconds are left of the second in which the server was started.
-pub(crate) const FIRST_SECOND: &str = "SELECT CEIL(1000 * GREATEST(0, CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED) + 1 - UNIX_TIMESTAMP(SYSDATE(3))))";
+/// Two numbers: how many milliseconds are left of the second in which the server was started, and
+/// that second.
+pub(crate) const FIRST_SECOND: &str = "SELECT CEIL(1000 * GREATEST(0, CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED) + 1 - UNIX_TIMESTAMP(SYSDATE(3)))), UUID_SHORT() >> 24 & 4294967295";
 
-/// 1 while the session with this number, of a server that was started then, holds the name, else 0.
-/// A server that was started anew counts its sessions from the beginning.
+/// Prepared: the two numbers of the [`SessionId`] that holds the name, NULL first where none does.
+pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?), UUID_SHORT() >> 24 & 4294967295";
+
+/// The second in which the server was started.
+pub(crate) const START: &str = "SELECT UUID_SHORT() >> 24 & 4294967295";
+
+/// Ends the session if it holds the name: both in one statement, since a connection soon holds
+/// something else. Error 1094 (no such session) where it does not. MySQL binds nothing in a KILL.
+pub(crate) fn end_holder(name: &EncodedName, session: SessionId) -> String {
+    let SessionId { id, start } = session;
+    format!(
+        "KILL CONNECTION IF(IS_USED_LOCK('{name}') = {id} AND UUID_SHORT() >> 24 & 4294967295 = {start}, {id}, 0)"
+    )
+}
+
+/// Prepared: 1 while the session with this number, of a server that was started then, holds the
+/// name, else 0.
 pub(crate) const PROOF: &str =
     "SELECT COALESCE(IS_USED_LOCK(?) = ? AND UUID_SHORT() >> 24 & 4294967295 = ?, 0)";
 
-/// The same with its values.
-pub(crate) fn proof(name: &str, session: u32, start: u64) -> String {
+/// [`PROOF`] with its values.
+pub(crate) fn proof(name: &EncodedName, session: SessionId) -> String {
+    let SessionId { id, start } = session;
     format!(
-        "SELECT COALESCE(IS_USED_LOCK('{name}') = {session} AND UUID_SHORT() >> 24 & 4294967295 = {start}, 0)"
+        "SELECT COALESCE(IS_USED_LOCK('{name}') = {id} AND UUID_SHORT() >> 24 & 4294967295 = {start}, 0)"
     )
 }
 
@@ -109,11 +136,12 @@ mod tests {
 
     #[test]
     fn no_wait_is_unbounded_or_negative() {
-        let none = wait(Flavour::MySql, "a", Duration::ZERO);
+        let name = EncodedName::new("shop", "a");
+        let none = wait(Flavour::MySql, &name, Duration::ZERO);
         assert!(none.contains("MAX_EXECUTION_TIME(1)"), "{none}");
-        let long = wait(Flavour::MySql, "a", Duration::MAX);
+        let long = wait(Flavour::MySql, &name, Duration::MAX);
         assert!(long.contains("MAX_EXECUTION_TIME(1000000000)"), "{long}");
-        let short = wait(Flavour::MariaDb, "a", Duration::from_micros(1_500));
-        assert!(short.contains("GET_LOCK('a', 0.001500)"), "{short}");
+        let short = wait(Flavour::MariaDb, &name, Duration::from_micros(1_500));
+        assert!(short.contains("GET_LOCK('shop:a', 0.001500)"), "{short}");
     }
 }

@@ -13,6 +13,7 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::connection::{Connection, Connector};
 use crate::failure::Failure;
+use crate::names::EncodedName;
 use crate::opening::Found;
 use crate::options::MySqlOptions;
 use crate::session::Session;
@@ -251,7 +252,7 @@ impl Store {
 
     /// A session of the same ttl on which `name` may be asked for, with a place for it there: one
     /// on which nobody asks right now, and of these the one with the fewest names.
-    pub(crate) fn enter(&self, name: &Arc<str>, idle_seconds: u64) -> Option<Arc<Session>> {
+    pub(crate) fn enter(&self, name: &EncodedName, idle_seconds: u64) -> Option<Arc<Session>> {
         let sessions = self.sessions.lock();
         let mut fit: Vec<_> = sessions
             .iter()
@@ -309,7 +310,7 @@ impl Store {
     }
 
     /// Gives back what nobody renewed.
-    fn end(&self, session: &Arc<Session>, names: &[Arc<str>]) {
+    fn end(&self, session: &Arc<Session>, names: &[EncodedName]) {
         let limit = Duration::from_secs(session.idle_seconds);
         for name in names {
             let freed = self.ask(session, limit, |connection, left| {

@@ -3,12 +3,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{ErrorKind, Released};
-use lockkeeper_testkit::{MySqlClient, MySqlKind, MySqlOptions, MySqlServer};
+use lockkeeper::{Clock as _, ErrorKind, LockName, Released, SystemClock};
+use lockkeeper_testkit::{Fault, MySqlClient, MySqlKind, MySqlOptions, MySqlServer, Proxy};
 use mysql::{Conn, Opts, OptsBuilder};
 
 use super::store::{Memory, besieged, holder_of, open, settled, start, waiting_among, waiting_for};
-use crate::rig::{HANG, until};
+use crate::rig::{HANG, PATIENCE, until};
 
 fn kill(server: &MySqlServer, what: &str, id: u64) {
     server.execute(&format!("KILL {what} {id}")).unwrap();
@@ -175,5 +175,33 @@ pub(super) fn two_names_in_opposite_order(kind: MySqlKind) {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop(keepers);
+    settled(&server);
+}
+
+/// A forced release looks and ends the session in one statement: what the session took meanwhile
+/// stays.
+pub(super) fn late_kill(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keeper = open(&server.url(), "pool_size=1");
+    let asking = open(&server.url_via(proxy.addr()), "");
+    let operator = asking.operator().unwrap();
+    let soon = || SystemClock.now() + PATIENCE;
+    let held = keeper.lock("a").unwrap();
+    let session = holder_of(&server, "a");
+    let name = LockName::new("a").unwrap();
+    let shown = operator.held(Some(&name), soon()).unwrap().remove(0);
+    proxy.once("KILL", Fault::DelayRequests(Duration::from_secs(1)));
+    thread::scope(|scope| {
+        let freed = scope.spawn(|| operator.force_release(&shown, soon()));
+        assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1));
+        assert_eq!(held.release().unwrap(), Released::Done);
+        let next = keeper.lock("b").unwrap();
+        assert_eq!(holder_of(&server, "b"), session);
+        assert!(!freed.join().unwrap().unwrap());
+        next.renew().unwrap();
+        assert_eq!(next.release().unwrap(), Released::Done);
+    });
+    drop((asking, keeper));
     settled(&server);
 }

@@ -1,20 +1,38 @@
-//! What an operator sees who has no rights but to lock.
+//! What an operator sees and frees, on servers where others take named locks, too.
 
-use lockkeeper_core::{Clock as _, LockKeeper, LockName, SystemClock};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    Clock as _, ErrorKind, HeldName, LockKeeper, LockName, LostWait, Moment, Released, SystemClock,
+};
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
+use mysql::prelude::Queryable as _;
 
 use crate::rig::{Case, PATIENCE, open, start};
 
-pub(crate) const CASES: &[Case] = &[(
-    "the_holders_process_is_known_to_its_own_user",
-    the_holders_process_is_known_to_its_own_user,
-)];
+pub(crate) const CASES: &[Case] = &[
+    (
+        "the_holders_process_is_known_to_its_own_user",
+        the_holders_process_is_known_to_its_own_user,
+    ),
+    (
+        "sql_in_the_name_of_a_lock_is_never_run",
+        sql_in_the_name_of_a_lock_is_never_run,
+    ),
+    (
+        "a_forced_release_spares_the_next_hold_of_the_same_holder",
+        a_forced_release_spares_the_next_hold_of_the_same_holder,
+    ),
+];
+
+fn soon() -> Moment {
+    SystemClock.now() + PATIENCE
+}
 
 fn holder(keeper: &LockKeeper, name: &str) -> Option<u32> {
     let name = LockName::new(name).unwrap();
     let operator = keeper.operator().unwrap();
-    let deadline = SystemClock.now() + PATIENCE;
-    let held = operator.held(Some(&name), deadline).unwrap();
+    let held = operator.held(Some(&name), soon()).unwrap();
     assert_eq!(held.len(), 1, "{held:?}");
     held[0].holder.pid
 }
@@ -31,4 +49,75 @@ fn the_holders_process_is_known_to_its_own_user(kind: MySqlKind) {
     let (holding, asking) = (open(&server, ""), open(&server, ""));
     let _guard = holding.lock("a").unwrap();
     assert_eq!(holder(&asking, "a"), Some(std::process::id()));
+}
+
+/// Every user may take a named lock of any name, and an operator with more rights is shown it.
+fn sql_in_the_name_of_a_lock_is_never_run(kind: MySqlKind) {
+    let server = start(kind);
+    let mut root = server.client().unwrap();
+    for sql in [
+        "CREATE TABLE shop.t (id INT)",
+        "CREATE USER 'bare'@'%' IDENTIFIED BY 's3cret'",
+    ] {
+        root.execute(sql).unwrap();
+    }
+    if kind == MySqlKind::MySql9 {
+        root.execute("GRANT SELECT ON performance_schema.* TO 'keeper'@'%'")
+            .unwrap();
+    }
+    let hash = "0".repeat(40);
+    let names = [
+        "default:~'); drop table shop.t; -- ".to_owned(),
+        format!("default:'~{hash}"),
+        format!("default:a~{hash}'"),
+        "default:\\".to_owned(),
+    ];
+    let bare = format!("mysql://bare:s3cret@{}/", server.addr());
+    let mut bare = mysql::Conn::new(mysql::Opts::from_url(&bare).unwrap()).unwrap();
+    for name in &names {
+        let taken: Option<u8> = bare.exec_first("SELECT GET_LOCK(?, 0)", (name,)).unwrap();
+        assert_eq!(taken, Some(1), "{name}");
+    }
+    let keeper = open(&server, "");
+    let _own = keeper.lock("own").unwrap();
+    let operator = keeper.operator().unwrap();
+    let shown = operator.held(None, soon()).unwrap();
+    for held in &shown {
+        let _ = operator.force_release(held, soon());
+    }
+    root.execute("SELECT * FROM shop.t").unwrap();
+    let names_shown: Vec<_> = shown.iter().map(|held| held.name.as_str()).collect();
+    assert_eq!(names_shown, ["own"], "no keeper can have taken the others");
+    // Nor is it run from what a program was handed as a hold.
+    for name in &names {
+        let mark = shown[0].mark.replace("default:own", name);
+        let error = operator
+            .force_release(&HeldName::new("a", mark), soon())
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error:?}");
+    }
+    root.execute("SELECT * FROM shop.t").unwrap();
+    let alive: Option<u8> = bare.query_first("SELECT 1").unwrap();
+    assert_eq!(alive, Some(1));
+}
+
+/// The server knows a holder by its connection alone, and a pool reuses those.
+fn a_forced_release_spares_the_next_hold_of_the_same_holder(kind: MySqlKind) {
+    let server = start(kind);
+    let (keeper, asking) = (open(&server, ""), open(&server, ""));
+    let operator = asking.operator().unwrap();
+    let name = LockName::new("a").unwrap();
+    let first = keeper.lock("a").unwrap();
+    let shown = operator.held(Some(&name), soon()).unwrap().remove(0);
+    // As long as somebody needs at least to read it.
+    let wait = first.lost().wait(Duration::from_millis(1_100));
+    assert_eq!(wait, LostWait::TimedOut);
+    assert_eq!(first.release().unwrap(), Released::Done);
+    let next = keeper.lock("a").unwrap();
+    assert!(!operator.force_release(&shown, soon()).unwrap());
+    next.renew().unwrap();
+    // The one that is shown is freed.
+    let shown = operator.held(Some(&name), soon()).unwrap().remove(0);
+    assert!(operator.force_release(&shown, soon()).unwrap());
+    assert_eq!(next.release().unwrap(), Released::AlreadyLost);
 }
