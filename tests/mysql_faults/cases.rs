@@ -64,6 +64,10 @@ const CASES: &[Case] = &[
     ),
     ("shared_session_killed", sharing::session_killed),
     ("shared_session_in_doubt", sharing::session_in_doubt),
+    (
+        "shared_session_outlasts_a_neighbours_call",
+        sharing::session_outlasts_a_neighbours_call,
+    ),
     ("late_kill_spares_the_next_hold", sessions::late_kill),
     ("request_dropped", |kind| {
         network::lost_on_the_way(kind, Fault::DropRequests);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use lockkeeper_core::{Error, Lease, Moment, Proof, ProofValue, Released, Renew, Renewal};
 
 use crate::acquire::no_thread;
+use crate::connection::Connection;
 use crate::detached;
 use crate::failure::{Failure, slow};
 use crate::names::EncodedName;
@@ -59,7 +60,7 @@ impl MySqlLease {
             let (store, session) = (Arc::clone(&self.store), Arc::clone(&self.session));
             let name = self.name.clone();
             move || {
-                store.ask(&session, limit, |connection, limit| {
+                store.ask(&session, limit, |connection, _| {
                     connection.release(&name, limit)
                 })
             }
@@ -166,18 +167,35 @@ struct Group {
 
 impl Group {
     /// Asks for all of them at once. It keeps the session from being idle, too.
-    fn ask(&self, store: &Store, left: Duration) -> Result<Vec<bool>, Failure> {
-        let seconds = idle_seconds(self.longest);
-        let grows = seconds > self.session.idle_seconds;
-        if grows {
-            self.session.spend();
-        }
-        store.ask(&self.session, left, |connection, limit| {
-            if grows {
-                connection.set_idle(store.flavour, seconds, limit)?;
-            }
-            connection.holds(&self.names, limit)
+    ///
+    /// Cut short, the call would leave the session in doubt and cost all names on it, so it may take
+    /// as long as any lease there lasts.
+    fn ask(&self, store: &Store) -> Result<Vec<bool>, Failure> {
+        let limit = Duration::from_secs(self.session.idle_seconds);
+        store.ask(&self.session, limit, |connection, _| {
+            self.hold(store, connection, limit)
         })
+    }
+
+    /// Asks on the caller's thread, within `left`, where no other name is on the session.
+    fn ask_alone(&self, store: &Store, left: Duration) -> Option<Result<Vec<bool>, Failure>> {
+        store.ask_alone(&self.session, left, |connection, limit| {
+            self.hold(store, connection, limit)
+        })
+    }
+
+    fn hold(
+        &self,
+        store: &Store,
+        connection: &mut Connection,
+        limit: Duration,
+    ) -> Result<Vec<bool>, Failure> {
+        let seconds = idle_seconds(self.longest);
+        if seconds > self.session.idle_seconds {
+            self.session.spend();
+            connection.set_idle(store.flavour, seconds, limit)?;
+        }
+        connection.holds(&self.names, limit)
     }
 }
 
@@ -214,24 +232,26 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
         }
     }
     let left = |group: &Group| group.deadline.saturating_since(now).max(ATTEMPT);
-    // One is waited for until its deadline: cut short, it would be in doubt for good.
-    if let [group] = groups.as_slice() {
-        let answer = group.ask(store, left(group));
+    if let [group] = groups.as_slice()
+        && let Some(answer) = group.ask_alone(store, left(group))
+    {
         return tell(store, batch, group, answer);
     }
-    // Of several none waits for another; who does not answer soon goes on alone.
+    // The answer of the only one is waited for until its deadline. Of several, none waits for
+    // another: the call of one that does not answer soon goes on alone.
+    let soon = (groups.len() > 1).then(|| detached::after(store.options.response_timeout));
     let calls: Vec<_> = groups
         .into_iter()
         .map(Arc::new)
         .map(|group| {
-            let (store, theirs, left) = (Arc::clone(store), Arc::clone(&group), left(&group));
-            let call = detached::start(move || theirs.ask(&store, left), drop);
+            let (store, theirs) = (Arc::clone(store), Arc::clone(&group));
+            let call = detached::start(move || theirs.ask(&store), drop);
             (group, call)
         })
         .collect();
-    let soon = detached::after(store.options.response_timeout);
     for (group, call) in calls {
-        let patience = soon.min(detached::after(left(&group)));
+        let deadline = detached::after(left(&group));
+        let patience = soon.map_or(deadline, |soon| soon.min(deadline));
         let answer = match call {
             None => Err(Failure::NotSent(no_thread())),
             Some(call) => call

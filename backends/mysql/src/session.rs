@@ -6,7 +6,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind, Moment};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::connection::Connection;
 use crate::failure::Failure;
@@ -133,7 +133,7 @@ impl Session {
         left: Duration,
         work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let (mut place, left) = match self.place.try_lock() {
+        let (place, left) = match self.place.try_lock() {
             Some(place) => (place, left),
             None => {
                 let began = Instant::now();
@@ -142,6 +142,15 @@ impl Session {
                 (place.ok_or_else(|| Failure::NotSent(busy()))?, left)
             }
         };
+        self.run_in(place, left, work)
+    }
+
+    fn run_in<T>(
+        &self,
+        mut place: MutexGuard<'_, Option<Place>>,
+        left: Duration,
+        work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         if self.state.lock().health == Health::Doubt {
             return Err(Failure::Unanswered(in_doubt()));
         }
@@ -162,6 +171,18 @@ impl Session {
         // Its last name may have been forgotten meanwhile.
         self.retire();
         result
+    }
+
+    /// Asks as [`run`](Self::run) does, if the session has no more than one name: a call that is cut
+    /// short costs all of them. Returns `None` if it has several, or if another call is under way. No
+    /// other name is granted on the session during the call.
+    pub(crate) fn run_alone<T>(
+        &self,
+        left: Duration,
+        work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
+    ) -> Option<Result<T, Failure>> {
+        let place = self.place.try_lock()?;
+        (self.count() <= 1).then(|| self.run_in(place, left, work))
     }
 
     /// Lets go of the connection where no name is on the session any more: back to the pool, or
@@ -193,10 +214,13 @@ impl Session {
         self.state.lock().names.len()
     }
 
-    /// Keeps a place for a name that is about to be asked for. False: not on this session.
+    /// Keeps a place for a name that is about to be asked for. Returns false if the session takes no
+    /// names: that is also so while its last one is given back, since that call may be cut short.
     pub(crate) fn enter(&self, name: &EncodedName) -> bool {
         let mut state = self.state.lock();
-        let is_open = state.health == Health::Good && !state.is_spent && !state.names.is_empty();
+        let is_open = state.health == Health::Good
+            && !state.is_spent
+            && state.names.values().any(|entry| !entry.is_ending);
         if !is_open || state.names.contains_key(name) || state.ended.contains(name) {
             return false;
         }
@@ -340,6 +364,18 @@ mod tests {
         let name = EncodedName::new("shop", "a");
         let place = pool.get().unwrap();
         Session::new(place, id, 30, name, 7, now, now + 30 * SECOND)
+    }
+
+    #[test]
+    fn session_takes_no_name_while_its_last_one_is_given_back() {
+        let now = Moment::default();
+        let session = session(now);
+        let [first, second] = ["b", "c"].map(|name| EncodedName::new("shop", name));
+        assert!(session.enter(&first));
+        session.leave(&first);
+        assert_eq!(session.end("shop:a", 7, now), Some((true, false)));
+        // That call may be cut short, and then a name that was granted meanwhile would be lost.
+        assert!(!session.enter(&second));
     }
 
     #[test]

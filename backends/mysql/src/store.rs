@@ -271,7 +271,21 @@ impl Store {
         left: Duration,
         work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let result = session.run(left, work);
+        self.asked(session, session.run(left, work))
+    }
+
+    /// Asks on a session that holds one name; see [`Session::run_alone`].
+    pub(crate) fn ask_alone<T>(
+        &self,
+        session: &Arc<Session>,
+        left: Duration,
+        work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
+    ) -> Option<Result<T, Failure>> {
+        let result = session.run_alone(left, work)?;
+        Some(self.asked(session, result))
+    }
+
+    fn asked<T>(&self, session: &Arc<Session>, result: Result<T, Failure>) -> Result<T, Failure> {
         if matches!(result, Err(Failure::Closed(_))) {
             self.forget(session);
         }
@@ -313,8 +327,8 @@ impl Store {
     fn end(&self, session: &Arc<Session>, names: &[EncodedName]) {
         let limit = Duration::from_secs(session.idle_seconds);
         for name in names {
-            let freed = self.ask(session, limit, |connection, left| {
-                connection.release(name, left)
+            let freed = self.ask(session, limit, |connection, _| {
+                connection.release(name, limit)
             });
             self.given_back(session, name, &freed);
         }

@@ -6,7 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::mysql::{MySqlOptions, MySqlProvider};
-use lockkeeper::{ErrorKind, LockGuard, LockKeeper, LockName, LostWait, Observer, Released};
+use lockkeeper::{
+    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, LostWait, Observer,
+    Released,
+};
 use lockkeeper_testkit::{Fault, MySqlKind, MySqlServer, Proxy};
 use mysql::{Opts, OptsBuilder, Pool, PoolConstraints, PoolOpts};
 
@@ -224,4 +227,25 @@ pub(super) fn session_in_doubt(kind: MySqlKind) {
     drop(rival);
     settled(&server);
     assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}
+
+/// A call about one name may be cut short by that name's deadline; the other names of the session
+/// live on.
+pub(super) fn session_outlasts_a_neighbours_call(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keeper = open(&server.url_via(proxy.addr()), "pool_size=2");
+    let ttl = Duration::from_secs(5);
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+    let [old, kept] = ["old", "kept"].map(|name| keeper.acquire(name, &fixed).unwrap().unwrap());
+    assert_eq!(holder_of(&server, "old"), holder_of(&server, "kept"));
+    assert_eq!(old.lost().wait(ttl * 2 / 3), LostWait::TimedOut);
+    kept.renew().unwrap();
+    proxy.set(Fault::Dark);
+    old.renew().unwrap_err();
+    proxy.set(Fault::Pass);
+    kept.renew().unwrap();
+    assert_eq!(kept.release().unwrap(), Released::Done);
+    drop((old, keeper));
+    settled(&server);
 }
