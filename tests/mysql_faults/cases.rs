@@ -68,6 +68,18 @@ const CASES: &[Case] = &[
         "shared_session_outlasts_a_neighbours_call",
         sharing::session_outlasts_a_neighbours_call,
     ),
+    (
+        "own_abandoned_attempt_is_not_busy",
+        sharing::own_abandoned_attempt_is_not_busy,
+    ),
+    (
+        "own_half_open_session_is_not_busy",
+        network::own_half_open_session_is_not_busy,
+    ),
+    (
+        "own_half_open_wait_is_not_busy",
+        network::own_half_open_wait_is_not_busy,
+    ),
     ("late_kill_spares_the_next_hold", sessions::late_kill),
     ("request_dropped", |kind| {
         network::lost_on_the_way(kind, Fault::DropRequests);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Moment};
 
-use crate::connection::Sight;
+use crate::connection::{Connection, Sight};
 use crate::detached;
 use crate::failure::Failure;
 use crate::lease::MySqlLease;
@@ -159,12 +159,13 @@ impl Ask<'_> {
             connection.set_idle(store.flavour, self.idle_seconds, limit)?;
             asked_at = self.request.now();
             let limit = limit.min(until.saturating_since(asked_at));
-            let sight = connection.try_lock(&self.name, limit)?;
+            let sight = try_lock(store, connection, &self.name, limit)?;
             Ok((sight, connection.session()))
         })?;
         match sight {
             Sight::Won(epoch) => Ok(Look::Won(self.won(place, id, epoch, asked_at))),
             Sight::Busy => Ok(Look::Busy(Some(place))),
+            Sight::Abandoned => Err(Failure::Unanswered(abandoned())),
             Sight::Disturbed => {
                 place.0 = None;
                 Err(Failure::Refused(disturbed()))
@@ -185,7 +186,7 @@ impl Ask<'_> {
             let name = self.name.clone();
             move || {
                 store.ask(&session, patience, |connection, _| {
-                    connection.try_lock(&name, limit)
+                    try_lock(&store, connection, &name, limit)
                 })
             }
         };
@@ -194,7 +195,7 @@ impl Ask<'_> {
             let name = self.name.clone();
             move |sight| {
                 if may_be_held(&sight) {
-                    store.leave_to_sweeper(&session, &name);
+                    store.end(&session, &[name]);
                 } else {
                     store.leave(&session, &name);
                 }
@@ -225,7 +226,8 @@ impl Ask<'_> {
         }
         match sight? {
             Sight::Disturbed => Err(Failure::Refused(disturbed())),
-            _ => Ok(Look::Busy(None)),
+            Sight::Abandoned => Err(Failure::Unanswered(abandoned())),
+            Sight::Won(_) | Sight::Busy => Ok(Look::Busy(None)),
         }
     }
 
@@ -271,6 +273,12 @@ impl Ask<'_> {
             store.waiting.fetch_sub(1, Ordering::Relaxed);
             answer
         };
+        let answer = match answer {
+            Ok(Sight::Busy) if self.request.now() >= deadline => {
+                store.confirm_busy(&mut connection, &self.name, GRACE)
+            }
+            answer => answer,
+        };
         // Whoever cancels may be about to close the connection, and would close it when others rely
         // on it: either it is closed here, or nobody closes it from now on.
         drop(cancel);
@@ -288,8 +296,25 @@ impl Ask<'_> {
                 let is_over = self.request.now() >= deadline;
                 Ok(is_over.then_some(None))
             }
+            Sight::Abandoned => {
+                place.0 = Some(connection);
+                Err(Failure::Unanswered(abandoned()))
+            }
             Sight::Disturbed => Err(Failure::Refused(disturbed())),
         }
+    }
+}
+
+/// Makes one attempt. Busy is what another process or guard holds.
+fn try_lock(
+    store: &Store,
+    connection: &mut Connection,
+    name: &EncodedName,
+    limit: Duration,
+) -> Result<Sight, Failure> {
+    match connection.try_lock(name, limit)? {
+        Sight::Busy => store.confirm_busy(connection, name, limit),
+        sight => Ok(sight),
     }
 }
 
@@ -298,9 +323,16 @@ fn may_be_held(sight: &Result<Sight, Failure>) -> bool {
     match sight {
         Ok(Sight::Won(_) | Sight::Disturbed) | Err(Failure::Refused(_)) => true,
         // What did not answer is in doubt, and closed in the end.
-        Ok(Sight::Busy)
+        Ok(Sight::Busy | Sight::Abandoned)
         | Err(Failure::NotSent(_) | Failure::Closed(_) | Failure::Unanswered(_)) => false,
     }
+}
+
+fn abandoned() -> Error {
+    Error::new(
+        ErrorKind::Unknown,
+        "an earlier request for the lock was not answered in time, and the server may have granted the lock to that request; it is being given back, so try again",
+    )
 }
 
 fn disturbed() -> Error {

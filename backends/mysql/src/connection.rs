@@ -1,5 +1,6 @@
 //! One connection: opening it, and asking on it.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::net::ToSocketAddrs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,6 +12,7 @@ use lockkeeper_core::{Error, ErrorKind};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts, OptsBuilder, Row, Statement, Value};
 use mysql_common::proto::codec::error::PacketCodecError;
+use parking_lot::Mutex;
 
 use crate::failure::{Failure, asked, closed, is_time_over, not_connected, senseless};
 use crate::names::EncodedName;
@@ -22,11 +24,42 @@ use crate::wire::Wire;
 const KEEPALIVE_MS: u32 = 10_000;
 /// Longer than anything that is sent here; asking the server for its limit would cost a round trip.
 const MOST_BYTES: usize = 1 << 20;
+/// How many abandoned sessions are remembered.
+const MOST_ABANDONED: usize = 100;
+/// How long a server may stand still before it comes to a statement that it was sent.
+const STALL: Duration = Duration::from_secs(60);
+
 /// What was asked of the server, and what is open there.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) commands: AtomicU64,
     pub(crate) connections: AtomicU32,
+    /// Sessions whose connection was closed while an answer was missing, and until when each may hold
+    /// what it was asked for: the server frees that when it notices.
+    abandoned: Mutex<VecDeque<(SessionId, Instant)>>,
+}
+
+impl Counts {
+    /// Remembers a session whose connection was closed while an answer was missing.
+    fn abandon(&self, session: SessionId, idle: Duration) {
+        let mut abandoned = self.abandoned.lock();
+        abandoned.truncate(MOST_ABANDONED);
+        abandoned.push_front((session, Instant::now() + idle + STALL));
+    }
+
+    /// Returns whether the server may still hold something for such a session.
+    pub(crate) fn has_abandoned(&self) -> bool {
+        let mut abandoned = self.abandoned.lock();
+        let now = Instant::now();
+        abandoned.retain(|(_, until)| now < *until);
+        !abandoned.is_empty()
+    }
+
+    /// Returns whether this session, as the server names it, is one of them.
+    pub(crate) fn is_abandoned(&self, session: SessionId) -> bool {
+        let abandoned = self.abandoned.lock();
+        abandoned.iter().any(|(known, _)| known.is(session))
+    }
 }
 
 /// Opens connections.
@@ -146,6 +179,7 @@ impl Connector {
             counts: Arc::clone(&self.counts),
             place: Arc::clone(&self.place),
             start: 0,
+            is_in_doubt: false,
             idle_seconds: None,
             patience: None,
             try_statement: None,
@@ -163,6 +197,8 @@ impl Connector {
 pub(crate) enum Sight {
     Won(u64),
     Busy,
+    /// An earlier request of this store has it, whose answer did not come: it is being given back.
+    Abandoned,
     /// The server was disturbed: it says neither.
     Disturbed,
 }
@@ -175,6 +211,8 @@ pub(crate) struct Connection {
     place: Arc<str>,
     /// When the server was started, in seconds.
     start: u64,
+    /// An answer is missing.
+    is_in_doubt: bool,
     /// The session's wait_timeout, where it was set.
     idle_seconds: Option<u64>,
     /// The timeout that is set on the socket.
@@ -195,6 +233,12 @@ impl fmt::Debug for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.counts.connections.fetch_sub(1, Ordering::Relaxed);
+        if let Some(idle) = self.idle_seconds
+            && self.is_in_doubt
+        {
+            let idle = Duration::from_secs(idle);
+            self.counts.abandon(self.session(), idle);
+        }
     }
 }
 
@@ -224,9 +268,12 @@ impl Connection {
             self.patience = Some(limit);
         }
         self.counts.commands.fetch_add(1, Ordering::Relaxed);
+        self.is_in_doubt = true;
         // As on connecting.
-        catch_unwind(AssertUnwindSafe(|| work(&mut self.conn)))
-            .map_err(|_| Failure::Unanswered(senseless()))
+        let answer = catch_unwind(AssertUnwindSafe(|| work(&mut self.conn)))
+            .map_err(|_| Failure::Unanswered(senseless()))?;
+        self.is_in_doubt = !matches!(answer, Ok(_) | Err(mysql::Error::MySqlError(_)));
+        Ok(answer)
     }
 
     /// MySQL says why it ends an idle session before anybody asks; to the mysql crate that is an

@@ -281,6 +281,14 @@ impl Session {
         Some((lasted, is_shared))
     }
 
+    /// Returns whether the server may hold the name on this session while no guard of this process
+    /// does: it is being asked for, or it is to be given back.
+    pub(crate) fn has_unclaimed(&self, name: &str, now: Moment) -> bool {
+        let state = self.state.lock();
+        let entry = state.names.get(name);
+        entry.is_some_and(|entry| entry.epoch == 0 || entry.is_ending || entry.until <= now)
+    }
+
     /// It could not be given back: the sweeper is to do it.
     pub(crate) fn leave_to_sweeper(&self, name: &str, now: Moment) {
         if let Some(entry) = self.state.lock().names.get_mut(name) {

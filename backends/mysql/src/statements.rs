@@ -90,6 +90,14 @@ pub(crate) struct SessionId {
     pub(crate) start: u64,
 }
 
+impl SessionId {
+    /// Compares what a connection knows of itself with what the server says: the server may count
+    /// further than the 32 bits of its greeting.
+    pub(crate) fn is(self, seen: Self) -> bool {
+        self.start == seen.start && self.id == seen.id & u64::from(u32::MAX)
+    }
+}
+
 /// Two numbers: how many milliseconds are left of the second in which the server was started, and
 /// that second.
 pub(crate) const FIRST_SECOND: &str = "SELECT CEIL(1000 * GREATEST(0, CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED) + 1 - UNIX_TIMESTAMP(SYSDATE(3)))), UUID_SHORT() >> 24 & 4294967295";

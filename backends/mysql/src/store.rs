@@ -11,13 +11,13 @@ use parking_lot::Mutex;
 use r2d2::ManageConnection;
 use scheduled_thread_pool::ScheduledThreadPool;
 
-use crate::connection::{Connection, Connector};
+use crate::connection::{Connection, Connector, Sight};
 use crate::failure::Failure;
 use crate::names::EncodedName;
 use crate::opening::Found;
 use crate::options::MySqlOptions;
 use crate::session::Session;
-use crate::statements::Flavour;
+use crate::statements::{self, Flavour, SessionId};
 use crate::sweeper::Sweeper;
 
 /// When to try again to end a lease.
@@ -264,6 +264,51 @@ impl Store {
             .map(Arc::clone)
     }
 
+    /// Finds out whether another process or guard holds a name that the server did not grant to this
+    /// connection, or an earlier request of this store that was not answered. Costs a statement only
+    /// while there is such a request.
+    pub(crate) fn confirm_busy(
+        &self,
+        connection: &mut Connection,
+        name: &EncodedName,
+        limit: Duration,
+    ) -> Result<Sight, Failure> {
+        let counts = &self.connector.counts;
+        let own = self.unclaimed(name, connection.session());
+        if own.is_empty() && !counts.has_abandoned() {
+            return Ok(Sight::Busy);
+        }
+        let Some(holder) = connection.holder(name, limit)? else {
+            // It was free by then, so the holder may have been such a request.
+            return Ok(Sight::Abandoned);
+        };
+        if counts.is_abandoned(holder) {
+            let end = statements::end_holder(name, holder);
+            return match connection.query(&end, limit) {
+                // Refused: the session has ended by itself.
+                Ok(_) | Err(Failure::Refused(_)) => Ok(Sight::Abandoned),
+                Err(failure) => Err(failure),
+            };
+        }
+        let is_own = own.iter().any(|session| session.is(holder));
+        Ok(if is_own {
+            Sight::Abandoned
+        } else {
+            Sight::Busy
+        })
+    }
+
+    /// Returns the sessions on which the server may hold the name while no guard of this process
+    /// does, except one.
+    fn unclaimed(&self, name: &EncodedName, except: SessionId) -> Vec<SessionId> {
+        let now = self.clock.now();
+        let sessions = self.sessions.lock();
+        let unclaimed = sessions
+            .iter()
+            .filter(|session| session.id != except && session.has_unclaimed(name, now));
+        unclaimed.map(|session| session.id).collect()
+    }
+
     /// Asks on a session; one that has ended holds nothing more.
     pub(crate) fn ask<T>(
         &self,
@@ -323,8 +368,8 @@ impl Store {
         next
     }
 
-    /// Gives back what nobody renewed.
-    fn end(&self, session: &Arc<Session>, names: &[EncodedName]) {
+    /// Gives back what nobody claims.
+    pub(crate) fn end(&self, session: &Arc<Session>, names: &[EncodedName]) {
         let limit = Duration::from_secs(session.idle_seconds);
         for name in names {
             let freed = self.ask(session, limit, |connection, _| {

@@ -1,9 +1,13 @@
 //! A network that loses, delays and cuts what it carries.
 
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{ErrorKind, LockGuard, LostWait, Released};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, LostWait, Released};
 use lockkeeper_testkit::{Counts, Fault, MySqlKind, Proxy};
 
 use super::store::{holder_of, open, settled, start, waiting_for};
@@ -307,4 +311,89 @@ pub(super) fn dark_while_waited_for(kind: MySqlKind) {
     drop(holder);
     settled(&server);
     assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}
+
+/// Carries two connections. The first one dies with its next reply once `is_dying` is set: nothing
+/// passes any more, and the server is not told that it is closed.
+fn half_open(server: SocketAddr, is_dying: &Arc<AtomicBool>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let is_dying = Arc::clone(is_dying);
+    thread::spawn(move || {
+        for number in 0..2 {
+            let (client, _) = listener.accept().unwrap();
+            let server = TcpStream::connect(server).unwrap();
+            let is_dead = Arc::new(AtomicBool::new(false));
+            let (mut requests, mut sent) =
+                (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let no_more = Arc::clone(&is_dead);
+            thread::spawn(move || {
+                let mut request = [0; 4096];
+                while let Ok(count @ 1..) = requests.read(&mut request) {
+                    if !no_more.load(Ordering::SeqCst) {
+                        sent.write_all(request.get(..count).unwrap()).unwrap();
+                    }
+                }
+            });
+            let is_dying = Arc::clone(&is_dying);
+            let (mut client, mut server) = (client, server);
+            thread::spawn(move || {
+                let mut reply = [0; 4096];
+                while let Ok(count @ 1..) = server.read(&mut reply) {
+                    if number == 0 && is_dying.load(Ordering::SeqCst) {
+                        is_dead.store(true, Ordering::SeqCst);
+                    } else {
+                        client.write_all(reply.get(..count).unwrap()).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    addr
+}
+
+/// The server granted the name to a connection that this keeper has closed, and does not know that.
+pub(super) fn own_half_open_session_is_not_busy(kind: MySqlKind) {
+    let server = start(kind);
+    let is_dying = Arc::new(AtomicBool::new(false));
+    let url = server.url_via(half_open(server.addr(), &is_dying));
+    let keys = "ttl=30s&response_timeout=500ms&connect_timeout=20s";
+    let keeper = open(&url, keys);
+    is_dying.store(true, Ordering::SeqCst);
+    let granted = keeper.try_lock("a").unwrap();
+    let granted = granted.expect("the keeper ends its own session");
+    assert_eq!(granted.release().unwrap(), Released::Done);
+    drop(keeper);
+    settled(&server);
+}
+
+/// The server grants the name to a wait that this keeper has cancelled, ahead of its next one.
+pub(super) fn own_half_open_wait_is_not_busy(kind: MySqlKind) {
+    let server = start(kind);
+    let is_dying = Arc::new(AtomicBool::new(false));
+    let url = server.url_via(half_open(server.addr(), &is_dying));
+    let keeper = open(&url, "ttl=30s");
+    let rival = open(&server.url(), "");
+    let held = rival.lock("a").unwrap();
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().wait_forever().cancel(&cancel);
+    thread::scope(|scope| {
+        let cancelled = scope.spawn(|| keeper.acquire("a", &options).map(drop));
+        until("it waits", || waiting_for(&server, "a").len() == 1);
+        is_dying.store(true, Ordering::SeqCst);
+        cancel.cancel();
+        let error = cancelled.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+        let next = scope.spawn(|| keeper.try_lock_for("a", Duration::from_secs(2)));
+        until("both wait", || waiting_for(&server, "a").len() == 2);
+        assert_eq!(held.release().unwrap(), Released::Done);
+        match next.join().unwrap() {
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}"),
+            Ok(_) => panic!("nobody else holds it"),
+        }
+    });
+    // That has ended the session.
+    drop(keeper.try_lock("a").unwrap().unwrap());
+    drop((keeper, rival));
+    settled(&server);
 }

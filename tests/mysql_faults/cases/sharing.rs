@@ -249,3 +249,30 @@ pub(super) fn session_outlasts_a_neighbours_call(kind: MySqlKind) {
     drop((old, keeper));
     settled(&server);
 }
+
+/// Nobody else holds it: the server granted it to an attempt that nobody waits for any more.
+pub(super) fn own_abandoned_attempt_is_not_busy(kind: MySqlKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=20s&pool_size=4&response_timeout=500ms&connect_timeout=20s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    // Names share sessions from here on, and a second attempt finds another one than the first.
+    let held = ["x", "y"].map(|name| keeper.lock(name).unwrap());
+    let late = |secs| Fault::DelayReplies(Duration::from_secs(secs));
+    proxy.once("default:a", late(2));
+    let granted = keeper.try_lock("a").unwrap();
+    let granted = granted.expect("the abandoned attempt gives it back");
+    assert_eq!(granted.release().unwrap(), Released::Done);
+    // A wait that ends before the answer to its first attempt is here.
+    proxy.once("default:b", late(4));
+    match keeper.try_lock_for("b", Duration::from_secs(1)) {
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}"),
+        Ok(_) => panic!("nobody was seen to hold it, and the answer was still on its way"),
+    }
+    until("it is given back", || holder_of(&server, "b").is_none());
+    for guard in held {
+        assert_eq!(guard.release().unwrap(), Released::Done);
+    }
+    drop(keeper);
+    settled(&server);
+}
