@@ -14,7 +14,7 @@ use mysql::{Conn, Opts, OptsBuilder, Row, Statement, Value};
 use mysql_common::proto::codec::error::PacketCodecError;
 use parking_lot::Mutex;
 
-use crate::failure::{Failure, asked, closed, is_time_over, not_connected, senseless};
+use crate::failure::{Failure, asked, closed, is_time_over, not_connected, senseless, silent};
 use crate::names::EncodedName;
 use crate::options::MySqlOptions;
 use crate::statements::{self, EPOCH_BITS, Flavour, SessionId};
@@ -276,17 +276,21 @@ impl Connection {
         Ok(answer)
     }
 
-    /// MySQL says why it ends an idle session before anybody asks; to the mysql crate that is an
-    /// answer out of turn.
+    /// Classifies an error of a call. MySQL sends the reason (4031) before it closes an idle session,
+    /// without a request; the mysql crate takes that packet for a reply out of turn. The end of the
+    /// stream may arrive later than the packet, so an end that is not there yet is unknown.
     fn failed(&self, error: mysql::Error) -> Failure {
         let is_out_of_turn = matches!(
             error,
             mysql::Error::CodecError(PacketCodecError::PacketsOutOfSync)
         );
-        if is_out_of_turn && self.wire.has_ended() {
+        if !is_out_of_turn {
+            return asked(error, &self.place);
+        }
+        if self.wire.has_ended() {
             return closed(error, &self.place);
         }
-        asked(error, &self.place)
+        Failure::Unanswered(silent(&self.place).with_source(error))
     }
 
     /// The first row of what a statement gives.

@@ -79,7 +79,7 @@ pub(crate) fn closed(error: mysql::Error, place: &str) -> Failure {
     Failure::Closed(closed.with_source(error))
 }
 
-fn silent(place: &str) -> Error {
+pub(crate) fn silent(place: &str) -> Error {
     Error::new(
         ErrorKind::Unknown,
         format!("the server at {place} was asked and did not answer in time"),
