@@ -150,10 +150,21 @@ fn each_mistake_has_its_own_kind_and_a_way_out_and_reaches_no_store() {
             ErrorKind::InvalidValue,
             "0 to 127",
         ),
+        ("far:?handover_max=128", ErrorKind::InvalidValue, "0 to 127"),
         (
-            "memory:?handover_max=128",
+            "far:?handover_max=4294967296",
             ErrorKind::InvalidValue,
-            "at most 127",
+            "0 to 127",
+        ),
+        (
+            "far:?handover_time=1000years",
+            ErrorKind::InvalidValue,
+            "a hundred years",
+        ),
+        (
+            "far:?margin=1000years",
+            ErrorKind::InvalidValue,
+            "a hundred years",
         ),
         (
             "far:?require=cross_hosts",

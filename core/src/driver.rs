@@ -1,6 +1,7 @@
 //! From a config to a keeper: the table of drivers, and what a driver is given.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,9 @@ use crate::config::{COMMON_KEYS, Config, duration};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::observer::Watcher;
+use crate::options::LONGEST;
 use crate::provider::LockProvider;
+use crate::token::MAX_HANDOVERS;
 use crate::url::StoreUrl;
 
 /// Opens stores of some URL schemes.
@@ -72,24 +75,50 @@ impl<'a> Target<'a> {
     /// # Errors
     /// [`ErrorKind::InvalidValue`], saying what the key `takes`.
     pub fn parse<T: FromStr>(&self, key: &str, takes: &str) -> Result<Option<T>, Error> {
-        let parse = |text: &str| {
-            text.parse().map_err(|_| {
-                Error::new(
-                    ErrorKind::InvalidValue,
-                    format!("`{key}` takes {takes}, and not {text:?}"),
-                )
-            })
-        };
+        let parse = |text: &'a str| text.parse().map_err(|_| refused(key, takes, Some(text)));
         self.get(key).map(parse).transpose()
     }
 
-    /// The same, as a duration such as `500ms`.
+    /// Returns the value of a key of this driver's own as a whole number within `range`.
+    ///
+    /// Choose a range whose ends the store can really serve: a number from a URL must never be able
+    /// to exhaust memory or to overflow.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidValue`], naming the range.
+    pub fn number<T>(&self, key: &str, range: RangeInclusive<T>) -> Result<Option<T>, Error>
+    where
+        T: FromStr + PartialOrd + fmt::Display,
+    {
+        let takes = format!("a whole number from {} to {}", range.start(), range.end());
+        match self.parse(key, &takes)? {
+            Some(number) if !range.contains(&number) => Err(refused(key, &takes, self.get(key))),
+            number => Ok(number),
+        }
+    }
+
+    /// Returns the value of a key of this driver's own as a duration such as `500ms`, of at most
+    /// [`LONGEST`](crate::LONGEST).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidValue`].
     pub fn duration(&self, key: &str) -> Result<Option<Duration>, Error> {
-        duration(self.get(key), key, ErrorKind::InvalidValue)
+        let takes = "a duration of at most a hundred years";
+        match duration(self.get(key), key, ErrorKind::InvalidValue)? {
+            Some(time) if time > LONGEST => Err(refused(key, takes, self.get(key))),
+            time => Ok(time),
+        }
     }
+}
+
+fn refused(key: &str, takes: &str, given: Option<&str>) -> Error {
+    Error::new(
+        ErrorKind::InvalidValue,
+        format!(
+            "`{key}` takes {takes}, and not {:?}",
+            given.unwrap_or_default()
+        ),
+    )
 }
 
 /// The drivers that a program has.
@@ -225,7 +254,7 @@ fn settings(config: &Config) -> Result<Further, Error> {
     };
     Ok(Further {
         margin: target.duration("margin")?,
-        handover_max: target.parse("handover_max", "a number from 0 to 127")?,
+        handover_max: target.number("handover_max", 0..=MAX_HANDOVERS)?,
         handover_time: target.duration("handover_time")?,
     })
 }
