@@ -26,7 +26,7 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 const CONFIRM_LIMIT: Duration = Duration::from_secs(1);
 const SHARDS: usize = 32;
 
-/// Over all keepers of the process, so that an owner is unique within it.
+/// Counts the requests of all keepers of the process.
 static REQUESTS: AtomicU64 = AtomicU64::new(1);
 
 /// Defaults of a keeper.
@@ -298,7 +298,7 @@ impl Engine {
             deadline: request.deadline,
             started: now,
             requests: &REQUESTS,
-            request: Cell::new(None),
+            owner: Cell::new(None),
             cancel: request.cancel,
             clock: &*self.clock,
             contended: &contended,

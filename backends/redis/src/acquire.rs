@@ -271,7 +271,7 @@ fn owner(request: &AcquireRequest<'_>) -> String {
         .unwrap_or_default();
     format!(
         "{:016x}-{} host={host} pid={} thread={thread} since={}",
-        owner.process,
+        owner.nonce,
         owner.request,
         owner.pid,
         since.as_millis()

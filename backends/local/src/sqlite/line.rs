@@ -110,7 +110,7 @@ impl Held {
     }
 
     pub(super) fn is_of(&self, owner: &Owner) -> bool {
-        self.epoch != 0 && self.process == owner.process && self.request == owner.request
+        self.epoch != 0 && self.process == owner.nonce && self.request == owner.request
     }
 }
 
@@ -144,7 +144,7 @@ fn grant(
         process.pid,
         signed(process.start),
         process.place.as_str(),
-        signed(ask.owner.process),
+        signed(ask.owner.nonce),
         signed(ask.owner.request),
         micros / 1000,
         nanos(now),
