@@ -19,6 +19,9 @@ pub(crate) enum Trouble {
     None,
     /// None reaches the store; each ends with an error of this kind.
     Fails(ErrorKind),
+    /// No request for a lock is answered: each fails as unavailable at its deadline, a single
+    /// attempt after this long.
+    Silent(Duration),
     /// Renewals panic.
     RenewalPanics,
     /// Every answer comes this much later.
@@ -133,6 +136,14 @@ impl LockProvider for Tapped {
             .unwrap_or_else(known)
             .push(request.deadline());
         tap.pass()?;
+        if let Trouble::Silent(attempt) = tap.trouble() {
+            let deadline = request.deadline().unwrap_or(request.now() + attempt);
+            thread::sleep(deadline.saturating_since(request.now()));
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "the suite disturbs this call",
+            ));
+        }
         let asking = |change: &dyn Fn(&mut HashSet<LockName>) -> bool| {
             change(&mut tap.asking.lock().unwrap_or_else(PoisonError::into_inner))
         };

@@ -17,13 +17,16 @@ use crate::name::LockName;
 use crate::observer::Watcher;
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{AcquireRequest, Grant, Lease, LockProvider, Released, Renewal};
-use crate::queue::{Entered, Finished, Given, Key, Left, Queue, Ticket};
+use crate::queue::{Entered, Finished, Given, Key, Left, Queue, Ticket, Unserved};
 use crate::upkeep::{Upkeep, tell_lost};
 
 /// The longest that a release waits for the store.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 /// By how much an old grant's confirmation may outlast the wait: some round trips of a busy machine.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(1);
+/// The longest that a single attempt waits for the store's answer to another thread: as long as its
+/// own request would wait on the network stores, whose response time-out is 2 s.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 const SHARDS: usize = 32;
 
 /// Counts the requests of all keepers of the process.
@@ -231,28 +234,32 @@ impl Engine {
             let ticket = ticket.clone();
             token.on_cancel(move || ticket.poke())
         });
+        let deadline = request.deadline.unwrap_or(request.began + ATTEMPT_LIMIT);
         loop {
             let now = self.clock.now();
-            let over = request.deadline.is_some_and(|deadline| now >= deadline);
-            let given = if over || request.is_cancelled() {
+            let given = if now >= deadline || request.is_cancelled() {
                 match self.queue.leave(request.name, ticket) {
                     Left::Given(given) => given,
                     Left::Gone(_) if request.is_cancelled() => return Err(cancelled(request.name)),
-                    Left::Gone(None) => return Ok(None),
-                    Left::Gone(Some(trouble)) => return Err(trouble),
+                    Left::Gone(unserved) => return self.unserved(request, unserved),
                 }
             } else {
-                let limit = request
-                    .deadline
-                    .filter(|deadline| *deadline != Moment::NEVER)
-                    .map(|deadline| deadline.saturating_since(now));
+                let limit = (deadline != Moment::NEVER).then(|| deadline.saturating_since(now));
                 match ticket.wait(limit) {
                     Some(given) => given,
                     None => continue,
                 }
             };
             return match given {
-                Given::Turn => self.ask(request, self.clock.now()),
+                Given::Turn => {
+                    let now = self.clock.now();
+                    let over = request.deadline.is_some_and(|deadline| now >= deadline);
+                    if over && !request.is_cancelled() {
+                        let unserved = self.queue.decline(request.name, ticket);
+                        return self.unserved(request, unserved);
+                    }
+                    self.ask(request, now)
+                }
                 Given::Busy => {
                     self.tell_contended(request);
                     Ok(None)
@@ -273,6 +280,24 @@ impl Engine {
         }
     }
 
+    /// The answer to a waiter that got nothing in its time.
+    fn unserved(
+        &self,
+        request: &Request<'_>,
+        unserved: Unserved<Error>,
+    ) -> Result<Option<Granted>, Error> {
+        match unserved {
+            Unserved::Busy => Ok(None),
+            Unserved::Failed(error) => Err(error),
+            Unserved::Silent => Err(Error::new(
+                ErrorKind::Unavailable,
+                "the store has not answered another thread of this process that asked for the lock before, so nobody knows whether it is free; try again later",
+            )
+            .with_name(request.name)
+            .with_backend(self.provider.backend())),
+        }
+    }
+
     /// The head of the line asks the store.
     fn ask(&self, request: &Request<'_>, now: Moment) -> Result<Option<Granted>, Error> {
         let turn = Turn {
@@ -282,9 +307,6 @@ impl Engine {
         };
         if request.is_cancelled() {
             return Err(cancelled(request.name));
-        }
-        if request.deadline.is_some_and(|deadline| now >= deadline) {
-            return Ok(None);
         }
         let backend = self.provider.backend();
         let placed = |error: Error| error.with_name(request.name).with_backend(backend);
@@ -335,7 +357,10 @@ impl Engine {
                 Ok(None) => {
                     let now = self.clock.now();
                     if request.deadline.is_some_and(|deadline| now >= deadline) {
-                        return Ok(None);
+                        return Err(placed(Error::new(
+                            ErrorKind::Unavailable,
+                            "the store granted the lock, and its answer came after that lease had ended; try again, with a longer ttl where this happens often",
+                        )));
                     }
                 }
                 Err(error) => {

@@ -86,6 +86,10 @@ impl LockKeeper {
 
     /// Takes the lock if nobody holds it: one attempt. `None`: somebody does.
     ///
+    /// Where another thread of this process asks the store for the same name at this moment, its
+    /// answer counts for both. It is waited for, 2 s at most; after that the error is
+    /// [`ErrorKind::Unavailable`].
+    ///
     /// # Errors
     /// When the store could not say; see [`ErrorKind`].
     pub fn try_lock<'a>(&self, name: impl IntoName<'a>) -> Result<Option<LockGuard>, Error> {

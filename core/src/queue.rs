@@ -45,6 +45,8 @@ struct Name<K, H, W, E> {
     line: VecDeque<Arc<Waiter<H, W, E>>>,
     /// Why the store did not answer the last head that asked.
     trouble: Option<E>,
+    /// How often the store's answer to a head showed a holder, of this process or another.
+    sightings: u64,
 }
 
 enum Stage<H> {
@@ -62,6 +64,8 @@ struct Waiter<H, W, E> {
     wish: W,
     /// Goes as soon as it is known that somebody holds.
     once: bool,
+    /// The name's `sightings` before this waiter could have seen one.
+    before: u64,
     slot: Mutex<Slot<H, E>>,
     bell: Condvar,
 }
@@ -100,8 +104,18 @@ pub(crate) struct Ticket<H, W, E>(Arc<Waiter<H, W, E>>);
 pub(crate) enum Left<H, E> {
     /// It was given something at that very moment, and has to deal with it.
     Given(Given<H, E>),
-    /// Gone. The store's trouble, where the head of the line has no answer from it either.
-    Gone(Option<E>),
+    /// The waiter is no longer in line.
+    Gone(Unserved<E>),
+}
+
+/// Why a waiter got nothing in its time.
+pub(crate) enum Unserved<E> {
+    /// A holder was seen while it waited.
+    Busy,
+    /// The store failed the last head that asked.
+    Failed(E),
+    /// The store has answered nobody while it waited.
+    Silent,
 }
 
 /// What is to be done with the lease of a guard that is done.
@@ -153,6 +167,7 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
                     stage: Stage::Asking,
                     line: VecDeque::new(),
                     trouble: None,
+                    sightings: 0,
                 });
                 Entered::Turn
             }
@@ -161,9 +176,11 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
                 if once && matches!(name.stage, Stage::Held(_) | Stage::Contended) {
                     return Entered::Busy;
                 }
+                let is_seen = !matches!(name.stage, Stage::Asking);
                 let waiter = Arc::new(Waiter {
                     wish,
                     once,
+                    before: name.sightings.wrapping_sub(u64::from(is_seen)),
                     slot: Mutex::new(Slot {
                         given: None,
                         poked: false,
@@ -179,15 +196,27 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
     /// Leaves the line, because the wait is over or was cancelled.
     pub(crate) fn leave(&self, key: &K, ticket: &Ticket<H, W, E>) -> Left<H, E> {
         let mut names = self.names(key);
-        let mut trouble = None;
+        let mut unserved = Unserved::Silent;
         if let Some(name) = names.find(key) {
-            trouble.clone_from(&name.trouble);
+            unserved = name.unserved(&ticket.0);
             name.line.retain(|waiter| !Arc::ptr_eq(waiter, &ticket.0));
         }
         match lock(&ticket.0.slot).given.take() {
             Some(given) => Left::Given(given),
-            None => Left::Gone(trouble),
+            None => Left::Gone(unserved),
         }
+    }
+
+    /// Passes on the turn of a waiter whose wait was over when it came.
+    pub(crate) fn decline(&self, key: &K, ticket: &Ticket<H, W, E>) -> Unserved<E> {
+        let mut names = self.names(key);
+        let unserved = names
+            .find(key)
+            .map_or(Unserved::Silent, |name| name.unserved(&ticket.0));
+        let next = names.next_turn(key);
+        drop(names);
+        ring(next);
+        unserved
     }
 
     /// The head saw that somebody else holds: those who would not wait go.
@@ -198,7 +227,7 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
             && matches!(name.stage, Stage::Asking)
         {
             name.stage = Stage::Contended;
-            gone = name.settle(&|| Given::Busy);
+            gone = name.sight();
         }
         drop(names);
         ring(gone);
@@ -211,7 +240,7 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         let mut gone = Vec::new();
         if let Some(name) = names.find(key) {
             name.stage = Stage::Held(hold);
-            gone = name.settle(&|| Given::Busy);
+            gone = name.sight();
         }
         drop(names);
         ring(gone);
@@ -327,6 +356,12 @@ impl<K, H, W, E> Name<K, H, W, E> {
         matches!(&self.stage, Stage::Held(held) if Arc::ptr_eq(held, hold))
     }
 
+    /// The store showed the head a holder: those who would not wait go.
+    fn sight(&mut self) -> Vec<Arc<Waiter<H, W, E>>> {
+        self.sightings = self.sightings.wrapping_add(1);
+        self.settle(&|| Given::Busy)
+    }
+
     /// The store has answered the head, or will not: those who would not wait get theirs too.
     fn settle(&mut self, given: &dyn Fn() -> Given<H, E>) -> Vec<Arc<Waiter<H, W, E>>> {
         self.trouble = None;
@@ -344,9 +379,24 @@ impl<K, H, W, E> Name<K, H, W, E> {
     }
 }
 
+impl<K, H, W, E: Clone> Name<K, H, W, E> {
+    fn unserved(&self, waiter: &Waiter<H, W, E>) -> Unserved<E> {
+        match &self.trouble {
+            Some(error) => Unserved::Failed(error.clone()),
+            None if self.sightings == waiter.before => Unserved::Silent,
+            None => Unserved::Busy,
+        }
+    }
+}
+
 impl<H, W, E> Waiter<H, W, E> {
     fn give(&self, given: Given<H, E>) {
         lock(&self.slot).given = Some(given);
+    }
+
+    fn poke(&self) {
+        lock(&self.slot).poked = true;
+        self.bell.notify_one();
     }
 }
 
@@ -373,8 +423,7 @@ impl<H, W, E> Ticket<H, W, E> {
 
     /// Has a waiting thread look at its cancel token.
     pub(crate) fn poke(&self) {
-        lock(&self.0.slot).poked = true;
-        self.0.bell.notify_one();
+        self.0.poke();
     }
 }
 

@@ -34,7 +34,7 @@ mod sync {
     }
 }
 
-use queue::{Entered, Finished, Given, Key, Left, Queue, Ticket};
+use queue::{Entered, Finished, Given, Key, Left, Queue, Ticket, Unserved};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
@@ -67,7 +67,8 @@ enum Got {
     Held,
     Busy,
     Failed,
-    GaveUp,
+    /// The store answered nobody.
+    Silent,
 }
 
 impl World {
@@ -145,8 +146,9 @@ impl World {
     /// The wait is over right now, or was cancelled.
     fn give_up(&self, who: usize, ticket: &Ticket<Lease, (), &'static str>) -> Got {
         match self.queue.leave(&Name, ticket) {
+            Left::Given(Given::Turn) => unserved(&self.queue.decline(&Name, ticket)),
             Left::Given(given) => self.given(who, given),
-            Left::Gone(_) => Got::GaveUp,
+            Left::Gone(why) => unserved(&why),
         }
     }
 
@@ -171,6 +173,14 @@ impl World {
         let lease = Arc::new(Lease(AtomicU32::new(0)));
         self.queue.hold(&Name, Arc::clone(&lease), 0);
         lease
+    }
+}
+
+fn unserved(why: &Unserved<&'static str>) -> Got {
+    match why {
+        Unserved::Busy => Got::Busy,
+        Unserved::Failed(_) => Got::Failed,
+        Unserved::Silent => Got::Silent,
     }
 }
 
@@ -238,7 +248,7 @@ fn the_wait_ends_while_the_lease_is_handed_over() {
             let first = spawn(&world, move |world| world.give_up(1, &first));
             let second = spawn(&world, move |world| world.wait(2, &second));
             world.finish(&lease);
-            assert!(matches!(first.join().unwrap(), Got::Held | Got::GaveUp));
+            assert!(matches!(first.join().unwrap(), Got::Held | Got::Busy));
             assert_eq!(second.join().unwrap(), Got::Held);
             world.assert_over();
         });
@@ -274,7 +284,7 @@ fn a_poke_alone_wakes() {
         let poked = ticket.clone();
         let cancel = thread::spawn(move || poked.poke());
         assert!(ticket.wait(None).is_none());
-        assert_eq!(world.give_up(1, &ticket), Got::GaveUp);
+        assert_eq!(world.give_up(1, &ticket), Got::Busy);
         cancel.join().unwrap();
         world.finish(&lease);
         world.assert_over();
@@ -299,12 +309,91 @@ fn one_attempt_never_hangs_and_never_lies() {
 fn a_store_that_fails_is_not_busy() {
     check(|| {
         let world = World::new(9);
-        assert!(matches!(world.queue.enter(&Name, (), false), Entered::Turn));
+        head_of(&world);
         let once = spawn(&world, |world| world.lock(1, true));
         let head = spawn(&world, |world| world.queue.pass(&Name, Some("gone")));
         head.join().unwrap();
         // Failed with the head, or came later and asked for itself.
         assert!(matches!(once.join().unwrap(), Got::Failed | Got::Held));
+        world.assert_over();
+    });
+}
+
+/// Enters as the head that waits for the store's first answer.
+fn head_of(world: &Arc<World>) {
+    assert!(matches!(world.queue.enter(&Name, (), false), Entered::Turn));
+}
+
+#[test]
+fn behind_a_head_without_an_answer_a_wait_that_ends_is_not_busy() {
+    check(|| {
+        let world = World::new(9);
+        head_of(&world);
+        let waiters: Vec<_> = (0..2)
+            .map(|who| {
+                let ticket = world.queued();
+                spawn(&world, move |world| world.give_up(who, &ticket))
+            })
+            .collect();
+        // The head steps down without an answer: it was cancelled.
+        let head = spawn(&world, |world| world.queue.pass(&Name, None));
+        head.join().unwrap();
+        for waiter in waiters {
+            assert_eq!(waiter.join().unwrap(), Got::Silent);
+        }
+        world.assert_over();
+    });
+}
+
+#[test]
+fn a_wait_that_ends_as_the_head_fails_is_not_busy() {
+    check(|| {
+        let world = World::new(9);
+        head_of(&world);
+        let waiters: Vec<_> = (0..2)
+            .map(|who| {
+                let ticket = world.queued();
+                spawn(&world, move |world| world.give_up(who, &ticket))
+            })
+            .collect();
+        let head = spawn(&world, |world| world.queue.pass(&Name, Some("gone")));
+        head.join().unwrap();
+        for waiter in waiters {
+            let got = waiter.join().unwrap();
+            assert!(matches!(got, Got::Silent | Got::Failed), "{got:?}");
+        }
+        world.assert_over();
+    });
+}
+
+#[test]
+fn a_wait_that_ends_is_busy_only_once_a_holder_was_seen() {
+    check(|| {
+        let world = World::new(0);
+        head_of(&world);
+        let seen = Arc::new(Mutex::new(false));
+        let waiters: Vec<_> = (0..2)
+            .map(|who| {
+                let (ticket, seen) = (world.queued(), Arc::clone(&seen));
+                spawn(&world, move |world| {
+                    let got = world.give_up(who, &ticket);
+                    assert!(got != Got::Busy || *seen.lock().unwrap(), "nobody held it");
+                    got
+                })
+            })
+            .collect();
+        let head = {
+            let (world, seen) = (Arc::clone(&world), Arc::clone(&seen));
+            thread::spawn(move || {
+                *seen.lock().unwrap() = true;
+                world.ask(9)
+            })
+        };
+        assert_eq!(head.join().unwrap(), Got::Held);
+        for waiter in waiters {
+            let got = waiter.join().unwrap();
+            assert!(matches!(got, Got::Silent | Got::Busy), "{got:?}");
+        }
         world.assert_over();
     });
 }

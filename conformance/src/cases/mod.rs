@@ -48,6 +48,7 @@ pub(crate) static TABLE: &[Case] = table! {
         hundred_attempts_of_two_keepers_and_one_is_granted,
         a_busy_lock_times_out,
         trouble_is_told_to_all_who_ask,
+        no_answer_is_busy_for_nobody,
         unknown_stays_unknown,
         out_of_reach_is_neither_busy_nor_granted;
     rule_03_lease:

@@ -128,6 +128,35 @@ pub(super) fn trouble_is_told_to_all_who_ask(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
+/// Threads whose wait ends while the store has not answered the one that asks are not told "busy":
+/// no holder was seen.
+pub(super) fn no_answer_is_busy_for_nobody(rig: &Rig<'_>) -> Outcome {
+    let wait = Duration::from_millis(200);
+    let (builder, tap) = rig.tapped();
+    let keeper = build(builder.wait(Wait::AtMost(wait)));
+    tap.set(Trouble::Silent(wait));
+    let together = Barrier::new(12);
+    thread::scope(|scope| {
+        for number in 0..12 {
+            let (keeper, together) = (&keeper, &together);
+            scope.spawn(move || {
+                together.wait();
+                let answer = match number % 3 {
+                    0 => keeper.try_lock("a"),
+                    1 => keeper.try_lock_for("a", wait / 4),
+                    _ => keeper.lock("a").map(Some),
+                };
+                let error = answer.expect_err("the store answers nobody");
+                assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+            });
+        }
+    });
+    tap.set(Trouble::None);
+    drop(take(&keeper, "a"));
+    rig.nothing_left();
+    Ok(())
+}
+
 pub(super) fn unknown_stays_unknown(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let keeper = build(builder);

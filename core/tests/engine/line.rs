@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireOptions, CancelToken, ErrorKind, FencingToken, LeasePolicy, LockKeeper, LockName,
-    Observer, Wait,
+    LostWait, Observer, Wait,
 };
 
-use crate::script::{Grants, PATIENCE, Renewals, Script, eventually};
+use crate::script::{Grants, PATIENCE, Renewals, Script, Silent, eventually};
 
 /// Says when a thread has begun to wait.
 struct InLine(Mutex<Sender<()>>);
@@ -286,4 +286,28 @@ fn what_is_out_of_bounds_never_reaches_the_store() {
     let error = script.builder().handover_max(128).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidValue);
     assert_eq!(script.count("a", "acquire"), 0);
+}
+
+#[test]
+fn a_single_attempt_behind_a_store_that_does_not_answer_has_an_end() {
+    let script = Script::new();
+    let keeper = script.keeper();
+    script.set(|state| state.grants = Grants::Silent);
+    let head = {
+        let keeper = keeper.clone();
+        thread::spawn(move || keeper.acquire("a", &AcquireOptions::new().wait_forever()))
+    };
+    script.until("a", "acquire", 1);
+    let behind = {
+        let keeper = keeper.clone();
+        thread::spawn(move || keeper.try_lock("a").map(drop))
+    };
+    eventually("a single attempt ends", || {
+        script.clock.advance(Duration::from_secs(1));
+        behind.is_finished()
+    });
+    let error = behind.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    script.set(|state| state.grants = Grants::Work);
+    assert!(head.join().unwrap().unwrap().is_some());
 }
