@@ -114,8 +114,8 @@ type Wakers = Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>;
 
 /// A clock that stands still until a test moves it.
 ///
-/// Deadlines, lost state and renewal follow it; how long a waiting thread sleeps does not: that is
-/// the operating system's time.
+/// Deadlines, lost state, renewal and waits in line follow it. How long a thread sleeps in a store
+/// does not: that is the operating system's time.
 #[derive(Clone, Default)]
 pub struct ManualClock {
     nanos: Arc<AtomicU64>,

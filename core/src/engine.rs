@@ -235,6 +235,7 @@ impl Engine {
             token.on_cancel(move || ticket.poke())
         });
         let deadline = request.deadline.unwrap_or(request.began + ATTEMPT_LIMIT);
+        let _waiting = (deadline != Moment::NEVER).then(|| self.upkeep.waiting(request.began));
         loop {
             let now = self.clock.now();
             let given = if now >= deadline || request.is_cancelled() {

@@ -306,6 +306,22 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         names.due = names.due.min(due);
     }
 
+    /// Has every waiter look at the clock and at its cancel token.
+    pub(crate) fn poke_all(&self) {
+        for shard in self.shards() {
+            let names = lock(&shard.0);
+            let waiting: Vec<_> = names
+                .table
+                .iter()
+                .flat_map(|name| name.line.iter().cloned())
+                .collect();
+            drop(names);
+            for waiter in waiting {
+                waiter.poke();
+            }
+        }
+    }
+
     /// Looks at the holds of every shard that has one due by `horizon`; `look` answers when it is
     /// due again. Returns when the next look is due.
     pub(crate) fn scan(&self, horizon: u64, mut look: impl FnMut(&Arc<H>) -> u64) -> u64 {

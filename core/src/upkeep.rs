@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -24,8 +24,11 @@ const MOST_WORKERS: usize = 4;
 const PATIENCE: Duration = Duration::from_millis(20);
 /// How long the end of a keeper waits for a thread that still has something to do for it.
 const FAREWELL: Duration = Duration::from_millis(100);
-/// How long it sleeps at most: that does not count the time in which the host does.
-const SOON: Duration = Duration::from_secs(1);
+/// How long the watching thread sleeps at most while something has a deadline. A Condvar's time-out
+/// does not advance while the host is suspended, so this is how late a deadline can be noticed.
+pub(crate) const SOON: Duration = Duration::from_secs(1);
+/// By how much the clock must be ahead of the time that a Condvar counts, to have jumped.
+const JUMP: Duration = Duration::from_millis(100);
 /// Not started yet, or asleep until told: any due time is news.
 const ASLEEP: u64 = u64::MAX;
 
@@ -35,6 +38,10 @@ pub(crate) struct Upkeep {
     /// When the watching thread looks next, in nanoseconds. Whoever has something due before that
     /// lowers it and wakes the thread.
     next_look: AtomicU64,
+    /// How many threads wait in line with a deadline.
+    waiting: AtomicUsize,
+    /// The clock says that it has jumped.
+    jumped: AtomicBool,
     state: Mutex<State>,
     /// For the watching thread.
     alarm: Condvar,
@@ -81,6 +88,15 @@ enum Job {
     TellLost(Arc<Hold>),
 }
 
+/// A thread that waits in line with a deadline.
+pub(crate) struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl Upkeep {
     pub(crate) fn new() -> Self {
         Self {
@@ -91,7 +107,7 @@ impl Upkeep {
 
     /// Has something looked at when it is `due`. Cheap when that is later than the next look.
     pub(crate) fn note(&self, due: u64) {
-        if due < self.next_look.load(Ordering::Acquire)
+        if due < self.next_look.load(Ordering::SeqCst)
             && due < self.next_look.fetch_min(due, Ordering::AcqRel)
         {
             self.wake();
@@ -105,7 +121,16 @@ impl Upkeep {
 
     /// The time jumped: look now.
     pub(crate) fn jump(&self) {
+        self.jumped.store(true, Ordering::Release);
         self.note(0);
+    }
+
+    /// Counts a thread that waits in line since `now`, until the answer is dropped: meanwhile the
+    /// watching thread wakes it when the clock jumps.
+    pub(crate) fn waiting(&self, now: Moment) -> Waiting<'_> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.note((now + SOON).as_nanos());
+        Waiting(&self.waiting)
     }
 
     /// Gives the engine to a thread for as long as `body` takes. `None`: nobody needs that any more.
@@ -176,12 +201,28 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> 
 /// The watching thread. It holds the engine only while it looks: the engine ends with its last
 /// keeper and guard, and the thread with the engine.
 fn watch(of: &Weak<Engine>, upkeep: &Upkeep, clock: &dyn Clock) {
+    let mut last = (clock.now(), Instant::now());
     loop {
         // Before looking: what is noted from here on lowers it again, and is not missed.
-        upkeep.next_look.store(ASLEEP, Ordering::Release);
-        let Some(next) = upkeep.visit(of, look) else {
+        upkeep.next_look.store(ASLEEP, Ordering::SeqCst);
+        // `Instant` is the time that a Condvar counts: it stands still while the host is suspended.
+        let now = (clock.now(), Instant::now());
+        let by_condvar = now.1.saturating_duration_since(last.1);
+        let jumped = upkeep.jumped.swap(false, Ordering::AcqRel)
+            || now.0.saturating_since(last.0) > by_condvar + JUMP;
+        last = now;
+        let looked = upkeep.visit(of, |engine| {
+            if jumped {
+                engine.queue.poke_all();
+            }
+            look(engine)
+        });
+        let Some(mut next) = looked else {
             return;
         };
+        if upkeep.waiting.load(Ordering::SeqCst) > 0 {
+            next = next.min((now.0 + SOON).as_nanos());
+        }
         upkeep.next_look.fetch_min(next, Ordering::AcqRel);
         let state = lock(&upkeep.state);
         if state.stopped {

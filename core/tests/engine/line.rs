@@ -289,6 +289,29 @@ fn what_is_out_of_bounds_never_reaches_the_store() {
 }
 
 #[test]
+fn a_wait_that_the_clock_jumped_over_is_over() {
+    let hour = Duration::from_secs(3600);
+    let script = Script::new();
+    let clock = Arc::new(Silent(script.clock.clone()));
+    let (keeper, in_line) = observed(script.builder().clock(clock));
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl: 10 * hour });
+    let guard = keeper.acquire("a", &fixed).unwrap().unwrap();
+    let waiter = {
+        let keeper = keeper.clone();
+        thread::spawn(move || keeper.try_lock_for("a", hour).map(|guard| guard.is_some()))
+    };
+    in_line.recv_timeout(PATIENCE).unwrap();
+    let signal = guard.lost();
+    let watcher = thread::spawn(move || signal.wait(hour));
+    script.clock.advance(hour);
+    eventually("the waits end", || waiter.is_finished());
+    assert!(!waiter.join().unwrap().unwrap());
+    script.clock.advance(hour);
+    eventually("the waits end", || watcher.is_finished());
+    assert_eq!(watcher.join().unwrap(), LostWait::TimedOut);
+}
+
+#[test]
 fn a_single_attempt_behind_a_store_that_does_not_answer_has_an_end() {
     let script = Script::new();
     let keeper = script.keeper();
