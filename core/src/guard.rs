@@ -105,7 +105,9 @@ impl LockGuard {
         }
     }
 
-    /// Renews now, whatever the policy: afterwards a full ttl (less the margin) remains.
+    /// Renews now, whatever the policy: afterwards a full ttl (less the margin) remains. Where the
+    /// keeper's own renewal is under way, its end is waited for first, at most until the guard's
+    /// deadline.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] where the lock is lost; else the outcome is unknown, and the guard is
@@ -113,12 +115,11 @@ impl LockGuard {
     pub fn renew(&self) -> Result<(), Error> {
         self.ensure_held()?;
         let hold = &self.granted.hold;
-        let Some(mut lease) = hold.take_to_renew(&*self.engine.clock) else {
-            // The keeper's own renewal is under way: it does just this.
-            return self.ensure_held();
+        let Ok((mut lease, deadline)) = hold.wait_to_renew(&*self.engine.clock) else {
+            return Err(self.lost_error());
         };
         let asked_at = self.engine.clock.now();
-        let answer = lease.renew(hold.policy.ttl(), hold.until());
+        let answer = lease.renew(hold.policy.ttl(), deadline);
         crate::upkeep::settle(&self.engine, hold, lease, &answer, asked_at);
         match answer {
             Ok(Renewal::Renewed) => self.ensure_held(),

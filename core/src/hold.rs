@@ -59,6 +59,19 @@ enum Place {
     Gone,
 }
 
+impl Inside {
+    /// Takes the lease out for a renewal, if it is here.
+    fn take(&mut self) -> Option<Box<dyn Lease>> {
+        match std::mem::replace(&mut self.lease, Place::Away(false)) {
+            Place::Here(lease) => Some(lease),
+            other => {
+                self.lease = other;
+                None
+            }
+        }
+    }
+}
+
 /// The lease is not here any more.
 pub(crate) struct Gone;
 
@@ -125,7 +138,7 @@ impl Hold {
     }
 
     /// After a renewal without an answer: soon again.
-    pub(crate) fn retry(&self, now: Moment) {
+    fn retry(&self, now: Moment) {
         if self.policy.is_renewed() {
             let at = now + self.policy.ttl() / 12;
             self.renew_at.store(at.as_nanos(), Ordering::Release);
@@ -221,42 +234,58 @@ impl Hold {
             .clamp(LOST + 1, OVER - 1);
         loop {
             let old = self.until.load(Ordering::Acquire);
-            if self.state(clock.now()) != Standing::Held {
+            if self.state(clock.now()) != Standing::Held
+                || new <= old
+                || self.replace_until(old, new)
+            {
                 return;
             }
-            if new <= old || self.replace_until(old, new) {
-                return self.schedule(asked_at);
-            }
         }
     }
 
-    /// Takes the lease out for a renewal. `None`: it is away already, lost, or over.
-    pub(crate) fn take_to_renew(&self, clock: &dyn Clock) -> Option<Box<dyn Lease>> {
-        if self.state(clock.now()) != Standing::Held {
+    /// Takes the lease out for a renewal, with the renewal's deadline. `None`: it is away already,
+    /// lost, or over.
+    pub(crate) fn take_to_renew(&self, clock: &dyn Clock) -> Option<(Box<dyn Lease>, Moment)> {
+        let mut inside = lock(&self.inside);
+        // While the lease is here the guard is not over, so the deadline is one that comes.
+        let until = self.until();
+        if clock.now() >= until {
             return None;
         }
-        let mut inside = lock(&self.inside);
-        match std::mem::replace(&mut inside.lease, Place::Away(false)) {
-            Place::Here(lease) => Some(lease),
-            other => {
-                inside.lease = other;
-                None
-            }
+        Some((inside.take()?, until))
+    }
+
+    /// Does the same for a caller. Waits for a renewal that is under way, at most until the lease is
+    /// over.
+    pub(crate) fn wait_to_renew(
+        &self,
+        clock: &dyn Clock,
+    ) -> Result<(Box<dyn Lease>, Moment), Gone> {
+        let (mut inside, until) = self.wait_for_lease(clock)?;
+        Ok((inside.take().ok_or(Gone)?, until))
+    }
+
+    /// Returns what the lease says of itself. Waits for a renewal that has it, at most until the
+    /// lease is over.
+    pub(crate) fn proof(&self, clock: &dyn Clock) -> Result<Option<Proof>, Gone> {
+        match &self.wait_for_lease(clock)?.0.lease {
+            Place::Here(lease) => Ok(lease.proof()),
+            Place::Away(_) | Place::Gone => Err(Gone),
         }
     }
 
-    /// What the lease says of itself. Waits for a renewal that has it, at most until the lease is
-    /// over. `Err`: it is gone.
-    pub(crate) fn proof(&self, clock: &dyn Clock) -> Result<Option<Proof>, Gone> {
+    /// Waits until the lease is here, at most until it is over. Returns the deadline, too.
+    fn wait_for_lease(&self, clock: &dyn Clock) -> Result<(MutexGuard<'_, Inside>, Moment), Gone> {
         let mut inside = lock(&self.inside);
         loop {
-            let left = self.until().saturating_since(clock.now());
+            let until = self.until();
+            let left = until.saturating_since(clock.now());
             match &inside.lease {
-                Place::Here(lease) => return Ok(lease.proof()),
-                Place::Away(_) if !left.is_zero() => {}
-                Place::Away(_) | Place::Gone => return Err(Gone),
+                _ if left.is_zero() => return Err(Gone),
+                Place::Here(_) => return Ok((inside, until)),
+                Place::Away(_) => inside = self.wait_for_change(inside, left),
+                Place::Gone => return Err(Gone),
             }
-            inside = self.wait_for_change(inside, left);
         }
     }
 
@@ -272,7 +301,7 @@ impl Hold {
         match answer {
             Ok(Renewal::Renewed) => self.extend(asked_at, clock),
             Ok(Renewal::Lost) => self.lose(),
-            Err(_) => self.retry(clock.now()),
+            Err(_) => {}
         }
         let mut inside = lock(&self.inside);
         // Renewed in the store after the guard had called itself lost: it would block the name for
@@ -286,6 +315,13 @@ impl Hold {
             inside.lease = Place::Here(lease);
             None
         };
+        // Only now: a renewal that is due before the lease is here would not find it, and there
+        // would be no other.
+        match answer {
+            Ok(Renewal::Renewed) => self.schedule(asked_at),
+            Ok(Renewal::Lost) => {}
+            Err(_) => self.retry(clock.now()),
+        }
         self.ring(&inside);
         back
     }
@@ -450,5 +486,70 @@ impl fmt::Debug for Hold {
             .field("until", &self.until())
             .field("turn", &self.turn())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::provider::Released;
+
+    #[derive(Debug)]
+    struct Kept;
+
+    impl Lease for Kept {
+        fn epoch(&self) -> u64 {
+            1
+        }
+
+        fn renew(&mut self, _: Duration, _: Moment) -> Result<Renewal, Error> {
+            Ok(Renewal::Renewed)
+        }
+
+        fn release(self: Box<Self>, _: Moment) -> Result<Released, Error> {
+            Ok(Released::Done)
+        }
+    }
+
+    /// The answer took so long that the next renewal is due at once.
+    #[test]
+    fn no_renewal_is_due_before_the_lease_is_back() {
+        let (clock, ttl) = (ManualClock::new(), Duration::from_secs(12));
+        let (asked_at, policy) = (clock.now(), LeasePolicy::Renewed { ttl });
+        let name = LockName::new("a").unwrap();
+        let hold = Hold::new(
+            name,
+            policy,
+            Duration::ZERO,
+            Box::new(Kept),
+            asked_at,
+            asked_at,
+        );
+        let (lease, until) = hold.take_to_renew(&clock).unwrap();
+        hold.renew_at.store(u64::MAX, Ordering::SeqCst);
+        clock.advance(ttl / 2);
+        let asked_at = asked_at + ttl / 8;
+        // The lease cannot come back while this is locked.
+        let inside = lock(&hold.inside);
+        let answer = Ok(Renewal::Renewed);
+        thread::scope(|scope| {
+            let back = scope.spawn(|| hold.bring_back(lease, &answer, asked_at, &clock));
+            while hold.until() == until {
+                thread::yield_now();
+            }
+            // Time to do it wrong; a test that is too quick sees less, and fails no more for it.
+            for _ in 0..1_000 {
+                thread::yield_now();
+            }
+            let early = hold.renew_at.load(Ordering::SeqCst) != u64::MAX;
+            drop(inside);
+            assert!(back.join().unwrap().is_none());
+            assert!(!early, "a renewal that comes now finds no lease");
+        });
+        let due = Moment::from_nanos(hold.renew_at.load(Ordering::SeqCst));
+        assert!(due <= clock.now() && hold.take_to_renew(&clock).is_some());
     }
 }

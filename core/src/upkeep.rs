@@ -359,17 +359,20 @@ pub(crate) fn tell_lost(engine: &Engine, hold: &Arc<Hold>) {
 /// Renews the leases of a batch; each gets its answer.
 pub(crate) fn renew(engine: &Engine, holds: &[Arc<Hold>]) {
     let clock = &*engine.clock;
-    let mut taken: Vec<(&Arc<Hold>, Box<dyn Lease>)> = holds
+    let mut taken: Vec<(&Arc<Hold>, Box<dyn Lease>, Moment)> = holds
         .iter()
-        .filter_map(|hold| Some((hold, hold.take_to_renew(clock)?)))
+        .filter_map(|hold| {
+            let (lease, deadline) = hold.take_to_renew(clock)?;
+            Some((hold, lease, deadline))
+        })
         .collect();
     let asked_at = clock.now();
     let mut batch: Vec<Renew<'_>> = taken
         .iter_mut()
-        .map(|(hold, lease)| Renew {
+        .map(|(hold, lease, deadline)| Renew {
             lease: &mut **lease,
             ttl: hold.policy.ttl(),
-            deadline: hold.until(),
+            deadline: *deadline,
             answer: None,
         })
         .collect();
@@ -383,7 +386,7 @@ pub(crate) fn renew(engine: &Engine, holds: &[Arc<Hold>]) {
                 .unwrap_or_else(|| Err(no_answer(whole.is_err())))
         })
         .collect();
-    for ((hold, lease), answer) in taken.into_iter().zip(answers) {
+    for ((hold, lease, _), answer) in taken.into_iter().zip(answers) {
         settle(engine, hold, lease, &answer, asked_at);
     }
 }

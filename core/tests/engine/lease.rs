@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper, LockName,
-    LostWait, Observer, Released,
+    AcquireOptions, Clock, Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper,
+    LockName, LostWait, ManualClock, Moment, Observer, Released,
 };
 
 use crate::script::{Grants, PATIENCE, Renewals, Script, eventually};
@@ -40,10 +40,21 @@ fn renewed_over_many_ttls() {
 
 #[test]
 fn an_unknown_renewal_moves_no_deadline_and_is_tried_again() {
+    struct Unknown(Mutex<mpsc::Sender<()>>);
+    impl Observer for Unknown {
+        fn renewal_unknown(&self, _: &LockName, _: FencingToken, _: &Error) {
+            let _ = self.0.lock().unwrap().send(());
+        }
+    }
     let script = Script::new();
-    let guard = script.keeper().lock("a").unwrap();
+    let (send, unknown) = mpsc::channel();
+    let observer = Arc::new(Unknown(Mutex::new(send)));
+    let keeper = script.builder().observer(observer).build().unwrap();
+    let guard = keeper.lock("a").unwrap();
     script.renewals("a", Renewals::Fail);
     next_renewal(&script, "a");
+    // The next one is counted from when the answer of this one is seen.
+    unknown.recv_timeout(PATIENCE).unwrap();
     assert_eq!(guard.remaining(), 7 * SECOND);
     script.renewals("a", Renewals::Work);
     next_renewal(&script, "a");
@@ -266,6 +277,94 @@ fn renew_by_hand_moves_the_deadline_of_a_fixed_lease() {
     assert_eq!(guard.remaining(), Duration::from_millis(800));
     script.renewals("a", Renewals::Lost);
     assert_eq!(guard.renew().unwrap_err().kind(), ErrorKind::Lost);
+}
+
+#[test]
+fn renew_by_hand_waits_for_the_renewal_under_way_and_renews_after_it() {
+    let script = Script::new();
+    let guard = script.keeper().lock("a").unwrap();
+    script.renewals("a", Renewals::Hang);
+    next_renewal(&script, "a");
+    thread::scope(|scope| {
+        let by_hand = scope.spawn(|| guard.renew());
+        // The keeper's renewal has no answer. What was asked by hand gets one of its own.
+        script.renewals("a", Renewals::Fail);
+        let error = by_hand.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    });
+    assert_eq!(guard.remaining(), 7 * SECOND);
+    script.renewals("a", Renewals::Work);
+    guard.renew().unwrap();
+    assert_eq!(guard.remaining(), 11 * SECOND);
+
+    // It waits no longer than the guard is held.
+    script.renewals("a", Renewals::Hang);
+    next_renewal(&script, "a");
+    thread::scope(|scope| {
+        let by_hand = scope.spawn(|| guard.renew());
+        script.clock.advance(11 * SECOND);
+        let error = by_hand.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    });
+    script.renewals("a", Renewals::Work);
+}
+
+#[test]
+fn a_renewal_has_an_end_although_its_guard_goes_meanwhile() {
+    let script = Script::new();
+    let clock = Arc::new(Hooked {
+        inner: script.clock.clone(),
+        hook: Mutex::new(None),
+    });
+    let keeper = script.builder().clock(Arc::clone(&clock) as _).build();
+    let guard = keeper.unwrap().lock("a").unwrap();
+    let signal = guard.lost();
+    let (send, release) = mpsc::channel();
+    // The renewal takes the lease, and then looks at the clock once more.
+    let mut looks = 0;
+    let mut guard = Some(guard);
+    *clock.hook.lock().unwrap() = Some(Box::new(move || {
+        looks += 1;
+        if looks == 2 {
+            let guard = guard.take();
+            let _ = send.send(thread::spawn(move || drop(guard)));
+            assert_eq!(signal.wait(PATIENCE), LostWait::Released);
+        }
+    }));
+    script.clock.advance(4 * SECOND);
+    script.until("a", "renew", 1);
+    script.set(|state| assert!(state.patience <= 11 * SECOND, "{:?}", state.patience));
+    release.recv_timeout(PATIENCE).unwrap().join().unwrap();
+}
+
+type Hook = Box<dyn FnMut() + Send>;
+
+/// A clock that does something whenever the renewing thread looks at it.
+struct Hooked {
+    inner: ManualClock,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl std::fmt::Debug for Hooked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hooked")
+    }
+}
+
+impl Clock for Hooked {
+    fn now(&self) -> Moment {
+        if thread::current().name() == Some("lockkeeper-renew")
+            && let Ok(mut hook) = self.hook.try_lock()
+            && let Some(hook) = hook.as_mut()
+        {
+            hook();
+        }
+        self.inner.now()
+    }
+
+    fn on_jump(&self, wake: Arc<dyn Fn() + Send + Sync>) {
+        self.inner.on_jump(wake);
+    }
 }
 
 #[test]
