@@ -343,6 +343,11 @@ impl<'de> serde::Deserialize<'de> for Config {
                     )));
                 }
             };
+            if values.is_empty() && !is_list(&key) {
+                return Err(D::Error::custom(format!(
+                    "`{key}` has an empty list for a value; give it one, or leave the key out"
+                )));
+            }
             for value in values {
                 config.add(&key, value).map_err(D::Error::custom)?;
             }
@@ -419,10 +424,20 @@ mod tests {
         let config: Config = serde_json::from_str(text).unwrap();
         assert_eq!(config.get("handover_max"), Some("3"));
         assert_eq!(config.required().unwrap(), [Capability::CrossHost]);
+        let text = r#"{"url": "memory:", "require": [], "fallback": []}"#;
+        assert!(serde_json::from_str::<Config>(text).is_ok());
         for (text, says) in [
             (r#"{"ttl": "5s"}"#, "url"),
             (r#"{"url": "memory:", "ttl": 0.5}"#, "`ttl` takes"),
             (r#"{"url": "memory:", "shop": {}}"#, "`shop` takes"),
+            (
+                r#"{"url": "memory:", "shop": []}"#,
+                "`shop` has an empty list",
+            ),
+            (
+                r#"{"url": "memory:", "ttl": []}"#,
+                "`ttl` has an empty list",
+            ),
         ] {
             let error = serde_json::from_str::<Config>(text).unwrap_err();
             assert!(error.to_string().contains(says), "{error}");
