@@ -12,12 +12,13 @@ use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Bounds, Hold};
+use crate::hold::{Bounds, Hold, OnLost};
 use crate::name::LockName;
 use crate::observer::Watcher;
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{AcquireRequest, Grant, Lease, LockProvider, Released, Renewal};
 use crate::queue::{Entered, Finished, Given, Key, Left, Queue, Ticket, Unserved};
+use crate::sync::run_caught;
 use crate::upkeep::{Upkeep, tell_lost};
 
 /// The longest that a release waits for the store.
@@ -459,17 +460,18 @@ impl Engine {
             fits
         });
         if finished == Finished::HandedOver {
-            drop(hold.end_turn(granted.turn));
+            forget(hold.end_turn(granted.turn));
             return Ok(Released::Done);
         }
         let ended = hold.end(now);
-        drop(ended.callbacks);
-        if !ended.in_time && hold.must_tell() {
-            tell_lost(self, hold);
-        }
         let result = self.return_lease(hold, ended.lease, now);
         if finished == Finished::Release {
             self.queue.pass(&hold.name, None);
+        }
+        // The user's code comes last: it may lock this very name.
+        forget(ended.callbacks);
+        if !ended.in_time && hold.must_tell() {
+            tell_lost(self, hold);
         }
         match result {
             Ok(_) if !ended.in_time => Ok(Released::AlreadyLost),
@@ -520,6 +522,13 @@ impl Deref for Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.upkeep.close();
+    }
+}
+
+/// Drops callbacks that are not to be called any more, with what the user's code has put into them.
+fn forget(callbacks: Vec<(u32, OnLost)>) {
+    for callback in callbacks {
+        run_caught(|| drop(callback));
     }
 }
 

@@ -11,6 +11,7 @@ use crate::hold::{Gone, Hold, Standing};
 use crate::name::LockName;
 use crate::proof::CommitProof;
 use crate::provider::{Released, Renewal};
+use crate::sync::run_caught;
 use crate::token::FencingToken;
 
 /// A held lock. Dropping it releases the lock, also while panicking: bounded in time, without a
@@ -218,16 +219,19 @@ impl LostSignal {
         }
     }
 
-    /// Has `callback` called once when the guard is lost, from a thread of the keeper; at once,
-    /// from this thread, when it is lost already. Dropped uncalled when the guard is released.
+    /// Has `callback` called once when the guard is lost: from a thread of the keeper, or from the
+    /// one that drops the guard where that is first to notice; at once, from this thread, when the
+    /// guard is lost already. It is dropped uncalled when the guard is released.
     ///
-    /// It should be quick: a few callbacks that hang can delay renewals. A panic in it is caught.
+    /// When it is called, the keeper has let go of the name, so the callback may lock it again. It
+    /// should be quick: a few callbacks that hang can delay renewals. A panic in it, also in the
+    /// drop of what it captured, is caught.
     pub fn on_lost(&self, callback: impl FnOnce() + Send + 'static) {
         let late = self
             .hold
             .on_lost(self.turn, Box::new(callback), &*self.clock);
         if let Some(callback) = late {
-            callback();
+            run_caught(callback);
         }
     }
 }

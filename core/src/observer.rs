@@ -1,13 +1,13 @@
 //! Being told what a keeper does.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::name::LockName;
 use crate::provider::Released;
+use crate::sync::run_caught;
 use crate::token::FencingToken;
 
 /// Hears of everything that happens to a keeper's locks; override what is of interest.
@@ -79,8 +79,7 @@ impl Watcher {
 
     pub(crate) fn tell(&self, event: impl FnOnce(&dyn Observer)) {
         if let Some(observer) = &self.0 {
-            // The engine's state is not touched by an observer, so nothing can be left half done.
-            let _ = catch_unwind(AssertUnwindSafe(|| event(observer.as_ref())));
+            run_caught(|| event(observer.as_ref()));
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The primitives that the queue is built on, named once: `tests/model.rs` compiles the queue
-//! against a model checker's instead.
+//! against a model checker's instead. And the fence around the user's code.
 
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -26,4 +27,10 @@ pub(crate) fn wait<'a, T>(
             guard
         }
     }
+}
+
+/// Runs the user's code. A panic in it goes no further: the engine's own state must not depend on
+/// it, and during another panic it would abort the process.
+pub(crate) fn run_caught(code: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(code));
 }

@@ -15,7 +15,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Hold, Standing};
 use crate::provider::{Lease, Renew, Renewal};
-use crate::sync::{lock, wait};
+use crate::sync::{lock, run_caught, wait};
 
 /// The most threads that renew at the same time, and so the most dead calls that cost nobody else
 /// anything.
@@ -349,10 +349,11 @@ pub(crate) fn tell_lost(engine: &Engine, hold: &Arc<Hold>) {
         engine.watcher.tell(|o| o.lost(&hold.name, token));
     }
     for (of, callback) in hold.take_callbacks() {
-        if of == turn {
-            // The caller's code: its panic is its own.
-            let _ = catch_unwind(AssertUnwindSafe(callback));
-        }
+        run_caught(|| {
+            if of == turn {
+                callback();
+            }
+        });
     }
 }
 

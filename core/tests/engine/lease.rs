@@ -228,6 +228,74 @@ fn calls_that_hang_or_panic_cost_nobody_else_the_lease() {
     }
 }
 
+/// A clock that stands still for the watching thread: a loss is noticed by the guard.
+#[derive(Debug)]
+struct Unwatched {
+    inner: ManualClock,
+    began: Moment,
+}
+
+impl Clock for Unwatched {
+    fn now(&self) -> Moment {
+        if thread::current().name() == Some("lockkeeper-watch") {
+            return self.began;
+        }
+        self.inner.now()
+    }
+}
+
+#[test]
+fn a_callback_of_a_loss_may_lock_the_name() {
+    let script = Script::new();
+    let clock = Arc::new(Unwatched {
+        inner: script.clock.clone(),
+        began: script.clock.now(),
+    });
+    let keeper = script.builder().clock(clock).build().unwrap();
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl: 2 * SECOND });
+    let guard = keeper.acquire("a", &fixed).unwrap().unwrap();
+    let (send, called) = mpsc::channel();
+    let again = keeper.clone();
+    guard.lost().on_lost(move || {
+        let granted = again.try_lock("a").map(|guard| guard.is_some());
+        let _ = send.send(granted);
+    });
+    script.clock.advance(2 * SECOND);
+    thread::scope(|scope| {
+        let dropped = scope.spawn(|| drop(guard));
+        // Time for a callback that waits for itself to give up.
+        eventually("the guard is dropped", || {
+            script.clock.advance(Duration::from_millis(1));
+            dropped.is_finished()
+        });
+    });
+    let granted = called.recv_timeout(PATIENCE).unwrap();
+    assert!(granted.unwrap(), "the callback waited for itself");
+}
+
+#[test]
+fn a_callback_that_panics_when_it_is_dropped_or_called_late_does_no_harm() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("as the test wants");
+        }
+    }
+    let script = Script::new();
+    let keeper = script.keeper();
+    let guard = keeper.lock("a").unwrap();
+    let signal = guard.lost();
+    let bomb = Bomb;
+    signal.on_lost(move || drop(bomb));
+    assert_eq!(guard.release().unwrap(), Released::Done);
+
+    let guard = keeper.try_lock("a").unwrap().expect("it is free");
+    script.clock.advance(60 * SECOND);
+    let bomb = Bomb;
+    guard.lost().on_lost(move || drop(bomb));
+    assert_eq!(guard.release().unwrap(), Released::AlreadyLost);
+}
+
 #[test]
 fn a_release_waits_for_a_renewal_under_way_and_comes_after_it() {
     let script = Script::new();
@@ -312,10 +380,7 @@ fn renew_by_hand_waits_for_the_renewal_under_way_and_renews_after_it() {
 #[test]
 fn a_renewal_has_an_end_although_its_guard_goes_meanwhile() {
     let script = Script::new();
-    let clock = Arc::new(Hooked {
-        inner: script.clock.clone(),
-        hook: Mutex::new(None),
-    });
+    let clock = Hooked::on(&script, "lockkeeper-renew");
     let keeper = script.builder().clock(Arc::clone(&clock) as _).build();
     let guard = keeper.unwrap().lock("a").unwrap();
     let signal = guard.lost();
@@ -339,10 +404,21 @@ fn a_renewal_has_an_end_although_its_guard_goes_meanwhile() {
 
 type Hook = Box<dyn FnMut() + Send>;
 
-/// A clock that does something whenever the renewing thread looks at it.
+/// A clock that does something whenever a thread of this name looks at it.
 struct Hooked {
     inner: ManualClock,
+    thread: &'static str,
     hook: Mutex<Option<Hook>>,
+}
+
+impl Hooked {
+    fn on(script: &Script, thread: &'static str) -> Arc<Self> {
+        Arc::new(Self {
+            inner: script.clock.clone(),
+            thread,
+            hook: Mutex::new(None),
+        })
+    }
 }
 
 impl std::fmt::Debug for Hooked {
@@ -353,7 +429,7 @@ impl std::fmt::Debug for Hooked {
 
 impl Clock for Hooked {
     fn now(&self) -> Moment {
-        if thread::current().name() == Some("lockkeeper-renew")
+        if thread::current().name() == Some(self.thread)
             && let Ok(mut hook) = self.hook.try_lock()
             && let Some(hook) = hook.as_mut()
         {
