@@ -20,8 +20,8 @@ use crate::sync::{lock, run_caught, wait};
 /// The most threads that renew at the same time, and so the most dead calls that cost nobody else
 /// anything.
 const MOST_WORKERS: usize = 4;
-/// How long work may lie there without any of it being taken, before another thread joins.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// How long work may lie there without any of it being taken, before more threads join.
+const PATIENCE: Duration = Duration::from_millis(5);
 /// How long the end of a keeper waits for a thread that still has something to do for it.
 const FAREWELL: Duration = Duration::from_millis(100);
 /// How long the watching thread sleeps at most while something has a deadline. A Condvar's time-out
@@ -292,7 +292,23 @@ fn enqueue(engine: &Arc<Engine>, jobs: Vec<Job>) -> bool {
         state.stands_still = None;
         return false;
     }
-    if state.workers == 0 || (state.workers < MOST_WORKERS && state.is_stuck()) {
+    // As many as the work needs, since each of them may find a call that hangs. One that is idle and
+    // finds nothing left goes back to sleep.
+    let batches = state
+        .jobs
+        .len()
+        .div_ceil(engine.capabilities.renew_batch().max(1));
+    for _ in 0..batches.min(state.idle) {
+        upkeep.work.notify_one();
+    }
+    let missing = if state.workers == 0 {
+        1
+    } else if state.is_stuck() {
+        batches.min(MOST_WORKERS - state.workers)
+    } else {
+        0
+    };
+    for _ in 0..missing {
         let of = Arc::downgrade(engine);
         let shared = Arc::clone(upkeep);
         // Where no thread can be had, the next look tries again while the lease lasts.
@@ -301,7 +317,6 @@ fn enqueue(engine: &Arc<Engine>, jobs: Vec<Job>) -> bool {
             state.stands_still = None;
         }
     }
-    upkeep.work.notify_one();
     state.workers < MOST_WORKERS
 }
 

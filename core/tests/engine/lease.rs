@@ -228,6 +228,56 @@ fn calls_that_hang_or_panic_cost_nobody_else_the_lease() {
     }
 }
 
+#[test]
+fn idle_threads_renew_beside_calls_that_hang() {
+    let script = Script::new();
+    let clock = Hooked::on(&script, "lockkeeper-watch");
+    let keeper = script.builder().clock(Arc::clone(&clock) as _).build();
+    let keeper = keeper.unwrap();
+    let take = |names: &[String], how| -> Vec<LockGuard> {
+        let take = |name: &String| {
+            script.renewals(name, how);
+            keeper.lock(name.as_str()).unwrap()
+        };
+        names.iter().map(take).collect()
+    };
+    let names =
+        |kind: &str, count| -> Vec<_> { (0..count).map(|n| format!("{kind}{n}")).collect() };
+    // All threads that there can be.
+    let first = names("first", 4);
+    let guards = take(&first, Renewals::Hang);
+    script.clock.advance(4 * SECOND);
+    for name in &first {
+        script.until(name, "renew", 1);
+    }
+    for name in &first {
+        script.renewals(name, Renewals::Work);
+    }
+    drop(guards);
+
+    let (hanging, good) = (names("hanging", 3), names("good", 8));
+    let guards = (take(&hanging, Renewals::Hang), take(&good, Renewals::Work));
+    let (go_on, stop) = mpsc::channel::<()>();
+    let (inner, due) = (script.clock.clone(), script.clock.now() + 4 * SECOND);
+    let mut looks = 0;
+    *clock.hook.lock().unwrap() = Some(Box::new(move || {
+        looks += usize::from(inner.now() >= due);
+        // It finds what is due, once; then it stands still.
+        if looks > 3 {
+            let _ = stop.recv();
+        }
+    }));
+    script.clock.advance(4 * SECOND);
+    for name in &good {
+        script.until(name, "renew", 1);
+    }
+    drop(go_on);
+    for name in &hanging {
+        script.renewals(name, Renewals::Work);
+    }
+    drop(guards);
+}
+
 /// A clock that stands still for the watching thread: a loss is noticed by the guard.
 #[derive(Debug)]
 struct Unwatched {
