@@ -58,45 +58,49 @@ fn usual_file() -> Option<PathBuf> {
     })
 }
 
+/// The store of a config file: its `url` and further keys stand at the top.
 fn read(file: &Path) -> Result<Config, Trouble> {
-    let bad = |why: &str| {
-        Trouble::new(
-            CONFIG,
-            format!("the config file {} cannot be used: {why}", file.display()),
-        )
-    };
-    let text = std::fs::read_to_string(file).map_err(|error| {
-        bad(&format!(
-            "{error}; make it readable, correct HOME, or name another with --config"
-        ))
-    })?;
-    let table: Table = toml::from_str(&text).map_err(|error| {
-        let before = error.span().and_then(|span| text.get(..span.start));
-        let lines = before.unwrap_or_default().split('\n');
-        let column = lines
-            .clone()
-            .next_back()
-            .unwrap_or_default()
-            .chars()
-            .count()
-            + 1;
-        // The message alone: the error's own text shows the line, and with it perhaps a password.
-        bad(&format!(
-            "line {}, column {column}: {}",
-            lines.count(),
-            error.message()
-        ))
-    })?;
+    let table = read_table(file)?;
     // As in a file for `compare`.
     if let Some((key, _)) = table.iter().find(|(_, value)| has_table(value)) {
-        return Err(bad(&format!(
-            "`{key}` is a table, and this file is of one store; write its `url` and keys at the \
-             top, and no tables"
-        )));
+        return Err(unusable(
+            file,
+            &format!(
+                "`{key}` is a table, and this file is of one store; write its `url` and keys at \
+                 the top, and no tables"
+            ),
+        ));
     }
     table
         .try_into()
-        .map_err(|error: toml::de::Error| bad(error.message()))
+        .map_err(|error: toml::de::Error| unusable(file, error.message()))
+}
+
+fn read_table(file: &Path) -> Result<Table, Trouble> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        let way_out = "make it readable, correct HOME, or name another with --config";
+        unusable(file, &format!("{error}; {way_out}"))
+    })?;
+    toml::from_str(&text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start));
+        let before = before.unwrap_or_default();
+        let (line, start) = (
+            before.matches('\n').count() + 1,
+            before.rfind('\n').map_or(0, |end| end + 1),
+        );
+        let column = before.get(start..).unwrap_or_default().chars().count() + 1;
+        // The message alone: the error's own text shows the line, and with it perhaps a password.
+        let message = error.message();
+        unusable(file, &format!("line {line}, column {column}: {message}"))
+    })
+}
+
+fn unusable(file: &Path, why: &str) -> Trouble {
+    let file = file.display();
+    Trouble::new(
+        CONFIG,
+        format!("the config file {file} cannot be used: {why}"),
+    )
 }
 
 fn has_table(value: &Value) -> bool {
@@ -104,6 +108,47 @@ fn has_table(value: &Value) -> bool {
         Value::Table(_) => true,
         Value::Array(list) => list.iter().any(Value::is_table),
         _ => false,
+    }
+}
+
+/// The stores of a config file: the file itself, or every table in it, that has a `url`. Each comes
+/// with its name for messages. The rest of the file belongs to another program.
+#[cfg(feature = "compare")]
+pub(crate) fn stores(file: &Path) -> Result<Vec<(String, Table)>, Trouble> {
+    let mut stores = Vec::new();
+    collect_stores("", Value::Table(read_table(file)?), &mut stores);
+    if stores.is_empty() {
+        let why = "it names no store; a store is a table such as [locks] with url = \"…\"";
+        return Err(unusable(file, why));
+    }
+    Ok(stores)
+}
+
+#[cfg(feature = "compare")]
+fn collect_stores(name: &str, value: Value, stores: &mut Vec<(String, Table)>) {
+    match value {
+        Value::Table(table) if table.contains_key("url") => {
+            let name = match name {
+                "" => "the store".to_owned(),
+                name => format!("[{name}]"),
+            };
+            stores.push((name, table));
+        }
+        Value::Table(table) => {
+            for (key, value) in table {
+                let name = match name {
+                    "" => key,
+                    above => format!("{above}.{key}"),
+                };
+                collect_stores(&name, value, stores);
+            }
+        }
+        Value::Array(list) => {
+            for (number, value) in (1..).zip(list) {
+                collect_stores(&format!("{name} {number}"), value, stores);
+            }
+        }
+        _ => {}
     }
 }
 
@@ -144,4 +189,36 @@ pub(crate) fn open_existing(place: &Place) -> Result<LockKeeper, Trouble> {
         // Where it is said already, that counts.
         config.clone().set("create", "false").unwrap_or(config)
     })
+}
+
+#[cfg(test)]
+#[cfg(feature = "compare")]
+mod tests {
+    use super::*;
+
+    fn names(text: &str) -> Result<Vec<String>, Trouble> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("app.toml");
+        std::fs::write(&file, text).unwrap();
+        let stores = stores(&file)?.into_iter();
+        Ok(stores.map(|(name, _)| name).collect())
+    }
+
+    #[test]
+    fn tables_with_a_url_are_stores() {
+        let text = "port = 80\n[locks]\nurl = 'memory:'\nttl = '5s'\n\
+                    [[other.list]]\nurl = 'memory:a'\n[[other.list]]\nurl = 'memory:b'";
+        let names = names(text).unwrap();
+        assert_eq!(names, ["[locks]", "[other.list 1]", "[other.list 2]"]);
+    }
+
+    #[test]
+    fn errors_name_the_line_and_show_no_secret() {
+        let wrong = names("[locks]\nurl = 'redis://:s3cret@host'\npassword = 's3cret").unwrap_err();
+        let said = wrong.to_string();
+        assert!(said.contains("line 3"), "{said}");
+        assert!(!said.contains("s3cret"), "{said}");
+        let wrong = names("port = 80").unwrap_err().to_string();
+        assert!(wrong.contains("no store"), "{wrong}");
+    }
 }

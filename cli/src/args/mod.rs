@@ -1,11 +1,13 @@
 //! The command line.
 
+#[cfg(feature = "compare")]
 mod compare;
 mod operate;
 mod run;
 
 use clap::{Parser, Subcommand};
 
+#[cfg(feature = "compare")]
 pub(crate) use compare::Compare;
 pub(crate) use operate::{Doctor, Unlock, Who};
 pub(crate) use run::{OnLost, Run};
@@ -46,6 +48,7 @@ pub(crate) enum Command {
 
     /// Lets many threads do the same work with and without a lock, on several stores, and says who
     /// was right.
+    #[cfg(feature = "compare")]
     #[command(long_about = compare::ABOUT, after_long_help = compare::DETAILS)]
     Compare(Compare),
 

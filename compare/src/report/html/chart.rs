@@ -1,0 +1,131 @@
+//! The pictures: bars, and distributions of waits.
+
+use maud::{Markup, html};
+
+use crate::report::row::Row;
+
+/// Waits are shown from 0.1 ms to 100 s, ten times as long each.
+const FIRST_US: u32 = 100;
+const DECADES: u32 = 6;
+/// Steps of a decade; the edges are rounded to whole microseconds.
+const STEPS: u32 = 6;
+const LABELS: [&str; 7] = ["0.1ms", "1", "10", "100", "1s", "10", "100s"];
+/// Of the picture, in its own units.
+const WIDTH: f64 = 360.0;
+const HEIGHT: f64 = 40.0;
+
+/// A bar as long as its share of the longest, with its value as text.
+pub(super) fn bar(value: Option<f64>, most: f64, text: &str, what: &str) -> Markup {
+    let share = value.filter(|_| most > 0.0).map(|value| value / most);
+    html! {
+        span.value { (text) }
+        @if let Some(share) = share {
+            svg.bar viewBox="0 0 100 6" preserveAspectRatio="none" role="img" {
+                title { (what) ": " (text) }
+                desc { (format!("{:.0}% of the longest bar of this table", share * 100.0)) }
+                rect.track width="100" height="6" {}
+                rect width=(format!("{:.2}", (share * 100.0).max(0.6))) height="6" {}
+            }
+        }
+    }
+}
+
+/// The scale of the distributions.
+pub(super) fn axis() -> Markup {
+    html! {
+        span.axis aria-hidden="true" { @for label in LABELS { span { (label) } } }
+    }
+}
+
+/// How the waits are distributed, on a scale that is the same everywhere.
+pub(super) fn distribution(row: &Row) -> Markup {
+    let Some((waits, ms)) = row.waits.as_ref().zip(row.wait_ms) else {
+        return html! { span.value { "–" } };
+    };
+    let told = format!(
+        "half {}, 99 % {}, longest {}",
+        time(ms.p50),
+        time(ms.p99),
+        time(ms.max)
+    );
+    let shares = waits.shares(&edges());
+    let most = shares.iter().copied().fold(0.0, f64::max);
+    let step = WIDTH / f64::from(DECADES * STEPS);
+    html! {
+        svg.waits viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) preserveAspectRatio="none" role="img" {
+            title { "waits with " (row.strategy) ": " (told) }
+            desc { (parts(&shares)) }
+            @for decade in 0..=DECADES {
+                @let x = format!("{:.1}", f64::from(decade * STEPS) * step);
+                line.grid x1=(x) x2=(x) y1="0" y2=(HEIGHT) {}
+            }
+            @for (place, share) in (0_u32..).zip(&shares) {
+                @if *share > 0.0 {
+                    // So that one wait of a hundred is still seen.
+                    @let height = (share / most).sqrt() * HEIGHT;
+                    rect x=(format!("{:.1}", f64::from(place) * step))
+                        y=(format!("{:.1}", HEIGHT - height))
+                        width=(format!("{:.1}", step - 1.0))
+                        height=(format!("{height:.1}")) {}
+                }
+            }
+        }
+        (axis())
+        small.told { (told) }
+    }
+}
+
+/// Between the steps, in microseconds.
+fn edges() -> Vec<u64> {
+    let edge = |step: u32| {
+        let power = f64::from(step) / f64::from(STEPS);
+        (f64::from(FIRST_US) * 10_f64.powf(power)).round() as u64
+    };
+    (0..=DECADES * STEPS).map(edge).collect()
+}
+
+/// What the picture shows, by decade.
+fn parts(shares: &[f64]) -> String {
+    let steps = usize::try_from(STEPS).unwrap_or(1);
+    let decades = shares.chunks(steps).map(|chunk| chunk.iter().sum::<f64>());
+    let ends = ["1 ms", "10 ms", "100 ms", "1 s", "10 s", "100 s"];
+    let parts: Vec<_> = decades
+        .zip(ends)
+        .filter(|&(share, _)| share > 0.0)
+        .map(|(share, end)| format!("{:.0}% up to {end}", share * 100.0))
+        .collect();
+    parts.join(", ")
+}
+
+/// A time as people say it.
+pub(super) fn time(ms: f64) -> String {
+    if ms < 0.05 {
+        "0 ms".to_owned()
+    } else if ms < 9.95 {
+        format!("{ms:.1} ms")
+    } else if ms < 999.5 {
+        format!("{ms:.0} ms")
+    } else {
+        format!("{:.1} s", ms / 1e3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scale_ends_where_its_labels_do() {
+        let edges = edges();
+        assert_eq!(edges.first(), Some(&100));
+        assert_eq!(edges.last(), Some(&100_000_000));
+        assert_eq!(edges.len(), 37);
+        assert!(edges.is_sorted());
+    }
+
+    #[test]
+    fn times_are_short() {
+        let shown = [0.01, 0.31, 12.3, 999.0, 4_980.0].map(time);
+        assert_eq!(shown, ["0 ms", "0.3 ms", "12 ms", "999 ms", "5.0 s"]);
+    }
+}

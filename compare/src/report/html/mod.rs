@@ -1,0 +1,96 @@
+//! The page of `--html`: verdicts, and charts beside their numbers. One file that needs no network;
+//! every picture has a text that says the same, and a table around it.
+
+mod chart;
+mod scenario;
+mod verdicts;
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::summary;
+use crate::report::row::{Report, Row};
+use crate::verdict::Verdict;
+
+const STYLE: &str = include_str!("style.css");
+
+impl Report {
+    /// Returns the report as one HTML file that needs no network.
+    pub fn to_html(&self) -> String {
+        page(self).into_string()
+    }
+}
+
+fn page(report: &Report) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { "lockkeeper compare" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                (head(report))
+                main {
+                    (verdicts::section(report))
+                    (scenario::sections(report))
+                }
+                footer {
+                    p {
+                        "Made by " code { "lockkeeper compare --html" } ", version "
+                        (env!("CARGO_PKG_VERSION")) ". The numbers are of one machine and one run; "
+                        "the verdicts are not."
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn head(report: &Report) -> Markup {
+    let settings = &report.settings;
+    html! {
+        header {
+            p.name { "lockkeeper compare" }
+            h1 { "The same work, with every way of locking" }
+            p.lede {
+                (settings.threads) " threads read, think and write in separate statements: nothing "
+                "but the lock protects the data. Who oversells, who waits, who hammers the store, "
+                "and who needs how many connections?"
+            }
+            (banner(report))
+            @let said = summary::sentences(report);
+            @if !said.is_empty() {
+                ul.said { @for line in &said { li { (line) } } }
+            }
+        }
+    }
+}
+
+fn banner(report: &Report) -> Markup {
+    let all = report.rows.len();
+    let bad = report.rows.iter().filter(|row| !row.is_as_expected());
+    let bad = bad.count();
+    html! {
+        p.banner.bad[bad > 0] {
+            @if bad == 0 {
+                "✓ " (all) " of " (all) " rows as they must be"
+            } @else {
+                "! " (bad) " of " (all) " rows are not as they must be"
+            }
+            @if !report.complete { "; the run ended early, and rows are missing" }
+        }
+    }
+}
+
+/// The verdict in a word, its sign, and its class.
+fn verdict(row: &Row) -> (&'static str, &'static str, &'static str) {
+    match (row.verdict, row.expected) {
+        (Verdict::Right, Verdict::Right) => ("right", "✓", "right"),
+        (Verdict::Wrong, Verdict::Wrong) => ("wrong, as it must be", "✗", "wrong"),
+        (Verdict::Wrong, Verdict::Right) => ("wrong, and must be right", "!", "bad"),
+        (Verdict::Right, Verdict::Wrong) => ("right, and must be wrong", "!", "bad"),
+    }
+}

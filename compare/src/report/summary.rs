@@ -1,0 +1,181 @@
+//! What the table says, in sentences: only what was measured.
+
+use crate::report::row::{Report, Row, Settings};
+use crate::scenario::Scenario;
+use crate::strategy::Kind;
+use crate::verdict::Verdict;
+
+/// What fits a terminal beside an editor, and a README.
+pub(super) const WIDTH: u16 = 100;
+
+/// A sentence for each scenario, one for each row that is not as it must be, and what was left out.
+pub(super) fn of(report: &Report) -> String {
+    let complaints = report.rows.iter().filter_map(complaint);
+    let said = sentences(report).into_iter();
+    let lines = said.chain(complaints).chain(left_out(report));
+    let lines: Vec<_> = lines.map(|line| wrapped(&line)).collect();
+    lines.join("\n")
+}
+
+/// A sentence for each scenario.
+pub(super) fn sentences(report: &Report) -> Vec<String> {
+    let scenarios = Scenario::ALL.into_iter();
+    scenarios
+        .filter_map(|scenario| sentence(scenario, report))
+        .collect()
+}
+
+/// Strategies with the same reason in one sentence.
+fn left_out(report: &Report) -> Vec<String> {
+    let mut whys: Vec<&str> = Vec::new();
+    for left in &report.left_out {
+        if !whys.contains(&left.why) {
+            whys.push(left.why);
+        }
+    }
+    let of = |why| {
+        let names = report.left_out.iter().filter(|left| left.why == why);
+        let names: Vec<_> = names.map(|left| left.strategy.to_string()).collect();
+        format!("Left out: {} ({why}).", names.join(", "))
+    };
+    let missing = report
+        .missing
+        .iter()
+        .map(|why| format!("Not started: {why}."));
+    whys.into_iter().map(of).chain(missing).collect()
+}
+
+fn sentence(scenario: Scenario, report: &Report) -> Option<String> {
+    let of = |strategy| -> Vec<&Row> {
+        let rows = report.rows.iter();
+        rows.filter(|row| row.scenario == scenario && row.strategy == strategy)
+            .collect()
+    };
+    let said = [
+        with_a_lock(scenario, &of(Kind::Lockkeeper)),
+        worst(&of(Kind::None)).map(|row| without(scenario, row)),
+        worst(&of(Kind::FreedEarly)).map(|row| {
+            let sold = row.admitted;
+            format!("freed before the commit, the lock let {sold} book it")
+        }),
+    ];
+    let said: Vec<_> = said.into_iter().flatten().collect();
+    let question = question(scenario, &report.settings);
+    (!said.is_empty()).then(|| format!("{question}: {}.", said.join("; ")))
+}
+
+/// What a scenario is about, with the numbers of this run.
+pub(super) fn question(scenario: Scenario, settings: &Settings) -> String {
+    let Settings {
+        threads,
+        seats,
+        items,
+        ..
+    } = settings;
+    match scenario {
+        Scenario::Gather => format!("{threads} threads wanted {seats} seats"),
+        Scenario::Stock => format!("{threads} buyers wanted {items} items"),
+        Scenario::Seat => format!("{threads}, then {} threads wanted one seat", threads * 2),
+        Scenario::Party => "Parties of three wanted overlapping seats".to_owned(),
+        Scenario::Nested => "The holder took the lock a second time".to_owned(),
+        Scenario::Slow => "The work took longer than the lease".to_owned(),
+        Scenario::Crash => "The holder was killed".to_owned(),
+    }
+}
+
+/// What the library did, where it was right on every store; where not, the complaint says it.
+fn with_a_lock(scenario: Scenario, rows: &[&Row]) -> Option<String> {
+    let first = rows.first()?;
+    if rows.iter().any(|row| row.verdict == Verdict::Wrong) {
+        return None;
+    }
+    let stores = match rows.len() {
+        1 => &first.store,
+        _ => "every store",
+    };
+    Some(match scenario {
+        Scenario::Gather => format!("lockkeeper let in exactly {} on {stores}", first.admitted),
+        Scenario::Stock => format!("lockkeeper sold exactly {} on {stores}", first.admitted),
+        Scenario::Seat => format!("with lockkeeper exactly 1 had it, each time, on {stores}"),
+        Scenario::Party => format!("with lockkeeper no set was split on {stores}"),
+        Scenario::Nested => format!(
+            "lockkeeper gave it to the same thread, and freed it with the outermost, on {stores}"
+        ),
+        Scenario::Slow => format!(
+            "on {stores} lockkeeper kept others out where it renewed the lease, and refused the \
+             late write where it did not"
+        ),
+        Scenario::Crash => format!("lockkeeper let the next one in on {stores}, in time"),
+    })
+}
+
+/// The store on which it went worst, of those where it went wrong.
+fn worst<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
+    let wrong = rows.iter().filter(|row| row.verdict == Verdict::Wrong);
+    wrong.max_by_key(|row| row.oversold).copied()
+}
+
+/// What happened without a lock.
+fn without(scenario: Scenario, worst: &Row) -> String {
+    let Row {
+        admitted, oversold, ..
+    } = worst;
+    match scenario {
+        Scenario::Gather => format!("without a lock {admitted} got in"),
+        Scenario::Stock => format!("without a lock {admitted} were sold"),
+        Scenario::Seat => format!("without a lock {admitted} had it"),
+        Scenario::Party => format!("without a lock {oversold} parties lost seats that were theirs"),
+        Scenario::Nested => "without a lock another came in meanwhile".to_owned(),
+        Scenario::Slow => "without a lock the late write replaced the good one".to_owned(),
+        Scenario::Crash => "without a lock nobody was kept out before".to_owned(),
+    }
+}
+
+/// What is wrong with a row that is not as it must be.
+fn complaint(row: &Row) -> Option<String> {
+    if row.is_as_expected() {
+        return None;
+    }
+    let why = match row.verdict {
+        Verdict::Wrong => row.faults.join("; "),
+        Verdict::Right => {
+            "it happened to be right, so nothing was shown; use more --threads or a longer --held"
+                .to_owned()
+        }
+    };
+    Some(format!(
+        "NOT AS IT MUST BE: {} on {} with {}: {why}.",
+        row.scenario, row.store, row.strategy
+    ))
+}
+
+/// Broken between words, the lines after the first indented.
+fn wrapped(text: &str) -> String {
+    const INDENT: &str = "  ";
+    let (mut all, mut line) = (String::new(), String::new());
+    for word in text.split(' ') {
+        if !line.is_empty() && line.len() + 1 + word.len() > usize::from(WIDTH) {
+            all.push_str(&line);
+            all.push('\n');
+            line = INDENT.to_owned();
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    all + &line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_wrapped_between_words() {
+        let text = "word ".repeat(45);
+        let lines = wrapped(text.trim());
+        assert!(lines.lines().all(|line| line.len() <= 100), "{lines}");
+        assert_eq!(lines.lines().count(), 3);
+        assert_eq!(lines.matches("word").count(), 45);
+    }
+}
