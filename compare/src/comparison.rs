@@ -9,21 +9,23 @@ use std::time::Duration;
 use lockkeeper::CancelToken;
 use tempfile::TempDir;
 
-use crate::error::Failure;
-use crate::holder::{Elsewhere, InProcess, InThread, Program};
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::holder::{HolderCommand, HolderFactory, ProcessHolders, ThreadHolders};
 use crate::meter::Meter;
 use crate::report::row::{LeftOut, Report, Row};
 use crate::scenario::Scenario;
-use crate::scenario::context::{Run, Site, Sizes};
+use crate::scenario::context::{Context, RunResult, Sizes};
 #[cfg(unix)]
 use crate::servers::Servers;
-use crate::store::client::Door;
-use crate::store::{Store, Wanted};
-use crate::strategy::Kind;
+use crate::store::Store;
+use crate::store::client::ClientConfig;
+use crate::store::spec::StoreSpec;
+use crate::strategy::Strategy;
 use crate::verdict::{Verdict, expected};
 
 /// How often a control that happens to go right is run again. With many threads it never is.
-const MORE_TRIES: u32 = 20;
+const MAX_RETRIES: u32 = 20;
 /// The shortest time between reading and writing with which the control fails reliably.
 const MIN_HELD: Duration = Duration::from_millis(1);
 const MAX_HELD: Duration = Duration::from_secs(10);
@@ -43,7 +45,7 @@ pub enum Event<'a> {
         /// The row's store.
         store: &'a str,
         /// The row's strategy.
-        strategy: Kind,
+        strategy: Strategy,
     },
     /// A row has been run as often as [`Comparison::repeat`] says.
     RowFinished(&'a Row),
@@ -57,13 +59,13 @@ type Listener = Arc<dyn Fn(Event<'_>) + Send + Sync>;
 /// file that is thrown away.
 #[derive(Clone)]
 pub struct Comparison {
-    stores: Vec<Wanted>,
+    stores: Vec<StoreSpec>,
     scenarios: Vec<Scenario>,
-    strategies: Vec<Kind>,
+    strategies: Vec<Strategy>,
     sizes: Sizes,
     repeat: u32,
     servers: bool,
-    holder: Option<Program>,
+    holder: Option<HolderCommand>,
     temp_dir: Option<PathBuf>,
     cancel: CancelToken,
     on_event: Option<Listener>,
@@ -74,7 +76,7 @@ impl Default for Comparison {
         Self {
             stores: Vec::new(),
             scenarios: Scenario::ALL.into(),
-            strategies: Kind::ALL.into(),
+            strategies: Strategy::ALL.into(),
             sizes: Sizes {
                 threads: 100,
                 seats: 5,
@@ -100,11 +102,11 @@ impl Comparison {
     /// Adds a store by its URL. With the first one, the embedded stores are no longer compared.
     pub fn url(self, url: &str) -> Self {
         let number = self.stores.len() + 1;
-        self.store(Wanted::url(url).origin(format!("store {number}")))
+        self.store(StoreSpec::url(url).origin(format!("store {number}")))
     }
 
     /// Adds a store, as [`Comparison::url`] does.
-    pub fn store(mut self, store: Wanted) -> Self {
+    pub fn store(mut self, store: StoreSpec) -> Self {
         self.stores.push(store);
         self
     }
@@ -122,10 +124,10 @@ impl Comparison {
         self
     }
 
-    /// Runs only these strategies, in the order of [`Strategy::ALL`](Kind::ALL). None at all means
+    /// Runs only these strategies, in the order of [`Strategy::ALL`]. None at all means
     /// all of them.
-    pub fn strategies(mut self, strategies: impl IntoIterator<Item = Kind>) -> Self {
-        self.strategies = chosen(Kind::ALL, strategies);
+    pub fn strategies(mut self, strategies: impl IntoIterator<Item = Strategy>) -> Self {
+        self.strategies = chosen(Strategy::ALL, strategies);
         self
     }
 
@@ -181,7 +183,7 @@ impl Comparison {
         program: impl Into<OsString>,
         args: impl IntoIterator<Item = A>,
     ) -> Self {
-        self.holder = Some(Program {
+        self.holder = Some(HolderCommand {
             program: program.into(),
             args: args.into_iter().map(Into::into).collect(),
         });
@@ -212,22 +214,18 @@ impl Comparison {
     ///
     /// # Errors
     /// If the settings are not valid, if there is nothing to run, or if a store cannot be opened.
-    pub fn run(&self) -> Result<Report, Failure> {
+    pub fn run(&self) -> Result<Report, Error> {
         self.check()?;
         let plan = Plan::new(self)?;
-        let mut rows = Vec::new();
-        let ended = plan.run(&mut rows);
-        Ok(Report::new(
-            self.sizes,
-            self.repeat,
-            plan.left_out(),
-            plan.missing(),
-            rows,
-            ended.err(),
-        ))
+        let mut report = Report::new(self.sizes, self.repeat);
+        report.left_out = plan.left_out();
+        report.missing = plan.missing();
+        report.ended_by = plan.run(&mut report.rows).err();
+        report.complete = report.ended_by.is_none();
+        Ok(report)
     }
 
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self) -> Result<(), Error> {
         let Sizes {
             threads,
             seats,
@@ -243,7 +241,7 @@ impl Comparison {
             ("repeat", self.repeat, 1..=1_000),
         ] {
             if !range.contains(&value) {
-                return Err(Failure::Usage(format!(
+                return Err(Error::invalid(format!(
                     "{name} is {value}, and has to be in {range:?}"
                 )));
             }
@@ -253,24 +251,22 @@ impl Comparison {
             ("items", items, most(Scenario::Stock)),
         ] {
             if !(1..=most).contains(&value) {
-                return Err(Failure::Usage(format!(
+                return Err(Error::invalid(format!(
                     "{value} {name} for {threads} threads: nothing could be oversold; use more \
                      threads, or fewer {name} (at least 1)"
                 )));
             }
         }
         if held < MIN_HELD {
-            return Err(Failure::Usage(
+            return Err(Error::invalid(
                 "with less than 1ms between reading and writing the control could happen to be \
-                 right; use 1ms or more"
-                    .to_owned(),
+                 right; use 1ms or more",
             ));
         }
         if held > MAX_HELD {
-            return Err(Failure::Usage(
+            return Err(Error::invalid(
                 "the threads hold the lock one after the other, so this would take too long; use \
-                 10s or less"
-                    .to_owned(),
+                 10s or less",
             ));
         }
         Ok(())
@@ -305,54 +301,43 @@ impl fmt::Debug for Comparison {
     }
 }
 
-/// What is to be run, on stores that could be opened.
+/// What is to be run, on stores that could be opened. The fields are dropped in this order.
 struct Plan<'a> {
     comparison: &'a Comparison,
+    cancel: Cancellation,
     stores: Vec<Store>,
-    /// Stopped after the stores are closed.
     #[cfg(unix)]
     servers: Option<Servers>,
-    /// Removed with all that is in it, after the stores are closed.
     folder: TempDir,
 }
 
 /// One row to come.
 #[derive(Clone, Copy)]
-struct Step<'a> {
+struct PlannedRow<'a> {
     scenario: Scenario,
     store: &'a Store,
-    strategy: Kind,
+    strategy: Strategy,
     expected: Verdict,
 }
 
 impl<'a> Plan<'a> {
-    /// Opens the stores, all of them before anything is run.
-    #[cfg(unix)]
-    fn new(comparison: &'a Comparison) -> Result<Self, Failure> {
-        let start = || {
-            comparison.notify(Event::ServersStarting);
-            Servers::start(comparison.sizes.threads, &comparison.cancel)
+    /// Starts the servers and opens the stores, all of them before anything is run.
+    fn new(comparison: &'a Comparison) -> Result<Self, Error> {
+        let cancel = Cancellation::new(&comparison.cancel);
+        #[cfg(unix)]
+        let servers = match comparison.servers {
+            true => {
+                comparison.notify(Event::ServersStarting);
+                Some(Servers::start(comparison.sizes.threads, &cancel)?)
+            }
+            false => None,
         };
-        let servers = comparison.servers.then(start).transpose()?;
-        let started = servers.as_ref().map(Servers::wanted).unwrap_or_default();
-        let mut plan = Self::on(comparison, started)?;
-        plan.servers = servers;
-        Ok(plan)
-    }
-
-    /// Opens the stores, all of them before anything is run.
-    #[cfg(not(unix))]
-    fn new(comparison: &'a Comparison) -> Result<Self, Failure> {
+        #[cfg(not(unix))]
         if comparison.servers {
-            return Err(Failure::Usage(
-                "servers cannot be started on this system; start them, and give their URLs"
-                    .to_owned(),
+            return Err(Error::invalid(
+                "servers cannot be started on this system; start them, and give their URLs",
             ));
         }
-        Self::on(comparison, Vec::new())
-    }
-
-    fn on(comparison: &'a Comparison, started: Vec<Wanted>) -> Result<Self, Failure> {
         let mut folder = tempfile::Builder::new();
         folder.prefix("lockkeeper-compare-");
         let folder = match &comparison.temp_dir {
@@ -360,40 +345,43 @@ impl<'a> Plan<'a> {
             None => folder.tempdir(),
         };
         let folder = folder.map_err(|error| {
-            Failure::Failed(format!(
-                "cannot make a throw-away folder: {error}; set TMPDIR to a folder that can be written to"
+            Error::failed(format!(
+                "cannot make a throw-away folder: {error}; set TMPDIR to a folder that can be \
+                 written to"
             ))
         })?;
-        let mut wanted = comparison.stores.clone();
-        if wanted.is_empty() || comparison.servers {
-            wanted.splice(0..0, Wanted::embedded(folder.path())?);
+        let mut specs = comparison.stores.clone();
+        if specs.is_empty() || comparison.servers {
+            specs.splice(0..0, StoreSpec::embedded(folder.path())?);
         }
-        wanted.extend(started);
+        #[cfg(unix)]
+        specs.extend(servers.iter().flat_map(Servers::specs));
         let plan = Self {
             comparison,
-            stores: Store::open_all(wanted, folder.path())?,
+            cancel,
+            stores: Store::open_all(specs, folder.path())?,
             #[cfg(unix)]
-            servers: None,
+            servers,
             folder,
         };
-        if plan.steps().is_empty() {
-            return Err(Failure::Usage(plan.nothing_to_run()));
+        if plan.rows().is_empty() {
+            return Err(Error::invalid(plan.nothing_to_run()));
         }
         Ok(plan)
     }
 
-    /// The rows to come, in their order.
-    fn steps(&self) -> Vec<Step<'_>> {
-        let mut steps = Vec::new();
+    /// Returns the rows to come, in their order.
+    fn rows(&self) -> Vec<PlannedRow<'_>> {
+        let mut rows = Vec::new();
         for &scenario in &self.comparison.scenarios {
             for store in &self.stores {
                 if scenario == Scenario::Crash && self.lacks_holder(store) {
                     continue;
                 }
                 for &strategy in &self.comparison.strategies {
-                    let here = self.not_on(strategy, store).is_none();
-                    if let Some(expected) = expected(strategy, scenario).filter(|_| here) {
-                        steps.push(Step {
+                    let runs_here = self.not_on(strategy, store).is_none();
+                    if let Some(expected) = expected(strategy, scenario).filter(|_| runs_here) {
+                        rows.push(PlannedRow {
                             scenario,
                             store,
                             strategy,
@@ -403,19 +391,19 @@ impl<'a> Plan<'a> {
                 }
             }
         }
-        steps
+        rows
     }
 
-    /// Whether `crash` on this store needs a process, and the caller named no program for it.
+    /// Tells whether `crash` on this store needs a process, and the caller named no program for it.
     fn lacks_holder(&self, store: &Store) -> bool {
-        !matches!(store.reach().door(), Door::Memory) && self.comparison.holder.is_none()
+        is_cross_process(store) && self.comparison.holder.is_none()
     }
 
-    fn not_on(&self, strategy: Kind, store: &Store) -> Option<&'static str> {
-        strategy.not_on(store.reach(), self.comparison.sizes.threads)
+    fn not_on(&self, strategy: Strategy, store: &Store) -> Option<&'static str> {
+        strategy.not_on(&store.handle, self.comparison.sizes.threads)
     }
 
-    /// Strategies that no store here can do, with the reason of the store that comes nearest.
+    /// Returns the strategies that cannot run on any store, with the reason of the last store.
     fn left_out(&self) -> Vec<LeftOut> {
         let strategies = self.comparison.strategies.iter();
         let left_out = strategies.filter_map(|&strategy| {
@@ -426,7 +414,7 @@ impl<'a> Plan<'a> {
         left_out.collect()
     }
 
-    /// What was not started, with what to do about it.
+    /// Returns what could not be started, with what to do about it.
     fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         #[cfg(unix)]
@@ -436,10 +424,8 @@ impl<'a> Plan<'a> {
         if self.comparison.scenarios.contains(&Scenario::Crash) {
             let stores = self.stores.iter().filter(|store| self.lacks_holder(store));
             missing.extend(stores.map(|store| {
-                format!(
-                    "crash on {} needs a program to kill, and Comparison::holder names none",
-                    store.label()
-                )
+                let store = &store.label;
+                format!("the holder of crash on {store}; name a program with Comparison::holder")
             }));
         }
         missing
@@ -449,31 +435,34 @@ impl<'a> Plan<'a> {
         if let Some(LeftOut { strategy, why }) = self.left_out().first() {
             return format!("{strategy} {why}");
         }
-        self.missing().pop().unwrap_or_else(|| {
-            "these strategies have no part in these scenarios; choose others".to_owned()
-        })
+        match self.missing().first() {
+            Some(missing) => format!("not started: {missing}"),
+            None => "these strategies have no part in these scenarios; choose others".to_owned(),
+        }
     }
 
-    /// Runs it all, and adds a row for each that came to its end.
-    fn run(&self, rows: &mut Vec<Row>) -> Result<(), Failure> {
-        let steps = self.steps();
-        self.comparison.notify(Event::Planned(steps.len()));
-        for step in steps {
-            let Step {
+    /// Runs all rows, and adds each that came to its end.
+    fn run(&self, rows: &mut Vec<Row>) -> Result<(), Error> {
+        let planned = self.rows();
+        self.comparison.notify(Event::Planned(planned.len()));
+        for row in planned {
+            let PlannedRow {
                 scenario,
                 store,
                 strategy,
                 expected,
-            } = step;
-            let store = store.label();
+            } = row;
+            let store = store.label.as_str();
             self.comparison.notify(Event::RowStarted {
                 scenario,
                 store,
                 strategy,
             });
-            let runs = self.repeat(step, rows.len()).map_err(|failure| {
+            let runs = self.repeat(row, rows.len()).map_err(|error| {
+                // What fails while the comparison is being cancelled fails because of that.
+                let interrupted = self.cancel.check().err();
                 let what = format!("{scenario} on {store} with {strategy}");
-                self.why(failure).about(&what)
+                interrupted.unwrap_or(error).about(&what)
             })?;
             let row = Row::new(scenario, store, strategy, expected, runs);
             self.comparison.notify(Event::RowFinished(&row));
@@ -482,76 +471,69 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// What fails while the run is being ended fails because of that.
-    fn why(&self, failure: Failure) -> Failure {
-        if self.comparison.cancel.is_cancelled() {
-            return Failure::Interrupted;
-        }
-        failure
-    }
-
-    fn repeat(&self, step: Step<'_>, row: usize) -> Result<Vec<Run>, Failure> {
+    /// Runs a row as often as asked for. A row that must be wrong and happens to be right is run
+    /// again.
+    fn repeat(&self, row: PlannedRow<'_>, index: usize) -> Result<Vec<RunResult>, Error> {
         let asked = self.comparison.repeat;
-        let mut shown = step.expected == Verdict::Right;
-        let mut runs: Vec<Run> = Vec::new();
-        for number in 0..asked + MORE_TRIES {
-            if number >= asked && shown {
+        let mut is_shown = row.expected == Verdict::Right;
+        let mut runs: Vec<RunResult> = Vec::new();
+        for number in 0..asked + MAX_RETRIES {
+            if number >= asked && is_shown {
                 break;
             }
-            if self.comparison.cancel.is_cancelled() {
-                return Err(Failure::Interrupted);
-            }
-            let lock = format!("{}/{}-{row}.{number}", self.run_name(), step.scenario);
-            let run = self.play(step, lock)?;
-            shown |= !run.faults.is_empty();
+            self.cancel.check()?;
+            let lock = format!("{}/{}-{index}.{number}", self.run_name(), row.scenario);
+            let run = self.run_once(row, lock)?;
+            is_shown |= !run.faults.is_empty();
             runs.push(run);
         }
         Ok(runs)
     }
 
-    fn play(&self, step: Step<'_>, lock: String) -> Result<Run, Failure> {
-        let Step {
+    fn run_once(&self, row: PlannedRow<'_>, lock: String) -> Result<RunResult, Error> {
+        let PlannedRow {
             store, strategy, ..
-        } = step;
-        let Comparison {
-            sizes,
-            cancel: stop,
-            holder,
-            ..
-        } = self.comparison;
-        let open = || strategy.open(store, sizes.threads, stop);
-        let elsewhere: Box<dyn Elsewhere> = match holder {
-            // No other process can see `memory:`.
-            Some(program) if !matches!(store.reach().door(), Door::Memory) => Box::new(InProcess {
-                reach: store.reach(),
+        } = row;
+        let (sizes, cancel) = (self.comparison.sizes, &self.cancel);
+        let open = || strategy.open(store, sizes.threads, cancel);
+        let holders: Box<dyn HolderFactory> = match &self.comparison.holder {
+            Some(command) if is_cross_process(store) => Box::new(ProcessHolders {
+                command,
+                spec: &store.handle.spec,
                 strategy,
-                program,
+                cancel,
             }),
-            _ => Box::new(InThread { open: &open }),
+            _ => Box::new(ThreadHolders { open: &open }),
         };
-        let meter = Meter::new(store.counters(strategy.commands())?)?;
-        // It is to survive that.
+        let meter = Meter::new(store.counters(strategy.commands())?, cancel)?;
+        // Redlock has to survive that.
         #[cfg(unix)]
-        let _dead = match (step.scenario, strategy, &self.servers) {
-            (Scenario::Crash, Kind::Redlock, Some(servers)) => Some(servers.two_dead()),
+        let _killed = match (row.scenario, strategy, &self.servers) {
+            (Scenario::Crash, Strategy::Redlock, Some(servers)) => Some(servers.kill_two()),
             _ => None,
         };
-        step.scenario.play(&Site {
-            sizes: *sizes,
+        row.scenario.run(&Context {
+            sizes,
             lock,
-            state: store.data().state().as_ref(),
+            state: store.data.state().as_ref(),
             open: &open,
             meter: &meter,
-            elsewhere: elsewhere.as_ref(),
-            stop,
+            holders: holders.as_ref(),
+            cancel,
         })
     }
 
-    /// On a store that others use too, nobody else has names that begin so: the folder's is unique.
+    /// Returns the prefix of the locks' names. On a store that others use, too, no other program has
+    /// the same, since the folder's name is unique.
     fn run_name(&self) -> String {
         let run = self.folder.path().file_name().unwrap_or_default();
         run.display().to_string()
     }
+}
+
+/// Tells whether another process can see the store.
+fn is_cross_process(store: &Store) -> bool {
+    !matches!(store.handle.client, ClientConfig::Memory)
 }
 
 #[cfg(test)]

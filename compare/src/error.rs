@@ -1,52 +1,59 @@
-//! Why a run ended early.
+//! Why a comparison failed.
 
 use std::fmt;
 
-use lockkeeper::{Error, ErrorKind};
+use lockkeeper::ErrorKind;
 
-/// Why a run ended early. The texts are one line: the cause, and the way out.
+/// Why a comparison failed. The texts are one line: the cause, and what to do.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub enum Failure {
-    /// Ctrl-C.
+pub enum Error {
+    /// The caller cancelled the comparison.
     Interrupted,
-    /// What was asked for cannot be done.
-    Usage(String),
-    /// The application's pool had no connection for a request.
-    Starved(String),
-    /// A store or the machine could not do it.
+    /// The comparison's settings cannot be used.
+    Invalid(String),
+    /// The application's connection pool had no connection for a request.
+    PoolExhausted(String),
+    /// A store or the machine failed.
     Failed(String),
 }
 
-impl Failure {
-    /// Says before the text what it was about.
+impl Error {
+    pub(crate) fn failed(text: impl Into<String>) -> Self {
+        Self::Failed(text.into())
+    }
+
+    pub(crate) fn invalid(text: impl Into<String>) -> Self {
+        Self::Invalid(text.into())
+    }
+
+    /// Prefixes the text with what failed.
     pub(crate) fn about(self, what: &str) -> Self {
+        let prefixed = |text| format!("{what}: {text}");
         match self {
-            Failure::Interrupted => Failure::Interrupted,
-            Failure::Usage(text) => Failure::Usage(format!("{what}: {text}")),
-            Failure::Starved(text) => Failure::Starved(format!("{what}: {text}")),
-            Failure::Failed(text) => Failure::Failed(format!("{what}: {text}")),
+            Self::Interrupted => Self::Interrupted,
+            Self::Invalid(text) => Self::Invalid(prefixed(text)),
+            Self::PoolExhausted(text) => Self::PoolExhausted(prefixed(text)),
+            Self::Failed(text) => Self::Failed(prefixed(text)),
         }
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Interrupted => {
-                f.write_str("interrupted; what is shown was measured until then")
-            }
-            Failure::Usage(text) | Failure::Starved(text) | Failure::Failed(text) => {
-                f.write_str(text)
-            }
-        }
+        f.write_str(match self {
+            Self::Interrupted => "interrupted; the report shows what was measured until then",
+            Self::Invalid(text) | Self::PoolExhausted(text) | Self::Failed(text) => text,
+        })
     }
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
+impl std::error::Error for Error {}
+
+impl From<lockkeeper::Error> for Error {
+    fn from(error: lockkeeper::Error) -> Self {
         match error.kind() {
-            ErrorKind::Cancelled => Failure::Interrupted,
+            ErrorKind::Cancelled => Self::Interrupted,
             ErrorKind::InvalidUrl
             | ErrorKind::UnknownScheme
             | ErrorKind::FeatureDisabled
@@ -56,38 +63,35 @@ impl From<Error> for Failure {
             | ErrorKind::TtlTooShort
             | ErrorKind::InvalidWait
             | ErrorKind::InvalidName
-            | ErrorKind::Unsupported => Failure::Usage(error.to_string()),
-            _ => Failure::Failed(error.to_string()),
+            | ErrorKind::Unsupported => Self::invalid(error.to_string()),
+            _ => Self::failed(error.to_string()),
         }
     }
 }
 
-impl From<rusqlite::Error> for Failure {
+impl From<rusqlite::Error> for Error {
     fn from(error: rusqlite::Error) -> Self {
-        Failure::Failed(format!(
+        Self::failed(format!(
             "the scenario's data could not be kept in its throw-away SQLite file: {error}; \
              is there room in the folder for temporary files (TMPDIR)?"
         ))
     }
 }
 
-impl From<mysql::Error> for Failure {
+impl From<mysql::Error> for Error {
     fn from(error: mysql::Error) -> Self {
-        Failure::Failed(format!(
-            "MySQL or MariaDB did not do what the comparison asked: {error}; does it run, may this \
-             user CREATE and DROP tables in the URL's database, and does it take some \
-             more connections than there are --threads?"
+        Self::failed(format!(
+            "MySQL or MariaDB failed: {error}; does it run, may this user CREATE and DROP tables \
+             in the URL's database, and does it take some more connections than there are threads?"
         ))
     }
 }
 
-impl From<redis::RedisError> for Failure {
+impl From<redis::RedisError> for Error {
     fn from(error: redis::RedisError) -> Self {
-        Failure::Failed(format!(
-            "Redis did not do what the comparison asked: {error}; does it run, and may this user run \
-             GET, SET, DEL, RPUSH, LLEN, EXPIRE, MULTI, EVAL and INFO?"
+        Self::failed(format!(
+            "Redis failed: {error}; does it run, and may this user run GET, SET, DEL, RPUSH, LLEN, \
+             EXPIRE, MULTI, EVAL and INFO?"
         ))
     }
 }
-
-impl std::error::Error for Failure {}

@@ -1,147 +1,141 @@
-//! Somebody who holds a lock and dies: a process of its own, which is killed, or a thread.
+//! The holder of the scenario `crash`: a process that is killed while it holds a lock.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::panic::resume_unwind;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crossbeam_channel::{Sender, bounded};
 use lockkeeper::{CancelToken, LeasePolicy};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use crate::error::Failure;
-use crate::store::{Reach, Source};
-use crate::strategy::{Kind, Strategy, Terms};
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::store::StoreHandle;
+use crate::store::spec::StoreSpec;
+use crate::strategy::Strategy;
+use crate::strategy::lock::LockRequest;
+use crate::strategy::transaction::Transactor;
 
-/// What the process says on standard output when it has the lock.
+/// What the process prints when it has the lock.
 const HELD: &str = "held";
-/// It waits no longer: nobody else has the lock.
+/// How long a holder waits for the lock, which no other program has.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// Where the holder lives.
-pub(crate) trait Elsewhere: Sync {
-    /// Has somebody there take the lock, and returns when they have it.
-    fn hold(
-        &self,
-        name: &str,
-        ttl: Duration,
-        stop: &CancelToken,
-    ) -> Result<Box<dyn Doomed>, Failure>;
+/// Makes holders.
+pub(crate) trait HolderFactory: Sync {
+    /// Starts a holder, and returns when it has the lock.
+    fn start(&self, name: &str, ttl: Duration) -> Result<Box<dyn Holder>, Error>;
 }
 
-/// Somebody who holds the lock.
-pub(crate) trait Doomed {
-    /// Ends them, and returns when they are gone. They release nothing.
-    fn die(self: Box<Self>) -> Result<(), Failure>;
+/// A holder of a lock.
+pub(crate) trait Holder {
+    /// Kills the holder, and returns when it is gone. It does not release the lock.
+    fn kill(self: Box<Self>) -> Result<(), Error>;
 }
 
-/// The order to a holder; on its standard input, because a URL may have a password in it.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Order {
-    source: Source,
-    redlock: Vec<u16>,
-    strategy: Kind,
-    name: String,
-    ttl_ms: u64,
-}
-
-/// In a process.
-pub(crate) struct InProcess<'a> {
-    /// The store.
-    pub(crate) reach: &'a Reach,
-    /// With which strategy.
-    pub(crate) strategy: Kind,
-    /// What the process runs.
-    pub(crate) program: &'a Program,
-}
-
-impl Elsewhere for InProcess<'_> {
-    fn hold(
-        &self,
-        name: &str,
-        ttl: Duration,
-        stop: &CancelToken,
-    ) -> Result<Box<dyn Doomed>, Failure> {
-        let order = Order {
-            source: self.reach.source().clone(),
-            redlock: self.reach.redlock_ports().to_vec(),
-            strategy: self.strategy,
-            name: name.to_owned(),
-            ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
-        };
-        let mut holder = Process::spawn(self.program).map_err(|error| not_started(&error))?;
-        match holder.send(&order) {
-            Ok(true) => Ok(Box::new(holder)),
-            Ok(false) | Err(_) if stop.is_cancelled() => Err(Failure::Interrupted),
-            Ok(false) => Err(Failure::Failed(holder.complaint())),
-            Err(error) => Err(not_started(&error)),
-        }
-    }
-}
-
-fn not_started(error: &io::Error) -> Failure {
-    Failure::Failed(format!(
-        "the process that was to hold the lock could not be started: {error}"
-    ))
-}
-
-/// The program, and its arguments, that calls [`main`].
+/// The program whose `main` calls [`main`], and its arguments.
 #[derive(Clone, Debug)]
-pub(crate) struct Program {
+pub(crate) struct HolderCommand {
     pub(crate) program: OsString,
     pub(crate) args: Vec<OsString>,
 }
 
-/// Ends when its standard input does: it outlives nobody.
-struct Process(Child);
+/// What a holder's process has to do. It goes through standard input, since a URL may have a
+/// password in it.
+#[derive(Serialize, Deserialize)]
+struct Order {
+    settings: Map<String, Value>,
+    redlock_ports: Vec<u16>,
+    strategy: Strategy,
+    name: String,
+    ttl_ms: u64,
+}
 
-impl Process {
-    fn spawn(program: &Program) -> io::Result<Self> {
-        let mut command = Command::new(&program.program);
+/// Makes holders that are processes.
+pub(crate) struct ProcessHolders<'a> {
+    pub(crate) command: &'a HolderCommand,
+    pub(crate) spec: &'a StoreSpec,
+    pub(crate) strategy: Strategy,
+    pub(crate) cancel: &'a Cancellation,
+}
+
+impl HolderFactory for ProcessHolders<'_> {
+    fn start(&self, name: &str, ttl: Duration) -> Result<Box<dyn Holder>, Error> {
+        let order = Order {
+            settings: self.spec.settings.clone(),
+            redlock_ports: self.spec.redlock_ports.clone(),
+            strategy: self.strategy,
+            name: name.to_owned(),
+            ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
+        };
+        let not_started = |error: io::Error| {
+            Error::failed(format!(
+                "cannot start the process that is to hold the lock: {error}"
+            ))
+        };
+        let mut holder = HolderProcess::spawn(self.command).map_err(not_started)?;
+        let sent = holder.send(&order);
+        if !matches!(sent, Ok(true)) {
+            self.cancel.check()?;
+        }
+        match sent.map_err(not_started)? {
+            true => Ok(Box::new(holder)),
+            false => Err(Error::failed(holder.error_output())),
+        }
+    }
+}
+
+/// A holder's process. It ends when its standard input does, so it does not outlive its parent.
+struct HolderProcess(Child);
+
+impl HolderProcess {
+    fn spawn(holder: &HolderCommand) -> io::Result<Self> {
+        let mut command = Command::new(&holder.program);
         command
-            .args(&program.args)
+            .args(&holder.args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // The terminal's Ctrl-C is for the one who gives the orders.
+        // The terminal's Ctrl-C is for the parent, which then ends the holder.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         Ok(Self(command.spawn()?))
     }
 
-    /// Whether it has taken the lock.
+    /// Sends the order, and returns whether the process got the lock.
     fn send(&mut self, order: &Order) -> io::Result<bool> {
         if let Some(stdin) = self.0.stdin.as_mut() {
             let order = serde_json::to_string(order)?;
             writeln!(stdin, "{order}")?;
         }
-        let mut said = String::new();
+        let mut reply = String::new();
         if let Some(stdout) = self.0.stdout.as_mut() {
-            BufReader::new(stdout).read_line(&mut said)?;
+            BufReader::new(stdout).read_line(&mut reply)?;
         }
-        Ok(said.trim() == HELD)
+        Ok(reply.trim() == HELD)
     }
 
-    /// Its last words.
-    fn complaint(&mut self) -> String {
+    fn error_output(&mut self) -> String {
         let _ = self.0.kill();
-        let mut said = String::new();
+        let mut text = String::new();
         if let Some(stderr) = self.0.stderr.as_mut() {
-            // What was said until an error is all there is.
-            let _ = stderr.read_to_string(&mut said);
+            // What was read before an error is all there is.
+            let _ = stderr.read_to_string(&mut text);
         }
-        let said = said.trim().trim_start_matches("error: ");
-        format!("the process that was to hold the lock: {said}")
+        format!("the process that is to hold the lock: {}", text.trim())
     }
 }
 
-impl Doomed for Process {
-    fn die(mut self: Box<Self>) -> Result<(), Failure> {
+impl Holder for HolderProcess {
+    fn kill(mut self: Box<Self>) -> Result<(), Error> {
         let dead = self.0.kill().and_then(|()| self.0.wait());
         dead.map_err(|error| {
-            Failure::Failed(format!(
+            Error::failed(format!(
                 "the process that holds the lock cannot be killed: {error}"
             ))
         })?;
@@ -149,7 +143,7 @@ impl Doomed for Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for HolderProcess {
     fn drop(&mut self) {
         // It may be dead already.
         let _ = self.0.kill();
@@ -157,90 +151,91 @@ impl Drop for Process {
     }
 }
 
-/// Is the process that `crash` kills: takes the lock, says so, and holds it until it is killed.
-pub fn main() -> Result<(), Failure> {
-    let wrong = |error: &dyn std::fmt::Display| {
-        Failure::Usage(format!(
-            "the holder is what a comparison starts by itself, with an order on standard input: {error}"
+/// Acquires a lock and holds it until this process is killed.
+///
+/// [`Comparison::holder`](crate::Comparison::holder) names the program whose `main` calls this. What
+/// to do comes through standard input; the process ends by itself when standard input ends.
+///
+/// # Errors
+/// If standard input has no order, or if the lock cannot be acquired.
+pub fn main() -> Result<(), Error> {
+    let invalid = |error: &dyn fmt::Display| {
+        Error::invalid(format!(
+            "a comparison starts its holder by itself, with an order on standard input: {error}"
         ))
     };
     let mut line = String::new();
     let mut stdin = io::stdin().lock();
-    stdin.read_line(&mut line).map_err(|error| wrong(&error))?;
-    let order: Order = serde_json::from_str(&line).map_err(|error| wrong(&error))?;
-    let reach = Reach::open(order.source, order.redlock)?;
-    let stop = CancelToken::new();
-    let lock = order.strategy.open_lock(&reach, 1, &stop)?;
-    let terms = Terms {
-        lease: LeasePolicy::Renewed {
-            ttl: Duration::from_millis(order.ttl_ms),
-        },
-        wait: WAIT,
-        again: false,
-    };
-    let held = lock.take(&order.name, terms)?;
+    let read = stdin.read_line(&mut line);
+    read.map_err(|error| invalid(&error))?;
+    let order: Order = serde_json::from_str(&line).map_err(|error| invalid(&error))?;
+    let handle = StoreHandle::open(StoreSpec {
+        origin: String::new(),
+        settings: order.settings,
+        redlock_ports: order.redlock_ports,
+    })?;
+    let cancel = Cancellation::new(&CancelToken::new());
+    let lock = order.strategy.open_lock(&handle, 1, &cancel)?;
+    let ttl = Duration::from_millis(order.ttl_ms);
+    let held = lock.acquire(&order.name, request(ttl))?;
     if held.is_none() {
-        return Err(Failure::Failed(format!(
-            "it did not get the lock within {WAIT:?}"
+        return Err(Error::failed(format!(
+            "the lock was not granted within {WAIT:?}; is the store overloaded?"
         )));
     }
     let mut stdout = io::stdout().lock();
-    let said = writeln!(stdout, "{HELD}").and_then(|()| stdout.flush());
-    // Until whoever gave the order is gone, should they not come to kill it.
-    let ended = said.and_then(|()| stdin.read_line(&mut line));
-    ended.map_err(|error| wrong(&error))?;
+    let told = writeln!(stdout, "{HELD}").and_then(|()| stdout.flush());
+    // Ends when the parent is gone, should it not come to kill this process.
+    let ended = told.and_then(|()| stdin.read_line(&mut line));
+    ended.map_err(|error| invalid(&error))?;
     Ok(())
 }
 
-/// In a thread of this process.
-pub(crate) struct InThread<'a> {
-    /// Opens the way of locking.
-    pub(crate) open: &'a (dyn Fn() -> Result<Box<dyn Strategy>, Failure> + Sync),
+fn request(ttl: Duration) -> LockRequest {
+    LockRequest::new(LeasePolicy::Renewed { ttl }, WAIT)
 }
 
-impl Elsewhere for InThread<'_> {
-    fn hold(
-        &self,
-        name: &str,
-        ttl: Duration,
-        _stop: &CancelToken,
-    ) -> Result<Box<dyn Doomed>, Failure> {
+/// Makes holders that are threads, for stores that only one process can see.
+pub(crate) struct ThreadHolders<'a> {
+    /// Opens the strategy.
+    pub(crate) open: &'a (dyn Fn() -> Result<Box<dyn Transactor>, Error> + Sync),
+}
+
+impl HolderFactory for ThreadHolders<'_> {
+    fn start(&self, name: &str, ttl: Duration) -> Result<Box<dyn Holder>, Error> {
         let (strategy, name) = ((self.open)()?, name.to_owned());
-        let (ready, is_ready) = mpsc::channel();
-        let (end, is_to_end) = mpsc::channel::<()>();
-        let terms = Terms {
-            lease: LeasePolicy::Renewed { ttl },
-            wait: WAIT,
-            again: false,
-        };
+        let (ready, is_ready) = bounded(1);
+        let (alive, killed) = bounded::<()>(0);
         let thread = thread::spawn(move || {
-            let held = strategy.lock().map(|lock| lock.take(&name, terms));
-            let has_it = matches!(held, Some(Ok(Some(_))));
-            if ready.send(has_it).is_ok() {
-                // Its end is the sign, too.
-                let _ = is_to_end.recv();
+            let held = strategy
+                .lock()
+                .map(|lock| lock.acquire(&name, request(ttl)));
+            let is_held = matches!(held, Some(Ok(Some(_))));
+            if ready.send(is_held).is_ok() {
+                // Ends when the sender is dropped.
+                let _ = killed.recv();
             }
-            // As a panic, without its message: what is held is dropped on the way.
+            // A panic without its message, which drops what is held on the way.
             resume_unwind(Box::new("the holder dies"));
         });
         if is_ready.recv() != Ok(true) {
-            return Err(Failure::Failed(
-                "the thread that was to hold the lock did not get it".to_owned(),
+            return Err(Error::failed(
+                "the thread that is to hold the lock did not get it",
             ));
         }
-        Ok(Box::new(Thread { thread, end }))
+        Ok(Box::new(HolderThread { thread, alive }))
     }
 }
 
-struct Thread {
+struct HolderThread {
     thread: JoinHandle<()>,
-    end: mpsc::Sender<()>,
+    alive: Sender<()>,
 }
 
-impl Doomed for Thread {
-    fn die(self: Box<Self>) -> Result<(), Failure> {
-        drop(self.end);
-        // It ends by a panic: that is what was asked for.
+impl Holder for HolderThread {
+    fn kill(self: Box<Self>) -> Result<(), Error> {
+        drop(self.alive);
+        // The thread ends by a panic, as it should.
         let _ = self.thread.join();
         Ok(())
     }

@@ -48,10 +48,10 @@ mod verdict;
 mod waits;
 
 pub use comparison::{Comparison, Event};
-pub use error::Failure as Error;
+pub use error::Error;
 pub use report::row::{LeftOut, Report, Row, Settings};
 pub use scenario::Scenario;
-pub use store::Wanted as StoreSpec;
-pub use strategy::Kind as Strategy;
+pub use store::spec::StoreSpec;
+pub use strategy::Strategy;
 pub use verdict::Verdict;
 pub use waits::{WaitMs, Waits};

@@ -1,100 +1,99 @@
-//! What a row costs its store, by the store's own count.
+//! What a run costs its store, by the store's own count.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use lockkeeper::Usage;
 
-use crate::error::Failure;
+use crate::cancel::Cancellation;
+use crate::error::Error;
 
-/// Servers notice only after a moment that a connection was closed: the count is looked at again
-/// after this time, until it stays.
-const SETTLES: Duration = Duration::from_millis(10);
-/// On a server that others use, too, it may never stay.
-const LOOKS: usize = 20;
+/// A server notices only after a moment that a connection was closed, so the number of connections
+/// is polled at this interval until it stays the same.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// On a server that others use, too, it may never stay the same.
+const MAX_POLLS: usize = 20;
 
 /// A server that counts.
 pub(crate) trait Counter: fmt::Debug + Send + Sync {
-    /// Commands that were sent to it so far, without those for the state and for counting.
-    fn commands(&self) -> Result<u64, Failure>;
+    /// Returns how many commands the server has received, without those for the scenario's data and
+    /// for counting.
+    fn commands(&self) -> Result<u64, Error>;
 
-    /// Connections to it now, of whomever.
-    fn connections(&self) -> Result<u32, Failure>;
+    /// Returns the number of connections to the server, by all clients.
+    fn connections(&self) -> Result<u32, Error>;
 }
 
-/// What a run costs; where no server counts, the strategy has to.
+/// Measures what a run costs its store. Where no server counts, the strategy has to.
 #[derive(Debug)]
 pub(crate) struct Meter<'a> {
-    counters: Vec<Count<'a>>,
+    servers: Vec<Server<'a>>,
 }
 
 #[derive(Debug)]
-struct Count<'a> {
+struct Server<'a> {
     counter: Box<dyn Counter + 'a>,
-    /// Before anything was opened.
+    /// Connections before the strategy was opened.
     connections: u32,
-    /// When everything was; `None`: the server does not answer.
+    /// Commands at the last restart; `None` if the server did not reply.
     commands: Mutex<Option<u64>>,
 }
 
+impl Server<'_> {
+    fn commands(&self) -> std::sync::MutexGuard<'_, Option<u64>> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl<'a> Meter<'a> {
-    /// To be made before the strategy is opened.
-    pub(crate) fn new(counters: Vec<Box<dyn Counter + 'a>>) -> Result<Self, Failure> {
-        let count = |counter: Box<dyn Counter + 'a>| {
-            Ok(Count {
-                connections: settled(counter.as_ref())?,
+    /// Begins to count. Make the meter before the strategy is opened.
+    pub(crate) fn new(
+        counters: Vec<Box<dyn Counter + 'a>>,
+        cancel: &Cancellation,
+    ) -> Result<Self, Error> {
+        let server = |counter: Box<dyn Counter + 'a>| {
+            Ok(Server {
+                connections: stable_connections(counter.as_ref(), cancel)?,
                 commands: Mutex::new(None),
                 counter,
             })
         };
+        let servers = counters.into_iter().map(server);
         Ok(Self {
-            counters: counters
-                .into_iter()
-                .map(count)
-                .collect::<Result<_, Failure>>()?,
+            servers: servers.collect::<Result<_, Error>>()?,
         })
     }
 
-    /// What was sent until now does not count.
-    pub(crate) fn restart(&self) -> Result<(), Failure> {
-        for count in &self.counters {
-            // One that was killed for the scenario counts nothing.
-            let now = count.counter.commands().ok();
-            *count
-                .commands
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = now;
+    /// Counts commands from now on.
+    pub(crate) fn restart(&self) {
+        for server in &self.servers {
+            // A server that was killed for the scenario counts nothing.
+            *server.commands() = server.counter.commands().ok();
         }
-        Ok(())
     }
 
-    /// What was sent since, and the connections that have come since the beginning; `None` where
-    /// no server counts.
-    pub(crate) fn read(&self) -> Result<Option<Usage>, Failure> {
+    /// Returns the commands since the last restart and the additional connections; `None` if no
+    /// server counts.
+    pub(crate) fn read(&self) -> Result<Option<Usage>, Error> {
         let mut sum = Usage::default();
-        for count in &self.counters {
-            let before = *count
-                .commands
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            let Some(before) = before else { continue };
-            sum.commands += count.counter.commands()?.saturating_sub(before);
-            sum.connections += count
-                .counter
-                .connections()?
-                .saturating_sub(count.connections);
+        for server in &self.servers {
+            let Some(before) = *server.commands() else {
+                continue;
+            };
+            let connections = server.counter.connections()?;
+            sum.commands += server.counter.commands()?.saturating_sub(before);
+            sum.connections += connections.saturating_sub(server.connections);
         }
-        Ok((!self.counters.is_empty()).then_some(sum))
+        Ok((!self.servers.is_empty()).then_some(sum))
     }
 }
 
-/// The connections that stay when those of the row before are gone.
-fn settled(counter: &dyn Counter) -> Result<u32, Failure> {
+/// Polls the number of connections until those of the previous row are gone.
+fn stable_connections(counter: &dyn Counter, cancel: &Cancellation) -> Result<u32, Error> {
     let mut last = counter.connections()?;
-    for _ in 0..LOOKS {
-        thread::sleep(SETTLES);
+    for _ in 0..MAX_POLLS {
+        cancel.sleep(POLL_INTERVAL)?;
         let now = counter.connections()?;
         if now == last {
             break;

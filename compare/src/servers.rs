@@ -1,108 +1,104 @@
-//! Servers for the run: started on free ports, in throw-away folders, and stopped at its end.
+//! Servers for a comparison: started on free ports, in throw-away folders, and stopped at its end.
 
-use lockkeeper::CancelToken;
+use std::io;
+
 use lockkeeper_testkit::{
     MySqlKind, MySqlOptions, MySqlServer, RedisKind, RedisOptions, RedisServer,
 };
 
-use crate::error::Failure;
-use crate::store::{Source, Wanted};
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::store::spec::StoreSpec;
 
-/// As many as Redlock's own description has.
-const REDLOCK: usize = 5;
-/// That may be dead.
-const DEAD: usize = 2;
-/// For what is not a thread of a scenario.
-const MORE_CONNECTIONS: u32 = 60;
+/// As many as in Redlock's own description.
+const REDLOCK_SERVERS: usize = 5;
+/// How many of them may be dead.
+const REDLOCK_DEAD: usize = 2;
+/// Connections beyond those of a scenario's threads.
+const EXTRA_CONNECTIONS: u32 = 60;
 
 /// Servers that run until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Servers {
-    /// The first is the store; all together are `redlock`'s.
+    /// The first one is the store; `redlock` uses all of them.
     redis: Vec<RedisServer>,
     mysql: Vec<MySqlServer>,
     missing: Vec<String>,
 }
 
 impl Servers {
-    /// Starts one of every kind that is installed, and five of Redis. `threads`: connections that
-    /// must be possible at once.
-    pub(crate) fn start(threads: u32, stop: &CancelToken) -> Result<Self, Failure> {
-        let mut servers = Self {
-            redis: Vec::new(),
-            mysql: Vec::new(),
-            missing: Vec::new(),
-        };
-        let not_started = |error: std::io::Error| {
-            Failure::Failed(format!("a server could not be started: {error}"))
-        };
-        let kinds = RedisKind::ALL.map(|kind| kind.program().map(|_| kind));
-        match kinds.iter().find_map(|kind| kind.as_ref().ok()) {
-            Some(&kind) => {
-                let options = RedisOptions::new();
-                for _ in 0..REDLOCK {
-                    let server = RedisServer::start(kind, &options).map_err(not_started)?;
-                    servers.redis.push(server);
-                }
+    /// Starts one server of every kind that is installed, and five of Redis, which accept a
+    /// connection for each of `threads`.
+    pub(crate) fn start(threads: u32, cancel: &Cancellation) -> Result<Self, Error> {
+        let (mut redis, mut mysql, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        let not_started =
+            |error: io::Error| Error::failed(format!("a server could not be started: {error}"));
+        let installed = RedisKind::ALL
+            .into_iter()
+            .find(|kind| kind.program().is_ok());
+        if let Some(kind) = installed {
+            for _ in 0..REDLOCK_SERVERS {
+                let server = RedisServer::start(kind, &RedisOptions::new());
+                redis.push(server.map_err(not_started)?);
             }
-            None => servers
-                .missing
-                .push("no redis-server or valkey-server on this machine".to_owned()),
+        } else {
+            missing.push("no redis-server or valkey-server on this machine".to_owned());
         }
-        let most = threads.saturating_add(MORE_CONNECTIONS).to_string();
-        let options = MySqlOptions::new().config("max-connections", &most);
+        let connections = threads.saturating_add(EXTRA_CONNECTIONS).to_string();
+        let options = MySqlOptions::new().config("max-connections", &connections);
         for kind in MySqlKind::ALL {
-            if stop.is_cancelled() {
-                return Err(Failure::Interrupted);
-            }
+            cancel.check()?;
             match kind.program() {
                 Ok(_) => {
-                    let server = MySqlServer::start(kind, &options).map_err(not_started)?;
-                    servers.mysql.push(server);
+                    let server = MySqlServer::start(kind, &options);
+                    mysql.push(server.map_err(not_started)?);
                 }
-                Err(why) => servers.missing.push(why),
+                Err(why) => missing.push(why),
             }
         }
-        Ok(servers)
+        Ok(Self {
+            redis,
+            mysql,
+            missing,
+        })
     }
 
-    /// What is not installed.
+    /// Returns which servers are not installed.
     pub(crate) fn missing(&self) -> &[String] {
         &self.missing
     }
 
-    /// The stores that they are.
-    pub(crate) fn wanted(&self) -> Vec<Wanted> {
+    /// Returns the stores on these servers.
+    pub(crate) fn specs(&self) -> Vec<StoreSpec> {
         let mut redis = self.redis.iter();
-        let store = redis.next().map(RedisServer::url);
-        let beside: Vec<_> = redis.map(|server| server.addr().port()).collect();
-        let redis = store.map(|url| (url, beside));
-        let mysql = self.mysql.iter().map(|server| (server.url(), Vec::new()));
-        let wanted = redis.into_iter().chain(mysql).map(|(url, redlock)| Wanted {
-            from: "--servers".to_owned(),
-            source: Source::url(&url),
-            redlock,
+        let redis_spec = redis.next().map(|server| StoreSpec {
+            redlock_ports: redis.map(|server| server.addr().port()).collect(),
+            ..StoreSpec::url(&server.url())
         });
-        wanted.collect()
+        let mysql = self.mysql.iter();
+        let mysql = mysql.map(|server| StoreSpec::url(&server.url()));
+        let all = redis_spec.into_iter().chain(mysql);
+        all.map(|spec| spec.origin("the started servers")).collect()
     }
 
-    /// Kills two of the five Redis servers, neither of them the store, until the answer is dropped.
-    pub(crate) fn two_dead(&self) -> Dead<'_> {
-        let dead: Vec<_> = self.redis.iter().skip(1).take(DEAD).collect();
-        for server in &dead {
+    /// Kills two of the five Redis servers, neither of them the store. They are started again when
+    /// the result is dropped.
+    pub(crate) fn kill_two(&self) -> KilledServers<'_> {
+        let killed: Vec<_> = self.redis.iter().skip(1).take(REDLOCK_DEAD).collect();
+        for server in &killed {
             server.kill();
         }
-        Dead(dead)
+        KilledServers(killed)
     }
 }
 
 /// Servers that are started again when this is dropped.
-pub(crate) struct Dead<'a>(Vec<&'a RedisServer>);
+pub(crate) struct KilledServers<'a>(Vec<&'a RedisServer>);
 
-impl Drop for Dead<'_> {
+impl Drop for KilledServers<'_> {
     fn drop(&mut self) {
         for server in &self.0 {
-            // One that does not come back has no vote.
+            // A server that does not come back has no vote.
             let _ = server.restart();
         }
     }

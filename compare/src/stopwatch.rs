@@ -1,28 +1,27 @@
-//! How long it took, and how much of the processor.
+//! How long something took, and how much of the processor.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
 
-/// Time on the wall and on the processor, all threads of this program together.
+/// Elapsed time: on the wall clock, and on the processor by all threads of this program together.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Span {
-    /// On the wall.
-    pub(crate) elapsed: Duration,
-    /// On the processor; `None` where the system does not tell.
+pub(crate) struct Elapsed {
+    pub(crate) wall: Duration,
+    /// `None` on systems that do not report it.
     pub(crate) cpu: Option<Duration>,
 }
 
-impl Add for Span {
+impl Add for Elapsed {
     type Output = Self;
     fn add(self, other: Self) -> Self {
         Self {
-            elapsed: self.elapsed + other.elapsed,
+            wall: self.wall + other.wall,
             cpu: self.cpu.zip(other.cpu).map(|(a, b)| a + b),
         }
     }
 }
 
-/// Runs from its making.
+/// Measures the time since it was started.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     started: Instant,
@@ -30,7 +29,6 @@ pub(crate) struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts.
     pub(crate) fn start() -> Self {
         Self {
             cpu: cpu_time(),
@@ -38,13 +36,11 @@ impl Stopwatch {
         }
     }
 
-    /// What has passed since.
-    pub(crate) fn read(&self) -> Span {
-        Span {
-            elapsed: self.started.elapsed(),
-            cpu: cpu_time()
-                .zip(self.cpu)
-                .map(|(now, then)| now.saturating_sub(then)),
+    pub(crate) fn elapsed(&self) -> Elapsed {
+        let cpu = cpu_time().zip(self.cpu);
+        Elapsed {
+            wall: self.started.elapsed(),
+            cpu: cpu.map(|(now, before)| now.saturating_sub(before)),
         }
     }
 }

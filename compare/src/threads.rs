@@ -1,160 +1,124 @@
 //! Many threads that start at the same moment.
 
 use std::any::Any;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ScopedJoinHandle};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
-use crate::error::Failure;
-use crate::stopwatch::{Span, Stopwatch};
+use crossbeam_utils::sync::WaitGroup;
 
-/// Enough for a store's client, and 10,000 of them still fit.
+use crate::cancel::Latch;
+use crate::error::Error;
+use crate::stopwatch::{Elapsed, Stopwatch};
+
+/// Enough for a store's client, and 10,000 of them still fit into memory.
 const STACK_BYTES: usize = 512 * 1024;
 
-/// Starts `threads` threads, lets them all go at once when the last has arrived, and brings back
-/// what each returned, with the time from the start to the end of the last.
+/// Runs `work` on as many threads, which all begin at once when the last one has started. Returns
+/// their results, and the time from the beginning to the end of the last thread.
 ///
-/// A panic in one of them is a failure like others.
-pub(crate) fn all_at_once<T: Send>(
+/// # Errors
+/// The first error of a thread; a panic is an error, too. [`Error::Interrupted`] is returned only
+/// if there is no other error.
+pub(crate) fn barrier_start<T: Send>(
     threads: u32,
-    work: impl Fn(u32) -> Result<T, Failure> + Sync,
-) -> Result<(Vec<T>, Span), Failure> {
-    let gate = Gate::default();
-    let (gate, work) = (&gate, &work);
+    work: impl Fn(u32) -> Result<T, Error> + Sync,
+) -> Result<(Vec<T>, Elapsed), Error> {
+    let (arrivals, barrier) = (WaitGroup::new(), Latch::new());
+    let is_complete = AtomicBool::new(true);
+    let (barrier, is_complete, work) = (&barrier, &is_complete, &work);
     thread::scope(|scope| {
-        let mut crew = Vec::new();
-        let mut short = None;
+        let mut started = Vec::new();
+        let mut refused = None;
         for number in 0..threads {
-            let started = thread::Builder::new()
-                .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, move || gate.pass().then(|| work(number)));
-            match started {
-                Ok(thread) => crew.push(thread),
+            let arrived = arrivals.clone();
+            let body = move || {
+                drop(arrived);
+                barrier.wait();
+                // Without all threads there is nothing to measure.
+                let may_work = is_complete.load(Ordering::SeqCst);
+                may_work.then(|| work(number))
+            };
+            let builder = thread::Builder::new().stack_size(STACK_BYTES);
+            match builder.spawn_scoped(scope, body) {
+                Ok(thread) => started.push(thread),
                 Err(error) => {
-                    short = Some(Failure::Failed(format!(
-                        "the system refused thread {} of {threads}: {error}; use fewer --threads",
+                    is_complete.store(false, Ordering::SeqCst);
+                    refused = Some(Error::failed(format!(
+                        "the system refused thread {} of {threads}: {error}; use fewer threads",
                         number + 1
                     )));
                     break;
                 }
             }
         }
-        let watch = gate.open(crew.len(), short.is_none());
-        let results: Vec<_> = crew.into_iter().map(joined).collect();
-        let span = watch.read();
-        match short {
-            Some(failure) => Err(failure),
-            None => Ok((collect(results)?, span)),
+        arrivals.wait();
+        let watch = Stopwatch::start();
+        barrier.open();
+        let joined = started.into_iter().map(|thread| {
+            let joined = thread.join();
+            joined.unwrap_or_else(|panic| Some(Err(panicked(panic.as_ref()))))
+        });
+        let results: Vec<_> = joined.flatten().collect();
+        let elapsed = watch.elapsed();
+        match refused {
+            Some(error) => Err(error),
+            None => Ok((collect(results)?, elapsed)),
         }
     })
 }
 
-/// What the thread returned; `None` where it was sent home at the gate.
-fn joined<T>(
-    thread: ScopedJoinHandle<'_, Option<Result<T, Failure>>>,
-) -> Option<Result<T, Failure>> {
-    thread
-        .join()
-        .unwrap_or_else(|panic| Some(Err(panicked(panic.as_ref()))))
-}
-
-/// Says that a thread panicked, and what about.
-pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Failure {
+/// Describes the panic of a thread.
+pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
     let text = panic
         .downcast_ref::<String>()
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("it said nothing");
-    Failure::Failed(format!(
+        .unwrap_or("no message");
+    Error::failed(format!(
         "a thread panicked: {text}; this is a defect, please report it"
     ))
 }
 
-/// All results, or the failure that says most: an interruption only where there is nothing else.
-fn collect<T>(results: Vec<Option<Result<T, Failure>>>) -> Result<Vec<T>, Failure> {
+fn collect<T>(results: Vec<Result<T, Error>>) -> Result<Vec<T>, Error> {
     let mut all = Vec::with_capacity(results.len());
-    let mut interrupted = false;
-    for result in results.into_iter().flatten() {
+    let mut is_interrupted = false;
+    for result in results {
         match result {
             Ok(value) => all.push(value),
-            Err(Failure::Interrupted) => interrupted = true,
-            Err(failure) => return Err(failure),
+            Err(Error::Interrupted) => is_interrupted = true,
+            Err(error) => return Err(error),
         }
     }
-    if interrupted {
-        return Err(Failure::Interrupted);
-    }
-    Ok(all)
-}
-
-/// Like a barrier, but it can send the threads home when some of them could not be started.
-#[derive(Default)]
-struct Gate {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    arrived: usize,
-    /// Whether to go to work, once that is decided.
-    go: Option<bool>,
-}
-
-impl Gate {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for the opening; true: go to work.
-    fn pass(&self) -> bool {
-        let mut state = self.lock();
-        state.arrived += 1;
-        self.changed.notify_all();
-        let state = self
-            .changed
-            .wait_while(state, |state| state.go.is_none())
-            .unwrap_or_else(PoisonError::into_inner);
-        state.go == Some(true)
-    }
-
-    /// Opens when `expected` threads have arrived.
-    fn open(&self, expected: usize, go: bool) -> Stopwatch {
-        let mut state = self
-            .changed
-            .wait_while(self.lock(), |state| state.arrived < expected)
-            .unwrap_or_else(PoisonError::into_inner);
-        let watch = Stopwatch::start();
-        state.go = Some(go);
-        self.changed.notify_all();
-        watch
+    match is_interrupted {
+        true => Err(Error::Interrupted),
+        false => Ok(all),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::Barrier;
 
     #[test]
-    fn all_start_together_and_each_brings_something_back() {
-        let started = AtomicU32::new(0);
-        let (numbers, _) = all_at_once(50, |number| {
-            started.fetch_add(1, Ordering::SeqCst);
+    fn threads_run_at_once_and_results_keep_their_order() {
+        let all_work = Barrier::new(50);
+        let (numbers, _) = barrier_start(50, |number| {
+            all_work.wait();
             Ok(number)
         })
         .unwrap();
-        assert_eq!(started.into_inner(), 50);
         assert_eq!(numbers, (0..50).collect::<Vec<_>>());
     }
 
     #[test]
-    fn a_panic_is_told_and_weighs_more_than_an_interruption() {
-        let failure = all_at_once(3, |number| match number {
-            0 => Err::<(), _>(Failure::Interrupted),
+    fn panic_is_reported_rather_than_interruption() {
+        let error = barrier_start(3, |number| match number {
+            0 => Err::<(), _>(Error::Interrupted),
             1 => panic!("boom {number}"),
             _ => Ok(()),
         })
         .unwrap_err();
-        assert!(failure.to_string().contains("boom 1"), "{failure}");
+        assert!(error.to_string().contains("boom 1"), "{error}");
     }
 }

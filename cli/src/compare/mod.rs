@@ -25,7 +25,7 @@ const INTERRUPTED: u8 = 130;
 impl From<Error> for Trouble {
     fn from(error: Error) -> Self {
         let code = match error {
-            Error::Usage(_) => USAGE,
+            Error::Invalid(_) => USAGE,
             Error::Interrupted => INTERRUPTED,
             _ => FAILED,
         };

@@ -1,51 +1,52 @@
-//! What a comparison brings: rows, and the object that `--json` prints. `compare --help` documents
-//! its fields; [`Report::VERSION`] grows when one changes its meaning or goes.
+//! The report, which is also the JSON object of `compare --json`; `compare --help` and
+//! `cli/compare.schema.json` document its fields.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::error::Failure;
+use crate::error::Error;
 use crate::scenario::Scenario;
-use crate::scenario::context::{Run, Sizes};
-use crate::strategy::Kind;
+use crate::scenario::context::{RunResult, Sizes};
+use crate::strategy::Strategy;
 use crate::verdict::Verdict;
 use crate::waits::{WaitMs, Waits};
 
 /// One scenario on one store with one strategy, all repetitions together.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Row {
-    /// What was played.
+    /// The scenario that was run.
     pub scenario: Scenario,
-    /// On which store.
+    /// The store's name, such as `redis`; numbered if there are several of a kind.
     pub store: String,
-    /// With which way of locking.
-    pub strategy: Kind,
-    /// Let in, in the worst repetition.
+    /// The strategy that was used.
+    pub strategy: Strategy,
+    /// Threads that were let in, in the worst repetition.
     pub admitted: u64,
-    /// Not let in, in the same.
+    /// Threads that were not let in, in the worst repetition.
     pub turned_away: u64,
-    /// Let in beyond the limit, in the same.
+    /// Threads that were let in beyond the limit, in the worst repetition.
     pub oversold: u64,
-    /// A repetition's time: the median.
+    /// The median of the repetitions' times.
     pub elapsed_ms: f64,
-    /// Waits of all repetitions.
+    /// Percentiles of the waits of all repetitions; `None` if no lock was granted.
     pub wait_ms: Option<WaitMs>,
-    /// The same, all of them.
+    /// The distribution of these waits.
     #[serde(skip)]
     pub waits: Option<Waits>,
-    /// What the store was sent, by all repetitions' grants.
+    /// Commands that the store received, divided by the grants of all repetitions.
     pub commands_per_grant: Option<f64>,
-    /// The most connections of any repetition.
+    /// The largest number of connections of a repetition.
     pub connections: Option<u32>,
-    /// A repetition's processor time: the median.
+    /// The median of the repetitions' processor times.
     pub cpu_ms: Option<f64>,
-    /// Right only if every repetition was.
+    /// The verdict: right only if every repetition was.
     pub verdict: Verdict,
-    /// The verdict that it must have.
+    /// The verdict that the row must have.
     pub expected: Verdict,
-    /// What was wrong with the worst repetition.
+    /// What was wrong in the worst repetition.
     pub faults: Vec<String>,
 }
 
@@ -54,18 +55,18 @@ impl Row {
     pub(crate) fn new(
         scenario: Scenario,
         store: &str,
-        strategy: Kind,
+        strategy: Strategy,
         expected: Verdict,
-        mut runs: Vec<Run>,
+        mut runs: Vec<RunResult>,
     ) -> Self {
-        let elapsed = median(runs.iter().map(|run| run.span.elapsed).collect());
-        let cpu: Option<Vec<_>> = runs.iter().map(|run| run.span.cpu).collect();
-        let commands: Option<u64> = runs.iter().map(|run| run.account.commands).sum();
-        let waits = Waits::of(runs.iter().flat_map(|run| &run.account.waits).copied());
+        let wall = median(runs.iter().map(|run| run.elapsed.wall).collect());
+        let cpu: Option<Vec<_>> = runs.iter().map(|run| run.elapsed.cpu).collect();
+        let commands: Option<u64> = runs.iter().map(|run| run.cost.commands).sum();
+        let waits = Waits::of(runs.iter().flat_map(|run| &run.cost.waits).copied());
         let grants = waits.as_ref().map_or(0, Waits::count);
-        let connections = runs.iter().map(|run| run.account.connections).max();
+        let connections = runs.iter().map(|run| run.cost.connections).max();
 
-        // Stable, so of equally bad ones it is the first.
+        // A stable sort: of equally bad repetitions the first one is shown.
         runs.sort_by_key(|run| Reverse((!run.faults.is_empty(), run.oversold)));
         let worst = runs.into_iter().next().unwrap_or_default();
         Self {
@@ -75,7 +76,7 @@ impl Row {
             admitted: worst.admitted,
             turned_away: worst.turned_away,
             oversold: worst.oversold,
-            elapsed_ms: milliseconds(elapsed),
+            elapsed_ms: milliseconds(wall),
             wait_ms: waits.as_ref().map(Waits::ms),
             waits,
             commands_per_grant: commands
@@ -83,23 +84,22 @@ impl Row {
                 .map(|commands| rounded(commands as f64 / grants as f64)),
             connections: connections.flatten(),
             cpu_ms: cpu.map(|cpu| milliseconds(median(cpu))),
-            verdict: if worst.faults.is_empty() {
-                Verdict::Right
-            } else {
-                Verdict::Wrong
+            verdict: match worst.faults.is_empty() {
+                true => Verdict::Right,
+                false => Verdict::Wrong,
             },
             expected,
             faults: worst.faults,
         }
     }
 
-    /// Whether the verdict is the one that it must have.
+    /// Tells whether the row has the verdict that it must have.
     pub fn is_as_expected(&self) -> bool {
         self.verdict == self.expected
     }
 }
 
-/// The middle one; zero where there is none.
+/// Returns the median; zero if there are no times.
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()
@@ -109,42 +109,45 @@ fn milliseconds(time: Duration) -> f64 {
     rounded(time.as_secs_f64() * 1e3)
 }
 
-/// To three digits behind the point.
+/// Rounds to three digits after the point.
 fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
 
-/// A strategy that was not run.
-#[derive(Debug, Serialize)]
+/// A strategy that could not run on any of the stores.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct LeftOut {
-    /// Which.
-    pub strategy: Kind,
-    /// Why not, as the rest of a sentence about it.
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Why it could not run, as the rest of a sentence about it.
     pub why: &'static str,
 }
 
-/// All that was measured.
-#[derive(Debug, Serialize)]
+/// Everything that was measured. Serializes as the JSON object of `lockkeeper compare --json`.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Report {
     schema: &'static str,
     version: u32,
     /// Whether all rows are there.
     pub complete: bool,
-    /// What it was measured with.
+    /// What the comparison was run with.
     pub settings: Settings,
-    /// What could not be run on these stores.
+    /// Strategies that could not run on these stores.
     pub left_out: Vec<LeftOut>,
-    /// Servers that were to be started and are not installed.
+    /// What could not be started, with what to do about it.
     pub missing: Vec<String>,
-    /// In the order in which they were run.
+    /// The rows, in the order in which they were run.
     pub rows: Vec<Row>,
-    /// Why the run ended early, where it did.
+    /// Why the run ended early, if it did.
     #[serde(skip)]
-    pub ended_by: Option<Failure>,
+    pub ended_by: Option<Error>,
 }
 
-/// What was measured with.
-#[derive(Debug, Serialize)]
+/// What a comparison was run with; see the methods of [`Comparison`](crate::Comparison).
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Settings {
     /// Threads that compete.
     pub threads: u32,
@@ -152,44 +155,32 @@ pub struct Settings {
     pub seats: u32,
     /// Items in `stock`.
     pub items: u32,
-    held_ms: f64,
-    repeat: u32,
+    /// How long a thread thinks between reading and writing.
+    pub held_ms: f64,
+    /// How often each row was run.
+    pub repeat: u32,
 }
 
 impl Report {
-    /// The version of what `--json` prints.
+    /// The version of the JSON object; it grows when a field changes its meaning or is removed.
     const VERSION: u32 = 1;
 
-    /// Makes the report of a run of scenarios of these sizes.
-    pub(crate) fn new(
-        sizes: Sizes,
-        repeat: u32,
-        left_out: Vec<LeftOut>,
-        missing: Vec<String>,
-        rows: Vec<Row>,
-        ended_by: Option<Failure>,
-    ) -> Self {
-        let Sizes {
-            threads,
-            seats,
-            items,
-            held,
-        } = sizes;
+    pub(crate) fn new(sizes: Sizes, repeat: u32) -> Self {
         Self {
             schema: "lockkeeper-compare",
             version: Self::VERSION,
-            complete: ended_by.is_none(),
+            complete: false,
             settings: Settings {
-                threads,
-                seats,
-                items,
-                held_ms: milliseconds(held),
+                threads: sizes.threads,
+                seats: sizes.seats,
+                items: sizes.items,
+                held_ms: milliseconds(sizes.held),
                 repeat,
             },
-            left_out,
-            missing,
-            rows,
-            ended_by,
+            left_out: Vec::new(),
+            missing: Vec::new(),
+            rows: Vec::new(),
+            ended_by: None,
         }
     }
 
@@ -203,47 +194,39 @@ impl Report {
 pub(crate) mod tests {
     use super::*;
 
-    /// A report with a row that is wide everywhere, as runs of `--servers` have them.
+    /// Returns a report with a row that is as wide as those of `--servers` can be.
     pub(crate) fn widest() -> Report {
         let mut wide = run(100, 9_999);
-        wide.account.waits = [1_000, 1_000, 5_000].map(Duration::from_millis).into();
-        wide.account.commands = Some(1_500);
-        wide.account.connections = Some(100);
-        wide.span.cpu = Some(Duration::from_millis(999));
-        let kind = Kind::ReentrantHash;
+        wide.cost.waits = [1_000, 1_000, 5_000].map(Duration::from_millis).into();
+        wide.cost.commands = Some(1_500);
+        wide.cost.connections = Some(100);
+        wide.elapsed.cpu = Some(Duration::from_millis(999));
         let row = Row::new(
             Scenario::Gather,
             "mariadb-2",
-            kind,
+            Strategy::ReentrantHash,
             Verdict::Wrong,
             vec![wide],
         );
-        Report {
-            schema: "",
-            version: 0,
-            complete: true,
-            settings: Settings {
-                threads: 100,
-                seats: 5,
-                items: 10,
-                held_ms: 1.0,
-                repeat: 1,
-            },
-            left_out: Vec::new(),
-            missing: Vec::new(),
-            rows: vec![row],
-            ended_by: None,
-        }
+        let sizes = Sizes {
+            threads: 100,
+            seats: 5,
+            items: 10,
+            held: Duration::from_millis(1),
+        };
+        let mut report = Report::new(sizes, 1);
+        report.rows.push(row);
+        report
     }
 
-    fn run(oversold: u64, elapsed_ms: u64) -> Run {
-        let mut run = Run {
+    fn run(oversold: u64, wall_ms: u64) -> RunResult {
+        let mut run = RunResult {
             oversold,
-            ..Run::default()
+            ..RunResult::default()
         };
-        run.span.elapsed = Duration::from_millis(elapsed_ms);
-        run.account.waits = vec![Duration::from_millis(elapsed_ms)];
-        run.account.commands = Some(3);
+        run.elapsed.wall = Duration::from_millis(wall_ms);
+        run.cost.waits = vec![Duration::from_millis(wall_ms)];
+        run.cost.commands = Some(3);
         if oversold > 0 {
             run.faults.push(format!("{oversold} too many"));
         }
@@ -251,12 +234,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_wrong_repetition_makes_a_wrong_row_with_its_numbers() {
+    fn one_wrong_repetition_makes_the_row_wrong() {
         let runs = vec![run(0, 10), run(3, 20), run(1, 60)];
         let row = Row::new(
             Scenario::Gather,
             "memory",
-            Kind::Lockkeeper,
+            Strategy::Lockkeeper,
             Verdict::Right,
             runs,
         );
@@ -270,9 +253,15 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_right_each_time_is_right_and_for_the_control_unexpected() {
+    fn control_that_is_always_right_is_not_as_expected() {
         let runs = vec![run(0, 1), run(0, 2)];
-        let row = Row::new(Scenario::Stock, "sqlite", Kind::None, Verdict::Wrong, runs);
+        let row = Row::new(
+            Scenario::Stock,
+            "sqlite",
+            Strategy::None,
+            Verdict::Wrong,
+            runs,
+        );
         assert_eq!(row.verdict, Verdict::Right);
         assert!(!row.is_as_expected());
     }

@@ -1,14 +1,15 @@
-//! What the table says, in sentences: only what was measured.
+//! What the table says, in sentences.
 
-use crate::report::row::{Report, Row, Settings};
+use super::row::{Report, Row, Settings};
 use crate::scenario::Scenario;
-use crate::strategy::Kind;
+use crate::strategy::Strategy;
 use crate::verdict::Verdict;
 
-/// What fits a terminal beside an editor, and a README.
+/// Columns that fit a terminal beside an editor, and a README.
 pub(super) const WIDTH: u16 = 100;
 
-/// A sentence for each scenario, one for each row that is not as it must be, and what was left out.
+/// Returns a sentence for each scenario, one for each row that does not have its expected verdict,
+/// and what was left out.
 pub(super) fn of(report: &Report) -> String {
     let complaints = report.rows.iter().filter_map(complaint);
     let said = sentences(report).into_iter();
@@ -17,7 +18,7 @@ pub(super) fn of(report: &Report) -> String {
     lines.join("\n")
 }
 
-/// A sentence for each scenario.
+/// Returns a sentence for each scenario.
 pub(super) fn sentences(report: &Report) -> Vec<String> {
     let scenarios = Scenario::ALL.into_iter();
     scenarios
@@ -25,7 +26,7 @@ pub(super) fn sentences(report: &Report) -> Vec<String> {
         .collect()
 }
 
-/// Strategies with the same reason in one sentence.
+/// Returns what was left out; strategies with the same reason share a sentence.
 fn left_out(report: &Report) -> Vec<String> {
     let mut whys: Vec<&str> = Vec::new();
     for left in &report.left_out {
@@ -52,9 +53,9 @@ fn sentence(scenario: Scenario, report: &Report) -> Option<String> {
             .collect()
     };
     let said = [
-        with_a_lock(scenario, &of(Kind::Lockkeeper)),
-        worst(&of(Kind::None)).map(|row| without(scenario, row)),
-        worst(&of(Kind::FreedEarly)).map(|row| {
+        with_a_lock(scenario, &of(Strategy::Lockkeeper)),
+        worst(&of(Strategy::None)).map(|row| without(scenario, row)),
+        worst(&of(Strategy::FreedEarly)).map(|row| {
             let sold = row.admitted;
             format!("freed before the commit, the lock let {sold} book it")
         }),
@@ -64,7 +65,7 @@ fn sentence(scenario: Scenario, report: &Report) -> Option<String> {
     (!said.is_empty()).then(|| format!("{question}: {}.", said.join("; ")))
 }
 
-/// What a scenario is about, with the numbers of this run.
+/// Says what a scenario is about, with the numbers of this run.
 pub(super) fn question(scenario: Scenario, settings: &Settings) -> String {
     let Settings {
         threads,
@@ -83,7 +84,7 @@ pub(super) fn question(scenario: Scenario, settings: &Settings) -> String {
     }
 }
 
-/// What the library did, where it was right on every store; where not, the complaint says it.
+/// Says what the library did, if it was right on every store. If not, a complaint says so.
 fn with_a_lock(scenario: Scenario, rows: &[&Row]) -> Option<String> {
     let first = rows.first()?;
     if rows.iter().any(|row| row.verdict == Verdict::Wrong) {
@@ -109,13 +110,13 @@ fn with_a_lock(scenario: Scenario, rows: &[&Row]) -> Option<String> {
     })
 }
 
-/// The store on which it went worst, of those where it went wrong.
+/// Returns the row with the worst outcome, of those that are wrong.
 fn worst<'a>(rows: &[&'a Row]) -> Option<&'a Row> {
     let wrong = rows.iter().filter(|row| row.verdict == Verdict::Wrong);
     wrong.max_by_key(|row| row.oversold).copied()
 }
 
-/// What happened without a lock.
+/// Says what happened without a lock.
 fn without(scenario: Scenario, worst: &Row) -> String {
     let Row {
         admitted, oversold, ..
@@ -131,7 +132,7 @@ fn without(scenario: Scenario, worst: &Row) -> String {
     }
 }
 
-/// What is wrong with a row that is not as it must be.
+/// Says what is wrong with a row that does not have its expected verdict.
 fn complaint(row: &Row) -> Option<String> {
     if row.is_as_expected() {
         return None;
@@ -149,7 +150,7 @@ fn complaint(row: &Row) -> Option<String> {
     ))
 }
 
-/// Broken between words, the lines after the first indented.
+/// Breaks a text between words, and indents all lines but the first.
 fn wrapped(text: &str) -> String {
     const INDENT: &str = "  ";
     let (mut all, mut line) = (String::new(), String::new());

@@ -4,13 +4,14 @@ use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle, Width,
 };
 
+use super::row::{Report, Row};
 use super::summary::{self, WIDTH};
-use crate::report::row::{Report, Row};
 use crate::verdict::Verdict;
+use crate::waits::WaitMs;
 
 /// Only a line under the header.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
-/// For what a store cannot count.
+/// Shown for what a store cannot count.
 const NOT_COUNTED: &str = "-";
 
 const HEADER: [&str; 12] = [
@@ -28,7 +29,7 @@ const HEADER: [&str; 12] = [
     "verdict",
 ];
 const STRATEGY: usize = 2;
-/// Which columns are numbers.
+/// The columns with numbers.
 const NUMBERS: std::ops::Range<usize> = 3..11;
 
 impl Report {
@@ -41,7 +42,7 @@ impl Report {
     }
 }
 
-/// The table, without a line break at its end.
+/// Returns the table, without a line break at its end.
 fn table(report: &Report) -> String {
     let mut table = Table::new();
     table
@@ -52,12 +53,12 @@ fn table(report: &Report) -> String {
         .add_rows(report.rows.iter().map(cells));
     let last = HEADER.len() - 1;
     for (index, column) in table.column_iter_mut().enumerate() {
-        // One blank between columns, none at the end.
+        // One space between columns, none at the end.
         column.set_padding((0, u16::from(index < last)));
         if NUMBERS.contains(&index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        // Where it gets narrow, this one is wrapped and no number is.
+        // If the table gets too wide, this column is wrapped, and no number is.
         column.set_constraint(match index {
             STRATEGY => ColumnConstraint::LowerBoundary(Width::Fixed(15)),
             _ => ColumnConstraint::ContentWidth,
@@ -67,29 +68,29 @@ fn table(report: &Report) -> String {
 }
 
 fn cells(row: &Row) -> [String; HEADER.len()] {
-    let or_not = |text: Option<String>| text.unwrap_or_else(|| NOT_COUNTED.to_owned());
-    let wait = |wait: crate::waits::WaitMs| [wait.p50, wait.p99, wait.max].map(short).join("/");
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| NOT_COUNTED.to_owned());
+    let wait = |wait: WaitMs| [wait.p50, wait.p99, wait.max].map(short).join("/");
     [
         row.scenario.to_string(),
         row.store.clone(),
-        // The longest one by far.
+        // The longest name by far.
         row.strategy.to_string().replace("-shared", "-\nshared"),
         row.admitted.to_string(),
         row.turned_away.to_string(),
         row.oversold.to_string(),
         short(row.elapsed_ms),
-        or_not(row.wait_ms.map(wait)),
-        or_not(
+        or_dash(row.wait_ms.map(wait)),
+        or_dash(
             row.commands_per_grant
                 .map(|commands| format!("{commands:.2}")),
         ),
-        or_not(row.connections.map(|connections| connections.to_string())),
-        or_not(row.cpu_ms.map(short)),
+        or_dash(row.connections.map(|connections| connections.to_string())),
+        or_dash(row.cpu_ms.map(short)),
         verdict(row).to_owned(),
     ]
 }
 
-/// Milliseconds with as much precision as means something; seconds where they get many.
+/// Formats milliseconds with the precision that means something, and many of them as seconds.
 fn short(ms: f64) -> String {
     if ms >= 9_999.5 {
         return format!("{:.0}s", ms / 1e3);
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_widest_row_fits() {
+    fn widest_row_fits() {
         use crate::report::row::tests::widest;
         let shown = table(&widest());
         for line in shown.lines() {

@@ -1,79 +1,78 @@
-//! What `gather`, `stock` and `party` share: many threads want something of which there are few.
+//! What `gather`, `stock`, `seat` and `party` share: many threads want something scarce.
 
-use super::context::{Program, Run};
-use crate::error::Failure;
-use crate::stopwatch::Span;
-use crate::strategy::Outcome;
-use crate::threads;
+use super::context::{Program, RunResult};
+use crate::error::Error;
+use crate::stopwatch::Elapsed;
+use crate::strategy::transaction::Outcome;
+use crate::threads::barrier_start;
 
 /// How the requests of many threads ended.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
-    /// Threads that were told that they have one.
+pub(super) struct OutcomeCounts {
+    /// Threads whose transaction was done.
     pub(super) admitted: u64,
-    /// Threads that were not.
+    /// All other threads.
     pub(super) turned_away: u64,
-    /// Of these, the ones that saw an error, and the first one's text.
+    /// How many of these got an error, and the first error.
     broken: Option<(u64, String)>,
 }
 
-impl Tally {
+impl OutcomeCounts {
     pub(super) fn of(outcomes: &[Outcome]) -> Self {
-        let mut tally = Self::default();
+        let mut counts = Self::default();
         for outcome in outcomes {
             if *outcome == Outcome::Done {
-                tally.admitted += 1;
+                counts.admitted += 1;
             } else {
-                tally.turned_away += 1;
+                counts.turned_away += 1;
             }
             if let Outcome::Broken(why) = outcome {
-                let (count, _) = tally.broken.get_or_insert_with(|| (0, why.clone()));
+                let (count, _) = counts.broken.get_or_insert_with(|| (0, why.clone()));
                 *count += 1;
             }
         }
-        tally
+        counts
     }
 
-    /// A request that fails is wrong, whatever the data says.
-    pub(super) fn add_faults(&self, what: &str, run: &mut Run) {
+    /// Adds the errors to the faults: a request that fails is wrong, whatever the data says.
+    pub(super) fn add_faults(&self, prefix: &str, run: &mut RunResult) {
         if let Some((count, why)) = &self.broken {
-            run.faults
-                .push(format!("{what}{count} requests failed: {why}"));
+            run.fault(&format!("{prefix}{count} requests failed: {why}"));
         }
     }
 }
 
 /// How a contest for one number ended.
 pub(super) struct Contest {
-    /// What the threads were told.
-    pub(super) tally: Tally,
+    pub(super) counts: OutcomeCounts,
     /// The number at the end.
     pub(super) number: i64,
     /// How many users are recorded.
     pub(super) recorded: i64,
-    /// How long it took.
-    pub(super) span: Span,
+    pub(super) elapsed: Elapsed,
 }
 
-/// All threads at once: read the number, which is `start` at first, think, and where `next` gives
-/// the number after them write that and their name, in two statements.
-pub(super) fn hold(
-    program: &Program<'_>,
-    start: u32,
-    next: impl Fn(i64) -> Option<i64> + Sync,
-) -> Result<Contest, Failure> {
-    let site = program.site;
-    site.state.reset(&[i64::from(start)])?;
-    let (outcomes, span) = threads::all_at_once(site.sizes.threads, |user| {
-        program.update(user, &[0], site.patient(), |read| {
-            let number = read.first().copied()?;
-            Some(vec![next(number)?])
+impl Contest {
+    /// Runs all threads at once. Each reads the number, which begins with `start`, thinks, and writes
+    /// the result of `next` and its user, in two statements.
+    pub(super) fn run(
+        program: &Program<'_>,
+        start: u32,
+        next: impl Fn(i64) -> Option<i64> + Sync,
+    ) -> Result<Self, Error> {
+        let context = program.context;
+        context.state.reset(&[i64::from(start)])?;
+        let (outcomes, elapsed) = barrier_start(context.sizes.threads, |user| {
+            program.execute(user, &[0], context.long_wait(), |read| {
+                let number = read.first().copied()?;
+                Some(vec![next(number)?])
+            })
+        })?;
+        Ok(Self {
+            counts: OutcomeCounts::of(&outcomes),
+            number: context.state.read(0)?,
+            recorded: context.state.recorded()?,
+            elapsed,
         })
-    })?;
-    Ok(Contest {
-        tally: Tally::of(&outcomes),
-        number: site.state.read(0)?,
-        recorded: site.state.recorded()?,
-        span,
-    })
+    }
 }

@@ -1,111 +1,102 @@
-//! What the scenarios share: who takes part, and what a run brings.
+//! What the scenarios share: the programs that take part, and the result of a run.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lockkeeper::{CancelToken, LeasePolicy, Usage};
+use lockkeeper::{LeasePolicy, Usage};
 
-use crate::cancel::pause;
-use crate::error::Failure;
-use crate::holder::Elsewhere;
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::holder::HolderFactory;
 use crate::meter::Meter;
-use crate::stopwatch::Span;
+use crate::stopwatch::Elapsed;
 use crate::store::state::State;
-use crate::strategy::{Held, Job, Lock, Moment, Outcome, Strategy, Terms};
+use crate::strategy::lock::{Held, Lock, LockRequest};
+use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
-/// Long enough that no lease ends by itself.
+/// Long enough that no lease expires.
 const TTL: Duration = Duration::from_secs(30);
-/// Beside the time that all others hold the lock: for a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two questions of somebody who was refused.
-const AGAIN: Duration = Duration::from_millis(10);
+/// How long a thread waits beyond the time that all others hold the lock, for a machine that is
+/// busy with other work.
+const EXTRA_WAIT: Duration = Duration::from_secs(60);
+/// Between two attempts of a program whose strategy does not wait.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// How big the scenarios are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Threads that compete.
     pub(crate) threads: u32,
-    /// Seats that they want in `gather`.
+    /// Seats in `gather`.
     pub(crate) seats: u32,
-    /// Items that they want in `stock`.
+    /// Items in `stock`.
     pub(crate) items: u32,
     /// How long a thread thinks between reading and writing.
     pub(crate) held: Duration,
 }
 
-/// Where a scenario is played.
-pub(crate) struct Site<'a> {
-    /// How big.
+/// Where a scenario runs.
+pub(crate) struct Context<'a> {
     pub(crate) sizes: Sizes,
-    /// What the names of the locks begin with; no other run has the same.
+    /// The prefix of the locks' names; no other run has the same.
     pub(crate) lock: String,
     /// What the locks protect.
     pub(crate) state: &'a dyn State,
-    /// Opens the way of locking, as one program would.
-    pub(crate) open: &'a (dyn Fn() -> Result<Box<dyn Strategy>, Failure> + Sync),
-    /// What it costs the store.
+    /// Opens the strategy, as one program would.
+    pub(crate) open: &'a (dyn Fn() -> Result<Box<dyn Transactor>, Error> + Sync),
+    /// Measures what the strategy costs the store.
     pub(crate) meter: &'a Meter<'a>,
-    /// Holds the lock where it can be killed.
-    pub(crate) elsewhere: &'a dyn Elsewhere,
-    /// Set when the run is to end early.
-    pub(crate) stop: &'a CancelToken,
+    /// Makes holders that can be killed.
+    pub(crate) holders: &'a dyn HolderFactory,
+    pub(crate) cancel: &'a Cancellation,
 }
 
-impl Site<'_> {
-    /// Thinks, or works, for this long.
-    pub(super) fn think(&self, how_long: Duration) -> Result<(), Failure> {
-        pause(self.stop, how_long)
-    }
-
-    /// The name of the lock that protects a cell.
-    pub(super) fn name(&self, cell: u32) -> String {
+impl Context<'_> {
+    /// Returns the name of the lock that protects a cell.
+    pub(super) fn lock_name(&self, cell: u32) -> String {
         format!("{}/{cell}", self.lock)
     }
 
     /// Opens a program.
-    pub(super) fn program(&self) -> Result<Program<'_>, Failure> {
+    pub(super) fn program(&self) -> Result<Program<'_>, Error> {
         let strategy = (self.open)()?;
-        self.meter.restart()?;
+        self.meter.restart();
         Ok(Program {
-            site: self,
-            before: strategy.usage(),
+            context: self,
+            usage_before: strategy.usage(),
             waits: Mutex::default(),
             strategy,
         })
     }
 
-    /// Waits as long as it takes, for a lease that does not end by itself.
-    pub(super) fn patient(&self) -> Terms {
+    /// Returns a request that waits until all others are done, with a lease that does not expire.
+    pub(super) fn long_wait(&self) -> LockRequest {
         let all = (self.sizes.held + Duration::from_millis(10)) * 2 * self.sizes.threads;
-        Terms {
-            lease: LeasePolicy::Renewed { ttl: TTL },
-            wait: PATIENCE + all,
-            again: false,
-        }
+        LockRequest::new(LeasePolicy::Renewed { ttl: TTL }, EXTRA_WAIT + all)
     }
 }
 
-/// What one run brought.
+/// The result of one run.
 #[derive(Debug, Default)]
-pub(crate) struct Run {
-    /// Let in.
+pub(crate) struct RunResult {
     pub(crate) admitted: u64,
-    /// Not let in.
     pub(crate) turned_away: u64,
-    /// Let in beyond the limit.
+    /// Admitted beyond the limit.
     pub(crate) oversold: u64,
-    /// What is wrong with the outcome; empty: it is right.
+    /// What is wrong with the outcome; empty if it is right.
     pub(crate) faults: Vec<String>,
-    /// How long it took.
-    pub(crate) span: Span,
-    /// What the locking cost.
-    pub(crate) account: Account,
+    pub(crate) elapsed: Elapsed,
+    pub(crate) cost: Cost,
 }
 
-impl Run {
-    /// Adds a fault where `wrong`.
-    pub(super) fn fault_if(&mut self, wrong: bool, fault: impl FnOnce() -> String) {
-        if wrong {
+impl RunResult {
+    pub(super) fn fault(&mut self, fault: &str) {
+        self.faults.push(fault.to_owned());
+    }
+
+    /// Adds a fault if something `is_wrong`.
+    pub(super) fn fault_if(&mut self, is_wrong: bool, fault: impl FnOnce() -> String) {
+        if is_wrong {
             self.faults.push(fault());
         }
     }
@@ -113,21 +104,21 @@ impl Run {
 
 /// What the locking cost.
 #[derive(Debug, Default)]
-pub(crate) struct Account {
+pub(crate) struct Cost {
     /// From asking for the lock to having it, for every grant.
     pub(crate) waits: Vec<Duration>,
-    /// What the store was sent, where that can be counted.
+    /// Commands that the store received, where they can be counted.
     pub(crate) commands: Option<u64>,
-    /// Connections at the peak, likewise.
+    /// Connections at the end of the run, where they can be counted.
     pub(crate) connections: Option<u32>,
 }
 
-/// One program of the scenario: its way of locking, with the books kept.
+/// One program of a scenario, with its strategy and its waits.
 pub(super) struct Program<'a> {
-    pub(super) site: &'a Site<'a>,
-    strategy: Box<dyn Strategy>,
-    /// What opening it cost is not the locks'.
-    before: Option<Usage>,
+    pub(super) context: &'a Context<'a>,
+    strategy: Box<dyn Transactor>,
+    /// What it cost to open the strategy does not count.
+    usage_before: Option<Usage>,
     waits: Mutex<Vec<Duration>>,
 }
 
@@ -136,102 +127,100 @@ impl Program<'_> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does one transaction on these cells, which are in ascending order, and thinks in it.
-    pub(super) fn update(
+    /// Executes a transaction on these cells, which are in ascending order, with a time to think.
+    pub(super) fn execute(
         &self,
         user: u32,
         cells: &[u32],
-        terms: Terms,
+        request: LockRequest,
         decide: impl Fn(&[i64]) -> Option<Vec<i64>> + Sync,
-    ) -> Result<Outcome, Failure> {
-        self.update_and_tell(user, cells, terms, decide, |_| Ok(()))
+    ) -> Result<Outcome, Error> {
+        self.execute_with_steps(user, cells, request, decide, |_| Ok(()))
     }
 
-    /// As [`Program::update`], and tells of each moment.
-    pub(super) fn update_and_tell(
+    /// Executes a transaction, and calls `on_step` at each of its steps.
+    pub(super) fn execute_with_steps(
         &self,
         user: u32,
         cells: &[u32],
-        terms: Terms,
+        request: LockRequest,
         decide: impl Fn(&[i64]) -> Option<Vec<i64>> + Sync,
-        tell: impl Fn(Moment) -> Result<(), Failure> + Sync,
-    ) -> Result<Outcome, Failure> {
-        let locks: Vec<_> = cells.iter().map(|&cell| self.site.name(cell)).collect();
-        self.strategy.update(&Job {
+        on_step: impl Fn(Step) -> Result<(), Error> + Sync,
+    ) -> Result<Outcome, Error> {
+        let context = self.context;
+        let locks: Vec<_> = cells.iter().map(|&cell| context.lock_name(cell)).collect();
+        self.strategy.execute(&Transaction {
             locks: &locks,
             cells,
             user,
-            terms,
+            request,
             decide: &decide,
-            at: &|moment| {
-                match moment {
-                    Moment::Granted(waited) => self.waits().push(waited),
-                    Moment::Read => self.site.think(self.site.sizes.held)?,
-                    Moment::Freed | Moment::LateCommit => {}
+            on_step: &|step| {
+                match step {
+                    Step::Granted(waited) => self.waits().push(waited),
+                    Step::Read => context.cancel.sleep(context.sizes.held)?,
+                    Step::Released | Step::LateCommit => {}
                 }
-                tell(moment)
+                on_step(step)
             },
         })
     }
 
-    /// The lock itself, for scenarios that are about locks only.
-    pub(super) fn lock(&self) -> Result<&dyn Lock, Failure> {
+    /// Returns the lock itself, for scenarios that are about locks only.
+    pub(super) fn lock(&self) -> Result<&dyn Lock, Error> {
         self.strategy.lock().ok_or_else(|| {
-            Failure::Failed("this strategy is no lock; this is a defect, please report it".into())
+            Error::failed("this strategy is no lock; this is a defect, please report it")
         })
     }
 
-    /// Asks for the lock of the first cell until it has it or the wait is over; `None`: somebody
-    /// else has it.
-    pub(super) fn take(&self, terms: Terms) -> Result<Option<Box<dyn Held>>, Failure> {
-        let (asked, name) = (Instant::now(), self.site.name(0));
+    /// Acquires the lock of cell 0; `None` if it was busy until the end of the wait.
+    pub(super) fn acquire(&self, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+        let (asked, name) = (Instant::now(), self.context.lock_name(0));
         loop {
-            let wait = terms.wait.saturating_sub(asked.elapsed());
-            if let Some(held) = self.lock()?.take(&name, Terms { wait, ..terms })? {
+            let wait = request.wait.saturating_sub(asked.elapsed());
+            let attempt = LockRequest { wait, ..request };
+            if let Some(held) = self.lock()?.acquire(&name, attempt)? {
                 self.waits().push(asked.elapsed());
                 return Ok(Some(held));
             }
-            // Some recipes do not wait: then whoever wants it asks again.
-            if asked.elapsed() >= terms.wait {
+            // Some strategies do not wait; then the program asks again.
+            if asked.elapsed() >= request.wait {
                 return Ok(None);
             }
-            self.site.think(AGAIN)?;
+            self.context.cancel.sleep(RETRY_INTERVAL)?;
         }
     }
 
-    /// Takes a lock that somebody will free, or that will run out.
-    pub(super) fn must_take(&self, terms: Terms) -> Result<Box<dyn Held>, Failure> {
-        self.take(terms)?.ok_or_else(|| {
-            Failure::Failed(format!(
-                "the lock was not to be had within {:?}, though nobody kept it for so long; is the \
-                 store in use by something slow?",
-                terms.wait
+    /// Acquires a lock that is going to be released or to expire.
+    pub(super) fn must_acquire(&self, request: LockRequest) -> Result<Box<dyn Held>, Error> {
+        self.acquire(request)?.ok_or_else(|| {
+            Error::failed(format!(
+                "the lock was not granted within {:?}, though it should be free by then; is the \
+                 store overloaded?",
+                request.wait
             ))
         })
     }
 }
 
-/// Closes the books of the programs that took part.
-pub(super) fn settle<'a>(
-    programs: impl IntoIterator<Item = Program<'a>>,
-) -> Result<Account, Failure> {
-    // All of them open, so that their connections are there to be counted.
-    let programs: Vec<_> = programs.into_iter().collect();
-    let mut account = Account::default();
+/// Returns what the programs of a run cost together.
+pub(super) fn total_cost(programs: &[&Program<'_>]) -> Result<Cost, Error> {
+    // All programs are still open, so that their connections are counted.
+    let mut cost = Cost::default();
     let mut usage = Some(Usage::default());
-    for program in &programs {
-        account.waits.append(&mut program.waits());
-        let now = program.strategy.usage().zip(program.before);
+    for program in programs {
+        cost.waits.append(&mut program.waits());
+        let now = program.strategy.usage().zip(program.usage_before);
         usage = usage.zip(now).map(|(sum, (now, before))| Usage {
             commands: sum.commands + now.commands.saturating_sub(before.commands),
             connections: sum.connections + now.connections,
         });
     }
     let counted = match programs.first() {
-        Some(program) => program.site.meter.read()?.or(usage),
+        Some(program) => program.context.meter.read()?.or(usage),
         None => None,
     };
-    account.commands = counted.map(|usage| usage.commands);
-    account.connections = counted.map(|usage| usage.connections);
-    Ok(account)
+    cost.commands = counted.map(|usage| usage.commands);
+    cost.connections = counted.map(|usage| usage.connections);
+    Ok(cost)
 }

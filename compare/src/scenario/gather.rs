@@ -1,29 +1,29 @@
 //! Many threads ask to join a gathering with few seats, all at once.
 //!
-//! Right: as many get in as there are seats, the count says so, and so many users are recorded.
-//! Without a lock, everyone who reads the count before the others have written theirs gets in.
+//! Right: as many get in as there are seats, the count agrees, and as many users are recorded.
+//! Without a lock, every thread that reads the count before the others have written theirs gets in.
 
-use super::contest;
-use super::context::{Run, Site, settle};
-use crate::error::Failure;
+use super::contest::Contest;
+use super::context::{Context, RunResult, total_cost};
+use crate::error::Error;
 
-/// Plays it once.
-pub(super) fn play(site: &Site<'_>) -> Result<Run, Failure> {
-    let seats = u64::from(site.sizes.seats);
-    let limit = i64::from(site.sizes.seats);
-    let program = site.program()?;
-    let end = contest::hold(&program, 0, |count| (count < limit).then_some(count + 1))?;
+/// Runs the scenario once.
+pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
+    let seats = u64::from(context.sizes.seats);
+    let limit = i64::from(context.sizes.seats);
+    let program = context.program()?;
+    let end = Contest::run(&program, 0, |count| (count < limit).then_some(count + 1))?;
 
-    let admitted = end.tally.admitted;
-    let mut run = Run {
+    let admitted = end.counts.admitted;
+    let mut run = RunResult {
         admitted,
-        turned_away: end.tally.turned_away,
+        turned_away: end.counts.turned_away,
         oversold: admitted.saturating_sub(seats),
-        span: end.span,
-        account: settle([program])?,
-        ..Run::default()
+        elapsed: end.elapsed,
+        cost: total_cost(&[&program])?,
+        ..RunResult::default()
     };
-    end.tally.add_faults("", &mut run);
+    end.counts.add_faults("", &mut run);
     run.fault_if(admitted != seats, || {
         format!("{admitted} got in, for {seats} seats")
     });

@@ -15,22 +15,23 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use self::context::{Run, Site};
-use crate::error::Failure;
+use self::context::{Context, RunResult};
+use crate::error::Error;
 
-/// Which scenario.
+/// What the threads of a comparison do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
 pub enum Scenario {
     /// Many threads want few seats.
     Gather,
-    /// Many buyers, few items; then more items than buyers.
+    /// Many buyers want few items; then there are more items than buyers.
     Stock,
-    /// Everybody wants the same seat, and nobody waits.
+    /// All threads want the same seat, and none of them waits.
     Seat,
-    /// Overlapping sets of seats, each as a whole or not at all.
+    /// Overlapping sets of seats, each booked as a whole or not at all.
     Party,
-    /// A service that holds the lock calls another that takes it, too.
+    /// A service that holds the lock calls another one that acquires it, too.
     Nested,
     /// The work outlives the lease.
     Slow,
@@ -39,7 +40,7 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// All scenarios, in the order in which they are run and shown.
+    /// All scenarios, in the order in which they run and are shown.
     pub const ALL: [Self; 7] = [
         Self::Gather,
         Self::Stock,
@@ -50,7 +51,7 @@ impl Scenario {
         Self::Crash,
     ];
 
-    /// Returns the name: lower case, as users write it.
+    /// Returns the name as users write it: `gather`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gather => "gather",
@@ -68,24 +69,24 @@ impl Scenario {
         match self {
             Self::Gather => "Many threads want few seats",
             Self::Stock => "Many buyers, few items; then more items than buyers",
-            Self::Seat => "Everybody wants the same seat, and nobody waits",
+            Self::Seat => "All threads want the same seat, and none waits",
             Self::Party => "Overlapping sets of seats, each as a whole or not at all",
-            Self::Nested => "A service that holds the lock calls another that takes it, too",
+            Self::Nested => "A service that holds the lock calls another that acquires it, too",
             Self::Slow => "The work outlives the lease",
             Self::Crash => "The holder dies",
         }
     }
 
-    /// Plays it once.
-    pub(crate) fn play(self, site: &Site<'_>) -> Result<Run, Failure> {
+    /// Runs the scenario once.
+    pub(crate) fn run(self, context: &Context<'_>) -> Result<RunResult, Error> {
         match self {
-            Self::Gather => gather::play(site),
-            Self::Stock => stock::play(site),
-            Self::Seat => seat::play(site),
-            Self::Party => party::play(site),
-            Self::Nested => nested::play(site),
-            Self::Slow => slow::play(site),
-            Self::Crash => crash::play(site),
+            Self::Gather => gather::run(context),
+            Self::Stock => stock::run(context),
+            Self::Seat => seat::run(context),
+            Self::Party => party::run(context),
+            Self::Nested => nested::run(context),
+            Self::Slow => slow::run(context),
+            Self::Crash => crash::run(context),
         }
     }
 }
@@ -97,11 +98,11 @@ impl fmt::Display for Scenario {
 }
 
 impl FromStr for Scenario {
-    type Err = Failure;
+    type Err = Error;
 
-    fn from_str(name: &str) -> Result<Self, Failure> {
+    fn from_str(name: &str) -> Result<Self, Error> {
         let found = Self::ALL.into_iter().find(|one| one.name() == name);
-        found.ok_or_else(|| Failure::Usage(format!("unknown scenario {name:?}")))
+        found.ok_or_else(|| Error::invalid(format!("unknown scenario {name:?}")))
     }
 }
 

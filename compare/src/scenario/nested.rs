@@ -1,90 +1,85 @@
-//! A service that holds the product's lock calls another service that takes the same lock again,
-//! on the same thread. Meanwhile somebody else wants it, too.
+//! A service that holds the product's lock calls another service that acquires the same lock again,
+//! on the same thread. Meanwhile another thread wants it, too.
 //!
-//! Right: the second one gets it, nothing stands still, and the lock is free only when the first
-//! service is done: until then the other is not let in.
+//! Right: the second service gets the lock, nothing deadlocks, and the lock is free only when the
+//! first service is done: the other thread is not let in before.
 
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use super::context::{Program, Run, Site, settle};
-use crate::error::Failure;
+use super::context::{Context, Program, RunResult, total_cost};
+use crate::cancel::Latch;
+use crate::error::Error;
 use crate::stopwatch::Stopwatch;
-use crate::strategy::Terms;
+use crate::strategy::lock::LockRequest;
 use crate::threads::panicked;
 
-/// The second service waits no longer: its own caller holds the lock.
+/// How long the second service waits for the lock, which its own caller holds.
 const INNER_WAIT: Duration = Duration::from_millis(500);
-/// The first service goes on for so long after the second: time enough for the other to come in,
+/// How long the first service goes on after the second one: enough for the other thread to come in,
 /// if the lock lets it.
-const STAY: Duration = Duration::from_millis(300);
+const OUTER_WORK: Duration = Duration::from_millis(300);
 
-/// Plays it once.
-pub(super) fn play(site: &Site<'_>) -> Result<Run, Failure> {
-    let program = site.program()?;
+/// Runs the scenario once.
+pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
+    let program = context.program()?;
     let watch = Stopwatch::start();
-    site.state.reset(&[0])?;
-    let mut run = Run::default();
-    let terms = Terms {
-        again: true,
-        ..site.patient()
+    context.state.reset(&[0])?;
+    let mut run = RunResult::default();
+    let request = LockRequest {
+        reentrant: true,
+        ..context.long_wait()
     };
 
-    let outer = program.must_take(terms)?;
-    let (came_in, other) = mpsc::channel();
+    let outer = program.must_acquire(request)?;
+    let came_in = Latch::new();
     thread::scope(|scope| {
-        let program = &program;
-        let waiting = scope.spawn(move || {
-            let held = program.must_take(terms)?;
-            // Where nobody listens any more, the first service is done.
-            let _ = came_in.send(());
-            count_one(site)?;
+        let other = scope.spawn(|| {
+            let held = program.must_acquire(request)?;
+            came_in.open();
+            increment(context)?;
             held.release()
         });
-        inner(program, terms, &mut run)?;
-        if let Ok(()) = other.recv_timeout(STAY) {
+        inner(&program, request, &mut run)?;
+        if context.cancel.wait(&came_in, OUTER_WORK)? {
             run.oversold += 1;
-            let fault = "another was let in before the outermost was done";
-            run.faults.push(fault.to_owned());
+            run.fault("another was let in before the outermost was done");
         }
-        count_one(site)?;
+        increment(context)?;
         outer.release()?;
-        waiting
-            .join()
-            .unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
+        let other = other.join();
+        other.unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
     })?;
     run.admitted += 2;
-    run.span = watch.read();
-    run.account = settle([program])?;
+    run.elapsed = watch.elapsed();
+    run.cost = total_cost(&[&program])?;
     Ok(run)
 }
 
-/// The second service.
-fn inner(program: &Program<'_>, terms: Terms, run: &mut Run) -> Result<(), Failure> {
-    let inner = program.take(Terms {
+/// Is the second service.
+fn inner(program: &Program<'_>, request: LockRequest, run: &mut RunResult) -> Result<(), Error> {
+    let inner = program.acquire(LockRequest {
         wait: INNER_WAIT,
-        ..terms
+        ..request
     })?;
     match inner {
         Some(held) => {
             run.admitted += 1;
-            count_one(program.site)?;
+            increment(program.context)?;
             held.release()
         }
         None => {
             run.turned_away += 1;
-            let fault = format!(
+            run.fault(&format!(
                 "the thread that holds the lock waited {INNER_WAIT:?} for itself, and in vain"
-            );
-            run.faults.push(fault);
+            ));
             Ok(())
         }
     }
 }
 
-fn count_one(site: &Site<'_>) -> Result<(), Failure> {
-    let count = site.state.read(0)?;
-    site.think(site.sizes.held)?;
-    site.state.write(0, count + 1)
+fn increment(context: &Context<'_>) -> Result<(), Error> {
+    let count = context.state.read(0)?;
+    context.cancel.sleep(context.sizes.held)?;
+    context.state.write(0, count + 1)
 }

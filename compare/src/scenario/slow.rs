@@ -1,205 +1,178 @@
 //! The work outlives the lease. Two programs, a slow one and the next one, want the same lock.
 //!
-//! Right, where the lease is not renewed: when the next one is let in, the slow one has been told
-//! that it lost the lock; its late write is refused by its token, and its late release frees
-//! nobody else's lock. Right, where it is renewed: nobody is let in until the slow one is done.
-//! Without a lock, the next one comes in at any time, and the slow one overwrites its work.
-//! Locks that cannot run out while their holder lives have only the second part.
+//! Right, if the lease is not renewed: when the next program is let in, the slow one has been told
+//! that it lost the lock. Its late write is refused by its token, and its late release frees no
+//! other holder's lock. Right, if the lease is renewed: no program is let in until the slow one is
+//! done. Without a lock, the next program comes in at any time, and the slow one overwrites its work.
+//! Locks that cannot expire while their holder lives have only the second part.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper::LeasePolicy;
 
-use super::context::{Program, Run, Site, settle};
-use crate::error::Failure;
+use super::context::{Context, Program, RunResult, total_cost};
+use crate::cancel::Latch;
+use crate::error::Error;
 use crate::stopwatch::Stopwatch;
-use crate::strategy::{Held, Terms};
+use crate::strategy::lock::{Held, LockRequest};
 use crate::threads::panicked;
 
-/// The lease that the slow one outlives, where the store can have it so short.
-const SHORT: Duration = Duration::from_millis(300);
-/// The work takes this many leases.
-const OUTLIVES: u32 = 3;
-/// Lease of the next one, whose lock must not end by itself; and how long it waits at most.
+/// The ttl of the slow program's lease, if the store can have it so short.
+const SHORT_TTL: Duration = Duration::from_millis(300);
+/// How many leases the work takes.
+const WORK_TTLS: u32 = 3;
+/// The ttl of the next program's lease, which must not expire, and its wait.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Plays it once.
-pub(super) fn play(site: &Site<'_>) -> Result<Run, Failure> {
+/// Runs the scenario once.
+pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let watch = Stopwatch::start();
-    let (slow, next) = (site.program()?, site.program()?);
-    let short = SHORT.max(slow.lock()?.least_ttl());
-    let mut run = Run::default();
+    let (slow, next) = (context.program()?, context.program()?);
+    let short = SHORT_TTL.max(slow.lock()?.min_ttl());
+    let mut run = RunResult::default();
     if slow.lock()?.has_fixed_lease() {
-        without_renewal(site, &slow, &next, short, &mut run)?;
+        without_renewal(context, &slow, &next, short, &mut run)?;
     }
-    with_renewal(site, &slow, &next, short, &mut run)?;
-    run.span = watch.read();
-    run.account = settle([slow, next])?;
+    with_renewal(context, &slow, &next, short, &mut run)?;
+    run.elapsed = watch.elapsed();
+    run.cost = total_cost(&[&slow, &next])?;
     Ok(run)
 }
 
-/// The next one waits with all its patience.
-fn patient(lease: LeasePolicy) -> Terms {
-    Terms {
-        lease,
-        wait: LONG,
-        again: false,
-    }
+fn renewed(ttl: Duration) -> LockRequest {
+    LockRequest::new(LeasePolicy::Renewed { ttl }, LONG)
 }
 
-/// Writes under the token, where there is one; says whether it was let.
-fn write(site: &Site<'_>, held: &dyn Held, value: i64) -> Result<bool, Failure> {
+/// Writes with the token, if there is one; returns whether the write was accepted.
+fn write(context: &Context<'_>, held: &dyn Held, value: i64) -> Result<bool, Error> {
     match held.token() {
-        Some(token) => site.state.write_fenced(value, token),
-        None => site.state.write(0, value).map(|()| true),
+        Some(token) => context.state.write_fenced(value, token),
+        None => context.state.write(0, value).map(|()| true),
     }
 }
 
-/// The order of events is fixed: the slow one works until the next one has written.
+/// Runs events in a fixed order: the slow program works until the next one has written.
 fn without_renewal(
-    site: &Site<'_>,
+    context: &Context<'_>,
     slow: &Program<'_>,
     next: &Program<'_>,
     short: Duration,
-    run: &mut Run,
-) -> Result<(), Failure> {
+    run: &mut RunResult,
+) -> Result<(), Error> {
     const BEFORE: i64 = 0;
-    const BY_THE_SLOW: i64 = 1;
-    const BY_THE_NEXT: i64 = 2;
-    site.state.reset(&[BEFORE])?;
+    const BY_SLOW: i64 = 1;
+    const BY_NEXT: i64 = 2;
+    context.state.reset(&[BEFORE])?;
 
-    let late = slow.must_take(patient(LeasePolicy::Fixed { ttl: short }))?;
-    let holder = next.must_take(patient(LeasePolicy::Renewed { ttl: LONG }))?;
+    let fixed = LeasePolicy::Fixed { ttl: short };
+    let late = slow.must_acquire(LockRequest::new(fixed, LONG))?;
+    let holder = next.must_acquire(renewed(LONG))?;
     if !late.lost()() {
-        let fault = "not renewed: another was let in, and the holder was not told";
-        run.faults.push(fault.to_owned());
+        run.fault("not renewed: another was let in, and the holder was not told");
     }
-    if write(site, holder.as_ref(), BY_THE_NEXT)? {
+    if write(context, holder.as_ref(), BY_NEXT)? {
         run.admitted += 1;
     } else {
-        run.faults
-            .push("not renewed: the new holder's write was refused".to_owned());
+        run.fault("not renewed: the new holder's write was refused");
     }
-    if write(site, late.as_ref(), BY_THE_SLOW)? {
+    if write(context, late.as_ref(), BY_SLOW)? {
         run.admitted += 1;
         run.oversold += 1;
-        run.faults
-            .push("not renewed: the late write was let through".to_owned());
+        run.fault("not renewed: the late write was let through");
     } else {
         run.turned_away += 1;
     }
-    let last = site.state.read(0)?;
-    if last == BY_THE_SLOW {
-        run.faults
-            .push("not renewed: the late write replaced the good one".to_owned());
+    if context.state.read(0)? == BY_SLOW {
+        run.fault("not renewed: the late write replaced the good one");
     }
 
     late.release()?;
-    let at_once = patient(LeasePolicy::Renewed { ttl: LONG }).at_once();
-    if let Some(third) = slow.take(at_once)? {
+    if let Some(third) = slow.acquire(renewed(LONG).without_wait())? {
         run.oversold += 1;
-        run.faults
-            .push("not renewed: a third was let in beside the holder".to_owned());
+        run.fault("not renewed: a third was let in beside the holder");
         third.release()?;
     }
     holder.release()
 }
 
-/// A machine that stands still for longer than the lease loses it, and the holder is told: then
-/// nothing was shown, and it is tried again with a longer one.
+/// Repeats the second part with a longer lease if the lock was lost and the holder told: on a machine
+/// that stood still for longer than the lease, nothing was shown.
 fn with_renewal(
-    site: &Site<'_>,
+    context: &Context<'_>,
     slow: &Program<'_>,
     next: &Program<'_>,
     short: Duration,
-    run: &mut Run,
-) -> Result<(), Failure> {
+    run: &mut RunResult,
+) -> Result<(), Error> {
     for ttl in [short, short * 2, short * 4] {
-        if exclusive(site, slow, next, ttl, run)? {
+        if let Work::Shown = work_while_waited_for(context, slow, next, ttl, run)? {
             return Ok(());
         }
     }
     run.turned_away += 1;
-    let fault = "renewed: the lease was lost all the same, three times";
-    run.faults.push(fault.to_owned());
+    run.fault("renewed: the lease was lost all the same, three times");
     Ok(())
 }
 
-/// Works for several leases while the next one waits; false where the lock was lost, and the
-/// holder told in time.
-fn exclusive(
-    site: &Site<'_>,
+/// What a try of the second part says about the lock.
+enum Work {
+    /// The try counts.
+    Shown,
+    /// The lock was lost and the holder was told in time, so the try does not count.
+    Lost,
+}
+
+/// Works for several leases while the next program waits.
+fn work_while_waited_for(
+    context: &Context<'_>,
     slow: &Program<'_>,
     next: &Program<'_>,
     ttl: Duration,
-    run: &mut Run,
-) -> Result<bool, Failure> {
-    site.state.reset(&[0])?;
-    let held = slow.must_take(patient(LeasePolicy::Renewed { ttl }))?;
-    let seen = site.state.read(0)?;
-    let (lost, at_work) = (held.lost(), AtomicBool::new(true));
+    run: &mut RunResult,
+) -> Result<Work, Error> {
+    context.state.reset(&[0])?;
+    let held = slow.must_acquire(renewed(ttl))?;
+    let seen = context.state.read(0)?;
+    let (lost, is_working, came_in) = (held.lost(), AtomicBool::new(true), Latch::new());
 
-    let (told, beside) = thread::scope(|scope| {
-        let (came_in, waiting) = mpsc::channel();
-        let at_work = &at_work;
+    let (was_told, beside) = thread::scope(|scope| {
+        let (is_working, came_in) = (&is_working, &came_in);
         let other = scope.spawn(move || {
-            let held = next.must_take(patient(LeasePolicy::Renewed { ttl: LONG }))?;
-            let beside = at_work.load(Ordering::SeqCst) && !lost();
-            // Where nobody listens any more, the work is over.
-            let _ = came_in.send(());
-            write(site, held.as_ref(), site.state.read(0)? + 1)?;
+            let held = next.must_acquire(renewed(LONG))?;
+            let beside = is_working.load(Ordering::SeqCst) && !lost();
+            came_in.open();
+            write(context, held.as_ref(), context.state.read(0)? + 1)?;
             held.release()?;
             Ok(beside)
         });
-        let told = work_and_write(site, held, seen, ttl * OUTLIVES, &waiting, at_work);
-        let beside = other
-            .join()
-            .unwrap_or_else(|panic| Err(panicked(panic.as_ref())));
-        Ok::<_, Failure>((told?, beside?))
+        // The work ends early if the other program came in: there is nothing more to see.
+        context.cancel.wait(came_in, ttl * WORK_TTLS)?;
+        let lost = held.lost();
+        if !lost() {
+            // If this is refused, the other program came in, and the count shows it.
+            write(context, held.as_ref(), seen + 1)?;
+        }
+        let was_told = lost();
+        is_working.store(false, Ordering::SeqCst);
+        held.release()?;
+        let other = other.join();
+        let beside = other.unwrap_or_else(|panic| Err(panicked(panic.as_ref())))?;
+        Ok::<_, Error>((was_told, beside))
     })?;
-    if told && !beside {
-        return Ok(false);
+    if was_told && !beside {
+        return Ok(Work::Lost);
     }
 
     run.admitted += 2;
     if beside {
         run.oversold += 1;
-        let fault = "renewed: another was let in during the work";
-        run.faults.push(fault.to_owned());
+        run.fault("renewed: another was let in during the work");
     }
-    let count = site.state.read(0)?;
-    if count != 2 {
-        let fault = format!("renewed: 2 jobs were done, and the count says {count}");
-        run.faults.push(fault);
-    }
-    Ok(true)
-}
-
-/// Ends the work early when somebody came in: that is all there is to see. True: it was told that
-/// it lost the lock.
-fn work_and_write(
-    site: &Site<'_>,
-    held: Box<dyn Held>,
-    seen: i64,
-    work: Duration,
-    waiting: &mpsc::Receiver<()>,
-    at_work: &AtomicBool,
-) -> Result<bool, Failure> {
-    // Somebody came in, somebody gave up, or the time is over: all three end the work.
-    let _ = waiting.recv_timeout(work);
-    if site.stop.is_cancelled() {
-        return Err(Failure::Interrupted);
-    }
-    let lost = held.lost();
-    if !lost() {
-        // Refused: then somebody came in, and the count will tell.
-        write(site, held.as_ref(), seen + 1)?;
-    }
-    let told = lost();
-    at_work.store(false, Ordering::SeqCst);
-    held.release()?;
-    Ok(told)
+    let count = context.state.read(0)?;
+    run.fault_if(count != 2, || {
+        format!("renewed: 2 jobs were done, and the count says {count}")
+    });
+    Ok(Work::Shown)
 }

@@ -1,38 +1,36 @@
 //! Buyers each take one item: first there are fewer items than buyers, then more.
 //!
-//! Right: sold is the smaller of the two, the stock is what is left, and never below zero.
-//! Without a lock, buyers who read the same stock sell the same item; with items for all, the
-//! stock then says that there are more left than there are.
+//! Right: sold is the smaller of the two, the stock is what is left, and never below zero. Without a
+//! lock, buyers who read the same stock sell the same item. With items for all, the stock then says
+//! that more are left than there are.
 
-use super::contest::{self, Contest};
-use super::context::{Program, Run, Site, settle};
-use crate::error::Failure;
+use super::contest::Contest;
+use super::context::{Context, Program, RunResult, total_cost};
+use crate::error::Error;
 
-/// Plays it once: the rush, then with plenty. The numbers are the rush's, the faults both's.
-pub(super) fn play(site: &Site<'_>) -> Result<Run, Failure> {
-    let (scarce, mut run) = (site.sizes.items, Run::default());
-    let program = site.program()?;
-    let rush = sale(&program, scarce, &mut run)?;
-    let plenty = sale(
-        &program,
-        scarce.saturating_add(site.sizes.threads),
-        &mut run,
-    )?;
-    run.admitted = rush.tally.admitted;
-    run.turned_away = rush.tally.turned_away;
-    run.span = rush.span + plenty.span;
-    run.account = settle([program])?;
+/// Runs the scenario once: a sale with few items, then one with plenty. The numbers are those of the
+/// first sale, the faults those of both.
+pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
+    let (few, mut run) = (context.sizes.items, RunResult::default());
+    let plenty = few.saturating_add(context.sizes.threads);
+    let program = context.program()?;
+    let first = sell(&program, few, &mut run)?;
+    let second = sell(&program, plenty, &mut run)?;
+    run.admitted = first.counts.admitted;
+    run.turned_away = first.counts.turned_away;
+    run.elapsed = first.elapsed + second.elapsed;
+    run.cost = total_cost(&[&program])?;
     Ok(run)
 }
 
-fn sale(program: &Program<'_>, items: u32, run: &mut Run) -> Result<Contest, Failure> {
-    let buyers = program.site.sizes.threads;
-    let end = contest::hold(program, items, |stock| (stock > 0).then_some(stock - 1))?;
+fn sell(program: &Program<'_>, items: u32, run: &mut RunResult) -> Result<Contest, Error> {
+    let buyers = program.context.sizes.threads;
+    let end = Contest::run(program, items, |stock| (stock > 0).then_some(stock - 1))?;
 
     let what = format!("{buyers} buyers, {items} items");
-    let (told, sold, right) = (end.tally.admitted, end.recorded, buyers.min(items));
+    let (told, sold, right) = (end.counts.admitted, end.recorded, buyers.min(items));
     run.oversold += told.saturating_sub(u64::from(right));
-    end.tally.add_faults(&format!("{what}: "), run);
+    end.counts.add_faults(&format!("{what}: "), run);
     run.fault_if(sold != i64::from(right), || {
         format!("{what}: {sold} sold instead of {right}")
     });

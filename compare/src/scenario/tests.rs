@@ -1,144 +1,142 @@
-//! Every scenario catches a broken lock, and tells it from a good one.
+//! Every scenario tells a broken lock from a good one.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper::{CancelToken, FencingToken, LockKeeper};
 
-use super::context::Sizes;
-use super::*;
-use crate::holder::InThread;
+use super::Scenario;
+use super::context::{Context, RunResult, Sizes};
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::holder::ThreadHolders;
 use crate::meter::Meter;
-use crate::store::{Source, Store, Wanted};
-use crate::strategy::{Held, Kind, Lock, Locked, Strategy, Terms};
+use crate::store::Store;
+use crate::store::spec::StoreSpec;
+use crate::strategy::Strategy;
+use crate::strategy::lock::{Held, Lock, LockRequest};
+use crate::strategy::none::NoLock;
+use crate::strategy::transaction::{Locked, Transactor};
 
-/// A lock that always says yes, though with tokens that grow, as a half-right one would have.
+/// A lock that grants every request, though with tokens that grow, as a half-right one would have.
 #[derive(Debug)]
-struct AlwaysYes(LockKeeper);
+struct AlwaysGrants(LockKeeper);
 
-struct Yes(FencingToken);
+struct Granted(FencingToken);
 
-impl Lock for AlwaysYes {
-    fn take(&self, _name: &str, _terms: Terms) -> Result<Option<Box<dyn Held>>, Failure> {
+impl Lock for AlwaysGrants {
+    fn acquire(&self, _name: &str, _request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
         let token = self.0.lock("tokens")?.token();
-        Ok(Some(Box::new(Yes(token))))
+        Ok(Some(Box::new(Granted(token))))
     }
 }
 
-impl Held for Yes {
+impl Held for Granted {
     fn token(&self) -> Option<FencingToken> {
         Some(self.0)
     }
 
-    fn release(self: Box<Self>) -> Result<(), Failure> {
+    fn release(self: Box<Self>) -> Result<(), Error> {
         Ok(())
     }
 }
 
-fn play(
+/// No lock, but the comparison is cancelled as soon as a thread has it.
+#[derive(Debug)]
+struct CancelsOnGrant(CancelToken);
+
+impl Lock for CancelsOnGrant {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+        self.0.cancel();
+        NoLock.acquire(name, request)
+    }
+}
+
+type Opened = Result<Box<dyn Transactor>, Error>;
+
+fn run(
     scenario: Scenario,
     store: &Store,
-    sizes: Sizes,
-    open: &(dyn Fn() -> Result<Box<dyn Strategy>, Failure> + Sync),
-    stop: &CancelToken,
-) -> Result<Run, Failure> {
-    scenario.play(&Site {
-        sizes,
+    held: Duration,
+    cancel: &Cancellation,
+    open: impl Fn() -> Opened + Sync,
+) -> Result<RunResult, Error> {
+    scenario.run(&Context {
+        sizes: Sizes {
+            threads: 20,
+            seats: 5,
+            items: 5,
+            held,
+        },
         lock: format!("test/{scenario}"),
-        state: store.data().state().as_ref(),
-        open,
-        meter: &Meter::new(Vec::new())?,
-        elsewhere: &InThread { open },
-        stop,
+        state: store.data.state().as_ref(),
+        open: &open,
+        meter: &Meter::new(Vec::new(), cancel)?,
+        holders: &ThreadHolders { open: &open },
+        cancel,
     })
 }
 
-/// Plays every scenario on every store with what `open` gives.
-fn play_all(
-    open: impl Fn(&Store) -> Result<Box<dyn Strategy>, Failure> + Sync,
-) -> Vec<(String, Run)> {
-    let sizes = Sizes {
-        threads: 20,
-        seats: 5,
-        items: 5,
-        held: Duration::from_millis(5),
-    };
+/// Runs every scenario on every embedded store with the strategy that `open` returns.
+fn run_all(open: impl Fn(&Store, &Cancellation) -> Opened + Sync) -> Vec<(String, RunResult)> {
     let folder = tempfile::tempdir().unwrap();
-    let stop = CancelToken::new();
+    let cancel = Cancellation::new(&CancelToken::new());
+    let held = Duration::from_millis(5);
     let mut runs = Vec::new();
-    let wanted = Wanted::embedded(folder.path()).unwrap();
-    for store in &Store::open_all(wanted.into(), folder.path()).unwrap() {
+    let specs = StoreSpec::embedded(folder.path()).unwrap();
+    for store in &Store::open_all(specs.into(), folder.path()).unwrap() {
         for scenario in Scenario::ALL {
-            let what = format!("{scenario} on {}", store.label());
-            let run = play(scenario, store, sizes, &|| open(store), &stop);
+            let what = format!("{scenario} on {}", store.label);
+            let run = run(scenario, store, held, &cancel, || open(store, &cancel));
             runs.push((what, run.unwrap()));
         }
     }
     runs
 }
 
+fn assert_all_wrong(runs: Vec<(String, RunResult)>) {
+    for (what, run) in runs {
+        assert!(!run.faults.is_empty(), "{what}: {run:?}");
+        assert!(run.oversold > 0, "{what}: {run:?}");
+    }
+}
+
 #[test]
-fn a_lock_that_always_says_yes_is_caught_by_every_scenario() {
+fn lock_that_always_grants_fails_every_scenario() {
     let tokens = lockkeeper::open("memory:").unwrap();
-    let open = |store: &Store| {
-        let lock = AlwaysYes(tokens.clone());
-        Ok(Box::new(Locked::new(lock, store.data().state())) as Box<dyn Strategy>)
-    };
-    for (what, run) in play_all(open) {
-        assert!(
-            !run.faults.is_empty() && run.oversold > 0,
-            "{what}: {run:?}"
-        );
-    }
+    assert_all_wrong(run_all(|store, _| {
+        let lock = AlwaysGrants(tokens.clone());
+        Ok(Box::new(Locked::new(lock, store.data.state())))
+    }));
 }
 
 #[test]
-fn no_lock_at_all_is_caught_by_every_scenario() {
-    let stop = CancelToken::new();
-    for (what, run) in play_all(|store| Kind::None.open(store, 20, &stop)) {
-        assert!(
-            !run.faults.is_empty() && run.oversold > 0,
-            "{what}: {run:?}"
-        );
-    }
+fn no_lock_fails_every_scenario() {
+    assert_all_wrong(run_all(|store, cancel| {
+        Strategy::None.open(store, 20, cancel)
+    }));
 }
 
 #[test]
-fn a_good_lock_is_right_in_every_scenario() {
-    let stop = CancelToken::new();
-    for (what, run) in play_all(|store| Kind::Lockkeeper.open(store, 20, &stop)) {
+fn good_lock_passes_every_scenario() {
+    for (what, run) in run_all(|store, cancel| Strategy::Lockkeeper.open(store, 20, cancel)) {
         assert_eq!(run.faults, Vec::<String>::new(), "{what}");
         assert_eq!(run.oversold, 0, "{what}");
-        assert!(!run.account.waits.is_empty(), "{what}");
+        assert!(!run.cost.waits.is_empty(), "{what}");
     }
 }
 
 #[test]
-fn an_interrupted_scenario_ends_soon() {
+fn cancelling_ends_a_scenario_while_its_threads_think() {
     let folder = tempfile::tempdir().unwrap();
-    let stop = CancelToken::new();
-    let wanted = Wanted {
-        from: String::new(),
-        source: Source::url("memory:"),
-        redlock: Vec::new(),
-    };
-    let stores = Store::open_all(vec![wanted], folder.path()).unwrap();
-    let store = stores.first().unwrap();
-    let sizes = Sizes {
-        threads: 20,
-        seats: 5,
-        items: 5,
-        held: Duration::from_secs(10),
-    };
-    let begun = Instant::now();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            thread::sleep(Duration::from_millis(200));
-            stop.cancel();
-        });
-        let open = || Kind::Lockkeeper.open(store, 20, &stop);
-        let failure = play(Scenario::Gather, store, sizes, &open, &stop).unwrap_err();
-        assert!(matches!(failure, Failure::Interrupted), "{failure}");
-    });
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    let specs = vec![StoreSpec::url("memory:")];
+    let stores = Store::open_all(specs, folder.path()).unwrap();
+    let (store, token) = (stores.first().unwrap(), CancelToken::new());
+    let cancel = Cancellation::new(&token);
+    let forever = Duration::from_secs(3_600);
+    let error = run(Scenario::Gather, store, forever, &cancel, || {
+        let lock = CancelsOnGrant(token.clone());
+        Ok(Box::new(Locked::new(lock, store.data.state())))
+    })
+    .unwrap_err();
+    assert!(matches!(error, Error::Interrupted), "{error}");
 }

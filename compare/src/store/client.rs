@@ -1,52 +1,118 @@
-//! How this comparison itself reaches a store.
+//! How the harness itself connects to the store of a URL.
 
-use lockkeeper::{Config, Drivers};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{mysql, redis};
-use crate::error::Failure;
+use lockkeeper::local::{MemoryDriver, SqliteDriver};
+use lockkeeper::mysql::MySqlDriver;
+use lockkeeper::redis::RedisDriver;
+use lockkeeper::{Config, Driver, Drivers, LockProvider, Target};
 
-/// Where the locks are, for those who go there without this library.
+use super::mysql::client::MySqlConfig;
+use super::redis::client::RedisConfig;
+use crate::error::Error;
+
+/// How clients other than this library connect to a store.
 #[derive(Clone, Debug)]
-pub(crate) enum Door {
-    /// In this process.
+pub(crate) enum ClientConfig {
     Memory,
-    /// In a file.
     Sqlite,
-    /// On a Redis or Valkey server.
-    Redis(redis::Door),
-    /// On a MySQL or MariaDB server.
-    MySql(mysql::Door),
+    /// A Redis or Valkey server.
+    Redis(RedisConfig),
+    /// A MySQL or MariaDB server.
+    MySql(MySqlConfig),
 }
 
-impl Door {
-    /// Opens the locks of `config` to find out which store they are on, and where that is.
-    pub(crate) fn find(config: &Config) -> Result<Self, Failure> {
-        let (redis, mysql) = (redis::Noting::default(), mysql::Noting::default());
+impl ClientConfig {
+    /// Opens the store of `config`, and finds out what it is and how to connect to it.
+    pub(crate) fn find(config: &Config) -> Result<Self, Error> {
+        let redis = CapturingDriver::new(RedisDriver, RedisConfig::from_target);
+        let mysql = CapturingDriver::new(MySqlDriver, MySqlDriver::options);
         let drivers = Drivers::new()
-            .with(lockkeeper::local::MemoryDriver)
-            .with(lockkeeper::local::SqliteDriver)
+            .with(MemoryDriver)
+            .with(SqliteDriver)
             .with(redis.clone())
             .with(mysql.clone());
         let backend = drivers.open(config)?.backend();
-        match (backend, redis.door(), mysql.door()?) {
+        match (backend, redis.captured(), mysql.captured()) {
             ("memory", ..) => Ok(Self::Memory),
             ("sqlite", ..) => Ok(Self::Sqlite),
-            ("redis", Some(door), _) => Ok(Self::Redis(door)),
-            ("mysql", _, Some(door)) => Ok(Self::MySql(door)),
-            (other, ..) => Err(Failure::Usage(format!(
-                "`compare` cannot keep a scenario's data on {other}; use memory:, sqlite:, redis: \
-                 or mysql:"
+            ("redis", Some(config), _) => Ok(Self::Redis(config)),
+            ("mysql", _, Some(options)) => Ok(Self::MySql(MySqlConfig::detect(options)?)),
+            (other, ..) => Err(Error::invalid(format!(
+                "a scenario's data cannot be kept on {other}; use memory:, sqlite:, redis: or \
+                 mysql:"
             ))),
         }
     }
 
-    /// The store's short name, for rows.
+    /// Returns the store's short name, for reports.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Memory => "memory",
             Self::Sqlite => "sqlite",
             Self::Redis(_) => "redis",
-            Self::MySql(door) => door.label(),
+            Self::MySql(config) => config.label(),
         }
+    }
+}
+
+type Capture<T> = fn(&Target<'_>) -> Result<T, lockkeeper::Error>;
+
+/// Opens stores as `D` does, and captures the settings of the last store that could be opened.
+struct CapturingDriver<D, T> {
+    driver: D,
+    capture: Capture<T>,
+    captured: Arc<Mutex<Option<T>>>,
+}
+
+impl<D, T: Clone> CapturingDriver<D, T> {
+    fn new(driver: D, capture: Capture<T>) -> Self {
+        Self {
+            driver,
+            capture,
+            captured: Arc::default(),
+        }
+    }
+
+    fn captured(&self) -> Option<T> {
+        let captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
+        captured.clone()
+    }
+}
+
+impl<D: Clone, T> Clone for CapturingDriver<D, T> {
+    fn clone(&self) -> Self {
+        Self {
+            driver: self.driver.clone(),
+            capture: self.capture,
+            captured: Arc::clone(&self.captured),
+        }
+    }
+}
+
+impl<D: fmt::Debug, T> fmt::Debug for CapturingDriver<D, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CapturingDriver")
+            .field(&self.driver)
+            .finish()
+    }
+}
+
+impl<D: Driver, T: Send + 'static> Driver for CapturingDriver<D, T> {
+    fn schemes(&self) -> &'static [&'static str] {
+        self.driver.schemes()
+    }
+
+    fn keys(&self) -> &'static [&'static str] {
+        self.driver.keys()
+    }
+
+    fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, lockkeeper::Error> {
+        // The driver comes first, since it says what is wrong with the settings.
+        let provider = self.driver.open(target)?;
+        let settings = (self.capture)(target)?;
+        *self.captured.lock().unwrap_or_else(PoisonError::into_inner) = Some(settings);
+        Ok(provider)
     }
 }

@@ -1,64 +1,73 @@
-//! The state beside the locks of a store, as what the strategies and the meters need of it.
+//! The state beside the locks of a store, as the strategies and the meters need it.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use super::client::Door;
+use super::client::ClientConfig;
+use super::memory::Cells;
+use super::mysql;
+use super::mysql::tables::Tables;
+use super::redis;
+use super::redis::keys::Keys;
+use super::sqlite::Rows;
 use super::state::State;
-use super::{memory, mysql, redis, sqlite};
-use crate::error::Failure;
+use crate::error::Error;
 use crate::meter::Counter;
 
-/// What the strategies that need more than [`State`] have to know of it.
+/// The state, by the kind of its store.
 #[derive(Clone, Debug)]
 pub(crate) enum Data {
-    /// Of `memory:`.
-    Memory(Arc<memory::Cells>),
-    /// Of `sqlite:`.
-    Sqlite(Arc<sqlite::Rows>),
-    /// Of `redis:`, `rediss:` and `unix:`.
-    Redis(Arc<redis::Keys>),
-    /// Of `mysql:` and `mariadb:`.
-    MySql(Arc<mysql::Tables>),
+    Memory(Arc<Cells>),
+    Sqlite(Arc<Rows>),
+    Redis(Arc<Keys>),
+    MySql(Arc<Tables>),
 }
 
 impl Data {
-    /// Makes the state beside the locks that are behind `door`. `folder` is there to be thrown
-    /// away, and `number` tells the stores of this run apart.
-    pub(crate) fn create(door: &Door, folder: &Path, number: usize) -> Result<Self, Failure> {
-        Ok(match door {
-            Door::Memory => Self::Memory(Arc::default()),
-            Door::Sqlite => {
+    /// Creates the state beside the locks of a store. `folder` is thrown away after the run, and
+    /// `number` tells the stores of the run apart.
+    pub(crate) fn create(
+        config: &ClientConfig,
+        folder: &Path,
+        number: usize,
+    ) -> Result<Self, Error> {
+        Ok(match config {
+            ClientConfig::Memory => Self::Memory(Arc::default()),
+            ClientConfig::Sqlite => {
                 let file = folder.join(format!("state-{number}.db"));
-                Self::Sqlite(Arc::new(sqlite::Rows::create(&file)?))
+                Self::Sqlite(Arc::new(Rows::create(&file)?))
             }
-            Door::Redis(door) => Self::Redis(Arc::new(redis::Keys::create(door, folder, number)?)),
-            Door::MySql(door) => {
-                Self::MySql(Arc::new(mysql::Tables::create(door, folder, number)?))
+            ClientConfig::Redis(config) => {
+                let prefix = format!("lockkeeper-compare-{}-{number}", unique_name(folder)?);
+                Self::Redis(Arc::new(Keys::create(config, &prefix)?))
+            }
+            ClientConfig::MySql(config) => {
+                let prefix = format!("lockkeeper_compare_{}_{number}", unique_name(folder)?);
+                Self::MySql(Arc::new(Tables::create(config, &prefix)?))
             }
         })
     }
 
-    /// What counts the commands that are named so, other than those for this; `None` where nobody
-    /// does. It has a connection of its own.
+    /// Opens a counter of `commands`, except those for the state, on a connection of its own; `None`
+    /// if the store does not count.
     pub(crate) fn counter<'a>(
         &'a self,
-        door: &Door,
+        config: &ClientConfig,
         commands: &'static [&'static str],
-    ) -> Result<Option<Box<dyn Counter + 'a>>, Failure> {
-        match (self, door) {
-            (Self::Redis(keys), Door::Redis(door)) => {
-                let tally = Some(keys.sent());
-                Ok(Some(Box::new(redis::Stats::open(door, commands, tally)?)))
+    ) -> Result<Option<Box<dyn Counter + 'a>>, Error> {
+        Ok(match (self, config) {
+            (Self::Redis(keys), ClientConfig::Redis(config)) => {
+                let stats = redis::stats::Stats::open(config, commands, Some(keys.sent()))?;
+                Some(Box::new(stats))
             }
-            (Self::MySql(tables), Door::MySql(door)) => {
-                Ok(Some(Box::new(mysql::Stats::open(door, tables.rows())?)))
+            (Self::MySql(tables), ClientConfig::MySql(config)) => {
+                Some(Box::new(mysql::stats::Stats::open(config, tables.rows())?))
             }
-            _ => Ok(None),
-        }
+            _ => None,
+        })
     }
 
-    /// As what the scenarios use.
+    /// Returns the state as the scenarios use it.
     pub(crate) fn state(&self) -> Arc<dyn State> {
         match self {
             Self::Memory(cells) => Arc::clone(cells) as Arc<dyn State>,
@@ -69,23 +78,35 @@ impl Data {
     }
 }
 
+/// Returns a name that no other run has. The folder's own name is unique on this machine only, so
+/// the name is random; SQL needs it in lower case.
+fn unique_name(folder: &Path) -> Result<String, Error> {
+    let unique = tempfile::Builder::new()
+        .rand_bytes(16)
+        .prefix("")
+        .tempdir_in(folder)
+        .map_err(|error| Error::failed(format!("cannot make a throw-away folder: {error}")))?;
+    let name = unique.path().file_name().unwrap_or_default();
+    Ok(name.to_string_lossy().to_lowercase())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use lockkeeper::{Config, FencingToken, LockKeeper};
 
-    /// Two tokens, the smaller first.
+    /// Returns two tokens, the smaller one first.
     fn tokens() -> [FencingToken; 2] {
         let keeper: LockKeeper = lockkeeper::open("memory:").unwrap();
         [(); 2].map(|()| keeper.lock("x").unwrap().token())
     }
 
-    fn keeps(url: &str) {
+    fn assert_keeps_state(url: &str) {
         let folder = tempfile::tempdir().unwrap();
         let url = url.replace("FOLDER", folder.path().to_str().unwrap());
         let [early, late] = tokens();
-        let door = Door::find(&Config::from_url(&url).unwrap()).unwrap();
-        let state = Data::create(&door, folder.path(), 0).unwrap().state();
+        let config = ClientConfig::find(&Config::from_url(&url).unwrap()).unwrap();
+        let state = Data::create(&config, folder.path(), 0).unwrap().state();
         for _again in 0..2 {
             state.reset(&[7, 70]).unwrap();
             assert_eq!((state.read(0).unwrap(), state.recorded().unwrap()), (7, 0));
@@ -103,8 +124,8 @@ mod tests {
     }
 
     #[test]
-    fn every_embedded_store_keeps_the_state_alike() {
-        keeps("memory:");
-        keeps("sqlite:FOLDER/locks.db");
+    fn embedded_stores_keep_the_same_state() {
+        assert_keeps_state("memory:");
+        assert_keeps_state("sqlite:FOLDER/locks.db");
     }
 }

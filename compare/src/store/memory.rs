@@ -5,9 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use lockkeeper::FencingToken;
 
 use super::state::State;
-use crate::error::Failure;
+use crate::error::Error;
 
-/// Each access is whole, as a statement of a database is; nothing is between two of them.
+/// Cells in memory. Each access is atomic, as a statement of a database is.
 #[derive(Debug, Default)]
 pub(crate) struct Cells(Mutex<Values>);
 
@@ -19,10 +19,10 @@ struct Values {
 }
 
 impl Values {
-    fn cell(&mut self, cell: u32) -> Result<&mut i64, Failure> {
+    fn cell(&mut self, cell: u32) -> Result<&mut i64, Error> {
         let index = usize::try_from(cell).unwrap_or(usize::MAX);
-        let there = self.cells.get_mut(index);
-        there.ok_or_else(|| Failure::Failed(format!("there is no cell {cell}")))
+        let value = self.cells.get_mut(index);
+        value.ok_or_else(|| Error::failed(format!("there is no cell {cell}")))
     }
 }
 
@@ -33,7 +33,7 @@ impl Cells {
 }
 
 impl State for Cells {
-    fn reset(&self, values: &[i64]) -> Result<(), Failure> {
+    fn reset(&self, values: &[i64]) -> Result<(), Error> {
         *self.values() = Values {
             cells: values.to_vec(),
             ..Values::default()
@@ -41,31 +41,31 @@ impl State for Cells {
         Ok(())
     }
 
-    fn read(&self, cell: u32) -> Result<i64, Failure> {
+    fn read(&self, cell: u32) -> Result<i64, Error> {
         Ok(*self.values().cell(cell)?)
     }
 
-    fn write(&self, cell: u32, value: i64) -> Result<(), Failure> {
+    fn write(&self, cell: u32, value: i64) -> Result<(), Error> {
         *self.values().cell(cell)? = value;
         Ok(())
     }
 
-    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Failure> {
+    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Error> {
         let mut values = self.values();
-        let fresh = token.as_i64() >= values.token;
-        if fresh {
+        let is_current = token.as_i64() >= values.token;
+        if is_current {
             *values.cell(0)? = value;
             values.token = token.as_i64();
         }
-        Ok(fresh)
+        Ok(is_current)
     }
 
-    fn record(&self, user: u32) -> Result<(), Failure> {
+    fn record(&self, user: u32) -> Result<(), Error> {
         self.values().users.push(user);
         Ok(())
     }
 
-    fn recorded(&self) -> Result<i64, Failure> {
+    fn recorded(&self) -> Result<i64, Error> {
         Ok(i64::try_from(self.values().users.len()).unwrap_or(i64::MAX))
     }
 }

@@ -2,37 +2,29 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper::FencingToken;
 use rusqlite::Connection;
 
+use super::round_robin::RoundRobin;
 use super::state::State;
-use crate::error::Failure;
+use crate::error::Error;
 
-/// A connection for each of 10,000 threads would be too many open files, and one for all would
-/// have SQLite never see two writers.
-const CONNECTIONS: usize = 4;
-/// Far above what a queue of single-row writes can take.
-const BUSY: Duration = Duration::from_secs(60);
+/// Far longer than a queue of single-row writes can take.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Rows, reached over a few connections that the threads take in turn, for a statement at a time.
-pub(crate) struct Rows {
-    connections: Vec<Mutex<Connection>>,
-    turn: AtomicUsize,
-}
+/// Rows of a throw-away database.
+pub(crate) struct Rows(RoundRobin<Connection>);
 
 impl Rows {
-    /// Makes the file.
-    pub(crate) fn create(file: &Path) -> Result<Self, Failure> {
-        let mut connections = Vec::new();
-        for _ in 0..CONNECTIONS {
+    /// Creates the file and its tables.
+    pub(crate) fn create(file: &Path) -> Result<Self, Error> {
+        let connect = || {
             let connection = Connection::open(file)?;
-            connection.busy_timeout(BUSY)?;
+            connection.busy_timeout(BUSY_TIMEOUT)?;
             connection.pragma_update(None, "journal_mode", "WAL")?;
-            // The file is thrown away: it need not survive a power cut.
+            // The file is thrown away, so it need not survive a power failure.
             connection.pragma_update(None, "synchronous", "OFF")?;
             connection.execute_batch(
                 "CREATE TABLE IF NOT EXISTS cells (
@@ -40,73 +32,62 @@ impl Rows {
                    token INTEGER NOT NULL DEFAULT 0, version INTEGER NOT NULL DEFAULT 0);
                  CREATE TABLE IF NOT EXISTS users (user INTEGER NOT NULL);",
             )?;
-            connections.push(Mutex::new(connection));
-        }
-        Ok(Self {
-            connections,
-            turn: AtomicUsize::new(0),
-        })
+            Ok(connection)
+        };
+        Ok(Self(RoundRobin::new(connect)?))
     }
 
-    /// Runs one statement, or one transaction, on the connection whose turn it is.
+    /// Runs a statement or a transaction.
     pub(crate) fn with<T>(
         &self,
         statement: impl FnOnce(&Connection) -> rusqlite::Result<T>,
-    ) -> Result<T, Failure> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % CONNECTIONS;
-        let connection = self
-            .connections
-            .get(turn)
-            .ok_or_else(|| Failure::Failed("there is no connection to the state".to_owned()))?;
-        let connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(statement(&connection)?)
+    ) -> Result<T, Error> {
+        self.0.with(|connection| statement(connection))
     }
 
-    fn number(&self, sql: &str, values: impl rusqlite::Params) -> Result<i64, Failure> {
+    fn number(&self, sql: &str, values: impl rusqlite::Params) -> Result<i64, Error> {
         self.with(|c| c.prepare_cached(sql)?.query_row(values, |row| row.get(0)))
     }
 
-    fn change(&self, sql: &str, values: impl rusqlite::Params) -> Result<bool, Failure> {
+    fn change(&self, sql: &str, values: impl rusqlite::Params) -> Result<bool, Error> {
         let changed = self.with(|c| c.prepare_cached(sql)?.execute(values))?;
         Ok(changed > 0)
     }
 }
 
 impl State for Rows {
-    fn reset(&self, values: &[i64]) -> Result<(), Failure> {
+    fn reset(&self, values: &[i64]) -> Result<(), Error> {
         self.change("DELETE FROM cells", [])?;
         self.change("DELETE FROM users", [])?;
+        let insert = "INSERT INTO cells (cell, value) VALUES (?1, ?2)";
         for (cell, value) in (0_u32..).zip(values) {
-            self.change(
-                "INSERT INTO cells (cell, value) VALUES (?1, ?2)",
-                (cell, value),
-            )?;
+            self.change(insert, (cell, value))?;
         }
         Ok(())
     }
 
-    fn read(&self, cell: u32) -> Result<i64, Failure> {
+    fn read(&self, cell: u32) -> Result<i64, Error> {
         self.number("SELECT value FROM cells WHERE cell = ?1", [cell])
     }
 
-    fn write(&self, cell: u32, value: i64) -> Result<(), Failure> {
+    fn write(&self, cell: u32, value: i64) -> Result<(), Error> {
         self.change("UPDATE cells SET value = ?2 WHERE cell = ?1", (cell, value))?;
         Ok(())
     }
 
-    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Failure> {
+    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Error> {
         self.change(
             "UPDATE cells SET value = ?1, token = ?2 WHERE cell = 0 AND token <= ?2",
             (value, token.as_i64()),
         )
     }
 
-    fn record(&self, user: u32) -> Result<(), Failure> {
+    fn record(&self, user: u32) -> Result<(), Error> {
         self.change("INSERT INTO users (user) VALUES (?1)", [user])?;
         Ok(())
     }
 
-    fn recorded(&self) -> Result<i64, Failure> {
+    fn recorded(&self) -> Result<i64, Error> {
         self.number("SELECT COUNT(*) FROM users", [])
     }
 }

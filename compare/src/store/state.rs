@@ -4,27 +4,29 @@ use std::fmt;
 
 use lockkeeper::FencingToken;
 
-use crate::error::Failure;
+use crate::error::Error;
 
-/// Some numbers, and a list of users. Each call is a statement and a transaction of its own, so a
-/// thread that reads, thinks and writes is protected by nothing but a lock around all of it.
+/// Some numbered cells, and a list of users.
+///
+/// Each call is a statement and a transaction of its own. A thread that reads, thinks and writes is
+/// therefore protected by nothing but a lock around all of it.
 pub(crate) trait State: fmt::Debug + Send + Sync {
-    /// Starts over: the cells from 0 on have these values, and there are no users.
-    fn reset(&self, values: &[i64]) -> Result<(), Failure>;
+    /// Sets the cells from 0 on to these values, and clears the list of users.
+    fn reset(&self, values: &[i64]) -> Result<(), Error>;
 
-    /// The number in a cell.
-    fn read(&self, cell: u32) -> Result<i64, Failure>;
+    /// Reads the number in a cell.
+    fn read(&self, cell: u32) -> Result<i64, Error>;
 
     /// Sets the number in a cell.
-    fn write(&self, cell: u32, value: i64) -> Result<(), Failure>;
+    fn write(&self, cell: u32, value: i64) -> Result<(), Error>;
 
-    /// Sets the number in the first cell, unless it was set under a larger token before; says
-    /// whether it did.
-    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Failure>;
+    /// Sets the number in cell 0, unless it was set with a larger token before; returns whether it
+    /// was set.
+    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Error>;
 
     /// Adds a user to the list.
-    fn record(&self, user: u32) -> Result<(), Failure>;
+    fn record(&self, user: u32) -> Result<(), Error>;
 
-    /// How many users are on the list.
-    fn recorded(&self) -> Result<i64, Failure>;
+    /// Returns how many users are on the list.
+    fn recorded(&self) -> Result<i64, Error>;
 }

@@ -1,14 +1,16 @@
-//! A good lock, freed before the commit: `@Transactional` around a method that locks and unlocks
-//! inside. The lock is free when the method returns, and the transaction commits after that; who
-//! comes in between reads what was there before, and books the seat again.
+//! A good lock, released before the commit: `@Transactional` around a method that locks and unlocks
+//! inside. The lock is free when the method returns, and the transaction commits after that. A
+//! thread that comes in between reads the old data, and books the seat again.
 //!
-//! The lock is this library's, so that there is nothing wrong but the order of the last two steps.
+//! The lock is this library's, so that nothing is wrong but the order of the last two steps.
 
 use std::sync::Arc;
 
+use ::lockkeeper::Usage;
+
 use super::lock::Lock;
-use super::transaction::{Job, Moment, Outcome, Strategy, free_all, read, take_all, write};
-use crate::error::Failure;
+use super::transaction::{Outcome, Step, Transaction, Transactor, release_all};
+use crate::error::Error;
 use crate::store::state::State;
 
 /// Commits after the unlock.
@@ -19,32 +21,31 @@ pub(crate) struct FreedEarly<L> {
 }
 
 impl<L> FreedEarly<L> {
-    /// `lock` should protect `state`.
+    /// Fails to protect `state` with `lock`.
     pub(crate) fn new(lock: L, state: Arc<dyn State>) -> Self {
         Self { lock, state }
     }
 }
 
-impl<L: Lock> Strategy for FreedEarly<L> {
-    fn update(&self, job: &Job<'_>) -> Result<Outcome, Failure> {
-        let Some(held) = take_all(&self.lock, job)? else {
+impl<L: Lock> Transactor for FreedEarly<L> {
+    fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
+        let Some(held) = transaction.acquire_all(&self.lock)? else {
             return Ok(Outcome::Busy);
         };
-        let read = read(self.state.as_ref(), job)?;
-        (job.at)(Moment::Read)?;
-        let after = (job.decide)(&read);
-        // Here is the mistake: the change is not written yet.
-        free_all(held)?;
-        (job.at)(Moment::Freed)?;
-        let Some(after) = after else {
+        let read = transaction.read(self.state.as_ref())?;
+        let values = (transaction.decide)(&read);
+        // Here is the mistake: nothing is written yet.
+        release_all(held)?;
+        (transaction.on_step)(Step::Released)?;
+        let Some(values) = values else {
             return Ok(Outcome::Declined);
         };
-        (job.at)(Moment::LateCommit)?;
-        write(self.state.as_ref(), job, &after)?;
+        (transaction.on_step)(Step::LateCommit)?;
+        transaction.write(self.state.as_ref(), &values)?;
         Ok(Outcome::Done)
     }
 
-    fn usage(&self) -> Option<lockkeeper::Usage> {
+    fn usage(&self) -> Option<Usage> {
         self.lock.usage()
     }
 }

@@ -5,22 +5,31 @@ use std::time::Duration;
 
 use ::lockkeeper::{Capabilities, FencingToken, LeasePolicy, Usage};
 
-use crate::error::Failure;
+use crate::error::Error;
 
-/// What the lock is asked for with.
+/// How a lock is asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    /// How long it may outlive its holder, and whether it is renewed.
+pub(crate) struct LockRequest {
+    /// The lease's ttl, and whether the lease is renewed.
     pub(crate) lease: LeasePolicy,
-    /// How long to wait for it.
+    /// How long to wait for the lock.
     pub(crate) wait: Duration,
-    /// The thread that asks may hold it already, and is to have it again where that can be.
-    pub(crate) again: bool,
+    /// Whether a thread that holds the lock is to get it again, if the strategy can do that.
+    pub(crate) reentrant: bool,
 }
 
-impl Terms {
-    /// A single attempt.
-    pub(crate) fn at_once(self) -> Self {
+impl LockRequest {
+    /// Asks for a lock that is not reentrant.
+    pub(crate) fn new(lease: LeasePolicy, wait: Duration) -> Self {
+        Self {
+            lease,
+            wait,
+            reentrant: false,
+        }
+    }
+
+    /// Makes a single attempt of it.
+    pub(crate) fn without_wait(self) -> Self {
         Self {
             wait: Duration::ZERO,
             ..self
@@ -28,38 +37,38 @@ impl Terms {
     }
 }
 
-/// A way of locking as one program uses it, with all its threads.
+/// A way of locking, as one program uses it with all its threads.
 pub(crate) trait Lock: fmt::Debug + Send + Sync {
-    /// Takes the lock; `None`: somebody else has it.
-    fn take(&self, name: &str, terms: Terms) -> Result<Option<Box<dyn Held>>, Failure>;
+    /// Acquires the lock; `None` if it was busy until the end of the wait.
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error>;
 
-    /// What it has cost its store so far, where only it can tell.
+    /// Returns what the lock has cost its store so far, where no server can count it.
     fn usage(&self) -> Option<Usage> {
         None
     }
 
-    /// The shortest lease that it can have.
-    fn least_ttl(&self) -> Duration {
+    /// Returns the shortest ttl that a lease can have.
+    fn min_ttl(&self) -> Duration {
         Capabilities::MIN_TTL
     }
 
-    /// Whether it can run out while its holder lives.
+    /// Tells whether a lease can expire while its holder lives.
     fn has_fixed_lease(&self) -> bool {
         true
     }
 }
 
 impl<L: Lock + ?Sized> Lock for Box<L> {
-    fn take(&self, name: &str, terms: Terms) -> Result<Option<Box<dyn Held>>, Failure> {
-        (**self).take(name, terms)
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+        (**self).acquire(name, request)
     }
 
     fn usage(&self) -> Option<Usage> {
         (**self).usage()
     }
 
-    fn least_ttl(&self) -> Duration {
-        (**self).least_ttl()
+    fn min_ttl(&self) -> Duration {
+        (**self).min_ttl()
     }
 
     fn has_fixed_lease(&self) -> bool {
@@ -67,18 +76,39 @@ impl<L: Lock + ?Sized> Lock for Box<L> {
     }
 }
 
-/// A lock that is held. Dropping it frees it.
+/// A lock that is held. Dropping it releases it.
 pub(crate) trait Held {
-    /// What the state can tell a late write by, where there is such a thing.
+    /// Returns the token by which the state can refuse a late write, if there is one.
     fn token(&self) -> Option<FencingToken> {
         None
     }
 
-    /// Tells, also on another thread, whether the holder has been told that it holds it no more.
+    /// Returns a function, for any thread, that tells whether the holder has been told of a loss.
     fn lost(&self) -> Box<dyn Fn() -> bool + Send> {
         Box::new(|| false)
     }
 
-    /// Frees it.
-    fn release(self: Box<Self>) -> Result<(), Failure>;
+    /// Releases the lock.
+    fn release(self: Box<Self>) -> Result<(), Error>;
+}
+
+/// Makes a held lock of what releases it. A recipe without tokens has nothing else.
+pub(super) fn held(release: impl FnOnce() -> Result<(), Error> + 'static) -> Box<dyn Held> {
+    Box::new(Releaser(Some(release)))
+}
+
+struct Releaser<F: FnOnce() -> Result<(), Error>>(Option<F>);
+
+impl<F: FnOnce() -> Result<(), Error>> Held for Releaser<F> {
+    fn release(mut self: Box<Self>) -> Result<(), Error> {
+        self.0.take().map_or(Ok(()), |release| release())
+    }
+}
+
+impl<F: FnOnce() -> Result<(), Error>> Drop for Releaser<F> {
+    fn drop(&mut self) {
+        if let Some(release) = self.0.take() {
+            let _ = release();
+        }
+    }
 }

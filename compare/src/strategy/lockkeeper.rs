@@ -1,6 +1,8 @@
-//! This library: one keeper for a program. Its threads queue inside it and only the first asks
-//! the store, leases are renewed, and every grant brings a token with which a late write can be
-//! told from a good one. Where a thread is to have again what it holds, there is a type for that.
+//! This library: one keeper for a program.
+//!
+//! The program's threads queue inside the keeper and only the first one asks the store. Leases are
+//! renewed, and every grant has a token by which the data can refuse a late write. For a thread that
+//! acquires again what it holds there is a keeper of its own type.
 
 use std::time::Duration;
 
@@ -9,36 +11,37 @@ use lockkeeper::{
     ReentrantKeeper, Usage, open_config,
 };
 
-use super::lock::{Held, Lock, Terms};
-use crate::error::Failure;
+use super::lock::{Held, Lock, LockRequest};
+use crate::cancel::Cancellation;
+use crate::error::Error;
 
-/// One keeper, as a program has it.
+/// One keeper for a program.
 #[derive(Debug)]
 pub(crate) struct Lockkeeper {
     keeper: LockKeeper,
     reentrant: ReentrantKeeper,
-    stop: CancelToken,
+    cancel: CancelToken,
 }
 
 impl Lockkeeper {
     /// Opens the store.
-    pub(crate) fn open(config: &Config, stop: &CancelToken) -> Result<Self, Failure> {
+    pub(crate) fn open(config: &Config, cancel: &Cancellation) -> Result<Self, Error> {
         let keeper = open_config(config)?;
         Ok(Self {
             reentrant: ReentrantKeeper::new(keeper.clone()),
             keeper,
-            stop: stop.clone(),
+            cancel: cancel.token().clone(),
         })
     }
 }
 
 impl Lock for Lockkeeper {
-    fn take(&self, name: &str, terms: Terms) -> Result<Option<Box<dyn Held>>, Failure> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
         let options = AcquireOptions::new()
-            .wait(terms.wait)
-            .lease(terms.lease)
-            .cancel(&self.stop);
-        Ok(if terms.again {
+            .wait(request.wait)
+            .lease(request.lease)
+            .cancel(&self.cancel);
+        Ok(if request.reentrant {
             let guard = self.reentrant.acquire(name, &options)?;
             guard.map(|guard| Box::new(guard) as Box<dyn Held>)
         } else {
@@ -51,7 +54,7 @@ impl Lock for Lockkeeper {
         self.keeper.usage()
     }
 
-    fn least_ttl(&self) -> Duration {
+    fn min_ttl(&self) -> Duration {
         self.keeper.capabilities().min_ttl()
     }
 }
@@ -66,8 +69,8 @@ impl Held for LockGuard {
         Box::new(move || signal.is_lost())
     }
 
-    fn release(self: Box<Self>) -> Result<(), Failure> {
-        // Whether it was lost before is what `lost` says; here it counts that it is over.
+    fn release(self: Box<Self>) -> Result<(), Error> {
+        // `lost` tells whether the lock was lost before.
         LockGuard::release(*self)?;
         Ok(())
     }
@@ -79,11 +82,10 @@ impl Held for ReentrantGuard {
     }
 
     fn lost(&self) -> Box<dyn Fn() -> bool + Send> {
-        let signal = LockGuard::lost(self);
-        Box::new(move || signal.is_lost())
+        Held::lost(&**self)
     }
 
-    fn release(self: Box<Self>) -> Result<(), Failure> {
+    fn release(self: Box<Self>) -> Result<(), Error> {
         self.finish()?;
         Ok(())
     }

@@ -2,11 +2,11 @@
 //! technique; all but the last are as their write-ups have them, no better and no worse.
 
 mod freed_early;
-mod lock;
+pub(crate) mod lock;
 mod lockkeeper;
 mod named_lock;
 mod named_lock_shared_pool;
-mod none;
+pub(crate) mod none;
 mod optimistic;
 mod pubsub;
 mod redis;
@@ -15,35 +15,37 @@ mod reentrant_hash;
 mod setnx_once;
 mod setnx_spin;
 mod setnx_unsafe;
-mod transaction;
+pub(crate) mod transaction;
 
 use std::fmt;
+use std::iter::once;
 use std::str::FromStr;
 
-use ::lockkeeper::CancelToken;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Failure;
-use crate::store::client::Door;
+use self::lock::Lock;
+use self::transaction::{Locked, Transactor};
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::store::client::ClientConfig;
 use crate::store::data::Data;
-use crate::store::{Reach, Store, mysql};
+use crate::store::mysql::tables::Tables;
+use crate::store::{Store, StoreHandle};
 
-pub(crate) use lock::{Held, Lock, Terms};
-pub(crate) use transaction::{Job, Locked, Moment, Outcome, Strategy};
-
-/// Which way.
+/// A way of keeping a transaction whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// No lock: the control, which shows that the scenario can fail.
+#[non_exhaustive]
+pub enum Strategy {
+    /// No lock: the control, which shows that a scenario can fail.
     None,
-    /// No lock, but a write that fails when somebody was quicker: WATCH and EXEC, or a version.
+    /// No lock, but a write that fails if another transaction came first.
     Optimistic,
-    /// Redis: SET NX, and DEL by anyone.
+    /// Redis: `SET NX`, and `DEL` by any process.
     SetnxUnsafe,
-    /// Redis: SET NX PX with an owner, tried once.
+    /// Redis: `SET NX PX` with an owner, tried once.
     SetnxOnce,
-    /// Redis: the same, tried every 100 ms.
+    /// Redis: `SET NX PX` with an owner, tried every 100 ms.
     SetnxSpin,
     /// Redis: Redisson's script and channel.
     Pubsub,
@@ -51,18 +53,18 @@ pub enum Kind {
     ReentrantHash,
     /// Redis: most of five servers.
     Redlock,
-    /// MySQL: GET_LOCK, a connection for each thread.
+    /// MySQL: `GET_LOCK`, with a connection for each thread.
     NamedLock,
-    /// MySQL: the same, from the application's pool of ten.
+    /// MySQL: `GET_LOCK`, from the application's pool of ten.
     NamedLockSharedPool,
-    /// A good lock that is freed before the commit.
+    /// A good lock that is released before the commit.
     FreedEarly,
     /// This library.
     Lockkeeper,
 }
 
-impl Kind {
-    /// All strategies, in the order in which they are run and shown.
+impl Strategy {
+    /// All strategies, in the order in which they run and are shown.
     pub const ALL: [Self; 12] = [
         Self::None,
         Self::Optimistic,
@@ -78,7 +80,7 @@ impl Kind {
         Self::Lockkeeper,
     ];
 
-    /// Returns the name: lower case with hyphens, as users write it.
+    /// Returns the name as users write it: `setnx-once`.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -101,9 +103,9 @@ impl Kind {
         match self {
             Self::None => "No lock: the control, which shows that the scenario can fail",
             Self::Optimistic => {
-                "No lock, but a write that fails when somebody was quicker: WATCH and EXEC, or a version"
+                "No lock, but a write that fails if another came first: WATCH and EXEC, or a version"
             }
-            Self::SetnxUnsafe => "Redis: SET NX, and DEL by anyone",
+            Self::SetnxUnsafe => "Redis: SET NX, and DEL by any process",
             Self::SetnxOnce => "Redis: SET NX PX with an owner, tried once",
             Self::SetnxSpin => "Redis: the same, tried every 100 ms",
             Self::Pubsub => "Redis: Redisson's script and channel",
@@ -111,50 +113,53 @@ impl Kind {
             Self::Redlock => "Redis: most of five servers",
             Self::NamedLock => "MySQL: GET_LOCK, a connection for each thread",
             Self::NamedLockSharedPool => "MySQL: the same, from the application's pool of ten",
-            Self::FreedEarly => "A good lock that is freed before the commit",
+            Self::FreedEarly => "A good lock that is released before the commit",
             Self::Lockkeeper => "This library",
         }
     }
 
-    /// Why it is not run on this store with so many threads; `None`: it is.
-    pub(crate) fn not_on(self, reach: &Reach, threads: u32) -> Option<&'static str> {
-        let door = reach.door();
+    /// Returns why the strategy does not run on this store with this many threads; `None` if it
+    /// does.
+    pub(crate) fn not_on(self, handle: &StoreHandle, threads: u32) -> Option<&'static str> {
+        let client = &handle.client;
         match self {
-            Kind::None | Kind::Lockkeeper | Kind::FreedEarly => None,
-            Kind::Optimistic => {
-                matches!(door, Door::Memory).then_some("is for stores that have transactions")
-            }
-            Kind::SetnxUnsafe
-            | Kind::SetnxOnce
-            | Kind::SetnxSpin
-            | Kind::Pubsub
-            | Kind::ReentrantHash => (!matches!(door, Door::Redis(_)))
+            Self::None | Self::Lockkeeper | Self::FreedEarly => None,
+            Self::Optimistic => matches!(client, ClientConfig::Memory)
+                .then_some("is for stores that have transactions"),
+            Self::SetnxUnsafe
+            | Self::SetnxOnce
+            | Self::SetnxSpin
+            | Self::Pubsub
+            | Self::ReentrantHash => (!matches!(client, ClientConfig::Redis(_)))
                 .then_some("needs Redis: give its --url, or --servers"),
-            Kind::Redlock => reach
-                .redlock()
+            Self::Redlock => handle
+                .redlock
                 .is_empty()
                 .then_some("needs five Redis servers: --servers starts them"),
-            Kind::NamedLock | Kind::NamedLockSharedPool if !matches!(door, Door::MySql(_)) => {
+            Self::NamedLock | Self::NamedLockSharedPool
+                if !matches!(client, ClientConfig::MySql(_)) =>
+            {
                 Some("needs MySQL or MariaDB: give its --url, or --servers")
             }
-            Kind::NamedLock => None,
-            // The pool must run dry, and it must not be luck that it does.
-            Kind::NamedLockSharedPool => (threads < 2 * mysql::Tables::POOL as u32)
+            Self::NamedLock => None,
+            // The pool must run dry every time.
+            Self::NamedLockSharedPool => (threads < 2 * Tables::POOL as u32)
                 .then_some("needs twice as many --threads as its pool has connections: 20"),
         }
     }
 
-    /// The commands that it sends to Redis; what scripts run within the server goes by other names.
+    /// Returns the commands that the strategy sends to Redis. What scripts run inside the server is
+    /// counted under other names.
     pub(crate) fn commands(self) -> &'static [&'static str] {
         match self {
-            Kind::None | Kind::NamedLock | Kind::NamedLockSharedPool => &[],
-            Kind::Optimistic => &["watch", "unwatch", "get", "multi", "set", "rpush", "exec"],
-            Kind::SetnxUnsafe => &["set", "del"],
-            Kind::SetnxOnce | Kind::SetnxSpin | Kind::Redlock => {
+            Self::None | Self::NamedLock | Self::NamedLockSharedPool => &[],
+            Self::Optimistic => &["watch", "unwatch", "get", "multi", "set", "rpush", "exec"],
+            Self::SetnxUnsafe => &["set", "del"],
+            Self::SetnxOnce | Self::SetnxSpin | Self::Redlock => {
                 &["set", "eval", "evalsha", "script|load"]
             }
-            Kind::Pubsub | Kind::ReentrantHash => &["eval", "evalsha", "script|load", "subscribe"],
-            Kind::FreedEarly | Kind::Lockkeeper => &[
+            Self::Pubsub | Self::ReentrantHash => &["eval", "evalsha", "script|load", "subscribe"],
+            Self::FreedEarly | Self::Lockkeeper => &[
                 "eval",
                 "evalsha",
                 "script|load",
@@ -166,89 +171,91 @@ impl Kind {
         }
     }
 
-    /// Opens it on `store`, as one program with so many threads would; `stop` wakes those who wait.
+    /// Opens the strategy on `store`, as one program with this many threads would.
     pub(crate) fn open(
         self,
         store: &Store,
         threads: u32,
-        stop: &CancelToken,
-    ) -> Result<Box<dyn Strategy>, Failure> {
-        let (reach, state) = (store.reach(), store.data().state());
-        Ok(match (self, reach.door(), store.data()) {
-            (Kind::Optimistic, _, Data::Sqlite(rows)) => {
-                Box::new(optimistic::sqlite::Versions::new(rows, stop))
+        cancel: &Cancellation,
+    ) -> Result<Box<dyn Transactor>, Error> {
+        let (handle, state) = (&store.handle, store.data.state());
+        Ok(match (self, &handle.client, &store.data) {
+            (Self::Optimistic, _, Data::Sqlite(rows)) => {
+                Box::new(optimistic::sqlite::Versions::new(rows, cancel))
             }
-            (Kind::Optimistic, Door::Redis(door), Data::Redis(keys)) => {
-                Box::new(optimistic::redis::Watch::new(door, keys, stop))
+            (Self::Optimistic, ClientConfig::Redis(config), Data::Redis(keys)) => {
+                Box::new(optimistic::redis::Watch::new(config, keys, cancel))
             }
-            (Kind::Optimistic, _, Data::MySql(tables)) => {
-                Box::new(optimistic::mysql::Versions::new(tables.rows(), stop))
+            (Self::Optimistic, _, Data::MySql(tables)) => {
+                Box::new(optimistic::mysql::Versions::new(tables.rows(), cancel))
             }
-            (Kind::NamedLockSharedPool, Door::MySql(door), Data::MySql(tables)) => Box::new(
-                named_lock_shared_pool::SharedPool::open(door, tables.rows(), stop)?,
-            ),
-            (Kind::FreedEarly, ..) => {
-                let lock = lockkeeper::Lockkeeper::open(reach.config(), stop)?;
+            (Self::NamedLockSharedPool, ClientConfig::MySql(config), Data::MySql(tables)) => {
+                let rows = tables.rows();
+                Box::new(named_lock_shared_pool::SharedPool::open(
+                    config, rows, cancel,
+                )?)
+            }
+            (Self::FreedEarly, ..) => {
+                let lock = lockkeeper::Lockkeeper::open(&handle.config, cancel)?;
                 Box::new(freed_early::FreedEarly::new(lock, state))
             }
-            _ => Box::new(Locked::new(self.open_lock(reach, threads, stop)?, state)),
+            _ => Box::new(Locked::new(self.open_lock(handle, threads, cancel)?, state)),
         })
     }
 
-    /// The lock alone, where it is one.
+    /// Opens the lock alone, if the strategy is one.
     pub(crate) fn open_lock(
         self,
-        reach: &Reach,
+        handle: &StoreHandle,
         threads: u32,
-        stop: &CancelToken,
-    ) -> Result<Box<dyn Lock>, Failure> {
-        Ok(match (self, reach.door()) {
-            (Kind::None, _) => Box::new(none::NoLock),
-            (Kind::Lockkeeper, _) => Box::new(lockkeeper::Lockkeeper::open(reach.config(), stop)?),
-            (Kind::SetnxUnsafe, Door::Redis(door)) => {
-                Box::new(setnx_unsafe::SetnxUnsafe::open(door, stop)?)
+        cancel: &Cancellation,
+    ) -> Result<Box<dyn Lock>, Error> {
+        use ClientConfig::{MySql, Redis};
+        Ok(match (self, &handle.client) {
+            (Self::None, _) => Box::new(none::NoLock),
+            (Self::Lockkeeper, _) => {
+                Box::new(lockkeeper::Lockkeeper::open(&handle.config, cancel)?)
             }
-            (Kind::SetnxOnce, Door::Redis(door)) => Box::new(setnx_once::SetnxOnce::open(door)?),
-            (Kind::SetnxSpin, Door::Redis(door)) => {
-                Box::new(setnx_spin::SetnxSpin::open(door, stop)?)
+            (Self::SetnxUnsafe, Redis(config)) => {
+                Box::new(setnx_unsafe::SetnxUnsafe::open(config, cancel)?)
             }
-            (Kind::Pubsub, Door::Redis(door)) => Box::new(pubsub::PubSub::open(door, stop)?),
-            (Kind::ReentrantHash, Door::Redis(door)) => {
-                Box::new(reentrant_hash::ReentrantHash::open(door, stop)?)
+            (Self::SetnxOnce, Redis(config)) => Box::new(setnx_once::SetnxOnce::open(config)?),
+            (Self::SetnxSpin, Redis(config)) => {
+                Box::new(setnx_spin::SetnxSpin::open(config, cancel)?)
             }
-            (Kind::Redlock, Door::Redis(first)) => {
-                let doors: Vec<_> = [first]
-                    .into_iter()
-                    .chain(reach.redlock())
-                    .cloned()
-                    .collect();
-                Box::new(redlock::Redlock::open(&doors, stop))
+            (Self::Pubsub, Redis(config)) => Box::new(pubsub::PubSub::open(config, cancel)?),
+            (Self::ReentrantHash, Redis(config)) => {
+                Box::new(reentrant_hash::ReentrantHash::open(config, cancel)?)
             }
-            (Kind::NamedLock, Door::MySql(door)) => {
-                Box::new(named_lock::NamedLock::dedicated(door, threads, stop)?)
+            (Self::Redlock, Redis(first)) => {
+                let configs = once(first).chain(&handle.redlock);
+                Box::new(redlock::Redlock::open(configs, cancel))
             }
-            (Kind::NamedLockSharedPool, Door::MySql(door)) => {
-                Box::new(named_lock_shared_pool::lock(door, stop)?)
+            (Self::NamedLock, MySql(config)) => {
+                Box::new(named_lock::NamedLock::dedicated(config, threads, cancel)?)
             }
-            (_, door) => {
-                let what = format!("{self} is no lock on {}", door.label());
-                return Err(Failure::Usage(what));
+            (Self::NamedLockSharedPool, MySql(config)) => {
+                Box::new(named_lock_shared_pool::open_lock(config, cancel)?.0)
+            }
+            (_, client) => {
+                let store = client.label();
+                return Err(Error::invalid(format!("{self} is no lock on {store}")));
             }
         })
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Kind {
-    type Err = Failure;
+impl FromStr for Strategy {
+    type Err = Error;
 
-    fn from_str(name: &str) -> Result<Self, Failure> {
+    fn from_str(name: &str) -> Result<Self, Error> {
         let found = Self::ALL.into_iter().find(|one| one.name() == name);
-        found.ok_or_else(|| Failure::Usage(format!("unknown strategy {name:?}")))
+        found.ok_or_else(|| Error::invalid(format!("unknown strategy {name:?}")))
     }
 }

@@ -1,31 +1,29 @@
-//! Redisson's lock: a script takes it, or answers how long the holder's lease still lasts; who did
-//! not get it listens on the lock's channel until the release is published there, but no longer
-//! than that lease, nor than the wait that is left.
+//! Redisson's lock: a script acquires it, or returns how long the holder's lease still lasts. A
+//! waiter listens on the lock's channel until a release is published there, but no longer than that
+//! lease, nor than the rest of its wait.
 //!
-//! That is far fewer commands than asking all the time. But every waiter listens: each release wakes
-//! all of them, and all but one ask in vain. Taken with a lease time, as the write-ups do, nothing
-//! renews it; a late holder finds out when it unlocks ("attempt to unlock lock, not locked by
+//! That takes far fewer commands than asking all the time. But every waiter listens: each release
+//! wakes all of them, and all but one ask in vain. With a fixed lease, as in the write-ups, nothing
+//! renews the lock. A late holder finds out when it unlocks ("attempt to unlock lock, not locked by
 //! current thread"), after its late write went through.
 
 use std::collections::HashMap;
-use std::sync::mpsc;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::CancelToken;
+use crossbeam_channel::{Sender, bounded};
 use redis::{Connection, RedisResult, Script, cmd};
 
-use super::lock::{Held, Lock, Terms};
-use super::redis::{Owners, Shared, milliseconds};
-use crate::error::Failure;
-use crate::store::redis::Door;
+use super::lock::{Held, Lock, LockRequest, held};
+use super::redis::{Owners, SharedConnection, milliseconds};
+use crate::cancel::{Cancellation, Latch};
+use crate::error::Error;
+use crate::store::redis::client::RedisConfig;
 
-/// A waiter looks up so often, to see whether the run was interrupted.
-const LOOK_UP: Duration = Duration::from_millis(100);
-
-/// Takes it or counts up, and answers nil; else what is left of the holder's lease.
-const TAKE: &str = "
+/// Acquires the lock, or counts up, and returns nil; else returns the rest of the holder's lease.
+const ACQUIRE: &str = "
 if redis.call('EXISTS', KEYS[1]) == 0 or redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then
   redis.call('HINCRBY', KEYS[1], ARGV[2], 1)
   redis.call('PEXPIRE', KEYS[1], ARGV[1])
@@ -33,8 +31,8 @@ if redis.call('EXISTS', KEYS[1]) == 0 or redis.call('HEXISTS', KEYS[1], ARGV[2])
 end
 return redis.call('PTTL', KEYS[1])";
 
-/// Counts down; at zero it deletes the lock and tells everybody.
-const FREE: &str = "
+/// Counts down; at zero it deletes the lock and publishes the release.
+const RELEASE: &str = "
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return nil end
 if redis.call('HINCRBY', KEYS[1], ARGV[2], -1) > 0 then
   redis.call('PEXPIRE', KEYS[1], ARGV[1])
@@ -44,97 +42,101 @@ redis.call('DEL', KEYS[1])
 redis.call('PUBLISH', KEYS[2], 'free')
 return 1";
 
-/// What ends a channel's listener.
+/// The message that ends a channel's listener.
 const GOODBYE: &str = "goodbye";
 
 /// A lock script, and a channel for each lock.
 #[derive(Debug)]
 pub(crate) struct PubSub {
-    shared: Arc<Shared>,
-    door: Door,
-    take: Script,
-    free: Arc<Script>,
+    connection: Arc<SharedConnection>,
+    config: RedisConfig,
+    acquire: Script,
+    release: Arc<Script>,
     owners: Owners,
     channels: Mutex<HashMap<String, Arc<Channel>>>,
-    stop: CancelToken,
+    cancel: Cancellation,
 }
 
 impl PubSub {
     /// Connects.
-    pub(crate) fn open(door: &Door, stop: &CancelToken) -> Result<Self, Failure> {
+    pub(crate) fn open(config: &RedisConfig, cancel: &Cancellation) -> Result<Self, Error> {
         Ok(Self {
-            shared: Arc::new(Shared::open(door)?),
-            door: door.clone(),
-            take: Script::new(TAKE),
-            free: Arc::new(Script::new(FREE)),
+            connection: Arc::new(SharedConnection::open(config)?),
+            config: config.clone(),
+            acquire: Script::new(ACQUIRE),
+            release: Arc::new(Script::new(RELEASE)),
             owners: Owners::new(),
             channels: Mutex::default(),
-            stop: stop.clone(),
+            cancel: cancel.clone(),
         })
     }
 
-    /// The channel of the lock; the first waiter of the program subscribes to it.
-    fn channel(&self, name: &str) -> Result<Arc<Channel>, Failure> {
+    /// Returns the channel of the lock; the first waiter of the program subscribes to it.
+    fn channel(&self, name: &str) -> Result<Arc<Channel>, Error> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = channels.get(name) {
             return Ok(Arc::clone(channel));
         }
-        let channel = Arc::new(Channel::default());
-        let (connection, heard) = (self.door.connect()?, Arc::clone(&channel));
-        // A listener waits for as long as nothing happens.
+        let connection = self.config.connect()?;
+        // A listener waits for as long as nothing is published.
         connection.set_read_timeout(None)?;
-        let (subscribed, is_subscribed) = mpsc::channel();
-        let listen = listener(connection, channel_of(name), heard, subscribed);
+        let channel = Arc::new(Channel::new());
+        let (subscribed, is_subscribed) = bounded(1);
+        let (listening, topic) = (Arc::clone(&channel), topic(name));
         thread::Builder::new()
             .name("listener".to_owned())
-            .spawn(listen)
-            .map_err(|error| Failure::Failed(format!("no thread for a listener: {error}")))?;
-        // Only what is published after that is heard.
-        let lost = |_| Failure::Failed("the listener ended before it began".to_owned());
-        is_subscribed.recv().map_err(lost)??;
+            .spawn(move || listening.listen(connection, topic, &subscribed))
+            .map_err(|error| Error::failed(format!("cannot start a listener: {error}")))?;
+        // Only what is published after this is received.
+        let ended = |_| Error::failed("the listener ended before it subscribed");
+        is_subscribed.recv().map_err(ended)??;
         channels.insert(name.to_owned(), Arc::clone(&channel));
         Ok(channel)
     }
 
-    /// `None`: it is taken. Else what is left of the holder's lease.
-    fn attempt(&self, name: &str, owner: &str, ttl: Duration) -> Result<Option<Duration>, Failure> {
-        let mut take = self.take.key(name);
-        let take = take.arg(milliseconds(ttl)).arg(owner);
-        let left: Option<i64> = self.shared.run(take)?;
+    /// Returns the rest of the holder's lease; `None` if this attempt acquired the lock.
+    fn attempt(&self, name: &str, owner: &str, ttl: Duration) -> Result<Option<Duration>, Error> {
+        let mut acquire = self.acquire.key(name);
+        let acquire = acquire.arg(milliseconds(ttl)).arg(owner);
+        let left: Option<i64> = self.connection.run(acquire)?;
         Ok(left.map(|left| Duration::from_millis(u64::try_from(left).unwrap_or(0))))
+    }
+
+    fn held(&self, name: &str, owner: String, ttl: Duration) -> Box<dyn Held> {
+        let (connection, release) = (Arc::clone(&self.connection), Arc::clone(&self.release));
+        let name = name.to_owned();
+        held(move || {
+            let mut release = release.key(&name);
+            let release = release.key(topic(&name));
+            // Nil is Redisson's IllegalMonitorStateException: the lock was lost, too late to know.
+            connection.run::<Option<i64>>(release.arg(milliseconds(ttl)).arg(owner))?;
+            Ok(())
+        })
     }
 }
 
 impl Lock for PubSub {
-    fn take(&self, name: &str, terms: Terms) -> Result<Option<Box<dyn Held>>, Failure> {
-        let (asked, owner, ttl) = (Instant::now(), self.owners.thread(), terms.lease.ttl());
-        let hold = || {
-            Box::new(Hold {
-                shared: Arc::clone(&self.shared),
-                free: Arc::clone(&self.free),
-                name: name.to_owned(),
-                owner: Some(owner.clone()),
-                ttl,
-            }) as Box<dyn Held>
-        };
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+        let asked = Instant::now();
+        let (owner, ttl) = (self.owners.thread(), request.lease.ttl());
         if self.attempt(name, &owner, ttl)?.is_none() {
-            return Ok(Some(hold()));
+            return Ok(Some(self.held(name, owner, ttl)));
         }
-        if terms.wait.is_zero() {
+        if request.wait.is_zero() {
             return Ok(None);
         }
         let channel = self.channel(name)?;
         loop {
-            // Noted before asking, so that a release right after it is not missed.
-            let heard = channel.heard();
-            let Some(holders) = self.attempt(name, &owner, ttl)? else {
-                return Ok(Some(hold()));
+            // Taken before the attempt, so that a release right after it is not missed.
+            let next_release = channel.next_release()?;
+            let Some(lease) = self.attempt(name, &owner, ttl)? else {
+                return Ok(Some(self.held(name, owner, ttl)));
             };
-            let left = terms.wait.saturating_sub(asked.elapsed());
+            let left = request.wait.saturating_sub(asked.elapsed());
             if left.is_zero() {
                 return Ok(None);
             }
-            channel.wait(heard, holders.min(left), &self.stop)?;
+            self.cancel.wait(&next_release, lease.min(left))?;
         }
     }
 }
@@ -144,122 +146,69 @@ impl Drop for PubSub {
         let channels = self.channels.get_mut();
         for name in std::mem::take(channels.unwrap_or_else(PoisonError::into_inner)).into_keys() {
             let mut publish = cmd("PUBLISH");
-            // Where the server is gone, the listener has ended.
+            // If the server is gone, the listener has ended.
             let _ = self
-                .shared
-                .ask::<()>(publish.arg(channel_of(&name)).arg(GOODBYE));
+                .connection
+                .send::<()>(publish.arg(topic(&name)).arg(GOODBYE));
         }
     }
 }
 
-fn channel_of(name: &str) -> String {
+fn topic(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")
 }
 
-/// Counts what is heard on a channel.
-#[derive(Debug, Default)]
+/// A lock's channel.
+#[derive(Debug)]
 struct Channel {
-    releases: Mutex<Heard>,
-    changed: Condvar,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Heard {
-    releases: u64,
-    ended: bool,
+    /// Opens at the next release, and is replaced by a new one then.
+    next_release: Mutex<Arc<Latch>>,
+    has_ended: AtomicBool,
 }
 
 impl Channel {
-    fn lock(&self) -> MutexGuard<'_, Heard> {
-        self.releases.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn heard(&self) -> Heard {
-        *self.lock()
-    }
-
-    /// Until more is heard than `before`, for at most this long.
-    fn wait(&self, before: Heard, limit: Duration, stop: &CancelToken) -> Result<(), Failure> {
-        let end = Instant::now() + limit;
-        let mut now = self.lock();
-        while *now == before {
-            if stop.is_cancelled() {
-                return Err(Failure::Interrupted);
-            }
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            let waited = self.changed.wait_timeout(now, left.min(LOOK_UP));
-            now = waited.unwrap_or_else(PoisonError::into_inner).0;
+    fn new() -> Self {
+        Self {
+            next_release: Mutex::new(Arc::new(Latch::new())),
+            has_ended: AtomicBool::new(false),
         }
-        if now.ended {
-            return Err(Failure::Failed(
-                "the connection that listens for releases was lost; does the server run?"
-                    .to_owned(),
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<Latch>> {
+        let latch = self.next_release.lock();
+        latch.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a latch that opens at the next release.
+    fn next_release(&self) -> Result<Arc<Latch>, Error> {
+        let latch = Arc::clone(&self.lock());
+        if self.has_ended.load(Ordering::SeqCst) {
+            return Err(Error::failed(
+                "the connection that listens for releases was lost; does the server run?",
             ));
         }
-        Ok(())
+        Ok(latch)
     }
-}
 
-/// Subscribes, says whether that came off, and wakes every waiter at each release.
-fn listener(
-    mut connection: Connection,
-    name: String,
-    channel: Arc<Channel>,
-    subscribed: mpsc::Sender<RedisResult<()>>,
-) -> impl FnOnce() {
-    move || {
+    /// Subscribes, reports whether that succeeded, and wakes all waiters at each release.
+    fn listen(
+        &self,
+        mut connection: Connection,
+        topic: String,
+        subscribed: &Sender<RedisResult<()>>,
+    ) {
         let mut subscription = connection.as_pubsub();
-        // Whoever asked waits for the answer.
-        let _ = subscribed.send(subscription.subscribe(name));
+        // The thread that subscribes waits for the result.
+        let _ = subscribed.send(subscription.subscribe(topic));
         loop {
             let message = subscription.get_message();
             let payload = message.and_then(|message| message.get_payload::<String>());
-            let ended = !payload.is_ok_and(|payload| payload != GOODBYE);
-            let mut heard = channel.lock();
-            heard.releases += 1;
-            heard.ended = ended;
-            channel.changed.notify_all();
-            if ended {
+            let has_ended = !payload.is_ok_and(|payload| payload != GOODBYE);
+            self.has_ended.store(has_ended, Ordering::SeqCst);
+            std::mem::replace(&mut *self.lock(), Arc::new(Latch::new())).open();
+            if has_ended {
                 return;
             }
         }
-    }
-}
-
-struct Hold {
-    shared: Arc<Shared>,
-    free: Arc<Script>,
-    name: String,
-    /// `None` once it is released.
-    owner: Option<String>,
-    ttl: Duration,
-}
-
-impl Hold {
-    fn free(&mut self) -> Result<(), Failure> {
-        let Some(owner) = self.owner.take() else {
-            return Ok(());
-        };
-        let mut free = self.free.key(&self.name);
-        let free = free.key(channel_of(&self.name));
-        // Nil is Redisson's IllegalMonitorStateException: lost before, and too late to know.
-        self.shared
-            .run::<Option<i64>>(free.arg(milliseconds(self.ttl)).arg(owner))?;
-        Ok(())
-    }
-}
-
-impl Held for Hold {
-    fn release(mut self: Box<Self>) -> Result<(), Failure> {
-        self.free()
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        let _ = self.free();
     }
 }

@@ -1,71 +1,74 @@
-//! Redlock: the same `SET NX PX` on five servers that know nothing of each other. Who has three of
-//! them, and quickly enough, holds the lock; two servers may be dead.
+//! Redlock: the same `SET NX PX` on five servers that know nothing of each other. A program that
+//! gets three of them, and quickly enough, holds the lock; two servers may be dead.
 //!
-//! Every attempt costs five commands, and a failed one five more to take it back. Who does not get
-//! it tries again after a random time, so that two who have split the votes do not meet again.
-//! Nothing renews it, and it has no tokens: a late write goes through.
+//! Every attempt costs five commands, and a failed one five more to take it back. After a failed
+//! attempt a program waits for a random time, so that two that split the votes do not meet again.
+//! Nothing renews the lock, and it has no tokens: a late write goes through.
 
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use lockkeeper::CancelToken;
 use redis::{Connection, RedisResult, Script, cmd};
 
-use super::lock::{Held, Lock, Terms};
-use super::redis::{DELETE_IF_MINE, Owners, milliseconds, spin};
-use crate::error::Failure;
-use crate::store::redis::Door;
+use super::lock::{Held, Lock, LockRequest, held};
+use super::redis::{DELETE_IF_OWNED, Owners, milliseconds, spin};
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::store::redis::client::RedisConfig;
 
 /// The retry delay and jitter of the reference implementations.
 const PACE_MS: u64 = 200;
-/// For clocks that do not run alike: a hundredth of the ttl, and 2 ms.
+/// For clocks that drift: a hundredth of the ttl, and 2 ms.
 const DRIFT: u32 = 100;
-const DRIFT_AT_LEAST: Duration = Duration::from_millis(2);
+const MIN_DRIFT: Duration = Duration::from_millis(2);
 
 /// Most of several servers.
 #[derive(Debug)]
 pub(crate) struct Redlock {
     servers: Arc<Servers>,
     owners: Owners,
-    stop: CancelToken,
+    cancel: Cancellation,
 }
 
 impl Redlock {
-    /// Connects to those that are there.
-    pub(crate) fn open(doors: &[Door], stop: &CancelToken) -> Self {
-        let servers = doors.iter().map(Server::new).collect();
+    /// Connects to the servers that can be reached.
+    pub(crate) fn open<'a>(
+        configs: impl IntoIterator<Item = &'a RedisConfig>,
+        cancel: &Cancellation,
+    ) -> Self {
         Self {
             servers: Arc::new(Servers {
-                all: servers,
-                release: Script::new(DELETE_IF_MINE),
+                all: configs.into_iter().map(Server::new).collect(),
+                release: Script::new(DELETE_IF_OWNED),
             }),
             owners: Owners::new(),
-            stop: stop.clone(),
+            cancel: cancel.clone(),
         }
     }
 }
 
 impl Lock for Redlock {
-    fn take(&self, name: &str, terms: Terms) -> Result<Option<Box<dyn Held>>, Failure> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
         let pace = || {
             let jitter = RandomState::new().hash_one(0) % PACE_MS;
             Duration::from_millis(PACE_MS / 2 + jitter)
         };
-        spin(terms, pace, &self.stop, || {
+        spin(request, pace, &self.cancel, || {
             let owner = self.owners.hold();
-            let ttl = terms.lease.ttl();
-            let valid = ttl.saturating_sub(ttl / DRIFT + DRIFT_AT_LEAST);
-            let begun = Instant::now();
-            let votes = self.servers.ask_for(name, &owner, ttl);
-            if self.servers.is_majority(votes) && begun.elapsed() < valid {
-                return Ok(Some(Box::new(Hold {
-                    servers: Arc::clone(&self.servers),
-                    name: name.to_owned(),
-                    owner: Some(owner),
-                }) as Box<dyn Held>));
+            let ttl = request.lease.ttl();
+            let valid = ttl.saturating_sub(ttl / DRIFT + MIN_DRIFT);
+            let asked = Instant::now();
+            let votes = self.servers.acquire(name, &owner, ttl);
+            if self.servers.is_majority(votes) && asked.elapsed() < valid {
+                let (servers, name) = (Arc::clone(&self.servers), name.to_owned());
+                return Ok(Some(held(move || {
+                    servers.release(&name, &owner);
+                    Ok(())
+                })));
             }
-            self.servers.free(name, &owner);
+            self.servers.release(name, &owner);
             Ok(None)
         })
     }
@@ -78,29 +81,29 @@ struct Servers {
 }
 
 impl Servers {
-    /// How many granted it.
-    fn ask_for(&self, name: &str, owner: &str, ttl: Duration) -> usize {
+    /// Returns how many servers granted the lock.
+    fn acquire(&self, name: &str, owner: &str, ttl: Duration) -> usize {
         let mut set = cmd("SET");
         set.arg(name).arg(owner).arg("NX");
         set.arg("PX").arg(milliseconds(ttl));
-        let votes = self.all.iter().map(|server| {
+        let votes = self.all.iter().filter(|server| {
             let vote = server.with(|connection| set.query::<bool>(connection));
-            // A server that does not answer has not granted it.
-            usize::from(vote.unwrap_or(false))
+            // A server that does not reply has not granted the lock.
+            vote.unwrap_or(false)
         });
-        votes.sum()
+        votes.count()
     }
 
     fn is_majority(&self, votes: usize) -> bool {
         votes > self.all.len() / 2
     }
 
-    /// On all of them: one that seemed not to answer may have granted it.
-    fn free(&self, name: &str, owner: &str) {
+    /// Releases on all servers, since one that did not reply may have granted the lock.
+    fn release(&self, name: &str, owner: &str) {
         for server in &self.all {
             let mut release = self.release.key(name);
             let release = release.arg(owner);
-            // What cannot be freed runs out.
+            // What cannot be released expires.
             let _ = server.with(|connection| release.invoke::<i64>(connection));
         }
     }
@@ -108,59 +111,31 @@ impl Servers {
 
 /// A server, and the connection to it that all threads share.
 struct Server {
-    door: Door,
+    config: RedisConfig,
     connection: Mutex<Option<Connection>>,
 }
 
 impl Server {
-    fn new(door: &Door) -> Self {
+    fn new(config: &RedisConfig) -> Self {
         Self {
-            connection: Mutex::new(door.connect().ok()),
-            door: door.clone(),
+            connection: Mutex::new(config.connect().ok()),
+            config: config.clone(),
         }
     }
 
-    /// `None`: it does not answer.
-    fn with<T>(&self, ask: impl FnOnce(&mut Connection) -> RedisResult<T>) -> Option<T> {
-        let mut place = self
-            .connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if place.is_none() {
-            *place = self.door.connect().ok();
-        }
-        let answer = ask(place.as_mut()?);
-        if answer.is_err() {
-            *place = None;
-        }
-        answer.ok()
+    /// Runs `command`, on a new connection if the last one broke; `None` if the server did not reply.
+    fn with<T>(&self, command: impl FnOnce(&mut Connection) -> RedisResult<T>) -> Option<T> {
+        let slot = self.connection.lock();
+        let mut slot = slot.unwrap_or_else(PoisonError::into_inner);
+        let mut connection = slot.take().or_else(|| self.config.connect().ok())?;
+        let reply = command(&mut connection).ok()?;
+        *slot = Some(connection);
+        Some(reply)
     }
 }
 
-impl std::fmt::Debug for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Server").field(&self.door).finish()
-    }
-}
-
-struct Hold {
-    servers: Arc<Servers>,
-    name: String,
-    /// `None` once it is released.
-    owner: Option<String>,
-}
-
-impl Held for Hold {
-    fn release(self: Box<Self>) -> Result<(), Failure> {
-        // Dropping it does that.
-        Ok(())
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        if let Some(owner) = self.owner.take() {
-            self.servers.free(&self.name, &owner);
-        }
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Server").field(&self.config).finish()
     }
 }

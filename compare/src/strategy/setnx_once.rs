@@ -1,83 +1,53 @@
 //! `SET key owner NX PX ttl`, tried once, and a script that deletes the key only if the owner is
 //! still the same: the recipe of Redis' own documentation, for "that seat is taken".
 //!
-//! Who does not get it gives up at once. It ends by itself when the holder dies, and a late release
-//! frees nobody else's lock. Nothing renews it, and who lost it is not told: a late write goes
-//! through.
+//! A thread that does not get the lock gives up at once. The lock expires when its holder dies, and
+//! a late release frees no other holder's lock. Nothing renews it, and a holder that lost it is not
+//! told: a late write goes through.
 
 use std::sync::Arc;
 
 use redis::{Script, cmd};
 
-use super::lock::{Held, Lock, Terms};
-use super::redis::{DELETE_IF_MINE, Owners, Shared, milliseconds};
-use crate::error::Failure;
-use crate::store::redis::Door;
+use super::lock::{Held, Lock, LockRequest, held};
+use super::redis::{DELETE_IF_OWNED, Owners, SharedConnection, milliseconds};
+use crate::error::Error;
+use crate::store::redis::client::RedisConfig;
 
 /// `SET NX PX` with an owner, and a script to release.
 #[derive(Debug)]
 pub(crate) struct SetnxOnce {
-    shared: Arc<Shared>,
+    connection: Arc<SharedConnection>,
     release: Arc<Script>,
     owners: Owners,
 }
 
 impl SetnxOnce {
     /// Connects.
-    pub(crate) fn open(door: &Door) -> Result<Self, Failure> {
+    pub(crate) fn open(config: &RedisConfig) -> Result<Self, Error> {
         Ok(Self {
-            shared: Arc::new(Shared::open(door)?),
-            release: Arc::new(Script::new(DELETE_IF_MINE)),
+            connection: Arc::new(SharedConnection::open(config)?),
+            release: Arc::new(Script::new(DELETE_IF_OWNED)),
             owners: Owners::new(),
         })
     }
 }
 
 impl Lock for SetnxOnce {
-    fn take(&self, name: &str, terms: Terms) -> Result<Option<Box<dyn Held>>, Failure> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
         let owner = self.owners.hold();
         let mut set = cmd("SET");
         set.arg(name).arg(&owner).arg("NX");
-        set.arg("PX").arg(milliseconds(terms.lease.ttl()));
-        Ok(self.shared.ask::<bool>(&set)?.then(|| {
-            Box::new(Hold {
-                shared: Arc::clone(&self.shared),
-                release: Arc::clone(&self.release),
-                name: name.to_owned(),
-                owner: Some(owner),
-            }) as Box<dyn Held>
-        }))
-    }
-}
-
-struct Hold {
-    shared: Arc<Shared>,
-    release: Arc<Script>,
-    name: String,
-    /// `None` once it is released.
-    owner: Option<String>,
-}
-
-impl Hold {
-    fn delete_if_mine(&mut self) -> Result<(), Failure> {
-        let Some(owner) = self.owner.take() else {
-            return Ok(());
-        };
-        // It answers whether it was; the recipe does not ask.
-        self.shared
-            .run::<i64>(self.release.key(&self.name).arg(owner))?;
-        Ok(())
-    }
-}
-
-impl Held for Hold {
-    fn release(mut self: Box<Self>) -> Result<(), Failure> {
-        self.delete_if_mine()
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        let _ = self.delete_if_mine();
+        set.arg("PX").arg(milliseconds(request.lease.ttl()));
+        if !self.connection.send::<bool>(&set)? {
+            return Ok(None);
+        }
+        let (connection, release) = (Arc::clone(&self.connection), Arc::clone(&self.release));
+        let name = name.to_owned();
+        Ok(Some(held(move || {
+            // The script returns whether it deleted the key; the recipe does not ask.
+            connection.run::<i64>(release.key(name).arg(owner))?;
+            Ok(())
+        })))
     }
 }

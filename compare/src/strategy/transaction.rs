@@ -1,71 +1,75 @@
 //! One read-think-write transaction of the application, and how a lock protects it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::lock::{Held, Lock, Terms};
-use crate::error::Failure;
+use ::lockkeeper::Usage;
+
+use super::lock::{Held, Lock, LockRequest};
+use crate::error::Error;
 use crate::store::state::State;
 
-/// What the application wants to do: read the cells, think, and write what `decide` says of them.
-pub(crate) struct Job<'a> {
-    /// Names of the locks that protect the cells, sorted, as many as there are cells.
+/// What the application wants to do: read the cells, think, and write what `decide` makes of them.
+pub(crate) struct Transaction<'a> {
+    /// The names of the locks that protect the cells, sorted, one for each cell.
     pub(crate) locks: &'a [String],
-    /// What is read and written, in the same order.
+    /// The cells that are read and written, in the same order.
     pub(crate) cells: &'a [u32],
-    /// Who is recorded when it is done.
+    /// The user to record at the end.
     pub(crate) user: u32,
-    /// What the locks are asked for with.
-    pub(crate) terms: Terms,
-    /// The new values for those that were read; `None`: there is nothing to be had any more.
+    /// How the locks are asked for.
+    pub(crate) request: LockRequest,
+    /// Returns the new values for those that were read; `None` declines.
     pub(crate) decide: &'a (dyn Fn(&[i64]) -> Option<Vec<i64>> + Sync),
-    /// Told of each moment when it comes; the transaction goes on when it returns.
-    pub(crate) at: &'a (dyn Fn(Moment) -> Result<(), Failure> + Sync),
+    /// Is called at each step; the transaction goes on when it returns.
+    pub(crate) on_step: &'a (dyn Fn(Step) -> Result<(), Error> + Sync),
 }
 
-/// A moment of a transaction.
+/// A step of a transaction.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Moment {
-    /// It has what it needs to begin, so long after it was asked for.
+pub(crate) enum Step {
+    /// The locks were granted, after this wait.
     Granted(Duration),
     /// The cells are read: now is the time to think.
     Read,
-    /// Nobody is kept out any more.
-    Freed,
-    /// It was freed, and is about to be written only now.
+    /// The locks are released, or there are none.
+    Released,
+    /// The locks are released, and the commit comes only now.
     LateCommit,
 }
 
 /// How a transaction ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Written.
+    /// It was committed.
     Done,
-    /// There was nothing to be had any more.
+    /// There was nothing left to be had.
     Declined,
-    /// Somebody else was at it for too long.
+    /// The locks were busy, or other transactions came first, until the end of the wait.
     Busy,
-    /// The request failed, and the application's user saw an error.
+    /// The request failed, with the error that the application's user sees.
     Broken(String),
 }
 
 /// A way of doing transactions, as one program uses it with all its threads.
-pub(crate) trait Strategy: std::fmt::Debug + Send + Sync {
-    /// Does one.
-    fn update(&self, job: &Job<'_>) -> Result<Outcome, Failure>;
+pub(crate) trait Transactor: fmt::Debug + Send + Sync {
+    /// Executes a transaction.
+    fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error>;
 
-    /// The lock, where it is one.
+    /// Returns the lock, if the transactor is based on one.
     fn lock(&self) -> Option<&dyn Lock> {
         None
     }
 
-    /// What it has cost its store so far, where only it can tell.
-    fn usage(&self) -> Option<lockkeeper::Usage> {
+    /// Returns what it has cost its store so far, where no server can count it.
+    fn usage(&self) -> Option<Usage> {
         self.lock().and_then(Lock::usage)
     }
 }
 
-/// Locks around the whole transaction: taken before the first read, freed after the last write.
+/// Holds locks around the whole transaction: acquired before the first read, released after the
+/// last write.
 #[derive(Debug)]
 pub(crate) struct Locked<L> {
     lock: L,
@@ -73,26 +77,25 @@ pub(crate) struct Locked<L> {
 }
 
 impl<L> Locked<L> {
-    /// `lock` protects `state`.
+    /// Protects `state` with `lock`.
     pub(crate) fn new(lock: L, state: Arc<dyn State>) -> Self {
         Self { lock, state }
     }
 }
 
-impl<L: Lock> Strategy for Locked<L> {
-    fn update(&self, job: &Job<'_>) -> Result<Outcome, Failure> {
-        let Some(held) = take_all(&self.lock, job)? else {
+impl<L: Lock> Transactor for Locked<L> {
+    fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
+        let Some(held) = transaction.acquire_all(&self.lock)? else {
             return Ok(Outcome::Busy);
         };
-        let read = read(self.state.as_ref(), job)?;
-        (job.at)(Moment::Read)?;
-        let after = (job.decide)(&read);
-        if let Some(after) = &after {
-            write(self.state.as_ref(), job, after)?;
+        let read = transaction.read(self.state.as_ref())?;
+        let values = (transaction.decide)(&read);
+        if let Some(values) = &values {
+            transaction.write(self.state.as_ref(), values)?;
         }
-        free_all(held)?;
-        (job.at)(Moment::Freed)?;
-        Ok(match after {
+        release_all(held)?;
+        (transaction.on_step)(Step::Released)?;
+        Ok(match values {
             Some(_) => Outcome::Done,
             None => Outcome::Declined,
         })
@@ -103,47 +106,49 @@ impl<L: Lock> Strategy for Locked<L> {
     }
 }
 
-/// Takes every lock of the job in its order, or none.
-pub(super) fn take_all(
-    lock: &dyn Lock,
-    job: &Job<'_>,
-) -> Result<Option<Vec<Box<dyn Held>>>, Failure> {
-    let asked = Instant::now();
-    let mut all = Vec::with_capacity(job.locks.len());
-    for name in job.locks {
-        let terms = Terms {
-            wait: job.terms.wait.saturating_sub(asked.elapsed()),
-            ..job.terms
-        };
-        match lock.take(name, terms)? {
-            Some(held) => all.push(held),
-            None => {
-                free_all(all)?;
-                return Ok(None);
+impl Transaction<'_> {
+    /// Acquires all locks in their order, or none of them.
+    pub(super) fn acquire_all(&self, lock: &dyn Lock) -> Result<Option<Vec<Box<dyn Held>>>, Error> {
+        let asked = Instant::now();
+        let mut all = Vec::with_capacity(self.locks.len());
+        for name in self.locks {
+            let request = LockRequest {
+                wait: self.request.wait.saturating_sub(asked.elapsed()),
+                ..self.request
+            };
+            match lock.acquire(name, request)? {
+                Some(held) => all.push(held),
+                None => {
+                    release_all(all)?;
+                    return Ok(None);
+                }
             }
         }
+        (self.on_step)(Step::Granted(asked.elapsed()))?;
+        Ok(Some(all))
     }
-    (job.at)(Moment::Granted(asked.elapsed()))?;
-    Ok(Some(all))
+
+    /// Reads the cells, with a statement each, and thinks.
+    pub(super) fn read(&self, state: &dyn State) -> Result<Vec<i64>, Error> {
+        let values = self.cells.iter().map(|&cell| state.read(cell));
+        let values = values.collect::<Result<_, _>>()?;
+        (self.on_step)(Step::Read)?;
+        Ok(values)
+    }
+
+    /// Writes the cells, with a statement each, and records the user.
+    pub(super) fn write(&self, state: &dyn State, values: &[i64]) -> Result<(), Error> {
+        for (&cell, &value) in self.cells.iter().zip(values) {
+            state.write(cell, value)?;
+        }
+        state.record(self.user)
+    }
 }
 
-/// Frees them, the last one first.
-pub(super) fn free_all(mut all: Vec<Box<dyn Held>>) -> Result<(), Failure> {
+/// Releases the locks, the last one first.
+pub(super) fn release_all(mut all: Vec<Box<dyn Held>>) -> Result<(), Error> {
     while let Some(held) = all.pop() {
         held.release()?;
     }
     Ok(())
-}
-
-/// Reads the cells, a statement each.
-pub(super) fn read(state: &dyn State, job: &Job<'_>) -> Result<Vec<i64>, Failure> {
-    job.cells.iter().map(|&cell| state.read(cell)).collect()
-}
-
-/// Writes them, likewise, and records who did.
-pub(super) fn write(state: &dyn State, job: &Job<'_>, values: &[i64]) -> Result<(), Failure> {
-    for (&cell, &value) in job.cells.iter().zip(values) {
-        state.write(cell, value)?;
-    }
-    state.record(job.user)
 }

@@ -104,7 +104,7 @@ fn shared_pool_starves_and_early_release_oversells(kind: MySqlKind) {
     let without = url.trim_end_matches(MySqlServer::DATABASE);
     let error = run(&Comparison::new(), without, PASSWORD).unwrap_err();
     assert!(
-        matches!(&error, Error::Usage(text) if text.contains("names no database")),
+        matches!(&error, Error::Invalid(text) if text.contains("names no database")),
         "{error}"
     );
 }

@@ -4,17 +4,17 @@ use maud::{Markup, html};
 
 use crate::report::row::Row;
 
-/// Waits are shown from 0.1 ms to 100 s, ten times as long each.
+/// The scale of the waits begins with 0.1 ms and ends with 100 s.
 const FIRST_US: u32 = 100;
 const DECADES: u32 = 6;
-/// Steps of a decade; the edges are rounded to whole microseconds.
+/// Steps of a decade.
 const STEPS: u32 = 6;
 const LABELS: [&str; 7] = ["0.1ms", "1", "10", "100", "1s", "10", "100s"];
-/// Of the picture, in its own units.
+/// The size of the picture, in its own units.
 const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 40.0;
 
-/// A bar as long as its share of the longest, with its value as text.
+/// Draws a bar in proportion to the longest one, with its value as text.
 pub(super) fn bar(value: Option<f64>, most: f64, text: &str, what: &str) -> Markup {
     let share = value.filter(|_| most > 0.0).map(|value| value / most);
     html! {
@@ -30,14 +30,14 @@ pub(super) fn bar(value: Option<f64>, most: f64, text: &str, what: &str) -> Mark
     }
 }
 
-/// The scale of the distributions.
+/// Draws the scale of the distributions.
 pub(super) fn axis() -> Markup {
     html! {
         span.axis aria-hidden="true" { @for label in LABELS { span { (label) } } }
     }
 }
 
-/// How the waits are distributed, on a scale that is the same everywhere.
+/// Draws the distribution of the waits, on the same scale for all rows.
 pub(super) fn distribution(row: &Row) -> Markup {
     let Some((waits, ms)) = row.waits.as_ref().zip(row.wait_ms) else {
         return html! { span.value { "–" } };
@@ -59,11 +59,11 @@ pub(super) fn distribution(row: &Row) -> Markup {
                 @let x = format!("{:.1}", f64::from(decade * STEPS) * step);
                 line.grid x1=(x) x2=(x) y1="0" y2=(HEIGHT) {}
             }
-            @for (place, share) in (0_u32..).zip(&shares) {
+            @for (step_number, share) in (0_u32..).zip(&shares) {
                 @if *share > 0.0 {
-                    // So that one wait of a hundred is still seen.
+                    // The square root keeps one wait of a hundred visible.
                     @let height = (share / most).sqrt() * HEIGHT;
-                    rect x=(format!("{:.1}", f64::from(place) * step))
+                    rect x=(format!("{:.1}", f64::from(step_number) * step))
                         y=(format!("{:.1}", HEIGHT - height))
                         width=(format!("{:.1}", step - 1.0))
                         height=(format!("{height:.1}")) {}
@@ -75,7 +75,7 @@ pub(super) fn distribution(row: &Row) -> Markup {
     }
 }
 
-/// Between the steps, in microseconds.
+/// Returns the edges between the steps, in whole microseconds.
 fn edges() -> Vec<u64> {
     let edge = |step: u32| {
         let power = f64::from(step) / f64::from(STEPS);
@@ -84,7 +84,7 @@ fn edges() -> Vec<u64> {
     (0..=DECADES * STEPS).map(edge).collect()
 }
 
-/// What the picture shows, by decade.
+/// Says what the picture shows, by decade.
 fn parts(shares: &[f64]) -> String {
     let steps = usize::try_from(STEPS).unwrap_or(1);
     let decades = shares.chunks(steps).map(|chunk| chunk.iter().sum::<f64>());
@@ -97,7 +97,7 @@ fn parts(shares: &[f64]) -> String {
     parts.join(", ")
 }
 
-/// A time as people say it.
+/// Formats a time for people.
 pub(super) fn time(ms: f64) -> String {
     if ms < 0.05 {
         "0 ms".to_owned()
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_scale_ends_where_its_labels_do() {
+    fn scale_ends_with_its_last_label() {
         let edges = edges();
         assert_eq!(edges.first(), Some(&100));
         assert_eq!(edges.last(), Some(&100_000_000));

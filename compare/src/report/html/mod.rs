@@ -1,15 +1,14 @@
-//! The page of `--html`: verdicts, and charts beside their numbers. One file that needs no network;
+//! The report as a page: verdicts, and charts beside their numbers. One file that needs no network;
 //! every picture has a text that says the same, and a table around it.
 
 mod chart;
-mod scenario;
+mod scenarios;
 mod verdicts;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+use super::row::Report;
 use super::summary;
-use crate::report::row::{Report, Row};
-use crate::verdict::Verdict;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -35,7 +34,7 @@ fn page(report: &Report) -> Markup {
                 (head(report))
                 main {
                     (verdicts::section(report))
-                    (scenario::sections(report))
+                    (scenarios::sections(report))
                 }
                 footer {
                     p {
@@ -82,15 +81,5 @@ fn banner(report: &Report) -> Markup {
             }
             @if !report.complete { "; the run ended early, and rows are missing" }
         }
-    }
-}
-
-/// The verdict in a word, its sign, and its class.
-fn verdict(row: &Row) -> (&'static str, &'static str, &'static str) {
-    match (row.verdict, row.expected) {
-        (Verdict::Right, Verdict::Right) => ("right", "✓", "right"),
-        (Verdict::Wrong, Verdict::Wrong) => ("wrong, as it must be", "✗", "wrong"),
-        (Verdict::Wrong, Verdict::Right) => ("wrong, and must be right", "!", "bad"),
-        (Verdict::Right, Verdict::Wrong) => ("right, and must be wrong", "!", "bad"),
     }
 }

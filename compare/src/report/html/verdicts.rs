@@ -1,11 +1,11 @@
-//! Strategies against scenarios: who was right.
+//! The table of strategies and scenarios: which were right.
 
 use maud::{Markup, html};
 
-use super::verdict;
 use crate::report::row::{Report, Row};
 use crate::scenario::Scenario;
-use crate::strategy::Kind;
+use crate::strategy::Strategy;
+use crate::verdict::Verdict;
 
 pub(super) fn section(report: &Report) -> Markup {
     let has = |one: &dyn Fn(&Row) -> bool| report.rows.iter().any(one);
@@ -13,7 +13,7 @@ pub(super) fn section(report: &Report) -> Markup {
     let scenarios: Vec<_> = scenarios
         .filter(|&scenario| has(&|row| row.scenario == scenario))
         .collect();
-    let strategies = Kind::ALL.into_iter();
+    let strategies = Strategy::ALL.into_iter();
     let strategies = strategies.filter(|&strategy| has(&|row| row.strategy == strategy));
     html! {
         section #verdicts {
@@ -29,7 +29,7 @@ pub(super) fn section(report: &Report) -> Markup {
                 }
                 tbody {
                     @for strategy in strategies {
-                        tr.ours[strategy == Kind::Lockkeeper] {
+                        tr.ours[strategy == Strategy::Lockkeeper] {
                             th scope="row" { (strategy) small { (strategy.description()) } }
                             @for &scenario in &scenarios { (cell(report, scenario, strategy)) }
                         }
@@ -47,7 +47,7 @@ pub(super) fn section(report: &Report) -> Markup {
     }
 }
 
-fn cell(report: &Report, scenario: Scenario, strategy: Kind) -> Markup {
+fn cell(report: &Report, scenario: Scenario, strategy: Strategy) -> Markup {
     let rows = report.rows.iter();
     let rows = rows.filter(|row| row.scenario == scenario && row.strategy == strategy);
     let rows: Vec<_> = rows.collect();
@@ -81,5 +81,15 @@ fn left_out(report: &Report) -> Markup {
                 @for why in &report.missing { li { "Not started: " (why) "." } }
             }
         }
+    }
+}
+
+/// Returns the verdict of a row in words, with its sign and its CSS class.
+pub(super) fn verdict(row: &Row) -> (&'static str, &'static str, &'static str) {
+    match (row.verdict, row.expected) {
+        (Verdict::Right, Verdict::Right) => ("right", "✓", "right"),
+        (Verdict::Wrong, Verdict::Wrong) => ("wrong, as it must be", "✗", "wrong"),
+        (Verdict::Wrong, Verdict::Right) => ("wrong, and must be right", "!", "bad"),
+        (Verdict::Right, Verdict::Wrong) => ("right, and must be wrong", "!", "bad"),
     }
 }

@@ -1,106 +1,83 @@
-//! How to get to a MySQL or MariaDB server, as the backend does.
+//! Connections to a MySQL or MariaDB server, with the settings of the backend's URL.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lockkeeper::mysql::{MySqlDriver, MySqlOptions};
-use lockkeeper::{Driver, Error, LockProvider, Target};
+use lockkeeper::mysql::MySqlOptions;
 use mysql::prelude::Queryable;
-use mysql::{Conn, OptsBuilder, Pool, PoolConstraints, PoolOpts};
+use mysql::{Conn, OptsBuilder, Pool, PoolConstraints, PoolOpts, PooledConn};
 
-use crate::error::Failure;
+use crate::error::Error;
 
-/// To connect: the server may be busy with many others.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The server may be busy with many other connections.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Opens locks as [`MySqlDriver`] does, and remembers where: the state is to be beside them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Noting {
-    noted: Arc<Mutex<Option<MySqlOptions>>>,
-}
-
-impl Noting {
-    /// Where the last store was that could be opened.
-    pub(crate) fn door(&self) -> Result<Option<Door>, Failure> {
-        let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        noted.as_ref().map(Door::find).transpose()
-    }
-}
-
-impl Driver for Noting {
-    fn schemes(&self) -> &'static [&'static str] {
-        MySqlDriver.schemes()
-    }
-
-    fn keys(&self) -> &'static [&'static str] {
-        MySqlDriver.keys()
-    }
-
-    fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        // First, since it says what is wrong with the settings.
-        let provider = MySqlDriver.open(target)?;
-        let options = MySqlDriver::options(target)?;
-        *self.noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(options);
-        Ok(provider)
-    }
-}
-
-/// How to reach a server.
+/// How to connect to a server.
 #[derive(Clone)]
-pub(crate) struct Door {
+pub(crate) struct MySqlConfig {
     options: MySqlOptions,
     label: &'static str,
 }
 
-impl Door {
-    fn find(options: &MySqlOptions) -> Result<Self, Failure> {
-        let mut door = Self {
-            options: options.clone(),
+impl MySqlConfig {
+    /// Asks the server whether it is MySQL or MariaDB.
+    pub(crate) fn detect(options: MySqlOptions) -> Result<Self, Error> {
+        let mut config = Self {
+            options,
             label: "mysql",
         };
-        let version: Option<String> = door.connect()?.query_first("SELECT VERSION()")?;
+        let version: Option<String> = config.connect()?.query_first("SELECT VERSION()")?;
         if version.is_some_and(|version| version.contains("MariaDB")) {
-            door.label = "mariadb";
+            config.label = "mariadb";
         }
-        Ok(door)
+        Ok(config)
     }
 
-    /// `mysql` or `mariadb`, as the server says.
+    /// Returns `mysql` or `mariadb`.
     pub(crate) fn label(&self) -> &'static str {
         self.label
     }
 
-    /// Whether it leads into a database.
+    /// Tells whether the settings name a database.
     pub(crate) fn has_database(&self) -> bool {
         self.options.opts().get_db_name().is_some()
     }
 
     fn opts(&self) -> OptsBuilder {
         OptsBuilder::from_opts(self.options.opts().clone())
-            .tcp_connect_timeout(Some(PATIENCE))
+            .tcp_connect_timeout(Some(CONNECT_TIMEOUT))
             .stmt_cache_size(0)
     }
 
-    /// A connection of its own.
-    pub(crate) fn connect(&self) -> Result<Conn, Failure> {
+    /// Opens a connection.
+    pub(crate) fn connect(&self) -> Result<Conn, Error> {
         Ok(Conn::new(self.opts())?)
     }
 
-    /// An application's pool, with so many connections at first and at most.
-    pub(crate) fn pool(&self, first: usize, most: usize) -> Result<Pool, Failure> {
-        let constraints = PoolConstraints::new(first, most).unwrap_or_default();
+    /// Opens an application's pool of `min` to `max` connections.
+    pub(crate) fn pool(&self, min: usize, max: usize) -> Result<Pool, Error> {
+        let constraints = PoolConstraints::new(min, max).unwrap_or_default();
         let options = PoolOpts::new()
             .with_constraints(constraints)
-            // Both are a round trip more each time.
+            // Each of the two would cost a round trip whenever a connection is taken.
             .with_reset_connection(false)
             .with_check_health(false);
         Ok(Pool::new(self.opts().pool_opts(options))?)
     }
 }
 
-impl fmt::Debug for Door {
+/// Takes a connection from an application's pool; the error is the one that the application gets.
+pub(crate) fn from_pool(pool: &Pool, timeout: Duration) -> Result<PooledConn, Error> {
+    pool.try_get_conn(timeout).map_err(|error| match error {
+        mysql::Error::DriverError(mysql::DriverError::Timeout) => Error::PoolExhausted(format!(
+            "none of the pool's connections was free within {timeout:?}"
+        )),
+        other => other.into(),
+    })
+}
+
+impl fmt::Debug for MySqlConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Door").field(&self.options).finish()
+        f.debug_tuple("MySqlConfig").field(&self.options).finish()
     }
 }

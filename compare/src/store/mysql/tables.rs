@@ -1,7 +1,7 @@
-//! Rows in two tables of their own, reached as applications do: by a pool of ten connections.
+//! The state of `mysql:`: rows in two tables, reached by a pool of ten connections as in an
+//! application.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,47 +10,38 @@ use lockkeeper::FencingToken;
 use mysql::prelude::{FromRow, Queryable};
 use mysql::{Pool, PooledConn};
 
-use super::Door;
-use crate::error::Failure;
+use super::client::{MySqlConfig, from_pool};
+use crate::error::Error;
 use crate::store::state::State;
 
-/// Far above what a queue of single-row statements can take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Far longer than a queue of single-row statements can take.
+const POOL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The tables, which go when this is dropped.
+/// The tables of one run. Dropping them removes them from the database.
 #[derive(Debug)]
 pub(crate) struct Tables {
     rows: Rows,
 }
 
 impl Tables {
-    /// What HikariCP has where nobody says another number.
+    /// The size of an application's pool, as HikariCP has it by default.
     pub(crate) const POOL: usize = 10;
 
-    /// Makes them. `folder` and `number` tell them from all others.
-    pub(crate) fn create(door: &Door, folder: &Path, number: usize) -> Result<Self, Failure> {
-        if !door.has_database() {
-            return Err(Failure::Usage(
-                "the URL names no database, and the scenario's data needs one; add /NAME"
-                    .to_owned(),
+    /// Creates the tables, whose names begin with `prefix`.
+    pub(crate) fn create(config: &MySqlConfig, prefix: &str) -> Result<Self, Error> {
+        if !config.has_database() {
+            return Err(Error::invalid(
+                "the URL names no database, and the scenario's data needs one; add /NAME",
             ));
         }
-        let salt = tempfile::Builder::new()
-            .rand_bytes(12)
-            .prefix("")
-            .tempdir_in(folder)
-            .map_err(|error| Failure::Failed(format!("no folder to take a name from: {error}")))?;
-        let salt = salt.path().file_name().unwrap_or_default();
-        let salt = salt.to_string_lossy().to_lowercase();
         let tables = Self {
             rows: Rows {
-                pool: door.pool(Self::POOL, Self::POOL)?,
-                patience: PATIENCE,
-                prefix: format!("lockkeeper_compare_{salt}_{number}"),
+                pool: config.pool(Self::POOL, Self::POOL)?,
+                timeout: POOL_TIMEOUT,
+                prefix: prefix.to_owned(),
                 sent: Arc::default(),
             },
         };
-        let prefix = &tables.rows.prefix;
         tables.rows.change(format!(
             "CREATE TABLE {prefix}_cells (cell INT PRIMARY KEY, value BIGINT NOT NULL, \
              token BIGINT NOT NULL DEFAULT 0, version BIGINT NOT NULL DEFAULT 0) ENGINE = InnoDB"
@@ -61,7 +52,7 @@ impl Tables {
         Ok(tables)
     }
 
-    /// What is in them.
+    /// Returns the rows of the tables.
     pub(crate) fn rows(&self) -> &Rows {
         &self.rows
     }
@@ -70,80 +61,73 @@ impl Tables {
 impl Drop for Tables {
     fn drop(&mut self) {
         let prefix = &self.rows.prefix;
-        // Where the server is gone, nothing can be done about it.
+        // If the server is out of reach, the tables stay.
         let _ = self.rows.change(format!(
             "DROP TABLE IF EXISTS {prefix}_cells, {prefix}_users"
         ));
     }
 }
 
-/// The rows as a program sees them that has this pool.
+/// The rows, as a program with this pool sees them.
 #[derive(Clone)]
 pub(crate) struct Rows {
     pool: Pool,
-    patience: Duration,
+    timeout: Duration,
     prefix: String,
     sent: Arc<AtomicU64>,
 }
 
 impl Rows {
-    /// The same rows by way of another pool, which is not waited for any longer than that.
-    pub(crate) fn through(&self, pool: &Pool, patience: Duration) -> Self {
+    /// Returns the same rows through another pool; a connection is waited for until `timeout`.
+    pub(crate) fn through(&self, pool: &Pool, timeout: Duration) -> Self {
         Self {
             pool: pool.clone(),
-            patience,
+            timeout,
             ..self.clone()
         }
     }
 
-    /// The table with the numbers.
+    /// Returns the name of the table with the numbers.
     pub(crate) fn cells(&self) -> String {
         format!("{}_cells", self.prefix)
     }
 
-    /// The table with the users.
+    /// Returns the name of the table with the users.
     pub(crate) fn users(&self) -> String {
         format!("{}_users", self.prefix)
     }
 
-    /// How many statements were sent for this so far.
+    /// Returns how many statements were sent for these rows so far.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// A connection, for a statement or a transaction.
-    pub(crate) fn connection(&self) -> Result<PooledConn, Failure> {
-        from_pool(&self.pool, self.patience)
+    /// Takes a connection from the pool, for a statement or a transaction.
+    pub(crate) fn connection(&self) -> Result<PooledConn, Error> {
+        from_pool(&self.pool, self.timeout)
     }
 
-    fn change(&self, sql: String) -> Result<bool, Failure> {
+    fn change(&self, sql: String) -> Result<bool, Error> {
         let mut connection = self.connection()?;
         self.sent.fetch_add(1, Ordering::Relaxed);
         connection.query_drop(sql)?;
         Ok(connection.affected_rows() > 0)
     }
 
-    fn number<T: FromRow>(&self, sql: String) -> Result<T, Failure> {
+    fn number<T: FromRow>(&self, sql: String) -> Result<T, Error> {
         let mut connection = self.connection()?;
         self.sent.fetch_add(1, Ordering::Relaxed);
-        connection.query_first(sql)?.ok_or_else(|| {
-            Failure::Failed("the scenario's data is gone from the database".to_owned())
-        })
+        connection.query_first(sql)?.ok_or_else(row_is_missing)
     }
 }
 
-/// A connection of an application's pool, or the application's error.
-pub(crate) fn from_pool(pool: &Pool, patience: Duration) -> Result<PooledConn, Failure> {
-    pool.try_get_conn(patience).map_err(|error| match error {
-        mysql::Error::DriverError(mysql::DriverError::Timeout) => Failure::Starved(format!(
-            "none of the pool's connections was free within {patience:?}"
-        )),
-        other => Failure::from(other),
-    })
+/// Describes that a row of the scenario's data was not found.
+pub(crate) fn row_is_missing() -> Error {
+    Error::failed("the scenario's data is gone from the database; did somebody drop its tables?")
 }
 
 impl State for Rows {
-    fn reset(&self, values: &[i64]) -> Result<(), Failure> {
+    fn reset(&self, values: &[i64]) -> Result<(), Error> {
         let (cells, users) = (self.cells(), self.users());
         self.change(format!("DELETE FROM {cells}"))?;
         self.change(format!("DELETE FROM {users}"))?;
@@ -155,12 +139,12 @@ impl State for Rows {
         Ok(())
     }
 
-    fn read(&self, cell: u32) -> Result<i64, Failure> {
+    fn read(&self, cell: u32) -> Result<i64, Error> {
         let cells = self.cells();
         self.number(format!("SELECT value FROM {cells} WHERE cell = {cell}"))
     }
 
-    fn write(&self, cell: u32, value: i64) -> Result<(), Failure> {
+    fn write(&self, cell: u32, value: i64) -> Result<(), Error> {
         let cells = self.cells();
         self.change(format!(
             "UPDATE {cells} SET value = {value} WHERE cell = {cell}"
@@ -168,22 +152,22 @@ impl State for Rows {
         Ok(())
     }
 
-    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Failure> {
+    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Error> {
         let (cells, token) = (self.cells(), token.as_i64());
-        // The version, so that a row that is matched is changed: only that is told.
+        // MySQL reports only rows that changed, so the version makes each matched row change.
         self.change(format!(
             "UPDATE {cells} SET value = {value}, token = {token}, version = version + 1 \
              WHERE cell = 0 AND token <= {token}"
         ))
     }
 
-    fn record(&self, user: u32) -> Result<(), Failure> {
+    fn record(&self, user: u32) -> Result<(), Error> {
         let users = self.users();
         self.change(format!("INSERT INTO {users} (user) VALUES ({user})"))?;
         Ok(())
     }
 
-    fn recorded(&self) -> Result<i64, Failure> {
+    fn recorded(&self) -> Result<i64, Error> {
         let users = self.users();
         self.number(format!("SELECT COUNT(*) FROM {users}"))
     }

@@ -1,53 +1,20 @@
-//! How to get to a Redis or Valkey server, as the backend does.
+//! Connections to a Redis or Valkey server, with the settings of the backend's URL.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lockkeeper::redis::RedisDriver;
-use lockkeeper::{Config, Driver, Error, LockProvider, StoreUrl, Target};
+use lockkeeper::redis::RedisOptions;
+use lockkeeper::{Config, StoreUrl, Target};
 use redis::{Client, Connection, ConnectionAddr, IntoConnectionInfo, TlsCertificates};
 
-use crate::error::Failure;
+use crate::error::Error;
 
-/// Far above what the server needs for a key, also with 10,000 threads behind each other.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Far longer than the server needs for a command, also with 10,000 threads in a queue.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Opens locks as [`RedisDriver`] does, and remembers where: the state is to be beside them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Noting {
-    noted: Arc<Mutex<Option<Door>>>,
-}
-
-impl Noting {
-    /// Where the last store was that could be opened.
-    pub(crate) fn door(&self) -> Option<Door> {
-        let noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
-        noted.clone()
-    }
-}
-
-impl Driver for Noting {
-    fn schemes(&self) -> &'static [&'static str] {
-        RedisDriver.schemes()
-    }
-
-    fn keys(&self) -> &'static [&'static str] {
-        RedisDriver.keys()
-    }
-
-    fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        // First, since it says what is wrong with the settings.
-        let provider = RedisDriver.open(target)?;
-        let door = Door::of(target)?;
-        *self.noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
-        Ok(provider)
-    }
-}
-
-/// How to reach a server.
+/// How to connect to a server.
 #[derive(Clone)]
-pub(crate) struct Door {
+pub(crate) struct RedisConfig {
     url: StoreUrl,
     ca_file: Option<String>,
     user: Option<String>,
@@ -56,8 +23,9 @@ pub(crate) struct Door {
     connect_timeout: Duration,
 }
 
-impl Door {
-    fn of(target: &Target<'_>) -> Result<Self, Error> {
+impl RedisConfig {
+    /// Reads the settings that the backend was opened with.
+    pub(crate) fn from_target(target: &Target<'_>) -> Result<Self, lockkeeper::Error> {
         let url = target.url().clone();
         let key = |name| target.get(name).map(str::to_owned);
         let in_path = match url.scheme() {
@@ -72,13 +40,13 @@ impl Door {
                 Some(number) => number,
                 None => target.parse("db", "a number from 0")?.unwrap_or_default(),
             },
-            connect_timeout: target.duration("connect_timeout")?.unwrap_or(PATIENCE),
+            connect_timeout: target.duration("connect_timeout")?.unwrap_or(TIMEOUT),
             url,
         })
     }
 
-    /// A server of this run's own, whether it answers or not.
-    pub(crate) fn local(port: u16) -> Result<Self, Failure> {
+    /// Describes a server on this machine, which need not run.
+    pub(crate) fn local(port: u16) -> Result<Self, Error> {
         let config = Config::from_url(&format!("redis://127.0.0.1:{port}"))?;
         Ok(Self {
             url: config.url().clone(),
@@ -86,20 +54,20 @@ impl Door {
             user: None,
             password: None,
             database: 0,
-            connect_timeout: PATIENCE,
+            connect_timeout: TIMEOUT,
         })
     }
 
-    /// A connection of its own.
-    pub(crate) fn connect(&self) -> Result<Connection, Failure> {
+    /// Opens a connection.
+    pub(crate) fn connect(&self) -> Result<Connection, Error> {
         let client = self.client()?;
         let connection = client.get_connection_with_timeout(self.connect_timeout)?;
-        connection.set_read_timeout(Some(PATIENCE))?;
-        connection.set_write_timeout(Some(PATIENCE))?;
+        connection.set_read_timeout(Some(TIMEOUT))?;
+        connection.set_write_timeout(Some(TIMEOUT))?;
         Ok(connection)
     }
 
-    fn client(&self) -> Result<Client, Failure> {
+    fn client(&self) -> Result<Client, Error> {
         let address = self.address()?;
         let info = address.into_connection_info()?;
         let mut settings = info.redis_settings().clone().set_db(self.database);
@@ -115,8 +83,8 @@ impl Door {
             return Ok(Client::open(info)?);
         }
         let root_cert = self.ca_file.as_ref().map(std::fs::read).transpose();
-        let root_cert = root_cert
-            .map_err(|error| Failure::Failed(format!("`ca_file` cannot be read: {error}")))?;
+        let root_cert =
+            root_cert.map_err(|error| Error::failed(format!("cannot read `ca_file`: {error}")))?;
         let certificates = TlsCertificates {
             client_tls: None,
             root_cert,
@@ -124,18 +92,15 @@ impl Door {
         Ok(Client::build_with_tls(info, certificates)?)
     }
 
-    fn address(&self) -> Result<ConnectionAddr, Failure> {
+    fn address(&self) -> Result<ConnectionAddr, Error> {
         if self.url.scheme() == "unix" {
             return Ok(ConnectionAddr::Unix(self.url.path()?.into()));
         }
-        // An IPv6 address is in brackets there.
+        // A URL has brackets around an IPv6 address.
         let host = self.url.host().unwrap_or_default();
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let host = host.to_owned();
-        let port = self
-            .url
-            .port()
-            .unwrap_or(lockkeeper::redis::RedisOptions::DEFAULT_PORT);
+        let port = self.url.port().unwrap_or(RedisOptions::DEFAULT_PORT);
         Ok(match self.url.scheme() {
             "rediss" => ConnectionAddr::TcpTls {
                 host,
@@ -148,9 +113,9 @@ impl Door {
     }
 }
 
-impl fmt::Debug for Door {
+impl fmt::Debug for RedisConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Door")
+        f.debug_struct("RedisConfig")
             .field("url", &self.url)
             .finish_non_exhaustive()
     }

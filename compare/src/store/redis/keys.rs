@@ -1,51 +1,47 @@
-//! Keys of their own on the server with the locks, under a prefix that no other run has.
+//! The state of `redis:`: keys on the server with the locks, under a prefix that no other run has.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use lockkeeper::FencingToken;
-use redis::{Cmd, Connection, FromRedisValue, RedisResult, cmd};
+use redis::{Cmd, Connection, FromRedisValue, cmd};
 
-use super::Door;
-use crate::error::Failure;
+use super::client::RedisConfig;
+use crate::error::Error;
+use crate::store::round_robin::RoundRobin;
 use crate::store::state::State;
 
-/// As for SQLite: not one for each of 10,000 threads, and more than one, so that the server sees
-/// several writers.
-const CONNECTIONS: usize = 4;
-/// Removes what a run that was killed left behind. Every write starts it anew.
+/// Removes what a run that was killed left behind. Every write restarts it.
 const TTL_SECONDS: u32 = 3_600;
-/// Tokens are compared as text: the server's numbers are not exact to the last digit.
+/// Compares tokens as text, since numbers in Lua are not exact to the last digit.
 const WRITE_FENCED: &str = "local last, new = redis.call('GET', KEYS[2]) or '', ARGV[2]
 if #last > #new or (#last == #new and last > new) then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[3])
 redis.call('SET', KEYS[2], new, 'EX', ARGV[3])
 return 1";
 
-/// Keys, reached over a few connections that the threads take in turn, for a command at a time.
+/// Keys of one run. Dropping them deletes them.
 pub(crate) struct Keys {
-    connections: Vec<Mutex<Connection>>,
-    turn: AtomicUsize,
+    connections: RoundRobin<Connection>,
     prefix: String,
-    /// How many cells there ever were.
+    /// The largest number of cells so far.
     cells: AtomicU32,
-    sent: Tally,
+    sent: SentCommands,
 }
 
-/// What was sent for the state, so that it does not count for the locks.
+/// Counts the commands that were sent for the state, which do not count for the locks.
 #[derive(Debug, Default)]
-pub(crate) struct Tally(Mutex<BTreeMap<&'static str, u64>>);
+pub(crate) struct SentCommands(Mutex<BTreeMap<&'static str, u64>>);
 
-impl Tally {
+impl SentCommands {
     fn add(&self, command: &'static str) {
         let mut sent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *sent.entry(command).or_default() += 1;
     }
 
-    /// How often one of `commands` was sent.
+    /// Returns how many of `commands` were sent.
     pub(crate) fn of(&self, commands: &[&str]) -> u64 {
         let sent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         commands.iter().filter_map(|name| sent.get(name)).sum()
@@ -53,39 +49,22 @@ impl Tally {
 }
 
 impl Keys {
-    /// Connects. `folder` and `number` tell these keys from all others.
-    pub(crate) fn create(door: &Door, folder: &Path, number: usize) -> Result<Self, Failure> {
-        let mut connections = Vec::new();
-        for _ in 0..CONNECTIONS {
-            connections.push(Mutex::new(door.connect()?));
-        }
-        // The folder's name is unique on this machine only.
-        let run = folder.file_name().unwrap_or_default().to_string_lossy();
-        let salt = tempfile::Builder::new()
-            .rand_bytes(16)
-            .prefix("")
-            .tempdir_in(folder)
-            .map_err(|error| Failure::Failed(format!("no folder to take a name from: {error}")))?;
-        let salt = salt
-            .path()
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy();
+    /// Connects. All keys begin with `prefix`.
+    pub(crate) fn create(config: &RedisConfig, prefix: &str) -> Result<Self, Error> {
         Ok(Self {
-            connections,
-            turn: AtomicUsize::new(0),
-            prefix: format!("{{{run}-{salt}-{number}}}"),
+            connections: RoundRobin::new(|| config.connect())?,
+            prefix: format!("{{{prefix}}}"),
             cells: AtomicU32::new(1),
-            sent: Tally::default(),
+            sent: SentCommands::default(),
         })
     }
 
-    /// The key of a cell.
+    /// Returns the key of a cell.
     pub(crate) fn cell(&self, cell: u32) -> String {
         format!("{}:cell-{cell}", self.prefix)
     }
 
-    /// The key of the list of users.
+    /// Returns the key of the list of users.
     pub(crate) fn users(&self) -> String {
         format!("{}:users", self.prefix)
     }
@@ -94,43 +73,30 @@ impl Keys {
         format!("{}:token", self.prefix)
     }
 
-    /// What was sent for this so far.
-    pub(crate) fn sent(&self) -> &Tally {
+    /// Returns what was sent for these keys so far.
+    pub(crate) fn sent(&self) -> &SentCommands {
         &self.sent
     }
 
-    /// Runs one command on the connection whose turn it is.
-    fn with<T>(
-        &self,
-        command: impl FnOnce(&mut Connection) -> RedisResult<T>,
-    ) -> Result<T, Failure> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % CONNECTIONS;
-        let connection = self
-            .connections
-            .get(turn)
-            .ok_or_else(|| Failure::Failed("there is no connection to the state".to_owned()))?;
-        let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(command(&mut connection)?)
-    }
-
-    fn ask<T: FromRedisValue>(&self, name: &'static str, command: &Cmd) -> Result<T, Failure> {
+    fn send<T: FromRedisValue>(&self, name: &'static str, command: &Cmd) -> Result<T, Error> {
         self.sent.add(name);
-        self.with(|connection| command.query(connection))
+        self.connections
+            .with(|connection| command.query(connection))
     }
 
-    fn remove(&self) -> Result<(), Failure> {
+    fn delete(&self) -> Result<(), Error> {
         let cells = 0..self.cells.load(Ordering::Relaxed);
         let keys: Vec<_> = cells
             .map(|cell| self.cell(cell))
             .chain([self.token(), self.users()])
             .collect();
-        self.ask("del", cmd("DEL").arg(&keys))
+        self.send("del", cmd("DEL").arg(&keys))
     }
 }
 
 impl State for Keys {
-    fn reset(&self, values: &[i64]) -> Result<(), Failure> {
-        self.remove()?;
+    fn reset(&self, values: &[i64]) -> Result<(), Error> {
+        self.delete()?;
         let cells = u32::try_from(values.len()).unwrap_or(u32::MAX);
         self.cells.fetch_max(cells, Ordering::Relaxed);
         for (cell, &value) in (0..cells).zip(values) {
@@ -139,41 +105,41 @@ impl State for Keys {
         Ok(())
     }
 
-    fn read(&self, cell: u32) -> Result<i64, Failure> {
-        self.ask("get", cmd("GET").arg(self.cell(cell)))
+    fn read(&self, cell: u32) -> Result<i64, Error> {
+        self.send("get", cmd("GET").arg(self.cell(cell)))
     }
 
-    fn write(&self, cell: u32, value: i64) -> Result<(), Failure> {
+    fn write(&self, cell: u32, value: i64) -> Result<(), Error> {
         let mut set = cmd("SET");
         set.arg(self.cell(cell)).arg(value);
-        self.ask("set", set.arg("EX").arg(TTL_SECONDS))
+        self.send("set", set.arg("EX").arg(TTL_SECONDS))
     }
 
-    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Failure> {
+    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Error> {
         let mut eval = cmd("EVAL");
         eval.arg(WRITE_FENCED).arg(2);
         eval.arg(self.cell(0)).arg(self.token());
-        self.ask("eval", eval.arg(value).arg(token.as_i64()).arg(TTL_SECONDS))
+        self.send("eval", eval.arg(value).arg(token.as_i64()).arg(TTL_SECONDS))
     }
 
-    fn record(&self, user: u32) -> Result<(), Failure> {
+    fn record(&self, user: u32) -> Result<(), Error> {
         let mut both = redis::pipe();
         both.atomic();
         both.cmd("RPUSH").arg(self.users()).arg(user).ignore();
         both.cmd("EXPIRE").arg(self.users()).arg(TTL_SECONDS);
         let both = both.ignore();
-        self.with(|connection| both.query(connection))
+        self.connections.with(|connection| both.query(connection))
     }
 
-    fn recorded(&self) -> Result<i64, Failure> {
-        self.ask("llen", cmd("LLEN").arg(self.users()))
+    fn recorded(&self) -> Result<i64, Error> {
+        self.send("llen", cmd("LLEN").arg(self.users()))
     }
 }
 
 impl Drop for Keys {
     fn drop(&mut self) {
-        // Where the server is gone, their time to live removes them.
-        let _ = self.remove();
+        // If the server is out of reach, the keys expire.
+        let _ = self.delete();
     }
 }
 

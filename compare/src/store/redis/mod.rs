@@ -1,10 +1,6 @@
-//! `redis:`, `rediss:` and `unix:`: how to get there, the state beside the locks, and what the server
+//! `redis:`, `rediss:` and `unix:`: how to connect, the state beside the locks, and what the server
 //! counts.
 
-mod client;
-mod keys;
-mod stats;
-
-pub(crate) use client::{Door, Noting};
-pub(crate) use keys::{Keys, Tally};
-pub(crate) use stats::Stats;
+pub(crate) mod client;
+pub(crate) mod keys;
+pub(crate) mod stats;

@@ -1,54 +1,53 @@
-//! A version beside each value: the write says which version was read, and changes nothing when it
-//! is not that any more. All cells and the user change in one transaction, or none.
+//! A version beside each value: the write names the version that was read, and changes nothing if
+//! there is a newer one. All cells and the user change in one transaction, or none.
 
-use lockkeeper::CancelToken;
 use mysql::prelude::Queryable;
 use mysql::{PooledConn, TxOpts};
 
-use super::{Attempt, retry};
-use crate::error::Failure;
-use crate::store::mysql::Rows;
-use crate::strategy::transaction::{Job, Moment, Outcome, Strategy};
+use super::retry::{Attempt, retry};
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::store::mysql::tables::{Rows, row_is_missing};
+use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
 /// Compare and set on a version.
 #[derive(Debug)]
 pub(crate) struct Versions {
     rows: Rows,
-    stop: CancelToken,
+    cancel: Cancellation,
 }
 
 impl Versions {
     /// Changes `rows`.
-    pub(crate) fn new(rows: &Rows, stop: &CancelToken) -> Self {
+    pub(crate) fn new(rows: &Rows, cancel: &Cancellation) -> Self {
         Self {
             rows: rows.clone(),
-            stop: stop.clone(),
+            cancel: cancel.clone(),
         }
     }
 
-    fn attempt(&self, job: &Job<'_>) -> Result<Attempt, Failure> {
-        let read = self.read(&mut self.rows.connection()?, job.cells)?;
-        // Without a connection, as it should be.
-        (job.at)(Moment::Read)?;
+    fn attempt(&self, transaction: &Transaction<'_>) -> Result<Attempt, Error> {
+        let read = self.read(&mut self.rows.connection()?, transaction.cells)?;
+        // The thread keeps no connection while it thinks.
+        (transaction.on_step)(Step::Read)?;
         let values: Vec<_> = read.iter().map(|&(value, _)| value).collect();
-        let Some(after) = (job.decide)(&values) else {
+        let Some(values) = (transaction.decide)(&values) else {
             return Ok(Attempt::Declined);
         };
-        let changes = job.cells.iter().zip(after).zip(read);
+        let changes = transaction.cells.iter().zip(values).zip(read);
         let changes: Vec<_> = changes
-            .map(|((&cell, after), (_, version))| (cell, after, version))
+            .map(|((&cell, value), (_, version))| (cell, value, version))
             .collect();
-        self.write(&mut self.rows.connection()?, &changes, job.user)
+        self.write(&mut self.rows.connection()?, &changes, transaction.user)
     }
 
-    fn read(&self, connection: &mut PooledConn, cells: &[u32]) -> Result<Vec<(i64, i64)>, Failure> {
+    fn read(&self, connection: &mut PooledConn, cells: &[u32]) -> Result<Vec<(i64, i64)>, Error> {
         let table = self.rows.cells();
-        let one = |cell: &u32| {
+        let read = |cell: &u32| {
             let sql = format!("SELECT value, version FROM {table} WHERE cell = {cell}");
-            let row = connection.query_first(sql)?;
-            row.ok_or_else(|| Failure::Failed("the scenario's data is gone".to_owned()))
+            connection.query_first(sql)?.ok_or_else(row_is_missing)
         };
-        cells.iter().map(one).collect()
+        cells.iter().map(read).collect()
     }
 
     fn write(
@@ -56,16 +55,16 @@ impl Versions {
         connection: &mut PooledConn,
         changes: &[(u32, i64, i64)],
         user: u32,
-    ) -> Result<Attempt, Failure> {
+    ) -> Result<Attempt, Error> {
         let (cells, users) = (self.rows.cells(), self.rows.users());
         let mut transaction = connection.start_transaction(TxOpts::default())?;
-        for (cell, after, version) in changes {
+        for (cell, value, version) in changes {
             transaction.query_drop(format!(
-                "UPDATE {cells} SET value = {after}, version = version + 1 \
+                "UPDATE {cells} SET value = {value}, version = version + 1 \
                  WHERE cell = {cell} AND version = {version}"
             ))?;
             if transaction.affected_rows() == 0 {
-                // Dropped, it is rolled back.
+                // Dropping the transaction rolls it back.
                 return Ok(Attempt::TooLate);
             }
         }
@@ -75,8 +74,8 @@ impl Versions {
     }
 }
 
-impl Strategy for Versions {
-    fn update(&self, job: &Job<'_>) -> Result<Outcome, Failure> {
-        retry(job, &self.stop, || self.attempt(job))
+impl Transactor for Versions {
+    fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
+        retry(transaction, &self.cancel, || self.attempt(transaction))
     }
 }

@@ -1,66 +1,64 @@
-//! `WATCH`, read, think, `MULTI`, write, `EXEC`: the server refuses the `EXEC` when a watched key
-//! was written since. What is watched belongs to the connection, so every thread needs its own.
+//! `WATCH`, read, think, `MULTI`, write, `EXEC`: the server refuses the `EXEC` if a watched key was
+//! written since. A `WATCH` belongs to its connection, so every thread needs one of its own.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lockkeeper::CancelToken;
 use redis::{Connection, cmd, pipe};
 
-use super::{Attempt, retry};
-use crate::error::Failure;
-use crate::store::redis::{Door, Keys};
-use crate::strategy::transaction::{Job, Moment, Outcome, Strategy};
+use super::retry::{Attempt, retry};
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::store::redis::client::RedisConfig;
+use crate::store::redis::keys::Keys;
+use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
 /// `WATCH`, `MULTI`, `EXEC`.
 pub(crate) struct Watch {
-    door: Door,
+    config: RedisConfig,
     keys: Arc<Keys>,
-    /// Those that no thread uses now.
+    /// Connections that no thread uses now.
     idle: Mutex<Vec<Connection>>,
-    stop: CancelToken,
+    cancel: Cancellation,
 }
 
 impl Watch {
-    /// Changes `keys` behind `door`.
-    pub(crate) fn new(door: &Door, keys: &Arc<Keys>, stop: &CancelToken) -> Self {
+    /// Changes `keys`.
+    pub(crate) fn new(config: &RedisConfig, keys: &Arc<Keys>, cancel: &Cancellation) -> Self {
         Self {
-            door: door.clone(),
+            config: config.clone(),
             keys: Arc::clone(keys),
             idle: Mutex::default(),
-            stop: stop.clone(),
+            cancel: cancel.clone(),
         }
     }
 
-    fn attempt(&self, connection: &mut Connection, job: &Job<'_>) -> Result<Attempt, Failure> {
-        let cells = job.cells.iter().map(|&cell| self.keys.cell(cell));
+    fn attempt(
+        &self,
+        connection: &mut Connection,
+        transaction: &Transaction<'_>,
+    ) -> Result<Attempt, Error> {
+        let cells = transaction.cells.iter().map(|&cell| self.keys.cell(cell));
         let cells: Vec<_> = cells.collect();
         cmd("WATCH").arg(&cells).exec(connection)?;
-        let mut read = Vec::with_capacity(cells.len());
+        let mut values = Vec::with_capacity(cells.len());
         for cell in &cells {
-            read.push(cmd("GET").arg(cell).query(connection)?);
+            values.push(cmd("GET").arg(cell).query(connection)?);
         }
-        (job.at)(Moment::Read)?;
-        let Some(after) = (job.decide)(&read) else {
+        (transaction.on_step)(Step::Read)?;
+        let Some(values) = (transaction.decide)(&values) else {
             cmd("UNWATCH").exec(connection)?;
             return Ok(Attempt::Declined);
         };
         let mut write = pipe();
         write.atomic();
-        for (cell, value) in cells.iter().zip(after) {
-            write
-                .cmd("SET")
-                .arg(cell)
-                .arg(value)
-                .arg("KEEPTTL")
-                .ignore();
+        for (cell, value) in cells.iter().zip(values) {
+            let set = write.cmd("SET").arg(cell).arg(value);
+            set.arg("KEEPTTL").ignore();
         }
-        write
-            .cmd("RPUSH")
-            .arg(self.keys.users())
-            .arg(job.user)
-            .ignore();
-        // Nil: somebody else has written.
+        let push = write.cmd("RPUSH").arg(self.keys.users());
+        push.arg(transaction.user).ignore();
+        // Nil: another transaction has written.
         let written: Option<()> = write.query(connection)?;
         Ok(match written {
             Some(()) => Attempt::Written,
@@ -68,20 +66,22 @@ impl Watch {
         })
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Strategy for Watch {
-    fn update(&self, job: &Job<'_>) -> Result<Outcome, Failure> {
+impl Transactor for Watch {
+    fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
         let idle = self.idle().pop();
         let mut connection = match idle {
             Some(connection) => connection,
-            None => self.door.connect()?,
+            None => self.config.connect()?,
         };
-        let outcome = retry(job, &self.stop, || self.attempt(&mut connection, job))?;
-        // Not after an error: it may still watch.
+        let outcome = retry(transaction, &self.cancel, || {
+            self.attempt(&mut connection, transaction)
+        })?;
+        // Not after an error, when keys may still be watched.
         self.idle().push(connection);
         Ok(outcome)
     }

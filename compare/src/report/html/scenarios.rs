@@ -3,11 +3,11 @@
 use maud::{Markup, html};
 
 use super::chart::{axis, bar, distribution, time};
-use super::verdict;
+use super::verdicts::verdict;
 use crate::report::row::{Report, Row};
 use crate::report::summary;
 use crate::scenario::Scenario;
-use crate::strategy::Kind;
+use crate::strategy::Strategy;
 use crate::verdict::Verdict;
 
 pub(super) fn sections(report: &Report) -> Markup {
@@ -44,7 +44,7 @@ fn section(report: &Report, scenario: Scenario, rows: &[&Row]) -> Markup {
     }
 }
 
-/// What must come out.
+/// Says what must come out.
 fn right(scenario: Scenario) -> &'static str {
     match scenario {
         Scenario::Gather => "as many get in as there are seats, and the count says so",
@@ -81,7 +81,7 @@ fn table(scenario: Scenario, store: &str, rows: &[&Row]) -> Markup {
             }
             tbody {
                 @for row in rows {
-                    tr.ours[row.strategy == Kind::Lockkeeper] {
+                    tr.ours[row.strategy == Strategy::Lockkeeper] {
                         th scope="row" { (row.strategy) (outcome(scenario, row)) }
                         td data-label="elapsed" {
                             (bar(Some(row.elapsed_ms), elapsed, &time(row.elapsed_ms), "elapsed"))

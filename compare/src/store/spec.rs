@@ -1,0 +1,123 @@
+//! The stores that a comparison is asked to use.
+
+use std::fmt;
+use std::path::Path;
+
+use lockkeeper::Config;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::error::Error;
+
+/// A store to compare on: its URL and further settings, and where they come from.
+///
+/// Its `Debug` shows no values, since there may be a password among them.
+#[derive(Clone)]
+pub struct StoreSpec {
+    pub(crate) origin: String,
+    pub(crate) settings: Map<String, Value>,
+    /// Ports of the Redis servers that `redlock` uses beside this one.
+    pub(crate) redlock_ports: Vec<u16>,
+}
+
+impl StoreSpec {
+    /// Specifies a store by its URL, such as `sqlite:/tmp/locks.db`.
+    pub fn url(url: &str) -> Self {
+        Self {
+            origin: "a URL".to_owned(),
+            settings: Map::from_iter([("url".to_owned(), Value::from(url))]),
+            redlock_ports: Vec::new(),
+        }
+    }
+
+    /// Specifies a store by a table of a config file, in any of `serde`'s formats: a `url`, and
+    /// further keys.
+    ///
+    /// # Errors
+    /// If `table` is not a table.
+    pub fn table(table: impl Serialize) -> Result<Self, Error> {
+        let Ok(Value::Object(settings)) = serde_json::to_value(table) else {
+            return Err(Error::invalid(
+                "a store is a table with a `url`, and this is none",
+            ));
+        };
+        Ok(Self {
+            origin: "a table".to_owned(),
+            settings,
+            redlock_ports: Vec::new(),
+        })
+    }
+
+    /// Sets where the store comes from, for error messages: `--url 2`.
+    pub fn origin(mut self, origin: impl Into<String>) -> Self {
+        self.origin = origin.into();
+        self
+    }
+
+    /// Specifies the embedded stores: `memory:`, and a file in `folder`.
+    pub(crate) fn embedded(folder: &Path) -> Result<[Self; 2], Error> {
+        let sqlite = sqlite_url(&folder.join("locks.db"))?;
+        Ok(["memory:", &sqlite].map(|url| Self::url(url).origin("the embedded stores")))
+    }
+
+    pub(crate) fn config(&self) -> Result<Config, Error> {
+        match (self.settings.get("url"), self.settings.len()) {
+            // This error says more than that of the table.
+            (Some(Value::String(url)), 1) => Ok(Config::from_url(url)?),
+            _ => serde_json::from_value(Value::Object(self.settings.clone()))
+                .map_err(|error| Error::invalid(error.to_string())),
+        }
+    }
+
+    /// Names a `memory:` without a name. Without one, each keeper that opens it gets a store of its
+    /// own, and no two of them would contend.
+    pub(crate) fn with_memory_name(mut self, number: usize) -> Self {
+        if let Some(Value::String(url)) = self.settings.get_mut("url")
+            && let Some(query) = url.strip_prefix("memory:")
+            && (query.is_empty() || query.starts_with('?'))
+        {
+            *url = format!("memory:lockkeeper-compare-{number}{query}");
+        }
+        self
+    }
+}
+
+impl fmt::Debug for StoreSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreSpec")
+            .field("origin", &self.origin)
+            .finish_non_exhaustive()
+    }
+}
+
+fn sqlite_url(file: &Path) -> Result<String, Error> {
+    let path = file.to_str().ok_or_else(|| {
+        Error::failed(format!(
+            "the folder for temporary files, {}, is not UTF-8; set TMPDIR to another one",
+            file.display()
+        ))
+    })?;
+    let escaped = path
+        .replace('%', "%25")
+        .replace('?', "%3F")
+        .replace('#', "%23");
+    Ok(format!("sqlite:{escaped}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sqlite_url_escapes_special_characters() {
+        let file = Path::new("/tmp/50% off? #1 가게/locks.db");
+        let config = Config::from_url(&sqlite_url(file).unwrap()).unwrap();
+        assert_eq!(Path::new(&config.url().path().unwrap()), file);
+    }
+
+    #[test]
+    fn debug_shows_no_settings() {
+        let spec = StoreSpec::url("redis://:s3cret@host");
+        assert!(!format!("{spec:?}").contains("s3cret"));
+    }
+}

@@ -1,0 +1,47 @@
+//! What the optimistic strategies share: starting over.
+
+use std::time::{Duration, Instant};
+
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::strategy::transaction::{Outcome, Step, Transaction};
+
+/// Between two attempts, as in the write-up.
+const PACE: Duration = Duration::from_millis(40);
+
+/// How an attempt ended.
+pub(super) enum Attempt {
+    Written,
+    Declined,
+    /// Another transaction has written since the read.
+    TooLate,
+}
+
+/// Repeats `attempt` until it succeeds or the wait is over. Without a wait there is one attempt.
+pub(super) fn retry(
+    transaction: &Transaction<'_>,
+    cancel: &Cancellation,
+    mut attempt: impl FnMut() -> Result<Attempt, Error>,
+) -> Result<Outcome, Error> {
+    let asked = Instant::now();
+    loop {
+        let begun = asked.elapsed();
+        let outcome = match attempt()? {
+            Attempt::Written => Some(Outcome::Done),
+            Attempt::Declined => Some(Outcome::Declined),
+            Attempt::TooLate => None,
+        };
+        if let Some(outcome) = outcome {
+            // Everything before the last attempt was in vain.
+            (transaction.on_step)(Step::Granted(begun))?;
+            (transaction.on_step)(Step::Released)?;
+            return Ok(outcome);
+        }
+        let left = transaction.request.wait.saturating_sub(asked.elapsed());
+        if left.is_zero() {
+            (transaction.on_step)(Step::Released)?;
+            return Ok(Outcome::Busy);
+        }
+        cancel.sleep(PACE.min(left))?;
+    }
+}
