@@ -36,10 +36,10 @@ pub(crate) fn main(args: &args::Doctor) -> ExitCode {
 
 fn doctor(args: &args::Doctor) -> Result<u8, Trouble> {
     let mut store = None;
-    let findings = match settings::open_first(&args.place) {
+    let findings = match settings::open_first(&args.store) {
         Ok(keeper) => {
             store = Some(keeper.backend());
-            checks::all(&args.place, &keeper)
+            checks::all(&args.store, &keeper)
         }
         Err(trouble) => vec![Finding::unusable(
             "connect",

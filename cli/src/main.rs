@@ -1,9 +1,9 @@
-//! The command `lockkeeper`: runs commands under a lock, tells those on call who holds what, and
-//! shows what a lock is good for by running ways of locking side by side.
+//! The command `lockkeeper`: runs commands under a lock, shows operators which process holds what,
+//! and compares ways of locking.
 //!
 //! `args` reads the command line and `settings` finds the store. `run`, `who`, `unlock` and `doctor`
 //! do what they are called; `compare` shows what the package `lockkeeper-compare` measures. All of
-//! them print with `say`, and end with a `trouble` where they fail.
+//! them print with `say`, and fail with a `Trouble`.
 
 mod args;
 #[cfg(feature = "compare")]
@@ -44,7 +44,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The status of wrong usage differs: `run` has its command's, and for `doctor` 2 says something.
+/// Prints why the command line was refused, or the help that it asks for. `doctor` and `run` use
+/// status 2 for other things, so wrong usage is 64, except for `compare`.
 fn refused(error: &clap::Error) -> ExitCode {
     let is_help = matches!(
         error.kind(),
@@ -56,7 +57,7 @@ fn refused(error: &clap::Error) -> ExitCode {
         return say::ended(say::printed(error.print()).map(|()| 0));
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // Where it cannot be said, the exit status still tells.
+        // If standard error is closed, the exit status still tells.
         let _ = error.print();
     } else {
         say::err(&misuse(error, &command));
@@ -68,7 +69,7 @@ fn refused(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// One line: what clap says first, and where the rest stands.
+/// Returns one line: the first sentence of clap, and where to read the rest.
 fn misuse(error: &clap::Error, command: &str) -> String {
     let text = error.to_string();
     let first = text.lines().take_while(|line| !line.is_empty());

@@ -1,4 +1,4 @@
-//! What the commands other than `compare` print.
+//! Printing, for all commands: results to standard output, messages to standard error.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -6,15 +6,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::trouble::{SYSTEM, Trouble};
 
-/// What fits any terminal.
+/// The columns of the narrowest usual terminal.
 pub(crate) const WIDTH: u16 = 80;
 
-/// Prints to standard output. Whoever reads it and had enough is no failure.
+/// Prints to standard output.
 pub(crate) fn out(text: &str) -> Result<(), Trouble> {
     printed(writeln!(io::stdout().lock(), "{text}"))
 }
 
-/// What became of printing, to its end.
+/// Converts the result of printing. A reader that closed the pipe early is no error.
 pub(crate) fn printed(result: io::Result<()>) -> Result<(), Trouble> {
     match result.and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -32,11 +32,11 @@ pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Trouble> {
 
 /// Prints one line to standard error.
 pub(crate) fn err(text: &str) {
-    // Where even this cannot be said, the exit status still tells.
+    // If standard error is closed, the exit status still tells.
     let _ = writeln!(io::stderr().lock(), "lockkeeper: {text}");
 }
 
-/// The exit status of a command, with its trouble told.
+/// Returns the exit status of a command, and prints its error.
 pub(crate) fn ended(result: Result<u8, Trouble>) -> ExitCode {
     ExitCode::from(result.unwrap_or_else(|trouble| {
         err(&trouble.to_string());
@@ -44,7 +44,7 @@ pub(crate) fn ended(result: Result<u8, Trouble>) -> ExitCode {
     }))
 }
 
-/// A duration for people, no finer than it matters: `250ms`, `9s`, `2m 5s`, `3h 20m`.
+/// Formats a duration for people: `250ms`, `9s`, `2m 5s`, `3h 20m`.
 pub(crate) fn span(span: Duration) -> String {
     let whole = span.as_secs();
     match whole {
@@ -56,8 +56,8 @@ pub(crate) fn span(span: Duration) -> String {
     }
 }
 
-/// The text in lines that fit the terminal, `start` before the first and as much room before the
-/// others.
+/// Breaks a text into lines that fit the terminal, with `start` before the first one and as many
+/// spaces before the others.
 pub(crate) fn wrapped(start: &str, text: &str) -> Vec<String> {
     let indent = " ".repeat(start.len());
     let mut lines = Vec::new();
@@ -81,7 +81,7 @@ pub(crate) fn wrapped(start: &str, text: &str) -> Vec<String> {
     lines
 }
 
-/// Milliseconds since 1970.
+/// Returns the milliseconds since 1970.
 pub(crate) fn unix_millis(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_short() {
+    fn durations_are_short() {
         for (millis, text) in [
             (0, "0ms"),
             (999, "999ms"),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_fit_and_words_stay_whole() {
+    fn text_is_wrapped_between_words() {
         let text = "word ".repeat(60);
         let lines = wrapped("warning   ", &text);
         assert!(lines.len() > 3);

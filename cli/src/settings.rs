@@ -1,4 +1,4 @@
-//! Which store: from the command line, the environment or a config file.
+//! Finds the store: on the command line, in the environment or in a config file.
 
 use std::ffi::OsString;
 use std::io::ErrorKind::{NotADirectory, NotFound};
@@ -8,21 +8,22 @@ use std::sync::Arc;
 use lockkeeper::{Config, LockKeeper, Observer, open_config};
 use toml::{Table, Value};
 
-use crate::args::Place;
+use crate::args::StoreArgs;
 use crate::trouble::{CONFIG, Trouble};
 
-/// Names the config file.
+/// The variable that names the config file.
 const FILE: &str = "LOCKKEEPER_CONFIG";
 const URL: &str = "LOCKKEEPER_URL";
 const PREFIX: &str = "LOCKKEEPER";
 
-/// The first of: what the command line says, a file that the environment names, the environment, a
-/// file where config files are. With the file, if it is one.
-fn find(place: &Place) -> Result<(Config, Option<PathBuf>), Trouble> {
-    if let Some(url) = &place.url {
+/// Returns the settings of the store, and the config file that they are from, if it is one. The
+/// command line comes first, then a file that the environment names, then the environment, then a
+/// file in the usual folders.
+fn find(args: &StoreArgs) -> Result<(Config, Option<PathBuf>), Trouble> {
+    if let Some(url) = &args.url {
         return Ok((Config::from_url(url)?, None));
     }
-    let named = place
+    let named = args
         .config
         .clone()
         .or_else(|| variable(FILE).map(PathBuf::from));
@@ -39,7 +40,7 @@ fn find(place: &Place) -> Result<(Config, Option<PathBuf>), Trouble> {
     Ok((read(&file)?, Some(file)))
 }
 
-/// One that is empty counts as not set.
+/// Returns a variable; an empty one counts as not set.
 fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
@@ -51,17 +52,17 @@ fn usual_file() -> Option<PathBuf> {
     };
     let own = own.map(|folder| folder.join("lockkeeper.toml"));
     let mut files = own.into_iter().chain(["/etc/lockkeeper.toml".into()]);
-    // One that is there and cannot be read is not passed over: the next may name another store.
+    // A file that exists but cannot be read is not skipped: the next one may name another store.
     files.find(|file| match file.symlink_metadata() {
         Ok(_) => true,
         Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
     })
 }
 
-/// The store of a config file: its `url` and further keys stand at the top.
+/// Reads the config file of one store, with its `url` and further keys at the top.
 fn read(file: &Path) -> Result<Config, Trouble> {
     let table = read_table(file)?;
-    // As in a file for `compare`.
+    // Only the files of `compare` have tables.
     if let Some((key, _)) = table.iter().find(|(_, value)| has_table(value)) {
         return Err(unusable(
             file,
@@ -89,7 +90,7 @@ fn read_table(file: &Path) -> Result<Table, Trouble> {
             before.rfind('\n').map_or(0, |end| end + 1),
         );
         let column = before.get(start..).unwrap_or_default().chars().count() + 1;
-        // The message alone: the error's own text shows the line, and with it perhaps a password.
+        // Only the message: the error's own text shows the line, which may have a password in it.
         let message = error.message();
         unusable(file, &format!("line {line}, column {column}: {message}"))
     })
@@ -111,8 +112,8 @@ fn has_table(value: &Value) -> bool {
     }
 }
 
-/// The stores of a config file: the file itself, or every table in it, that has a `url`. Each comes
-/// with its name for messages. The rest of the file belongs to another program.
+/// Reads the config file of several stores, which may belong to another program: a store is the file
+/// itself, or every table in it, that has a `url`. Each comes with its name for messages.
 #[cfg(feature = "compare")]
 pub(crate) fn stores(file: &Path) -> Result<Vec<(String, Table)>, Trouble> {
     let mut stores = Vec::new();
@@ -152,12 +153,12 @@ fn collect_stores(name: &str, value: Value, stores: &mut Vec<(String, Table)>) {
     }
 }
 
-/// Opens the store that was found. Only this looks at the values in its config.
+/// Opens the store that was found, with its settings changed.
 fn open_changed(
-    place: &Place,
+    args: &StoreArgs,
     change: impl FnOnce(Config) -> Config,
 ) -> Result<LockKeeper, Trouble> {
-    let (config, file) = find(place)?;
+    let (config, file) = find(args)?;
     open_config(&change(config)).map_err(|error| {
         let mut trouble = Trouble::from(error);
         if let Some(file) = file
@@ -170,23 +171,23 @@ fn open_changed(
 }
 
 /// Opens the store.
-pub(crate) fn open(place: &Place, observer: Arc<dyn Observer>) -> Result<LockKeeper, Trouble> {
-    open_changed(place, |config| config.observer(observer))
+pub(crate) fn open(args: &StoreArgs, observer: Arc<dyn Observer>) -> Result<LockKeeper, Trouble> {
+    open_changed(args, |config| config.observer(observer))
 }
 
-/// Opens the first store alone: who asks about that one wants no answer from another.
-pub(crate) fn open_first(place: &Place) -> Result<LockKeeper, Trouble> {
-    open_changed(place, Config::without_fallbacks)
+/// Opens the store without its fallbacks: a question about one store is not answered by another.
+pub(crate) fn open_first(args: &StoreArgs) -> Result<LockKeeper, Trouble> {
+    open_changed(args, Config::without_fallbacks)
 }
 
-/// The same where it is there, to look into it.
-pub(crate) fn open_existing(place: &Place) -> Result<LockKeeper, Trouble> {
-    open_changed(place, |config| {
+/// Opens the store without its fallbacks if it exists, and does not create it.
+pub(crate) fn open_existing(args: &StoreArgs) -> Result<LockKeeper, Trouble> {
+    open_changed(args, |config| {
         let config = config.without_fallbacks();
         if config.url().scheme() != "sqlite" {
             return config;
         }
-        // Where it is said already, that counts.
+        // The user's own `create` counts.
         config.clone().set("create", "false").unwrap_or(config)
     })
 }

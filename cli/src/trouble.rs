@@ -1,21 +1,21 @@
-//! Why a command could not do what it was asked to, and its exit status; see sysexits.h.
+//! The error of every command, with its exit status; see sysexits.h.
 
 use std::fmt;
 
 use lockkeeper::{Error, ErrorKind};
 
-/// Wrong usage.
+/// The command line is wrong.
 pub(crate) const USAGE: u8 = 64;
 /// The store is out of reach.
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// The system could not do what it usually can.
+/// The system refused something.
 pub(crate) const SYSTEM: u8 = 71;
-/// Bad configuration.
+/// The configuration is wrong.
 pub(crate) const CONFIG: u8 = 78;
 /// The lock was lost and the command ended.
 pub(crate) const LOST: u8 = 79;
 
-/// Why it could not be done: one line with the cause and the way out, and the exit status.
+/// Why a command failed: one line with the cause and what to do, and the exit status.
 #[derive(Debug)]
 pub(crate) struct Trouble {
     pub(crate) code: u8,
@@ -30,12 +30,13 @@ impl Trouble {
         }
     }
 
-    /// The system could not do something.
+    /// Reports that the system refused something.
     pub(crate) fn system(what: &str, error: &dyn fmt::Display) -> Self {
         Self::new(SYSTEM, format!("cannot {what}: {error}"))
     }
 
-    /// An error that comes of what was said on the command line.
+    /// Converts an error that is caused by the command line, which is then to blame rather than the
+    /// configuration.
     pub(crate) fn usage(error: &Error) -> Self {
         let trouble = Self::from(error.clone());
         match trouble.code {
@@ -50,7 +51,7 @@ impl Trouble {
 
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Whatever a cause of a cause has to say: one line.
+        // A cause may have several lines.
         f.write_str(&self.text.lines().collect::<Vec<_>>().join(" "))
     }
 }
@@ -63,7 +64,7 @@ impl From<Error> for Trouble {
             _ => CONFIG,
         };
         let mut text = error.to_string();
-        // What says "see the cause" is all that is seen of it.
+        // Nothing shows the causes but this text.
         let first = std::error::Error::source(&error);
         for cause in std::iter::successors(first, |cause| cause.source()) {
             let cause = cause.to_string();

@@ -21,7 +21,7 @@ pub(crate) fn main(args: &args::Unlock) -> ExitCode {
 
 fn unlock(args: &args::Unlock) -> Result<u8, Trouble> {
     let name = LockName::new(args.name.as_str()).map_err(|error| Trouble::usage(&error))?;
-    let keeper = settings::open_existing(&args.place)?;
+    let keeper = settings::open_existing(&args.store)?;
     let operator = operator(&keeper)?;
     let soon = || SystemClock.now() + args.timeout;
     let Some(held) = operator.held(Some(&name), soon())?.pop() else {

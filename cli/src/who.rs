@@ -63,7 +63,7 @@ pub(crate) fn main(args: &args::Who) -> ExitCode {
 fn who(args: &args::Who) -> Result<(), Trouble> {
     let name = args.name.as_deref().map(LockName::new).transpose();
     let name = name.map_err(|error| Trouble::usage(&error))?;
-    let keeper = settings::open_existing(&args.place)?;
+    let keeper = settings::open_existing(&args.store)?;
     let operator = operator(&keeper)?;
     let held = operator.held(name.as_ref(), SystemClock.now() + args.timeout)?;
     let cannot_tell = operator.cannot_tell();

@@ -36,6 +36,7 @@ mod comparison;
 mod error;
 pub mod holder;
 mod meter;
+mod named;
 mod report;
 mod scenario;
 #[cfg(unix)]

@@ -31,7 +31,7 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "DUR", default_value = "1ms", value_parser = duration)]
     pub(crate) held: Duration,
 
-    /// How often each row is run: 1 to 1000. It is right only if it is right each time.
+    /// How often each row is run: 1 to 1000. A row is right only if it is right each time.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) repeat: u32,
 
@@ -52,7 +52,7 @@ pub(crate) struct Compare {
     pub(crate) config: Vec<PathBuf>,
 
     /// Start Redis, MariaDB and MySQL servers for the run, as far as they are installed, and stop
-    /// them at its end. Beside the embedded stores, and those of --url and --config.
+    /// them at its end. They are compared beside the embedded stores, --url and --config.
     #[arg(long)]
     pub(crate) servers: bool,
 

@@ -77,9 +77,9 @@ Prints the manual pages, or writes them to a folder.
     },
 }
 
-/// Where the store's URL comes from; see [`crate::settings`].
+/// The options that name the store; see [`crate::settings`].
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct Place {
+pub(crate) struct StoreArgs {
     /// The store, such as redis://127.0.0.1/?namespace=shop or sqlite:/var/lib/shop/locks.db.
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
@@ -89,7 +89,7 @@ pub(crate) struct Place {
     pub(crate) config: Option<std::path::PathBuf>,
 }
 
-/// A length of time as people write it.
+/// Parses a duration as people write it.
 pub(crate) fn duration(text: &str) -> Result<std::time::Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("not a duration ({error}); write it like 500ms, 10s or 2m"))
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_definition_is_sound() {
         <Args as clap::CommandFactory>::command().debug_assert();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Place, duration};
+use super::{StoreArgs, duration};
 
 pub(super) const WHO: &str = "\
 Tells who holds what.
@@ -76,7 +76,7 @@ Exit status:
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Who {
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) store: StoreArgs,
 
     /// Print one JSON object instead of the table; its fields are below.
     #[arg(long)]
@@ -95,7 +95,7 @@ pub(crate) struct Who {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Unlock {
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) store: StoreArgs,
 
     /// Frees it whoever holds it; there is no other way to.
     #[arg(long, required = true)]
@@ -118,7 +118,7 @@ pub(crate) struct Unlock {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Doctor {
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) store: StoreArgs,
 
     /// Print one JSON object instead of text; its fields are below.
     #[arg(long)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use lockkeeper::Wait;
 
-use super::{Place, duration};
+use super::{StoreArgs, duration};
 
 pub(super) const ABOUT: &str = "\
 Runs a command while it holds a lock.
@@ -92,7 +92,7 @@ Examples:
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Run {
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) place: StoreArgs,
 
     /// How long to wait for the lock, or `forever`. Default: for ever.
     #[arg(long, value_name = "DUR", value_parser = wait)]

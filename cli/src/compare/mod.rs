@@ -1,9 +1,9 @@
-//! `lockkeeper compare`: ways of locking, side by side.
+//! `lockkeeper compare`: shows what the package `lockkeeper-compare` measures.
 
 mod progress;
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use lockkeeper::CancelToken;
@@ -15,11 +15,11 @@ use crate::say;
 use crate::settings;
 use crate::trouble::{SYSTEM, Trouble};
 
-/// A verdict was not the expected one, or the run failed.
+/// A row does not have its expected verdict, or the run failed.
 const FAILED: u8 = 1;
-/// The command line cannot be used.
+/// The command line is wrong.
 pub(crate) const USAGE: u8 = 2;
-/// Stopped by Ctrl-C, as shells count it: 128 + SIGINT.
+/// The user pressed Ctrl-C: 128 + SIGINT, as in shells.
 const INTERRUPTED: u8 = 130;
 
 impl From<Error> for Trouble {
@@ -37,14 +37,14 @@ pub(crate) fn main(args: &args::Compare) -> ExitCode {
     say::ended(compare(args))
 }
 
-/// What was measured is shown also when the run ends early.
+/// Runs a comparison. What was measured is shown even if the run ends early.
 fn compare(args: &args::Compare) -> Result<u8, Trouble> {
     if args.holder {
         holder::main()?;
         return Ok(0);
     }
     if let Some(file) = &args.html {
-        // Now rather than after minutes.
+        // The user learns this now rather than after minutes.
         let open = File::options().append(true).create(true).open(file);
         open.map_err(|error| {
             let file = file.display();
@@ -106,8 +106,8 @@ fn comparison(args: &args::Compare) -> Result<Comparison, Trouble> {
     Ok(comparison)
 }
 
-/// This program, also when its file was replaced meanwhile, by an update or a build.
-fn own_program() -> Result<std::path::PathBuf, Trouble> {
+/// Returns the path of this program, which works even if its file was replaced meanwhile.
+fn own_program() -> Result<PathBuf, Trouble> {
     if cfg!(target_os = "linux") {
         return Ok("/proc/self/exe".into());
     }

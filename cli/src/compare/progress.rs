@@ -1,4 +1,4 @@
-//! What is running, and what is left, while stderr is a terminal.
+//! The progress of a comparison, shown while standard error is a terminal.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use lockkeeper_compare::Event;
 const TEMPLATE: &str = "{spinner} {pos} of {len} done [{bar:20}] {elapsed}  {msg}";
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// A bar, one step a row.
+/// A bar with one step for each row.
 #[derive(Clone, Debug)]
 pub(super) struct Progress(ProgressBar);
 

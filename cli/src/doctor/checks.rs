@@ -9,7 +9,7 @@ use lockkeeper::{
     SystemClock,
 };
 
-use crate::args::Place;
+use crate::args::StoreArgs;
 use crate::settings;
 
 /// How long anything here may take before it is called broken.
@@ -21,14 +21,14 @@ const ROUND_TRIPS: u32 = 20;
 const SLOW: Duration = Duration::from_millis(50);
 
 /// All of it; what fails is a finding, too.
-pub(super) fn all(place: &Place, keeper: &LockKeeper) -> Vec<Finding> {
+pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
     let mut findings = vec![Finding::fine(
         "connect",
         format!("the store can be opened: {}", keeper.backend()),
     )];
     // Another one, as another program would have it, where that would meet this one.
     let other = if keeper.capabilities().has(Capability::CrossProcess) {
-        settings::open_first(place)
+        settings::open_first(args)
     } else {
         Ok(keeper.clone())
     };

@@ -10,73 +10,29 @@ mod seat;
 mod slow;
 mod stock;
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::Serialize;
 
 use self::context::{Context, RunResult};
 use crate::error::Error;
+use crate::named::named_enum;
 
-/// What the threads of a comparison do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Scenario {
-    /// Many threads want few seats.
-    Gather,
-    /// Many buyers want few items; then there are more items than buyers.
-    Stock,
-    /// All threads want the same seat, and none of them waits.
-    Seat,
-    /// Overlapping sets of seats, each booked as a whole or not at all.
-    Party,
-    /// A service that holds the lock calls another one that acquires it, too.
-    Nested,
-    /// The work outlives the lease.
-    Slow,
-    /// The holder dies.
-    Crash,
+named_enum! {
+    /// What the threads of a comparison do.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    #[non_exhaustive]
+    pub enum Scenario {
+        Gather "gather": "Many threads want few seats",
+        Stock "stock": "Many buyers, few items; then more items than buyers",
+        Seat "seat": "All threads want the same seat, and none waits",
+        Party "party": "Overlapping sets of seats, each as a whole or not at all",
+        Nested "nested": "A service that holds the lock calls another that acquires it, too",
+        Slow "slow": "The work outlives the lease",
+        Crash "crash": "The holder dies",
+    }
 }
 
 impl Scenario {
-    /// All scenarios, in the order in which they run and are shown.
-    pub const ALL: [Self; 7] = [
-        Self::Gather,
-        Self::Stock,
-        Self::Seat,
-        Self::Party,
-        Self::Nested,
-        Self::Slow,
-        Self::Crash,
-    ];
-
-    /// Returns the name as users write it: `gather`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Gather => "gather",
-            Self::Stock => "stock",
-            Self::Seat => "seat",
-            Self::Party => "party",
-            Self::Nested => "nested",
-            Self::Slow => "slow",
-            Self::Crash => "crash",
-        }
-    }
-
-    /// Describes the scenario in a few words.
-    pub fn description(self) -> &'static str {
-        match self {
-            Self::Gather => "Many threads want few seats",
-            Self::Stock => "Many buyers, few items; then more items than buyers",
-            Self::Seat => "All threads want the same seat, and none waits",
-            Self::Party => "Overlapping sets of seats, each as a whole or not at all",
-            Self::Nested => "A service that holds the lock calls another that acquires it, too",
-            Self::Slow => "The work outlives the lease",
-            Self::Crash => "The holder dies",
-        }
-    }
-
     /// Runs the scenario once.
     pub(crate) fn run(self, context: &Context<'_>) -> Result<RunResult, Error> {
         match self {
@@ -88,21 +44,6 @@ impl Scenario {
             Self::Slow => slow::run(context),
             Self::Crash => crash::run(context),
         }
-    }
-}
-
-impl fmt::Display for Scenario {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Scenario {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self, Error> {
-        let found = Self::ALL.into_iter().find(|one| one.name() == name);
-        found.ok_or_else(|| Error::invalid(format!("unknown scenario {name:?}")))
     }
 }
 

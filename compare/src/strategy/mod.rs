@@ -17,9 +17,7 @@ mod setnx_spin;
 mod setnx_unsafe;
 pub(crate) mod transaction;
 
-use std::fmt;
 use std::iter::once;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -27,97 +25,34 @@ use self::lock::Lock;
 use self::transaction::{Locked, Transactor};
 use crate::cancel::Cancellation;
 use crate::error::Error;
+use crate::named::named_enum;
 use crate::store::client::ClientConfig;
 use crate::store::data::Data;
 use crate::store::mysql::tables::Tables;
 use crate::store::{Store, StoreHandle};
 
-/// A way of keeping a transaction whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Strategy {
-    /// No lock: the control, which shows that a scenario can fail.
-    None,
-    /// No lock, but a write that fails if another transaction came first.
-    Optimistic,
-    /// Redis: `SET NX`, and `DEL` by any process.
-    SetnxUnsafe,
-    /// Redis: `SET NX PX` with an owner, tried once.
-    SetnxOnce,
-    /// Redis: `SET NX PX` with an owner, tried every 100 ms.
-    SetnxSpin,
-    /// Redis: Redisson's script and channel.
-    Pubsub,
-    /// Redis: a hash of owner and count, with a watchdog.
-    ReentrantHash,
-    /// Redis: most of five servers.
-    Redlock,
-    /// MySQL: `GET_LOCK`, with a connection for each thread.
-    NamedLock,
-    /// MySQL: `GET_LOCK`, from the application's pool of ten.
-    NamedLockSharedPool,
-    /// A good lock that is released before the commit.
-    FreedEarly,
-    /// This library.
-    Lockkeeper,
+named_enum! {
+    /// A way of keeping a transaction whole.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    #[non_exhaustive]
+    pub enum Strategy {
+        None "none": "No lock: the control, which shows that the scenario can fail",
+        Optimistic "optimistic": "No lock, but a write that fails if another came first: WATCH and EXEC, or a version",
+        SetnxUnsafe "setnx-unsafe": "Redis: SET NX, and DEL by any process",
+        SetnxOnce "setnx-once": "Redis: SET NX PX with an owner, tried once",
+        SetnxSpin "setnx-spin": "Redis: SET NX PX with an owner, tried every 100 ms",
+        Pubsub "pubsub": "Redis: Redisson's script and channel",
+        ReentrantHash "reentrant-hash": "Redis: a hash of owner and count, with a watchdog",
+        Redlock "redlock": "Redis: most of five servers",
+        NamedLock "named-lock": "MySQL: GET_LOCK, a connection for each thread",
+        NamedLockSharedPool "named-lock-shared-pool": "MySQL: GET_LOCK, on connections of the application's pool of ten",
+        FreedEarly "freed-early": "A good lock that is released before the commit",
+        Lockkeeper "lockkeeper": "This library",
+    }
 }
 
 impl Strategy {
-    /// All strategies, in the order in which they run and are shown.
-    pub const ALL: [Self; 12] = [
-        Self::None,
-        Self::Optimistic,
-        Self::SetnxUnsafe,
-        Self::SetnxOnce,
-        Self::SetnxSpin,
-        Self::Pubsub,
-        Self::ReentrantHash,
-        Self::Redlock,
-        Self::NamedLock,
-        Self::NamedLockSharedPool,
-        Self::FreedEarly,
-        Self::Lockkeeper,
-    ];
-
-    /// Returns the name as users write it: `setnx-once`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Optimistic => "optimistic",
-            Self::SetnxUnsafe => "setnx-unsafe",
-            Self::SetnxOnce => "setnx-once",
-            Self::SetnxSpin => "setnx-spin",
-            Self::Pubsub => "pubsub",
-            Self::ReentrantHash => "reentrant-hash",
-            Self::Redlock => "redlock",
-            Self::NamedLock => "named-lock",
-            Self::NamedLockSharedPool => "named-lock-shared-pool",
-            Self::FreedEarly => "freed-early",
-            Self::Lockkeeper => "lockkeeper",
-        }
-    }
-
-    /// Describes the strategy in a few words.
-    pub fn description(self) -> &'static str {
-        match self {
-            Self::None => "No lock: the control, which shows that the scenario can fail",
-            Self::Optimistic => {
-                "No lock, but a write that fails if another came first: WATCH and EXEC, or a version"
-            }
-            Self::SetnxUnsafe => "Redis: SET NX, and DEL by any process",
-            Self::SetnxOnce => "Redis: SET NX PX with an owner, tried once",
-            Self::SetnxSpin => "Redis: the same, tried every 100 ms",
-            Self::Pubsub => "Redis: Redisson's script and channel",
-            Self::ReentrantHash => "Redis: a hash of owner and count, with a watchdog",
-            Self::Redlock => "Redis: most of five servers",
-            Self::NamedLock => "MySQL: GET_LOCK, a connection for each thread",
-            Self::NamedLockSharedPool => "MySQL: the same, from the application's pool of ten",
-            Self::FreedEarly => "A good lock that is released before the commit",
-            Self::Lockkeeper => "This library",
-        }
-    }
-
     /// Returns why the strategy does not run on this store with this many threads; `None` if it
     /// does.
     pub(crate) fn not_on(self, handle: &StoreHandle, threads: u32) -> Option<&'static str> {
@@ -242,20 +177,5 @@ impl Strategy {
                 return Err(Error::invalid(format!("{self} is no lock on {store}")));
             }
         })
-    }
-}
-
-impl fmt::Display for Strategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Strategy {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self, Error> {
-        let found = Self::ALL.into_iter().find(|one| one.name() == name);
-        found.ok_or_else(|| Error::invalid(format!("unknown strategy {name:?}")))
     }
 }
