@@ -1,4 +1,4 @@
-//! `lockkeeper compare` as its users see it: the real binary, its output and its exit status.
+//! `lockkeeper compare` as its users see it: the output and the exit status of the real binary.
 #![allow(
     clippy::unwrap_used,
     reason = "in a test a panic is the report; clippy.toml spares only the test functions themselves"
@@ -9,14 +9,14 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// The command, with a folder of its own for what it throws away.
+/// Returns the command, with `folder` for its temporary files.
 fn lockkeeper(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
     command.args(args).env("TMPDIR", folder);
     command
 }
 
-/// Runs it, and sees to it that it leaves nothing behind.
+/// Runs the command, which must leave no file behind.
 fn run(args: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let output = lockkeeper(folder.path(), args).output().unwrap();
@@ -28,7 +28,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Runs it with `--json`, and gives its exit status and the object.
+/// Runs the command with `--json`; returns its exit status and the object.
 fn json(args: &[&str]) -> (Option<i32>, Value) {
     let output = run(&[&["compare", "--json"], args].concat());
     assert_eq!(text(&output.stderr), "", "{args:?}");
@@ -38,7 +38,7 @@ fn json(args: &[&str]) -> (Option<i32>, Value) {
     )
 }
 
-/// The exit status, and what was said on stderr; nothing is printed on stdout.
+/// Runs the command, which must print nothing; returns its exit status and its error message.
 fn refused(args: &[&str]) -> (Option<i32>, String) {
     let output = run(&[&["compare"], args].concat());
     assert_eq!(text(&output.stdout), "", "{args:?}");
@@ -46,7 +46,7 @@ fn refused(args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn five_of_a_hundred_get_in_on_each_store_and_more_without_a_lock() {
+fn gather_admits_as_many_as_seats_on_each_store() {
     let (code, report) = json(&["--scenario", "gather"]);
     assert_eq!(code, Some(0), "{report:#}");
     assert_eq!(report["schema"], "lockkeeper-compare");
@@ -90,7 +90,7 @@ fn five_of_a_hundred_get_in_on_each_store_and_more_without_a_lock() {
 }
 
 #[test]
-fn what_sqlite_counts_is_shown() {
+fn commands_and_connections_of_sqlite_are_shown() {
     let (_, report) = json(&["--scenario=gather", "--strategy=lockkeeper", "--threads=20"]);
     let row = &report["rows"][1];
     assert_eq!(row["store"], "sqlite");
@@ -99,7 +99,7 @@ fn what_sqlite_counts_is_shown() {
 }
 
 #[test]
-fn every_scenario_is_as_it_must_be_also_repeated() {
+fn repeated_rows_have_their_expected_verdicts() {
     let (code, report) = json(&["--threads=20", "--repeat=2"]);
     assert_eq!(code, Some(0), "{report:#}");
     assert_eq!(report["rows"].as_array().unwrap().len(), 34);
@@ -119,7 +119,7 @@ fn every_scenario_is_as_it_must_be_also_repeated() {
 }
 
 #[test]
-fn the_json_is_as_its_schema_says() {
+fn json_matches_its_schema() {
     let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("compare.schema.json");
     let (mut schemas, mut compiler) = (boon::Schemas::new(), boon::Compiler::new());
     let index = compiler.compile(schema.to_str().unwrap(), &mut schemas);
@@ -131,7 +131,7 @@ fn the_json_is_as_its_schema_says() {
 }
 
 #[test]
-fn the_page_needs_no_network_and_every_picture_has_a_text() {
+fn html_needs_no_network_and_describes_every_picture() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("page.html");
     let output = run(&["compare", "--threads=20", "--html", file.to_str().unwrap()]);
@@ -159,7 +159,7 @@ fn the_page_needs_no_network_and_every_picture_has_a_text() {
 }
 
 #[test]
-fn stores_come_from_a_config_file_too() {
+fn tables_of_a_config_file_are_stores() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("app.toml");
     let text = "[shop.locks]\nurl = 'memory:'\nttl = '5s'\n[[more]]\nurl = 'memory:a'";
@@ -178,13 +178,13 @@ fn stores_come_from_a_config_file_too() {
 }
 
 #[test]
-fn two_threads_are_enough_for_the_control_to_fail() {
+fn control_fails_with_two_threads() {
     let (code, report) = json(&["--threads=2", "--seats=1", "--items=1", "--url=memory:"]);
     assert_eq!(code, Some(0), "{report:#}");
 }
 
 #[test]
-fn a_store_of_the_users_own_gets_nothing_but_locks() {
+fn scenario_data_is_not_kept_in_the_users_store() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("mine.db");
     let url = format!("sqlite:{}?namespace=mine", file.display());
@@ -198,7 +198,7 @@ fn a_store_of_the_users_own_gets_nothing_but_locks() {
 }
 
 #[test]
-fn the_table_fits_a_hundred_columns_and_says_what_it_means() {
+fn table_fits_a_hundred_columns_and_is_explained() {
     let output = run(&["compare", "--threads=20", "--scenario=gather"]);
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(text(&output.stderr), "", "stderr is no terminal here");
@@ -219,8 +219,8 @@ fn the_table_fits_a_hundred_columns_and_says_what_it_means() {
 }
 
 #[test]
-fn bad_usage_is_refused_with_a_way_out() {
-    for (args, way_out) in [
+fn wrong_usage_is_refused_with_a_remedy() {
+    for (args, remedy) in [
         (&["--threads=0"][..], "2..=10000"),
         (&["--threads=10001"], "2..=10000"),
         (&["--seats=100"], "use more threads, or fewer seats"),
@@ -244,12 +244,12 @@ fn bad_usage_is_refused_with_a_way_out() {
     ] {
         let (code, said) = refused(args);
         assert_eq!(code, Some(2), "{args:?}: {said}");
-        assert!(said.contains(way_out), "{args:?}: {said}");
+        assert!(said.contains(remedy), "{args:?}: {said}");
     }
 }
 
 #[test]
-fn a_store_out_of_reach_is_one_line_and_status_1() {
+fn unreachable_store_is_one_line_and_status_1() {
     let (code, said) = refused(&["--url=sqlite:/nonexistent/folder/locks.db"]);
     assert_eq!(code, Some(1), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
@@ -257,7 +257,7 @@ fn a_store_out_of_reach_is_one_line_and_status_1() {
 }
 
 #[test]
-fn help_tells_everything() {
+fn help_documents_options_json_and_exit_status() {
     let help = text(&run(&["compare", "--help"]).stdout);
     for part in [
         "--json",
@@ -277,37 +277,44 @@ fn help_tells_everything() {
 
 #[cfg(unix)]
 #[test]
-fn an_interruption_shows_what_was_measured_and_leaves_nothing_behind() {
+fn interruption_shows_what_was_measured_and_leaves_nothing_behind() {
+    use lockkeeper::{Clock, SystemClock};
     use std::process::Stdio;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
-    let folder = tempfile::tempdir().unwrap();
-    // The first row takes a moment, the second more than half a minute.
+    let (folder, locks) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let url = format!("sqlite:{}", locks.path().join("locks.db").display());
+    // The second row would take half a minute.
     let args = [
         "compare",
         "--json",
         "--strategy=lockkeeper",
         "--scenario=gather",
         "--scenario=slow",
-        "--url=memory:",
         "--threads=10",
         "--repeat=30",
+        "--url",
+        &url,
     ];
     let child = lockkeeper(folder.path(), &args)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_secs(4));
-    rustix::process::kill_process(
-        rustix::process::Pid::from_child(&child),
-        rustix::process::Signal::INT,
-    )
-    .unwrap();
-    let asked = Instant::now();
+    let keeper = lockkeeper::open(&url).unwrap();
+    let operator = keeper.operator().unwrap();
+    let is_slow_running = || {
+        let deadline = SystemClock.now() + Duration::from_secs(10);
+        let held = operator.held(None, deadline).unwrap();
+        held.iter().any(|held| held.name.contains("/slow-"))
+    };
+    while !is_slow_running() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     let output = child.wait_with_output().unwrap();
 
-    assert!(asked.elapsed() < Duration::from_secs(10));
     assert_eq!(output.status.code(), Some(130));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["complete"], false);

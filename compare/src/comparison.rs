@@ -547,4 +547,37 @@ mod tests {
         assert_eq!(chosen, [Scenario::Gather, Scenario::Slow]);
         assert_eq!(Comparison::new().scenarios([]).scenarios, Scenario::ALL);
     }
+
+    #[test]
+    fn crash_without_a_holder_program_runs_on_memory_alone() {
+        let crash = Comparison::new()
+            .scenarios([Scenario::Crash])
+            .strategies([Strategy::Lockkeeper]);
+        let report = crash.run().unwrap();
+        let stores: Vec<_> = report.rows.iter().map(|row| row.store.as_str()).collect();
+        assert_eq!(stores, ["memory"]);
+        assert!(report.missing.join("").contains("crash on sqlite"));
+
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}/locks.db", folder.path().display());
+        let error = crash.url(&url).run().unwrap_err();
+        assert!(error.to_string().contains("Comparison::holder"), "{error}");
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused() {
+        let gather = || Comparison::new().url("memory:");
+        for comparison in [
+            gather().threads(1),
+            gather().threads(10_001),
+            gather().seats(0),
+            gather().items(100),
+            gather().held(Duration::ZERO),
+            gather().held(Duration::from_secs(11)),
+            gather().repeat(0),
+        ] {
+            let result = comparison.run();
+            assert!(matches!(result, Err(Error::Invalid(_))), "{comparison:?}");
+        }
+    }
 }
