@@ -1,4 +1,7 @@
 //! The holder of the scenario `crash`: a process that is killed while it holds a lock.
+//!
+//! The process is killed by its handle, and ends by itself when its standard input does. On `memory:`,
+//! which no other process can see, the holder is a thread that panics.
 
 use std::ffi::OsString;
 use std::fmt;

@@ -1,4 +1,6 @@
 //! What must come out of each scenario with each strategy.
+//!
+//! A row that must be wrong and happens to be right is run again; a row that must be right never is.
 
 use serde::Serialize;
 

@@ -1,4 +1,8 @@
 //! What the threads do. Each scenario is a file.
+//!
+//! What must go wrong does so by an order of events, not by luck. In `seat` half of the threads come
+//! when the first one has released the lock, and `freed-early` commits only after a second thread has
+//! read; `nested` and `slow` go on until the other program came in.
 
 mod contest;
 pub(crate) mod context;
