@@ -10,7 +10,6 @@ use lockkeeper::{CancelRegistration, CancelToken};
 use crate::error::Error;
 
 /// Opens once, for all threads that wait for it and for all that come later.
-#[derive(Debug)]
 pub(crate) struct Latch {
     /// Dropped to open the latch.
     closed: Mutex<Option<Sender<Infallible>>>,
@@ -38,7 +37,7 @@ impl Latch {
 }
 
 /// The caller's cancel token, which ends the waits of all threads at once.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Cancellation {
     token: CancelToken,
     cancelled: Arc<Latch>,

@@ -42,7 +42,7 @@ pub(crate) trait Holder {
 }
 
 /// The program whose `main` calls [`main`], and its arguments.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct HolderCommand {
     pub(crate) program: OsString,
     pub(crate) args: Vec<OsString>,

@@ -5,7 +5,6 @@
 //! counting sent is subtracted. On SQLite the provider counts. Connections are read when the run is
 //! done and before anything is closed, since pools keep theirs open.
 
-use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_POLLS: usize = 20;
 
 /// A server that counts.
-pub(crate) trait Counter: fmt::Debug + Send + Sync {
+pub(crate) trait Counter: Send + Sync {
     /// Returns how many commands the server has received, without those for the scenario's data and
     /// for counting.
     fn commands(&self) -> Result<u64, Error>;
@@ -31,12 +30,10 @@ pub(crate) trait Counter: fmt::Debug + Send + Sync {
 }
 
 /// Measures what a run costs its store. Where no server counts, the strategy has to.
-#[derive(Debug)]
 pub(crate) struct Meter<'a> {
     servers: Vec<Server<'a>>,
 }
 
-#[derive(Debug)]
 struct Server<'a> {
     counter: Box<dyn Counter + 'a>,
     /// Connections before the strategy was opened.

@@ -18,7 +18,6 @@ const REDLOCK_DEAD: usize = 2;
 const EXTRA_CONNECTIONS: u32 = 60;
 
 /// Servers that run until this is dropped.
-#[derive(Debug)]
 pub(crate) struct Servers {
     /// The first one is the store; `redlock` uses all of them.
     redis: Vec<RedisServer>,

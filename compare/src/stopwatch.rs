@@ -22,7 +22,6 @@ impl Add for Elapsed {
 }
 
 /// Measures the time since it was started.
-#[derive(Debug)]
 pub(crate) struct Stopwatch {
     started: Instant,
     cpu: Option<Duration>,

@@ -18,7 +18,6 @@ use crate::strategy::none::NoLock;
 use crate::strategy::transaction::{Locked, Transactor};
 
 /// A lock that grants every request, though with tokens that grow, as a half-right one would have.
-#[derive(Debug)]
 struct AlwaysGrants(LockKeeper);
 
 struct Granted(FencingToken);
@@ -41,7 +40,6 @@ impl Held for Granted {
 }
 
 /// No lock, but the comparison is cancelled as soon as a thread has it.
-#[derive(Debug)]
 struct CancelsOnGrant(CancelToken);
 
 impl Lock for CancelsOnGrant {
@@ -104,7 +102,7 @@ fn assert_all_wrong(runs: Vec<(String, RunResult)>) {
 fn lock_that_always_grants_fails_every_scenario() {
     let tokens = lockkeeper::open("memory:").unwrap();
     assert_all_wrong(run_all(|store, _| {
-        let lock = AlwaysGrants(tokens.clone());
+        let lock = Box::new(AlwaysGrants(tokens.clone()));
         Ok(Box::new(Locked::new(lock, store.data.state())))
     }));
 }
@@ -134,7 +132,7 @@ fn cancelling_ends_a_scenario_while_its_threads_think() {
     let cancel = Cancellation::new(&token);
     let forever = Duration::from_secs(3_600);
     let error = run(Scenario::Gather, store, forever, &cancel, || {
-        let lock = CancelsOnGrant(token.clone());
+        let lock = Box::new(CancelsOnGrant(token.clone()));
         Ok(Box::new(Locked::new(lock, store.data.state())))
     })
     .unwrap_err();

@@ -13,7 +13,7 @@ use super::redis::client::RedisConfig;
 use crate::error::Error;
 
 /// How clients other than this library connect to a store.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum ClientConfig {
     Memory,
     Sqlite,

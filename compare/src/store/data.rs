@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::meter::Counter;
 
 /// The state, by the kind of its store.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Data {
     Memory(Arc<Cells>),
     Sqlite(Arc<Rows>),

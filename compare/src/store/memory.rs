@@ -8,10 +8,10 @@ use super::state::State;
 use crate::error::Error;
 
 /// Cells in memory. Each access is atomic, as a statement of a database is.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Cells(Mutex<Values>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Values {
     cells: Vec<i64>,
     token: i64,

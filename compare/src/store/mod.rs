@@ -23,7 +23,6 @@ use crate::error::Error;
 use crate::meter::Counter;
 
 /// Everything that a program needs to lock on a store.
-#[derive(Debug)]
 pub(crate) struct StoreHandle {
     pub(crate) spec: StoreSpec,
     /// What this library opens.
@@ -54,7 +53,6 @@ impl StoreHandle {
 }
 
 /// A store that could be opened, and the state beside its locks.
-#[derive(Debug)]
 pub(crate) struct Store {
     /// The store's name in reports: the backend's, numbered if there are several of a kind.
     pub(crate) label: String,

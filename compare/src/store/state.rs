@@ -1,7 +1,5 @@
 //! The shared state that the locks protect.
 
-use std::fmt;
-
 use lockkeeper::FencingToken;
 
 use crate::error::Error;
@@ -10,7 +8,7 @@ use crate::error::Error;
 ///
 /// Each call is a statement and a transaction of its own. A thread that reads, thinks and writes is
 /// therefore protected by nothing but a lock around all of it.
-pub(crate) trait State: fmt::Debug + Send + Sync {
+pub(crate) trait State: Send + Sync {
     /// Sets the cells from 0 on to these values, and clears the list of users.
     fn reset(&self, values: &[i64]) -> Result<(), Error>;
 

@@ -9,25 +9,25 @@ use std::sync::Arc;
 use ::lockkeeper::Usage;
 
 use super::lock::Lock;
+use super::lockkeeper::Lockkeeper;
 use super::transaction::{Outcome, Step, Transaction, Transactor, release_all};
 use crate::error::Error;
 use crate::store::state::State;
 
 /// Commits after the unlock.
-#[derive(Debug)]
-pub(crate) struct FreedEarly<L> {
-    lock: L,
+pub(crate) struct FreedEarly {
+    lock: Lockkeeper,
     state: Arc<dyn State>,
 }
 
-impl<L> FreedEarly<L> {
+impl FreedEarly {
     /// Fails to protect `state` with `lock`.
-    pub(crate) fn new(lock: L, state: Arc<dyn State>) -> Self {
+    pub(crate) fn new(lock: Lockkeeper, state: Arc<dyn State>) -> Self {
         Self { lock, state }
     }
 }
 
-impl<L: Lock> Transactor for FreedEarly<L> {
+impl Transactor for FreedEarly {
     fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
         let Some(held) = transaction.acquire_all(&self.lock)? else {
             return Ok(Outcome::Busy);

@@ -1,6 +1,5 @@
 //! What the scenarios ask of a lock.
 
-use std::fmt;
 use std::time::Duration;
 
 use ::lockkeeper::{Capabilities, FencingToken, LeasePolicy, Usage};
@@ -38,7 +37,7 @@ impl LockRequest {
 }
 
 /// A way of locking, as one program uses it with all its threads.
-pub(crate) trait Lock: fmt::Debug + Send + Sync {
+pub(crate) trait Lock: Send + Sync {
     /// Acquires the lock; `None` if it was busy until the end of the wait.
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error>;
 
@@ -55,24 +54,6 @@ pub(crate) trait Lock: fmt::Debug + Send + Sync {
     /// Tells whether a lease can expire while its holder lives.
     fn has_fixed_lease(&self) -> bool {
         true
-    }
-}
-
-impl<L: Lock + ?Sized> Lock for Box<L> {
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
-        (**self).acquire(name, request)
-    }
-
-    fn usage(&self) -> Option<Usage> {
-        (**self).usage()
-    }
-
-    fn min_ttl(&self) -> Duration {
-        (**self).min_ttl()
-    }
-
-    fn has_fixed_lease(&self) -> bool {
-        (**self).has_fixed_lease()
     }
 }
 

@@ -16,7 +16,6 @@ use crate::cancel::Cancellation;
 use crate::error::Error;
 
 /// One keeper for a program.
-#[derive(Debug)]
 pub(crate) struct Lockkeeper {
     keeper: LockKeeper,
     reentrant: ReentrantKeeper,

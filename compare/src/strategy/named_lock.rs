@@ -23,7 +23,6 @@ use crate::store::mysql::client::{MySqlConfig, from_pool};
 const POOL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// `GET_LOCK` on connections of a pool.
-#[derive(Debug)]
 pub(crate) struct NamedLock {
     pool: Pool,
     timeout: Duration,
@@ -106,7 +105,7 @@ impl Lock for NamedLock {
 }
 
 /// The sessions in use, by thread.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Sessions(Mutex<HashMap<ThreadId, Arc<Session>>>);
 
 impl Sessions {
@@ -136,7 +135,6 @@ impl Sessions {
     }
 }
 
-#[derive(Debug)]
 struct Session {
     id: u32,
     connection: Mutex<PooledConn>,

@@ -33,8 +33,7 @@ pub(super) fn open_lock(
 }
 
 /// Locks and work out of one pool.
-#[derive(Debug)]
-pub(crate) struct SharedPool(Locked<NamedLock>);
+pub(crate) struct SharedPool(Locked);
 
 impl SharedPool {
     /// Opens the pool.
@@ -45,7 +44,7 @@ impl SharedPool {
     ) -> Result<Self, Error> {
         let (lock, pool) = open_lock(config, cancel)?;
         let rows = rows.through(&pool, POOL_TIMEOUT);
-        Ok(Self(Locked::new(lock, Arc::new(rows))))
+        Ok(Self(Locked::new(Box::new(lock), Arc::new(rows))))
     }
 }
 

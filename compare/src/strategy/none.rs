@@ -4,7 +4,6 @@ use super::lock::{Held, Lock, LockRequest, held};
 use crate::error::Error;
 
 /// Grants every request at once.
-#[derive(Debug)]
 pub(crate) struct NoLock;
 
 impl Lock for NoLock {

@@ -46,7 +46,6 @@ return 1";
 const GOODBYE: &str = "goodbye";
 
 /// A lock script, and a channel for each lock.
-#[derive(Debug)]
 pub(crate) struct PubSub {
     connection: Arc<SharedConnection>,
     config: RedisConfig,
@@ -159,7 +158,6 @@ fn topic(name: &str) -> String {
 }
 
 /// A lock's channel.
-#[derive(Debug)]
 struct Channel {
     /// Opens at the next release, and is replaced by a new one then.
     next_release: Mutex<Arc<Latch>>,

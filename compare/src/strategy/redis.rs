@@ -1,6 +1,5 @@
 //! What the Redis recipes share: a connection, names for holders, and the spin loop.
 
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -38,14 +37,7 @@ impl SharedConnection {
     }
 }
 
-impl fmt::Debug for SharedConnection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SharedConnection")
-    }
-}
-
 /// Makes names for owners: a random part for the program, and one for the hold or the thread.
-#[derive(Debug)]
 pub(super) struct Owners {
     program: u64,
     holds: AtomicU64,

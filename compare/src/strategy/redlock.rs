@@ -5,7 +5,6 @@
 //! attempt a program waits for a random time, so that two that split the votes do not meet again.
 //! Nothing renews the lock, and it has no tokens: a late write goes through.
 
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,7 +24,6 @@ const DRIFT: u32 = 100;
 const MIN_DRIFT: Duration = Duration::from_millis(2);
 
 /// Most of several servers.
-#[derive(Debug)]
 pub(crate) struct Redlock {
     servers: Arc<Servers>,
     owners: Owners,
@@ -74,7 +72,6 @@ impl Lock for Redlock {
     }
 }
 
-#[derive(Debug)]
 struct Servers {
     all: Vec<Server>,
     release: Script,
@@ -131,11 +128,5 @@ impl Server {
         let reply = command(&mut connection).ok()?;
         *slot = Some(connection);
         Some(reply)
-    }
-}
-
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Server").field(&self.config).finish()
     }
 }

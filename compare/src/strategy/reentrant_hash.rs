@@ -42,14 +42,12 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
 
 /// A hash of owner and count.
-#[derive(Debug)]
 pub(crate) struct ReentrantHash {
     server: Arc<Server>,
     owners: Owners,
     cancel: Cancellation,
 }
 
-#[derive(Debug)]
 struct Server {
     connection: SharedConnection,
     acquire: Script,

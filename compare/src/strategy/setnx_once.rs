@@ -15,7 +15,6 @@ use crate::error::Error;
 use crate::store::redis::client::RedisConfig;
 
 /// `SET NX PX` with an owner, and a script to release.
-#[derive(Debug)]
 pub(crate) struct SetnxOnce {
     connection: Arc<SharedConnection>,
     release: Arc<Script>,

@@ -17,7 +17,6 @@ use crate::store::redis::client::RedisConfig;
 const PACE: Duration = Duration::from_millis(100);
 
 /// [`SetnxOnce`], again and again.
-#[derive(Debug)]
 pub(crate) struct SetnxSpin {
     once: SetnxOnce,
     cancel: Cancellation,

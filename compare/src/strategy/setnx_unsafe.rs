@@ -21,7 +21,6 @@ use crate::store::redis::client::RedisConfig;
 const PACE: Duration = Duration::from_millis(100);
 
 /// `SET NX` and `DEL`.
-#[derive(Debug)]
 pub(crate) struct SetnxUnsafe {
     connection: Arc<SharedConnection>,
     cancel: Cancellation,

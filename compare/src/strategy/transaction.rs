@@ -3,7 +3,6 @@
 //! A strategy is a way to execute one transaction, and a lock around all of it ([`Locked`]) is one
 //! such way. Scenarios that are about locks themselves ask the strategy for its lock.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -56,7 +55,7 @@ pub(crate) enum Outcome {
 }
 
 /// A way of doing transactions, as one program uses it with all its threads.
-pub(crate) trait Transactor: fmt::Debug + Send + Sync {
+pub(crate) trait Transactor: Send + Sync {
     /// Executes a transaction.
     fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error>;
 
@@ -73,22 +72,21 @@ pub(crate) trait Transactor: fmt::Debug + Send + Sync {
 
 /// Holds locks around the whole transaction: acquired before the first read, released after the
 /// last write.
-#[derive(Debug)]
-pub(crate) struct Locked<L> {
-    lock: L,
+pub(crate) struct Locked {
+    lock: Box<dyn Lock>,
     state: Arc<dyn State>,
 }
 
-impl<L> Locked<L> {
+impl Locked {
     /// Protects `state` with `lock`.
-    pub(crate) fn new(lock: L, state: Arc<dyn State>) -> Self {
+    pub(crate) fn new(lock: Box<dyn Lock>, state: Arc<dyn State>) -> Self {
         Self { lock, state }
     }
 }
 
-impl<L: Lock> Transactor for Locked<L> {
+impl Transactor for Locked {
     fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
-        let Some(held) = transaction.acquire_all(&self.lock)? else {
+        let Some(held) = transaction.acquire_all(self.lock.as_ref())? else {
             return Ok(Outcome::Busy);
         };
         let read = transaction.read(self.state.as_ref())?;
@@ -105,7 +103,7 @@ impl<L: Lock> Transactor for Locked<L> {
     }
 
     fn lock(&self) -> Option<&dyn Lock> {
-        Some(&self.lock)
+        Some(self.lock.as_ref())
     }
 }
 

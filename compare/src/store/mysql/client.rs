@@ -1,6 +1,5 @@
 //! Connections to a MySQL or MariaDB server, with the settings of the backend's URL.
 
-use std::fmt;
 use std::time::Duration;
 
 use lockkeeper::mysql::MySqlOptions;
@@ -74,10 +73,4 @@ pub(crate) fn from_pool(pool: &Pool, timeout: Duration) -> Result<PooledConn, Er
         )),
         other => other.into(),
     })
-}
-
-impl fmt::Debug for MySqlConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MySqlConfig").field(&self.options).finish()
-    }
 }

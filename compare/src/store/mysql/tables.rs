@@ -1,7 +1,6 @@
 //! The state of `mysql:`: rows in two tables, reached by a pool of ten connections as in an
 //! application.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,7 +17,6 @@ use crate::store::state::State;
 const POOL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The tables of one run. Dropping them removes them from the database.
-#[derive(Debug)]
 pub(crate) struct Tables {
     rows: Rows,
 }
@@ -170,13 +168,5 @@ impl State for Rows {
     fn recorded(&self) -> Result<i64, Error> {
         let users = self.users();
         self.number(format!("SELECT COUNT(*) FROM {users}"))
-    }
-}
-
-impl fmt::Debug for Rows {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rows")
-            .field("prefix", &self.prefix)
-            .finish_non_exhaustive()
     }
 }

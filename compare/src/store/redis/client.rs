@@ -1,6 +1,5 @@
 //! Connections to a Redis or Valkey server, with the settings of the backend's URL.
 
-use std::fmt;
 use std::time::Duration;
 
 use lockkeeper::redis::RedisOptions;
@@ -110,13 +109,5 @@ impl RedisConfig {
             },
             _ => ConnectionAddr::Tcp(host, port),
         })
-    }
-}
-
-impl fmt::Debug for RedisConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisConfig")
-            .field("url", &self.url)
-            .finish_non_exhaustive()
     }
 }

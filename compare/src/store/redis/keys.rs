@@ -1,7 +1,6 @@
 //! The state of `redis:`: keys on the server with the locks, under a prefix that no other run has.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -32,7 +31,7 @@ pub(crate) struct Keys {
 }
 
 /// Counts the commands that were sent for the state, which do not count for the locks.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct SentCommands(Mutex<BTreeMap<&'static str, u64>>);
 
 impl SentCommands {
@@ -140,13 +139,5 @@ impl Drop for Keys {
     fn drop(&mut self) {
         // If the server is out of reach, the keys expire.
         let _ = self.delete();
-    }
-}
-
-impl fmt::Debug for Keys {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keys")
-            .field("prefix", &self.prefix)
-            .finish_non_exhaustive()
     }
 }

@@ -11,7 +11,6 @@ use crate::store::mysql::tables::{Rows, row_is_missing};
 use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
 /// Compare and set on a version.
-#[derive(Debug)]
 pub(crate) struct Versions {
     rows: Rows,
     cancel: Cancellation,

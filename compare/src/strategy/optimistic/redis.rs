@@ -1,7 +1,6 @@
 //! `WATCH`, read, think, `MULTI`, write, `EXEC`: the server refuses the `EXEC` if a watched key was
 //! written since. A `WATCH` belongs to its connection, so every thread needs one of its own.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::{Connection, cmd, pipe};
@@ -84,11 +83,5 @@ impl Transactor for Watch {
         // Not after an error, when keys may still be watched.
         self.idle().push(connection);
         Ok(outcome)
-    }
-}
-
-impl fmt::Debug for Watch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").finish_non_exhaustive()
     }
 }

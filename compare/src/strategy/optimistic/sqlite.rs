@@ -14,7 +14,6 @@ use crate::store::sqlite::Rows;
 use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
 /// Compare and set on a version.
-#[derive(Debug)]
 pub(crate) struct Versions {
     rows: Arc<Rows>,
     statements: AtomicU64,
