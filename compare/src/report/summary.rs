@@ -128,7 +128,7 @@ fn without(scenario: Scenario, worst: &Row) -> String {
         Scenario::Party => format!("without a lock {oversold} parties lost seats that were theirs"),
         Scenario::Nested => "without a lock another came in meanwhile".to_owned(),
         Scenario::Slow => "without a lock the late write replaced the good one".to_owned(),
-        Scenario::Crash => "without a lock nobody was kept out before".to_owned(),
+        Scenario::Crash => "without a lock another was let in before".to_owned(),
     }
 }
 

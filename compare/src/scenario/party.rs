@@ -46,7 +46,10 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     check(&outcomes, &taken.collect::<Result<Vec<_>, _>>()?, &mut run);
     let recorded = context.state.recorded()?;
     run.fault_if(u64::try_from(recorded) != Ok(counts.admitted), || {
-        format!("{} told so, {recorded} recorded", counts.admitted)
+        format!(
+            "{} were told that they have their seats, {recorded} recorded",
+            counts.admitted
+        )
     });
     Ok(run)
 }

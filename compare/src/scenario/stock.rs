@@ -35,7 +35,7 @@ fn sell(program: &Program<'_>, items: u32, run: &mut RunResult) -> Result<Contes
         format!("{what}: {sold} sold instead of {right}")
     });
     run.fault_if(i64::try_from(told) != Ok(sold), || {
-        format!("{what}: {told} told so, {sold} recorded")
+        format!("{what}: {told} were told that they have an item, {sold} recorded")
     });
     run.fault_if(end.number < 0, || {
         format!("{what}: the stock fell to {}", end.number)

@@ -56,8 +56,8 @@ fn head(report: &Report) -> Markup {
             h1 { "The same work, with every way of locking" }
             p.lede {
                 (settings.threads) " threads read, think and write in separate statements: nothing "
-                "but the lock protects the data. Who oversells, who waits, who hammers the store, "
-                "and who needs how many connections?"
+                "but the lock protects the data. Which ways oversell, how long do threads wait, and "
+                "how many commands and connections does each way need?"
             }
             (banner(report))
             @let said = summary::sentences(report);

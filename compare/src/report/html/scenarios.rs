@@ -50,12 +50,16 @@ fn right(scenario: Scenario) -> &'static str {
         Scenario::Gather => "as many get in as there are seats, and the count says so",
         Scenario::Stock => "sold is the smaller of items and buyers, and the stock agrees",
         Scenario::Seat => "exactly one booking, each time",
-        Scenario::Party => "each set is booked as a whole or not at all, and nobody stands still",
-        Scenario::Nested => "the second one gets it, and it is free with the outermost only",
-        Scenario::Slow => {
-            "renewed, nobody else gets in; not renewed, the late holder is told and its write refused"
+        Scenario::Party => "each set is booked as a whole or not at all, and nothing deadlocks",
+        Scenario::Nested => {
+            "the second service gets the lock, and it is free with the outermost release only"
         }
-        Scenario::Crash => "nobody gets in before, and the next one within ttl + 1 s after",
+        Scenario::Slow => {
+            "renewed, no other thread gets in; not renewed, the late holder is told and its write refused"
+        }
+        Scenario::Crash => {
+            "no other thread gets in before, and the next one within ttl + 1 s after"
+        }
     }
 }
 

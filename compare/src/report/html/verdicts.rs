@@ -17,7 +17,7 @@ pub(super) fn section(report: &Report) -> Markup {
     let strategies = strategies.filter(|&strategy| has(&|row| row.strategy == strategy));
     html! {
         section #verdicts {
-            h2 { "Who was right" }
+            h2 { "Which were right" }
             table.matrix {
                 thead {
                     tr {
