@@ -1,4 +1,4 @@
-//! `lockkeeper doctor`: whether a store is fit for locks.
+//! `lockkeeper doctor`: examines whether a store is fit for locks.
 
 use std::process::ExitCode;
 

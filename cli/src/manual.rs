@@ -1,4 +1,4 @@
-//! What is made of the command line's own description: completions and manual pages.
+//! Completions and manual pages, made from the definition of the command line.
 
 use std::fs;
 use std::io::{self, Write};
@@ -56,7 +56,7 @@ fn write(all: &[Command], folder: &Path) -> Result<u8, Trouble> {
     Ok(0)
 }
 
-/// Writes a page and says what it is called.
+/// Writes a page, and returns its name.
 fn render(command: &Command, into: &mut impl Write) -> Result<String, Trouble> {
     let name = match command.get_name() {
         "lockkeeper" => "lockkeeper".to_owned(),
@@ -83,7 +83,7 @@ fn render(command: &Command, into: &mut impl Write) -> Result<String, Trouble> {
     Ok(name)
 }
 
-/// As the help says it; `clap_mangen` leaves out `--` and the values of options.
+/// Returns the synopsis of the help; that of `clap_mangen` lacks `--` and the values of options.
 fn synopsis(command: &Command) -> Roff {
     let usage = command.clone().render_usage().to_string();
     let mut page = Roff::new();
@@ -96,7 +96,7 @@ fn synopsis(command: &Command) -> Roff {
     page
 }
 
-/// What the help says at its end: lines that end with a colon are headings, indented ones stay as
+/// Formats the end of the help: lines that end with a colon are headings, indented lines stay as
 /// they are, and the rest is text.
 fn sections(details: &str) -> Roff {
     let mut page = Roff::new();

@@ -12,7 +12,7 @@ use crate::settings;
 use crate::trouble::{Trouble, USAGE};
 use crate::who::{holder, operator};
 
-/// Not confirmed, or no longer what was shown.
+/// The user did not confirm, or the hold that was shown has ended.
 const NOT_DONE: u8 = 1;
 
 pub(crate) fn main(args: &args::Unlock) -> ExitCode {
@@ -28,10 +28,10 @@ fn unlock(args: &args::Unlock) -> Result<u8, Trouble> {
         say::out(&format!("Nobody holds {name:?}."))?;
         return Ok(0);
     };
-    // Where all names can be listed.
+    // Not every store can list all names.
     let all = operator.held(None, soon()).unwrap_or_default();
     let shown = match say::out(&describe(&name, &held, &all)) {
-        // Whoever was shown nothing cannot be asked.
+        // Without the description the question makes no sense.
         Err(trouble) if !args.yes => {
             let text = format!("{trouble}; nothing was done");
             return Err(Trouble::new(trouble.code, text));

@@ -1,4 +1,4 @@
-//! `lockkeeper who`: who holds what.
+//! `lockkeeper who`: lists the names that are held, and their holders.
 
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -32,7 +32,7 @@ struct Row {
     thread: Option<String>,
     session: Option<String>,
     since_unix_ms: Option<u64>,
-    /// As text: readers that take numbers for floating-point ones would change its last digits.
+    /// A text, since many JSON readers round integers of this size.
     token: Option<String>,
     remaining_ms: Option<u64>,
     waiting: Option<u64>,
@@ -92,7 +92,7 @@ fn who(args: &args::Who) -> Result<(), Trouble> {
     say::out(&text)
 }
 
-/// The answers of a store, where it has them for other processes than this one.
+/// Returns the store's operator, if the store can be seen by other processes.
 pub(crate) fn operator(keeper: &LockKeeper) -> Result<&dyn Operator, Trouble> {
     let store = keeper.backend();
     if store == "memory" {
@@ -112,10 +112,10 @@ pub(crate) fn operator(keeper: &LockKeeper) -> Result<&dyn Operator, Trouble> {
 /// Only a line under the header.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
 const HEADER: [&str; 6] = ["name", "holder", "held for", "token", "left", "waiting"];
-/// Which columns are numbers.
+/// The columns with numbers.
 const NUMBERS: std::ops::Range<usize> = 2..6;
 
-/// At most 80 columns wide: names and holders are wrapped, numbers are not.
+/// Makes a table of at most 80 columns; names and holders are wrapped, numbers are not.
 fn table(held: &[HeldName], now: SystemTime) -> String {
     let dash = || "-".to_owned();
     let rows = held.iter().map(|held| {
@@ -145,8 +145,8 @@ fn table(held: &[HeldName], now: SystemTime) -> String {
     table.trim_fmt()
 }
 
-/// What comes from the store, without what would move the terminal's cursor or turn its lines around,
-/// and no two of them alike.
+/// Escapes a text from the store, so that it cannot move the terminal's cursor or reverse its lines.
+/// Different texts stay different.
 fn plain(text: &str) -> String {
     let quoted = format!("{text:?}");
     let inner = quoted
@@ -180,11 +180,11 @@ fn process(held: &HeldName) -> Option<String> {
 
 fn held_for(held: &HeldName, now: SystemTime) -> Option<String> {
     let since = held.holder.since?;
-    // Two hosts' clocks may differ.
+    // The clocks of two hosts may differ.
     Some(say::span(now.duration_since(since).unwrap_or_default()))
 }
 
-/// Who holds it, in a few words: `pid 42 on web-1 (for 2m 5s)`.
+/// Describes a holder in a few words: `pid 42 on web-1 (for 2m 5s)`.
 pub(crate) fn holder(held: &HeldName, now: SystemTime) -> String {
     let who = process(held).unwrap_or_else(|| "somebody unknown".to_owned());
     match held_for(held, now) {
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_store_says_does_not_move_the_cursor() {
+    fn texts_from_the_store_are_escaped() {
         let mut held = HeldName::new("자리\u{1b}[2J", "mark");
         held.holder.pid = Some(42);
         held.holder.host = Some("web\n\u{9b}1".to_owned());

@@ -12,8 +12,7 @@ pub(crate) use compare::Compare;
 pub(crate) use operate::{Doctor, Unlock, Who};
 pub(crate) use run::{OnLost, Run};
 
-/// Locks by name, on the store of a URL: for shell scripts and cron, for the one on call, and to
-/// compare ways of locking.
+/// Locks by name, on the store of a URL: for shell scripts and cron, and for operators.
 #[derive(Debug, Parser)]
 #[command(
     name = "lockkeeper",

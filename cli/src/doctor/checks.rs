@@ -1,4 +1,4 @@
-//! What the doctor tries: the whole life of a lock, with two keepers, under names of its own.
+//! The checks of the doctor: the whole life of a lock, with two keepers, under names of its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,21 +12,21 @@ use lockkeeper::{
 use crate::args::StoreArgs;
 use crate::settings;
 
-/// How long anything here may take before it is called broken.
+/// A step that takes longer than this is broken.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A store frees a lease that ran out at most this long after its ttl.
+/// A store frees an expired lease at most this long after its ttl.
 const LATE: Duration = Duration::from_secs(1);
 const ROUND_TRIPS: u32 = 20;
-/// Above this, acquiring and releasing is slow enough to be noticed.
+/// Acquiring and releasing for longer than this is slow enough to be noticed.
 const SLOW: Duration = Duration::from_millis(50);
 
-/// All of it; what fails is a finding, too.
+/// Runs all checks; a check that fails is a finding, too.
 pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
     let mut findings = vec![Finding::fine(
         "connect",
         format!("the store can be opened: {}", keeper.backend()),
     )];
-    // Another one, as another program would have it, where that would meet this one.
+    // A second keeper, as another program would have it, if the two can see each other.
     let other = if keeper.capabilities().has(Capability::CrossProcess) {
         settings::open_first(args)
     } else {
@@ -151,7 +151,7 @@ fn round_trip(pair: &Pair<'_>) -> Result<Finding, Error> {
     })
 }
 
-/// One holds it, and the other one is told that it is busy.
+/// Checks that a lock that one keeper holds is busy for the other.
 fn contend(pair: &Pair<'_>) -> Result<Finding, Error> {
     let topic = "contend";
     let first = pair.keeper.lock(&pair.name)?;
@@ -185,7 +185,7 @@ fn contend(pair: &Pair<'_>) -> Result<Finding, Error> {
     ))
 }
 
-/// One waits, and gets it when the other one releases it.
+/// Checks that a waiter gets the lock when its holder releases it.
 fn hand_over(pair: &Pair<'_>) -> Result<Finding, Error> {
     let first = pair.keeper.lock(&pair.name)?;
     let waits = AtomicBool::new(false);
@@ -196,7 +196,7 @@ fn hand_over(pair: &Pair<'_>) -> Result<Finding, Error> {
             let guard = pair.other.acquire(&pair.name, &options)?;
             Ok::<_, Error>((guard.is_some(), Instant::now()))
         });
-        // Long enough to stand in line: when it does not, the answer is only quicker.
+        // Long enough for the waiter to queue; if it has not, the reply is only quicker.
         while !waits.load(Ordering::SeqCst) {
             thread::yield_now();
         }
@@ -233,7 +233,7 @@ fn hand_over(pair: &Pair<'_>) -> Result<Finding, Error> {
     })
 }
 
-/// A lease that nobody renews is over when it should be, and its guard knows.
+/// Checks that a lease that is not renewed expires in time, and that its guard knows.
 fn expire(pair: &Pair<'_>) -> Result<Finding, Error> {
     let topic = "expire";
     let ttl = pair
