@@ -5,7 +5,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use lockkeeper::{AcquireOptions, LeasePolicy, LostWait, Released};
+use lockkeeper::{AcquireOptions, LeasePolicy, Released, WaitOutcome};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let keeper = lockkeeper::open("memory:")?;
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Three ways to hear of it: be called back, wait, or ask.
     let (send, lost) = mpsc::channel();
-    guard.lost().on_lost(move || {
+    guard.lost_signal().on_lost(move || {
         let _ = send.send(());
     });
 
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     while guard.ensure_held().is_ok() {
         // A piece of work; between two of them the loss is noticed. Waiting for the signal
         // instead of sleeping ends a pause early.
-        if guard.lost().wait(Duration::from_millis(30)) == LostWait::Lost {
+        if guard.lost_signal().wait(Duration::from_millis(30)) == WaitOutcome::Lost {
             break;
         }
         steps += 1;

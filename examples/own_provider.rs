@@ -24,7 +24,7 @@ mod mine {
     use lockkeeper::*;
 
     /// Who holds a name, and behind it those who wait: each an epoch, and until when it stands.
-    type Line = VecDeque<(u64, Moment)>;
+    type Line = VecDeque<(u64, HostInstant)>;
     static EPOCH: AtomicU64 = AtomicU64::new(1);
 
     #[derive(Clone, Debug, Default)]
@@ -37,7 +37,7 @@ mod mine {
         fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
             let (name, epoch) = (request.name(), EPOCH.fetch_add(1, Ordering::Relaxed));
             let mut names = self.0.0.lock().unwrap();
-            names.entry(name.clone()).or_default().push_back((epoch, Moment::NEVER));
+            names.entry(name.clone()).or_default().push_back((epoch, HostInstant::NEVER));
             loop {
                 let (asked_at, line) = (request.now(), names.entry(name.clone()).or_default());
                 line.retain(|(_, until)| asked_at < *until);
@@ -63,7 +63,7 @@ mod mine {
 
     impl MyLease {
         /// Has this lease end then, unless it has ended already.
-        fn end_at(&self, end: Moment) -> Option<()> {
+        fn end_at(&self, end: HostInstant) -> Option<()> {
             let (mut names, now) = (self.0.0.0.lock().unwrap(), SystemClock.now());
             let holder = names.get_mut(&self.1)?.front_mut();
             let (_, until) = holder.filter(|(epoch, until)| *epoch == self.2 && now < *until)?;
@@ -76,12 +76,12 @@ mod mine {
     #[rustfmt::skip]
     impl Lease for MyLease {
         fn epoch(&self) -> u64 { self.2 }
-        fn renew(&mut self, ttl: Duration, _: Moment) -> Result<Renewal, Error> {
+        fn renew(&mut self, ttl: Duration, _: HostInstant) -> Result<Renewal, Error> {
             let renewed = self.end_at(SystemClock.now() + ttl);
             Ok(renewed.map_or(Renewal::Lost, |()| Renewal::Renewed))
         }
-        fn release(self: Box<Self>, _: Moment) -> Result<Released, Error> {
-            let released = self.end_at(Moment::default());
+        fn release(self: Box<Self>, _: HostInstant) -> Result<Released, Error> {
+            let released = self.end_at(HostInstant::default());
             Ok(released.map_or(Released::AlreadyLost, |()| Released::Done))
         }
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use lockkeeper::{
     AcquireRequest, Capabilities, Config, Driver, Drivers, Error, ErrorKind, Grant, LockProvider,
-    Observer, Target,
+    Observer, OpenContext,
 };
 
 /// A driver that counts how often it is asked to open, and cannot reach its store.
@@ -29,7 +29,7 @@ impl Driver for Unreachable {
         &["password"]
     }
 
-    fn open(&self, _: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+    fn open(&self, _: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         self.0.fetch_add(1, Ordering::SeqCst);
         Err(Error::unreachable("no route to host"))
     }
@@ -48,7 +48,7 @@ impl Driver for Full {
         &[]
     }
 
-    fn open(&self, _: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+    fn open(&self, _: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         Err(Error::new(ErrorKind::Unavailable, "others have it all"))
     }
 }
@@ -66,7 +66,7 @@ impl Driver for Slow {
         &[]
     }
 
-    fn open(&self, _: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+    fn open(&self, _: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         Ok(Arc::new(Slow))
     }
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::redis::{RedisOptions, RedisProvider};
 use lockkeeper::{
-    AcquireRequest, Capabilities, Error, Grant, LeasePolicy, LockKeeper, LockProvider, Renew, Usage,
+    AcquireRequest, Capabilities, Error, Grant, LeasePolicy, LockKeeper, LockProvider,
+    RenewRequest, Usage,
 };
 
 use crate::{Row, Rows, server};
@@ -41,7 +42,7 @@ impl LockProvider for Counted {
         self.provider.acquire(request)
     }
 
-    fn renew_batch(&self, batch: &mut [Renew<'_>]) {
+    fn renew_batch(&self, batch: &mut [RenewRequest<'_>]) {
         self.renewals.fetch_add(1, Ordering::Relaxed);
         self.provider.renew_batch(batch);
     }
@@ -86,7 +87,10 @@ pub(crate) fn redis() -> Rows {
     let round_trips = renewals.load(Ordering::Relaxed) - from;
     let renewed = server::sent(&server)? - sent;
     let after = (status("Threads"), status("VmRSS"));
-    let lost = guards.iter().filter(|guard| guard.lost().is_lost()).count();
+    let lost = guards
+        .iter()
+        .filter(|guard| guard.lost_signal().is_lost())
+        .count();
     if lost > 0 {
         return Err(format!("{lost} leases were lost").into());
     }

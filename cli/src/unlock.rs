@@ -10,7 +10,7 @@ use crate::args;
 use crate::say;
 use crate::settings;
 use crate::trouble::{Trouble, USAGE};
-use crate::who::{holder, operator};
+use crate::who::{admin, holder};
 
 /// The user did not confirm, or the hold that was shown has ended.
 const NOT_DONE: u8 = 1;
@@ -22,14 +22,14 @@ pub(crate) fn main(args: &args::Unlock) -> ExitCode {
 fn unlock(args: &args::Unlock) -> Result<u8, Trouble> {
     let name = LockName::new(args.name.as_str()).map_err(|error| Trouble::usage(&error))?;
     let keeper = settings::open_existing(&args.store)?;
-    let operator = operator(&keeper)?;
+    let admin = admin(&keeper)?;
     let soon = || SystemClock.now() + args.timeout;
-    let Some(held) = operator.held(Some(&name), soon())?.pop() else {
+    let Some(held) = admin.held(Some(&name), soon())?.pop() else {
         say::out(&format!("Nobody holds {name:?}."))?;
         return Ok(0);
     };
     // Not every store can list all names.
-    let all = operator.held(None, soon()).unwrap_or_default();
+    let all = admin.held(None, soon()).unwrap_or_default();
     let shown = match say::out(&describe(&name, &held, &all)) {
         // Without the description the question makes no sense.
         Err(trouble) if !args.yes => {
@@ -41,7 +41,7 @@ fn unlock(args: &args::Unlock) -> Result<u8, Trouble> {
     if !args.yes && !confirmed()? {
         return Err(Trouble::new(NOT_DONE, "not confirmed; nothing was done"));
     }
-    if operator.force_release(&held, soon())? {
+    if admin.force_release(&held, soon())? {
         let told = shown.and_then(|()| say::out(&format!("Freed {name:?}.")));
         return told.map(|()| 0).map_err(|trouble| {
             Trouble::new(trouble.code, format!("freed {name:?}, but {trouble}"))

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
 };
-use lockkeeper::{Clock, HeldName, LockKeeper, LockName, Operator, SystemClock};
+use lockkeeper::{Admin, Clock, HeldName, LockKeeper, LockName, SystemClock};
 use serde::Serialize;
 
 use crate::args;
@@ -64,9 +64,9 @@ fn who(args: &args::Who) -> Result<(), Trouble> {
     let name = args.name.as_deref().map(LockName::new).transpose();
     let name = name.map_err(|error| Trouble::usage(&error))?;
     let keeper = settings::open_existing(&args.store)?;
-    let operator = operator(&keeper)?;
-    let held = operator.held(name.as_ref(), SystemClock.now() + args.timeout)?;
-    let cannot_tell = operator.cannot_tell();
+    let admin = admin(&keeper)?;
+    let held = admin.held(name.as_ref(), SystemClock.now() + args.timeout)?;
+    let cannot_tell = admin.cannot_tell();
     if args.json {
         return say::json(&Report {
             schema: "lockkeeper-who",
@@ -93,7 +93,7 @@ fn who(args: &args::Who) -> Result<(), Trouble> {
 }
 
 /// Returns the store's operator, if the store can be seen by other processes.
-pub(crate) fn operator(keeper: &LockKeeper) -> Result<&dyn Operator, Trouble> {
+pub(crate) fn admin(keeper: &LockKeeper) -> Result<&dyn Admin, Trouble> {
     let store = keeper.backend();
     if store == "memory" {
         return Err(Trouble::new(
@@ -101,7 +101,7 @@ pub(crate) fn operator(keeper: &LockKeeper) -> Result<&dyn Operator, Trouble> {
             "memory: lives within one process, and no other can look into it",
         ));
     }
-    keeper.operator().ok_or_else(|| {
+    keeper.admin().ok_or_else(|| {
         Trouble::new(
             CONFIG,
             format!("the backend {store} has no answers to that; see what the store itself tells"),

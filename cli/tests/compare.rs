@@ -302,10 +302,10 @@ fn interruption_shows_what_was_measured_and_leaves_nothing_behind() {
         .spawn()
         .unwrap();
     let keeper = lockkeeper::open(&url).unwrap();
-    let operator = keeper.operator().unwrap();
+    let admin = keeper.admin().unwrap();
     let is_slow_running = || {
         let deadline = SystemClock.now() + Duration::from_secs(10);
-        let held = operator.held(None, deadline).unwrap();
+        let held = admin.held(None, deadline).unwrap();
         held.iter().any(|held| held.name.contains("/slow-"))
     };
     while !is_slow_running() {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    AcquireOptions, Capability, Grant, KeeperBuilder, LeasePolicy, LockGuard, LockKeeper,
+    AcquireOptions, Capability, Grant, LeasePolicy, LockGuard, LockKeeper, LockKeeperBuilder,
     LockProvider, Wait,
 };
 
@@ -56,11 +56,11 @@ impl<'a> Rig<'a> {
     }
 
     /// A keeper of its own to be, with a long ttl and all the patience.
-    pub(crate) fn builder(&self) -> KeeperBuilder {
+    pub(crate) fn builder(&self) -> LockKeeperBuilder {
         self.builder_on(self.provider())
     }
 
-    pub(crate) fn builder_on(&self, provider: Arc<dyn LockProvider>) -> KeeperBuilder {
+    pub(crate) fn builder_on(&self, provider: Arc<dyn LockProvider>) -> LockKeeperBuilder {
         LockKeeper::builder(provider)
             .lease(LeasePolicy::Renewed { ttl: LONG })
             .wait(Wait::AtMost(self.patience()))
@@ -86,7 +86,7 @@ impl<'a> Rig<'a> {
     }
 
     /// A keeper to be over a tapped provider.
-    pub(crate) fn tapped(&self) -> (KeeperBuilder, Arc<Tap>) {
+    pub(crate) fn tapped(&self) -> (LockKeeperBuilder, Arc<Tap>) {
         let (provider, tap) = Tap::on(self.provider());
         (self.builder_on(provider), tap)
     }
@@ -202,7 +202,7 @@ impl<'a> Rig<'a> {
     }
 }
 
-pub(crate) fn build(builder: KeeperBuilder) -> LockKeeper {
+pub(crate) fn build(builder: LockKeeperBuilder) -> LockKeeper {
     let built = builder.build();
     built.unwrap_or_else(|error| panic!("a keeper with usual settings is refused: {error:?}"))
 }

@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Clock, Error, ErrorKind, Grant, Lease, LockName, LockProvider,
-    Moment, Owner, Released, Renewal, SystemClock, Usage,
+    AcquireRequest, Capabilities, Clock, Error, ErrorKind, Grant, HostInstant, Lease, LockName,
+    LockProvider, Owner, Released, Renewal, SystemClock, Usage,
 };
 
 /// What happens to the calls that come through.
@@ -35,7 +35,7 @@ pub(crate) enum Trouble {
 pub(crate) struct Tap {
     trouble: Mutex<Trouble>,
     owners: Mutex<Vec<Owner>>,
-    waits: Mutex<Vec<Option<Moment>>>,
+    waits: Mutex<Vec<Option<HostInstant>>>,
     asking: Mutex<HashSet<LockName>>,
     overlaps: AtomicUsize,
     renewals: AtomicUsize,
@@ -70,7 +70,7 @@ impl Tap {
     }
 
     /// Until when those who asked would wait, in order.
-    pub(crate) fn waits(&self) -> Vec<Option<Moment>> {
+    pub(crate) fn waits(&self) -> Vec<Option<HostInstant>> {
         let waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
         waits.clone()
     }
@@ -177,7 +177,7 @@ impl Lease for TappedLease {
         self.inner.epoch()
     }
 
-    fn renew(&mut self, ttl: Duration, deadline: Moment) -> Result<Renewal, Error> {
+    fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
         self.tap.renewals.fetch_add(1, Ordering::SeqCst);
         match self.tap.trouble() {
             // Without the message of a panic that nobody planned.
@@ -198,7 +198,7 @@ impl Lease for TappedLease {
         }
     }
 
-    fn release(self: Box<Self>, deadline: Moment) -> Result<Released, Error> {
+    fn release(self: Box<Self>, deadline: HostInstant) -> Result<Released, Error> {
         self.tap.pass()?;
         self.inner.release(deadline)
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lockkeeper_conformance::{Fixture, Restore, Suite, Verdict};
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Capability, Clock, Error, ErrorKind, Grant, Lease, LockProvider,
-    Moment, Released, Renewal, SystemClock,
+    AcquireRequest, Capabilities, Capability, Clock, Error, ErrorKind, Grant, HostInstant, Lease,
+    LockProvider, Released, Renewal, SystemClock,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +161,7 @@ type Key = (String, String);
 
 #[derive(Debug, Default)]
 struct Name {
-    holder: Option<(u64, Moment)>,
+    holder: Option<(u64, HostInstant)>,
     line: VecDeque<u64>,
 }
 
@@ -213,7 +213,7 @@ impl Store {
         }
     }
 
-    fn epoch(&self, names: &mut Names, now: Moment) -> u64 {
+    fn epoch(&self, names: &mut Names, now: HostInstant) -> u64 {
         let clock = now.as_nanos() / 1_000;
         names.last_epoch = match self.flaw {
             Flaw::MintsOneEpoch => 7,
@@ -290,7 +290,9 @@ impl LockProvider for Flawed {
                 return Err(Error::new(ErrorKind::Unavailable, "the fixture says so"));
             }
             let name = names.map.entry(key.clone()).or_default();
-            let until = name.holder.map_or(Moment::default(), |(_, until)| until);
+            let until = name
+                .holder
+                .map_or(HostInstant::default(), |(_, until)| until);
             let first = store.has(Flaw::ServesAnybodyFirst) || name.line.front() == Some(&ticket);
             let is_free = name.holder.is_none() || until <= now && !store.has(Flaw::FreesNever);
             if is_free && first || store.has(Flaw::GrantsAlways) {
@@ -358,7 +360,7 @@ impl Lease for FlawedLease {
         self.epoch
     }
 
-    fn renew(&mut self, ttl: Duration, _: Moment) -> Result<Renewal, Error> {
+    fn renew(&mut self, ttl: Duration, _: HostInstant) -> Result<Renewal, Error> {
         let mut names = self.store.lock();
         match names.map.get_mut(&self.key) {
             Some(name) if self.store.is_own(name, self.epoch, Flaw::RevivesWhatRanOut) => {
@@ -369,7 +371,7 @@ impl Lease for FlawedLease {
         }
     }
 
-    fn release(self: Box<Self>, _: Moment) -> Result<Released, Error> {
+    fn release(self: Box<Self>, _: HostInstant) -> Result<Released, Error> {
         let mut names = self.store.lock();
         let released = match names.map.get_mut(&self.key) {
             Some(name) if self.store.is_own(name, self.epoch, Flaw::ReleasesAnybodys) => {

@@ -9,13 +9,13 @@ use std::time::Duration;
 /// A point on a [`Clock`], in nanoseconds since the host started.
 ///
 /// Unlike [`std::time::Instant`] it can be stored in an atomic, and (by [`SystemClock`]) it runs on
-/// while the host sleeps. Sums saturate: [`Moment::NEVER`] is later than everything.
+/// while the host sleeps. Sums saturate: [`HostInstant::NEVER`] is later than everything.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Moment(u64);
+pub struct HostInstant(u64);
 
-impl Moment {
+impl HostInstant {
     /// The end of time: a deadline that does not come.
-    pub const NEVER: Moment = Moment(u64::MAX);
+    pub const NEVER: HostInstant = HostInstant(u64::MAX);
 
     /// The point `nanos` nanoseconds after the host started.
     pub const fn from_nanos(nanos: u64) -> Self {
@@ -28,7 +28,7 @@ impl Moment {
     }
 
     /// The time from `earlier` to this, zero where `earlier` is later.
-    pub fn saturating_since(self, earlier: Moment) -> Duration {
+    pub fn saturating_since(self, earlier: HostInstant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
@@ -38,23 +38,23 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Add<Duration> for Moment {
-    type Output = Moment;
-    fn add(self, span: Duration) -> Moment {
-        Moment(self.0.saturating_add(nanos(span)))
+impl Add<Duration> for HostInstant {
+    type Output = HostInstant;
+    fn add(self, span: Duration) -> HostInstant {
+        HostInstant(self.0.saturating_add(nanos(span)))
     }
 }
 
-impl Sub<Duration> for Moment {
-    type Output = Moment;
-    fn sub(self, span: Duration) -> Moment {
-        Moment(self.0.saturating_sub(nanos(span)))
+impl Sub<Duration> for HostInstant {
+    type Output = HostInstant;
+    fn sub(self, span: Duration) -> HostInstant {
+        HostInstant(self.0.saturating_sub(nanos(span)))
     }
 }
 
-impl fmt::Debug for Moment {
+impl fmt::Debug for HostInstant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Moment::NEVER {
+        if *self == HostInstant::NEVER {
             return f.write_str("never");
         }
         write!(f, "boot+{:?}", Duration::from_nanos(self.0))
@@ -64,7 +64,7 @@ impl fmt::Debug for Moment {
 /// Where the time comes from. Programs use [`SystemClock`]; tests can use [`ManualClock`].
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// Now. Never less than an earlier answer.
-    fn now(&self) -> Moment;
+    fn now(&self) -> HostInstant;
 
     /// Asks to be woken whenever the time jumps. Only clocks that are moved by hand need it.
     fn on_jump(&self, wake: Arc<dyn Fn() + Send + Sync>) {
@@ -95,18 +95,18 @@ const HOST_CLOCK: rustix::time::ClockId = {
 
 impl Clock for SystemClock {
     #[cfg(unix)]
-    fn now(&self) -> Moment {
+    fn now(&self) -> HostInstant {
         let time = rustix::time::clock_gettime(HOST_CLOCK);
         let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
         let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
-        Moment(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
+        HostInstant(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
     }
 
     #[cfg(not(unix))]
-    fn now(&self) -> Moment {
+    fn now(&self) -> HostInstant {
         static START: std::sync::LazyLock<std::time::Instant> =
             std::sync::LazyLock::new(std::time::Instant::now);
-        Moment(nanos(START.elapsed()))
+        HostInstant(nanos(START.elapsed()))
     }
 }
 
@@ -147,8 +147,8 @@ impl fmt::Debug for ManualClock {
 }
 
 impl Clock for ManualClock {
-    fn now(&self) -> Moment {
-        Moment(self.nanos.load(Ordering::SeqCst))
+    fn now(&self) -> HostInstant {
+        HostInstant(self.nanos.load(Ordering::SeqCst))
     }
 
     fn on_jump(&self, wake: Arc<dyn Fn() + Send + Sync>) {
@@ -165,9 +165,12 @@ mod tests {
 
     #[test]
     fn sums_saturate() {
-        assert_eq!(Moment::NEVER + Duration::MAX, Moment::NEVER);
-        assert_eq!(Moment(5) - Duration::from_secs(1), Moment(0));
-        assert_eq!(Moment(5).saturating_since(Moment::NEVER), Duration::ZERO);
+        assert_eq!(HostInstant::NEVER + Duration::MAX, HostInstant::NEVER);
+        assert_eq!(HostInstant(5) - Duration::from_secs(1), HostInstant(0));
+        assert_eq!(
+            HostInstant(5).saturating_since(HostInstant::NEVER),
+            Duration::ZERO
+        );
     }
 
     #[test]

@@ -11,8 +11,8 @@ use crate::clock::Clock;
 use crate::config::{COMMON_KEYS, Config, duration};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
-use crate::observer::Watcher;
-use crate::options::LONGEST;
+use crate::observer::Notifier;
+use crate::options::MAX_DURATION;
 use crate::provider::LockProvider;
 use crate::token::MAX_HANDOVERS;
 use crate::url::StoreUrl;
@@ -31,17 +31,17 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`Error::unreachable`] only where nobody answered: it is what makes a listed fallback be
     /// tried.
-    fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error>;
+    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error>;
 }
 
 /// What a driver is to open.
 #[derive(Debug)]
-pub struct Target<'a> {
+pub struct OpenContext<'a> {
     config: &'a Config,
     namespace: &'a str,
 }
 
-impl<'a> Target<'a> {
+impl<'a> OpenContext<'a> {
     /// The place.
     pub fn url(&self) -> &'a StoreUrl {
         self.config.url()
@@ -61,7 +61,7 @@ impl<'a> Target<'a> {
     /// [`Observer::warning`](crate::Observer::warning). What breaks them for sure is an error.
     pub fn warn(&self, text: &str) {
         let store = self.url().to_string();
-        let watcher = Watcher::new(self.config.the_observer().cloned());
+        let watcher = Notifier::new(self.config.the_observer().cloned());
         watcher.tell(|o| o.warning(&store, text));
     }
 
@@ -98,14 +98,14 @@ impl<'a> Target<'a> {
     }
 
     /// Returns the value of a key of this driver's own as a duration such as `500ms`, of at most
-    /// [`LONGEST`](crate::LONGEST).
+    /// [`MAX_DURATION`](crate::MAX_DURATION).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidValue`].
     pub fn duration(&self, key: &str) -> Result<Option<Duration>, Error> {
         let takes = "a duration of at most a hundred years";
         match duration(self.get(key), key, ErrorKind::InvalidValue)? {
-            Some(time) if time > LONGEST => Err(refused(key, takes, self.get(key))),
+            Some(time) if time > MAX_DURATION => Err(refused(key, takes, self.get(key))),
             time => Ok(time),
         }
     }
@@ -178,14 +178,14 @@ impl Drivers {
         for fallback in &fallbacks {
             candidates.push((fallback, self.check(fallback)?));
         }
-        let watcher = Watcher::new(config.the_observer().cloned());
+        let watcher = Notifier::new(config.the_observer().cloned());
         let mut failed: Option<(&Config, Error)> = None;
         for (candidate, driver) in candidates {
             if let Some((from, reason)) = &failed {
                 let (from, to) = (from.url().to_string(), candidate.url().to_string());
                 watcher.tell(|o| o.fallback(&from, &to, reason));
             }
-            let target = Target {
+            let target = OpenContext {
                 config: candidate,
                 namespace: candidate.namespace()?,
             };
@@ -248,7 +248,7 @@ struct Further {
 }
 
 fn settings(config: &Config) -> Result<Further, Error> {
-    let target = Target {
+    let target = OpenContext {
         config,
         namespace: "",
     };

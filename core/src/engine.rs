@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Bounds, Hold, OnLost};
 use crate::name::LockName;
-use crate::observer::Watcher;
+use crate::observer::Notifier;
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{AcquireRequest, Grant, Lease, LockProvider, Released, Renewal};
 use crate::queue::{Entered, Finished, Given, Key, Left, Queue, Ticket, Unserved};
@@ -48,7 +48,7 @@ pub(crate) struct Engine {
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) watcher: Watcher,
+    pub(crate) watcher: Notifier,
     pub(crate) queue: Queue<LockName, Hold, LeasePolicy, Error>,
     pub(crate) upkeep: Arc<Upkeep>,
     started: AtomicBool,
@@ -70,9 +70,9 @@ pub(crate) struct Granted {
 struct Request<'a> {
     name: &'a LockName,
     policy: LeasePolicy,
-    began: Moment,
+    began: HostInstant,
     /// `None`: a single attempt.
-    deadline: Option<Moment>,
+    deadline: Option<HostInstant>,
     cancel: Option<&'a CancelToken>,
     /// Whether the observer heard that it is contended.
     told: Cell<bool>,
@@ -118,7 +118,7 @@ impl Engine {
         provider: Arc<dyn LockProvider>,
         settings: Settings,
         clock: Arc<dyn Clock>,
-        watcher: Watcher,
+        watcher: Notifier,
     ) -> Arc<Shared> {
         let engine = Arc::new(Self {
             capabilities: provider.capabilities(),
@@ -162,7 +162,7 @@ impl Engine {
             deadline: match wait {
                 Wait::AtMost(Duration::ZERO) => None,
                 Wait::AtMost(wait) => Some(began + wait),
-                Wait::Forever => Some(Moment::NEVER),
+                Wait::Forever => Some(HostInstant::NEVER),
             },
             cancel: options.cancel.as_ref(),
             told: Cell::new(false),
@@ -236,7 +236,7 @@ impl Engine {
             token.on_cancel(move || ticket.poke())
         });
         let deadline = request.deadline.unwrap_or(request.began + ATTEMPT_LIMIT);
-        let _waiting = (deadline != Moment::NEVER).then(|| self.upkeep.waiting(request.began));
+        let _waiting = (deadline != HostInstant::NEVER).then(|| self.upkeep.waiting(request.began));
         loop {
             let now = self.clock.now();
             let given = if now >= deadline || request.is_cancelled() {
@@ -246,7 +246,8 @@ impl Engine {
                     Left::Gone(unserved) => return self.unserved(request, unserved),
                 }
             } else {
-                let limit = (deadline != Moment::NEVER).then(|| deadline.saturating_since(now));
+                let limit =
+                    (deadline != HostInstant::NEVER).then(|| deadline.saturating_since(now));
                 match ticket.wait(limit) {
                     Some(given) => given,
                     None => continue,
@@ -301,7 +302,7 @@ impl Engine {
     }
 
     /// The head of the line asks the store.
-    fn ask(&self, request: &Request<'_>, now: Moment) -> Result<Option<Granted>, Error> {
+    fn ask(&self, request: &Request<'_>, now: HostInstant) -> Result<Option<Granted>, Error> {
         let turn = Turn {
             engine: self,
             name: request.name,
@@ -379,7 +380,7 @@ impl Engine {
         &self,
         request: &Request<'_>,
         grant: Grant,
-        started: Moment,
+        started: HostInstant,
     ) -> Result<Option<Arc<Hold>>, Error> {
         let Grant {
             mut lease,
@@ -487,7 +488,7 @@ impl Engine {
         &self,
         hold: &Hold,
         lease: Option<Box<dyn Lease>>,
-        now: Moment,
+        now: HostInstant,
     ) -> Result<Released, Error> {
         let deadline = now + RELEASE_LIMIT.min(hold.policy.ttl());
         let lease = match lease {

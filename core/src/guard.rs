@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, HostInstant};
 use crate::engine::{Granted, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Gone, Hold, Standing};
@@ -98,7 +98,7 @@ impl LockGuard {
 
     /// A signal that tells the loss: to poll, to wait for, or to be called back by. It can outlive
     /// the guard.
-    pub fn lost(&self) -> LostSignal {
+    pub fn lost_signal(&self) -> LostSignal {
         LostSignal {
             hold: Arc::clone(&self.granted.hold),
             turn: self.granted.turn,
@@ -194,7 +194,7 @@ pub struct LostSignal {
 
 /// What a wait for a loss ended with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LostWait {
+pub enum WaitOutcome {
     /// The guard is lost.
     Lost,
     /// The guard was released; it cannot be lost any more.
@@ -210,12 +210,12 @@ impl LostSignal {
     }
 
     /// Blocks until the guard is lost or released, at most `limit`.
-    pub fn wait(&self, limit: Duration) -> LostWait {
-        let deadline: Moment = self.clock.now() + limit;
+    pub fn wait(&self, limit: Duration) -> WaitOutcome {
+        let deadline: HostInstant = self.clock.now() + limit;
         match self.hold.wait_until_lost(self.turn, deadline, &*self.clock) {
-            Standing::Held => LostWait::TimedOut,
-            Standing::Lost => LostWait::Lost,
-            Standing::Over => LostWait::Released,
+            Standing::Held => WaitOutcome::TimedOut,
+            Standing::Lost => WaitOutcome::Lost,
+            Standing::Over => WaitOutcome::Released,
         }
     }
 

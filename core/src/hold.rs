@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
 use crate::options::LeasePolicy;
@@ -30,7 +30,7 @@ pub(crate) struct Hold {
     margin: Duration,
     epoch: u64,
     /// When the store granted it to this process.
-    began: Moment,
+    began: HostInstant,
     /// Nanoseconds of the local deadline, or `LOST` or `OVER`. All changes are compare-and-swap,
     /// so a guard that has once called itself lost stays so.
     until: AtomicU64,
@@ -99,8 +99,8 @@ impl Hold {
         policy: LeasePolicy,
         margin: Duration,
         lease: Box<dyn Lease>,
-        asked_at: Moment,
-        now: Moment,
+        asked_at: HostInstant,
+        now: HostInstant,
     ) -> Self {
         let until = asked_at + policy.ttl() - margin;
         let hold = Self {
@@ -130,7 +130,7 @@ impl Hold {
     }
 
     /// A third of the ttl after the store was asked, the lease is renewed.
-    fn schedule(&self, asked_at: Moment) {
+    fn schedule(&self, asked_at: HostInstant) {
         if self.policy.is_renewed() {
             let at = asked_at + self.policy.ttl() / 3;
             self.renew_at.store(at.as_nanos(), Ordering::Release);
@@ -138,7 +138,7 @@ impl Hold {
     }
 
     /// After a renewal without an answer: soon again.
-    fn retry(&self, now: Moment) {
+    fn retry(&self, now: HostInstant) {
         if self.policy.is_renewed() {
             let at = now + self.policy.ttl() / 12;
             self.renew_at.store(at.as_nanos(), Ordering::Release);
@@ -151,12 +151,12 @@ impl Hold {
         until.min(self.renew_at.load(Ordering::Acquire))
     }
 
-    pub(crate) fn until(&self) -> Moment {
-        Moment::from_nanos(self.until.load(Ordering::Acquire))
+    pub(crate) fn until(&self) -> HostInstant {
+        HostInstant::from_nanos(self.until.load(Ordering::Acquire))
     }
 
     /// How the guard of `turn` stands.
-    pub(crate) fn standing(&self, turn: u32, now: Moment) -> Standing {
+    pub(crate) fn standing(&self, turn: u32, now: HostInstant) -> Standing {
         if self.turn.load(Ordering::Acquire) == turn {
             self.state(now)
         } else {
@@ -166,7 +166,7 @@ impl Hold {
 
     /// How the lease stands, whoever's turn it is; from its deadline on it is lost, whoever looks
     /// first.
-    pub(crate) fn state(&self, now: Moment) -> Standing {
+    pub(crate) fn state(&self, now: HostInstant) -> Standing {
         loop {
             match self.until.load(Ordering::Acquire) {
                 LOST => return Standing::Lost,
@@ -228,7 +228,7 @@ impl Hold {
     }
 
     /// Moves the deadline after a renewal that was asked for at `asked_at`, unless it has passed.
-    fn extend(&self, asked_at: Moment, clock: &dyn Clock) {
+    fn extend(&self, asked_at: HostInstant, clock: &dyn Clock) {
         let new = (asked_at + self.policy.ttl() - self.margin)
             .as_nanos()
             .clamp(LOST + 1, OVER - 1);
@@ -245,7 +245,7 @@ impl Hold {
 
     /// Takes the lease out for a renewal, with the renewal's deadline. `None`: it is away already,
     /// lost, or over.
-    pub(crate) fn take_to_renew(&self, clock: &dyn Clock) -> Option<(Box<dyn Lease>, Moment)> {
+    pub(crate) fn take_to_renew(&self, clock: &dyn Clock) -> Option<(Box<dyn Lease>, HostInstant)> {
         let mut inside = lock(&self.inside);
         // While the lease is here the guard is not over, so the deadline is one that comes.
         let until = self.until();
@@ -260,7 +260,7 @@ impl Hold {
     pub(crate) fn wait_to_renew(
         &self,
         clock: &dyn Clock,
-    ) -> Result<(Box<dyn Lease>, Moment), Gone> {
+    ) -> Result<(Box<dyn Lease>, HostInstant), Gone> {
         let (mut inside, until) = self.wait_for_lease(clock)?;
         Ok((inside.take().ok_or(Gone)?, until))
     }
@@ -275,7 +275,10 @@ impl Hold {
     }
 
     /// Waits until the lease is here, at most until it is over. Returns the deadline, too.
-    fn wait_for_lease(&self, clock: &dyn Clock) -> Result<(MutexGuard<'_, Inside>, Moment), Gone> {
+    fn wait_for_lease(
+        &self,
+        clock: &dyn Clock,
+    ) -> Result<(MutexGuard<'_, Inside>, HostInstant), Gone> {
         let mut inside = lock(&self.inside);
         loop {
             let until = self.until();
@@ -295,7 +298,7 @@ impl Hold {
         &self,
         lease: Box<dyn Lease>,
         answer: &Result<Renewal, Error>,
-        asked_at: Moment,
+        asked_at: HostInstant,
         clock: &dyn Clock,
     ) -> Option<Box<dyn Lease>> {
         match answer {
@@ -330,7 +333,7 @@ impl Hold {
     /// it is released when it comes back, and this is `Err`.
     pub(crate) fn take_to_release(
         &self,
-        deadline: Moment,
+        deadline: HostInstant,
         clock: &dyn Clock,
     ) -> Result<Option<Box<dyn Lease>>, Error> {
         let mut inside = lock(&self.inside);
@@ -357,7 +360,7 @@ impl Hold {
 
     /// The guard gives the lease back: nothing is renewed or told from here on. All in one, since
     /// every release comes through here.
-    pub(crate) fn end(&self, now: Moment) -> Ended {
+    pub(crate) fn end(&self, now: HostInstant) -> Ended {
         let mut inside = lock(&self.inside);
         let in_time = loop {
             let until = self.until.load(Ordering::Acquire);
@@ -391,7 +394,7 @@ impl Hold {
 
     /// Whether the lease can be handed over to a waiter that wishes for `policy`, by what it has
     /// left and how long this process has had it in a row.
-    pub(crate) fn fits(&self, policy: LeasePolicy, now: Moment, bounds: &Bounds) -> bool {
+    pub(crate) fn fits(&self, policy: LeasePolicy, now: HostInstant, bounds: &Bounds) -> bool {
         let until = self.until.load(Ordering::Acquire);
         self.policy == policy
             && policy.is_renewed()
@@ -399,7 +402,7 @@ impl Hold {
             && now.saturating_since(self.began) < bounds.time
             && until != LOST
             && until != OVER
-            && Moment::from_nanos(until).saturating_since(now) > policy.ttl() / 3
+            && HostInstant::from_nanos(until).saturating_since(now) > policy.ttl() / 3
     }
 
     /// Makes it the next guard's.
@@ -451,7 +454,7 @@ impl Hold {
     pub(crate) fn wait_until_lost(
         &self,
         turn: u32,
-        deadline: Moment,
+        deadline: HostInstant,
         clock: &dyn Clock,
     ) -> Standing {
         loop {
@@ -464,7 +467,7 @@ impl Hold {
             let until = self.until.load(Ordering::Acquire);
             if until != LOST && until != OVER && self.turn.load(Ordering::Acquire) == turn {
                 let left = deadline
-                    .min(Moment::from_nanos(until))
+                    .min(HostInstant::from_nanos(until))
                     .saturating_since(now);
                 drop(self.wait_for_change(inside, left));
             }
@@ -505,11 +508,11 @@ mod tests {
             1
         }
 
-        fn renew(&mut self, _: Duration, _: Moment) -> Result<Renewal, Error> {
+        fn renew(&mut self, _: Duration, _: HostInstant) -> Result<Renewal, Error> {
             Ok(Renewal::Renewed)
         }
 
-        fn release(self: Box<Self>, _: Moment) -> Result<Released, Error> {
+        fn release(self: Box<Self>, _: HostInstant) -> Result<Released, Error> {
             Ok(Released::Done)
         }
     }
@@ -549,7 +552,7 @@ mod tests {
             assert!(back.join().unwrap().is_none());
             assert!(!early, "a renewal that comes now finds no lease");
         });
-        let due = Moment::from_nanos(hold.renew_at.load(Ordering::SeqCst));
+        let due = HostInstant::from_nanos(hold.renew_at.load(Ordering::SeqCst));
         assert!(due <= clock.now() && hold.take_to_renew(&clock).is_some());
     }
 }

@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::admin::Admin;
 use crate::capabilities::{Capabilities, Capability};
 use crate::clock::{Clock, SystemClock};
 use crate::engine::{Engine, Settings, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::name::{IntoName, LockName};
-use crate::observer::{Observer, Watcher};
-use crate::operator::Operator;
+use crate::observer::{Notifier, Observer};
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{LockProvider, Released, Usage};
 use crate::token::MAX_HANDOVERS;
@@ -39,8 +39,8 @@ impl LockKeeper {
     pub const DEFAULT_HANDOVER_TIME: Duration = Duration::from_millis(50);
 
     /// A keeper over `provider`, with the defaults.
-    pub fn builder(provider: Arc<dyn LockProvider>) -> KeeperBuilder {
-        KeeperBuilder {
+    pub fn builder(provider: Arc<dyn LockProvider>) -> LockKeeperBuilder {
+        LockKeeperBuilder {
             provider,
             settings: Settings {
                 wait: Wait::AtMost(Self::DEFAULT_WAIT),
@@ -188,17 +188,17 @@ impl LockKeeper {
     ///
     /// fn free(keeper: &LockKeeper, name: &LockName) -> Result<bool, Error> {
     ///     let soon = SystemClock.now() + Duration::from_secs(5);
-    ///     let Some(operator) = keeper.operator() else {
+    ///     let Some(admin) = keeper.admin() else {
     ///         return Ok(false);
     ///     };
-    ///     match operator.held(Some(name), soon)?.first() {
-    ///         Some(held) => operator.force_release(held, soon),
+    ///     match admin.held(Some(name), soon)?.first() {
+    ///         Some(held) => admin.force_release(held, soon),
     ///         None => Ok(false),
     ///     }
     /// }
     /// ```
-    pub fn operator(&self) -> Option<&dyn Operator> {
-        self.engine.provider.operator()
+    pub fn admin(&self) -> Option<&dyn Admin> {
+        self.engine.provider.admin()
     }
 
     /// The store's short name, such as `"sqlite"`.
@@ -247,7 +247,7 @@ impl<T> WithLock<T> {
 /// Makes a [`LockKeeper`].
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `build`"]
-pub struct KeeperBuilder {
+pub struct LockKeeperBuilder {
     provider: Arc<dyn LockProvider>,
     settings: Settings,
     required: Vec<Capability>,
@@ -255,7 +255,7 @@ pub struct KeeperBuilder {
     observer: Option<Arc<dyn Observer>>,
 }
 
-impl KeeperBuilder {
+impl LockKeeperBuilder {
     /// The lease where an acquisition names none. Default: renewed, 30 s.
     pub fn lease(mut self, policy: LeasePolicy) -> Self {
         self.settings.lease = policy;
@@ -339,16 +339,16 @@ impl KeeperBuilder {
         checked
             .and(self.settings.wait.check())
             .map_err(|error| error.with_backend(backend))?;
-        let watcher = Watcher::new(self.observer);
+        let watcher = Notifier::new(self.observer);
         Ok(LockKeeper {
             engine: Engine::open(self.provider, self.settings, self.clock, watcher),
         })
     }
 }
 
-impl fmt::Debug for KeeperBuilder {
+impl fmt::Debug for LockKeeperBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeeperBuilder")
+        f.debug_struct("LockKeeperBuilder")
             .field("provider", &self.provider)
             .field("settings", &self.settings)
             .field("required", &self.required)

@@ -5,6 +5,7 @@
 //! `lockkeeper`, which opens stores by URL; this crate is for authors of backends. It knows no
 //! store and does no I/O.
 
+mod admin;
 mod cancel;
 mod capabilities;
 mod clock;
@@ -17,7 +18,6 @@ mod hold;
 mod keeper;
 mod name;
 mod observer;
-mod operator;
 mod options;
 mod proof;
 mod provider;
@@ -28,21 +28,21 @@ mod token;
 mod upkeep;
 mod url;
 
+pub use admin::{Admin, Finding, HeldName, Holder, Severity};
 pub use cancel::{CancelRegistration, CancelToken};
 pub use capabilities::{Capabilities, Capability};
-pub use clock::{Clock, ManualClock, Moment, SystemClock};
+pub use clock::{Clock, HostInstant, ManualClock, SystemClock};
 pub use config::{COMMON_KEYS, Config};
-pub use driver::{Driver, Drivers, Target};
+pub use driver::{Driver, Drivers, OpenContext};
 pub use error::{Error, ErrorKind};
-pub use guard::{LockGuard, LostSignal, LostWait};
-pub use keeper::{KeeperBuilder, LockKeeper, WithLock};
+pub use guard::{LockGuard, LostSignal, WaitOutcome};
+pub use keeper::{LockKeeper, LockKeeperBuilder, WithLock};
 pub use name::{IntoName, LockName, MAX_NAME_BYTES};
 pub use observer::Observer;
-pub use operator::{Finding, HeldName, Holder, Operator, Severity};
-pub use options::{AcquireOptions, LONGEST, LeasePolicy, Wait};
+pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, Wait};
 pub use proof::{CommitProof, Proof, ProofValue};
 pub use provider::{
-    AcquireRequest, Grant, Lease, LockProvider, Owner, Released, Renew, Renewal, Usage,
+    AcquireRequest, Grant, Lease, LockProvider, Owner, Released, RenewRequest, Renewal, Usage,
 };
 pub use reentrant::{ReentrantGuard, ReentrantKeeper};
 pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS};

@@ -66,9 +66,9 @@ pub trait Observer: Send + Sync + 'static {
 
 /// The observer of a keeper: often none, and never one whose panic would do harm.
 #[derive(Clone, Default)]
-pub(crate) struct Watcher(Option<Arc<dyn Observer>>);
+pub(crate) struct Notifier(Option<Arc<dyn Observer>>);
 
-impl Watcher {
+impl Notifier {
     pub(crate) fn new(observer: Option<Arc<dyn Observer>>) -> Self {
         Self(observer)
     }
@@ -84,7 +84,7 @@ impl Watcher {
     }
 }
 
-impl fmt::Debug for Watcher {
+impl fmt::Debug for Notifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_some() { "observed" } else { "none" })
     }

@@ -7,7 +7,7 @@ use crate::capabilities::Capabilities;
 use crate::error::{Error, ErrorKind};
 
 /// The longest wait and ttl that can be represented: a hundred years.
-pub const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
+pub const MAX_DURATION: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
 
 /// How long an acquisition may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl LeasePolicy {
                 format!("a ttl of zero would be over before it begins; use {least:?} or more"),
             ));
         }
-        if ttl > LONGEST {
+        if ttl > MAX_DURATION {
             return Err(Error::new(
                 ErrorKind::InvalidTtl,
                 format!("a ttl of {ttl:?} cannot be represented; use a hundred years or less"),
@@ -76,7 +76,7 @@ impl LeasePolicy {
 impl Wait {
     pub(crate) fn check(self) -> Result<(), Error> {
         match self {
-            Wait::AtMost(wait) if wait > LONGEST => Err(Error::new(
+            Wait::AtMost(wait) if wait > MAX_DURATION => Err(Error::new(
                 ErrorKind::InvalidWait,
                 format!(
                     "a wait of {wait:?} cannot be represented; use a hundred years or less, or `forever`"

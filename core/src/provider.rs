@@ -8,12 +8,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::admin::Admin;
 use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
-use crate::clock::{Clock, Moment, SystemClock};
+use crate::clock::{Clock, HostInstant, SystemClock};
 use crate::error::Error;
 use crate::name::LockName;
-use crate::operator::Operator;
 use crate::proof::Proof;
 
 /// A store that can grant locks.
@@ -63,7 +63,7 @@ pub trait LockProvider: fmt::Debug + Send + Sync + 'static {
 
     /// The answers to those on call, where this store has them. A store that keeps its locks where
     /// others can see them should.
-    fn operator(&self) -> Option<&dyn Operator> {
+    fn admin(&self) -> Option<&dyn Admin> {
         None
     }
 
@@ -80,7 +80,7 @@ pub trait LockProvider: fmt::Debug + Send + Sync + 'static {
     /// Renews up to [`Capabilities::renew_batch`] leases of this provider, each with an answer of
     /// its own. Override it where the store takes many at once; a store that does should find its
     /// own lease type with [`Lease`]'s `Any`.
-    fn renew_batch(&self, batch: &mut [Renew<'_>]) {
+    fn renew_batch(&self, batch: &mut [RenewRequest<'_>]) {
         for renew in batch {
             let answer = renew.lease.renew(renew.ttl, renew.deadline);
             renew.answer = Some(answer);
@@ -114,14 +114,14 @@ pub trait Lease: fmt::Debug + Send + Any {
     /// # Errors
     /// The outcome is unknown; the engine moves no deadline and tries again while time is left.
     /// The call returns by `deadline`.
-    fn renew(&mut self, ttl: Duration, deadline: Moment) -> Result<Renewal, Error>;
+    fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error>;
 
     /// Frees the name if, and only if, it is still this lease's, and wakes one waiter.
     ///
     /// # Errors
     /// The outcome is unknown; the store frees the name by itself after ttl. The call returns by
     /// `deadline`, plus one attempt where that has passed already.
-    fn release(self: Box<Self>, deadline: Moment) -> Result<Released, Error>;
+    fn release(self: Box<Self>, deadline: HostInstant) -> Result<Released, Error>;
 
     /// How a transaction of the application's can ask whether this very lease still stands; `None`
     /// where the store cannot be asked from there. Does no I/O. The SQL must give 1 for no later
@@ -140,18 +140,18 @@ pub struct Grant {
     /// A time before the request that was granted was sent. Where that is long ago (the store did
     /// the waiting, or this process was stopped while the reply lay in its socket), the engine
     /// renews once before it believes in the lease.
-    pub asked_at: Moment,
+    pub asked_at: HostInstant,
 }
 
 /// One lease of a [`LockProvider::renew_batch`].
 #[derive(Debug)]
-pub struct Renew<'a> {
+pub struct RenewRequest<'a> {
     /// The lease to renew.
     pub lease: &'a mut dyn Lease,
     /// For how long, from now.
     pub ttl: Duration,
     /// When the answer is of no use any more.
-    pub deadline: Moment,
+    pub deadline: HostInstant,
     /// The answer, as [`Lease::renew`] gives it. `None` counts as unknown.
     pub answer: Option<Result<Renewal, Error>>,
 }
@@ -210,8 +210,8 @@ impl Owner {
 pub struct AcquireRequest<'a> {
     pub(crate) name: &'a LockName,
     pub(crate) ttl: Duration,
-    pub(crate) deadline: Option<Moment>,
-    pub(crate) started: Moment,
+    pub(crate) deadline: Option<HostInstant>,
+    pub(crate) started: HostInstant,
     /// Counts the requests of the process whose owner was asked for.
     pub(crate) requests: &'a AtomicU64,
     pub(crate) owner: Cell<Option<Owner>>,
@@ -232,8 +232,8 @@ impl<'a> AcquireRequest<'a> {
     }
 
     /// When the wait is over; `None`: a single attempt, no waiting.
-    /// [`Moment::NEVER`] waits for ever.
-    pub fn deadline(&self) -> Option<Moment> {
+    /// [`HostInstant::NEVER`] waits for ever.
+    pub fn deadline(&self) -> Option<HostInstant> {
         self.deadline
     }
 
@@ -262,14 +262,14 @@ impl<'a> AcquireRequest<'a> {
     }
 
     /// Now, by [`clock`](Self::clock).
-    pub fn now(&self) -> Moment {
+    pub fn now(&self) -> HostInstant {
         self.clock.now()
     }
 
     /// When the engine made this request. A store inside the process may give it as
     /// [`Grant::asked_at`] of a grant for which it neither waited nor did any I/O: that saves two
     /// looks at the clock, since the engine takes such a grant for fresh.
-    pub fn started(&self) -> Moment {
+    pub fn started(&self) -> HostInstant {
         self.started
     }
 

@@ -10,11 +10,11 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::clock::{Clock, Moment};
+use crate::clock::{Clock, HostInstant};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Hold, Standing};
-use crate::provider::{Lease, Renew, Renewal};
+use crate::provider::{Lease, RenewRequest, Renewal};
 use crate::sync::{lock, run_caught, wait};
 
 /// The most threads that renew at the same time, and so the most dead calls that cost nobody else
@@ -127,7 +127,7 @@ impl Upkeep {
 
     /// Counts a thread that waits in line since `now`, until the answer is dropped: meanwhile the
     /// watching thread wakes it when the clock jumps.
-    pub(crate) fn waiting(&self, now: Moment) -> Waiting<'_> {
+    pub(crate) fn waiting(&self, now: HostInstant) -> Waiting<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         self.note((now + SOON).as_nanos());
         Waiting(&self.waiting)
@@ -231,7 +231,8 @@ fn watch(of: &Weak<Engine>, upkeep: &Upkeep, clock: &dyn Clock) {
         let next = upkeep.next_look.load(Ordering::Acquire);
         let now = clock.now();
         if now.as_nanos() < next {
-            let limit = (next != ASLEEP).then(|| Moment::from_nanos(next).saturating_since(now));
+            let limit =
+                (next != ASLEEP).then(|| HostInstant::from_nanos(next).saturating_since(now));
             let limit = limit.map(|limit| limit.min(SOON));
             drop(wait(&upkeep.alarm, state, limit));
         }
@@ -264,7 +265,7 @@ fn look(engine: &Arc<Engine>) -> u64 {
 
 /// Finds what is due `ahead` of its time, but for a lease with a shorter ttl, which is not renewed
 /// that early. Returns when the next one is due.
-fn gather(engine: &Engine, now: Moment, ahead: Duration, jobs: &mut Vec<Job>) -> u64 {
+fn gather(engine: &Engine, now: HostInstant, ahead: Duration, jobs: &mut Vec<Job>) -> u64 {
     engine.queue.scan((now + ahead).as_nanos(), |hold| {
         if hold.state(now) == Standing::Lost {
             if hold.must_tell() {
@@ -375,7 +376,7 @@ pub(crate) fn tell_lost(engine: &Engine, hold: &Arc<Hold>) {
 /// Renews the leases of a batch; each gets its answer.
 pub(crate) fn renew(engine: &Engine, holds: &[Arc<Hold>]) {
     let clock = &*engine.clock;
-    let mut taken: Vec<(&Arc<Hold>, Box<dyn Lease>, Moment)> = holds
+    let mut taken: Vec<(&Arc<Hold>, Box<dyn Lease>, HostInstant)> = holds
         .iter()
         .filter_map(|hold| {
             let (lease, deadline) = hold.take_to_renew(clock)?;
@@ -383,9 +384,9 @@ pub(crate) fn renew(engine: &Engine, holds: &[Arc<Hold>]) {
         })
         .collect();
     let asked_at = clock.now();
-    let mut batch: Vec<Renew<'_>> = taken
+    let mut batch: Vec<RenewRequest<'_>> = taken
         .iter_mut()
-        .map(|(hold, lease, deadline)| Renew {
+        .map(|(hold, lease, deadline)| RenewRequest {
             lease: &mut **lease,
             ttl: hold.policy.ttl(),
             deadline: *deadline,
@@ -422,7 +423,7 @@ pub(crate) fn settle(
     hold: &Arc<Hold>,
     lease: Box<dyn Lease>,
     answer: &Result<Renewal, Error>,
-    asked_at: Moment,
+    asked_at: HostInstant,
 ) {
     if let Some(lease) = hold.bring_back(lease, answer, asked_at, &*engine.clock) {
         // Its guard went while it was away, or calls itself lost already: nobody needs it.

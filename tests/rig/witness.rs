@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::{LockGuard, LostSignal, LostWait};
+use lockkeeper::{LockGuard, LostSignal, WaitOutcome};
 
 /// Sees every grant of one name, and that no other guard says that it is held.
 #[derive(Clone)]
@@ -34,7 +34,7 @@ impl Witness {
         let token = guard.token().get();
         assert!(seen.tokens.insert(token), "two grants, one token: {token}");
         for (known, signal) in &seen.grants {
-            let overlap = guard.is_held() && signal.wait(Duration::ZERO) == LostWait::TimedOut;
+            let overlap = guard.is_held() && signal.wait(Duration::ZERO) == WaitOutcome::TimedOut;
             assert!(!(seen.strict && overlap), "{known} and {token} both hold");
             // A later grant was seen first: this one must be over.
             assert!(
@@ -42,7 +42,7 @@ impl Witness {
                 "{token} is held after {known}"
             );
         }
-        seen.grants.push_back((token, guard.lost()));
+        seen.grants.push_back((token, guard.lost_signal()));
         if seen.grants.len() > 64 {
             seen.grants.pop_front();
         }

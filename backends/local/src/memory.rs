@@ -6,12 +6,12 @@ use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Clock, Driver, Error, ErrorKind, Grant, Lease, LockName,
-    LockProvider, Moment, Operator, Released, Renewal, SystemClock, Target,
+    AcquireRequest, Admin, Capabilities, Clock, Driver, Error, ErrorKind, Grant, HostInstant,
+    Lease, LockName, LockProvider, OpenContext, Released, Renewal, SystemClock,
 };
 
+mod admin;
 mod line;
-mod operator;
 
 use line::{Shard, lock};
 
@@ -32,7 +32,7 @@ impl Driver for MemoryDriver {
         &[]
     }
 
-    fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let url = target.url();
         let is_placed = url.host().is_some()
             || url.port().is_some()
@@ -146,7 +146,7 @@ impl LockProvider for MemoryProvider {
         Capabilities::new()
     }
 
-    fn operator(&self) -> Option<&dyn Operator> {
+    fn admin(&self) -> Option<&dyn Admin> {
         Some(&*self.store)
     }
 
@@ -170,7 +170,7 @@ impl LockProvider for MemoryProvider {
 }
 
 impl MemoryProvider {
-    fn grant(&self, name: &LockName, epoch: u64, asked_at: Moment) -> Grant {
+    fn grant(&self, name: &LockName, epoch: u64, asked_at: HostInstant) -> Grant {
         Grant {
             lease: Box::new(MemoryLease {
                 store: Arc::clone(&self.store),
@@ -257,13 +257,13 @@ impl Lease for MemoryLease {
         self.epoch
     }
 
-    fn renew(&mut self, ttl: Duration, _deadline: Moment) -> Result<Renewal, Error> {
+    fn renew(&mut self, ttl: Duration, _deadline: HostInstant) -> Result<Renewal, Error> {
         let now = self.store.clock.now();
         let shard = self.store.shard(self.hash);
         Ok(shard.renew(self.hash, self.epoch, ttl, now))
     }
 
-    fn release(self: Box<Self>, _deadline: Moment) -> Result<Released, Error> {
+    fn release(self: Box<Self>, _deadline: HostInstant) -> Result<Released, Error> {
         let shard = self.store.shard(self.hash);
         Ok(shard.release(self.hash, self.epoch, &*self.store.clock))
     }

@@ -65,7 +65,7 @@ impl Raw {
     }
 
     pub(crate) fn release(&mut self) -> Released {
-        let deadline = lockkeeper_core::Moment::NEVER;
+        let deadline = lockkeeper_core::HostInstant::NEVER;
         self.0.take().unwrap().release(deadline).unwrap()
     }
 }

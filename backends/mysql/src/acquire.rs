@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Moment};
+use lockkeeper_core::{AcquireRequest, Error, ErrorKind, HostInstant};
 
 use crate::connection::{Connection, Sight};
 use crate::detached;
@@ -27,7 +27,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 pub(crate) struct Won {
     pub(crate) lease: MySqlLease,
     /// Before it was asked for.
-    pub(crate) asked_at: Moment,
+    pub(crate) asked_at: HostInstant,
 }
 
 /// What a look found.
@@ -91,7 +91,7 @@ impl Ask<'_> {
     }
 
     /// False: no time is left.
-    fn pause(&self, tries: u32, until: Moment) -> bool {
+    fn pause(&self, tries: u32, until: HostInstant) -> bool {
         let left = until.saturating_since(self.request.now());
         if left.is_zero() || self.request.is_cancelled() {
             return false;
@@ -105,7 +105,7 @@ impl Ask<'_> {
     /// `None`: the wait was disturbed, and there is time for another.
     fn look_and_wait(
         &self,
-        until: Moment,
+        until: HostInstant,
         was_busy: &mut bool,
     ) -> Result<Option<Option<Won>>, Failure> {
         if self.request.is_cancelled() {
@@ -125,7 +125,7 @@ impl Ask<'_> {
 
     /// One attempt: on a connection that holds nothing, as long as there are few that hold
     /// something, else on one of these.
-    fn look(&self, until: Moment) -> Result<Look, Failure> {
+    fn look(&self, until: HostInstant) -> Result<Look, Failure> {
         let store = self.store;
         let shares = store.shares();
         if shares && let Some(session) = store.enter(&self.name, self.idle_seconds) {
@@ -151,7 +151,7 @@ impl Ask<'_> {
         }
     }
 
-    fn look_alone(&self, mut place: Place, until: Moment) -> Result<Look, Failure> {
+    fn look_alone(&self, mut place: Place, until: HostInstant) -> Result<Look, Failure> {
         let store = self.store;
         let mut asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
@@ -175,7 +175,7 @@ impl Ask<'_> {
 
     /// On a session that holds others' names. The call goes on when this request has no more time:
     /// cut short, it would leave the session in doubt.
-    fn look_shared(&self, session: &Arc<Session>, until: Moment) -> Result<Look, Failure> {
+    fn look_shared(&self, session: &Arc<Session>, until: HostInstant) -> Result<Look, Failure> {
         let store = self.store;
         let asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
@@ -232,7 +232,7 @@ impl Ask<'_> {
     }
 
     /// The connection holds the name, and from now on whatever else is taken on it.
-    fn won(&self, place: Place, id: SessionId, epoch: u64, asked_at: Moment) -> Won {
+    fn won(&self, place: Place, id: SessionId, epoch: u64, asked_at: HostInstant) -> Won {
         let now = self.request.now();
         let until = now + self.request.ttl();
         let name = self.name.clone();
@@ -245,7 +245,11 @@ impl Ask<'_> {
 
     /// Waits on a connection of its own, on which nothing is held: the server frees what a session
     /// holds with the session, and a wait is cancelled by ending that.
-    fn wait(&self, place: Option<Place>, deadline: Moment) -> Result<Option<Option<Won>>, Failure> {
+    fn wait(
+        &self,
+        place: Option<Place>,
+        deadline: HostInstant,
+    ) -> Result<Option<Option<Won>>, Failure> {
         let store = self.store;
         let left = || deadline.saturating_since(self.request.now());
         let mut place = match place {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lockkeeper_core::{Driver, Error, ErrorKind, LockProvider, Target};
+use lockkeeper_core::{Driver, Error, ErrorKind, LockProvider, OpenContext};
 
 use crate::options::TAKES_POOL_SIZE;
 use crate::{BACKEND, MySqlOptions, MySqlProvider};
@@ -29,7 +29,7 @@ impl MySqlDriver {
     ///
     /// # Errors
     /// As on opening, for what can be told without the server.
-    pub fn options(target: &Target<'_>) -> Result<MySqlOptions, Error> {
+    pub fn options(target: &OpenContext<'_>) -> Result<MySqlOptions, Error> {
         options(target).map_err(|error| error.with_backend(BACKEND))
     }
 }
@@ -53,7 +53,7 @@ impl Driver for MySqlDriver {
         ]
     }
 
-    fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let options = Self::options(target)?;
         let clock = Arc::clone(target.clock());
         let provider = MySqlProvider::with_clock(&options, target.namespace(), clock)?;
@@ -64,7 +64,7 @@ impl Driver for MySqlDriver {
     }
 }
 
-fn options(target: &Target<'_>) -> Result<MySqlOptions, Error> {
+fn options(target: &OpenContext<'_>) -> Result<MySqlOptions, Error> {
     let url = target.url();
     let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidUrl, text));
     let mut options = match (url.host(), target.get("socket")) {

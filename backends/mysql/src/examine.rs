@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lockkeeper_core::Finding;
 use mysql::Row;
 
+use crate::admin::{number, text};
 use crate::connection::Connection;
 use crate::failure::{Failure, senseless};
 use crate::opening;
-use crate::operator::{number, text};
 use crate::statements::Flavour;
 
 const LIMITS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'max_connections', 'max_user_connections')";

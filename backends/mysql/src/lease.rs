@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Lease, Moment, Proof, ProofValue, Released, Renew, Renewal};
+use lockkeeper_core::{
+    Error, HostInstant, Lease, Proof, ProofValue, Released, RenewRequest, Renewal,
+};
 
 use crate::acquire::no_thread;
 use crate::connection::Connection;
@@ -94,9 +96,9 @@ impl Lease for MySqlLease {
         self.epoch
     }
 
-    fn renew(&mut self, ttl: Duration, deadline: Moment) -> Result<Renewal, Error> {
+    fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
         let store = Arc::clone(&self.store);
-        let mut renew = [Renew {
+        let mut renew = [RenewRequest {
             lease: self,
             ttl,
             deadline,
@@ -108,7 +110,7 @@ impl Lease for MySqlLease {
         renew.answer.unwrap_or(Ok(Renewal::Lost))
     }
 
-    fn release(self: Box<Self>, deadline: Moment) -> Result<Released, Error> {
+    fn release(self: Box<Self>, deadline: HostInstant) -> Result<Released, Error> {
         let now = self.store.clock.now();
         let Some((lasted, is_shared)) = self.session.end(&self.name, self.epoch, now) else {
             return Ok(Released::AlreadyLost);
@@ -161,7 +163,7 @@ struct Group {
     names: Vec<EncodedName>,
     /// Where in the batch each of them is.
     places: Vec<usize>,
-    deadline: Moment,
+    deadline: HostInstant,
     longest: Duration,
 }
 
@@ -200,7 +202,7 @@ impl Group {
 }
 
 /// Renews all of them, each session's in one round trip.
-pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
+pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [RenewRequest<'_>]) {
     let now = store.clock.now();
     let mut groups: Vec<Group> = Vec::new();
     for (place, renew) in batch.iter_mut().enumerate() {
@@ -264,7 +266,7 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
 
 fn tell(
     store: &Arc<Store>,
-    batch: &mut [Renew<'_>],
+    batch: &mut [RenewRequest<'_>],
     group: &Group,
     answer: Result<Vec<bool>, Failure>,
 ) {

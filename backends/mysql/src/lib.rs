@@ -10,6 +10,7 @@
 //! restart however quick it is, unless the server's clock was set back over it.
 
 mod acquire;
+mod admin;
 mod connection;
 mod detached;
 mod driver;
@@ -18,7 +19,6 @@ mod failure;
 mod lease;
 mod names;
 mod opening;
-mod operator;
 mod options;
 mod provider;
 mod session;

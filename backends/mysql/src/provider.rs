@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Capability, Clock, Error, Grant, LockProvider, Operator, Renew,
-    SystemClock, Usage,
+    AcquireRequest, Admin, Capabilities, Capability, Clock, Error, Grant, LockProvider,
+    RenewRequest, SystemClock, Usage,
 };
 
 use crate::acquire::acquire;
@@ -122,7 +122,7 @@ impl LockProvider for MySqlProvider {
         })
     }
 
-    fn operator(&self) -> Option<&dyn Operator> {
+    fn admin(&self) -> Option<&dyn Admin> {
         Some(&*self.store)
     }
 
@@ -134,7 +134,7 @@ impl LockProvider for MySqlProvider {
         }))
     }
 
-    fn renew_batch(&self, batch: &mut [Renew<'_>]) {
+    fn renew_batch(&self, batch: &mut [RenewRequest<'_>]) {
         renew_batch(&self.store, batch);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind, Moment};
+use lockkeeper_core::{Error, ErrorKind, HostInstant};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::connection::Connection;
@@ -37,9 +37,9 @@ struct Entry {
     /// Which grant; 0 while it is being asked for.
     epoch: u64,
     /// When it was granted.
-    since: Moment,
+    since: HostInstant,
     /// The lease is over then, whether the server knows or not.
-    until: Moment,
+    until: HostInstant,
     /// It is being given back.
     is_ending: bool,
 }
@@ -104,8 +104,8 @@ impl Session {
         idle_seconds: u64,
         name: EncodedName,
         epoch: u64,
-        now: Moment,
-        until: Moment,
+        now: HostInstant,
+        until: HostInstant,
     ) -> Self {
         let entry = Entry {
             epoch,
@@ -226,8 +226,8 @@ impl Session {
         }
         let entry = Entry {
             epoch: 0,
-            since: Moment::NEVER,
-            until: Moment::NEVER,
+            since: HostInstant::NEVER,
+            until: HostInstant::NEVER,
             is_ending: false,
         };
         state.names.insert(name.clone(), entry);
@@ -235,7 +235,7 @@ impl Session {
     }
 
     /// The name was granted.
-    pub(crate) fn settle(&self, name: &str, epoch: u64, now: Moment, until: Moment) {
+    pub(crate) fn settle(&self, name: &str, epoch: u64, now: HostInstant, until: HostInstant) {
         if let Some(entry) = self.state.lock().names.get_mut(name) {
             entry.epoch = epoch;
             entry.since = now;
@@ -244,7 +244,7 @@ impl Session {
     }
 
     /// Whether the lease lasts, as far as this process knows.
-    pub(crate) fn lasts(&self, name: &str, epoch: u64, now: Moment) -> bool {
+    pub(crate) fn lasts(&self, name: &str, epoch: u64, now: HostInstant) -> bool {
         let state = self.state.lock();
         state.health != Health::Over
             && state
@@ -254,7 +254,7 @@ impl Session {
     }
 
     /// The lease was renewed. False: it was ended in the meantime.
-    pub(crate) fn extend(&self, name: &str, epoch: u64, until: Moment) -> bool {
+    pub(crate) fn extend(&self, name: &str, epoch: u64, until: HostInstant) -> bool {
         match self.state.lock().names.get_mut(name) {
             Some(entry) if entry.epoch == epoch && !entry.is_ending => {
                 entry.until = entry.until.max(until);
@@ -266,7 +266,7 @@ impl Session {
 
     /// Begins to give a lease back. `None`: it is over. Else whether it lasted until now, and
     /// whether other names are on the session.
-    pub(crate) fn end(&self, name: &str, epoch: u64, now: Moment) -> Option<(bool, bool)> {
+    pub(crate) fn end(&self, name: &str, epoch: u64, now: HostInstant) -> Option<(bool, bool)> {
         let mut state = self.state.lock();
         let is_shared = state.names.len() > 1;
         let is_over = state.health == Health::Over;
@@ -283,14 +283,14 @@ impl Session {
 
     /// Returns whether the server may hold the name on this session while no guard of this process
     /// does: it is being asked for, or it is to be given back.
-    pub(crate) fn has_unclaimed(&self, name: &str, now: Moment) -> bool {
+    pub(crate) fn has_unclaimed(&self, name: &str, now: HostInstant) -> bool {
         let state = self.state.lock();
         let entry = state.names.get(name);
         entry.is_some_and(|entry| entry.epoch == 0 || entry.is_ending || entry.until <= now)
     }
 
     /// It could not be given back: the sweeper is to do it.
-    pub(crate) fn leave_to_sweeper(&self, name: &str, now: Moment) {
+    pub(crate) fn leave_to_sweeper(&self, name: &str, now: HostInstant) {
         if let Some(entry) = self.state.lock().names.get_mut(name) {
             entry.until = now;
             entry.is_ending = false;
@@ -306,11 +306,11 @@ impl Session {
     }
 
     /// Takes the names whose leases are over by now, and tells when the next one is.
-    pub(crate) fn expired(&self, now: Moment) -> (Vec<EncodedName>, Moment) {
+    pub(crate) fn expired(&self, now: HostInstant) -> (Vec<EncodedName>, HostInstant) {
         let mut state = self.state.lock();
         let state = &mut *state;
         let mut expired = Vec::new();
-        let mut next = Moment::NEVER;
+        let mut next = HostInstant::NEVER;
         for (name, entry) in &mut state.names {
             if entry.is_ending {
                 continue;
@@ -366,7 +366,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn session(now: Moment) -> Session {
+    fn session(now: HostInstant) -> Session {
         let pool = r2d2::Pool::builder().max_size(1).build(Places).unwrap();
         let id = SessionId { id: 1, start: 1 };
         let name = EncodedName::new("shop", "a");
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn session_takes_no_name_while_its_last_one_is_given_back() {
-        let now = Moment::default();
+        let now = HostInstant::default();
         let session = session(now);
         let [first, second] = ["b", "c"].map(|name| EncodedName::new("shop", name));
         assert!(session.enter(&first));
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn connection_of_a_hold_that_was_shown_is_not_used_again() {
-        let now = Moment::default();
+        let now = HostInstant::default();
         for (lasted, is_clean) in [(SECOND / 2, true), (SECOND, false)] {
             let session = session(now);
             session.end("shop:a", 7, now + lasted);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, ErrorKind, Moment};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
 use parking_lot::Mutex;
 use r2d2::ManageConnection;
 use scheduled_thread_pool::ScheduledThreadPool;
@@ -193,7 +193,7 @@ impl Store {
     }
 
     /// Keeps a session that holds a name now.
-    pub(crate) fn keep(&self, session: &Arc<Session>, until: Moment) {
+    pub(crate) fn keep(&self, session: &Arc<Session>, until: HostInstant) {
         self.sessions.lock().push(Arc::clone(session));
         self.sweeper.note(until);
     }
@@ -338,9 +338,9 @@ impl Store {
     }
 
     /// Ends what is over, each session's on a thread of its own. Returns when to look again.
-    pub(crate) fn sweep(self: &Arc<Self>, now: Moment) -> Moment {
+    pub(crate) fn sweep(self: &Arc<Self>, now: HostInstant) -> HostInstant {
         let sessions = self.sessions.lock().clone();
-        let mut next = Moment::NEVER;
+        let mut next = HostInstant::NEVER;
         for session in sessions {
             let (expired, then) = session.expired(now);
             next = next.min(then);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 
-use lockkeeper_core::{Error, ErrorKind, Moment};
+use lockkeeper_core::{Error, ErrorKind, HostInstant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::store::Store;
@@ -31,7 +31,7 @@ impl Sweeper {
     }
 
     /// Has it look when something is `due`. Cheap when that is later than its next look.
-    pub(crate) fn note(&self, due: Moment) {
+    pub(crate) fn note(&self, due: HostInstant) {
         let due = due.as_nanos();
         if due < self.next.load(Ordering::Acquire)
             && due < self.next.fetch_min(due, Ordering::AcqRel)
@@ -52,7 +52,7 @@ impl Sweeper {
         let weak = Arc::downgrade(&sweeper);
         store.clock.on_jump(Arc::new(move || {
             if let Some(sweeper) = weak.upgrade() {
-                sweeper.note(Moment::default());
+                sweeper.note(HostInstant::default());
             }
         }));
         thread::Builder::new()
@@ -86,9 +86,9 @@ fn sweep(of: &Weak<Store>, sweeper: &Sweeper) {
         if *is_stopped {
             return;
         }
-        let next = Moment::from_nanos(sweeper.next.load(Ordering::Acquire));
+        let next = HostInstant::from_nanos(sweeper.next.load(Ordering::Acquire));
         let left = next.saturating_since(clock.now());
-        if next == Moment::NEVER {
+        if next == HostInstant::NEVER {
             sweeper.alarm.wait(&mut is_stopped);
         } else if !left.is_zero() {
             sweeper.alarm.wait_for(&mut is_stopped, left);

@@ -10,11 +10,11 @@
 )]
 
 #[cfg(unix)]
+#[path = "server/admin.rs"]
+mod admin;
+#[cfg(unix)]
 #[path = "server/opening.rs"]
 mod opening;
-#[cfg(unix)]
-#[path = "server/operator.rs"]
-mod operator;
 #[cfg(unix)]
 #[path = "server/proof.rs"]
 mod proof;
@@ -33,7 +33,7 @@ fn main() -> std::process::ExitCode {
     let cases = [
         sessions::CASES,
         opening::CASES,
-        operator::CASES,
+        admin::CASES,
         proof::CASES,
         reuse::CASES,
     ];

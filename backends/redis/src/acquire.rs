@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Error, Moment};
+use lockkeeper_core::{AcquireRequest, Error, HostInstant};
 use redis::Value;
 
 use crate::failure::{Failure, senseless};
@@ -25,14 +25,14 @@ pub(crate) struct Won {
     pub(crate) keys: Keys,
     pub(crate) owner: String,
     pub(crate) epoch: u64,
-    pub(crate) asked_at: Moment,
+    pub(crate) asked_at: HostInstant,
 }
 
 /// What a look found.
 enum Sight {
     Won {
         epoch: u64,
-        asked_at: Moment,
+        asked_at: HostInstant,
         again: bool,
     },
     Busy {
@@ -85,7 +85,7 @@ pub(crate) fn acquire(
     }
 }
 
-type Granted = Option<(u64, Moment)>;
+type Granted = Option<(u64, HostInstant)>;
 
 impl Ask<'_> {
     /// A single attempt.
@@ -102,7 +102,7 @@ impl Ask<'_> {
         }
     }
 
-    fn wait(&self, deadline: Moment) -> Result<Granted, Failure> {
+    fn wait(&self, deadline: HostInstant) -> Result<Granted, Failure> {
         let hub = &self.store.hub;
         let waiter = hub.enter();
         let bell = Arc::clone(&waiter.bell);
@@ -181,7 +181,7 @@ impl Ask<'_> {
         &self,
         me: &str,
         stands: &str,
-        until: Moment,
+        until: HostInstant,
         rides_out: bool,
     ) -> Result<Sight, Failure> {
         let patience = Patience {

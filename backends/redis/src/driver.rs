@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use lockkeeper_core::{Driver, Error, ErrorKind, LockProvider, Target};
+use lockkeeper_core::{Driver, Error, ErrorKind, LockProvider, OpenContext};
 
 use crate::options::{DATABASES, POOL_SIZES, REPLICAS};
 use crate::{BACKEND, RedisOptions, RedisProvider};
@@ -41,7 +41,7 @@ impl Driver for RedisDriver {
         ]
     }
 
-    fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let options = options(target).map_err(|error| error.with_backend(BACKEND))?;
         let clock = Arc::clone(target.clock());
         let provider = RedisProvider::with_clock(&options, target.namespace(), clock)?;
@@ -49,7 +49,7 @@ impl Driver for RedisDriver {
     }
 }
 
-fn options(target: &Target<'_>) -> Result<RedisOptions, Error> {
+fn options(target: &OpenContext<'_>) -> Result<RedisOptions, Error> {
     let url = target.url();
     let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidUrl, text));
     let path = url.path()?;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{Error, Finding, Moment};
+use lockkeeper_core::{Error, Finding, HostInstant};
 use redis::{Value, cmd};
 
 use crate::failure::{Failure, senseless};
@@ -29,7 +29,7 @@ impl Info {
     }
 }
 
-pub(crate) fn examine(store: &Store, deadline: Moment) -> Result<Vec<Finding>, Error> {
+pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
     let before = SystemTime::now();
     let time = ask(store, &["TIME"], deadline)?;
     let after = SystemTime::now();
@@ -51,7 +51,7 @@ pub(crate) fn examine(store: &Store, deadline: Moment) -> Result<Vec<Finding>, E
     Ok(findings)
 }
 
-fn ask(store: &Store, words: &[&str], deadline: Moment) -> Result<Value, Error> {
+fn ask(store: &Store, words: &[&str], deadline: HostInstant) -> Result<Value, Error> {
     let mut command = cmd(words.first().copied().unwrap_or_default());
     command.arg(words.get(1..).unwrap_or_default());
     let packed = command.get_packed_command();

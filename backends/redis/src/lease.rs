@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Lease, Moment, Released, Renew, Renewal};
+use lockkeeper_core::{Error, HostInstant, Lease, Released, RenewRequest, Renewal};
 use redis::Value;
 
 use crate::acquire::{Won, millis};
@@ -46,7 +46,7 @@ impl RedisLease {
 
     /// A server that is gone is not waited for as long as the lease would last: who renews asks
     /// again, and who releases has other things to do.
-    fn patience(&self, deadline: Moment) -> Patience<'static> {
+    fn patience(&self, deadline: HostInstant) -> Patience<'static> {
         let now = self.store.clock.now();
         let longest = now + 2 * self.store.options.response_timeout;
         Patience {
@@ -70,7 +70,7 @@ impl Lease for RedisLease {
         self.epoch
     }
 
-    fn renew(&mut self, ttl: Duration, deadline: Moment) -> Result<Renewal, Error> {
+    fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
         let patience = self.patience(deadline);
         let ttl_ms = millis(ttl).to_string();
         let args = [self.owner.as_str(), ttl_ms.as_str()];
@@ -81,7 +81,7 @@ impl Lease for RedisLease {
         renewed(&answer.value)
     }
 
-    fn release(self: Box<Self>, deadline: Moment) -> Result<Released, Error> {
+    fn release(self: Box<Self>, deadline: HostInstant) -> Result<Released, Error> {
         let patience = self.patience(deadline);
         let keys = [self.keys.lock.as_str(), self.keys.line.as_str()];
         let answer = self
@@ -104,12 +104,12 @@ fn own<'a>(store: &Arc<Store>, lease: &'a mut dyn Lease) -> Option<&'a mut Redis
 }
 
 /// Renews all of them in one round trip.
-pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [Renew<'_>]) {
+pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [RenewRequest<'_>]) {
     let mut commands = Vec::new();
     // The first of them as `EVAL`, which loads the script.
     let mut load = Vec::new();
     let mut asked = Vec::new();
-    let mut deadline = Moment::NEVER;
+    let mut deadline = HostInstant::NEVER;
     for renew in batch.iter_mut() {
         let Some(lease) = own(store, renew.lease) else {
             renew.answer = Some(renew.lease.renew(renew.ttl, renew.deadline));

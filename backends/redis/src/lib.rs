@@ -6,13 +6,13 @@
 //! All keys of a name share a hash tag.
 
 mod acquire;
+mod admin;
 mod connection;
 mod driver;
 mod examine;
 mod failure;
 mod keys;
 mod lease;
-mod operator;
 mod options;
 mod provider;
 mod scripts;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Capability, Clock, Error, ErrorKind, Grant, LockProvider,
-    Operator, Renew, SystemClock, Usage,
+    AcquireRequest, Admin, Capabilities, Capability, Clock, Error, ErrorKind, Grant, LockProvider,
+    RenewRequest, SystemClock, Usage,
 };
 use redis::{Value, cmd};
 
@@ -168,7 +168,7 @@ impl LockProvider for RedisProvider {
         })
     }
 
-    fn operator(&self) -> Option<&dyn Operator> {
+    fn admin(&self) -> Option<&dyn Admin> {
         Some(&*self.store)
     }
 
@@ -184,7 +184,7 @@ impl LockProvider for RedisProvider {
         }))
     }
 
-    fn renew_batch(&self, batch: &mut [Renew<'_>]) {
+    fn renew_batch(&self, batch: &mut [RenewRequest<'_>]) {
         renew_batch(&self.store, batch);
     }
 }

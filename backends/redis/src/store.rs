@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, ErrorKind, LockName, Moment};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LockName};
 use r2d2::ManageConnection;
 use redis::{Value, cmd};
 use scheduled_thread_pool::ScheduledThreadPool;
@@ -55,7 +55,7 @@ impl ManageConnection for Places {
 /// An answer, and the moment before it was asked for, on a connection that was there.
 pub(crate) struct Answer {
     pub(crate) value: Value,
-    pub(crate) asked_at: Moment,
+    pub(crate) asked_at: HostInstant,
     /// Whether it was asked for before, and that may have been carried out.
     pub(crate) again: bool,
 }
@@ -80,7 +80,7 @@ impl Answer {
 
 /// How long to try.
 pub(crate) struct Patience<'a> {
-    pub(crate) until: Moment,
+    pub(crate) until: HostInstant,
     /// Whether to try again after a failure that may pass.
     pub(crate) rides_out: bool,
     pub(crate) is_cancelled: &'a dyn Fn() -> bool,
@@ -210,7 +210,7 @@ impl Store {
         keys: &[&str],
         args: &[&str],
         left: Duration,
-    ) -> Result<(Value, Moment), Failure> {
+    ) -> Result<(Value, HostInstant), Failure> {
         // Whether it was, on whichever connection.
         let mut is_granted = false;
         let answer = self.with_connection(left, |connection, limit| {
@@ -288,7 +288,7 @@ impl Store {
     pub(crate) fn acknowledged(
         &self,
         connection: &mut Connection,
-        began: Moment,
+        began: HostInstant,
         limit: Duration,
     ) -> Result<bool, Failure> {
         let wanted = self.options.replicas;

@@ -59,8 +59,8 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
             break;
         }
     }
-    if let Some(operator) = keeper.operator() {
-        findings.push(match operator.held(None, SystemClock.now() + PATIENCE) {
+    if let Some(admin) = keeper.admin() {
+        findings.push(match admin.held(None, SystemClock.now() + PATIENCE) {
             Ok(_) => Finding::fine("names", "this user may see who holds what"),
             Err(error) => Finding::warning(
                 "names",
@@ -69,7 +69,7 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
                 "as above; locks themselves work without it",
             ),
         });
-        match operator.examine(SystemClock.now() + PATIENCE) {
+        match admin.examine(SystemClock.now() + PATIENCE) {
             Ok(found) => findings.extend(found),
             Err(error) => findings.push(Finding::warning(
                 "examine",

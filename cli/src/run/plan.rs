@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use humantime::format_duration;
-use lockkeeper::{Clock, LeasePolicy, LockGuard, LockKeeper, Moment, SystemClock};
+use lockkeeper::{Clock, HostInstant, LeasePolicy, LockGuard, LockKeeper, SystemClock};
 
 use crate::args::{OnLost, Run};
 use crate::trouble::{CONFIG, Trouble, USAGE};
@@ -23,21 +23,21 @@ pub(super) struct Plan {
 /// When the command has to end, unless the lock is renewed before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Deadlines {
-    pub(super) term: Moment,
-    pub(super) kill: Moment,
+    pub(super) term: HostInstant,
+    pub(super) kill: HostInstant,
     /// Until then no other command of this host may start under the name.
-    pub(super) claim: Moment,
+    pub(super) claim: HostInstant,
 }
 
 impl Deadlines {
     pub(super) const NEVER: Self = Self {
-        term: Moment::NEVER,
-        kill: Moment::NEVER,
-        claim: Moment::NEVER,
+        term: HostInstant::NEVER,
+        kill: HostInstant::NEVER,
+        claim: HostInstant::NEVER,
     };
     /// For a command that goes on without its lock: the next holder need not wait for it.
     pub(super) const WITHOUT_LOCK: Self = Self {
-        claim: Moment::from_nanos(0),
+        claim: HostInstant::from_nanos(0),
         ..Self::NEVER
     };
 }
@@ -147,7 +147,7 @@ impl Plan {
     }
 
     /// Returns the deadlines of a lock that is held until `until`.
-    pub(super) fn deadlines(&self, until: Moment) -> Deadlines {
+    pub(super) fn deadlines(&self, until: HostInstant) -> Deadlines {
         match self.on_lost {
             OnLost::Term => Deadlines {
                 term: until - self.kill_after,
@@ -163,7 +163,7 @@ impl Plan {
 
     /// Returns the deadlines of a lock that turned out to be lost `now`, and was known to be held until
     /// `until` at most. If that is over, another process may hold the lock already.
-    pub(super) fn at_once(&self, now: Moment, until: Moment) -> Deadlines {
+    pub(super) fn at_once(&self, now: HostInstant, until: HostInstant) -> Deadlines {
         let kill = until.min(now + self.kill_after);
         Deadlines {
             term: now,
@@ -255,7 +255,7 @@ mod tests {
     fn loss_found_late_kills_at_the_old_deadline() {
         let ttl = Duration::from_secs(30);
         let plan = ending(LeasePolicy::Renewed { ttl }, 5);
-        let second = |count| Moment::default() + Duration::from_secs(count);
+        let second = |count| HostInstant::default() + Duration::from_secs(count);
         // Lost long before its deadline, and found after the host was suspended.
         for (until, kill) in [(29, 15), (12, 12), (7, 7)] {
             let deadlines = plan.at_once(second(10), second(until));

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use lockkeeper::Moment;
+use lockkeeper::HostInstant;
 #[cfg(not(target_os = "linux"))]
 use lockkeeper::{Clock, SystemClock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -46,7 +46,7 @@ impl Timer {
     }
 
     /// Waits until one of the files can be read from, until a signal is handled, or until `time`.
-    pub(super) fn wait_until(&self, time: Moment, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) fn wait_until(&self, time: HostInstant, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         // Zero would disarm the timer.
         let nanos = time.as_nanos().max(1);
         let spec = Itimerspec {
@@ -67,7 +67,7 @@ impl Timer {
         Ok(Self {})
     }
 
-    pub(super) fn wait_until(&self, time: Moment, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) fn wait_until(&self, time: HostInstant, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         const MAX_TIMEOUT: Duration = Duration::from_secs(1);
         let left = time.saturating_since(SystemClock.now());
         let limit = timespec(left.min(MAX_TIMEOUT));

@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, SystemTime};
 
 use lockkeeper::{
-    AcquireOptions, CancelToken, Capability, Clock, ErrorKind, LockGuard, LockKeeper, LockName,
-    Moment, Released, SystemClock, Wait,
+    AcquireOptions, CancelToken, Capability, Clock, ErrorKind, HostInstant, LockGuard, LockKeeper,
+    LockName, Released, SystemClock, Wait,
 };
 use rustix::process::{Pid, Signal, kill_current_process_group};
 
@@ -232,8 +232,8 @@ fn interrupted(signal: Signal, stderr: StderrWriter) -> End {
 fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
     let deadline = SystemClock.now() + HOLDER_TIMEOUT;
     let held = keeper
-        .operator()
-        .and_then(|operator| operator.held(Some(name), deadline).ok()?.pop());
+        .admin()
+        .and_then(|admin| admin.held(Some(name), deadline).ok()?.pop());
     let by = held.map_or_else(
         || "another process".to_owned(),
         |held| who::holder(&held, SystemTime::now()),
@@ -288,7 +288,12 @@ fn command(
 
 /// Keeps the lock until `until`, or until a signal asks for an end. Returns whether the lock was held
 /// all the time.
-fn hold(guard: &LockGuard, until: Moment, events: &Receiver<Event>, stderr: StderrWriter) -> bool {
+fn hold(
+    guard: &LockGuard,
+    until: HostInstant,
+    events: &Receiver<Event>,
+    stderr: StderrWriter,
+) -> bool {
     let left = || until.saturating_since(SystemClock.now());
     if left().is_zero() {
         return true;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use lockkeeper::{Clock, Moment, SystemClock};
+use lockkeeper::{Clock, HostInstant, SystemClock};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
@@ -91,7 +91,7 @@ impl Watchdog {
     /// Replaces the deadlines of the watchdog.
     pub(super) fn send_deadlines(&mut self, deadlines: Deadlines) -> io::Result<()> {
         let Deadlines { term, kill, claim } = deadlines;
-        let [term, kill, claim] = [term, kill, claim].map(Moment::as_nanos);
+        let [term, kill, claim] = [term, kill, claim].map(HostInstant::as_nanos);
         self.send(&format!("{term} {kill} {claim}"))
     }
 
@@ -200,14 +200,14 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
             signal_group(group, Signal::CONT);
         }
         let group_wakes = match reader.group {
-            None => Moment::NEVER,
+            None => HostInstant::NEVER,
             Some(_) if acted => reader.deadlines.kill,
             Some(_) => reader.deadlines.term,
         };
         let claim_wakes = match &claimed {
             Some(_) => reader.deadlines.claim,
             None if now < reader.deadlines.claim => now + POLL_INTERVAL,
-            None => Moment::NEVER,
+            None => HostInstant::NEVER,
         };
         let connections = claimed.as_ref().and_then(Claim::connections);
         let files = [Some(rustix::stdio::stdin()), connections];
@@ -310,7 +310,7 @@ impl CommandReader {
 
 fn parse(line: &str) -> Option<Deadlines> {
     let mut numbers = line.split(' ').map(|number| number.parse().ok());
-    let mut next = || numbers.next().flatten().map(Moment::from_nanos);
+    let mut next = || numbers.next().flatten().map(HostInstant::from_nanos);
     Some(Deadlines {
         term: next()?,
         kill: next()?,

@@ -69,7 +69,7 @@ fn without_renewal(
     let fixed = LeasePolicy::Fixed { ttl: short };
     let late = slow.must_acquire(LockRequest::new(fixed, LONG))?;
     let holder = next.must_acquire(renewed(LONG))?;
-    if !late.lost()() {
+    if !late.lost_signal()() {
         run.fault("not renewed: another was let in, and the holder was not told");
     }
     if write(context, holder.as_ref(), BY_NEXT)? {
@@ -135,7 +135,7 @@ fn work_while_waited_for(
     context.state.reset(&[0])?;
     let held = slow.must_acquire(renewed(ttl))?;
     let seen = context.state.read(0)?;
-    let (lost, is_working, came_in) = (held.lost(), AtomicBool::new(true), Latch::new());
+    let (lost, is_working, came_in) = (held.lost_signal(), AtomicBool::new(true), Latch::new());
 
     let (was_told, beside) = thread::scope(|scope| {
         let (is_working, came_in) = (&is_working, &came_in);
@@ -149,7 +149,7 @@ fn work_while_waited_for(
         });
         // The work ends early if the other program came in: there is nothing more to see.
         context.cancel.wait(came_in, ttl * WORK_TTLS)?;
-        let lost = held.lost();
+        let lost = held.lost_signal();
         if !lost() {
             // If this is refused, the other program came in, and the count shows it.
             write(context, held.as_ref(), seen + 1)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lockkeeper::local::{MemoryDriver, SqliteDriver};
 use lockkeeper::mysql::MySqlDriver;
 use lockkeeper::redis::RedisDriver;
-use lockkeeper::{Config, Driver, Drivers, LockProvider, Target};
+use lockkeeper::{Config, Driver, Drivers, LockProvider, OpenContext};
 
 use super::mysql::client::MySqlConfig;
 use super::redis::client::RedisConfig;
@@ -57,7 +57,7 @@ impl ClientConfig {
     }
 }
 
-type Capture<T> = fn(&Target<'_>) -> Result<T, lockkeeper::Error>;
+type Capture<T> = fn(&OpenContext<'_>) -> Result<T, lockkeeper::Error>;
 
 /// Opens stores as `D` does, and captures the settings of the last store that could be opened.
 struct CapturingDriver<D, T> {
@@ -108,7 +108,7 @@ impl<D: Driver, T: Send + 'static> Driver for CapturingDriver<D, T> {
         self.driver.keys()
     }
 
-    fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, lockkeeper::Error> {
+    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, lockkeeper::Error> {
         // The driver comes first, since it says what is wrong with the settings.
         let provider = self.driver.open(target)?;
         let settings = (self.capture)(target)?;

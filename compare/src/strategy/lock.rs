@@ -65,7 +65,7 @@ pub(crate) trait Held {
     }
 
     /// Returns a function, for any thread, that tells whether the holder has been told of a loss.
-    fn lost(&self) -> Box<dyn Fn() -> bool + Send> {
+    fn lost_signal(&self) -> Box<dyn Fn() -> bool + Send> {
         Box::new(|| false)
     }
 

@@ -63,8 +63,8 @@ impl Held for LockGuard {
         Some(LockGuard::token(self))
     }
 
-    fn lost(&self) -> Box<dyn Fn() -> bool + Send> {
-        let signal = LockGuard::lost(self);
+    fn lost_signal(&self) -> Box<dyn Fn() -> bool + Send> {
+        let signal = LockGuard::lost_signal(self);
         Box::new(move || signal.is_lost())
     }
 
@@ -80,8 +80,8 @@ impl Held for ReentrantGuard {
         Some(LockGuard::token(self))
     }
 
-    fn lost(&self) -> Box<dyn Fn() -> bool + Send> {
-        Held::lost(&**self)
+    fn lost_signal(&self) -> Box<dyn Fn() -> bool + Send> {
+        <dyn Held>::lost_signal(&**self)
     }
 
     fn release(self: Box<Self>) -> Result<(), Error> {

@@ -1,7 +1,7 @@
 //! The table of cases: one module a rule of the contract, and each case a function that fails by a
 //! panic.
 
-mod operator;
+mod admin;
 mod rule_01_exclusion;
 mod rule_02_wait;
 mod rule_03_lease;
@@ -124,7 +124,7 @@ pub(crate) static TABLE: &[Case] = table! {
     rule_13_nothing_silent:
         requiring_what_is_missing,
         settings_out_of_bounds;
-    operator:
+    admin:
         tells_who_holds,
         tells_how_many_wait,
         forced_release_is_noticed_and_the_token_grows,

@@ -4,8 +4,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    AcquireOptions, Capability, Clock, ErrorKind, LockGuard, LockKeeper, LostWait, Released,
-    Renewal, SystemClock,
+    AcquireOptions, Capability, Clock, ErrorKind, LockGuard, LockKeeper, Released, Renewal,
+    SystemClock, WaitOutcome,
 };
 
 use crate::rig::{Outcome, Rig, Skip, build, is_busy, take, take_with};
@@ -30,7 +30,7 @@ pub(super) fn a_fixed_lease_runs_out_and_its_guard_knows_first(rig: &Rig<'_>) ->
     let (first_keeper, second_keeper) = (rig.keeper(), rig.keeper());
     let began = Instant::now();
     let first = take_with(&first_keeper, "a", rig.fixed(400));
-    let signal = first.lost();
+    let signal = first.lost_signal();
     let (tell, called) = channel();
     signal.on_lost(move || {
         let _ = tell.send(());
@@ -40,7 +40,7 @@ pub(super) fn a_fixed_lease_runs_out_and_its_guard_knows_first(rig: &Rig<'_>) ->
     assert!(took >= rig.ttl(400), "freed after {took:?}, before its ttl");
 
     assert!(signal.is_lost());
-    assert_eq!(signal.wait(rig.patience()), LostWait::Lost);
+    assert_eq!(signal.wait(rig.patience()), WaitOutcome::Lost);
     called
         .recv_timeout(rig.patience())
         .expect("the callback is called");

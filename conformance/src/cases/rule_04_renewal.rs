@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{ErrorKind, LockGuard, LostWait, Released};
+use lockkeeper_core::{ErrorKind, LockGuard, Released, WaitOutcome};
 
 use crate::ear::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take, take_with};
@@ -62,7 +62,7 @@ pub(super) fn failing_and_working_again_too_late(rig: &Rig<'_>) -> Outcome {
     let keeper = build(builder.lease(rig.renewed(600)).observer(ear.clone()));
     let guard = take(&keeper, "a");
     tap.set(Trouble::Fails(ErrorKind::Unknown));
-    assert_eq!(guard.lost().wait(rig.patience()), LostWait::Lost);
+    assert_eq!(guard.lost_signal().wait(rig.patience()), WaitOutcome::Lost);
     ear.wait_for(Event::Lost, 1);
     tap.set(Trouble::None);
     drop(take(&rig.keeper(), "a"));
@@ -106,7 +106,7 @@ pub(super) fn out_of_reach_and_back_too_late(rig: &Rig<'_>) -> Outcome {
     let keeper = rig.keeper_with(rig.renewed(600));
     let guard = take(&keeper, "a");
     let fault = rig.cut_off()?;
-    assert_eq!(guard.lost().wait(rig.patience()), LostWait::Lost);
+    assert_eq!(guard.lost_signal().wait(rig.patience()), WaitOutcome::Lost);
     drop(fault);
     let other = take(&rig.keeper(), "a");
     assert!(other.token() > guard.token());
@@ -162,10 +162,16 @@ pub(super) fn one_call_that_hangs_costs_nobody_else(rig: &Rig<'_>) -> Outcome {
         .map(|n| take(&keeper, &format!("other {n}")))
         .collect();
     tap.set(Trouble::Hangs("hangs"));
-    assert_eq!(hanging.lost().wait(rig.patience()), LostWait::Lost);
+    assert_eq!(
+        hanging.lost_signal().wait(rig.patience()),
+        WaitOutcome::Lost
+    );
     // They were granted together, so without a renewal they would be lost by now too; and they
     // stay held for longer than one lease.
-    assert_eq!(others[0].lost().wait(rig.ttl(2_000)), LostWait::TimedOut);
+    assert_eq!(
+        others[0].lost_signal().wait(rig.ttl(2_000)),
+        WaitOutcome::TimedOut
+    );
     for other in others {
         assert!(other.is_held(), "{:?} was lost", other.name());
         assert_eq!(other.release().expect("the store answers"), Released::Done);
@@ -182,7 +188,10 @@ pub(super) fn none_after_release(rig: &Rig<'_>) -> Outcome {
     assert_eq!(guard.release().expect("the store answers"), Released::Done);
     let renewals = tap.renewals();
     let second = take(&rig.keeper(), "a");
-    assert_eq!(second.lost().wait(rig.ttl(2_000)), LostWait::TimedOut);
+    assert_eq!(
+        second.lost_signal().wait(rig.ttl(2_000)),
+        WaitOutcome::TimedOut
+    );
     assert_eq!(tap.renewals(), renewals, "the released lease was renewed");
     drop(second);
     rig.nothing_left();

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind, FencingToken, LockName, LostWait, Observer, Released};
+use lockkeeper_core::{Error, ErrorKind, FencingToken, LockName, Observer, Released, WaitOutcome};
 
 use crate::ear::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take, take_with};
@@ -94,12 +94,12 @@ pub(super) fn ended_behind_its_back_and_renewed(rig: &Rig<'_>) -> Outcome {
     );
     let guard = take(&keeper, "a");
     let (tell, called) = channel();
-    guard.lost().on_lost(move || {
+    guard.lost_signal().on_lost(move || {
         let _ = tell.send(());
     });
     rig.end_lease("a")?;
     let other = take(&rig.keeper(), "a");
-    assert_eq!(guard.lost().wait(rig.patience()), LostWait::Lost);
+    assert_eq!(guard.lost_signal().wait(rig.patience()), WaitOutcome::Lost);
     called
         .recv_timeout(rig.patience())
         .expect("the callback is called");
@@ -196,9 +196,9 @@ pub(super) fn an_observer_that_panics_does_no_harm(rig: &Rig<'_>) -> Outcome {
     assert!(is_busy(&keeper, "a"));
     assert_eq!(guard.release().expect("the store answers"), Released::Done);
     let lost = take_with(&keeper, "a", rig.fixed(200));
-    let signal = lost.lost();
+    let signal = lost.lost_signal();
     signal.on_lost(|| Panics::panic());
-    assert_eq!(signal.wait(rig.patience()), LostWait::Lost);
+    assert_eq!(signal.wait(rig.patience()), WaitOutcome::Lost);
     drop(lost);
     drop(take(&keeper, "a"));
     rig.nothing_left();

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, Capability, ErrorKind, KeeperBuilder, LeasePolicy, LockKeeper, MAX_HANDOVERS,
-    Wait,
+    AcquireOptions, Capability, ErrorKind, LeasePolicy, LockKeeper, LockKeeperBuilder,
+    MAX_HANDOVERS, Wait,
 };
 
 use crate::rig::{Outcome, Rig, build};
@@ -29,7 +29,7 @@ pub(super) fn requiring_what_is_missing(rig: &Rig<'_>) -> Outcome {
 
 /// None of them reaches the store, whether it is the keeper's or one acquisition's.
 pub(super) fn settings_out_of_bounds(rig: &Rig<'_>) -> Outcome {
-    let refused = |builder: KeeperBuilder, kind| {
+    let refused = |builder: LockKeeperBuilder, kind| {
         let error = builder.build().expect_err("it is out of bounds");
         assert_eq!(error.kind(), kind, "{error:?}");
     };

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, Clock, Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper,
-    LockName, LostWait, ManualClock, Moment, Observer, Released,
+    AcquireOptions, Clock, Error, ErrorKind, FencingToken, HostInstant, LeasePolicy, LockGuard,
+    LockKeeper, LockName, ManualClock, Observer, Released, WaitOutcome,
 };
 
 use crate::script::{Grants, PATIENCE, Renewals, Script, eventually};
@@ -108,16 +108,16 @@ fn the_stores_word_is_a_loss_at_once_and_told_once() {
         .build()
         .unwrap();
     let guard = keeper.lock("a").unwrap();
-    let signal = guard.lost();
+    let signal = guard.lost_signal();
     let (send, called) = mpsc::channel();
     signal.on_lost(move || send.send(()).unwrap());
-    assert_eq!(signal.wait(Duration::ZERO), LostWait::TimedOut);
+    assert_eq!(signal.wait(Duration::ZERO), WaitOutcome::TimedOut);
 
     script.renewals("a", Renewals::Lost);
     let waiting = signal.clone();
     let waiter = thread::spawn(move || waiting.wait(PATIENCE));
     next_renewal(&script, "a");
-    assert_eq!(waiter.join().unwrap(), LostWait::Lost);
+    assert_eq!(waiter.join().unwrap(), WaitOutcome::Lost);
     called.recv_timeout(PATIENCE).unwrap();
     assert!(signal.is_lost() && !guard.is_held());
     let (send, late) = mpsc::channel();
@@ -137,7 +137,7 @@ fn a_fixed_lease_runs_out_and_the_next_in_line_may_ask_while_the_guard_still_liv
     let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl: 2 * SECOND });
     let guard = keeper.acquire("a", &fixed).unwrap().unwrap();
     let (send, called) = mpsc::channel();
-    guard.lost().on_lost(move || send.send(()).unwrap());
+    guard.lost_signal().on_lost(move || send.send(()).unwrap());
     let waiter = {
         let keeper = keeper.clone();
         thread::spawn(move || keeper.try_lock_for("a", Duration::from_secs(100)))
@@ -166,7 +166,7 @@ fn a_look_for_another_reason_renews_nothing_early() {
     });
     for guard in &short {
         let (send, called) = mpsc::channel();
-        guard.lost().on_lost(move || send.send(()).unwrap());
+        guard.lost_signal().on_lost(move || send.send(()).unwrap());
         script.clock.advance(guard.remaining());
         called.recv_timeout(PATIENCE).unwrap();
     }
@@ -193,9 +193,9 @@ fn a_released_guard_is_not_renewed_and_its_signal_says_so() {
     let script = Script::new();
     let keeper = script.keeper();
     let (gone, stays) = (keeper.lock("gone").unwrap(), keeper.lock("stays").unwrap());
-    let signal = gone.lost();
+    let signal = gone.lost_signal();
     gone.release().unwrap();
-    assert_eq!(signal.wait(PATIENCE), LostWait::Released);
+    assert_eq!(signal.wait(PATIENCE), WaitOutcome::Released);
     next_renewal(&script, "stays");
     next_renewal(&script, "stays");
     assert_eq!(script.count("gone", "renew"), 0);
@@ -282,11 +282,11 @@ fn idle_threads_renew_beside_calls_that_hang() {
 #[derive(Debug)]
 struct Unwatched {
     inner: ManualClock,
-    began: Moment,
+    began: HostInstant,
 }
 
 impl Clock for Unwatched {
-    fn now(&self) -> Moment {
+    fn now(&self) -> HostInstant {
         if thread::current().name() == Some("lockkeeper-watch") {
             return self.began;
         }
@@ -306,7 +306,7 @@ fn a_callback_of_a_loss_may_lock_the_name() {
     let guard = keeper.acquire("a", &fixed).unwrap().unwrap();
     let (send, called) = mpsc::channel();
     let again = keeper.clone();
-    guard.lost().on_lost(move || {
+    guard.lost_signal().on_lost(move || {
         let granted = again.try_lock("a").map(|guard| guard.is_some());
         let _ = send.send(granted);
     });
@@ -334,7 +334,7 @@ fn a_callback_that_panics_when_it_is_dropped_or_called_late_does_no_harm() {
     let script = Script::new();
     let keeper = script.keeper();
     let guard = keeper.lock("a").unwrap();
-    let signal = guard.lost();
+    let signal = guard.lost_signal();
     let bomb = Bomb;
     signal.on_lost(move || drop(bomb));
     assert_eq!(guard.release().unwrap(), Released::Done);
@@ -342,7 +342,7 @@ fn a_callback_that_panics_when_it_is_dropped_or_called_late_does_no_harm() {
     let guard = keeper.try_lock("a").unwrap().expect("it is free");
     script.clock.advance(60 * SECOND);
     let bomb = Bomb;
-    guard.lost().on_lost(move || drop(bomb));
+    guard.lost_signal().on_lost(move || drop(bomb));
     assert_eq!(guard.release().unwrap(), Released::AlreadyLost);
 }
 
@@ -367,10 +367,10 @@ fn a_release_does_not_wait_for_ever_and_is_made_up_for() {
     script.renewals("a", Renewals::Hang);
     script.clock.advance(ttl / 3);
     script.until("a", "renew", 1);
-    let signal = guard.lost();
+    let signal = guard.lost_signal();
     let release = thread::spawn(move || guard.release());
     // The guard has ended once its signal says so; from then on the release's own time counts.
-    assert_eq!(signal.wait(PATIENCE), LostWait::Released);
+    assert_eq!(signal.wait(PATIENCE), WaitOutcome::Released);
     eventually("the release gives up", || {
         script.clock.advance(ttl);
         release.is_finished()
@@ -433,7 +433,7 @@ fn a_renewal_has_an_end_although_its_guard_goes_meanwhile() {
     let clock = Hooked::on(&script, "lockkeeper-renew");
     let keeper = script.builder().clock(Arc::clone(&clock) as _).build();
     let guard = keeper.unwrap().lock("a").unwrap();
-    let signal = guard.lost();
+    let signal = guard.lost_signal();
     let (send, release) = mpsc::channel();
     // The renewal takes the lease, and then looks at the clock once more.
     let mut looks = 0;
@@ -443,7 +443,7 @@ fn a_renewal_has_an_end_although_its_guard_goes_meanwhile() {
         if looks == 2 {
             let guard = guard.take();
             let _ = send.send(thread::spawn(move || drop(guard)));
-            assert_eq!(signal.wait(PATIENCE), LostWait::Released);
+            assert_eq!(signal.wait(PATIENCE), WaitOutcome::Released);
         }
     }));
     script.clock.advance(4 * SECOND);
@@ -478,7 +478,7 @@ impl std::fmt::Debug for Hooked {
 }
 
 impl Clock for Hooked {
-    fn now(&self) -> Moment {
+    fn now(&self) -> HostInstant {
         if thread::current().name() == Some(self.thread)
             && let Ok(mut hook) = self.hook.try_lock()
             && let Some(hook) = hook.as_mut()

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireOptions, CancelToken, ErrorKind, FencingToken, LeasePolicy, LockKeeper, LockName,
-    LostWait, Observer, Wait,
+    Observer, Wait, WaitOutcome,
 };
 
 use crate::script::{Grants, PATIENCE, Renewals, Script, Silent, eventually};
@@ -22,7 +22,7 @@ impl Observer for InLine {
     }
 }
 
-fn observed(builder: lockkeeper_core::KeeperBuilder) -> (LockKeeper, Receiver<()>) {
+fn observed(builder: lockkeeper_core::LockKeeperBuilder) -> (LockKeeper, Receiver<()>) {
     let (send, in_line) = mpsc::channel();
     let keeper = builder
         .wait(Wait::Forever)
@@ -301,14 +301,14 @@ fn a_wait_that_the_clock_jumped_over_is_over() {
         thread::spawn(move || keeper.try_lock_for("a", hour).map(|guard| guard.is_some()))
     };
     in_line.recv_timeout(PATIENCE).unwrap();
-    let signal = guard.lost();
+    let signal = guard.lost_signal();
     let watcher = thread::spawn(move || signal.wait(hour));
     script.clock.advance(hour);
     eventually("the waits end", || waiter.is_finished());
     assert!(!waiter.join().unwrap().unwrap());
     script.clock.advance(hour);
     eventually("the waits end", || watcher.is_finished());
-    assert_eq!(watcher.join().unwrap(), LostWait::TimedOut);
+    assert_eq!(watcher.join().unwrap(), WaitOutcome::TimedOut);
 }
 
 #[test]

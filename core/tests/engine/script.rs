@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Clock as _, Error, ErrorKind, Grant, Lease, LockKeeper,
-    LockProvider, ManualClock, Moment, Proof, ProofValue, Released, Renewal,
+    AcquireRequest, Capabilities, Clock as _, Error, ErrorKind, Grant, HostInstant, Lease,
+    LockKeeper, LockProvider, ManualClock, Proof, ProofValue, Released, Renewal,
 };
 
 /// How long a test waits for what must happen before it fails.
@@ -98,7 +98,7 @@ impl Script {
         self.builder().build().unwrap()
     }
 
-    pub(crate) fn builder(self: &Arc<Self>) -> lockkeeper_core::KeeperBuilder {
+    pub(crate) fn builder(self: &Arc<Self>) -> lockkeeper_core::LockKeeperBuilder {
         let ttl = Duration::from_secs(12);
         LockKeeper::builder(Arc::clone(self) as Arc<dyn LockProvider>)
             .lease(lockkeeper_core::LeasePolicy::Renewed { ttl })
@@ -201,7 +201,7 @@ impl Lease for ScriptLease {
         self.epoch
     }
 
-    fn renew(&mut self, _ttl: Duration, deadline: Moment) -> Result<Renewal, Error> {
+    fn renew(&mut self, _ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
         let mut state = self.shared.call(&self.name, "renew");
         state.patience = deadline.saturating_since(self.clock.now());
         let how = |state: &State| state.renewals.get(&self.name).copied().unwrap_or_default();
@@ -226,7 +226,7 @@ impl Lease for ScriptLease {
         }
     }
 
-    fn release(self: Box<Self>, _deadline: Moment) -> Result<Released, Error> {
+    fn release(self: Box<Self>, _deadline: HostInstant) -> Result<Released, Error> {
         let mut state = self.shared.call(&self.name, "release");
         if state.held.get(&self.name) != Some(&self.epoch) {
             return Ok(Released::AlreadyLost);
@@ -261,7 +261,7 @@ pub(crate) fn eventually(what: &str, done: impl Fn() -> bool) {
 pub(crate) struct Silent(pub(crate) ManualClock);
 
 impl lockkeeper_core::Clock for Silent {
-    fn now(&self) -> Moment {
+    fn now(&self) -> HostInstant {
         self.0.now()
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, LostWait, Released};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, LockGuard, Released, WaitOutcome};
 use lockkeeper_testkit::{Counts, Fault, MySqlKind, Proxy};
 
 use super::store::{holder_of, open, settled, start, waiting_for};
@@ -221,7 +221,7 @@ pub(super) fn renewal_later_than_the_ttl(kind: MySqlKind) {
     // Not before the other one knows: the witness looks.
     let next = rival.lock("a").unwrap();
     witness.enter(&next);
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     assert!(
         proxy.wait_for(PATIENCE, |counts| counts.held > 0),
         "none came late"
@@ -249,7 +249,7 @@ pub(super) fn dark_while_held(kind: MySqlKind) {
     // Not before the other one knows: the witness looks.
     let next = rival.lock("a").unwrap();
     witness.enter(&next);
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     assert!(next.token() > held.token());
     for answer in [
         keeper.try_lock("b"),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LostWait, Released};
+use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, Released, WaitOutcome};
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
 
 use super::store::{Memory, besieged, open, settled, start, waiting_for};
@@ -18,7 +18,7 @@ pub(super) fn restarted_while_held(kind: MySqlKind) {
     let other = holder.acquire("b", &fixed).unwrap().unwrap();
     server.restart().unwrap();
     // Its own time is not over, so it was the renewal that found it out.
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     assert_eq!(other.renew().unwrap_err().kind(), ErrorKind::Lost);
     assert!(!other.is_held());
     for (lost, name) in [(held, "a"), (other, "b")] {
@@ -45,7 +45,7 @@ pub(super) fn killed_for_good_while_held(kind: MySqlKind) {
     let waiting = Waiting::start(&server.url(), Duration::from_secs(4), &witness);
     until("it waits", || waiting_for(&server, "a").len() == 1);
     server.kill();
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     let kind = waiting.answer().expect_err("nobody is there to grant it");
     assert!(
         matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown),
@@ -78,7 +78,7 @@ pub(super) fn stopped_past_every_deadline(kind: MySqlKind) {
         })
         .collect();
     server.stop().unwrap();
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     for waiting in waiting {
         let kind = waiting.answer().expect_err("nobody is there to grant it");
         assert!(

@@ -185,15 +185,15 @@ pub(super) fn late_kill(kind: MySqlKind) {
     let proxy = Proxy::new(server.addr()).unwrap();
     let keeper = open(&server.url(), "pool_size=1");
     let asking = open(&server.url_via(proxy.addr()), "");
-    let operator = asking.operator().unwrap();
+    let admin = asking.admin().unwrap();
     let soon = || SystemClock.now() + PATIENCE;
     let held = keeper.lock("a").unwrap();
     let session = holder_of(&server, "a");
     let name = LockName::new("a").unwrap();
-    let shown = operator.held(Some(&name), soon()).unwrap().remove(0);
+    let shown = admin.held(Some(&name), soon()).unwrap().remove(0);
     proxy.once("KILL", Fault::DelayRequests(Duration::from_secs(1)));
     thread::scope(|scope| {
-        let freed = scope.spawn(|| operator.force_release(&shown, soon()));
+        let freed = scope.spawn(|| admin.force_release(&shown, soon()));
         assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1));
         assert_eq!(held.release().unwrap(), Released::Done);
         let next = keeper.lock("b").unwrap();

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lockkeeper::mysql::{MySqlOptions, MySqlProvider};
 use lockkeeper::{
-    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, LostWait, Observer,
-    Released,
+    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, Observer, Released,
+    WaitOutcome,
 };
 use lockkeeper_testkit::{Fault, MySqlKind, MySqlServer, Proxy};
 use mysql::{Opts, OptsBuilder, Pool, PoolConstraints, PoolOpts};
@@ -177,7 +177,7 @@ pub(super) fn session_killed(kind: MySqlKind) {
     assert!(theirs.len() > 1 && !others.is_empty());
     server.execute(&format!("KILL {id}")).unwrap();
     for (_, guard) in &theirs {
-        assert_eq!(guard.lost().wait(PATIENCE), LostWait::Lost);
+        assert_eq!(guard.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     }
     for (name, guard) in &others {
         guard.renew().unwrap();
@@ -209,13 +209,13 @@ pub(super) fn session_in_doubt(kind: MySqlKind) {
         let theirs = held
             .iter()
             .filter(|(name, _)| holder_of(&server, name) == id);
-        let theirs: Vec<_> = theirs.map(|(_, guard)| guard.lost()).collect();
+        let theirs: Vec<_> = theirs.map(|(_, guard)| guard.lost_signal()).collect();
         proxy.once(format!("default:{name}"), fault);
         let _ = guard.release();
         if matches!(fault, Fault::CutReplyAfter(_)) {
             // The server frees what it held at once, and the next renewals find out.
             for guard in &theirs {
-                assert_eq!(guard.wait(PATIENCE), LostWait::Lost);
+                assert_eq!(guard.wait(PATIENCE), WaitOutcome::Lost);
             }
         }
         none_twice(&held, &rival);
@@ -239,7 +239,7 @@ pub(super) fn session_outlasts_a_neighbours_call(kind: MySqlKind) {
     let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
     let [old, kept] = ["old", "kept"].map(|name| keeper.acquire(name, &fixed).unwrap().unwrap());
     assert_eq!(holder_of(&server, "old"), holder_of(&server, "kept"));
-    assert_eq!(old.lost().wait(ttl * 2 / 3), LostWait::TimedOut);
+    assert_eq!(old.lost_signal().wait(ttl * 2 / 3), WaitOutcome::TimedOut);
     kept.renew().unwrap();
     proxy.set(Fault::Dark);
     old.renew().unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{ErrorKind, LockKeeper, LostWait, Released};
+use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, MySqlSession};
 
 use crate::rig::{PATIENCE, Waiting, Witness, until};
@@ -81,7 +81,7 @@ pub(super) fn besieged(kind: MySqlKind, memory: Memory, fault: impl FnOnce(&MySq
     let first = held.token();
     if memory == Memory::Lost {
         // At its next renewal, not only when its time is over.
-        assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+        assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
         assert_eq!(held.ensure_held().unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(held.release().unwrap(), Released::AlreadyLost);
     } else {

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::{
-    AcquireOptions, CancelToken, Clock, ErrorKind, LockGuard, LostWait, Released, SystemClock,
+    AcquireOptions, CancelToken, Clock, ErrorKind, LockGuard, Released, SystemClock, WaitOutcome,
 };
 use lockkeeper_testkit::{Fault, Proxy, RedisKind};
 
@@ -109,9 +109,9 @@ fn lost_before_the_reply_to_the_release_was(kind: RedisKind) {
     for is_granted_again in [false, true] {
         for fault in [Fault::DropReplies, Fault::CutReplyAfter(0)] {
             let held = keeper.lock("a").unwrap();
-            let operator = keeper.operator().unwrap();
+            let admin = keeper.admin().unwrap();
             let soon = SystemClock.now() + PATIENCE;
-            let seen = operator.held(Some(held.name()), soon).unwrap();
+            let seen = admin.held(Some(held.name()), soon).unwrap();
             let seen = seen.first().unwrap();
             server.command(&["FLUSHALL"]).unwrap();
             let next = is_granted_again.then(|| rival.lock("a").unwrap());
@@ -119,7 +119,7 @@ fn lost_before_the_reply_to_the_release_was(kind: RedisKind) {
             let error = held.release().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
             proxy.once("EVALSHA", fault);
-            let error = operator.force_release(seen, soon).unwrap_err();
+            let error = admin.force_release(seen, soon).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
             if let Some(next) = next {
                 assert!(next.is_held());
@@ -224,7 +224,7 @@ fn dark_while_held(kind: RedisKind) {
     // Not before the other one knows: the witness looks.
     let next = rival.lock("a").unwrap();
     witness.enter(&next);
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     assert!(next.token() > held.token());
     for answer in [
         keeper.try_lock("b"),

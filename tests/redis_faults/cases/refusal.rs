@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{ErrorKind, LostWait, Released};
+use lockkeeper::{ErrorKind, Released, WaitOutcome};
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
@@ -29,7 +29,7 @@ fn turned_into_a_replica(kind: RedisKind) {
         assert!(error.to_string().contains("become a replica"), "{error}");
     }
     // It cannot be renewed.
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     server.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
     let next = keeper.lock("a").unwrap();
     assert!(next.token() > held.token());
@@ -52,7 +52,7 @@ fn password_changed(kind: RedisKind) {
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
     assert!(error.to_string().contains("password"), "{error}");
     assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     say(&["CONFIG", "SET", "requirepass", "s3cret"]);
     let next = keeper.lock("a").unwrap();
     assert!(next.token() > held.token());

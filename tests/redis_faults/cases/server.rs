@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LostWait, Released};
+use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, Released, WaitOutcome};
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
 
 use super::Case;
@@ -79,7 +79,7 @@ fn besieged_on(server: &RedisServer, memory: Memory, fault: impl FnOnce(&[Waitin
     let first = held.token();
     if memory == Memory::Lost {
         // At its next renewal, not only when its time is over.
-        assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+        assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
         assert_eq!(held.ensure_held().unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(held.release().unwrap(), Released::AlreadyLost);
     } else {
@@ -115,7 +115,7 @@ fn forgotten(server: &RedisServer, forget: impl Fn()) {
     let other = holder.acquire("b", &fixed).unwrap().unwrap();
     forget();
     // Its own time is not over, so it was the renewal that found it out.
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     assert_eq!(other.renew().unwrap_err().kind(), ErrorKind::Lost);
     assert!(!other.is_held());
     for (lost, name) in [(held, "a"), (other, "b")] {
@@ -190,7 +190,7 @@ fn killed_for_good_while_held(kind: RedisKind) {
     let waiting = one_more_waits(&server.url(), "", Duration::from_secs(4), &witness);
     until("it stands in line", || in_line(&server, "a") == 1);
     server.kill();
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     let kind = waiting.answer().expect_err("nobody is there to grant it");
     assert!(
         matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown),
@@ -239,7 +239,7 @@ fn stopped_past_every_deadline(kind: RedisKind) {
         })
         .collect();
     server.stop().unwrap();
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     for waiting in waiting {
         let kind = waiting.answer().expect_err("nobody is there to grant it");
         assert!(

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{
-    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LostWait, Released,
+    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released, WaitOutcome,
 };
 use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer};
 
@@ -236,7 +236,7 @@ fn renewals_wait_for_replicas(kind: RedisKind) {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("replicas"), "{error}");
     // The keeper's own renewals fare no better, though the primary has carried them out.
-    assert_eq!(held.lost().wait(PATIENCE), LostWait::Lost);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     replica.cont().unwrap();
     until("it acknowledges again", || other.renew().is_ok());
     let next = keeper.try_lock_for("a", PATIENCE).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as Slot;
-use lockkeeper_core::{AcquireRequest, Clock, LockName, Moment, Released, Renewal};
+use lockkeeper_core::{AcquireRequest, Clock, HostInstant, LockName, Released, Renewal};
 
 /// A waiter looks after this long even if nobody woke it: condition variables do not count the
 /// time that the host sleeps, leases do.
@@ -42,7 +42,7 @@ pub(super) struct Shard {
 struct Entry {
     name: LockName,
     epoch: u64,
-    expires: Moment,
+    expires: HostInstant,
     waiters: VecDeque<Arc<Waiter>>,
 }
 
@@ -50,7 +50,7 @@ struct Entry {
 pub(super) struct Seen {
     pub(super) name: LockName,
     pub(super) epoch: u64,
-    pub(super) expires: Moment,
+    pub(super) expires: HostInstant,
     pub(super) waiting: usize,
 }
 
@@ -63,7 +63,7 @@ struct Waiter {
 struct WaiterState {
     won: Option<Won>,
     /// Until when it would sleep.
-    until: Moment,
+    until: HostInstant,
     /// "Look again."
     poked: bool,
 }
@@ -71,7 +71,7 @@ struct WaiterState {
 #[derive(Clone, Copy)]
 pub(super) struct Won {
     pub(super) epoch: u64,
-    pub(super) asked_at: Moment,
+    pub(super) asked_at: HostInstant,
 }
 
 impl Waiter {
@@ -83,7 +83,7 @@ impl Waiter {
 
 impl Entry {
     /// Grants a name that nobody holds to the front of the line. False: there is no line.
-    fn serve(&mut self, now: Moment) -> bool {
+    fn serve(&mut self, now: HostInstant) -> bool {
         let Some(waiter) = self.waiters.pop_front() else {
             return false;
         };
@@ -117,7 +117,7 @@ impl Shard {
     }
 
     /// The name's epoch, if it is free (or its lease ran out) and nobody waits for it.
-    pub(super) fn attempt(&self, name: &LockName, ttl: Duration, now: Moment) -> Option<u64> {
+    pub(super) fn attempt(&self, name: &LockName, ttl: Duration, now: HostInstant) -> Option<u64> {
         let mut entries = lock(&self.entries);
         let slot = entries.entry(
             name.hash64(),
@@ -149,13 +149,13 @@ impl Shard {
     }
 
     /// Stands in line until granted, cancelled or `deadline`.
-    pub(super) fn wait(&self, request: &AcquireRequest<'_>, deadline: Moment) -> Option<Won> {
+    pub(super) fn wait(&self, request: &AcquireRequest<'_>, deadline: HostInstant) -> Option<Won> {
         let name = request.name();
         let waiter = Arc::new(Waiter {
             ttl: request.ttl(),
             state: Mutex::new(WaiterState {
                 won: None,
-                until: Moment::NEVER,
+                until: HostInstant::NEVER,
                 poked: false,
             }),
             changed: Condvar::new(),
@@ -225,7 +225,7 @@ impl Shard {
         }
     }
 
-    pub(super) fn renew(&self, hash: u64, epoch: u64, ttl: Duration, now: Moment) -> Renewal {
+    pub(super) fn renew(&self, hash: u64, epoch: u64, ttl: Duration, now: HostInstant) -> Renewal {
         let mut entries = lock(&self.entries);
         match entries.find_mut(hash, |entry| entry.epoch == epoch) {
             Some(entry) if now < entry.expires => {
@@ -253,7 +253,7 @@ impl Shard {
     }
 
     /// Takes a name from whoever holds it; with `epoch`, from that holder only.
-    pub(super) fn evict(&self, name: &LockName, epoch: Option<u64>, now: Moment) -> bool {
+    pub(super) fn evict(&self, name: &LockName, epoch: Option<u64>, now: HostInstant) -> bool {
         let mut entries = lock(&self.entries);
         let found = entries.find_entry(name.hash64(), |entry| {
             entry.name == *name && epoch.is_none_or(|epoch| entry.epoch == epoch)

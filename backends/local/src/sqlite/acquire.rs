@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, CancelRegistration, Error, ErrorKind, Moment};
+use lockkeeper_core::{AcquireRequest, CancelRegistration, Error, ErrorKind, HostInstant};
 
 use super::db::{Patience, Session};
 use super::line::{self, Ask, Held, Key, Next};
@@ -22,7 +22,7 @@ const OUTAGE: Duration = Duration::from_millis(500);
 /// A grant, and a moment before it was asked for.
 pub(super) struct Won {
     pub(super) epoch: u64,
-    pub(super) asked_at: Moment,
+    pub(super) asked_at: HostInstant,
 }
 
 /// What a look found.
@@ -31,7 +31,7 @@ enum Sight {
     /// Somebody else has it, or comes first.
     Busy {
         next: Next,
-        until: Moment,
+        until: HostInstant,
         holder: Option<Process>,
         before: u32,
     },
@@ -172,7 +172,7 @@ fn look(
     session: &Session<'_>,
     ask: &Ask<'_>,
     line: Option<(&mut Option<i64>, &Bell)>,
-    now: Moment,
+    now: HostInstant,
 ) -> rusqlite::Result<Sight> {
     let key = ask.key;
     let mut id = line.as_ref().and_then(|(id, _)| **id);
@@ -236,7 +236,7 @@ fn turn(
     ask: &Ask<'_>,
     held: &Held,
     id: Option<i64>,
-    now: Moment,
+    now: HostInstant,
 ) -> rusqlite::Result<Next> {
     let is_kept = held.epoch == 0;
     if is_kept && id == Some(held.reserved) {

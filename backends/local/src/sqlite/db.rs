@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, ErrorKind, Moment, SystemClock};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, SystemClock};
 use rusqlite::{Connection, ErrorCode, Params, Row};
 
 use super::schema::Trouble;
@@ -41,13 +41,13 @@ impl fmt::Debug for Db {
 /// Until when to try, while other processes write.
 pub(super) struct Patience<'a> {
     pub(super) clock: &'a dyn Clock,
-    pub(super) until: Moment,
+    pub(super) until: HostInstant,
     pub(super) is_cancelled: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Patience<'a> {
     /// Until `deadline`, or as long as a single attempt may take.
-    pub(super) fn new(clock: &'a dyn Clock, deadline: Option<Moment>) -> Self {
+    pub(super) fn new(clock: &'a dyn Clock, deadline: Option<HostInstant>) -> Self {
         let now = clock.now();
         Self {
             clock,

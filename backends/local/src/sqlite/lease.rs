@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Lease, LockName, Moment, Released, Renewal};
+use lockkeeper_core::{Error, HostInstant, Lease, LockName, Released, Renewal};
 
 use super::db::{Patience, unknown};
 use super::line::{nanos, signed};
@@ -37,7 +37,7 @@ impl Lease for SqliteLease {
         self.epoch
     }
 
-    fn renew(&mut self, ttl: Duration, deadline: Moment) -> Result<Renewal, Error> {
+    fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
         let store = &self.store;
         let mut patience = Patience::new(&*store.clock, None);
         patience.until = deadline;
@@ -60,7 +60,7 @@ impl Lease for SqliteLease {
         }
     }
 
-    fn release(self: Box<Self>, deadline: Moment) -> Result<Released, Error> {
+    fn release(self: Box<Self>, deadline: HostInstant) -> Result<Released, Error> {
         let store = &self.store;
         let patience = Patience::new(&*store.clock, Some(deadline));
         let changed = store.db.run(&patience, |session| {

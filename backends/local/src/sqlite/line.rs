@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{Moment, Owner};
+use lockkeeper_core::{HostInstant, Owner};
 use rusqlite::Row;
 
 use super::db::Session;
@@ -57,14 +57,14 @@ pub(super) fn signed(number: u64) -> i64 {
 }
 
 /// A moment as it is stored; the end of time is the largest there is.
-pub(super) fn nanos(moment: Moment) -> i64 {
+pub(super) fn nanos(moment: HostInstant) -> i64 {
     i64::try_from(moment.as_nanos()).unwrap_or(i64::MAX)
 }
 
-fn moment(nanos: i64) -> Moment {
+fn moment(nanos: i64) -> HostInstant {
     match nanos {
-        i64::MAX => Moment::NEVER,
-        nanos => Moment::from_nanos(u64::try_from(nanos).unwrap_or(0)),
+        i64::MAX => HostInstant::NEVER,
+        nanos => HostInstant::from_nanos(u64::try_from(nanos).unwrap_or(0)),
     }
 }
 
@@ -92,20 +92,20 @@ pub(super) struct Held {
     pub(super) by: Process,
     pub(super) process: u64,
     pub(super) request: u64,
-    pub(super) asked: Moment,
-    pub(super) expires: Moment,
+    pub(super) asked: HostInstant,
+    pub(super) expires: HostInstant,
     pub(super) contended: bool,
     pub(super) reserved: i64,
 }
 
 impl Held {
     /// Whether it is still in its time, and its process there.
-    pub(super) fn is_live(&self, now: Moment) -> bool {
+    pub(super) fn is_live(&self, now: HostInstant) -> bool {
         self.is_in_time(now) && !self.by.is_dead()
     }
 
     /// Whether it has not run out. A moment before it was asked for is one of another boot.
-    pub(super) fn is_in_time(&self, now: Moment) -> bool {
+    pub(super) fn is_in_time(&self, now: HostInstant) -> bool {
         self.asked <= now && now < self.expires
     }
 
@@ -130,7 +130,7 @@ fn grant(
     session: &Session<'_>,
     sql: &str,
     ask: &Ask<'_>,
-    now: Moment,
+    now: HostInstant,
 ) -> rusqlite::Result<Option<u64>> {
     let process = Process::own();
     let unix = SystemTime::now()
@@ -157,13 +157,17 @@ fn grant(
 pub(super) fn take_free(
     session: &Session<'_>,
     ask: &Ask<'_>,
-    now: Moment,
+    now: HostInstant,
 ) -> rusqlite::Result<Option<u64>> {
     grant(session, TAKE_FREE, ask, now)
 }
 
 /// Takes a name, whatever its row says.
-pub(super) fn take(session: &Session<'_>, ask: &Ask<'_>, now: Moment) -> rusqlite::Result<u64> {
+pub(super) fn take(
+    session: &Session<'_>,
+    ask: &Ask<'_>,
+    now: HostInstant,
+) -> rusqlite::Result<u64> {
     grant(session, TAKE, ask, now)?.ok_or(rusqlite::Error::QueryReturnedNoRows)
 }
 
@@ -248,7 +252,7 @@ pub(super) fn next(
     session: &Session<'_>,
     key: Key<'_>,
     me: Option<i64>,
-    now: Moment,
+    now: HostInstant,
 ) -> rusqlite::Result<Next> {
     loop {
         let found = session.first(NEXT, (key.namespace, key.name), |row| {
@@ -288,7 +292,11 @@ pub(super) fn next(
 }
 
 /// Gives a name to the next in line, or frees it where there is none.
-pub(super) fn pass_on(session: &Session<'_>, key: Key<'_>, now: Moment) -> rusqlite::Result<Next> {
+pub(super) fn pass_on(
+    session: &Session<'_>,
+    key: Key<'_>,
+    now: HostInstant,
+) -> rusqlite::Result<Next> {
     let next = next(session, key, None, now)?;
     if !matches!(next, Next::Kept { .. }) {
         session.change(FREE, (key.namespace, key.name))?;

@@ -1,11 +1,11 @@
 //! `sqlite:`: locks for all processes of one host, in a SQLite file.
 
 mod acquire;
+mod admin;
 mod db;
 mod lease;
 mod line;
 mod open;
-mod operator;
 mod place;
 mod process;
 mod schema;
@@ -19,8 +19,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Capability, Clock, Driver, Error, ErrorKind, Grant, LockProvider,
-    Operator, SystemClock, Target, Usage,
+    AcquireRequest, Admin, Capabilities, Capability, Clock, Driver, Error, ErrorKind, Grant,
+    LockProvider, OpenContext, SystemClock, Usage,
 };
 
 use db::Db;
@@ -45,7 +45,7 @@ impl Driver for SqliteDriver {
         &["create"]
     }
 
-    fn open(&self, target: &Target<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let url = target.url();
         if url.host().is_some() {
             return Err(Error::new(
@@ -171,7 +171,7 @@ impl LockProvider for SqliteProvider {
         })
     }
 
-    fn operator(&self) -> Option<&dyn Operator> {
+    fn admin(&self) -> Option<&dyn Admin> {
         Some(&*self.store)
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind, Moment};
+use lockkeeper_core::{Error, ErrorKind, HostInstant};
 use rusqlite::Connection;
 
 use super::open::{Opened, connect};
@@ -42,7 +42,7 @@ struct Current {
     /// `None`: what was open was deleted, and could not be opened anew.
     opened: Option<Opened>,
     /// When the files were last checked.
-    seen: Moment,
+    seen: HostInstant,
 }
 
 impl Current {
@@ -57,7 +57,7 @@ impl Current {
 
 impl Slot {
     /// One try to open the database at `path`. Without `create`, one that is not there is an error.
-    pub(super) fn open(path: &Path, create: bool, now: Moment) -> Result<Arc<Self>, Trouble> {
+    pub(super) fn open(path: &Path, create: bool, now: HostInstant) -> Result<Arc<Self>, Trouble> {
         let mut slots = lock(&SLOTS);
         let (path, opened) = open(&mut slots, path, create)?;
         let slot = Arc::new(Self {
@@ -77,7 +77,7 @@ impl Slot {
     pub(super) fn with<T>(
         &self,
         create: bool,
-        now: Moment,
+        now: HostInstant,
         work: impl FnOnce(&Connection) -> T,
     ) -> Result<T, Trouble> {
         if self.pid != std::process::id() {

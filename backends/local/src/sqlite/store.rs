@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use lockkeeper_core::{Clock, Error, LockName, Moment, Released};
+use lockkeeper_core::{Clock, Error, HostInstant, LockName, Released};
 
 use super::db::{Db, Patience, Session};
 use super::line::{self, Key, Next};
@@ -105,6 +105,6 @@ impl Store {
 
     /// How long to try, for an operation that nobody waits for.
     pub(super) fn briefly(&self) -> Patience<'_> {
-        Patience::new(&*self.clock, None::<Moment>)
+        Patience::new(&*self.clock, None::<HostInstant>)
     }
 }

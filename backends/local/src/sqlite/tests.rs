@@ -15,8 +15,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, Config, Drivers, LeasePolicy, LockGuard, LockKeeper, ManualClock,
-    Moment, Released, Wait,
+    AcquireOptions, CancelToken, Config, Drivers, HostInstant, LeasePolicy, LockGuard, LockKeeper,
+    ManualClock, Released, Wait,
 };
 use rusqlite::Connection;
 

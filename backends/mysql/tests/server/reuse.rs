@@ -87,7 +87,7 @@ fn lost_guards_keep_no_connection(kind: MySqlKind) {
     let mut lost = Vec::new();
     for name in ["a", "b", "c"] {
         let guard = keeper.acquire(name, &fixed).unwrap().unwrap();
-        guard.lost().wait(PATIENCE);
+        guard.lost_signal().wait(PATIENCE);
         until("the server knows, too", || held(&server) == 0);
         lost.push(guard);
     }

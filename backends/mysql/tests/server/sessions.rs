@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockKeeper, LostWait, Released,
+    AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockKeeper, Released, WaitOutcome,
 };
 use lockkeeper_mysql::{MySqlOptions, MySqlProvider};
 use lockkeeper_testkit::{MySqlKind, MySqlServer};
@@ -79,8 +79,8 @@ fn a_thousand_names_on_few_connections(kind: MySqlKind) {
     let guards: Vec<_> = names.iter().map(|n| keeper.lock(n).unwrap()).collect();
     assert!(connections(&server) <= 8, "{:?}", keeper.usage());
     // All are renewed, for longer than one lease.
-    let first = guards[0].lost();
-    assert_eq!(first.wait(Duration::from_secs(7)), LostWait::TimedOut);
+    let first = guards[0].lost_signal();
+    assert_eq!(first.wait(Duration::from_secs(7)), WaitOutcome::TimedOut);
     for guard in &guards {
         assert!(guard.is_held(), "{guard:?}");
     }
@@ -210,7 +210,10 @@ fn a_lease_ends_on_a_session_that_goes_on(kind: MySqlKind) {
     assert!(kept.is_held());
     assert_eq!(ends.release().unwrap(), Released::AlreadyLost);
     assert!(next.is_held() && next.token().get() > 0);
-    assert_eq!(kept.lost().wait(Duration::from_secs(3)), LostWait::TimedOut);
+    assert_eq!(
+        kept.lost_signal().wait(Duration::from_secs(3)),
+        WaitOutcome::TimedOut
+    );
     assert_eq!(kept.release().unwrap(), Released::Done);
 }
 

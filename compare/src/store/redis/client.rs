@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper::redis::RedisOptions;
-use lockkeeper::{Config, StoreUrl, Target};
+use lockkeeper::{Config, OpenContext, StoreUrl};
 use redis::{Client, Connection, ConnectionAddr, IntoConnectionInfo, TlsCertificates};
 
 use crate::error::Error;
@@ -24,7 +24,7 @@ pub(crate) struct RedisConfig {
 
 impl RedisConfig {
     /// Reads the settings that the backend was opened with.
-    pub(crate) fn from_target(target: &Target<'_>) -> Result<Self, lockkeeper::Error> {
+    pub(crate) fn from_target(target: &OpenContext<'_>) -> Result<Self, lockkeeper::Error> {
         let url = target.url().clone();
         let key = |name| target.get(name).map(str::to_owned);
         let in_path = match url.scheme() {

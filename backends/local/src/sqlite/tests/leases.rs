@@ -120,7 +120,7 @@ fn a_late_commit_is_refused_by_a_renewal_and_not_by_sql() {
 struct Renewing(LockGuard);
 
 impl Clock for Renewing {
-    fn now(&self) -> Moment {
+    fn now(&self) -> HostInstant {
         let now = SystemClock.now();
         self.0.renew().unwrap();
         now
@@ -134,6 +134,10 @@ fn a_renewal_while_somebody_looks_hides_no_holder() {
     let path = place.path();
     let looks = SqliteProvider::with_clock(path.to_str().unwrap(), "default", Arc::new(clock));
     let looks = looks.unwrap();
-    let held = looks.operator().unwrap().held(None, Moment::NEVER).unwrap();
+    let held = looks
+        .admin()
+        .unwrap()
+        .held(None, HostInstant::NEVER)
+        .unwrap();
     assert_eq!(held.len(), 1);
 }

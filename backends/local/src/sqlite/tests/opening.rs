@@ -177,7 +177,11 @@ fn a_file_that_everybody_may_read_or_write_is_warned_of() {
     let place = Place::new();
     let provider = place.provider();
     let examined = || {
-        let findings = provider.operator().unwrap().examine(Moment::NEVER).unwrap();
+        let findings = provider
+            .admin()
+            .unwrap()
+            .examine(HostInstant::NEVER)
+            .unwrap();
         let mut about = findings.into_iter().filter(|it| it.topic == "permissions");
         about.next().unwrap()
     };

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind, Finding, HeldName, Holder, LockName, Moment, Operator};
+use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
 use mysql::{Row, Value};
 
 use crate::connection::{Connection, whole};
@@ -33,8 +33,8 @@ const SESSIONS: &str = "SHOW FULL PROCESSLIST";
 const NO_LIST_MYSQL: &str = "the server does not list named locks to this user; GRANT SELECT ON performance_schema.* to it (and enable the instrument wait/lock/metadata/sql/mdl on MySQL 5.7), or ask for one name";
 const NO_LIST_MARIADB: &str = "MariaDB does not list named locks without its plugin; run INSTALL SONAME 'metadata_lock_info' once as an administrator, or ask for one name";
 
-impl Operator for Store {
-    fn held(&self, name: Option<&LockName>, deadline: Moment) -> Result<Vec<HeldName>, Error> {
+impl Admin for Store {
+    fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let mut held = match name {
             Some(name) => self.held_one(name, deadline)?,
             None => self.held_all(deadline)?,
@@ -51,7 +51,7 @@ impl Operator for Store {
     /// a second named lock as a mark of each grant would cost 7 % of the pair. A session that held a
     /// name for a second is not used again ([`Session::end`](crate::session::Session::end)), so
     /// only holds that were shorter than that, or that shared their session, can be confused.
-    fn force_release(&self, held: &HeldName, deadline: Moment) -> Result<bool, Error> {
+    fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let (session, name) = read_mark(&held.mark).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidValue,
@@ -80,7 +80,7 @@ impl Operator for Store {
         Ok(true)
     }
 
-    fn examine(&self, deadline: Moment) -> Result<Vec<Finding>, Error> {
+    fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
         self.ask_apart(deadline, |connection, limit| {
             examine::examine(connection, self.flavour, self.options.pool_size, limit)
         })
@@ -136,7 +136,7 @@ impl Store {
     /// Asks on a connection of the pool that holds nothing.
     fn ask_apart<T>(
         &self,
-        deadline: Moment,
+        deadline: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Error> {
         let left = deadline.saturating_since(self.clock.now()).max(ATTEMPT);
@@ -145,22 +145,26 @@ impl Store {
             .map_err(Failure::into_error)
     }
 
-    fn rows(&self, sql: &str, deadline: Moment) -> Result<Vec<Row>, Error> {
+    fn rows(&self, sql: &str, deadline: HostInstant) -> Result<Vec<Row>, Error> {
         self.ask_apart(deadline, |connection, limit| connection.rows(sql, limit))
     }
 
-    fn holder(&self, name: &EncodedName, deadline: Moment) -> Result<Option<SessionId>, Error> {
+    fn holder(
+        &self,
+        name: &EncodedName,
+        deadline: HostInstant,
+    ) -> Result<Option<SessionId>, Error> {
         self.ask_apart(deadline, |connection, limit| connection.holder(name, limit))
     }
 
-    fn held_one(&self, name: &LockName, deadline: Moment) -> Result<Vec<Seen>, Error> {
+    fn held_one(&self, name: &LockName, deadline: HostInstant) -> Result<Vec<Seen>, Error> {
         let encoded = EncodedName::new(&self.namespace, name.as_str());
         let session = self.holder(&encoded, deadline)?;
         let seen = session.map(|session| Seen::new(name.as_str(), true, encoded, session));
         Ok(seen.into_iter().collect())
     }
 
-    fn held_all(&self, deadline: Moment) -> Result<Vec<Seen>, Error> {
+    fn held_all(&self, deadline: HostInstant) -> Result<Vec<Seen>, Error> {
         let start = self.rows(statements::START, deadline)?;
         let start = start.first().and_then(|row| number(row, 0));
         let start = start.ok_or_else(senseless)?;
@@ -174,7 +178,7 @@ impl Store {
     }
 
     /// All named locks of the server, and the session that holds each.
-    fn list(&self, deadline: Moment) -> Result<Vec<(String, u64)>, Error> {
+    fn list(&self, deadline: HostInstant) -> Result<Vec<(String, u64)>, Error> {
         let (sql, advice) = match self.flavour {
             Flavour::MySql => (LIST_MYSQL, NO_LIST_MYSQL),
             Flavour::MariaDb => (LIST_MARIADB, NO_LIST_MARIADB),
@@ -197,7 +201,7 @@ impl Store {
     }
 
     /// Adds who holds them and who waits, as far as this user may see.
-    fn describe(&self, held: &mut [Seen], deadline: Moment) -> Result<(), Error> {
+    fn describe(&self, held: &mut [Seen], deadline: HostInstant) -> Result<(), Error> {
         let sessions = self.rows(SESSIONS, deadline)?;
         let hosts: HashMap<u64, String> = sessions
             .iter()

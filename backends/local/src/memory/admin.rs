@@ -1,11 +1,15 @@
 //! Answers for whoever asks within this process.
 
-use lockkeeper_core::{Error, Finding, HeldName, Holder, LockName, Moment, Operator};
+use lockkeeper_core::{Admin, Error, Finding, HeldName, Holder, HostInstant, LockName};
 
 use super::{Shard, Store};
 
-impl Operator for Store {
-    fn held(&self, name: Option<&LockName>, _deadline: Moment) -> Result<Vec<HeldName>, Error> {
+impl Admin for Store {
+    fn held(
+        &self,
+        name: Option<&LockName>,
+        _deadline: HostInstant,
+    ) -> Result<Vec<HeldName>, Error> {
         let now = self.clock.now();
         let shards = match name {
             Some(name) => std::slice::from_ref(self.shard(name.hash64())),
@@ -30,14 +34,14 @@ impl Operator for Store {
         Ok(found)
     }
 
-    fn force_release(&self, held: &HeldName, _deadline: Moment) -> Result<bool, Error> {
+    fn force_release(&self, held: &HeldName, _deadline: HostInstant) -> Result<bool, Error> {
         let name = LockName::new(held.name.as_str())?;
         let epoch = held.mark.parse().unwrap_or(0);
         let now = self.clock.now();
         Ok(self.shard(name.hash64()).evict(&name, Some(epoch), now))
     }
 
-    fn examine(&self, _deadline: Moment) -> Result<Vec<Finding>, Error> {
+    fn examine(&self, _deadline: HostInstant) -> Result<Vec<Finding>, Error> {
         Ok(vec![Finding::warning(
             "reach",
             "the locks live in the memory of one process",

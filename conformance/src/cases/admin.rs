@@ -1,4 +1,4 @@
-//! What the one on call is told and can do, where a store has an [`Operator`]. No rule of the
+//! What the one on call is told and can do, where a store has an [`Admin`]. No rule of the
 //! contract: a store without one is ignored here.
 
 use std::sync::mpsc::channel;
@@ -6,30 +6,30 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
-    Clock, ErrorKind, Finding, HeldName, LockKeeper, LockName, LostWait, Moment, Operator,
-    Released, Severity, SystemClock,
+    Admin, Clock, ErrorKind, Finding, HeldName, HostInstant, LockKeeper, LockName, Released,
+    Severity, SystemClock, WaitOutcome,
 };
 
 use crate::rig::{Outcome, Rig, Skip, build, take, take_with};
 
 fn needs_operator(rig: &Rig<'_>) -> Outcome {
-    if rig.provider().operator().is_some() {
+    if rig.provider().admin().is_some() {
         return Ok(());
     }
     Err(Skip("the store has no answers for operators".to_owned()))
 }
 
-fn operator(keeper: &LockKeeper) -> &dyn Operator {
-    keeper.operator().expect("it had one")
+fn admin(keeper: &LockKeeper) -> &dyn Admin {
+    keeper.admin().expect("it had one")
 }
 
-fn soon(rig: &Rig<'_>) -> Moment {
+fn soon(rig: &Rig<'_>) -> HostInstant {
     SystemClock.now() + rig.patience()
 }
 
 /// `None`: the store tells this user about one name at a time only, and says so.
 fn all(rig: &Rig<'_>, keeper: &LockKeeper) -> Option<Vec<HeldName>> {
-    match operator(keeper).held(None, soon(rig)) {
+    match admin(keeper).held(None, soon(rig)) {
         Ok(held) => Some(held),
         Err(error) if error.kind() == ErrorKind::Unsupported => None,
         Err(error) => panic!("the store does not answer: {error:?}"),
@@ -42,7 +42,7 @@ fn nothing_is_held(rig: &Rig<'_>, keeper: &LockKeeper) -> bool {
 
 fn one(rig: &Rig<'_>, keeper: &LockKeeper, name: &str) -> Option<HeldName> {
     let name = LockName::new(name).expect("a good name");
-    let held = operator(keeper).held(Some(&name), soon(rig));
+    let held = admin(keeper).held(Some(&name), soon(rig));
     let mut held = held.expect("the store answers");
     assert!(held.len() <= 1, "{held:?}");
     held.pop()
@@ -129,12 +129,12 @@ pub(super) fn forced_release_is_noticed_and_the_token_grows(rig: &Rig<'_>) -> Ou
     let holder = rig.keeper_with(rig.renewed(1_500));
     let guard = take(&holder, "a");
     let seen = one(rig, &asker, "a").expect("it is held");
-    let force = |seen: &HeldName| operator(&asker).force_release(seen, soon(rig));
+    let force = |seen: &HeldName| admin(&asker).force_release(seen, soon(rig));
     assert!(force(&seen).expect("the store answers"));
     assert_eq!(one(rig, &asker, "a"), None);
     let next = take(&rig.keeper(), "a");
     assert!(next.token() > guard.token());
-    assert_eq!(guard.lost().wait(rig.patience()), LostWait::Lost);
+    assert_eq!(guard.lost_signal().wait(rig.patience()), WaitOutcome::Lost);
 
     // What was seen then is not what stands there now.
     assert!(!force(&seen).expect("the store answers"), "another's hold");
@@ -167,7 +167,7 @@ pub(super) fn forced_release_wakes_one_waiter(rig: &Rig<'_>) -> Outcome {
             ear.wait_for(crate::ear::Event::Contended, 1);
         }
         let seen = one(rig, &asker, "a").expect("it is held");
-        let forced = operator(&asker).force_release(&seen, soon(rig));
+        let forced = admin(&asker).force_release(&seen, soon(rig));
         assert!(forced.expect("the store answers"));
         let (first, done) = granted.recv_timeout(rig.patience()).expect("one is woken");
         assert!(first > guard.token());
@@ -188,7 +188,7 @@ pub(super) fn examines_itself(rig: &Rig<'_>) -> Outcome {
     needs_operator(rig)?;
     let keeper = rig.keeper();
     let _guard = take(&keeper, "a");
-    let findings = operator(&keeper).examine(soon(rig));
+    let findings = admin(&keeper).examine(soon(rig));
     let findings: Vec<Finding> = findings.expect("the store answers");
     assert!(!findings.is_empty());
     for finding in &findings {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{Error, ErrorKind, Finding, HeldName, Holder, LockName, Moment, Operator};
+use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
 use redis::{Value, cmd};
 
 use crate::connection::Connection;
@@ -18,8 +18,8 @@ const PAGE: u32 = 1_000;
 /// What one attempt may take where no time is left.
 const ATTEMPT: Duration = Duration::from_millis(100);
 
-impl Operator for Store {
-    fn held(&self, name: Option<&LockName>, deadline: Moment) -> Result<Vec<HeldName>, Error> {
+impl Admin for Store {
+    fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let names = match name {
             Some(name) => vec![name.clone()],
             None => self.names(deadline)?,
@@ -33,7 +33,7 @@ impl Operator for Store {
         Ok(held)
     }
 
-    fn force_release(&self, held: &HeldName, deadline: Moment) -> Result<bool, Error> {
+    fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let name = LockName::new(held.name.as_str())?;
         let keys = self.keys(&name);
         let patience = Patience {
@@ -46,7 +46,7 @@ impl Operator for Store {
         answer.map_err(Failure::into_error)?.released()
     }
 
-    fn examine(&self, deadline: Moment) -> Result<Vec<Finding>, Error> {
+    fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
         examine(self, deadline)
     }
 }
@@ -55,7 +55,7 @@ impl Store {
     /// Has a connection do something that no lock needs.
     pub(crate) fn ask_for_operator<T>(
         &self,
-        deadline: Moment,
+        deadline: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Error> {
         let left = deadline.saturating_since(self.clock.now()).max(ATTEMPT);
@@ -77,7 +77,7 @@ impl Store {
     }
 
     /// The names that have a lock's key.
-    fn names(&self, deadline: Moment) -> Result<Vec<LockName>, Error> {
+    fn names(&self, deadline: HostInstant) -> Result<Vec<LockName>, Error> {
         let pattern = pattern(&self.namespace);
         let mut names = HashMap::new();
         let mut cursor = b"0".to_vec();
@@ -119,7 +119,7 @@ impl Store {
     }
 
     /// Those of `names` that are held.
-    fn look_at(&self, names: &[LockName], deadline: Moment) -> Result<Vec<HeldName>, Error> {
+    fn look_at(&self, names: &[LockName], deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let mut commands = Vec::new();
         for name in names {
             let Keys { lock, epoch, line } = self.keys(name);

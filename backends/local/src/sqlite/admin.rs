@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{Error, Finding, HeldName, Holder, LockName, Moment, Operator};
+use lockkeeper_core::{Admin, Error, Finding, HeldName, Holder, HostInstant, LockName};
 use rusqlite::Row;
 
 use super::db::{Patience, Session, unknown};
@@ -44,8 +44,8 @@ fn waiting(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<u64> {
     Ok(u64::try_from(living).unwrap_or(u64::MAX))
 }
 
-impl Operator for Store {
-    fn held(&self, name: Option<&LockName>, deadline: Moment) -> Result<Vec<HeldName>, Error> {
+impl Admin for Store {
+    fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let patience = Patience::new(&*self.clock, Some(deadline));
         let only = name.map(LockName::as_str);
         self.db.run(&patience, |session| {
@@ -70,7 +70,7 @@ impl Operator for Store {
         })
     }
 
-    fn force_release(&self, held: &HeldName, deadline: Moment) -> Result<bool, Error> {
+    fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let patience = Patience::new(&*self.clock, Some(deadline));
         let name = LockName::new(held.name.as_str())?;
         let key = self.key(&name);
@@ -88,7 +88,7 @@ impl Operator for Store {
         Ok(ended)
     }
 
-    fn examine(&self, deadline: Moment) -> Result<Vec<Finding>, Error> {
+    fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
         let patience = Patience::new(&*self.clock, Some(deadline));
         let (journal, check) = self.db.run(&patience, |session| {
             let text = |row: &Row<'_>| row.get::<_, String>(0);

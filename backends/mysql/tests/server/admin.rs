@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Clock as _, ErrorKind, HeldName, LockKeeper, LockName, LostWait, Moment, Released, SystemClock,
+    Clock as _, ErrorKind, HeldName, HostInstant, LockKeeper, LockName, Released, SystemClock,
+    WaitOutcome,
 };
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
 use mysql::prelude::Queryable as _;
@@ -25,14 +26,14 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-fn soon() -> Moment {
+fn soon() -> HostInstant {
     SystemClock.now() + PATIENCE
 }
 
 fn holder(keeper: &LockKeeper, name: &str) -> Option<u32> {
     let name = LockName::new(name).unwrap();
-    let operator = keeper.operator().unwrap();
-    let held = operator.held(Some(&name), soon()).unwrap();
+    let admin = keeper.admin().unwrap();
+    let held = admin.held(Some(&name), soon()).unwrap();
     assert_eq!(held.len(), 1, "{held:?}");
     held[0].holder.pid
 }
@@ -80,10 +81,10 @@ fn sql_in_the_name_of_a_lock_is_never_run(kind: MySqlKind) {
     }
     let keeper = open(&server, "");
     let _own = keeper.lock("own").unwrap();
-    let operator = keeper.operator().unwrap();
-    let shown = operator.held(None, soon()).unwrap();
+    let admin = keeper.admin().unwrap();
+    let shown = admin.held(None, soon()).unwrap();
     for held in &shown {
-        let _ = operator.force_release(held, soon());
+        let _ = admin.force_release(held, soon());
     }
     root.execute("SELECT * FROM shop.t").unwrap();
     let names_shown: Vec<_> = shown.iter().map(|held| held.name.as_str()).collect();
@@ -91,7 +92,7 @@ fn sql_in_the_name_of_a_lock_is_never_run(kind: MySqlKind) {
     // Nor is it run from what a program was handed as a hold.
     for name in &names {
         let mark = shown[0].mark.replace("default:own", name);
-        let error = operator
+        let error = admin
             .force_release(&HeldName::new("a", mark), soon())
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error:?}");
@@ -105,19 +106,19 @@ fn sql_in_the_name_of_a_lock_is_never_run(kind: MySqlKind) {
 fn a_forced_release_spares_the_next_hold_of_the_same_holder(kind: MySqlKind) {
     let server = start(kind);
     let (keeper, asking) = (open(&server, ""), open(&server, ""));
-    let operator = asking.operator().unwrap();
+    let admin = asking.admin().unwrap();
     let name = LockName::new("a").unwrap();
     let first = keeper.lock("a").unwrap();
-    let shown = operator.held(Some(&name), soon()).unwrap().remove(0);
+    let shown = admin.held(Some(&name), soon()).unwrap().remove(0);
     // As long as somebody needs at least to read it.
-    let wait = first.lost().wait(Duration::from_millis(1_100));
-    assert_eq!(wait, LostWait::TimedOut);
+    let wait = first.lost_signal().wait(Duration::from_millis(1_100));
+    assert_eq!(wait, WaitOutcome::TimedOut);
     assert_eq!(first.release().unwrap(), Released::Done);
     let next = keeper.lock("a").unwrap();
-    assert!(!operator.force_release(&shown, soon()).unwrap());
+    assert!(!admin.force_release(&shown, soon()).unwrap());
     next.renew().unwrap();
     // The one that is shown is freed.
-    let shown = operator.held(Some(&name), soon()).unwrap().remove(0);
-    assert!(operator.force_release(&shown, soon()).unwrap());
+    let shown = admin.held(Some(&name), soon()).unwrap().remove(0);
+    assert!(admin.force_release(&shown, soon()).unwrap());
     assert_eq!(next.release().unwrap(), Released::AlreadyLost);
 }

@@ -3,19 +3,19 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use crate::clock::Moment;
+use crate::clock::HostInstant;
 use crate::error::Error;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
-/// The questions of the one on call to a store; see [`LockKeeper::operator`].
+/// The questions of the one on call to a store; see [`LockKeeper::admin`].
 ///
 /// A provider answers them for its own namespace, from the store itself: what is true for every
 /// process that uses it. Nothing here is on the way of a lock, so it may cost several round trips.
 /// Every call returns by its deadline, plus what one attempt takes.
 ///
-/// [`LockKeeper::operator`]: crate::LockKeeper::operator
-pub trait Operator: fmt::Debug + Send + Sync {
+/// [`LockKeeper::admin`]: crate::LockKeeper::admin
+pub trait Admin: fmt::Debug + Send + Sync {
     /// The names that are held now, in the order of their text: all, or at most the one that is
     /// asked for. A name that is on its way from one holder to the next is held by nobody.
     ///
@@ -24,7 +24,7 @@ pub trait Operator: fmt::Debug + Send + Sync {
     /// [`ErrorKind::PermissionDenied`](crate::ErrorKind::PermissionDenied) where this user may lock
     /// but not look; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the server does
     /// not list all names. Both say what to allow or switch on.
-    fn held(&self, name: Option<&LockName>, deadline: Moment) -> Result<Vec<HeldName>, Error>;
+    fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error>;
 
     /// Takes a name from the holder that [`held`](Self::held) has shown, and wakes one waiter.
     /// False: that hold is over; whoever has the name by now keeps it.
@@ -36,7 +36,7 @@ pub trait Operator: fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`held`](Self::held); [`ErrorKind::Unknown`](crate::ErrorKind::Unknown) where it may or
     /// may not have happened.
-    fn force_release(&self, held: &HeldName, deadline: Moment) -> Result<bool, Error>;
+    fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error>;
 
     /// Looks for what is known to break locks on this kind of store, changing nothing. What an
     /// ordinary keeper can find out by locking is not looked for here.
@@ -44,7 +44,7 @@ pub trait Operator: fmt::Debug + Send + Sync {
     /// # Errors
     /// Only where the store could not be asked at all. What this user may not look at is a
     /// [`Severity::Warning`].
-    fn examine(&self, deadline: Moment) -> Result<Vec<Finding>, Error>;
+    fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error>;
 
     /// What [`held`](Self::held) never tells on this store, each in a few words such as "the
     /// holder's thread".
@@ -69,7 +69,7 @@ pub struct HeldName {
     pub remaining: Option<Duration>,
     /// How many processes wait for it (a keeper counts as one however many of its threads wait).
     pub waiting: Option<u64>,
-    /// What the store knows this very hold by; of use to [`Operator::force_release`] alone.
+    /// What the store knows this very hold by; of use to [`Admin::force_release`] alone.
     pub mark: String,
 }
 
