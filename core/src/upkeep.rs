@@ -178,7 +178,11 @@ impl Upkeep {
         // Waiting must not keep the engine alive.
         let of = Arc::downgrade(engine);
         let (upkeep, clock) = (Arc::clone(&engine.upkeep), Arc::clone(&engine.clock));
-        spawn("lockkeeper-watch", move || watch(&of, &upkeep, &*clock))?;
+        // From before anybody waits: the thread may be late, and a jump early.
+        let began = (clock.now(), Instant::now());
+        spawn("lockkeeper-watch", move || {
+            watch(&of, &upkeep, &*clock, began);
+        })?;
         state.watching = true;
         Ok(())
     }
@@ -200,8 +204,8 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> 
 
 /// The watching thread. It holds the engine only while it looks: the engine ends with its last
 /// keeper and guard, and the thread with the engine.
-fn watch(of: &Weak<Engine>, upkeep: &Upkeep, clock: &dyn Clock) {
-    let mut last = (clock.now(), Instant::now());
+fn watch(of: &Weak<Engine>, upkeep: &Upkeep, clock: &dyn Clock, began: (HostInstant, Instant)) {
+    let mut last = began;
     loop {
         // Before looking: what is noted from here on lowers it again, and is not missed.
         upkeep.next_look.store(ASLEEP, Ordering::SeqCst);

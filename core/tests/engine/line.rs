@@ -294,20 +294,24 @@ fn a_wait_that_the_clock_jumped_over_is_over() {
     let script = Script::new();
     let clock = Arc::new(Silent(script.clock.clone()));
     let (keeper, in_line) = observed(script.builder().clock(clock));
-    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl: 10 * hour });
+    let ttl = 1_000_000 * hour / 2;
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
     let guard = keeper.acquire("a", &fixed).unwrap().unwrap();
     let waiter = {
         let keeper = keeper.clone();
         thread::spawn(move || keeper.try_lock_for("a", hour).map(|guard| guard.is_some()))
     };
     in_line.recv_timeout(PATIENCE).unwrap();
+    script.clock.advance(hour);
+    eventually("the wait in line ends", || waiter.is_finished());
+    assert!(!waiter.join().unwrap().unwrap());
+
     let signal = guard.lost_signal();
     let watcher = thread::spawn(move || signal.wait(hour));
-    script.clock.advance(hour);
-    eventually("the waits end", || waiter.is_finished());
-    assert!(!waiter.join().unwrap().unwrap());
-    script.clock.advance(hour);
-    eventually("the waits end", || watcher.is_finished());
+    eventually("the wait for a loss ends", || {
+        script.clock.advance(Duration::from_secs(60));
+        watcher.is_finished()
+    });
     assert_eq!(watcher.join().unwrap(), WaitOutcome::TimedOut);
 }
 
