@@ -1,21 +1,225 @@
-#![doc = include_str!("../README.md")]
+//! Blocking locks by name, on the store of a URL: Redis, MySQL, MariaDB, a SQLite file, or the process
+//! itself. For programs whose work is done by threads. No async runtime comes along.
+//!
+//! ```
+//! let keeper = lockkeeper::open("memory:?ttl=30s&wait=5s")?;
+//! let guard = keeper.lock("seat:42")?; // waits at most 5 s
+//! guard.ensure_held()?; // call it before a step that must not happen without the lock
+//! drop(guard); // releases the lock
+//! # Ok::<(), lockkeeper::Error>(())
+//! ```
+//!
+//! # Open a store
+//!
+//! [`open`] takes a URL and returns a [`LockKeeper`]. Open one keeper for a store and share it: it is
+//! cheap to clone, and all threads of the process use the same queue and the same connections.
+//!
+//! | URL | locks exclude |
+//! |---|---|
+//! | `memory:` | the threads that share this keeper |
+//! | `memory:NAME` | all threads of this process that open the same name |
+//! | `sqlite:/var/lib/shop/locks.db` | all processes of this host |
+//! | `redis://HOST`, `rediss://HOST` (TLS), `unix:/run/redis.sock` | all processes that reach the server |
+//! | `mysql://USER:PASSWORD@HOST`, `mariadb://…` | all processes that reach the server |
+//!
+//! The query of the URL has the settings, such as `?ttl=30s&wait=5s&namespace=shop`. [`Config`] lists
+//! the keys that all stores take. Each driver lists its own: [`SqliteDriver`](local::SqliteDriver),
+//! [`RedisDriver`](redis::RedisDriver), [`MySqlDriver`](mysql::MySqlDriver). An unknown key is an
+//! error that names the nearest known key.
+//!
+//! Require what the program relies on ([`Capability`]), and an unfit store fails at start-up:
+//!
+//! ```
+//! use lockkeeper::ErrorKind;
+//!
+//! let error = lockkeeper::open("memory:?require=cross_process").unwrap_err();
+//! assert_eq!(error.kind(), ErrorKind::Unsupported);
+//! ```
+//!
+//! # Lock a name
+//!
+//! A name is any UTF-8 string of 1 to 512 bytes. Two different strings are two different locks.
+//!
+//! ```
+//! use std::time::Duration;
+//! use lockkeeper::{AcquireOptions, LeasePolicy};
+//!
+//! let keeper = lockkeeper::open("memory:?wait=5s")?;
+//!
+//! // Waits as long as the keeper's `wait`; a lock that stays busy is `ErrorKind::TimedOut`.
+//! let first = keeper.lock("report")?;
+//!
+//! // One attempt. `None` means that another holder has the lock.
+//! assert!(keeper.try_lock("report")?.is_none());
+//!
+//! // Waits at most this long.
+//! assert!(keeper.try_lock_for("report", Duration::from_millis(10))?.is_none());
+//! drop(first);
+//!
+//! // Runs a closure under the lock. `held` fails if the lock was lost before the closure ended.
+//! let pages = keeper.with_lock("report", |_guard| 42)?.held()?;
+//! assert_eq!(pages, 42);
+//!
+//! // Every option of one acquisition: wait, lease policy, cancel token.
+//! let ttl = Duration::from_secs(5);
+//! let options = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+//! let fixed = keeper.acquire("report", &options)?;
+//! assert!(fixed.is_some());
+//! # Ok::<(), lockkeeper::Error>(())
+//! ```
+//!
+//! A busy lock, an unreachable store and a reply that never came are three different outcomes; see
+//! [`ErrorKind`]. The error's text says what happened and what to do.
+//!
+//! A [`LockKeeper`] is not reentrant: a thread that asks for a name that it holds waits like any other
+//! thread. [`ReentrantKeeper`] grants it again at once. A [`CancelToken`] wakes a thread that waits.
+//!
+//! # Hold it, and notice its loss
+//!
+//! While the guard lives, the keeper renews the lease in the background. If the process dies, the store
+//! frees the lock by itself, at the latest `ttl` + 1 s after the last renewal. A lease can also be
+//! fixed: [`LeasePolicy::Fixed`].
+//!
+//! A guard can be *lost*: the store was out of reach for too long, the process was stopped, or an
+//! operator took the lock away. A lost guard says so before the store grants the name to another
+//! holder, and stays lost.
+//!
+//! ```
+//! use std::time::Duration;
+//! use lockkeeper::WaitOutcome;
+//!
+//! let keeper = lockkeeper::open("memory:")?;
+//! let guard = keeper.lock("export")?;
+//!
+//! guard.lost_signal().on_lost(|| eprintln!("the export's lock is lost: stopping"));
+//! for _page in 0..3 {
+//!     guard.ensure_held()?; // ErrorKind::Lost: stop, and do not write
+//!     // … one piece of the work …
+//!     # break;
+//! }
+//! println!("valid for {:?} without a renewal", guard.remaining());
+//!
+//! // A pause that ends early if the lock is lost.
+//! let outcome = guard.lost_signal().wait(Duration::from_millis(1));
+//! assert_eq!(outcome, WaitOutcome::TimedOut);
+//! # Ok::<(), lockkeeper::Error>(())
+//! ```
+//!
+//! # Refuse late writes
+//!
+//! No lock stops a thread that goes on after its lock was lost. The data can. Every grant has a
+//! [`FencingToken`] that is larger than all tokens of the name before it. Write the token beside the
+//! data, and refuse a smaller one:
+//!
+//! ```
+//! let keeper = lockkeeper::open("memory:")?;
+//! let earlier = keeper.lock("product:7")?.token();
+//! let later = keeper.lock("product:7")?.token();
+//! assert!(later > earlier);
+//!
+//! // UPDATE product SET stock = ?1, token = ?2 WHERE id = 7 AND token <= ?2
+//! let column: i64 = later.as_i64();
+//! # assert!(column > 0);
+//! # Ok::<(), lockkeeper::Error>(())
+//! ```
+//!
+//! On MySQL and MariaDB a transaction can prove the hold itself: [`LockGuard::commit_proof`]. On every
+//! other store, [`LockGuard::renew`] as the last step before the commit does it; [`CommitProof`] has the
+//! recipe.
+//!
+//! # Settings from the environment or a file
+//!
+//! [`Config`] has the same keys everywhere. In the environment they are variables with a prefix of
+//! your own:
+//!
+//! ```no_run
+//! use lockkeeper::Config;
+//!
+//! // SHOP_LOCKS_URL=redis://cache.internal, SHOP_LOCKS_NAMESPACE=shop, SHOP_LOCKS_TTL=10s
+//! let config = Config::from_env("SHOP_LOCKS")?;
+//! let keeper = lockkeeper::open_config(&config)?;
+//! # Ok::<(), lockkeeper::Error>(())
+//! ```
+//!
+//! With the feature `serde`, a table of your config file is a [`Config`]:
+//!
+//! ```
+//! # #[cfg(feature = "serde")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! #[derive(serde::Deserialize)]
+//! struct Settings {
+//!     locks: lockkeeper::Config,
+//! }
+//!
+//! let settings: Settings = toml::from_str(r#"
+//!     [locks]
+//!     url = "memory:"
+//!     namespace = "shop"
+//!     wait = "2s"
+//! "#)?;
+//! let keeper = lockkeeper::open_config(&settings.locks)?;
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "serde"))]
+//! # fn main() {}
+//! ```
+//!
+//! # Fallbacks
+//!
+//! A `fallback` is opened if no server answers at the first store:
+//! `redis://cache.internal?fallback=sqlite:/var/lib/shop/locks.db`. That happens only at opening, and the
+//! [`Observer`] is told. A fallback excludes no process that locks on the first store, so `fallback`
+//! and `require=cross_host` exclude each other. A server that answers and cannot serve is an error and
+//! opens no fallback.
+//!
+//! # Observe
+//!
+//! An [`Observer`] in the [`Config`] receives every event: grants, waits, renewals, losses, releases,
+//! warnings about the store, and fallbacks. Use it for logs and metrics.
+//!
+//! # Async programs, and fork
+//!
+//! Every call blocks its thread. In an async program, call it on a thread for blocking work, such as
+//! tokio's `spawn_blocking`. A guard can be moved to another thread and shared by several. Dropping a
+//! guard may send a request to the store, so drop it on such a thread as well.
+//!
+//! After a `fork`, open a keeper in the child, and do not use the parent's: its threads do not exist
+//! there. On SQLite a store that was opened before the fork is refused in the child.
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `sqlite` | yes | `sqlite:`; builds SQLite's C source, so it needs a C compiler |
+//! | `redis` | yes | `redis:`, `rediss:` and `unix:`; TLS is rustls with ring, which needs a C compiler |
+//! | `mysql` | yes | `mysql:` and `mariadb:`; TLS is rustls with ring, which needs a C compiler |
+//! | `serde` | no | [`Config`] implements `serde::Deserialize`; tokens and names serialize |
+//!
+//! `memory:` is always there. A scheme whose feature is not compiled in is an error that names the
+//! feature.
+//!
+//! # A store of your own
+//!
+//! Implement [`LockProvider`] and give it to [`LockKeeper::builder`], or implement [`Driver`] as well
+//! and add it to [`drivers`], so that a URL opens it. The package `lockkeeper-conformance` tests it against
+//! the contract.
 
 use std::sync::LazyLock;
 
 pub use lockkeeper_core::*;
 
-/// The embedded stores as types, for programs that build their keeper without a URL.
+/// The types of the embedded stores, for programs that build their keeper without a URL.
 pub use lockkeeper_local as local;
 
-/// The MySQL and MariaDB backend as types, for programs that build their keeper without a URL.
+/// The types of the MySQL and MariaDB backend, for programs that build their keeper without a URL.
 #[cfg(feature = "mysql")]
 pub use lockkeeper_mysql as mysql;
 
-/// The Redis backend as types, for programs that build their keeper without a URL.
+/// The types of the Redis backend, for programs that build their keeper without a URL.
 #[cfg(feature = "redis")]
 pub use lockkeeper_redis as redis;
 
-/// The drivers that were compiled in. Add one of your own with [`Drivers::with`].
+/// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].
 pub fn drivers() -> Drivers {
     let drivers = Drivers::new().with(lockkeeper_local::MemoryDriver);
     #[cfg(feature = "sqlite")]
@@ -44,7 +248,7 @@ static DRIVERS: LazyLock<Drivers> = LazyLock::new(drivers);
 ///
 /// # Errors
 /// What is wrong with the URL or one of its keys, each with a kind of its own, before any store is
-/// talked to; or why the store could not be opened.
+/// contacted; or why the store could not be opened.
 pub fn open(url: &str) -> Result<LockKeeper, Error> {
     open_config(&Config::from_url(url)?)
 }
@@ -57,3 +261,8 @@ pub fn open(url: &str) -> Result<LockKeeper, Error> {
 pub fn open_config(config: &Config) -> Result<LockKeeper, Error> {
     DRIVERS.open(config)
 }
+
+/// Compiles and runs the README's code.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;
