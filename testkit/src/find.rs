@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 /// Where `scripts/servers` unpacks what the distribution does not have.
 pub(crate) fn servers_folder() -> PathBuf {
-    env::var_os("LOCKKEEPER_SERVERS")
+    env::var_os("TESTKIT_SERVERS")
         .filter(|folder| !folder.is_empty())
         .map_or_else(
             || {

@@ -37,7 +37,7 @@ impl MySqlKind {
         }
     }
 
-    /// The program: `LOCKKEEPER_MARIADBD`, `LOCKKEEPER_MYSQLD`, what `scripts/servers` unpacked, or one
+    /// The program: `TESTKIT_MARIADBD`, `TESTKIT_MYSQLD`, what `scripts/servers` unpacked, or one
     /// on PATH or in `/usr/sbin`; the first that says it is this kind. Looked for once per process.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl MySqlKind {
         static FOUND: OnceLock<Found> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
             Found::look(
-                ["LOCKKEEPER_MARIADBD", "LOCKKEEPER_MYSQLD"]
+                ["TESTKIT_MARIADBD", "TESTKIT_MYSQLD"]
                     .into_iter()
                     .filter_map(find::named_by)
                     .chain([find::servers_folder().join("mysql-9/mysqld")])

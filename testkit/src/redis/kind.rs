@@ -40,7 +40,7 @@ impl RedisKind {
         }
     }
 
-    /// The program: `LOCKKEEPER_REDIS_SERVER`, what `scripts/servers` unpacked, or one on PATH;
+    /// The program: `TESTKIT_REDIS_SERVER`, what `scripts/servers` unpacked, or one on PATH;
     /// the first that says it is this kind. Looked for once per process.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl RedisKind {
         let found = FOUND.get_or_init(|| {
             let folder = find::servers_folder();
             Found::look(
-                find::named_by("LOCKKEEPER_REDIS_SERVER")
+                find::named_by("TESTKIT_REDIS_SERVER")
                     .into_iter()
                     .chain([
                         folder.join("redis-8/redis-server"),

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Makes this program the one that is killed in `dies_with_its_owner`.
-const CHILD: &str = "LOCKKEEPER_TESTKIT_CHILD";
+const CHILD: &str = "TESTKIT_CHILD";
 
 /// For what must come.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
