@@ -8,6 +8,7 @@
 //! # Features
 //! - `mysql`: `MySqlClient`, to look at a MySQL or MariaDB server behind a backend's back.
 //! - `proxy`: `Proxy`, a network that loses, delays and cuts what it carries.
+//! - `suite`: test programs whose cases run on every kind of server, by libtest-mimic.
 //! - `tls`: servers that speak TLS, with certificates made for them.
 //!
 //! None is on by default.
@@ -31,21 +32,29 @@ mod find;
 #[cfg(unix)]
 mod mysql;
 #[cfg(unix)]
+mod pool;
+#[cfg(unix)]
 mod process;
 #[cfg(feature = "proxy")]
 mod proxy;
 #[cfg(unix)]
 mod redis;
+#[cfg(all(unix, feature = "suite"))]
+pub mod suite;
 #[cfg(unix)]
 mod tls;
+mod until;
 
 #[cfg(all(unix, feature = "mysql"))]
 pub use mysql::{MySqlClient, MySqlSession};
 #[cfg(unix)]
 pub use mysql::{MySqlKind, MySqlOptions, MySqlServer};
+#[cfg(unix)]
+pub use pool::{PooledServer, ServerPool};
 #[cfg(feature = "proxy")]
 pub use proxy::{Counts, Fault, Proxy};
 #[cfg(unix)]
 pub use redis::{RedisClient, RedisKind, RedisOptions, RedisServer, Reply};
 #[cfg(unix)]
 pub use tls::Certificates;
+pub use until::until;

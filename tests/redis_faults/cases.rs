@@ -1,55 +1,34 @@
-//! The cases, each on every server.
+//! The cases of Redis alone.
 
 mod late;
 mod network;
 mod opening;
 mod refusal;
 mod resources;
-mod rig;
 mod server;
+mod store;
 mod topology;
 
 use std::process::ExitCode;
 
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use lockkeeper_testkit::RedisKind;
+use lockkeeper_testkit::{RedisKind, RedisServer, suite};
 
-use crate::rig::threads_end;
+use crate::faults::run;
 
-type Case = (&'static str, fn(RedisKind));
-
-const CASES: [&[Case]; 7] = [
-    server::CASES,
-    refusal::CASES,
-    network::CASES,
-    late::CASES,
-    resources::CASES,
-    opening::CASES,
-    topology::CASES,
-];
+type Case = suite::Case<RedisKind>;
 
 pub(crate) fn main() -> ExitCode {
-    if let Some(done) = opening::child() {
-        return done;
+    if let Some(exit_code) = opening::child() {
+        return exit_code;
     }
-    let mut arguments = Arguments::from_args();
-    // They wait more than they work.
-    arguments.test_threads.get_or_insert(12);
-    let trials = RedisKind::ALL.into_iter().flat_map(|kind| {
-        CASES.into_iter().flatten().map(move |&(name, case)| {
-            Trial::ignorable_test(format!("{kind}::{name}"), move || match kind.ignored() {
-                Some(reason) => Ok(Completion::ignored_with(reason)),
-                None => {
-                    case(kind);
-                    Ok::<_, Failed>(Completion::Completed)
-                }
-            })
-        })
-    });
-    let conclusion = libtest_mimic::run(&arguments, trials.collect());
-    // Now that nothing else runs, no thread of a keeper may.
-    if !conclusion.has_failed() {
-        threads_end();
-    }
-    conclusion.exit_code()
+    let cases = [
+        server::CASES,
+        topology::CASES,
+        resources::CASES,
+        refusal::CASES,
+        network::CASES,
+        late::CASES,
+        opening::CASES,
+    ];
+    run::<RedisServer>(cases.into_iter().flatten().copied())
 }

@@ -1,6 +1,6 @@
-//! Real Redis and Valkey servers that die, forget, refuse and dawdle, and a network that loses what
-//! it carries. After each fault: no two holders, an answer for every waiter, losses told, and
-//! nothing left behind.
+//! Real Redis and Valkey servers that crash, lose their data, refuse or stall, and a network that loses
+//! messages. After each fault: exclusion, an answer for every waiter, lost guards, and nothing left on
+//! the server.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,8 +12,8 @@
 #[cfg(unix)]
 mod cases;
 #[cfg(unix)]
-#[path = "../rig/mod.rs"]
-mod rig;
+#[path = "../faults/mod.rs"]
+mod faults;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {

@@ -1,5 +1,5 @@
-//! What is this backend's own, on real servers: sessions that names share, what a lock costs, what
-//! an operator sees, and what is said of a server that cannot be used.
+//! Cases of this backend alone, on real servers: shared sessions, the cost of a lock, administration,
+//! commit proofs, and errors on opening.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,14 +22,16 @@ mod proof;
 #[path = "server/reuse.rs"]
 mod reuse;
 #[cfg(unix)]
-#[path = "server/rig.rs"]
-mod rig;
-#[cfg(unix)]
 #[path = "server/sessions.rs"]
 mod sessions;
+#[cfg(unix)]
+#[path = "server/store.rs"]
+mod store;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {
+    use lockkeeper_testkit::suite;
+
     let cases = [
         sessions::CASES,
         opening::CASES,
@@ -37,7 +39,11 @@ fn main() -> std::process::ExitCode {
         proof::CASES,
         reuse::CASES,
     ];
-    rig::main(cases.into_iter().flatten())
+    libtest_mimic::run(
+        &suite::arguments(),
+        suite::trials(cases.into_iter().flatten().copied()),
+    )
+    .exit_code()
 }
 
 #[cfg(not(unix))]

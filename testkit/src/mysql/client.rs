@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, OptsBuilder, Value};
@@ -10,7 +11,7 @@ use mysql::{Conn, OptsBuilder, Value};
 use super::{MySqlKind, MySqlServer};
 
 /// How long a server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection as `root`, by the server's unix socket. It is let in also when `max_connections` are.
 pub struct MySqlClient {
@@ -145,8 +146,8 @@ impl MySqlServer {
         let options = OptsBuilder::new()
             .socket(Some(self.socket().to_string_lossy()))
             .user(Some("root"))
-            .read_timeout(Some(PATIENCE))
-            .write_timeout(Some(PATIENCE));
+            .read_timeout(Some(REPLY_TIMEOUT))
+            .write_timeout(Some(REPLY_TIMEOUT));
         Conn::new(options)
             .map(|conn| MySqlClient {
                 kind: self.kind(),
@@ -177,6 +178,28 @@ impl MySqlServer {
     /// As there.
     pub fn held(&self) -> io::Result<Vec<(String, u64)>> {
         self.client()?.held()
+    }
+
+    /// Ends every session of [`MySqlServer::USER`]'s, and with it the locks that it holds and waits for.
+    /// Returns when all have ended.
+    ///
+    /// # Errors
+    /// As [`MySqlClient::execute`], or a session does not end within 10 s.
+    pub fn end_sessions(&self) -> io::Result<()> {
+        let mut client = self.client()?;
+        let began = Instant::now();
+        while began.elapsed() < REPLY_TIMEOUT {
+            let sessions = client.sessions()?;
+            if sessions.is_empty() {
+                return Ok(());
+            }
+            for session in sessions {
+                // An error means that the session has ended by itself.
+                let _ = client.execute(&format!("KILL {}", session.id));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Err(io::ErrorKind::TimedOut.into())
     }
 
     /// [`MySqlClient::sessions`] on a connection of its own.

@@ -1,25 +1,31 @@
-//! A client that stops is a process of its own: this program, started once more.
+//! Clients that are stopped. Each is a child process: this program, started again.
 
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 
 use lockkeeper::Released;
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_testkit::{MySqlKind, until};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-use super::store::{holder_of, open, settled, start, waiting_for};
-use crate::rig::{PATIENCE, until};
+use super::Case;
+use super::store::{assert_clean, holder_of, open, start, waiting_for};
+use crate::faults::PATIENCE;
 
-/// Makes this program the client.
-const URL: &str = "LOCKKEEPER_FAULTS_CLIENT";
+pub(super) const CASES: &[Case] = &[
+    ("holder_stopped_past_ttl", holder_stopped_past_ttl),
+    ("waiter_stopped_while_granted", waiter_stopped_while_granted),
+];
 
-pub(super) fn url_of_the_child() -> Option<String> {
+/// Makes this program a client of the URL in this variable.
+const URL: &str = "MYSQL_FAULTS_CHILD_URL";
+
+pub(super) fn url_of_child() -> Option<String> {
     env::var(URL).ok()
 }
 
-/// Obeys lines on its standard input, and ends with it.
-pub(super) fn be_the_child(url: &str) -> ExitCode {
+/// Runs the commands on standard input until it ends.
+pub(super) fn run_child(url: &str) -> ExitCode {
     let keeper = lockkeeper::open(url).unwrap();
     let mut guard = None;
     for line in io::stdin().lines() {
@@ -29,12 +35,12 @@ pub(super) fn be_the_child(url: &str) -> ExitCode {
                 println!("{}", granted.token());
                 guard = Some(granted);
             }
-            ("look", Some(held)) => println!("{}", held.is_held()),
+            ("is_held", Some(held)) => println!("{}", held.is_held()),
             ("release", Some(_)) => {
                 let released = guard.take().unwrap().release();
                 println!("{released:?}");
             }
-            (other, _) => panic!("what is {other:?}?"),
+            (other, _) => panic!("unknown command {other:?}"),
         }
     }
     ExitCode::SUCCESS
@@ -61,22 +67,22 @@ impl Client {
         }
     }
 
-    fn say(&mut self, line: &str) {
+    fn send(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
 
-    fn hear(&mut self) -> String {
+    fn receive(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
     fn ask(&mut self, line: &str) -> String {
-        self.say(line);
-        self.hear()
+        self.send(line);
+        self.receive()
     }
 
-    /// Returns when it stands still.
+    /// Returns when the process has stopped.
     fn stop(&self) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::STOP).unwrap();
@@ -97,35 +103,35 @@ impl Drop for Client {
     }
 }
 
-pub(super) fn holder_stopped(kind: MySqlKind) {
+fn holder_stopped_past_ttl(kind: MySqlKind) {
     let server = start(kind);
     let mut client = Client::start(&format!("{}?ttl=2s&response_timeout=10s", server.url()));
     let token: u64 = client.ask("lock").parse().unwrap();
     let session = holder_of(&server, "a");
     assert!(session.is_some());
     client.stop();
-    // The server itself ends the session, as nobody else can.
+    // The server ends the session by its time-out.
     let rival = open(&server.url(), "ttl=20s&wait=30s");
     let next = rival.lock("a").unwrap();
     assert!(next.token().get() > token);
     client.cont();
-    assert_eq!(client.ask("look"), "false");
+    assert_eq!(client.ask("is_held"), "false");
     assert_eq!(
         client.ask("release"),
         format!("{:?}", Ok::<_, ()>(Released::AlreadyLost))
     );
     assert!(next.is_held());
     assert_eq!(next.release().unwrap(), Released::Done);
-    // It goes on as if nothing had been.
+    // The client can lock again.
     let again: u64 = client.ask("lock").parse().unwrap();
     assert!(again > token);
-    assert_eq!(client.ask("look"), "true");
+    assert_eq!(client.ask("is_held"), "true");
     drop((client, rival));
-    settled(&server);
+    assert_clean(&server);
 }
 
-/// It was granted while it was stopped, and its time was over before it read that.
-pub(super) fn waiter_stopped_with_its_grant(kind: MySqlKind) {
+/// The client is stopped while it is granted the lock, and the lease expires before it reads the reply.
+fn waiter_stopped_while_granted(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server.url(), "ttl=20s&wait=30s");
     let held = keeper.lock("a").unwrap();
@@ -133,25 +139,31 @@ pub(super) fn waiter_stopped_with_its_grant(kind: MySqlKind) {
         "{}?ttl=2s&wait=60s&response_timeout=10s",
         server.url()
     ));
-    client.say("lock");
-    until("it waits", || waiting_for(&server, "a").len() == 1);
-    let theirs = waiting_for(&server, "a").first().unwrap().id;
+    client.send("lock");
+    until("the waiter is queued", || {
+        waiting_for(&server, "a").len() == 1
+    });
+    let session = waiting_for(&server, "a").first().unwrap().id;
     client.stop();
     assert_eq!(held.release().unwrap(), Released::Done);
-    until("it is granted", || holder_of(&server, "a") == Some(theirs));
+    until("the stopped client is granted it", || {
+        holder_of(&server, "a") == Some(session)
+    });
     let next = keeper
         .try_lock_for("a", PATIENCE)
         .unwrap()
-        .expect("the server ends the session that says nothing");
+        .expect("the server ends the silent session");
     client.cont();
-    // It sees through its grant, and stands in line again.
-    until("it waits again", || waiting_for(&server, "a").len() == 1);
+    // The client notices that the grant has expired, and waits again.
+    until("the client waits again", || {
+        waiting_for(&server, "a").len() == 1
+    });
     assert!(next.is_held());
     let token = next.token().get();
     assert_eq!(next.release().unwrap(), Released::Done);
-    let granted: u64 = client.hear().parse().unwrap();
+    let granted: u64 = client.receive().parse().unwrap();
     assert!(granted > token, "{granted} is older than {token}");
-    assert_eq!(client.ask("look"), "true");
+    assert_eq!(client.ask("is_held"), "true");
     drop((client, keeper));
-    settled(&server);
+    assert_clean(&server);
 }

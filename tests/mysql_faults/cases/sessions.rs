@@ -1,42 +1,56 @@
-//! Sessions that an operator or a limit ends, or does not let begin.
+//! Sessions that an operator or a limit ends or refuses.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Clock as _, ErrorKind, LockName, Released, SystemClock};
-use lockkeeper_testkit::{Fault, MySqlClient, MySqlKind, MySqlOptions, MySqlServer, Proxy};
+use lockkeeper_testkit::{Fault, MySqlClient, MySqlKind, MySqlOptions, MySqlServer, Proxy, until};
 use mysql::{Conn, Opts, OptsBuilder};
 
-use super::store::{Memory, besieged, holder_of, open, settled, start, waiting_among, waiting_for};
-use crate::rig::{HANG, PATIENCE, until};
+use super::Case;
+use super::store::{assert_clean, holder_of, open, start, start_own, waiting_among, waiting_for};
+use crate::faults::{HANG, Memory, PATIENCE, contend_during};
+
+pub(super) const CASES: &[Case] = &[
+    ("holders_session_killed", holders_session_killed),
+    ("waiters_sessions_killed", |kind| {
+        waiters_killed(kind, "CONNECTION");
+    }),
+    ("waiters_statements_killed", |kind| {
+        waiters_killed(kind, "QUERY");
+    }),
+    ("limits_lowered", limits_lowered),
+    (
+        "server_without_free_connections",
+        server_without_free_connections,
+    ),
+    ("two_names_in_opposite_order", two_names_in_opposite_order),
+    ("late_kill_spares_next_lease", late_kill_spares_next_lease),
+];
 
 fn kill(server: &MySqlServer, what: &str, id: u64) {
     server.execute(&format!("KILL {what} {id}")).unwrap();
 }
 
-pub(super) fn holders_session_killed(kind: MySqlKind) {
-    besieged(kind, Memory::Lost, |server| {
-        let id = holder_of(server, "a").unwrap();
-        kill(server, "CONNECTION", id);
-        // It ends when it comes to it, and the next ones may have been there and gone by then.
-        until("it has ended", || holder_of(server, "a") != Some(id));
+fn holders_session_killed(kind: MySqlKind) {
+    let server = start(kind);
+    contend_during(&server, Memory::Lost, || {
+        let id = holder_of(&server, "a").unwrap();
+        kill(&server, "CONNECTION", id);
+        // KILL does not wait for the end of the session; by then the waiters may have been granted it.
+        until("the session has ended", || {
+            holder_of(&server, "a") != Some(id)
+        });
     });
 }
 
-pub(super) fn waiters_sessions_killed(kind: MySqlKind) {
-    besieged(kind, Memory::Kept, |server| {
-        killed_and_back(server, "CONNECTION");
-    });
+fn waiters_killed(kind: MySqlKind, what: &str) {
+    let server = start(kind);
+    contend_during(&server, Memory::Kept, || kill_waiters(&server, what));
 }
 
-pub(super) fn waiters_statements_killed(kind: MySqlKind) {
-    besieged(kind, Memory::Kept, |server| {
-        killed_and_back(server, "QUERY");
-    });
-}
-
-/// Ends them all, and waits until as many have come back.
-fn killed_and_back(server: &MySqlServer, what: &str) {
+/// Kills the sessions or the statements of all waiters, and waits until all wait again.
+fn kill_waiters(server: &MySqlServer, what: &str) {
     let old = waiting_for(server, "a");
     assert_eq!(old.len(), 3);
     for session in &old {
@@ -49,9 +63,9 @@ fn killed_and_back(server: &MySqlServer, what: &str) {
     });
 }
 
-/// The server's own limits for everybody do not end a session of ours.
-pub(super) fn limits_lowered(kind: MySqlKind) {
-    let server = start(kind);
+/// The server's global limits do not end a keeper's session.
+fn limits_lowered(kind: MySqlKind) {
+    let server = start_own(kind);
     let before = open(&server.url(), "ttl=9s");
     let early = before.lock("early").unwrap();
     for limit in ["wait_timeout = 1", "interactive_timeout = 1"] {
@@ -68,7 +82,7 @@ pub(super) fn limits_lowered(kind: MySqlKind) {
     let began = Instant::now();
     let busy = rival.try_lock_for("late", Duration::from_secs(3)).unwrap();
     assert!(busy.is_none(), "it is held");
-    // Past the first renewals, so that the limits were met again and again.
+    // By then the renewals have met the limits several times.
     until("the limits are over several times", || {
         began.elapsed() > Duration::from_secs(5)
     });
@@ -78,27 +92,27 @@ pub(super) fn limits_lowered(kind: MySqlKind) {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop(rival);
-    // What is idle was closed by the server; nobody notices.
-    until("the idle ones are closed", || {
+    // The server closes idle sessions, which no caller notices.
+    until("the idle sessions are closed", || {
         server.sessions().unwrap().is_empty()
     });
     drop(before.lock("early").unwrap());
     drop(after.try_lock("late").unwrap().expect("it is free"));
     drop((before, after));
-    settled(&server);
+    assert_clean(&server);
 }
 
-pub(super) fn no_connection_left(kind: MySqlKind) {
+fn server_without_free_connections(kind: MySqlKind) {
     let options = MySqlOptions::new().config("max-connections", "10");
     let server = MySqlServer::start(kind, &options).unwrap();
-    // Both hold names of their own, so that no idle connection is left to them.
+    // Each keeper holds a name, so it has no idle connection.
     let [keeper, rival] = [(); 2].map(|()| open(&server.url(), "ttl=6s"));
     let held = keeper.lock("a").unwrap();
     let other = rival.lock("b").unwrap();
     let mut root = server.client().unwrap();
     root.execute("DO GET_LOCK('default:c', 0)").unwrap();
     let mut others = Vec::new();
-    // Each of them one connection, and not first one by TCP and then one by the socket.
+    // Without this, each client connects twice: by TCP, and then by the socket.
     let options = OptsBuilder::from_opts(Opts::from_url(&server.url()).unwrap());
     let options = options.prefer_socket(false);
     let full = loop {
@@ -113,11 +127,11 @@ pub(super) fn no_connection_left(kind: MySqlKind) {
     assert!(began.elapsed() < HANG);
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("max_connections"), "{error}");
-    // All of them lock there: a fallback would exclude none.
+    // The clients that fill the server lock there, so the fallback is not used.
     let fallback = format!("{}?fallback=memory:", server.url());
-    let error = lockkeeper::open(&fallback).expect_err("it is full, and it is there");
+    let error = lockkeeper::open(&fallback).expect_err("the server is full, and reachable");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-    // MariaDB lets them in to see whether they are root.
+    // MariaDB accepts them first to see whether they are root.
     let refused = |root: &mut MySqlClient| {
         let counters = ["Connection_errors_max_connections", "Aborted_connects"];
         let [first, second] = counters.map(|counter| root.status(counter).unwrap());
@@ -126,28 +140,28 @@ pub(super) fn no_connection_left(kind: MySqlKind) {
     let before = refused(&mut root);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| keeper.try_lock_for("c", Duration::from_secs(25)));
-        until("it is refused", || refused(&mut root) > before);
-        // What is held is kept meanwhile.
+        until("the waiter is refused", || refused(&mut root) > before);
+        // Leases are kept meanwhile.
         held.renew().unwrap();
         other.renew().unwrap();
         others.clear();
-        // The server may not have seen yet that it has room again.
-        until("it waits", || {
+        // The server may not have noticed the closed connections.
+        until("the waiter is queued", || {
             waiting_among(root.sessions().unwrap(), "c").len() == 1
         });
         root.execute("DO RELEASE_LOCK('default:c')").unwrap();
         let granted = waiting.join().unwrap().unwrap();
-        assert!(granted.expect("it rides that out").is_held());
+        assert!(granted.expect("it outlasts the outage").is_held());
     });
     for guard in [held, other] {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop((keeper, rival));
-    settled(&server);
+    assert_clean(&server);
 }
 
-/// No server sees this deadlock, as no session waits that holds: the deadlines end it.
-pub(super) fn two_names_in_opposite_order(kind: MySqlKind) {
+/// The server cannot detect this deadlock, since no waiting session holds a lock: the deadlines end it.
+fn two_names_in_opposite_order(kind: MySqlKind) {
     let server = start(kind);
     let wait = Duration::from_secs(2);
     let keepers = [(); 2].map(|()| open(&server.url(), "ttl=9s"));
@@ -165,7 +179,7 @@ pub(super) fn two_names_in_opposite_order(kind: MySqlKind) {
         for answer in answers {
             match answer.join().unwrap() {
                 Ok(None) => {}
-                Ok(Some(_)) => panic!("the other one holds it"),
+                Ok(Some(_)) => panic!("the other keeper holds it"),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Deadlock, "{error:?}"),
             }
         }
@@ -175,12 +189,12 @@ pub(super) fn two_names_in_opposite_order(kind: MySqlKind) {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop(keepers);
-    settled(&server);
+    assert_clean(&server);
 }
 
-/// A forced release looks and ends the session in one statement: what the session took meanwhile
-/// stays.
-pub(super) fn late_kill(kind: MySqlKind) {
+/// A forced release checks and kills the session in one statement, so a lock that the session was granted
+/// meanwhile is kept.
+fn late_kill_spares_next_lease(kind: MySqlKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let keeper = open(&server.url(), "pool_size=1");
@@ -203,5 +217,5 @@ pub(super) fn late_kill(kind: MySqlKind) {
         assert_eq!(next.release().unwrap(), Released::Done);
     });
     drop((asking, keeper));
-    settled(&server);
+    assert_clean(&server);
 }

@@ -1,4 +1,4 @@
-//! What locks cost the server, and that the application's connections are its own.
+//! What locks cost the server, and names that share a session.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,13 +10,36 @@ use lockkeeper::{
     AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, Observer, Released,
     WaitOutcome,
 };
-use lockkeeper_testkit::{Fault, MySqlKind, MySqlServer, Proxy};
+use lockkeeper_testkit::{Fault, MySqlKind, MySqlServer, Proxy, until};
 use mysql::{Opts, OptsBuilder, Pool, PoolConstraints, PoolOpts};
 
-use super::store::{holder_of, open, settled, start, waiting_for};
-use crate::rig::{PATIENCE, until};
+use super::Case;
+use super::store::{assert_clean, holder_of, open, start, waiting_for};
+use crate::faults::{PATIENCE, assert_closed};
 
-/// Counts those who were told that somebody else holds it.
+pub(super) const CASES: &[Case] = &[
+    ("applications_pool_exhausted", applications_pool_exhausted),
+    (
+        "hundred_waiting_threads_use_one_connection",
+        hundred_waiting_threads_use_one_connection,
+    ),
+    (
+        "thousand_names_on_eight_connections",
+        thousand_names_on_eight_connections,
+    ),
+    ("shared_session_killed", shared_session_killed),
+    ("shared_session_in_doubt", shared_session_in_doubt),
+    (
+        "shared_session_outlives_call_cut_short",
+        shared_session_outlives_call_cut_short,
+    ),
+    (
+        "own_abandoned_attempt_is_not_busy",
+        own_abandoned_attempt_is_not_busy,
+    ),
+];
+
+/// Counts the acquisitions that found the lock held.
 #[derive(Default)]
 struct Contended(AtomicUsize);
 
@@ -26,7 +49,7 @@ impl Observer for Contended {
     }
 }
 
-pub(super) fn applications_pool_run_dry(kind: MySqlKind) {
+fn applications_pool_exhausted(kind: MySqlKind) {
     let server = start(kind);
     let url = Opts::from_url(&server.url()).unwrap();
     let few = PoolConstraints::new(2, 2).unwrap();
@@ -35,7 +58,7 @@ pub(super) fn applications_pool_run_dry(kind: MySqlKind) {
     let taken = [(); 2].map(|()| pool.get_conn().unwrap());
     let dry = |pool: &Pool| pool.try_get_conn(Duration::from_millis(1)).is_err();
     assert!(dry(&pool));
-    // Made from the application's own options, and not out of its pool.
+    // The provider uses the application's options, and none of its pooled connections.
     let provider = MySqlProvider::open(&MySqlOptions::from_opts(url), "shop").unwrap();
     let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
     thread::scope(|scope| {
@@ -48,10 +71,10 @@ pub(super) fn applications_pool_run_dry(kind: MySqlKind) {
     });
     assert!(dry(&pool));
     drop((taken, keeper, pool));
-    settled(&server);
+    assert_clean(&server);
 }
 
-pub(super) fn hundred_threads(kind: MySqlKind) {
+fn hundred_waiting_threads_use_one_connection(kind: MySqlKind) {
     let server = start(kind);
     let seen = Arc::new(Contended::default());
     let url = Opts::from_url(&server.url()).unwrap();
@@ -60,7 +83,7 @@ pub(super) fn hundred_threads(kind: MySqlKind) {
         .observer(Arc::clone(&seen) as Arc<dyn Observer>)
         .build()
         .unwrap();
-    // Not through a keeper, so that all connections of the user's are those of one.
+    // Held by `root`, so that all connections of the user are those of the waiting keeper.
     let mut root = server.client().unwrap();
     root.execute("DO GET_LOCK('default:a', 0)").unwrap();
     thread::scope(|scope| {
@@ -70,13 +93,13 @@ pub(super) fn hundred_threads(kind: MySqlKind) {
                     let granted = keeper.try_lock_for("a", Duration::from_secs(60));
                     granted
                         .unwrap()
-                        .expect("it is its turn in the end")
+                        .expect("it is granted in the end")
                         .release()
                 })
             })
             .collect();
-        until("all wait", || seen.0.load(Ordering::SeqCst) == 100);
-        until("one of them in the server", || {
+        until("all threads wait", || seen.0.load(Ordering::SeqCst) == 100);
+        until("one of them waits in the server", || {
             waiting_for(&server, "a").len() == 1
         });
         assert_eq!(connections(&server), 1);
@@ -86,21 +109,21 @@ pub(super) fn hundred_threads(kind: MySqlKind) {
         }
     });
     drop(keeper);
-    settled(&server);
+    assert_clean(&server);
 }
 
 fn connections(server: &MySqlServer) -> usize {
     server.sessions().unwrap().len()
 }
 
-pub(super) fn thousand_names(kind: MySqlKind) {
+fn thousand_names_on_eight_connections(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server.url(), "ttl=30s&pool_size=8");
     let rival = open(&server.url(), "");
     let guards: Vec<_> = (0..1000)
         .map(|number| keeper.lock(format!("name {number}").as_str()).unwrap())
         .collect();
-    // One of them may be the rival's.
+    // One connection may be the rival's.
     let count = connections(&server);
     assert!(count <= 8 + 1, "{count}");
     for (number, guard) in guards.iter().enumerate() {
@@ -115,11 +138,13 @@ pub(super) fn thousand_names(kind: MySqlKind) {
             );
         }
     }
-    // There is room for a wait, too.
+    // The pool has a connection left for a wait.
     let theirs = rival.lock("theirs").unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| keeper.try_lock_for("theirs", Duration::from_secs(20)));
-        until("one waits", || waiting_for(&server, "theirs").len() == 1);
+        until("the waiter is queued", || {
+            waiting_for(&server, "theirs").len() == 1
+        });
         assert_eq!(theirs.release().unwrap(), Released::Done);
         assert!(waiting.join().unwrap().unwrap().is_some());
     });
@@ -127,11 +152,11 @@ pub(super) fn thousand_names(kind: MySqlKind) {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop((keeper, rival));
-    settled(&server);
+    assert_clean(&server);
 }
 
-/// Names of one keeper on two sessions, half of a pool of four.
-fn held_together(keeper: &LockKeeper) -> Vec<(String, LockGuard)> {
+/// Locks 20 names, which share two sessions: half of a pool of four.
+fn lock_many(keeper: &LockKeeper) -> Vec<(String, LockGuard)> {
     let names = (0..20).map(|number| format!("name-{number}"));
     names
         .map(|name| {
@@ -141,18 +166,18 @@ fn held_together(keeper: &LockKeeper) -> Vec<(String, LockGuard)> {
         .collect()
 }
 
-/// Nobody believes in what the rival can have.
+/// Checks that no name that the rival can lock is held.
 #[track_caller]
-fn none_twice(held: &[(String, LockGuard)], rival: &LockKeeper) {
+fn assert_exclusive(held: &[(String, LockGuard)], rival: &LockKeeper) {
     for (name, guard) in held {
         let next = rival.try_lock(name.as_str()).unwrap();
         assert!(next.is_none() || !guard.is_held(), "{name} is held twice");
     }
 }
 
-/// The rival gets all of it in the end.
+/// Releases all names, and has the rival lock each.
 #[track_caller]
-fn handed_on(held: Vec<(String, LockGuard)>, rival: &LockKeeper) {
+fn release_to(held: Vec<(String, LockGuard)>, rival: &LockKeeper) {
     for (name, guard) in held {
         let was_held = guard.is_held();
         let token = guard.token();
@@ -166,11 +191,11 @@ fn handed_on(held: Vec<(String, LockGuard)>, rival: &LockKeeper) {
     }
 }
 
-pub(super) fn session_killed(kind: MySqlKind) {
+fn shared_session_killed(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server.url(), "ttl=6s&pool_size=4");
     let rival = open(&server.url(), "wait=20s");
-    let held = held_together(&keeper);
+    let held = lock_many(&keeper);
     let id = holder_of(&server, "name-19").unwrap();
     let on_it = |name: &str| holder_of(&server, name) == Some(id);
     let (theirs, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(name, _)| on_it(name));
@@ -183,15 +208,15 @@ pub(super) fn session_killed(kind: MySqlKind) {
         guard.renew().unwrap();
         assert!(guard.is_held(), "{name} was on another session");
     }
-    none_twice(&theirs, &rival);
-    none_twice(&others, &rival);
-    handed_on(theirs, &rival);
-    handed_on(others, &rival);
+    assert_exclusive(&theirs, &rival);
+    assert_exclusive(&others, &rival);
+    release_to(theirs, &rival);
+    release_to(others, &rival);
     drop((keeper, rival));
-    settled(&server);
+    assert_clean(&server);
 }
 
-pub(super) fn session_in_doubt(kind: MySqlKind) {
+fn shared_session_in_doubt(kind: MySqlKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let url = server.url_via(proxy.addr());
@@ -203,7 +228,7 @@ pub(super) fn session_in_doubt(kind: MySqlKind) {
     ] {
         let keys = "ttl=4s&pool_size=4&wait=20s";
         let keeper = open(&url, keys);
-        let mut held = held_together(&keeper);
+        let mut held = lock_many(&keeper);
         let (name, guard) = held.pop().unwrap();
         let id = holder_of(&server, &name);
         let theirs = held
@@ -213,25 +238,25 @@ pub(super) fn session_in_doubt(kind: MySqlKind) {
         proxy.once(format!("default:{name}"), fault);
         let _ = guard.release();
         if matches!(fault, Fault::CutReplyAfter(_)) {
-            // The server frees what it held at once, and the next renewals find out.
+            // The server frees all names of the session at once, and the next renewals notice.
             for guard in &theirs {
                 assert_eq!(guard.wait(PATIENCE), WaitOutcome::Lost);
             }
         }
-        none_twice(&held, &rival);
-        handed_on(held, &rival);
+        assert_exclusive(&held, &rival);
+        release_to(held, &rival);
         drop(rival.lock(name.as_str()).unwrap());
-        // The keeper goes on, too.
+        // The keeper can lock again, too.
         drop(keeper.lock(name.as_str()).unwrap());
     }
     drop(rival);
-    settled(&server);
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+    assert_clean(&server);
+    assert_closed(&proxy);
 }
 
-/// A call about one name may be cut short by that name's deadline; the other names of the session
-/// live on.
-pub(super) fn session_outlasts_a_neighbours_call(kind: MySqlKind) {
+/// A call about one name may be cut short by the deadline of its lease. The other names of the session
+/// stay held.
+fn shared_session_outlives_call_cut_short(kind: MySqlKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let keeper = open(&server.url_via(proxy.addr()), "pool_size=2");
@@ -247,32 +272,34 @@ pub(super) fn session_outlasts_a_neighbours_call(kind: MySqlKind) {
     kept.renew().unwrap();
     assert_eq!(kept.release().unwrap(), Released::Done);
     drop((old, keeper));
-    settled(&server);
+    assert_clean(&server);
 }
 
-/// Nobody else holds it: the server granted it to an attempt that nobody waits for any more.
-pub(super) fn own_abandoned_attempt_is_not_busy(kind: MySqlKind) {
+/// The server granted the name to an attempt of this keeper whose caller has given up.
+fn own_abandoned_attempt_is_not_busy(kind: MySqlKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let keys = "ttl=20s&pool_size=4&response_timeout=500ms&connect_timeout=20s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
-    // Names share sessions from here on, and a second attempt finds another one than the first.
+    // From here on names share sessions, and a second attempt uses another session than the first.
     let held = ["x", "y"].map(|name| keeper.lock(name).unwrap());
     let late = |secs| Fault::DelayReplies(Duration::from_secs(secs));
     proxy.once("default:a", late(2));
     let granted = keeper.try_lock("a").unwrap();
-    let granted = granted.expect("the abandoned attempt gives it back");
+    let granted = granted.expect("the abandoned attempt releases it");
     assert_eq!(granted.release().unwrap(), Released::Done);
-    // A wait that ends before the answer to its first attempt is here.
+    // A wait that ends before the reply to its first attempt.
     proxy.once("default:b", late(4));
     match keeper.try_lock_for("b", Duration::from_secs(1)) {
         Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}"),
-        Ok(_) => panic!("nobody was seen to hold it, and the answer was still on its way"),
+        Ok(_) => panic!("the outcome of the first attempt was not known"),
     }
-    until("it is given back", || holder_of(&server, "b").is_none());
+    until("the abandoned attempt releases it", || {
+        holder_of(&server, "b").is_none()
+    });
     for guard in held {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop(keeper);
-    settled(&server);
+    assert_clean(&server);
 }

@@ -1,32 +1,102 @@
-//! A server, what stands in it, and people who besiege it.
+//! MySQL and MariaDB servers as the common cases see them, and their sessions.
 
-use std::time::Duration;
+use std::io;
+use std::net::SocketAddr;
 
-use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
-use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, MySqlSession};
+use lockkeeper::LockKeeper;
+use lockkeeper_testkit::{
+    MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PooledServer, ServerPool, until,
+};
 
-use crate::rig::{PATIENCE, Waiting, Witness, until};
+use crate::faults::FaultServer;
 
-pub(super) fn start(kind: MySqlKind) -> MySqlServer {
+/// Cases that leave a server as it was share it, since its start takes a second of processor time.
+static SERVERS: ServerPool<MySqlKind, MySqlServer> = ServerPool::new(
+    |kind| MySqlServer::start(kind, &MySqlOptions::new()),
+    MySqlServer::end_sessions,
+);
+
+pub(super) type Server = PooledServer<MySqlKind, MySqlServer>;
+
+impl FaultServer for Server {
+    type Kind = MySqlKind;
+
+    const LOCK_REQUEST: &'static str = "default:a";
+    const MID_REPLY: usize = 7;
+    const LEASE_OUTLIVES_CONNECTION: bool = false;
+
+    fn start(kind: MySqlKind) -> Self {
+        start(kind)
+    }
+
+    fn addr(&self) -> SocketAddr {
+        MySqlServer::addr(self)
+    }
+
+    fn kill(&self) {
+        MySqlServer::kill(self);
+    }
+
+    fn stop(&self) -> io::Result<()> {
+        MySqlServer::stop(self)
+    }
+
+    fn cont(&self) -> io::Result<()> {
+        MySqlServer::cont(self)
+    }
+
+    fn restart(&self) -> io::Result<()> {
+        MySqlServer::restart(self)
+    }
+
+    fn base_url(&self, addr: SocketAddr) -> String {
+        format!("{}?", self.url_via(addr))
+    }
+
+    fn urls_of(addr: &str) -> [String; 2] {
+        ["", "tls=on&"].map(|tls| format!("mysql://me:s3cret@{addr}/?{tls}"))
+    }
+
+    fn socket_url(&self) -> String {
+        format!("mysql:?socket={}&user=me", self.socket().display())
+    }
+
+    fn queue_length(&self, name: &str) -> usize {
+        waiting_for(self, name).len()
+    }
+
+    /// No session of a keeper is left, and so no lock.
+    fn assert_clean(&self) {
+        assert_clean(self);
+    }
+}
+
+/// Takes a server for a case that changes nothing but sessions and locks.
+pub(super) fn start(kind: MySqlKind) -> Server {
+    SERVERS.take(kind).unwrap()
+}
+
+/// Starts a server for a case that changes users or variables.
+pub(super) fn start_own(kind: MySqlKind) -> MySqlServer {
     MySqlServer::start(kind, &MySqlOptions::new()).unwrap()
 }
 
-/// With time for an answer on a busy machine, where `keys` do not say it.
+/// Opens a keeper, with time for a reply on a busy machine where `keys` do not say it.
 pub(super) fn open(url: &str, keys: &str) -> LockKeeper {
-    let patient = if keys.contains("response_timeout") {
+    let timeout = if keys.contains("response_timeout") {
         ""
     } else {
         "&response_timeout=5s"
     };
-    lockkeeper::open(&format!("{url}?{keys}{patient}")).unwrap()
+    lockkeeper::open(&format!("{url}?{keys}{timeout}")).unwrap()
 }
 
-/// The sessions that wait for the name.
+/// Returns the sessions that wait for the name.
 pub(super) fn waiting_for(server: &MySqlServer, name: &str) -> Vec<MySqlSession> {
     waiting_among(server.sessions().unwrap(), name)
 }
 
-/// Those of the sessions that wait for the name.
+/// Returns those of the sessions that wait for the name.
 pub(super) fn waiting_among(mut sessions: Vec<MySqlSession>, name: &str) -> Vec<MySqlSession> {
     let quoted = format!("'default:{name}'");
     sessions.retain(|session| {
@@ -36,62 +106,16 @@ pub(super) fn waiting_among(mut sessions: Vec<MySqlSession>, name: &str) -> Vec<
     sessions
 }
 
-/// The session that holds the name.
+/// Returns the session that holds the name.
 pub(super) fn holder_of(server: &MySqlServer, name: &str) -> Option<u64> {
     let sql = format!("SELECT IS_USED_LOCK('default:{name}')");
     let id = server.value(&sql).unwrap()?;
     Some(id.parse().unwrap())
 }
 
-/// All keepers are gone: no connection of theirs is left, and so no lock.
 #[track_caller]
-pub(super) fn settled(server: &MySqlServer) {
-    until("nobody is connected", || {
+pub(super) fn assert_clean(server: &MySqlServer) {
+    until("no session is left", || {
         server.sessions().unwrap().is_empty()
     });
-}
-
-/// Whether the server knows afterwards who held what.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Memory {
-    Kept,
-    Lost,
-}
-
-/// One holds, three processes' worth of keepers wait, and then the fault.
-#[track_caller]
-pub(super) fn besieged(kind: MySqlKind, memory: Memory, fault: impl FnOnce(&MySqlServer)) {
-    let server = start(kind);
-    let witness = Witness::new(memory == Memory::Kept);
-    // Time enough for its release to be answered, whatever the server does.
-    let url = format!("{}?ttl=9s&response_timeout=10s", server.url());
-    let holder = lockkeeper::open(&url).unwrap();
-    let held = holder.lock("a").unwrap();
-    witness.enter(&held);
-    let waiting: Vec<_> = (1..=3)
-        .map(|number| {
-            let waiting = Waiting::start(&url, Duration::from_secs(25), &witness);
-            until("it stands in line", || {
-                waiting_for(&server, "a").len() == number
-            });
-            waiting
-        })
-        .collect();
-    fault(&server);
-    let first = held.token();
-    if memory == Memory::Lost {
-        // At its next renewal, not only when its time is over.
-        assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
-        assert_eq!(held.ensure_held().unwrap_err().kind(), ErrorKind::Lost);
-        assert_eq!(held.release().unwrap(), Released::AlreadyLost);
-    } else {
-        assert!(held.is_held());
-        assert_eq!(held.release().unwrap(), Released::Done);
-    }
-    for waiting in waiting {
-        let token = waiting.answer().expect("it is granted in the end");
-        assert!(token > first.get());
-    }
-    drop(holder);
-    settled(&server);
 }

@@ -1,106 +1,68 @@
-//! A network that loses, cuts and goes dark.
+//! Lost messages whose outcome only Redis can tell.
 
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{
-    AcquireOptions, CancelToken, Clock, ErrorKind, LockGuard, Released, SystemClock, WaitOutcome,
-};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind};
+use lockkeeper::{AcquireOptions, CancelToken, Clock, ErrorKind, Released, SystemClock};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, until};
 
 use super::Case;
-use super::rig::{in_line, left, nothing_left, one_more_waits, open, settled, start};
-use crate::rig::{HANG, PATIENCE, Witness, through_it_all, until};
+use super::store::{keys_left, open, start, start_waiter};
+use crate::faults::{FaultServer as _, PATIENCE, Witness, assert_closed};
 
 pub(super) const CASES: &[Case] = &[
-    ("request_dropped", |kind| {
-        lost_on_the_way(kind, Fault::DropRequests);
-    }),
-    ("reply_dropped", |kind| {
-        lost_on_the_way(kind, Fault::DropReplies);
-    }),
-    ("cut_before_the_reply", |kind| {
-        lost_on_the_way(kind, Fault::CutReplyAfter(0));
-    }),
-    ("cut_mid_reply", |kind| {
-        lost_on_the_way(kind, Fault::CutReplyAfter(2));
-    }),
     (
-        "lost_before_the_reply_to_the_release_was",
-        lost_before_the_reply_to_the_release_was,
+        "messages_lost_while_scripts_are_new",
+        messages_lost_while_scripts_are_new,
     ),
-    ("dropped_grant_is_found_again", dropped_grant_is_found_again),
     (
-        "cancelled_grant_is_given_back",
-        cancelled_grant_is_given_back,
+        "lease_and_reply_of_its_release_lost",
+        lease_and_reply_of_its_release_lost,
     ),
-    ("dead_waiter_beside_a_monitor", dead_waiter_beside_a_monitor),
-    ("dark_while_held", dark_while_held),
-    ("dark_while_waited_for", dark_while_waited_for),
-    ("contended_through_it_all", contended_through_it_all),
+    (
+        "grant_with_lost_reply_is_found",
+        grant_with_lost_reply_is_found,
+    ),
+    ("cancelled_grant_is_released", cancelled_grant_is_released),
+    (
+        "dead_waiter_beside_pattern_subscriber",
+        dead_waiter_beside_pattern_subscriber,
+    ),
 ];
 
-/// A keeper by way of a proxy, and another one that sees the server as it is.
-fn lost_on_the_way(kind: RedisKind, fault: Fault) {
+/// The server runs no script that it does not have, so a request with a new script that is lost was
+/// never carried out, and the repeated release proves that it freed the name.
+fn messages_lost_while_scripts_are_new(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let url = server.url_via(proxy.addr());
-    let keeper = open(&url, "ttl=20s&response_timeout=1s&wait=20s");
-    let rival = open(&server.url(), "wait=20s");
-    let witness = Witness::new(true);
-    for name in ["first", "a", "a"] {
+    let keys = "ttl=20s&response_timeout=1s&wait=20s";
+    let keeper = open(&server.url_via(proxy.addr()), keys);
+    let rival = open(&server.url(), "");
+    for fault in [
+        Fault::DropRequests,
+        Fault::DropReplies,
+        Fault::CutReplyAfter(0),
+        Fault::CutReplyAfter(2),
+    ] {
+        server.command(&["SCRIPT", "FLUSH", "SYNC"]).unwrap();
         proxy.once("EVALSHA", fault);
-        let guard = keeper.lock(name).unwrap();
-        assert!(guard.is_held());
-        witness_for(&witness, name, &guard);
-        assert!(rival.try_lock(name).unwrap().is_none());
+        let guard = keeper.lock("a").unwrap();
+        assert!(rival.try_lock("a").unwrap().is_none());
         proxy.once("EVALSHA", fault);
         guard.renew().unwrap();
         assert!(guard.is_held());
         proxy.once("EVALSHA", fault);
-        let released = guard.release();
-        if fault == Fault::DropRequests || name == "first" {
-            // The server did not carry out the first request: it never came, or its script was new
-            // there.
-            assert_eq!(released.unwrap(), Released::Done);
-        } else {
-            let error = released.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
-        }
-        assert_eq!(left(&server), Vec::<String>::new());
-        let next = rival.try_lock(name).unwrap().expect("it was released");
-        witness_for(&witness, name, &next);
+        assert_eq!(guard.release().unwrap(), Released::Done);
+        assert_eq!(keys_left(&server), Vec::<String>::new());
     }
-    // Waited for, in every look.
-    let held = rival.lock("a").unwrap();
-    witness.enter(&held);
-    let waiting = one_more_waits(
-        &url,
-        "response_timeout=300ms",
-        Duration::from_secs(20),
-        &witness,
-    );
-    until("it stands in line", || in_line(&server, "a") == 1);
-    for _ in 0..3 {
-        proxy.once("EVALSHA", fault);
-    }
-    let token = held.token().get();
-    assert_eq!(held.release().unwrap(), Released::Done);
-    assert!(waiting.answer().expect("it is granted in the end") > token);
     drop((keeper, rival));
-    settled(&server);
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
-}
-
-fn witness_for(witness: &Witness, name: &str, guard: &LockGuard) {
-    if name == "a" {
-        witness.enter(guard);
-    }
+    server.assert_clean();
+    assert_closed(&proxy);
 }
 
 /// The release finds nothing to release, and its reply is lost. The repeated release is no proof
-/// that the first one succeeded, whether it is the holder's or the operator's.
-fn lost_before_the_reply_to_the_release_was(kind: RedisKind) {
+/// that the first one succeeded, neither the holder's nor the operator's.
+fn lease_and_reply_of_its_release_lost(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let keys = "ttl=60s&response_timeout=1s";
@@ -128,10 +90,10 @@ fn lost_before_the_reply_to_the_release_was(kind: RedisKind) {
         }
     }
     drop((keeper, rival));
-    settled(&server);
+    server.assert_clean();
 }
 
-fn dropped_grant_is_found_again(kind: RedisKind) {
+fn grant_with_lost_reply_is_found(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let keys = "ttl=30s&response_timeout=1s&wait=20s";
@@ -146,22 +108,22 @@ fn dropped_grant_is_found_again(kind: RedisKind) {
             .unwrap();
         let guard = granted.join().unwrap();
         let minted = epoch.text().unwrap().parse::<u64>().unwrap();
-        // The grant that nobody heard of, and no second one.
+        // The guard has the grant whose reply was lost, and the server made no second one.
         assert_eq!(guard.token().get() >> 7, minted);
         guard
     });
     assert!(guard.is_held());
     assert_eq!(guard.release().unwrap(), Released::Done);
-    assert_eq!(left(&server), Vec::<String>::new());
+    assert_eq!(keys_left(&server), Vec::<String>::new());
     drop(keeper);
-    settled(&server);
+    server.assert_clean();
 }
 
-/// The grant's reply is lost, and then nobody wants it any more.
-fn cancelled_grant_is_given_back(kind: RedisKind) {
+/// The reply of the grant is lost, and then the acquisition is cancelled.
+fn cancelled_grant_is_released(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    // The lease would outlive the test's patience.
+    // The lease would outlast the limits of this test.
     let keys = "ttl=120s&response_timeout=3s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
     drop(keeper.lock("a").unwrap());
@@ -169,21 +131,21 @@ fn cancelled_grant_is_given_back(kind: RedisKind) {
     let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
     proxy.once("EVALSHA", Fault::DropReplies);
     thread::scope(|scope| {
-        let asks = scope.spawn(|| keeper.acquire("a", &forever));
+        let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
         assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
-        assert_eq!(left(&server), ["lockkeeper:{default:a}"]);
+        assert_eq!(keys_left(&server), ["lockkeeper:{default:a}"]);
         cancel.cancel();
-        let error = asks.join().unwrap().unwrap_err();
+        let error = acquiring.join().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
     });
-    nothing_left(&server);
+    until("no key is left", || keys_left(&server).is_empty());
     drop(keeper);
-    settled(&server);
+    server.assert_clean();
 }
 
-/// A client that subscribes to the pattern of all channels receives what is published to a dead
-/// waiter. That is no sign of life.
-fn dead_waiter_beside_a_monitor(kind: RedisKind) {
+/// A client that subscribes to a pattern of all channels receives what is published to a dead waiter.
+/// So a notification with a receiver does not prove that the waiter lives.
+fn dead_waiter_beside_pattern_subscriber(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
     let mut monitor = server.client().unwrap();
@@ -193,8 +155,8 @@ fn dead_waiter_beside_a_monitor(kind: RedisKind) {
     let held = holder.lock("a").unwrap();
     witness.enter(&held);
     let wait = Duration::from_secs(20);
-    let waiting = one_more_waits(&server.url_via(proxy.addr()), "", wait, &witness);
-    until("it stands in line", || in_line(&server, "a") == 1);
+    let waiting = start_waiter(&server.url_via(proxy.addr()), "", wait, &witness);
+    until("the waiter is queued", || server.queue_length("a") == 1);
     proxy.refuse();
     until("the server has noticed that the waiter is gone", || {
         let list = ["CLIENT", "LIST", "TYPE", "pubsub"];
@@ -204,102 +166,14 @@ fn dead_waiter_beside_a_monitor(kind: RedisKind) {
     let token = held.token().get();
     assert_eq!(held.release().unwrap(), Released::Done);
     // The name is free, and not kept for the dead waiter.
-    assert_eq!(left(&server), Vec::<String>::new());
+    assert_eq!(keys_left(&server), Vec::<String>::new());
     proxy.accept().unwrap();
-    assert!(waiting.answer().expect("it is granted in the end") > token);
-    drop((holder, monitor));
-    settled(&server);
-}
-
-fn dark_while_held(kind: RedisKind) {
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=6s&response_timeout=1s&connect_timeout=1s&wait=6s";
-    let keeper = open(&server.url_via(proxy.addr()), keys);
-    let rival = open(&server.url(), "wait=20s");
-    let witness = Witness::new(true);
-    let held = keeper.lock("a").unwrap();
-    witness.enter(&held);
-    proxy.set(Fault::Dark);
-    // Not before the other one knows: the witness looks.
-    let next = rival.lock("a").unwrap();
-    witness.enter(&next);
-    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
-    assert!(next.token() > held.token());
-    for answer in [
-        keeper.try_lock("b"),
-        keeper.try_lock_for("b", PATIENCE / 10),
-    ] {
-        let error = answer.unwrap_err();
-        assert!(
-            matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable),
-            "{error:?}"
-        );
-    }
-    // What was sent in the dark arrives now, and harms nobody.
-    proxy.set(Fault::Pass);
-    let _ = held.release();
-    until("it hears that somebody holds it", || {
-        let answer = keeper.try_lock("a");
-        assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
-        answer.is_ok()
-    });
-    assert!(next.is_held());
-    assert_eq!(next.release().unwrap(), Released::Done);
-    let again = keeper.try_lock_for("a", PATIENCE).unwrap().unwrap();
-    witness.enter(&again);
-    drop((again, keeper, rival));
-    settled(&server);
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
-}
-
-fn dark_while_waited_for(kind: RedisKind) {
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    let url = server.url_via(proxy.addr());
-    let keys = "ttl=2s&response_timeout=300ms&connect_timeout=300ms";
-    let witness = Witness::new(true);
-    let holder = open(&server.url(), "ttl=20s");
-    let held = holder.lock("a").unwrap();
-    witness.enter(&held);
-    let [short, long] = [3, 25].map(|wait| {
-        let before = in_line(&server, "a");
-        let waiting = one_more_waits(&url, keys, Duration::from_secs(wait), &witness);
-        until("it stands in line", || in_line(&server, "a") == before + 1);
-        waiting
-    });
-    proxy.set(Fault::Dark);
-    let kind = short.answer().expect_err("it never heard of a grant");
     assert!(
-        matches!(
-            kind,
-            ErrorKind::TimedOut | ErrorKind::Unavailable | ErrorKind::Unknown
-        ),
-        "{kind:?}"
+        waiting
+            .answer()
+            .expect("the waiter is granted it in the end")
+            > token
     );
-    // Those that are gone hold nobody else up.
-    let first = held.token().get();
-    assert_eq!(held.release().unwrap(), Released::Done);
-    let next = holder.try_lock_for("a", HANG).unwrap().expect("it is free");
-    witness.enter(&next);
-    assert_eq!(next.release().unwrap(), Released::Done);
-    proxy.set(Fault::Pass);
-    assert!(long.answer().expect("it rides that out") > first);
-    drop(holder);
-    settled(&server);
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
-}
-
-/// Many take turns while the network goes through all its faults.
-fn contended_through_it_all(kind: RedisKind) {
-    let server = start(kind);
-    let proxy = Proxy::new(server.addr()).unwrap();
-    // One of them is not behind the proxy.
-    let keys = "ttl=1s&response_timeout=200ms&connect_timeout=200ms&wait=1s";
-    let urls = [proxy.addr(), proxy.addr(), server.addr()].map(|addr| server.url_via(addr));
-    let keepers = urls.map(|url| open(&url, keys));
-    through_it_all(&keepers, Duration::from_secs(1), &proxy);
-    drop(keepers);
-    settled(&server);
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+    drop((holder, monitor));
+    server.assert_clean();
 }

@@ -1,33 +1,29 @@
-//! What cannot work is told on opening, and why.
+//! Errors on opening: each names the cause, and none contains a secret.
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::ErrorKind;
-use lockkeeper_testkit::{Certificates, RedisKind, RedisOptions, RedisServer};
+use lockkeeper_testkit::{Certificates, RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
-use super::rig::{open, refused, settled, start};
-use crate::rig::{HANG, until};
+use super::store::{open, start};
+use crate::faults::{FaultServer as _, HANG, fake_server, refused};
 
 pub(super) const CASES: &[Case] = &[
     ("wrong_password", wrong_password),
-    ("database_of_its_own", database_of_its_own),
-    ("no_room_at_opening", no_room),
-    ("no_client_more_at_opening", no_client_more),
-    ("silent_once_it_has_answered", silent_once_it_has_answered),
-    ("nobody_there", nobody_there),
-    ("somebody_else_there", somebody_else_there),
-    ("tls_to_a_plain_port_and_the_reverse", tls),
+    ("databases_are_separate", databases_are_separate),
+    ("opening_at_maxmemory", opening_at_maxmemory),
+    ("opening_at_maxclients", opening_at_maxclients),
     (
-        "tls_by_the_roots_of_the_system",
-        tls_by_the_roots_of_the_system,
+        "server_hangs_after_first_reply",
+        server_hangs_after_first_reply,
     ),
-    ("no_permission", no_permission),
+    ("other_protocol_on_the_port", other_protocol_on_the_port),
+    ("tls_to_plain_port_and_reverse", tls),
+    ("tls_by_system_roots", tls_by_system_roots),
+    ("missing_acl_permissions", missing_acl_permissions),
 ];
 
 fn wrong_password(kind: RedisKind) {
@@ -36,23 +32,23 @@ fn wrong_password(kind: RedisKind) {
     for url in [
         format!("redis://{addr}/"),
         format!("redis://:s3cret@{addr}/"),
-        format!("redis://nobody:s3cret@{addr}/"),
+        format!("redis://unknown:s3cret@{addr}/"),
     ] {
         refused(&url, ErrorKind::PermissionDenied, &["password"]);
     }
     let keeper = open(&server.url(), "");
     assert!(!format!("{keeper:?}").contains("right"));
     drop(keeper);
-    settled(&server);
-    // A server that wants no password, and one that does not know the command: its error repeats the
-    // arguments, cut after 128 bytes and with blanks for control characters.
-    let open_to_all = start(kind);
+    server.assert_clean();
+    // A server without a password, and one that does not know AUTH: its error repeats the arguments, cut
+    // after 128 bytes and with blanks for control characters.
+    let without_password = start(kind);
     let options = RedisOptions::new().config("rename-command", ["AUTH", ""]);
     let echoing = RedisServer::start(kind, &options).unwrap();
     let long = "s3cret".repeat(40);
-    for server in [&open_to_all, &echoing] {
+    for server in [&without_password, &echoing] {
         for password in ["s3cret%0A", &long, "s3cret"] {
-            for user in ["", "nobody"] {
+            for user in ["", "unknown"] {
                 let url = format!("redis://{user}:{password}@{}/", server.addr());
                 refused(&url, ErrorKind::PermissionDenied, &["AUTH"]);
             }
@@ -60,7 +56,7 @@ fn wrong_password(kind: RedisKind) {
     }
 }
 
-fn database_of_its_own(kind: RedisKind) {
+fn databases_are_separate(kind: RedisKind) {
     let server = start(kind);
     let [zero, one] = ["0", "1"].map(|db| open(&server.url(), &format!("db={db}")));
     let held = zero.lock("a").unwrap();
@@ -68,23 +64,23 @@ fn database_of_its_own(kind: RedisKind) {
     drop((held, zero, one));
     let none = format!("{}/99", server.url());
     refused(&none, ErrorKind::InvalidValue, &["db"]);
-    settled(&server);
+    server.assert_clean();
 }
 
-fn no_room(kind: RedisKind) {
+fn opening_at_maxmemory(kind: RedisKind) {
     let options = RedisOptions::new()
         .config("maxmemory", ["1"])
         .config("maxmemory-policy", ["noeviction"]);
     let server = RedisServer::start(kind, &options).unwrap();
     refused(&server.url(), ErrorKind::Unavailable, &["maxmemory"]);
-    // Others may still hold their locks there.
+    // Other programs may still hold locks there, so the fallback is not used.
     let url = format!("{}/?fallback=memory:", server.url());
     refused(&url, ErrorKind::Unavailable, &["maxmemory"]);
-    settled(&server);
+    server.assert_clean();
 }
 
-/// Logging in is more than one command, and only the first is answered.
-fn no_client_more(kind: RedisKind) {
+/// Logging in takes several commands, and the server replies to the first one only.
+fn opening_at_maxclients(kind: RedisKind) {
     const CLIENTS: usize = 3;
     let options = RedisOptions::new()
         .password("s3cret")
@@ -99,7 +95,7 @@ fn no_client_more(kind: RedisKind) {
         format!("{socket}?password=s3cret&"),
         format!("{socket}?password=s3cret&db=1&"),
     ] {
-        // Whether it has hung up when it is asked is left to chance.
+        // Whether the server has closed the connection before the first command is left to chance.
         for _ in 0..5 {
             let url = format!("{url}fallback=memory:");
             refused(&url, ErrorKind::Unavailable, &["maxclients"]);
@@ -107,66 +103,16 @@ fn no_client_more(kind: RedisKind) {
     }
     drop(idle);
     until("there is room again", || lockkeeper::open(&plain).is_ok());
-    settled(&server);
+    server.assert_clean();
 }
 
-fn nobody_there(kind: RedisKind) {
-    let server = start(kind);
-    let addr = server.addr().to_string();
-    server.kill();
-    for scheme in ["redis", "rediss"] {
-        let url = format!("{scheme}://{addr}/");
-        refused(&url, ErrorKind::Unavailable, &[&addr, "running"]);
-        let keeper = lockkeeper::open(&format!("{url}?fallback=memory:")).unwrap();
-        assert_eq!(keeper.backend(), "memory");
-    }
-    let socket = server.socket().display().to_string();
-    refused(
-        &format!("unix:{socket}"),
-        ErrorKind::Unavailable,
-        &[&socket],
-    );
-    // An address that no packet comes back from; some networks say so at once.
-    refused(
-        "redis://192.0.2.1:6379/?connect_timeout=300ms",
-        ErrorKind::Unavailable,
-        &["192.0.2.1"],
-    );
-    refused(
-        "redis://name.invalid/",
-        ErrorKind::Unavailable,
-        &["name.invalid"],
-    );
-}
-
-/// Something that says `word` to whoever says anything, so often.
-fn answering(word: &'static [u8], times: usize) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            thread::spawn(move || {
-                let mut buffer = [0; 512];
-                let mut said = 0;
-                while matches!(stream.read(&mut buffer), Ok(count) if count > 0) {
-                    if said < times {
-                        let _ = stream.write_all(word);
-                        said += 1;
-                    }
-                }
-            });
-        }
-    });
-    address.to_string()
-}
-
-fn somebody_else_there(_: RedisKind) {
+fn other_protocol_on_the_port(_: RedisKind) {
     for word in [
         b"HTTP/1.1 400 Bad Request\r\n\r\n".as_slice(),
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"\x4a\x00\x00\x00\x0a8.0.36\x00",
     ] {
-        let addr = answering(word, usize::MAX);
+        let addr = fake_server(b"", word, usize::MAX);
         for url in [
             format!("redis://{addr}/"),
             format!("redis://:s3cret@{addr}/"),
@@ -179,16 +125,16 @@ fn somebody_else_there(_: RedisKind) {
             &["TLS", &addr],
         );
     }
-    let silent = answering(b"", 0);
+    let silent = fake_server(b"", b"", 0);
     for scheme in ["redis://", "redis://:s3cret@", "rediss://"] {
         let url = format!("{scheme}{silent}/?connect_timeout=300ms&response_timeout=300ms");
         refused(&url, ErrorKind::Unavailable, &[&silent]);
     }
 }
 
-/// While it logs in, and after that.
-fn silent_once_it_has_answered(_: RedisKind) {
-    let addr = answering(b"+OK\r\n", 1);
+/// The server hangs during the login, or after it.
+fn server_hangs_after_first_reply(_: RedisKind) {
+    let addr = fake_server(b"", b"+OK\r\n", 1);
     for db in ["1", ""] {
         let keys = "connect_timeout=300ms&response_timeout=300ms&fallback=memory:";
         let url = format!("redis://:s3cret@{addr}/{db}?{keys}");
@@ -207,15 +153,15 @@ fn tls(kind: RedisKind) {
     let untrusted = ["certificate", "ca_file"];
     refused(&url, ErrorKind::PermissionDenied, &untrusted);
     let plain_to_tls = format!("redis://{}/", server.tls_addr().unwrap());
-    told_apart(&plain_to_tls, "rediss:");
+    names_scheme(&plain_to_tls, "rediss:");
     let tls_to_plain = format!("rediss://{}/?{ca}", server.addr());
-    told_apart(&tls_to_plain, "redis:");
-    settled(&server);
+    names_scheme(&tls_to_plain, "redis:");
+    server.assert_clean();
 }
 
-/// They are where the environment says, and this process's own is for all tests: so it takes another
-/// process.
-fn tls_by_the_roots_of_the_system(kind: RedisKind) {
+/// The environment names the file of the roots. All tests of this process share its environment, so a
+/// child process opens the URL.
+fn tls_by_system_roots(kind: RedisKind) {
     let server = RedisServer::start(kind, &RedisOptions::new().tls()).unwrap();
     let url = server.tls_url().unwrap();
     let with_roots = |authority: &Path| {
@@ -241,11 +187,11 @@ fn tls_by_the_roots_of_the_system(kind: RedisKind) {
     ] {
         assert!(none.contains(word), "no {word:?} in {none}");
     }
-    settled(&server);
+    server.assert_clean();
 }
 
-/// Where it is set, this process only opens that URL and says what came of it.
-const CHILD: &str = "LOCKKEEPER_TEST_OPENS";
+/// Makes this process open the URL in this variable, and print the outcome.
+const CHILD: &str = "REDIS_FAULTS_CHILD_URL";
 
 pub(super) fn child() -> Option<ExitCode> {
     let url = std::env::var(CHILD).ok()?;
@@ -256,10 +202,10 @@ pub(super) fn child() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// Whoever speaks the wrong one of TLS and none may be answered, cut off or left without a word, by
-/// chance; the way out is told in any case.
+/// Checks that the error names the right scheme. A server that gets TLS on its plain port, or the
+/// reverse, may reply, close or hang, by chance.
 #[track_caller]
-fn told_apart(url: &str, way_out: &str) {
+fn names_scheme(url: &str, scheme: &str) {
     let began = Instant::now();
     let error = lockkeeper::open(url).expect_err(url);
     assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
@@ -271,10 +217,10 @@ fn told_apart(url: &str, way_out: &str) {
         "{error:?}"
     );
     let says = error.to_string();
-    assert!(says.contains("TLS") && says.contains(way_out), "{says}");
+    assert!(says.contains("TLS") && says.contains(scheme), "{says}");
 }
 
-/// What a user must be allowed, and no more.
+/// All permissions that a user needs.
 const ALLOWED: [&str; 20] = [
     "~lockkeeper:*",
     "&lockkeeper:*",
@@ -298,7 +244,7 @@ const ALLOWED: [&str; 20] = [
     "+ping",
 ];
 
-fn no_permission(kind: RedisKind) {
+fn missing_acl_permissions(kind: RedisKind) {
     let server = start(kind);
     let user = |name: &str, rules: &[&str]| {
         let mut words = vec!["ACL", "SETUSER", name, "on", ">s3cret", "resetchannels"];
@@ -318,7 +264,7 @@ fn no_permission(kind: RedisKind) {
             continue;
         };
         if command == "unsubscribe" || command == "ping" {
-            // For a connection that is idle for long, and for one with TLS.
+            // These are needed on idle connections and on those with TLS only.
             continue;
         }
         let without = format!("-{command}");
@@ -336,14 +282,14 @@ fn no_permission(kind: RedisKind) {
     refused(&url, ErrorKind::PermissionDenied, &["lockkeeper:*"]);
     let url = user("no-channels", &[&["~*"], &commands[..]].concat());
     refused(&url, ErrorKind::PermissionDenied, &["lockkeeper:*"]);
-    // Taken away while the keeper lives.
-    let url = user("for-a-while", &ALLOWED);
+    // A permission is revoked while the keeper is open.
+    let url = user("revoked", &ALLOWED);
     let keeper = open(&url, "");
     drop(keeper.lock("a").unwrap());
-    user("for-a-while", &["-set"]);
+    user("revoked", &["-set"]);
     let error = keeper.try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
     assert!(error.to_string().contains("set"), "{error}");
     drop(keeper);
-    settled(&server);
+    server.assert_clean();
 }

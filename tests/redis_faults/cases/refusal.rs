@@ -1,24 +1,24 @@
-//! A server that refuses what it took before, and keys that are not a lock's.
+//! A server that begins to refuse commands, and keys of other types.
 
 use std::time::Duration;
 
 use lockkeeper::{ErrorKind, Released, WaitOutcome};
-use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
-use super::rig::{in_line, left, one_more_waits, open, settled, start};
-use crate::rig::{HANG, PATIENCE, Witness, until};
+use super::store::{keys_left, open, start, start_waiter};
+use crate::faults::{FaultServer as _, HANG, PATIENCE, Witness};
 
 pub(super) const CASES: &[Case] = &[
-    ("turned_into_a_replica", turned_into_a_replica),
+    ("demoted_to_replica", demoted_to_replica),
     ("password_changed", password_changed),
     ("out_of_memory", out_of_memory),
-    ("key_of_another_type", key_of_another_type),
-    ("epoch_of_another_type", epoch_of_another_type),
-    ("line_of_another_type", line_of_another_type),
+    ("lock_key_of_other_type", lock_key_of_other_type),
+    ("epoch_key_of_other_type", epoch_key_of_other_type),
+    ("queue_key_of_other_type", queue_key_of_other_type),
 ];
 
-fn turned_into_a_replica(kind: RedisKind) {
+fn demoted_to_replica(kind: RedisKind) {
     let server = start(kind);
     let keeper = open(&server.url(), "ttl=2s");
     let held = keeper.lock("a").unwrap();
@@ -34,7 +34,7 @@ fn turned_into_a_replica(kind: RedisKind) {
     let next = keeper.lock("a").unwrap();
     assert!(next.token() > held.token());
     drop((held, next, keeper));
-    settled(&server);
+    server.assert_clean();
 }
 
 fn password_changed(kind: RedisKind) {
@@ -42,10 +42,10 @@ fn password_changed(kind: RedisKind) {
     let keeper = open(&server.url(), "ttl=2s");
     let held = keeper.lock("a").unwrap();
     let mut client = server.client().unwrap();
-    let mut say = |words: &[&str]| client.command(words).unwrap();
-    say(&["CONFIG", "SET", "requirepass", "0ther"]);
-    say(&["CLIENT", "KILL", "TYPE", "normal"]);
-    // The first may have got through on the connection that was killed.
+    let mut command = |words: &[&str]| client.command(words).unwrap();
+    command(&["CONFIG", "SET", "requirepass", "0ther"]);
+    command(&["CLIENT", "KILL", "TYPE", "normal"]);
+    // The first call may have used the connection that was killed.
     let first = keeper.try_lock("b").unwrap_err();
     assert!(!format!("{first:?}").contains("s3cret"), "{first:?}");
     let error = keeper.try_lock("b").unwrap_err();
@@ -53,11 +53,11 @@ fn password_changed(kind: RedisKind) {
     assert!(error.to_string().contains("password"), "{error}");
     assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
     assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
-    say(&["CONFIG", "SET", "requirepass", "s3cret"]);
+    command(&["CONFIG", "SET", "requirepass", "s3cret"]);
     let next = keeper.lock("a").unwrap();
     assert!(next.token() > held.token());
     drop((held, next, keeper, client));
-    settled(&server);
+    server.assert_clean();
 }
 
 fn out_of_memory(kind: RedisKind) {
@@ -66,8 +66,8 @@ fn out_of_memory(kind: RedisKind) {
     let held = keeper.lock("a").unwrap();
     let witness = Witness::new(true);
     witness.enter(&held);
-    let waiting = one_more_waits(&server.url(), "", Duration::from_secs(20), &witness);
-    until("it stands in line", || in_line(&server, "a") == 1);
+    let waiting = start_waiter(&server.url(), "", Duration::from_secs(20), &witness);
+    until("the waiter is queued", || server.queue_length("a") == 1);
     let limit = |limit| {
         server
             .command(&["CONFIG", "SET", "maxmemory", limit])
@@ -77,17 +77,17 @@ fn out_of_memory(kind: RedisKind) {
     let error = keeper.try_lock("b").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("maxmemory"), "{error}");
-    // What is held is kept and given back: neither needs room.
+    // Renewal and release need no memory.
     held.renew().unwrap();
     let first = held.token().get();
     assert_eq!(held.release().unwrap(), Released::Done);
     limit("0");
-    assert!(waiting.answer().expect("it rides that out") > first);
+    assert!(waiting.answer().expect("it outlasts the outage") > first);
     drop(keeper);
-    settled(&server);
+    server.assert_clean();
 }
 
-fn key_of_another_type(kind: RedisKind) {
+fn lock_key_of_other_type(kind: RedisKind) {
     let server = start(kind);
     let keeper = open(&server.url(), "");
     let key = "lockkeeper:{default:a}";
@@ -113,10 +113,10 @@ fn key_of_another_type(kind: RedisKind) {
     assert_eq!(server.command(&["LLEN", key]).unwrap().int(), Some(1));
     server.command(&["DEL", key]).unwrap();
     drop(keeper);
-    settled(&server);
+    server.assert_clean();
 }
 
-fn epoch_of_another_type(kind: RedisKind) {
+fn epoch_key_of_other_type(kind: RedisKind) {
     let server = start(kind);
     let keeper = open(&server.url(), "");
     let key = "lockkeeper:{default:a}:epoch";
@@ -124,15 +124,15 @@ fn epoch_of_another_type(kind: RedisKind) {
     let error = keeper.try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
     assert!(error.to_string().contains("another type"), "{error}");
-    // Nobody was told that it holds, so nobody does.
-    assert_eq!(left(&server), Vec::<String>::new());
+    // A failed acquisition grants nothing.
+    assert_eq!(keys_left(&server), Vec::<String>::new());
     server.command(&["DEL", key]).unwrap();
-    drop(keeper.try_lock("a").unwrap().expect("nobody holds it"));
+    drop(keeper.try_lock("a").unwrap().expect("it is free"));
     drop(keeper);
-    settled(&server);
+    server.assert_clean();
 }
 
-fn line_of_another_type(kind: RedisKind) {
+fn queue_key_of_other_type(kind: RedisKind) {
     let server = start(kind);
     let [keeper, rival] = [(); 2].map(|()| open(&server.url(), ""));
     let key = "lockkeeper:{default:a}:line";
@@ -142,11 +142,11 @@ fn line_of_another_type(kind: RedisKind) {
     assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
     assert!(error.to_string().contains("another type"), "{error}");
     assert!(held.is_held());
-    // However that ends, the name is free.
+    // Whatever the release reports, the name is free.
     let _ = held.release();
-    let next = rival.try_lock("a").unwrap().expect("it was given back");
+    let next = rival.try_lock("a").unwrap().expect("it was released");
     let _ = next.release();
     server.command(&["DEL", key]).unwrap();
     drop((keeper, rival));
-    settled(&server);
+    server.assert_clean();
 }

@@ -1,28 +1,27 @@
-//! What a keeper takes of the server, and what it says when that is not enough.
+//! What a keeper costs the server, and the error of an exhausted pool.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{ErrorKind, LockGuard, Released};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
-use super::rig::{open, settled, start};
-use crate::rig::{PATIENCE, until};
+use super::store::{open, start};
+use crate::faults::{FaultServer as _, PATIENCE};
 
 pub(super) const CASES: &[Case] = &[
-    ("pool_that_is_used_up_says_so", pool_that_is_used_up_says_so),
     (
-        "many_renewals_are_few_round_trips",
-        many_renewals_are_few_round_trips,
+        "exhausted_pool_has_its_own_error",
+        exhausted_pool_has_its_own_error,
     ),
+    ("renewals_are_sent_in_batches", renewals_are_sent_in_batches),
 ];
 
-fn pool_that_is_used_up_says_so(kind: RedisKind) {
+fn exhausted_pool_has_its_own_error(kind: RedisKind) {
     let server = RedisServer::start(kind, &RedisOptions::new().password("s3cret")).unwrap();
     let proxy = Proxy::new(server.addr()).unwrap();
-    // Who connects in the dark waits for its login, with the only place of the pool, far longer than
-    // others wait for that.
+    // In the dark, a login takes the pool's only connection for far longer than other calls wait for it.
     let keys = "pool_size=1&response_timeout=200ms&connect_timeout=20s&wait=20s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
     proxy.set(Fault::Dark);
@@ -37,10 +36,10 @@ fn pool_that_is_used_up_says_so(kind: RedisKind) {
         stuck.join().unwrap().unwrap();
     });
     drop(keeper);
-    settled(&server);
+    server.assert_clean();
 }
 
-fn many_renewals_are_few_round_trips(kind: RedisKind) {
+fn renewals_are_sent_in_batches(kind: RedisKind) {
     const LEASES: usize = 1000;
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
@@ -49,7 +48,7 @@ fn many_renewals_are_few_round_trips(kind: RedisKind) {
         .map(|number| keeper.lock(format!("name {number}")).unwrap())
         .collect();
     let before = proxy.counts().requests;
-    // The next pipeline finds no script.
+    // The next batch of renewals finds no script.
     server.command(&["SCRIPT", "FLUSH"]).unwrap();
     let began = Instant::now();
     until("the ttl is over", || {
@@ -57,11 +56,11 @@ fn many_renewals_are_few_round_trips(kind: RedisKind) {
     });
     assert!(guards.iter().all(LockGuard::is_held));
     let renewals = proxy.counts().requests - before;
-    // Three or four rounds; a pipeline may be more than one read of the proxy's.
+    // Three or four batches; the proxy may count several reads for a batch.
     assert!(renewals < 100, "{renewals} reads");
     for guard in guards {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop(keeper);
-    settled(&server);
+    server.assert_clean();
 }

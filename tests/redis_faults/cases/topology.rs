@@ -7,31 +7,34 @@ use std::time::{Duration, Instant};
 use lockkeeper::{
     AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released, WaitOutcome,
 };
-use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer};
+use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
-use super::rig::{in_line, left, one_more_waits, open, refused, start};
-use crate::rig::{PATIENCE, Waiting, Witness, until};
+use super::store::{keys_left, open, start, start_waiter};
+use crate::faults::{FaultServer as _, PATIENCE, Waiter, Witness, refused};
 
 pub(super) const CASES: &[Case] = &[
     ("read_only_replica", read_only_replica),
-    ("demoted_primary_is_left", demoted_primary_is_left),
-    ("fail_over_is_waited_out", fail_over_is_waited_out),
-    ("grants_wait_for_replicas", grants_wait_for_replicas),
     (
-        "refused_wait_for_replicas_gives_back",
-        refused_wait_for_replicas_gives_back,
+        "keeper_leaves_demoted_primary",
+        keeper_leaves_demoted_primary,
+    ),
+    ("fail_over_while_waiting", fail_over_while_waiting),
+    ("grants_need_replicas", grants_need_replicas),
+    (
+        "refused_wait_command_releases",
+        refused_wait_command_releases,
     ),
     (
-        "fail_over_while_replicas_are_waited_for",
-        fail_over_while_replicas_are_waited_for,
+        "fail_over_before_replicas_acknowledge",
+        fail_over_before_replicas_acknowledge,
     ),
     (
         "grant_of_a_demoted_primary_is_unknown",
         grant_of_a_demoted_primary_is_unknown,
     ),
-    ("renewals_wait_for_replicas", renewals_wait_for_replicas),
-    ("cluster_mode", cluster_mode),
+    ("renewals_need_replicas", renewals_need_replicas),
+    ("cluster_nodes", cluster_nodes),
 ];
 
 fn with_replica(kind: RedisKind) -> (RedisServer, RedisServer) {
@@ -41,8 +44,8 @@ fn with_replica(kind: RedisKind) -> (RedisServer, RedisServer) {
     (primary, replica)
 }
 
-/// The primary counts a replica in only when it has heard of it.
-fn acknowledged(keeper: &LockKeeper) -> LockGuard {
+/// Locks `a`, once the primary knows that the replica follows it.
+fn lock_acknowledged(keeper: &LockKeeper) -> LockGuard {
     let mut guard = None;
     until("the replica acknowledges a grant", || {
         guard = keeper.try_lock("a").ok().flatten();
@@ -55,7 +58,7 @@ fn read_only_replica(kind: RedisKind) {
     let (_primary, replica) = with_replica(kind);
     let says = ["read-only replica", "primary"];
     refused(&replica.url(), ErrorKind::PermissionDenied, &says);
-    // One that does not even answer for itself.
+    // A replica that refuses all commands since its primary is gone.
     let lone = start(kind);
     for words in [
         &["CONFIG", "SET", "replica-serve-stale-data", "no"][..],
@@ -66,24 +69,26 @@ fn read_only_replica(kind: RedisKind) {
     refused(&lone.url(), ErrorKind::Unavailable, &["lost its primary"]);
 }
 
-/// A holder and one who waits, by an address that can lead elsewhere; the replica knows of both.
+/// Starts a holder and a waiter behind a proxy; the replica has the data of both.
 fn contended_behind_a_proxy(
     old: &RedisServer,
     new: &RedisServer,
-) -> (Proxy, LockKeeper, LockGuard, Waiting) {
+) -> (Proxy, LockKeeper, LockGuard, Waiter) {
     let proxy = Proxy::new(old.addr()).unwrap();
     let url = old.url_via(proxy.addr());
     let keeper = open(&url, "ttl=60s");
     let held = keeper.lock("a").unwrap();
     let witness = Witness::new(true);
     witness.enter(&held);
-    let waiting = one_more_waits(&url, "ttl=60s", PATIENCE, &witness);
-    until("it stands in line there, too", || in_line(new, "a") == 1);
+    let waiting = start_waiter(&url, "ttl=60s", PATIENCE, &witness);
+    until("the replica has the waiter's entry, too", || {
+        new.queue_length("a") == 1
+    });
     (proxy, keeper, held, waiting)
 }
 
-/// A fail-over behind one address: connections that are open stay with the old primary.
-fn demoted_primary_is_left(kind: RedisKind) {
+/// The proxy leads new connections to the new primary; open ones stay with the old primary.
+fn keeper_leaves_demoted_primary(kind: RedisKind) {
     let (old, new) = with_replica(kind);
     let (proxy, keeper, held, waiting) = contended_behind_a_proxy(&old, &new);
     new.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
@@ -93,17 +98,17 @@ fn demoted_primary_is_left(kind: RedisKind) {
     old.wait_for_sync().unwrap();
     held.renew().unwrap();
     drop(keeper.try_lock("b").unwrap().expect("it is free"));
-    until("its listener has followed", || {
+    until("the subscriber has followed", || {
         let channels = new.command(&["PUBSUB", "CHANNELS"]).unwrap();
         channels.items().len() == 1
     });
     let token = held.token().get();
     assert_eq!(held.release().unwrap(), Released::Done);
-    assert!(waiting.answer().expect("it is granted there") > token);
+    assert!(waiting.answer().expect("the new primary grants it") > token);
 }
 
-/// The old primary is a replica before its address leads to the new one.
-fn fail_over_is_waited_out(kind: RedisKind) {
+/// The old primary becomes a replica before the proxy leads to the new primary.
+fn fail_over_while_waiting(kind: RedisKind) {
     let (old, new) = with_replica(kind);
     let (proxy, _keeper, held, waiting) = contended_behind_a_proxy(&old, &new);
     new.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
@@ -121,21 +126,21 @@ fn fail_over_is_waited_out(kind: RedisKind) {
     held.renew().unwrap();
     let token = held.token().get();
     assert_eq!(held.release().unwrap(), Released::Done);
-    assert!(waiting.answer().expect("it is granted there") > token);
+    assert!(waiting.answer().expect("the new primary grants it") > token);
 }
 
-fn grants_wait_for_replicas(kind: RedisKind) {
+fn grants_need_replicas(kind: RedisKind) {
     let (primary, _replica) = with_replica(kind);
-    drop(acknowledged(&open(&primary.url(), "replicas=1")));
+    drop(lock_acknowledged(&open(&primary.url(), "replicas=1")));
     let keeper = open(&primary.url(), "replicas=2&response_timeout=200ms");
     let error = keeper.try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("replicas"), "{error}");
     let rival = open(&primary.url(), "");
-    drop(rival.try_lock("a").unwrap().expect("it was given back"));
+    drop(rival.try_lock("a").unwrap().expect("it was released"));
 }
 
-fn refused_wait_for_replicas_gives_back(kind: RedisKind) {
+fn refused_wait_command_releases(kind: RedisKind) {
     let server = start(kind);
     let forbid = |rule| {
         let words = ["ACL", "SETUSER", "default", rule];
@@ -146,30 +151,32 @@ fn refused_wait_for_replicas_gives_back(kind: RedisKind) {
     let error = keeper.try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
     assert!(error.to_string().contains("wait"), "{error}");
-    assert_eq!(left(&server), Vec::<String>::new());
-    // Nor can it be given back.
+    assert_eq!(keys_left(&server), Vec::<String>::new());
+    // Now the release is refused, too.
     forbid("-del");
     let error = keeper.try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
-    assert_eq!(left(&server), ["lockkeeper:{default:a}"]);
+    assert_eq!(keys_left(&server), ["lockkeeper:{default:a}"]);
 }
 
-/// Who was in line has its grant, and its replica does not acknowledge it.
-fn fail_over_while_replicas_are_waited_for(kind: RedisKind) {
+/// The primary is demoted and promoted again after it granted a lock that no replica acknowledged.
+fn fail_over_before_replicas_acknowledge(kind: RedisKind) {
     let (primary, replica) = with_replica(kind);
     let url = primary.url();
     let held = open(&url, "ttl=60s").lock("a").unwrap();
     let witness = Witness::new(true);
     witness.enter(&held);
     let keys = "ttl=60s&replicas=1&response_timeout=20s";
-    let waiting = one_more_waits(&url, keys, PATIENCE, &witness);
-    until("it stands in line", || in_line(&primary, "a") == 1);
+    let waiting = start_waiter(&url, keys, PATIENCE, &witness);
+    until("the waiter is queued", || primary.queue_length("a") == 1);
     replica.stop().unwrap();
     let token = held.token().get();
     assert_eq!(held.release().unwrap(), Released::Done);
-    until("it waits for the replica", || waits_for_replicas(&primary));
+    until("the grant waits for the replica", || {
+        waits_for_replicas(&primary)
+    });
     primary.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
-    until("it asks again and again", || {
+    until("the keeper retries", || {
         let errors = primary.info("errorstats").unwrap();
         let refusals = errors.get("errorstat_READONLY");
         let count = refusals.and_then(|count| count.strip_prefix("count=")?.parse().ok());
@@ -185,7 +192,7 @@ fn waits_for_replicas(primary: &RedisServer) -> bool {
     clients.get("blocked_clients").map(String::as_str) == Some("1")
 }
 
-/// It may have come to the new primary.
+/// The grant may have reached the new primary.
 fn grant_of_a_demoted_primary_is_unknown(kind: RedisKind) {
     let (primary, replica) = with_replica(kind);
     let keeper = open(&primary.url(), "replicas=1&response_timeout=5s");
@@ -194,13 +201,15 @@ fn grant_of_a_demoted_primary_is_unknown(kind: RedisKind) {
     replica.stop().unwrap();
     let error = thread::scope(|scope| {
         let asking = scope.spawn(|| keeper.try_lock("a").unwrap_err());
-        until("it waits for the replica", || waits_for_replicas(&primary));
+        until("the grant waits for the replica", || {
+            waits_for_replicas(&primary)
+        });
         demote();
         asking.join().unwrap()
     });
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
     assert!(error.source().is_some(), "{error:?}");
-    // One that takes writes would also take it back, and the new primary would not hear of that.
+    // A writable replica would release the lock, and the new primary would not learn of it.
     primary.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
     primary.command(&["FLUSHALL"]).unwrap();
     let writable = ["CONFIG", "SET", "replica-read-only", "no"];
@@ -208,13 +217,13 @@ fn grant_of_a_demoted_primary_is_unknown(kind: RedisKind) {
     demote();
     let error = later.try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
-    assert_eq!(left(&primary), ["lockkeeper:{default:a}"]);
+    assert_eq!(keys_left(&primary), ["lockkeeper:{default:a}"]);
 }
 
-fn renewals_wait_for_replicas(kind: RedisKind) {
+fn renewals_need_replicas(kind: RedisKind) {
     let (primary, replica) = with_replica(kind);
     let keeper = open(&primary.url(), "replicas=1&ttl=3s");
-    let held = acknowledged(&keeper);
+    let held = lock_acknowledged(&keeper);
     let began = Instant::now();
     until("two ttls are over", || {
         began.elapsed() > Duration::from_secs(6)
@@ -226,35 +235,37 @@ fn renewals_wait_for_replicas(kind: RedisKind) {
     let fixed = AcquireOptions::new().lease(lease);
     let other = keeper.acquire("b", &fixed).unwrap().unwrap();
     replica.stop().unwrap();
-    // One that the keeper does not renew, so that this is not its own renewal's answer.
+    // The keeper does not renew this one, so the error below is not that of its own renewal.
     let mut refused = None;
-    until("it has stopped", || {
+    until("the replica has stopped", || {
         refused = other.renew().err();
         refused.is_some()
     });
     let error = refused.unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("replicas"), "{error}");
-    // The keeper's own renewals fare no better, though the primary has carried them out.
+    // The keeper's own renewals fail as well, although the primary has carried them out.
     assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     replica.cont().unwrap();
-    until("it acknowledges again", || other.renew().is_ok());
+    until("the replica acknowledges again", || other.renew().is_ok());
     let next = keeper.try_lock_for("a", PATIENCE).unwrap();
-    assert!(next.expect("it has ended").token() > held.token());
+    assert!(next.expect("the lease has expired").token() > held.token());
 }
 
-fn cluster_mode(kind: RedisKind) {
+fn cluster_nodes(kind: RedisKind) {
     let options = RedisOptions::new().config("cluster-enabled", ["yes"]);
     let server = RedisServer::start(kind, &options).unwrap();
     refused(&server.url(), ErrorKind::Unavailable, &["cluster"]);
-    // One node that has all slots is as good as a single server, once it has found that out.
+    // A node that has all slots serves like a single server, after it has noticed that it has them.
     server
         .command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])
         .unwrap();
-    until("it serves", || lockkeeper::open(&server.url()).is_ok());
+    until("the node serves", || {
+        lockkeeper::open(&server.url()).is_ok()
+    });
     let keeper = open(&server.url(), "");
     drop(keeper.lock("a").unwrap());
-    // Now the name is another node's.
+    // Move the name's slot to a second node.
     let slot = ["CLUSTER", "KEYSLOT", "lockkeeper:{default:a}"];
     let slot = server.command(&slot).unwrap().int().unwrap().to_string();
     let second = RedisServer::start(kind, &options).unwrap();
@@ -267,7 +278,7 @@ fn cluster_mode(kind: RedisKind) {
     server
         .command(&["CLUSTER", "MEET", "127.0.0.1", &port])
         .unwrap();
-    until("they know each other", || {
+    until("the nodes know each other", || {
         let nodes = server.command(&["CLUSTER", "NODES"]).unwrap();
         let nodes = nodes.text().unwrap();
         nodes.contains(&id) && !nodes.contains("handshake")
@@ -286,8 +297,8 @@ fn cluster_mode(kind: RedisKind) {
             assert!(error.to_string().contains(word), "no {word:?} in {error}");
         }
     }
-    // The other one has that slot only, and not what is tried on opening.
-    until("they agree", || {
+    // The second node has that slot only, and opening tries a name of another slot.
+    until("the second node agrees", || {
         let info = second.command(&["CLUSTER", "INFO"]).unwrap();
         info.text().unwrap().contains("cluster_state:ok")
     });

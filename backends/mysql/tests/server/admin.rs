@@ -1,4 +1,4 @@
-//! What an operator sees and frees, on servers where others take named locks, too.
+//! Administration, on servers where other clients take named locks, too.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use lockkeeper_core::{
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
 use mysql::prelude::Queryable as _;
 
-use crate::rig::{Case, PATIENCE, open, start};
+use crate::store::{Case, PATIENCE, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
     (
-        "the_holders_process_is_known_to_its_own_user",
-        the_holders_process_is_known_to_its_own_user,
+        "holder_process_is_shown_to_its_own_user",
+        holder_process_is_shown_to_its_own_user,
     ),
     (
-        "sql_in_the_name_of_a_lock_is_never_run",
-        sql_in_the_name_of_a_lock_is_never_run,
+        "sql_in_lock_names_is_never_run",
+        sql_in_lock_names_is_never_run,
     ),
     (
-        "a_forced_release_spares_the_next_hold_of_the_same_holder",
-        a_forced_release_spares_the_next_hold_of_the_same_holder,
+        "forced_release_spares_next_lease_of_same_holder",
+        forced_release_spares_next_lease_of_same_holder,
     ),
 ];
 
@@ -38,10 +38,10 @@ fn holder(keeper: &LockKeeper, name: &str) -> Option<u32> {
     held[0].holder.pid
 }
 
-fn the_holders_process_is_known_to_its_own_user(kind: MySqlKind) {
-    // As a server comes out of its box; at first MariaDB's is off.
+fn holder_process_is_shown_to_its_own_user(kind: MySqlKind) {
+    // MariaDB's performance schema is off by default.
     let server = match kind {
-        MySqlKind::MySql9 => start(kind),
+        MySqlKind::MySql9 => start_own(kind),
         MySqlKind::MariaDb10 => {
             let options = MySqlOptions::new().config("performance-schema", "ON");
             MySqlServer::start(kind, &options).unwrap()
@@ -52,9 +52,9 @@ fn the_holders_process_is_known_to_its_own_user(kind: MySqlKind) {
     assert_eq!(holder(&asking, "a"), Some(std::process::id()));
 }
 
-/// Every user may take a named lock of any name, and an operator with more rights is shown it.
-fn sql_in_the_name_of_a_lock_is_never_run(kind: MySqlKind) {
-    let server = start(kind);
+/// Every user may take a named lock of any name, which an administrator is shown.
+fn sql_in_lock_names_is_never_run(kind: MySqlKind) {
+    let server = start_own(kind);
     let mut root = server.client().unwrap();
     for sql in [
         "CREATE TABLE shop.t (id INT)",
@@ -88,8 +88,12 @@ fn sql_in_the_name_of_a_lock_is_never_run(kind: MySqlKind) {
     }
     root.execute("SELECT * FROM shop.t").unwrap();
     let names_shown: Vec<_> = shown.iter().map(|held| held.name.as_str()).collect();
-    assert_eq!(names_shown, ["own"], "no keeper can have taken the others");
-    // Nor is it run from what a program was handed as a hold.
+    assert_eq!(
+        names_shown,
+        ["own"],
+        "no keeper can have taken the other names"
+    );
+    // The mark of a held name is not run, either.
     for name in &names {
         let mark = shown[0].mark.replace("default:own", name);
         let error = admin
@@ -102,22 +106,22 @@ fn sql_in_the_name_of_a_lock_is_never_run(kind: MySqlKind) {
     assert_eq!(alive, Some(1));
 }
 
-/// The server knows a holder by its connection alone, and a pool reuses those.
-fn a_forced_release_spares_the_next_hold_of_the_same_holder(kind: MySqlKind) {
+/// The server identifies a holder by its connection, and a pool reuses connections.
+fn forced_release_spares_next_lease_of_same_holder(kind: MySqlKind) {
     let server = start(kind);
     let (keeper, asking) = (open(&server, ""), open(&server, ""));
     let admin = asking.admin().unwrap();
     let name = LockName::new("a").unwrap();
     let first = keeper.lock("a").unwrap();
     let shown = admin.held(Some(&name), soon()).unwrap().remove(0);
-    // As long as somebody needs at least to read it.
+    // At least as long as it takes a person to read the list.
     let wait = first.lost_signal().wait(Duration::from_millis(1_100));
     assert_eq!(wait, WaitOutcome::TimedOut);
     assert_eq!(first.release().unwrap(), Released::Done);
     let next = keeper.lock("a").unwrap();
     assert!(!admin.force_release(&shown, soon()).unwrap());
     next.renew().unwrap();
-    // The one that is shown is freed.
+    // The lease that is listed now is freed.
     let shown = admin.held(Some(&name), soon()).unwrap().remove(0);
     assert!(admin.force_release(&shown, soon()).unwrap());
     assert_eq!(next.release().unwrap(), Released::AlreadyLost);

@@ -1,4 +1,4 @@
-//! What is said on opening: each error names the cause, and none a secret.
+//! Errors on opening: each names the cause, and none contains a secret.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -10,25 +10,31 @@ use lockkeeper_core::{Config, Drivers, Error, ErrorKind, LockKeeper, Observer};
 use lockkeeper_mysql::MySqlDriver;
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
 
-use crate::rig::{Case, PATIENCE, open, start, try_open};
+use crate::store::{Case, PATIENCE, open, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = &[
-    ("settings_are_checked_first", settings_are_checked_first),
-    ("numbers_have_bounds", numbers_have_bounds),
-    ("who_may_not_come_in", who_may_not_come_in),
-    ("nobody_there", nobody_there),
-    ("something_else_answers", something_else_answers),
-    ("a_server_that_stands_still", a_server_that_stands_still),
-    ("tls", tls),
-    ("a_server_that_is_full", a_server_that_is_full),
     (
-        "a_read_only_server_is_warned_of",
-        a_read_only_server_is_warned_of,
+        "settings_are_checked_before_connecting",
+        settings_are_checked_before_connecting,
     ),
-    ("by_its_socket", by_its_socket),
+    ("numbers_have_bounds", numbers_have_bounds),
+    ("missing_rights", missing_rights),
+    ("opening_without_server", opening_without_server),
+    ("other_protocol_on_the_port", other_protocol_on_the_port),
+    ("stopped_server", stopped_server),
+    ("tls", tls),
     (
-        "tokens_grow_however_quick_a_restart_is",
-        tokens_grow_however_quick_a_restart_is,
+        "server_without_free_connections",
+        server_without_free_connections,
+    ),
+    (
+        "read_only_server_gives_warning",
+        read_only_server_gives_warning,
+    ),
+    ("unix_socket", unix_socket),
+    (
+        "tokens_grow_over_quick_restarts",
+        tokens_grow_over_quick_restarts,
     ),
 ];
 
@@ -36,7 +42,7 @@ pub(crate) const CASES: &[Case] = &[
 fn refused(url: &str, kind: ErrorKind, says: &[&str]) -> Error {
     let began = Instant::now();
     let error = try_open(url).map(drop).expect_err(url);
-    // Not a promise about speed: what takes that long waits for something else.
+    // Opening that takes this long waits for something else.
     assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
     assert_eq!(error.kind(), kind, "{url}: {error:?}");
     let text = format!("{error:?}");
@@ -50,7 +56,7 @@ fn refused(url: &str, kind: ErrorKind, says: &[&str]) -> Error {
     error
 }
 
-/// Nobody listens there, and nobody is asked.
+/// No server listens on the port, and none is needed.
 fn numbers_have_bounds(_: MySqlKind) {
     for (key, value, range, shown) in [
         ("pool_size", "0", "1 to 1000", "0"),
@@ -69,8 +75,8 @@ fn numbers_have_bounds(_: MySqlKind) {
     }
 }
 
-fn settings_are_checked_first(_: MySqlKind) {
-    // Nobody listens there, and nobody is asked.
+fn settings_are_checked_before_connecting(_: MySqlKind) {
+    // No server listens on the port, and none is needed.
     use ErrorKind::{InvalidUrl, InvalidValue, UnknownKey};
     for (rest, kind, word) in [
         ("", InvalidUrl, "host"),
@@ -108,8 +114,8 @@ fn settings_are_checked_first(_: MySqlKind) {
     }
 }
 
-fn who_may_not_come_in(kind: MySqlKind) {
-    let server = start(kind);
+fn missing_rights(kind: MySqlKind) {
+    let server = start_own(kind);
     let at = server.addr();
     let denied = ErrorKind::PermissionDenied;
     refused(
@@ -118,12 +124,12 @@ fn who_may_not_come_in(kind: MySqlKind) {
         &["`user` and `password`"],
     );
     refused(
-        &format!("mysql://nobody:s3cret@{at}/"),
+        &format!("mysql://unknown:s3cret@{at}/"),
         denied,
         &["`user` and `password`"],
     );
     let url = format!("mysql://keeper:{}@{at}/", MySqlServer::PASSWORD);
-    // MySQL says so only to those who may see all of them.
+    // MySQL tells only users who may see all databases that one does not exist.
     server
         .execute("CREATE USER 'all'@'%' IDENTIFIED BY 's3cret'")
         .unwrap();
@@ -143,7 +149,7 @@ fn who_may_not_come_in(kind: MySqlKind) {
     drop(bare.lock("no privilege is needed").unwrap());
 }
 
-fn nobody_there(_: MySqlKind) {
+fn opening_without_server(_: MySqlKind) {
     refused(
         "mysql://127.0.0.1:1/",
         ErrorKind::Unavailable,
@@ -161,8 +167,8 @@ fn nobody_there(_: MySqlKind) {
     );
 }
 
-/// A server that says `word` to everybody, first or when it is spoken to.
-fn answering(word: &'static [u8]) -> String {
+/// Listens on a free port until the program ends, and sends `word` to each client.
+fn fake_server(word: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
@@ -178,9 +184,9 @@ fn answering(word: &'static [u8]) -> String {
     address.to_string()
 }
 
-fn something_else_answers(_: MySqlKind) {
+fn other_protocol_on_the_port(_: MySqlKind) {
     let quick = "connect_timeout=300ms";
-    let silent = answering(b"");
+    let silent = fake_server(b"");
     refused(
         &format!("mysql://{silent}/?{quick}"),
         ErrorKind::Unavailable,
@@ -192,7 +198,7 @@ fn something_else_answers(_: MySqlKind) {
         b"\x01\0\0\0\x09",
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
     ] {
-        let at = answering(word);
+        let at = fake_server(word);
         let url = format!("mysql://{at}/?{quick}");
         let error = try_open(&url)
             .map(drop)
@@ -203,7 +209,7 @@ fn something_else_answers(_: MySqlKind) {
     }
 }
 
-fn a_server_that_stands_still(kind: MySqlKind) {
+fn stopped_server(kind: MySqlKind) {
     let server = start(kind);
     server.stop().unwrap();
     let url = format!("{}?connect_timeout=300ms", server.url());
@@ -229,7 +235,7 @@ fn tls(kind: MySqlKind) {
         refuses,
         &["certificate", "ca_file"],
     );
-    // Waits and their cancelling go by the socket beneath.
+    // Cancelling a wait shuts down the socket beneath TLS.
     let held = keeper.lock("a").unwrap();
     let other = open(&server, &format!("tls=on&ca_file={trusted}"));
     let none = other.try_lock_for("a", Duration::from_millis(50)).unwrap();
@@ -244,12 +250,12 @@ fn tls(kind: MySqlKind) {
     refused(&safe, refuses, &[]);
     drop(try_open(&format!("{safe}?tls=on&ca_file={trusted}")).unwrap());
 
-    let plain = MySqlServer::start(kind, &MySqlOptions::new()).unwrap();
+    let plain = start(kind);
     let url = format!("{}?tls=on&ca_file={trusted}", plain.url());
     refused(&url, ErrorKind::Incompatible, &["TLS", "tls=off"]);
 }
 
-fn a_server_that_is_full(kind: MySqlKind) {
+fn server_without_free_connections(kind: MySqlKind) {
     let options = MySqlOptions::new().config("max-connections", "10");
     let server = MySqlServer::start(kind, &options).unwrap();
     let conn = || mysql::Conn::new(mysql::Opts::from_url(&server.url()).unwrap());
@@ -264,7 +270,7 @@ fn a_server_that_is_full(kind: MySqlKind) {
         ErrorKind::Unavailable,
         &["max_connections", "pool_size"],
     );
-    // What is free is taken where something is held; who would wait looks there again and again.
+    // A keeper that holds a session locks free names on it; without a further connection it polls.
     let held = ["a", "b"].map(|name| first.lock(name).unwrap());
     let none = first.try_lock_for("busy", Duration::from_millis(50));
     assert!(none.unwrap().is_none());
@@ -276,37 +282,36 @@ fn a_server_that_is_full(kind: MySqlKind) {
 }
 
 #[derive(Default)]
-struct Ear(Mutex<Vec<String>>);
+struct Warnings(Mutex<Vec<String>>);
 
-impl Observer for Ear {
+impl Observer for Warnings {
     fn warning(&self, store: &str, text: &str) {
         self.0.lock().unwrap().push(format!("{store}: {text}"));
     }
 }
 
-fn a_read_only_server_is_warned_of(kind: MySqlKind) {
-    let options = MySqlOptions::new();
-    let server = MySqlServer::start(kind, &options).unwrap();
-    let heard = || -> (LockKeeper, Vec<String>) {
-        let ear = Arc::new(Ear::default());
+fn read_only_server_gives_warning(kind: MySqlKind) {
+    let server = start_own(kind);
+    let warnings = || -> (LockKeeper, Vec<String>) {
+        let observer = Arc::new(Warnings::default());
         let config = Config::from_url(&server.url())
             .unwrap()
-            .observer(ear.clone());
+            .observer(observer.clone());
         let keeper = Drivers::new().with(MySqlDriver).open(&config).unwrap();
-        let heard = ear.0.lock().unwrap().clone();
-        (keeper, heard)
+        let warnings = observer.0.lock().unwrap().clone();
+        (keeper, warnings)
     };
-    assert_eq!(heard().1, [""; 0]);
+    assert_eq!(warnings().1, [""; 0]);
     server.execute("SET GLOBAL read_only = 1").unwrap();
-    let (keeper, told) = heard();
+    let (keeper, given) = warnings();
     assert!(
-        told[0].contains("read-only") && !told[0].contains(MySqlServer::PASSWORD),
-        "{told:?}"
+        given[0].contains("read-only") && !given[0].contains(MySqlServer::PASSWORD),
+        "{given:?}"
     );
     drop(keeper.lock("a").unwrap());
 }
 
-fn by_its_socket(kind: MySqlKind) {
+fn unix_socket(kind: MySqlKind) {
     let server = start(kind);
     let (user, password) = (MySqlServer::USER, MySqlServer::PASSWORD);
     let socket = server.socket().display().to_string();
@@ -320,8 +325,9 @@ fn by_its_socket(kind: MySqlKind) {
     drop(other.lock("a").unwrap());
 }
 
-/// The server's own numbers begin anew within the second in which it was started.
-fn tokens_grow_however_quick_a_restart_is(kind: MySqlKind) {
+/// The server's own numbers are based on the second of its start, so two starts in one second repeat
+/// them.
+fn tokens_grow_over_quick_restarts(kind: MySqlKind) {
     let server = start(kind);
     let mut last = None;
     for _again in 0..4 {

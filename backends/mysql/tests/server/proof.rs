@@ -1,20 +1,17 @@
-//! The last statement of the application's own transaction: a late commit is refused.
+//! Commit proofs within the application's own transaction.
 
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireOptions, CommitProof, LeasePolicy, LockGuard, ProofValue};
-use lockkeeper_testkit::{MySqlKind, MySqlServer};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts, TxOpts, Value};
 
-use crate::rig::{Case, open, start, until};
+use crate::store::{Case, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
-    ("a_late_commit_is_refused", a_late_commit_is_refused),
-    (
-        "a_proof_is_for_one_lease_only",
-        a_proof_is_for_one_lease_only,
-    ),
+    ("late_commit_is_refused", late_commit_is_refused),
+    ("proof_is_for_one_lease_only", proof_is_for_one_lease_only),
 ];
 
 fn application(server: &MySqlServer) -> Conn {
@@ -26,7 +23,7 @@ fn application(server: &MySqlServer) -> Conn {
     app
 }
 
-/// What both forms of a proof say; they must not differ.
+/// Returns the result of the proof, whose two forms must agree.
 fn holds(app: &mut impl Queryable, proof: &CommitProof<'_>) -> bool {
     let text: Option<i64> = app.query_first(proof.sql()).unwrap();
     let params: Vec<Value> = proof
@@ -43,7 +40,7 @@ fn holds(app: &mut impl Queryable, proof: &CommitProof<'_>) -> bool {
     text == Some(1)
 }
 
-/// Writes, and commits if the guard still holds.
+/// Writes, and commits if the guard is still held.
 fn sell(app: &mut Conn, guard: &LockGuard, before_commit: impl FnOnce()) -> bool {
     let proof = guard.commit_proof().unwrap();
     let mut transaction = app.start_transaction(TxOpts::default()).unwrap();
@@ -60,36 +57,36 @@ fn sell(app: &mut Conn, guard: &LockGuard, before_commit: impl FnOnce()) -> bool
     is_held
 }
 
-fn a_late_commit_is_refused(kind: MySqlKind) {
+fn late_commit_is_refused(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server, "namespace=shop");
     let mut app = application(&server);
     let guard = keeper.lock("Product 7").unwrap();
     assert!(sell(&mut app, &guard, || {}));
 
-    // The holder's session is ended before the commit, and nobody has told the guard.
+    // The holder's session is killed before the commit, and the guard does not know.
     let next = open(&server, "namespace=shop");
     let refused = !sell(&mut app, &guard, || {
         let (_, session) = server.held().unwrap().remove(0);
         server.execute(&format!("KILL {session}")).unwrap();
-        until("it is freed", || server.held().unwrap().is_empty());
+        until("the name is free", || server.held().unwrap().is_empty());
         drop(next.lock("Product 7").unwrap());
     });
-    assert!(guard.is_held(), "it has not looked yet");
+    assert!(guard.is_held(), "the guard does not know of its loss");
     assert!(refused, "the late commit went through");
     let stock: Option<i64> = app.query_first("SELECT stock FROM product").unwrap();
     assert_eq!(stock, Some(99));
 }
 
-fn a_proof_is_for_one_lease_only(kind: MySqlKind) {
-    let server = start(kind);
-    // So that the numbers below have not been given again before they are asked for.
+fn proof_is_for_one_lease_only(kind: MySqlKind) {
+    let server = start_own(kind);
+    // Use up ids, so that the restarted server does not reach the id below before the test does.
     for _ in 0..200 {
         drop(server.client().unwrap());
     }
     let keeper = open(&server, "pool_size=2&ttl=2s");
     let mut app = application(&server);
-    // Keeps the session alive, on which the next holder would be.
+    // Keeps the session alive that the next lease would use.
     let _kept = keeper.lock("kept").unwrap();
     let fixed = |millis| {
         AcquireOptions::new().lease(LeasePolicy::Fixed {
@@ -99,14 +96,16 @@ fn a_proof_is_for_one_lease_only(kind: MySqlKind) {
     let late = keeper.acquire("a", &fixed(1_500)).unwrap().unwrap();
     let proof = late.commit_proof().unwrap();
     assert!(holds(&mut app, &proof));
-    // Over by its time; then another thread of this very process has it, and would on that session.
-    until("it is over", || server.held().unwrap().len() == 1);
+    // After the lease has expired, this process acquires the name again.
+    until("the lease has expired", || {
+        server.held().unwrap().len() == 1
+    });
     let next = keeper.acquire("a", &fixed(2_000)).unwrap().unwrap();
     assert!(!holds(&mut app, &proof));
     assert!(holds(&mut app, &next.commit_proof().unwrap()));
     assert!(late.commit_proof().is_err());
 
-    // A server that was started anew gives its sessions' numbers again.
+    // A restarted server repeats session ids.
     let session = |name: &str| {
         let held = server.held().unwrap();
         held.iter()
@@ -117,7 +116,7 @@ fn a_proof_is_for_one_lease_only(kind: MySqlKind) {
     let proof = guard.commit_proof().unwrap();
     let before = session("default:b").unwrap();
     server.restart().unwrap();
-    // The crate would connect a second time to come by the socket.
+    // Without this, the crate connects twice: by TCP, and then by the socket.
     let url = format!("{}?prefer_socket=false", server.url());
     let _other = loop {
         let mut one = Conn::new(Opts::from_url(&url).unwrap()).unwrap();

@@ -1,35 +1,36 @@
-//! A connection on which something may be held, or that somebody may close, serves nobody else.
+//! A connection on which a name may be held, or that another call may close, is not used again.
 
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockGuard};
-use lockkeeper_testkit::{MySqlKind, MySqlServer};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
 
-use crate::rig::{Case, PATIENCE, open, start, until};
+use crate::store::{Case, PATIENCE, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
     (
-        "a_refused_release_leaves_no_name_behind",
-        a_refused_release_leaves_no_name_behind,
+        "refused_release_leaves_no_name_behind",
+        refused_release_leaves_no_name_behind,
     ),
     (
-        "a_refused_release_is_made_up_for_on_a_shared_session",
-        a_refused_release_is_made_up_for_on_a_shared_session,
+        "refused_release_is_repeated_on_shared_session",
+        refused_release_is_repeated_on_shared_session,
     ),
     (
         "lost_guards_keep_no_connection",
         lost_guards_keep_no_connection,
     ),
     (
-        "a_late_cancel_closes_nobody_elses_connection",
-        a_late_cancel_closes_nobody_elses_connection,
+        "late_cancel_spares_next_call_on_connection",
+        late_cancel_spares_next_call_on_connection,
     ),
 ];
 
-/// A connection prepares its release when it needs it first. The one that opened the store has done so.
-fn prepares(server: &MySqlServer, most: u32) {
+/// Limits prepared statements. A connection prepares the statement of a release for its first release;
+/// the connection that opened the store has done so.
+fn limit_prepared(server: &MySqlServer, most: u32) {
     let set = format!("SET GLOBAL max_prepared_stmt_count = {most}");
     server.execute(&set).unwrap();
 }
@@ -46,30 +47,30 @@ fn is_refused(guard: LockGuard) -> bool {
     true
 }
 
-fn a_refused_release_leaves_no_name_behind(kind: MySqlKind) {
-    let server = start(kind);
+fn refused_release_leaves_no_name_behind(kind: MySqlKind) {
+    let server = start_own(kind);
     let keeper = open(&server, "");
     let _first = keeper.lock("first").unwrap();
     let guard = keeper.lock("a").unwrap();
-    prepares(&server, 0);
+    limit_prepared(&server, 0);
     assert!(is_refused(guard));
     until("the name is free", || held(&server) == 1);
-    prepares(&server, 1_000);
+    limit_prepared(&server, 1_000);
     let guard = keeper.lock("a").unwrap();
     assert!(open(&server, "").try_lock("a").unwrap().is_none());
     guard.release().unwrap();
     assert_eq!(held(&server), 1);
 }
 
-fn a_refused_release_is_made_up_for_on_a_shared_session(kind: MySqlKind) {
-    let server = start(kind);
+fn refused_release_is_repeated_on_shared_session(kind: MySqlKind) {
+    let server = start_own(kind);
     let keeper = open(&server, "pool_size=4");
     let [first, second, third, fourth] =
         ["a", "b", "c", "d"].map(|name| keeper.lock(name).unwrap());
     assert_eq!(server.sessions().unwrap().len(), 2, "two names on each");
-    prepares(&server, 0);
+    limit_prepared(&server, 0);
     assert_ne!(is_refused(third), is_refused(fourth));
-    prepares(&server, 1_000);
+    limit_prepared(&server, 1_000);
     until("both names are free", || held(&server) == 2);
     for guard in [first, second] {
         guard.ensure_held().unwrap();
@@ -88,7 +89,7 @@ fn lost_guards_keep_no_connection(kind: MySqlKind) {
     for name in ["a", "b", "c"] {
         let guard = keeper.acquire(name, &fixed).unwrap().unwrap();
         guard.lost_signal().wait(PATIENCE);
-        until("the server knows, too", || held(&server) == 0);
+        until("the server has freed the name", || held(&server) == 0);
         lost.push(guard);
     }
     until("all connections are free", || {
@@ -102,8 +103,9 @@ fn lost_guards_keep_no_connection(kind: MySqlKind) {
     }
 }
 
-/// Callbacks of a cancel run one after another, and ours comes when the wait is long over.
-fn a_late_cancel_closes_nobody_elses_connection(kind: MySqlKind) {
+/// Callbacks of a cancellation run one after another. The one that closes the connection runs after the
+/// wait has ended.
+fn late_cancel_spares_next_call_on_connection(kind: MySqlKind) {
     let server = start(kind);
     let holder = open(&server, "").lock("a").unwrap();
     let keeper = open(&server, "pool_size=1");
@@ -117,7 +119,7 @@ fn a_late_cancel_closes_nobody_elses_connection(kind: MySqlKind) {
         let (keeper, options) = (keeper.clone(), AcquireOptions::new().cancel(&cancel));
         thread::spawn(move || keeper.acquire("a", &options.wait(PATIENCE)).map(drop))
     };
-    until("it waits in the server", || {
+    until("the keeper waits in the server", || {
         let sessions = server.sessions().unwrap();
         sessions.iter().any(|session| {
             session
@@ -135,6 +137,6 @@ fn a_late_cancel_closes_nobody_elses_connection(kind: MySqlKind) {
     let guard = keeper.lock("mine").unwrap();
     go.send(()).unwrap();
     canceller.join().unwrap();
-    assert!(guard.renew().is_ok(), "the session lives");
+    assert!(guard.renew().is_ok(), "the session is open");
     assert_eq!(held(&server), 1);
 }

@@ -1,4 +1,4 @@
-//! Sessions: what they cost, and what they share.
+//! What locks cost the server, and names that share a session.
 
 use std::sync::Arc;
 use std::thread;
@@ -8,43 +8,55 @@ use lockkeeper_core::{
     AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockKeeper, Released, WaitOutcome,
 };
 use lockkeeper_mysql::{MySqlOptions, MySqlProvider};
-use lockkeeper_testkit::{MySqlKind, MySqlServer};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
 
-use crate::rig::{Case, PATIENCE, open, start, until};
+use crate::store::{Case, PATIENCE, open, start};
 
 pub(crate) const CASES: &[Case] = &[
-    ("a_lock_costs_two_statements", a_lock_costs_two_statements),
+    ("lock_costs_two_statements", lock_costs_two_statements),
     (
-        "a_thousand_names_on_few_connections",
-        a_thousand_names_on_few_connections,
+        "thousand_names_on_few_connections",
+        thousand_names_on_few_connections,
     ),
     (
-        "a_pool_that_is_used_up_says_so",
-        a_pool_that_is_used_up_says_so,
-    ),
-    ("one_waiter_is_one_connection", one_waiter_is_one_connection),
-    ("names_can_be_read_by_people", names_can_be_read_by_people),
-    (
-        "a_connection_that_was_closed_is_replaced",
-        a_connection_that_was_closed_is_replaced,
+        "exhausted_pool_has_its_own_error",
+        exhausted_pool_has_its_own_error,
     ),
     (
-        "a_lease_ends_on_a_session_that_goes_on",
-        a_lease_ends_on_a_session_that_goes_on,
-    ),
-    ("no_name_twice_on_one_session", no_name_twice_on_one_session),
-    ("a_stall_costs_no_lease", a_stall_costs_no_lease),
-    (
-        "leases_of_other_lengths_lie_elsewhere",
-        leases_of_other_lengths_lie_elsewhere,
+        "waiting_threads_share_one_connection",
+        waiting_threads_share_one_connection,
     ),
     (
-        "a_cancelled_wait_leaves_nothing",
-        a_cancelled_wait_leaves_nothing,
+        "names_are_readable_on_the_server",
+        names_are_readable_on_the_server,
     ),
     (
-        "the_applications_pool_is_its_own",
-        the_applications_pool_is_its_own,
+        "closed_connection_is_replaced",
+        closed_connection_is_replaced,
+    ),
+    (
+        "lease_expires_on_session_in_use",
+        lease_expires_on_session_in_use,
+    ),
+    (
+        "name_is_not_locked_twice_on_one_session",
+        name_is_not_locked_twice_on_one_session,
+    ),
+    (
+        "stalled_server_costs_no_lease",
+        stalled_server_costs_no_lease,
+    ),
+    (
+        "other_ttls_use_other_sessions",
+        other_ttls_use_other_sessions,
+    ),
+    (
+        "cancelled_wait_leaves_nothing",
+        cancelled_wait_leaves_nothing,
+    ),
+    (
+        "applications_pool_is_not_used",
+        applications_pool_is_not_used,
     ),
 ];
 
@@ -52,7 +64,7 @@ fn connections(server: &MySqlServer) -> usize {
     server.sessions().unwrap().len()
 }
 
-fn a_lock_costs_two_statements(kind: MySqlKind) {
+fn lock_costs_two_statements(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server, "");
     let lock = || drop(keeper.lock("seat:42").unwrap());
@@ -69,16 +81,16 @@ fn a_lock_costs_two_statements(kind: MySqlKind) {
         lock();
     }
     let cost = questions() - before - (before - idle);
-    assert_eq!(cost, 200, "one to take it and one to give it back");
+    assert_eq!(cost, 200, "one to acquire and one to release");
 }
 
-fn a_thousand_names_on_few_connections(kind: MySqlKind) {
+fn thousand_names_on_few_connections(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server, "ttl=6s");
     let names: Vec<_> = (0..1_000).map(|n| format!("seat:{n}")).collect();
     let guards: Vec<_> = names.iter().map(|n| keeper.lock(n).unwrap()).collect();
     assert!(connections(&server) <= 8, "{:?}", keeper.usage());
-    // All are renewed, for longer than one lease.
+    // All are renewed beyond the first ttl.
     let first = guards[0].lost_signal();
     assert_eq!(first.wait(Duration::from_secs(7)), WaitOutcome::TimedOut);
     for guard in &guards {
@@ -97,7 +109,7 @@ fn a_thousand_names_on_few_connections(kind: MySqlKind) {
     until("the connections are closed", || connections(&server) == 0);
 }
 
-fn a_pool_that_is_used_up_says_so(kind: MySqlKind) {
+fn exhausted_pool_has_its_own_error(kind: MySqlKind) {
     let server = start(kind);
     let holder = open(&server, "");
     let held: Vec<_> = ["a", "b"].map(|name| holder.lock(name).unwrap()).into();
@@ -108,11 +120,11 @@ fn a_pool_that_is_used_up_says_so(kind: MySqlKind) {
             let keeper = &keeper;
             scope.spawn(move || drop(keeper.try_lock_for(name, PATIENCE).unwrap().unwrap()));
         }
-        until("both wait", || {
+        until("both threads wait", || {
             let sessions = server.sessions().unwrap();
             sessions.iter().filter(|s| s.state == "User lock").count() == 2
         });
-        // What is free is taken where something is held already.
+        // A free name is locked on the session that holds a name already.
         drop(keeper.try_lock("c").unwrap().unwrap());
         let error = keeper.acquire(
             "own 2",
@@ -135,7 +147,7 @@ fn a_pool_that_is_used_up_says_so(kind: MySqlKind) {
     drop(own);
 }
 
-fn one_waiter_is_one_connection(kind: MySqlKind) {
+fn waiting_threads_share_one_connection(kind: MySqlKind) {
     let server = start(kind);
     let holder = open(&server, "");
     let held = holder.lock("a").unwrap();
@@ -144,7 +156,7 @@ fn one_waiter_is_one_connection(kind: MySqlKind) {
         for _ in 0..100 {
             scope.spawn(|| drop(keeper.try_lock_for("a", PATIENCE).unwrap().unwrap()));
         }
-        until("somebody waits", || {
+        until("a thread waits in the server", || {
             let sessions = server.sessions().unwrap();
             sessions.iter().any(|session| session.state == "User lock")
         });
@@ -154,7 +166,7 @@ fn one_waiter_is_one_connection(kind: MySqlKind) {
     assert_eq!(connections(&server), 2);
 }
 
-fn names_can_be_read_by_people(kind: MySqlKind) {
+fn names_are_readable_on_the_server(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server, "namespace=shop");
     let _short = keeper.lock("seat:42").unwrap();
@@ -168,22 +180,24 @@ fn names_can_be_read_by_people(kind: MySqlKind) {
     names.sort();
     assert_eq!(names[0], "shop:seat:42");
     assert!(names[1].starts_with("shop:seat_42~"), "{names:?}");
-    // Another that MySQL would take for the same.
+    // A name that MySQL compares as equal.
     let other = open(&server, "namespace=shop");
     assert!(other.try_lock("Seat 42").unwrap().is_none());
     drop(other.try_lock("SEAT 42").unwrap().unwrap());
 }
 
-/// A connection that lies there ends with its wait_timeout; nobody hears of that.
-fn a_connection_that_was_closed_is_replaced(kind: MySqlKind) {
+/// An idle connection ends with its wait_timeout, which no caller notices.
+fn closed_connection_is_replaced(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server, "ttl=1s");
     let guards = ["a", "b", "c"].map(|name| keeper.lock(name).unwrap());
     drop(guards);
-    until("the server closes them", || connections(&server) == 0);
+    until("the server closes the idle connections", || {
+        connections(&server) == 0
+    });
     drop(keeper.try_lock("a").unwrap().unwrap());
     drop(keeper.lock("b").unwrap());
-    // By an operator, all at once.
+    // An operator kills all connections.
     let guards = ["a", "b", "c"].map(|name| keeper.lock(name).unwrap());
     drop(guards);
     for session in server.sessions().unwrap() {
@@ -192,8 +206,8 @@ fn a_connection_that_was_closed_is_replaced(kind: MySqlKind) {
     drop(keeper.try_lock("a").unwrap().unwrap());
 }
 
-/// The process lives, and its other names keep the session alive.
-fn a_lease_ends_on_a_session_that_goes_on(kind: MySqlKind) {
+/// The other names of the process keep the session alive.
+fn lease_expires_on_session_in_use(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server, "ttl=2s&pool_size=2");
     let kept = keeper.lock("kept").unwrap();
@@ -203,7 +217,7 @@ fn a_lease_ends_on_a_session_that_goes_on(kind: MySqlKind) {
     let ends = keeper.acquire("ends", &fixed).unwrap().unwrap();
     let held = server.held().unwrap();
     assert_eq!(held.len(), 2);
-    assert_eq!(held[0].1, held[1].1, "they share a session");
+    assert_eq!(held[0].1, held[1].1, "the names share a session");
     let other = open(&server, "");
     let next = other.lock("ends").unwrap();
     assert!(!ends.is_held());
@@ -217,8 +231,8 @@ fn a_lease_ends_on_a_session_that_goes_on(kind: MySqlKind) {
     assert_eq!(kept.release().unwrap(), Released::Done);
 }
 
-/// The server would grant it again.
-fn no_name_twice_on_one_session(kind: MySqlKind) {
+/// The server would grant the name again to the session that holds it.
+fn name_is_not_locked_twice_on_one_session(kind: MySqlKind) {
     let server = start(kind);
     let options = options(&server).pool_size(2);
     let provider = Arc::new(MySqlProvider::open(&options, "shop").unwrap());
@@ -231,9 +245,9 @@ fn no_name_twice_on_one_session(kind: MySqlKind) {
     assert_eq!(server.held().unwrap(), []);
 }
 
-/// Calls that are cut short leave a session in doubt, and its names are lost: on one that is shared,
-/// they go on when nobody waits for them.
-fn a_stall_costs_no_lease(kind: MySqlKind) {
+/// A call that is cut short leaves its session unusable, and the names on it are lost. So on a shared
+/// session a call goes on after its caller has given up.
+fn stalled_server_costs_no_lease(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server, "ttl=20s&pool_size=2&response_timeout=300ms");
     let [kept, also, given] = ["kept", "also", "given"].map(|name| keeper.lock(name).unwrap());
@@ -244,7 +258,7 @@ fn a_stall_costs_no_lease(kind: MySqlKind) {
     thread::scope(|scope| {
         let released = scope.spawn(|| given.release());
         server.cont().unwrap();
-        // In time or not: it is freed.
+        // In time or not, the name is freed.
         let _ = released.join().unwrap();
     });
     for guard in [&kept, &also] {
@@ -258,7 +272,7 @@ fn a_stall_costs_no_lease(kind: MySqlKind) {
     assert_eq!(server.held().unwrap(), []);
 }
 
-fn leases_of_other_lengths_lie_elsewhere(kind: MySqlKind) {
+fn other_ttls_use_other_sessions(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server, "pool_size=2&ttl=30s");
     let lease = |secs| {
@@ -281,7 +295,7 @@ fn leases_of_other_lengths_lie_elsewhere(kind: MySqlKind) {
     drop(guards);
 }
 
-fn a_cancelled_wait_leaves_nothing(kind: MySqlKind) {
+fn cancelled_wait_leaves_nothing(kind: MySqlKind) {
     let server = start(kind);
     let held = open(&server, "");
     let held = held.lock("a").unwrap();
@@ -290,7 +304,7 @@ fn a_cancelled_wait_leaves_nothing(kind: MySqlKind) {
     thread::scope(|scope| {
         let waits = scope
             .spawn(|| keeper.acquire("a", &AcquireOptions::new().wait_forever().cancel(&cancel)));
-        until("it waits", || {
+        until("the keeper waits in the server", || {
             let sessions = server.sessions().unwrap();
             sessions.iter().any(|session| session.state == "User lock")
         });
@@ -299,7 +313,7 @@ fn a_cancelled_wait_leaves_nothing(kind: MySqlKind) {
         assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
     });
     assert_eq!(keeper.usage().unwrap().connections, 0);
-    until("only the holder is there", || connections(&server) == 1);
+    until("only the holder is connected", || connections(&server) == 1);
     drop(held);
     drop(keeper.try_lock("a").unwrap().unwrap());
 }
@@ -311,15 +325,15 @@ fn options(server: &MySqlServer) -> MySqlOptions {
         .password(MySqlServer::PASSWORD)
 }
 
-/// Its options are used, and none of its connections.
-fn the_applications_pool_is_its_own(kind: MySqlKind) {
+/// The provider uses the options of the application's pool, and none of its connections.
+fn applications_pool_is_not_used(kind: MySqlKind) {
     let server = start(kind);
     let opts = mysql::Opts::from_url(&server.url()).unwrap();
     let constraints = mysql::PoolConstraints::new(1, 2).unwrap();
     let pool = mysql::PoolOpts::default().with_constraints(constraints);
     let app =
         mysql::Pool::new(mysql::OptsBuilder::from_opts(opts.clone()).pool_opts(pool)).unwrap();
-    // It runs dry.
+    // The application uses all of the pool's connections.
     let all = [app.get_conn().unwrap(), app.get_conn().unwrap()];
     assert!(app.try_get_conn(Duration::from_millis(10)).is_err());
     let provider = MySqlProvider::open(&MySqlOptions::from_opts(opts), "shop").unwrap();

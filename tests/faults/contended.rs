@@ -1,17 +1,17 @@
-//! Many who take turns while the network goes through all its faults.
+//! Contention on one name while the network goes through all faults.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::LockKeeper;
-use lockkeeper_testkit::{Counts, Fault, Proxy};
+use lockkeeper_testkit::{Counts, Fault, Proxy, until};
 
-use super::{HANG, PATIENCE, Witness, until};
+use super::{HANG, PATIENCE, Witness};
 
-/// Two threads of each keeper take `a` in turn, waiting `wait` at most, while `proxy`, which some of
-/// the keepers are behind, has each fault in turn.
-pub(crate) fn through_it_all(keepers: &[LockKeeper], wait: Duration, proxy: &Proxy) {
+/// Has two threads of each keeper lock `a` again and again, each with `wait`, while `proxy`, which some of
+/// the keepers use, applies one fault after the other.
+pub(super) fn through_all_faults(keepers: &[LockKeeper], wait: Duration, proxy: &Proxy) {
     let witness = Witness::new(true);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -28,13 +28,12 @@ pub(crate) fn through_it_all(keepers: &[LockKeeper], wait: Duration, proxy: &Pro
                 }
             });
         }
-        // Ends the others also where this panics.
-        let _over = Over(&over);
+        let _over = SetOnDrop(&over);
         let delay = Duration::from_millis(1500);
         for (fault, count) in [
-            (Fault::DropRequests, dropped as fn(&Counts) -> u64),
-            (Fault::DropReplies, dropped),
-            (Fault::CutReplyAfter(3), |counts| counts.cut),
+            (Fault::DropRequests, lost as fn(&Counts) -> u64),
+            (Fault::DropReplies, lost),
+            (Fault::CutReplyAfter(3), lost),
             (Fault::DelayRequests(delay), |counts| counts.held),
             (Fault::DelayReplies(delay), |counts| counts.held),
             (Fault::Dark, |counts| counts.accepted),
@@ -42,21 +41,23 @@ pub(crate) fn through_it_all(keepers: &[LockKeeper], wait: Duration, proxy: &Pro
             let before = count(&proxy.counts());
             proxy.set(fault);
             let met = proxy.wait_for(PATIENCE, |counts| count(counts) >= before + 6);
-            assert!(met, "{fault:?} is not met");
+            assert!(met, "{fault:?} was not met");
             proxy.set(Fault::Pass);
             let before = witness.grants();
-            until("it goes on", || witness.grants() >= before + 20);
+            until("grants go on", || witness.grants() >= before + 20);
         }
     });
 }
 
-fn dropped(counts: &Counts) -> u64 {
-    counts.dropped_requests + counts.dropped_replies
+/// How many messages the proxy has lost.
+pub(super) fn lost(counts: &Counts) -> u64 {
+    counts.dropped_requests + counts.dropped_replies + counts.cut
 }
 
-struct Over<'a>(&'a AtomicBool);
+/// Ends the threads also when the test panics.
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

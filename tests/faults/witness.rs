@@ -1,4 +1,4 @@
-//! Who holds a name, and whether two do.
+//! Checks exclusion and the order of tokens.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use lockkeeper::{LockGuard, LostSignal, WaitOutcome};
 
-/// Sees every grant of one name, and that no other guard says that it is held.
+/// Checks for every grant of one name that no other guard is held, and that no token is repeated.
 #[derive(Clone)]
 pub(crate) struct Witness(Arc<Mutex<Seen>>);
 
 struct Seen {
-    /// Whether guards may not overlap: a server that has forgotten grants a name again before its
-    /// holder knows; the token tells them apart then.
+    /// Whether guards may not overlap. A server that lost its leases grants a name again before the
+    /// former holder can know; then only the token tells the two apart.
     strict: bool,
     tokens: BTreeSet<u64>,
-    /// The latest, which may still be held.
+    /// The latest grants, which may still be held.
     grants: VecDeque<(u64, LostSignal)>,
 }
 
@@ -35,8 +35,11 @@ impl Witness {
         assert!(seen.tokens.insert(token), "two grants, one token: {token}");
         for (known, signal) in &seen.grants {
             let overlap = guard.is_held() && signal.wait(Duration::ZERO) == WaitOutcome::TimedOut;
-            assert!(!(seen.strict && overlap), "{known} and {token} both hold");
-            // A later grant was seen first: this one must be over.
+            assert!(
+                !(seen.strict && overlap),
+                "{known} and {token} are both held"
+            );
+            // If a later grant entered first, this grant must be over.
             assert!(
                 !seen.strict || token > *known || !guard.is_held(),
                 "{token} is held after {known}"

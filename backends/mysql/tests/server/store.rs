@@ -1,0 +1,39 @@
+//! Servers, and keepers on them.
+
+use std::time::Duration;
+
+use lockkeeper_core::{Config, Drivers, Error, LockKeeper};
+use lockkeeper_mysql::MySqlDriver;
+use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, PooledServer, ServerPool, suite};
+
+/// A limit far longer than anything here takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) type Case = suite::Case<MySqlKind>;
+
+/// Cases that leave a server as it was share it, since its start takes a second of processor time.
+static SERVERS: ServerPool<MySqlKind, MySqlServer> = ServerPool::new(
+    |kind| MySqlServer::start(kind, &MySqlOptions::new().show_locks()),
+    MySqlServer::end_sessions,
+);
+
+/// Takes a server for a case that leaves users and variables as they are.
+pub(crate) fn start(kind: MySqlKind) -> PooledServer<MySqlKind, MySqlServer> {
+    SERVERS.take(kind).unwrap()
+}
+
+/// Starts a server for a case that changes users or variables.
+pub(crate) fn start_own(kind: MySqlKind) -> MySqlServer {
+    MySqlServer::start(kind, &MySqlOptions::new().show_locks()).unwrap()
+}
+
+pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
+    Drivers::new()
+        .with(MySqlDriver)
+        .open(&Config::from_url(url)?)
+}
+
+/// Opens a keeper on a server, with more keys.
+pub(crate) fn open(server: &MySqlServer, keys: &str) -> LockKeeper {
+    try_open(&format!("{}?{keys}", server.url())).unwrap()
+}

@@ -1,0 +1,67 @@
+//! Test programs (`harness = false`) whose cases run on every kind of server.
+
+use std::fmt;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+
+use crate::{MySqlKind, RedisKind};
+
+/// How many cases run at a time unless `--test-threads` says otherwise; most of a case is waiting.
+const THREADS: usize = 8;
+
+/// A case: its name, and what it does on a server of a kind.
+pub type Case<K> = (&'static str, fn(K));
+
+/// A kind of server that cases run on.
+pub trait ServerKind: Copy + fmt::Display + Send + 'static {
+    /// All kinds of this type.
+    fn all() -> &'static [Self];
+
+    /// Returns why cases on this server are shown as ignored, `None` when they run.
+    fn ignored(self) -> Option<String>;
+}
+
+impl ServerKind for MySqlKind {
+    fn all() -> &'static [Self] {
+        &Self::ALL
+    }
+
+    fn ignored(self) -> Option<String> {
+        self.ignored()
+    }
+}
+
+impl ServerKind for RedisKind {
+    fn all() -> &'static [Self] {
+        &Self::ALL
+    }
+
+    fn ignored(self) -> Option<String> {
+        self.ignored()
+    }
+}
+
+/// Reads the arguments of a test program whose cases wait more than they work.
+#[must_use]
+pub fn arguments() -> Arguments {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(THREADS);
+    arguments
+}
+
+/// Makes a trial `KIND::NAME` of each case on each kind of server. A case on a server that is not on
+/// this machine shows as ignored, with the reason.
+pub fn trials<K: ServerKind>(cases: impl IntoIterator<Item = Case<K>>) -> Vec<Trial> {
+    let on_each = |(name, case): Case<K>| {
+        K::all().iter().map(move |&kind| {
+            Trial::ignorable_test(format!("{kind}::{name}"), move || match kind.ignored() {
+                Some(reason) => Ok(Completion::ignored_with(reason)),
+                None => {
+                    case(kind);
+                    Ok::<_, Failed>(Completion::Completed)
+                }
+            })
+        })
+    };
+    cases.into_iter().flat_map(on_each).collect()
+}

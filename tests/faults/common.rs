@@ -1,0 +1,402 @@
+//! The cases that every server has.
+
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, Released, WaitOutcome};
+use lockkeeper_testkit::suite::Case;
+use lockkeeper_testkit::{Fault, Proxy, until};
+
+use super::contended::{lost, through_all_faults};
+use super::{FaultServer, HANG, PATIENCE, Witness, assert_closed, refused};
+
+pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
+    vec![
+        ("request_dropped", |kind| {
+            messages_lost::<S>(kind, Fault::DropRequests);
+        }),
+        ("reply_dropped", |kind| {
+            messages_lost::<S>(kind, Fault::DropReplies);
+        }),
+        ("cut_before_reply", |kind| {
+            messages_lost::<S>(kind, Fault::CutReplyAfter(0));
+        }),
+        ("cut_mid_reply", |kind| {
+            messages_lost::<S>(kind, Fault::CutReplyAfter(S::MID_REPLY));
+        }),
+        ("messages_of_wait_lost", messages_of_wait_lost::<S>),
+        ("reply_later_than_ttl", reply_later_than_ttl::<S>),
+        ("network_dark_while_held", network_dark_while_held::<S>),
+        (
+            "network_dark_while_waiting",
+            network_dark_while_waiting::<S>,
+        ),
+        (
+            "contended_through_all_faults",
+            contended_through_all_faults::<S>,
+        ),
+        ("server_restarted_while_held", |kind| {
+            let server = S::start(kind);
+            lose_all_leases(&server, || server.restart().unwrap());
+        }),
+        ("server_restarted_while_waiting", |kind| {
+            let server = S::start(kind);
+            contend_during(&server, Memory::Lost, || server.restart().unwrap());
+        }),
+        ("server_killed_while_held", server_killed_while_held::<S>),
+        (
+            "server_stopped_past_all_deadlines",
+            server_stopped_past_all_deadlines::<S>,
+        ),
+        ("opening_without_server", opening_without_server::<S>),
+    ]
+}
+
+/// Loses a message of each acquisition, renewal and release of a keeper behind a proxy; a second keeper
+/// is connected directly.
+fn messages_lost<S: FaultServer>(kind: S::Kind, fault: Fault) {
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    // Where a lease ends with its session, a lost session blocks the name for the ttl at most. Elsewhere
+    // the ttl is long, so that no renewal in the background meets the fault.
+    let ttl = if S::LEASE_OUTLIVES_CONNECTION { 20 } else { 5 };
+    let keeper = server.open_via(&proxy, &format!("ttl={ttl}s&response_timeout=1s&wait=20s"));
+    let rival = server.open("wait=20s");
+    let witness = Witness::new(true);
+    let acquired = |guard: LockGuard| {
+        witness.enter(&guard);
+        guard
+    };
+    // The first request of each kind may need another round trip.
+    let first = acquired(keeper.lock("a").unwrap());
+    first.renew().unwrap();
+    assert_eq!(first.release().unwrap(), Released::Done);
+    for _ in 0..2 {
+        let guard = acquired(with_fault::<S, _>(&proxy, fault, || {
+            keeper.lock("a").unwrap()
+        }));
+        assert!(guard.is_held());
+        assert!(rival.try_lock("a").unwrap().is_none());
+        match with_fault::<S, _>(&proxy, fault, || guard.renew()) {
+            Ok(()) => assert!(guard.is_held()),
+            Err(error) if S::LEASE_OUTLIVES_CONNECTION => panic!("{error:?}"),
+            Err(error) if error.kind() == ErrorKind::Lost => assert!(!guard.is_held()),
+            Err(error) => assert!(error.is_retryable(), "{error:?}"),
+        }
+        match guard.release() {
+            Ok(Released::AlreadyLost) if S::LEASE_OUTLIVES_CONNECTION => panic!("nothing ended it"),
+            Ok(_) => {}
+            // The server may not have noticed that the session has ended.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}"),
+        }
+        assert_eq!(
+            acquired(rival.lock("a").unwrap()).release().unwrap(),
+            Released::Done
+        );
+
+        let guard = acquired(keeper.lock("a").unwrap());
+        let released = with_fault::<S, _>(&proxy, fault, || guard.release());
+        let next = if S::LEASE_OUTLIVES_CONNECTION {
+            if fault == Fault::DropRequests {
+                assert_eq!(released.unwrap(), Released::Done);
+            } else {
+                // The repeated release found nothing, which does not prove that the first one succeeded.
+                let error = released.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+            }
+            rival.try_lock("a").unwrap().expect("it was released")
+        } else {
+            if let Err(error) = released {
+                assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+            }
+            rival.lock("a").unwrap()
+        };
+        assert_eq!(acquired(next).release().unwrap(), Released::Done);
+    }
+    drop((keeper, rival));
+    server.assert_clean();
+    assert_closed(&proxy);
+}
+
+/// Loses the next message about the lock `a` that `call` sends or receives.
+fn with_fault<S: FaultServer, T>(proxy: &Proxy, fault: Fault, call: impl FnOnce() -> T) -> T {
+    let before = lost(&proxy.counts());
+    proxy.once(S::LOCK_REQUEST, fault);
+    let result = call();
+    assert!(lost(&proxy.counts()) > before, "{fault:?} was not met");
+    proxy.set(Fault::Pass);
+    result
+}
+
+/// Loses the notification of a waiter, its request, or the reply.
+fn messages_of_wait_lost<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let rival = server.open("ttl=20s&wait=20s");
+    let witness = Witness::new(true);
+    let wait = Duration::from_secs(20);
+    for fault in [
+        Fault::DropRequests,
+        Fault::DropReplies,
+        Fault::CutReplyAfter(0),
+        Fault::CutReplyAfter(S::MID_REPLY),
+    ] {
+        let held = rival.lock("a").unwrap();
+        witness.enter(&held);
+        let keys = "ttl=3s&response_timeout=1s";
+        let waiter = server.queue_waiter(proxy.addr(), keys, wait, &witness);
+        let before = lost(&proxy.counts());
+        proxy.set(fault);
+        let token = held.token().get();
+        assert_eq!(held.release().unwrap(), Released::Done);
+        let met = proxy.wait_for(PATIENCE, |counts| lost(counts) > before);
+        assert!(met, "{fault:?} was not met");
+        proxy.set(Fault::Pass);
+        assert!(waiter.answer().expect("it is granted in the end") > token);
+    }
+    drop(rival);
+    server.assert_clean();
+    assert_closed(&proxy);
+}
+
+fn reply_later_than_ttl<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let slow = server.open_via(&proxy, "ttl=1s&response_timeout=10s&wait=4s");
+    let rival = server.open("wait=20s");
+    drop(slow.lock("a").unwrap());
+    let witness = Witness::new(true);
+    proxy.once(S::LOCK_REQUEST, Fault::DelayReplies(Duration::from_secs(3)));
+    thread::scope(|scope| {
+        let late = scope.spawn(|| {
+            let answer = slow.lock("a");
+            if let Ok(guard) = &answer {
+                witness.enter(guard);
+            }
+            answer.map(LockGuard::release)
+        });
+        assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1));
+        // The server granted it to `slow`, which did not renew it.
+        let taken = rival.lock("a").unwrap();
+        witness.enter(&taken);
+        // `slow` gets an error, a lost guard or a later grant; the witness has checked which.
+        until("the late call returns", || late.is_finished());
+        assert!(taken.is_held());
+        assert_eq!(taken.release().unwrap(), Released::Done);
+        let _ = late.join().unwrap();
+    });
+    drop((slow, rival));
+    server.assert_clean();
+}
+
+fn network_dark_while_held<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=3s&response_timeout=1s&connect_timeout=1s&wait=3s";
+    let keeper = server.open_via(&proxy, keys);
+    let rival = server.open("wait=20s");
+    let witness = Witness::new(true);
+    let held = keeper.lock("a").unwrap();
+    witness.enter(&held);
+    proxy.set(Fault::Dark);
+    // The witness checks that the former holder knows of its loss by now.
+    let next = rival.lock("a").unwrap();
+    witness.enter(&next);
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    assert!(next.token() > held.token());
+    for answer in [
+        keeper.try_lock("b"),
+        keeper.try_lock_for("b", Duration::from_secs(1)),
+    ] {
+        let error = answer.unwrap_err();
+        let kinds = [ErrorKind::Unknown, ErrorKind::Unavailable];
+        assert!(kinds.contains(&error.kind()), "{error:?}");
+    }
+    // Requests that were sent in the dark arrive now, and have no effect.
+    proxy.set(Fault::Pass);
+    let _ = held.release();
+    until("the keeper is told that the lock is held", || {
+        let answer = keeper.try_lock("a");
+        assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
+        answer.is_ok()
+    });
+    assert!(next.is_held());
+    assert_eq!(next.release().unwrap(), Released::Done);
+    let again = keeper.try_lock_for("a", PATIENCE).unwrap().unwrap();
+    witness.enter(&again);
+    drop((again, keeper, rival));
+    server.assert_clean();
+    assert_closed(&proxy);
+}
+
+fn network_dark_while_waiting<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=2s&response_timeout=300ms&connect_timeout=300ms";
+    let witness = Witness::new(true);
+    let holder = server.open("ttl=20s");
+    let held = holder.lock("a").unwrap();
+    witness.enter(&held);
+    let [short, long] = [3, 25]
+        .map(|wait| server.queue_waiter(proxy.addr(), keys, Duration::from_secs(wait), &witness));
+    proxy.set(Fault::Dark);
+    short.fails();
+    // Waiters that are cut off block the name for their ttls at most, where the store blocks it at all.
+    let first = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    let wait = if S::LEASE_OUTLIVES_CONNECTION {
+        HANG
+    } else {
+        PATIENCE
+    };
+    let next = holder.try_lock_for("a", wait).unwrap().expect("it is free");
+    witness.enter(&next);
+    assert_eq!(next.release().unwrap(), Released::Done);
+    proxy.set(Fault::Pass);
+    assert!(long.answer().expect("it outlasts the outage") > first);
+    drop(holder);
+    server.assert_clean();
+    assert_closed(&proxy);
+}
+
+fn contended_through_all_faults<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keys = "ttl=1s&response_timeout=300ms&connect_timeout=300ms&wait=1s";
+    let keepers = [
+        server.open_via(&proxy, keys),
+        server.open_via(&proxy, keys),
+        server.open(keys),
+    ];
+    through_all_faults(&keepers, Duration::from_secs(1), &proxy);
+    drop(keepers);
+    server.assert_clean();
+    assert_closed(&proxy);
+}
+
+/// Whether the server knows its leases after a fault.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Memory {
+    Kept,
+    Lost,
+}
+
+/// Has one keeper hold `a` and three wait for it during the fault; then each of them is granted it.
+#[track_caller]
+pub(crate) fn contend_during<S: FaultServer>(server: &S, memory: Memory, fault: impl FnOnce()) {
+    let witness = Witness::new(memory == Memory::Kept);
+    // Time enough for replies, whatever the fault is.
+    let keys = "ttl=6s&response_timeout=10s";
+    let holder = server.open(keys);
+    let held = holder.lock("a").unwrap();
+    witness.enter(&held);
+    let wait = Duration::from_secs(25);
+    let waiters = [(); 3].map(|()| server.queue_waiter(server.addr(), keys, wait, &witness));
+    fault();
+    let first = held.token();
+    if memory == Memory::Lost {
+        assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+        assert_eq!(held.ensure_held().unwrap_err().kind(), ErrorKind::Lost);
+        assert_eq!(held.release().unwrap(), Released::AlreadyLost);
+    } else {
+        assert!(held.is_held());
+        assert_eq!(held.release().unwrap(), Released::Done);
+    }
+    for waiter in waiters {
+        assert!(waiter.answer().expect("it is granted in the end") > first.get());
+    }
+    drop(holder);
+    server.assert_clean();
+}
+
+/// Checks that the next renewal notices that the server lost all leases.
+#[track_caller]
+pub(crate) fn lose_all_leases<S: FaultServer>(server: &S, lose: impl FnOnce()) {
+    let [holder, rival] = [(); 2].map(|()| server.open("ttl=6s"));
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed {
+        ttl: Duration::from_secs(60),
+    });
+    let held = holder.lock("a").unwrap();
+    let other = holder.acquire("b", &fixed).unwrap().unwrap();
+    lose();
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    // Its own deadline is 60 s away.
+    assert_eq!(other.renew().unwrap_err().kind(), ErrorKind::Lost);
+    assert!(!other.is_held());
+    for (lost, name) in [(held, "a"), (other, "b")] {
+        let next = rival.lock(name).unwrap();
+        assert!(next.token() > lost.token());
+        assert_eq!(lost.release().unwrap(), Released::AlreadyLost);
+        assert!(next.is_held());
+        assert_eq!(next.release().unwrap(), Released::Done);
+    }
+    drop((holder, rival));
+    server.assert_clean();
+}
+
+fn server_killed_while_held<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let witness = Witness::new(true);
+    let keeper = server.open("ttl=2s");
+    let held = keeper.lock("a").unwrap();
+    witness.enter(&held);
+    let wait = Duration::from_secs(4);
+    let waiter = server.queue_waiter(server.addr(), "", wait, &witness);
+    server.kill();
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    assert_ne!(waiter.fails(), ErrorKind::TimedOut);
+    let error = keeper.try_lock("b").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    server.restart().unwrap();
+    let next = keeper.lock("a").unwrap();
+    witness.enter(&next);
+    assert!(next.token() > held.token());
+    drop((held, next, keeper));
+    server.assert_clean();
+}
+
+fn server_stopped_past_all_deadlines<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let witness = Witness::new(true);
+    let holder = server.open("ttl=2s&response_timeout=1s");
+    let held = holder.lock("a").unwrap();
+    witness.enter(&held);
+    let wait = Duration::from_secs(3);
+    // What is granted to these waiters in the end expires with the ttl.
+    let keys = "ttl=2s&response_timeout=1s";
+    let waiters = [(); 3].map(|()| server.queue_waiter(server.addr(), keys, wait, &witness));
+    server.stop().unwrap();
+    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    for waiter in waiters {
+        waiter.fails();
+    }
+    server.cont().unwrap();
+    let next = holder.try_lock_for("a", PATIENCE).unwrap();
+    let next = next.expect("the lease has expired");
+    witness.enter(&next);
+    drop((held, next, holder));
+    server.assert_clean();
+}
+
+fn opening_without_server<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let addr = server.addr().to_string();
+    server.kill();
+    let unavailable = ErrorKind::Unavailable;
+    for url in S::urls_of(&addr) {
+        refused(&url, unavailable, &[&addr, "running"]);
+        let keeper = lockkeeper::open(&format!("{url}fallback=memory:")).unwrap();
+        assert_eq!(keeper.backend(), "memory");
+    }
+    refused(&server.socket_url(), unavailable, &["sock"]);
+    // No packet returns from this address (RFC 5737); some networks say so at once.
+    let [silent, _] = S::urls_of("192.0.2.1:6379");
+    refused(
+        &format!("{silent}connect_timeout=300ms"),
+        unavailable,
+        &["192.0.2.1"],
+    );
+    let [unknown, _] = S::urls_of("name.invalid");
+    refused(&unknown, unavailable, &["name.invalid"]);
+    server.restart().unwrap();
+}

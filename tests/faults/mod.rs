@@ -1,0 +1,114 @@
+//! What the fault suites of all servers share: the trait of a server, the cases that every server has,
+//! and the means to check them.
+
+pub(crate) mod common;
+mod contended;
+mod opening;
+mod waiter;
+mod witness;
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use lockkeeper::LockKeeper;
+use lockkeeper_testkit::suite::{Case, ServerKind, arguments, trials};
+use lockkeeper_testkit::{Proxy, until};
+
+pub(crate) use common::{Memory, contend_during};
+pub(crate) use opening::{fake_server, refused};
+pub(crate) use waiter::Waiter;
+pub(crate) use witness::Witness;
+
+/// A limit far longer than anything here takes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long after its deadline a call may return; one that takes longer hangs.
+pub(crate) const HANG: Duration = Duration::from_secs(5);
+
+/// A server that the common cases break. A new kind of server implements this and calls [`run`].
+pub(crate) trait FaultServer: Sized {
+    type Kind: ServerKind;
+
+    /// Bytes that every request about the lock `a` contains.
+    const LOCK_REQUEST: &'static str;
+    /// How many bytes of a reply are less than the whole reply.
+    const MID_REPLY: usize;
+    /// Whether a lease outlives the connection on which it was granted.
+    const LEASE_OUTLIVES_CONNECTION: bool;
+
+    fn start(kind: Self::Kind) -> Self;
+    fn addr(&self) -> SocketAddr;
+    fn kill(&self);
+    fn stop(&self) -> io::Result<()>;
+    fn cont(&self) -> io::Result<()>;
+    fn restart(&self) -> io::Result<()>;
+
+    /// Returns the URL by way of another address, ready for `key=value`.
+    fn base_url(&self, addr: SocketAddr) -> String;
+    /// Returns the URLs of an address without and with TLS, ready for `key=value`.
+    fn urls_of(addr: &str) -> [String; 2];
+    /// Returns a URL by this server's unix socket.
+    fn socket_url(&self) -> String;
+    /// Returns how many keepers wait for the lock in the store.
+    fn queue_length(&self, name: &str) -> usize;
+    /// Waits until nothing of any keeper is left on the server.
+    fn assert_clean(&self);
+
+    /// Returns a URL with keys, and with time for a reply on a busy machine where the keys do not say it.
+    fn url_with(&self, addr: SocketAddr, keys: &str) -> String {
+        let timeout = match keys.contains("response_timeout") {
+            true => "",
+            false => "&response_timeout=5s",
+        };
+        format!("{}{keys}{timeout}", self.base_url(addr))
+    }
+
+    /// Opens a keeper on the server.
+    fn open(&self, keys: &str) -> LockKeeper {
+        lockkeeper::open(&self.url_with(self.addr(), keys)).unwrap()
+    }
+
+    /// Opens a keeper by way of a proxy.
+    fn open_via(&self, proxy: &Proxy, keys: &str) -> LockKeeper {
+        lockkeeper::open(&self.url_with(proxy.addr(), keys)).unwrap()
+    }
+
+    /// Starts a waiter for `a`, and returns when it is queued in the store.
+    fn queue_waiter(&self, addr: SocketAddr, keys: &str, wait: Duration, seen: &Witness) -> Waiter {
+        let before = self.queue_length("a");
+        let waiter = Waiter::start(&self.url_with(addr, keys), wait, seen);
+        until("the waiter is queued", || {
+            self.queue_length("a") == before + 1
+        });
+        waiter
+    }
+}
+
+/// Runs the common cases and those of the server's own, and checks that no thread is left behind.
+pub(crate) fn run<S: FaultServer>(own: impl IntoIterator<Item = Case<S::Kind>>) -> ExitCode {
+    let cases = common::cases::<S>().into_iter().chain(own);
+    let conclusion = libtest_mimic::run(&arguments(), trials(cases));
+    if !conclusion.has_failed() {
+        until("the threads of all keepers have ended", || !threads_run());
+    }
+    conclusion.exit_code()
+}
+
+/// Returns whether a thread of a keeper or of a backend runs.
+fn threads_run() -> bool {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else {
+        return false;
+    };
+    let mut names = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.any(|name| name.starts_with("lockkeeper"))
+}
+
+/// Waits until no client is connected to the proxy.
+#[track_caller]
+pub(crate) fn assert_closed(proxy: &Proxy) {
+    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+}

@@ -1,0 +1,89 @@
+//! Redis servers as the common cases see them, and what is in them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lockkeeper::LockKeeper;
+use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, Reply, until};
+
+use crate::faults::{FaultServer, Waiter, Witness};
+
+impl FaultServer for RedisServer {
+    type Kind = RedisKind;
+
+    const LOCK_REQUEST: &'static str = "EVALSHA";
+    const MID_REPLY: usize = 2;
+    const LEASE_OUTLIVES_CONNECTION: bool = true;
+
+    fn start(kind: RedisKind) -> Self {
+        start(kind)
+    }
+
+    fn addr(&self) -> SocketAddr {
+        Self::addr(self)
+    }
+
+    fn kill(&self) {
+        Self::kill(self);
+    }
+
+    fn stop(&self) -> io::Result<()> {
+        Self::stop(self)
+    }
+
+    fn cont(&self) -> io::Result<()> {
+        Self::cont(self)
+    }
+
+    fn restart(&self) -> io::Result<()> {
+        Self::restart(self)
+    }
+
+    fn base_url(&self, addr: SocketAddr) -> String {
+        format!("{}/?", self.url_via(addr))
+    }
+
+    fn urls_of(addr: &str) -> [String; 2] {
+        ["redis", "rediss"].map(|scheme| format!("{scheme}://{addr}/?"))
+    }
+
+    fn socket_url(&self) -> String {
+        format!("unix:{}", self.socket().display())
+    }
+
+    fn queue_length(&self, name: &str) -> usize {
+        let queue = format!("lockkeeper:{{default:{name}}}:line");
+        let length = self.command(&["LLEN", &queue]).unwrap().int();
+        usize::try_from(length.unwrap()).unwrap()
+    }
+
+    /// No key and no connection of a keeper is left.
+    fn assert_clean(&self) {
+        until("no key is left", || keys_left(self).is_empty());
+        until("only this test is connected", || {
+            let clients = self.info("clients").unwrap();
+            clients.get("connected_clients").map(String::as_str) == Some("1")
+        });
+    }
+}
+
+pub(crate) fn start(kind: RedisKind) -> RedisServer {
+    RedisServer::start(kind, &RedisOptions::new()).unwrap()
+}
+
+pub(crate) fn open(url: &str, keys: &str) -> LockKeeper {
+    lockkeeper::open(&format!("{url}/?{keys}")).unwrap()
+}
+
+/// Starts a waiter for `a`.
+pub(crate) fn start_waiter(url: &str, keys: &str, wait: Duration, witness: &Witness) -> Waiter {
+    Waiter::start(&format!("{url}/?{keys}"), wait, witness)
+}
+
+/// Returns all keys but those of epochs, which the server removes after a day.
+pub(crate) fn keys_left(server: &RedisServer) -> Vec<String> {
+    let keys = server.command(&["KEYS", "*"]).unwrap();
+    let keys = keys.items().iter().filter_map(Reply::text);
+    keys.filter(|key| !key.ends_with(":epoch")).collect()
+}
