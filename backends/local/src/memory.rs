@@ -1,4 +1,4 @@
-//! `memory:`: locks within one process, with leases, tokens and waiting like everywhere.
+//! `memory:`: locks within one process, with leases, tokens and waiting as on other stores.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,15 +11,15 @@ use lockkeeper_core::{
 };
 
 mod admin;
-mod line;
+mod wait_queue;
 
-use line::{Shard, lock};
+use wait_queue::{Shard, lock};
 
 const BACKEND: &str = "memory";
 const SHARDS: usize = 32;
 
-/// Opens `memory:` (a store of its own) and `memory:NAME` (one store for every keeper of the
-/// process that names it with the same namespace).
+/// Opens `memory:`, a private store, and `memory:NAME`, one store for all keepers of the process with
+/// this name and the same namespace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryDriver;
 
@@ -34,11 +34,11 @@ impl Driver for MemoryDriver {
 
     fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let url = target.url();
-        let is_placed = url.host().is_some()
+        let has_authority = url.host().is_some()
             || url.port().is_some()
             || url.username()?.is_some()
             || url.password()?.is_some();
-        if is_placed {
+        if has_authority {
             return Err(Error::new(
                 ErrorKind::InvalidUrl,
                 "`memory:` has no host, port or user; write memory: or memory:NAME",
@@ -55,42 +55,42 @@ impl Driver for MemoryDriver {
     }
 }
 
-/// Locks in the memory of this process; see [`MemoryDriver`]. Clones are the same store.
+/// Grants locks in the memory of this process; see [`MemoryDriver`]. Clones are the same store.
 #[derive(Clone)]
 pub struct MemoryProvider {
     store: Arc<Store>,
 }
 
 impl MemoryProvider {
-    /// A store of its own, on the host's clock.
+    /// Creates a private store on the host's clock.
     pub fn new() -> Self {
         Self::with_clock(Arc::new(SystemClock))
     }
 
-    /// A store of its own, on the clock that its keepers count on.
+    /// Creates a private store on the clock of its keepers.
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
         Self {
             store: Store::new(None, clock),
         }
     }
 
-    /// The store that everybody in this process shares who gives this name and namespace. It ends
-    /// with its last provider and lease.
+    /// Opens the store of this process with this name and namespace. The store ends with its last
+    /// provider and lease.
     pub fn shared(name: &str, namespace: &str) -> Self {
         Self::shared_with_clock(name, namespace, Arc::new(SystemClock))
     }
 
-    /// The same, on the clock that its keepers count on. Whoever comes first decides on the clock.
+    /// Opens the store with this name and namespace on the clock of its keepers. An existing store keeps
+    /// the clock of its first provider.
     pub fn shared_with_clock(name: &str, namespace: &str, clock: Arc<dyn Clock>) -> Self {
-        let place = (name.to_owned(), namespace.to_owned());
-        // Made before the look and dropped after it: a clock's and a store's own mutexes are never
-        // taken while the registry's is held.
-        let new = Store::new(Some(place.clone()), clock);
+        let key = (name.to_owned(), namespace.to_owned());
+        // Created and dropped outside of the registry's mutex, because both lock other mutexes.
+        let new = Store::new(Some(key.clone()), clock);
         let mut shared = lock(&SHARED);
-        let store = match shared.get(&place).and_then(Weak::upgrade) {
+        let store = match shared.get(&key).and_then(Weak::upgrade) {
             Some(store) => store,
             None => {
-                shared.insert(place, Arc::downgrade(&new));
+                shared.insert(key, Arc::downgrade(&new));
                 Arc::clone(&new)
             }
         };
@@ -99,23 +99,25 @@ impl MemoryProvider {
     }
 }
 
-/// Doors for tests of what a program does when it loses a lock, and for people on call.
+/// Lists and ends holds, for operators and for tests of programs that lose a lock.
 impl MemoryProvider {
-    /// The names that are held now, in no order; those whose lease ran out included, until somebody
-    /// asks for them again.
+    /// Returns the held names in no order, including expired ones until they are granted again.
     pub fn held(&self) -> Vec<LockName> {
         let shards = self.store.shards.iter();
-        shards.flat_map(Shard::view).map(|seen| seen.name).collect()
+        shards
+            .flat_map(Shard::view)
+            .map(|entry| entry.name)
+            .collect()
     }
 
-    /// Takes the lock from whoever holds it; the next waiter gets it. Its holder finds itself lost
-    /// at its next renewal. False: nobody held it.
+    /// Takes the lock from its holder, whose guard is lost at its next renewal; the next waiter gets the
+    /// lock. Returns `false` if the name was not held.
     pub fn evict(&self, name: &LockName) -> bool {
         let now = self.store.clock.now();
         self.store.shard(name.hash64()).evict(name, None, now)
     }
 
-    /// Takes all locks from their holders, as a store does that forgot everything.
+    /// Takes all locks from their holders.
     pub fn clear(&self) {
         for name in self.held() {
             self.evict(&name);
@@ -132,7 +134,7 @@ impl Default for MemoryProvider {
 impl fmt::Debug for MemoryProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryProvider")
-            .field("shared", &self.store.place)
+            .field("shared", &self.store.key)
             .finish_non_exhaustive()
     }
 }
@@ -182,35 +184,36 @@ impl MemoryProvider {
     }
 }
 
-type Place = (String, String);
+/// The name and the namespace of a shared store.
+type StoreKey = (String, String);
 
-/// The stores with a name. Each takes its own entry out when it ends.
-static SHARED: LazyLock<Mutex<HashMap<Place, Weak<Store>>>> = LazyLock::new(Mutex::default);
+/// The shared stores. A store removes its entry when it ends.
+static SHARED: LazyLock<Mutex<HashMap<StoreKey, Weak<Store>>>> = LazyLock::new(Mutex::default);
 
 struct Store {
     shards: [Shard; SHARDS],
-    place: Option<Place>,
+    key: Option<StoreKey>,
     clock: Arc<dyn Clock>,
 }
 
 impl Store {
-    fn new(place: Option<Place>, clock: Arc<dyn Clock>) -> Arc<Self> {
+    fn new(key: Option<StoreKey>, clock: Arc<dyn Clock>) -> Arc<Self> {
         let store = Arc::new(Self {
             shards: std::array::from_fn(|_| Shard::default()),
-            place,
+            key,
             clock,
         });
         let weak = Arc::downgrade(&store);
         store.clock.on_jump(Arc::new(move || {
             if let Some(store) = weak.upgrade() {
-                store.shards.iter().for_each(Shard::poke_all);
+                store.shards.iter().for_each(Shard::unpark_all);
             }
         }));
         store
     }
 
     fn shard(&self, hash: u64) -> &Shard {
-        // The table inside uses the lowest and the highest bits.
+        // The table of a shard uses the lowest and the highest bits.
         let index = (hash >> 32) as usize % SHARDS;
         let [first, ..] = &self.shards;
         self.shards.get(index).unwrap_or(first)
@@ -220,18 +223,18 @@ impl Store {
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
-            .field("shared", &self.place)
+            .field("shared", &self.key)
             .finish_non_exhaustive()
     }
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if let Some(place) = &self.place {
+        if let Some(key) = &self.key {
             let mut shared = lock(&SHARED);
-            // By now a new store may stand there.
-            if shared.get(place).is_some_and(|it| it.strong_count() == 0) {
-                shared.remove(place);
+            // A new store may have this key already.
+            if shared.get(key).is_some_and(|it| it.strong_count() == 0) {
+                shared.remove(key);
             }
         }
     }

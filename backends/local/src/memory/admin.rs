@@ -1,4 +1,4 @@
-//! Answers for whoever asks within this process.
+//! The admin interface of the in-process store.
 
 use lockkeeper_core::{Admin, Error, Finding, HeldName, Holder, HostInstant, LockName};
 
@@ -18,16 +18,16 @@ impl Admin for Store {
         let mut found: Vec<_> = shards
             .iter()
             .flat_map(Shard::view)
-            .filter(|seen| now < seen.expires && name.is_none_or(|name| seen.name == *name))
-            .map(|seen| HeldName {
+            .filter(|entry| now < entry.expires && name.is_none_or(|name| entry.name == *name))
+            .map(|entry| HeldName {
                 holder: Holder {
                     pid: Some(std::process::id()),
                     ..Holder::default()
                 },
-                epoch: Some(seen.epoch),
-                remaining: Some(seen.expires.saturating_since(now)),
-                waiting: u64::try_from(seen.waiting).ok(),
-                ..HeldName::new(seen.name.as_str(), seen.epoch.to_string())
+                epoch: Some(entry.epoch),
+                remaining: Some(entry.expires.saturating_since(now)),
+                waiting: u64::try_from(entry.waiting).ok(),
+                ..HeldName::new(entry.name.as_str(), entry.epoch.to_string())
             })
             .collect();
         found.sort_by(|a, b| a.name.cmp(&b.name));
@@ -45,8 +45,8 @@ impl Admin for Store {
         Ok(vec![Finding::warning(
             "reach",
             "the locks live in the memory of one process",
-            "they exclude that process's threads and nobody else",
-            "fine within one program; for several, use sqlite: (one host) or a server",
+            "they exclude the threads of that process, and no other process",
+            "use sqlite: for several programs of one host, or a server for several hosts",
         )])
     }
 

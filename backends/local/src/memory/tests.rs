@@ -28,7 +28,7 @@ fn manual() -> (ManualClock, Arc<dyn Clock>) {
 }
 
 #[test]
-fn stores_meet_by_name_and_namespace_and_end_with_their_last_user() {
+fn stores_are_shared_by_name_and_namespace_until_their_last_user() {
     let drivers = Drivers::new().with(MemoryDriver);
     let open = |url: &str| drivers.open(&Config::from_url(url).unwrap()).unwrap();
     let first = open("memory:meet");
@@ -51,7 +51,7 @@ fn stores_meet_by_name_and_namespace_and_end_with_their_last_user() {
 }
 
 #[test]
-fn a_place_in_the_url_is_refused() {
+fn host_in_the_url_is_refused() {
     let drivers = Drivers::new().with(MemoryDriver);
     for url in ["memory://host", "memory://host:1/x", "memory://user@host/"] {
         let error = drivers.open(&Config::from_url(url).unwrap()).unwrap_err();
@@ -61,7 +61,7 @@ fn a_place_in_the_url_is_refused() {
 }
 
 #[test]
-fn a_lease_that_ran_out_is_taken_over_and_neither_renewed_nor_released() {
+fn expired_lease_is_neither_renewed_nor_released() {
     let (clock, shared) = manual();
     let spy = Spy::new(Arc::new(MemoryProvider::with_clock(Arc::clone(&shared))));
     let ttl = Duration::from_secs(10);
@@ -77,34 +77,39 @@ fn a_lease_that_ran_out_is_taken_over_and_neither_renewed_nor_released() {
     clock.advance(ttl);
     assert!(
         !first.is_renewed(&*shared),
-        "nobody took it, and it is late"
+        "an expired lease is not renewed"
     );
 
     let mut second = spy.acquire(&keeper, "seat");
     assert!(second.epoch() > first.epoch());
     assert!(!first.is_renewed(&*shared));
     assert_eq!(first.release(), Released::AlreadyLost);
-    assert!(second.is_renewed(&*shared), "a late release is harmless");
+    assert!(
+        second.is_renewed(&*shared),
+        "a late release keeps the next lease"
+    );
     assert_eq!(second.release(), Released::Done);
     assert_eq!(spy.acquire(&keeper, "seat").release(), Released::Done);
 }
 
 #[test]
-fn keepers_are_served_in_the_order_of_their_coming() {
+fn keepers_are_served_first_in_first_out() {
     let (_, clock) = manual();
     let provider = MemoryProvider::with_clock(Arc::clone(&clock));
     let holder = keeper(&provider, &clock).lock("seat").unwrap();
-    let (said, order) = mpsc::channel();
+    let (sender, order) = mpsc::channel();
     let mut threads = Vec::new();
     for number in 0..4 {
         let keeper = keeper(&provider, &clock);
-        let said = said.clone();
+        let sender = sender.clone();
         threads.push(thread::spawn(move || {
             let guard = keeper.lock("seat").unwrap();
-            said.send(number).unwrap();
+            sender.send(number).unwrap();
             drop(guard);
         }));
-        until("it stands in line", || waiters(&provider, "seat") > number);
+        until("the waiter is queued", || {
+            waiters(&provider, "seat") > number
+        });
     }
     drop(holder);
     threads
@@ -114,7 +119,7 @@ fn keepers_are_served_in_the_order_of_their_coming() {
 }
 
 #[test]
-fn the_next_gets_it_when_the_lease_runs_out() {
+fn waiter_is_granted_the_name_when_the_lease_expires() {
     let (clock, shared) = manual();
     let provider = MemoryProvider::with_clock(Arc::clone(&shared));
     let ttl = Duration::from_secs(10);
@@ -126,14 +131,14 @@ fn the_next_gets_it_when_the_lease_runs_out() {
         .unwrap();
     let waiting = keeper(&provider, &shared);
     let thread = thread::spawn(move || waiting.lock("seat").unwrap().token());
-    until("it stands in line", || waiters(&provider, "seat") == 1);
+    until("the waiter is queued", || waiters(&provider, "seat") == 1);
     clock.advance(ttl);
     assert!(thread.join().unwrap() > held.token());
     assert!(held.ensure_held().is_err());
 }
 
 #[test]
-fn cancelled_and_timed_out_waiters_leave_nothing_behind() {
+fn cancelled_and_timed_out_waiters_are_removed() {
     let (clock, shared) = manual();
     let provider = MemoryProvider::with_clock(Arc::clone(&shared));
     let holder = keeper(&provider, &shared).lock("seat").unwrap();
@@ -141,7 +146,7 @@ fn cancelled_and_timed_out_waiters_leave_nothing_behind() {
     let options = AcquireOptions::new().cancel(&cancel);
     let waiting = keeper(&provider, &shared);
     let thread = thread::spawn(move || waiting.acquire("seat", &options).unwrap_err().kind());
-    until("it stands in line", || waiters(&provider, "seat") == 1);
+    until("the waiter is queued", || waiters(&provider, "seat") == 1);
     cancel.cancel();
     assert_eq!(thread.join().unwrap(), ErrorKind::Cancelled);
 
@@ -152,7 +157,7 @@ fn cancelled_and_timed_out_waiters_leave_nothing_behind() {
             .unwrap();
         guard.is_none()
     });
-    until("it stands in line", || waiters(&provider, "seat") == 1);
+    until("the waiter is queued", || waiters(&provider, "seat") == 1);
     clock.advance(Duration::from_secs(5));
     assert!(thread.join().unwrap());
 

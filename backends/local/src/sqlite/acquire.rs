@@ -1,4 +1,4 @@
-//! Asking for a name, and waiting for it in line with other processes.
+//! Acquiring a name, and waiting for it in one queue with other processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,48 +6,54 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireRequest, CancelRegistration, Error, ErrorKind, HostInstant};
 
 use super::db::{Patience, Session};
-use super::line::{self, Ask, Held, Key, Next};
 use super::process::Process;
 use super::store::Store;
-use super::wake::{Bell, Watch, Woken};
+use super::wait_queue::{self, Acquisition, Key, LockRow, NextHolder};
+use super::wake::{HolderWatch, Parker, WakeReason};
 
-/// A waiter looks after this long at the latest, whether it was woken or not.
-const LOOK: Duration = Duration::from_secs(1);
-/// The second in line looks after the first: it may be stopped or dead.
-const RUNNER_UP: Duration = Duration::from_millis(100);
+/// The longest time between two attempts of a waiter, notified or not.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The interval for the second waiter in the queue: the first may be stopped or dead.
+const SECOND_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// The pause after an attempt that failed because the database does not work.
+const ERROR_PAUSE: Duration = Duration::from_millis(500);
 
-/// How long a waiter leaves a store in peace that does not work.
-const OUTAGE: Duration = Duration::from_millis(500);
-
-/// A grant, and a moment before it was asked for.
-pub(super) struct Won {
+/// A grant, and an instant before its request.
+pub(super) struct Acquired {
     pub(super) epoch: u64,
     pub(super) asked_at: HostInstant,
 }
 
-/// What a look found.
-enum Sight {
-    Won(Won),
-    /// Somebody else has it, or comes first.
-    Busy {
-        next: Next,
-        until: HostInstant,
-        holder: Option<Process>,
-        before: u32,
-    },
+/// The result of one attempt.
+enum AttemptResult {
+    Acquired(Acquired),
+    Busy(Busy),
 }
 
-pub(super) fn acquire(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Won>, Error> {
-    let answer = try_or_wait(store, request);
-    match answer {
-        // It gave up on the database because it was told to.
+/// The state of a name that is held, or that another waiter gets first.
+struct Busy {
+    /// The waiter to notify.
+    next: NextHolder,
+    /// When the lease or the reservation expires.
+    until: HostInstant,
+    holder: Option<Process>,
+    /// The number of waiters ahead in the queue, at most 2.
+    ahead: u32,
+}
+
+pub(super) fn acquire(
+    store: &Store,
+    request: &AcquireRequest<'_>,
+) -> Result<Option<Acquired>, Error> {
+    match try_or_wait(store, request) {
+        // The cancellation ended the retries on a locked database.
         Err(_) if request.is_cancelled() => Ok(None),
-        answer => answer,
+        result => result,
     }
 }
 
-fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Won>, Error> {
-    let mut ask = Ask {
+fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Acquired>, Error> {
+    let mut acquisition = Acquisition {
         key: store.key(request.name()),
         owner: request.owner(),
         ttl: request.ttl(),
@@ -58,250 +64,260 @@ fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Won
         is_cancelled: &is_cancelled,
         ..Patience::new(request.clock(), deadline)
     };
-    let taken = store.db.run(&patience(request.deadline()), |session| {
+    let granted = store.db.run(&patience(request.deadline()), |session| {
         let asked_at = request.now();
-        let epoch = line::take_free(session, &ask, asked_at)?;
-        Ok(epoch.map(|epoch| Won { epoch, asked_at }))
+        let epoch = wait_queue::take_if_free(session, &acquisition, asked_at)?;
+        Ok(epoch.map(|epoch| Acquired { epoch, asked_at }))
     });
-    ask.recover = match taken {
-        Ok(Some(won)) => return Ok(Some(won)),
+    acquisition.recover = match granted {
+        Ok(Some(acquired)) => return Ok(Some(acquired)),
         Ok(None) => false,
-        // It may have been granted: the look finds this owner's own grant.
+        // The name may have been granted; the next attempt recognises the grant by its owner.
         Err(error) if error.kind() == ErrorKind::Unknown => true,
         Err(error) => return Err(error),
     };
     let Some(deadline) = request.deadline() else {
         let patience = patience(None);
-        let sight = store.db.transact(&patience, |session| {
-            look(session, &ask, None, request.now())
+        let result = store.db.transact(&patience, |session| {
+            attempt(session, &acquisition, None, request.now())
         })?;
-        return Ok(match sight {
-            Sight::Won(won) => Some(won),
-            Sight::Busy { next, .. } => {
-                store.ring(ask.key, next, &patience);
+        return Ok(match result {
+            AttemptResult::Acquired(acquired) => Some(acquired),
+            AttemptResult::Busy(busy) => {
+                store.notify_next(acquisition.key, busy.next, &patience);
                 request.contended();
                 None
             }
         });
     };
-    let mut waiter = Waiter::new(store, request, ask.key);
-    let mut watch: Option<Watch> = None;
-    // A holder that the system says has ended while its row says it lives: not watched twice.
-    let mut spent: Option<Process> = None;
+    let mut waiter = Waiter::new(store, request, acquisition.key);
+    let mut watch: Option<HolderWatch> = None;
+    // A holder that has ended although its row is live is not watched twice.
+    let mut ended: Option<Process> = None;
     loop {
         let patience = patience(Some(deadline));
-        if !waiter.bell.is_there() {
-            waiter = Waiter::new(store, request, ask.key);
+        if !waiter.parker.exists() {
+            waiter = Waiter::new(store, request, acquisition.key);
         }
-        waiter.bell.drain();
-        let mut place = waiter.id;
-        let sight = store.db.transact(&patience, |session| {
-            // A try that failed was undone, and its place with it.
-            place = waiter.id;
-            let line = Some((&mut place, &*waiter.bell));
-            look(session, &ask, line, request.now())
+        waiter.parker.clear();
+        let mut id = waiter.id;
+        let result = store.db.transact(&patience, |session| {
+            // A failed transaction was rolled back, and a new queue entry with it.
+            id = waiter.id;
+            let queue = Some((&mut id, &*waiter.parker));
+            attempt(session, &acquisition, queue, request.now())
         });
-        let sight = match sight {
-            Ok(sight) => sight,
-            // The place is what it was.
-            Err(error) if waiter.id.is_some() && may_pass(&error) => {
+        let result = match result {
+            Ok(result) => result,
+            // The queue entry is still there.
+            Err(error) if waiter.id.is_some() && is_transient(&error) => {
                 let left = deadline.saturating_since(request.now());
                 if left.is_zero() || is_cancelled() {
                     return Err(error);
                 }
-                ask.recover |= error.kind() == ErrorKind::Unknown;
-                waiter.bell.wait(None, OUTAGE.min(left));
+                acquisition.recover |= error.kind() == ErrorKind::Unknown;
+                waiter.parker.wait(None, ERROR_PAUSE.min(left));
                 continue;
             }
             Err(error) => return Err(error),
         };
-        waiter.id = place;
-        let (next, until, holder, before) = match sight {
-            Sight::Won(won) => return Ok(Some(won)),
-            Sight::Busy {
-                next,
-                until,
-                holder,
-                before,
-            } => (next, until, holder, before),
+        waiter.id = id;
+        let Busy {
+            next,
+            until,
+            holder,
+            ahead,
+        } = match result {
+            AttemptResult::Acquired(acquired) => return Ok(Some(acquired)),
+            AttemptResult::Busy(busy) => busy,
         };
-        store.ring(ask.key, next, &patience);
+        store.notify_next(acquisition.key, next, &patience);
         request.contended();
         let now = request.now();
         if now >= deadline || request.is_cancelled() {
             return Ok(None);
         }
-        // Only the first in line: the others would all come at once.
-        let holder = holder.filter(|holder| before == 0 && spent.as_ref() != Some(holder));
+        // Only the first waiter watches the holder, so that one waiter wakes.
+        let holder = holder.filter(|holder| ahead == 0 && ended.as_ref() != Some(holder));
         if watch.as_ref().map(|watch| &watch.process) != holder.as_ref() {
-            watch = holder.as_ref().and_then(Watch::new);
+            watch = holder.as_ref().and_then(HolderWatch::new);
             if holder.as_ref().is_some_and(Process::is_dead) {
-                // Between the look and the watch.
+                // The holder ended between the attempt and the watch.
                 continue;
             }
         }
         let unwatched = holder.is_some_and(|holder| watch.is_none() && &holder != Process::own());
-        let until = until.min(now + next_look(before, unwatched)).min(deadline);
+        let until = until
+            .min(now + poll_interval(ahead, unwatched))
+            .min(deadline);
         let woken = waiter
-            .bell
+            .parker
             .wait(watch.as_ref(), until.saturating_since(now));
-        if woken == Woken::HolderEnded {
-            spent = watch.take().map(|watch| watch.process);
+        if woken == WakeReason::HolderEnded {
+            ended = watch.take().map(|watch| watch.process);
         }
     }
 }
 
-/// Whether it may be over before a wait is: a full disk, for one.
-fn may_pass(error: &Error) -> bool {
+/// Returns whether the error may pass while the caller waits, as a full disk does.
+fn is_transient(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)
 }
 
-/// How long a waiter sleeps where nothing wakes it; never the same for two of them.
-fn next_look(before: u32, unwatched: bool) -> Duration {
-    let longest = if before == 1 || unwatched {
-        RUNNER_UP
+/// Returns the time to the next attempt without a notification, with jitter.
+fn poll_interval(ahead: u32, unwatched: bool) -> Duration {
+    let longest = if ahead == 1 || unwatched {
+        SECOND_POLL_INTERVAL
     } else {
-        LOOK
+        POLL_INTERVAL
     };
     longest.mul_f64(0.8 + fastrand::f64() / 5.0)
 }
 
-/// One look at a name, in a write transaction: takes it where this one may. With `line`, a waiter
-/// that may not take it stands in line afterwards.
-fn look(
+/// Makes one attempt in a write transaction. With `queue`, an attempt that finds the name busy leaves
+/// the waiter queued under the id in `queue`.
+fn attempt(
     session: &Session<'_>,
-    ask: &Ask<'_>,
-    line: Option<(&mut Option<i64>, &Bell)>,
+    acquisition: &Acquisition<'_>,
+    queue: Option<(&mut Option<i64>, &Parker)>,
     now: HostInstant,
-) -> rusqlite::Result<Sight> {
-    let key = ask.key;
-    let mut id = line.as_ref().and_then(|(id, _)| **id);
-    if let Some(here) = id
-        && !line::show_up(session, here)?
+) -> rusqlite::Result<AttemptResult> {
+    let key = acquisition.key;
+    let mut id = queue.as_ref().and_then(|(id, _)| **id);
+    if let Some(known) = id
+        && !wait_queue::confirm_waiting(session, known)?
     {
         id = None;
     }
-    let held = line::read(session, key)?;
+    let held = wait_queue::read(session, key)?;
     let next = match &held {
-        None => Next::Me,
-        Some(held) if ask.recover && held.is_of(&ask.owner) && held.is_live(now) => {
-            // The answer to an earlier try got lost.
-            drop_out(session, line, id)?;
-            return Ok(Sight::Won(Won {
+        None => NextHolder::Caller,
+        Some(held)
+            if acquisition.recover && held.is_of(&acquisition.owner) && held.is_live(now) =>
+        {
+            // The reply to an earlier attempt was lost.
+            leave_queue(session, queue, id)?;
+            return Ok(AttemptResult::Acquired(Acquired {
                 epoch: held.epoch,
                 asked_at: held.asked,
             }));
         }
-        Some(held) => turn(session, ask, held, id, now)?,
+        Some(held) => next_holder(session, acquisition, held, id, now)?,
     };
-    if let Next::Me = next {
-        drop_out(session, line, id)?;
-        let epoch = line::take(session, ask, now)?;
-        return Ok(Sight::Won(Won {
+    if let NextHolder::Caller = next {
+        leave_queue(session, queue, id)?;
+        let epoch = wait_queue::take(session, acquisition, now)?;
+        return Ok(AttemptResult::Acquired(Acquired {
             epoch,
             asked_at: now,
         }));
     }
     let contended = held.as_ref().is_some_and(|held| held.contended);
-    let before = match line {
+    let ahead = match queue {
         None => 0,
-        Some((place, bell)) => {
-            let here = match id {
-                Some(here) => here,
-                None => line::join(session, key, bell.address())?,
+        Some((queued, parker)) => {
+            let id = match id {
+                Some(id) => id,
+                None => wait_queue::enqueue(session, key, parker.address())?,
             };
-            *place = Some(here);
+            *queued = Some(id);
             if !contended {
-                line::contend(session, key)?;
+                wait_queue::mark_contended(session, key)?;
             }
-            line::before(session, key, here)?
+            wait_queue::count_ahead(session, key, id)?
         }
     };
     let (until, holder) = match (&next, held) {
-        // The row as it was, still true.
-        (Next::Nobody, Some(held)) => (held.expires, (held.epoch != 0).then_some(held.by)),
-        _ => (now + line::GRACE, None),
+        // The row is unchanged.
+        (NextHolder::None, Some(held)) => (held.expires, (held.epoch != 0).then_some(held.holder)),
+        _ => (now + wait_queue::GRACE, None),
     };
-    Ok(Sight::Busy {
+    Ok(AttemptResult::Busy(Busy {
         next,
         until,
         holder,
-        before,
-    })
+        ahead,
+    }))
 }
 
-/// Whose turn it is: [`Next::Nobody`] leaves the name with who has it, or for whom it is kept.
-fn turn(
+/// Returns the next holder. [`NextHolder::None`] leaves the name to its holder, or to the waiter for
+/// which it is reserved.
+fn next_holder(
     session: &Session<'_>,
-    ask: &Ask<'_>,
-    held: &Held,
+    acquisition: &Acquisition<'_>,
+    held: &LockRow,
     id: Option<i64>,
     now: HostInstant,
-) -> rusqlite::Result<Next> {
-    let is_kept = held.epoch == 0;
-    if is_kept && id == Some(held.reserved) {
-        return Ok(Next::Me);
+) -> rusqlite::Result<NextHolder> {
+    let is_reserved = held.epoch == 0;
+    if is_reserved && id == Some(held.reserved) {
+        return Ok(NextHolder::Caller);
     }
-    if held.is_live(now) && (!is_kept || line::is_in_line(session, held.reserved)?) {
-        return Ok(Next::Nobody);
+    if held.is_live(now) && (!is_reserved || wait_queue::is_queued(session, held.reserved)?) {
+        return Ok(NextHolder::None);
     }
-    if is_kept {
-        line::pass_over(session, held.reserved)?;
+    if is_reserved {
+        wait_queue::mark_stale(session, held.reserved)?;
     }
-    Ok(match line::next(session, ask.key, id, now)? {
-        Next::Kept { id, wake } => Next::Kept { id, wake },
-        Next::Me | Next::Nobody | Next::Late { .. } => Next::Me,
-    })
+    Ok(
+        match wait_queue::reserve_next(session, acquisition.key, id, now)? {
+            NextHolder::Reserved { id, wake } => NextHolder::Reserved { id, wake },
+            NextHolder::Caller | NextHolder::None | NextHolder::Unresponsive { .. } => {
+                NextHolder::Caller
+            }
+        },
+    )
 }
 
-/// Takes a waiter that gets the name out of the line.
-fn drop_out(
+/// Removes a waiter that gets the name from the queue.
+fn leave_queue(
     session: &Session<'_>,
-    line: Option<(&mut Option<i64>, &Bell)>,
+    queue: Option<(&mut Option<i64>, &Parker)>,
     id: Option<i64>,
 ) -> rusqlite::Result<()> {
-    if let Some((place, _)) = line {
-        *place = None;
+    if let Some((queued, _)) = queue {
+        *queued = None;
     }
-    id.map_or(Ok(()), |id| line::leave(session, id))
+    id.map_or(Ok(()), |id| wait_queue::dequeue(session, id))
 }
 
-/// A place in line, given up on every way out.
+/// A waiter and its entry in the queue, which is removed when this is dropped.
 struct Waiter<'a> {
     store: &'a Store,
     key: Key<'a>,
-    bell: Arc<Bell>,
+    parker: Arc<Parker>,
     id: Option<i64>,
     _wake: Option<CancelRegistration>,
 }
 
 impl<'a> Waiter<'a> {
     fn new(store: &'a Store, request: &AcquireRequest<'_>, key: Key<'a>) -> Self {
-        let bell = store.bells.take();
-        let rings = Arc::clone(&bell);
+        let parker = store.parkers.take();
+        let cancelled = Arc::clone(&parker);
         let cancel = request.cancel();
         Self {
             store,
             key,
-            bell,
+            parker,
             id: None,
-            _wake: cancel.map(|cancel| cancel.on_cancel(move || rings.poke())),
+            _wake: cancel.map(|cancel| cancel.on_cancel(move || cancelled.unpark())),
         }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let left = match self.id {
+        let dequeued = match self.id {
             None => true,
             Some(id) => {
                 let patience = self.store.briefly();
-                self.store.leave(self.key, id, &patience).is_ok()
+                self.store.dequeue(self.key, id, &patience).is_ok()
             }
         };
-        // A row that could not be removed names a bell that nobody hears: who rings it removes it.
-        if left {
-            self.store.bells.keep(Arc::clone(&self.bell));
+        // A row that could not be removed keeps the address of this parker. When the parker is gone,
+        // the next process that notifies the address removes the row.
+        if dequeued {
+            self.store.parkers.keep(Arc::clone(&self.parker));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Answers from the file, for every process of the host.
+//! The admin interface: reads the locks of all processes from the file.
 
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -7,10 +7,10 @@ use lockkeeper_core::{Admin, Error, Finding, HeldName, Holder, HostInstant, Lock
 use rusqlite::Row;
 
 use super::db::{Patience, Session, unknown};
-use super::line::{self, Held, Key, Next};
 use super::open;
 use super::process::Process;
 use super::store::Store;
+use super::wait_queue::{self, Key, LockRow, NextHolder};
 
 const HELD: &str =
     "SELECT epoch, pid, start, place, process, request, asked, expires, contended, reserved, name, since
@@ -18,29 +18,30 @@ const HELD: &str =
 const WAITING: &str = "SELECT pid, start, place FROM waiter WHERE namespace = ?1 AND name = ?2";
 const JOURNAL: &str = "PRAGMA journal_mode";
 const CHECK: &str = "PRAGMA quick_check(1)";
-/// With less room than this on its disk, a lock database is soon unable to write.
-const ROOM: u64 = 16 << 20;
+/// Below this free space in bytes, a warning is reported.
+const MIN_FREE: u64 = 16 << 20;
 
-struct Seen {
-    held: Held,
+/// A held name, with the columns for people.
+struct HeldRow {
+    lock: LockRow,
     name: String,
     since: i64,
 }
 
-fn seen(row: &Row<'_>) -> rusqlite::Result<Seen> {
-    Ok(Seen {
-        held: line::held(row)?,
+fn held_row(row: &Row<'_>) -> rusqlite::Result<HeldRow> {
+    Ok(HeldRow {
+        lock: wait_queue::held(row)?,
         name: row.get(10)?,
         since: row.get(11)?,
     })
 }
 
-/// How many living processes wait for a name: the dead ones stay in line until the next release.
+/// Counts the living waiters of a name. Dead waiters stay in the queue until the next release.
 fn waiting(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<u64> {
-    let line = session.all(WAITING, (key.namespace, key.name), |row| {
-        line::process(row, 0)
+    let waiters = session.all(WAITING, (key.namespace, key.name), |row| {
+        wait_queue::process(row, 0)
     })?;
-    let living = line.iter().filter(|waiter| !waiter.is_dead()).count();
+    let living = waiters.iter().filter(|waiter| !waiter.is_dead()).count();
     Ok(u64::try_from(living).unwrap_or(u64::MAX))
 }
 
@@ -49,24 +50,24 @@ impl Admin for Store {
         let patience = Patience::new(&*self.clock, Some(deadline));
         let only = name.map(LockName::as_str);
         self.db.run(&patience, |session| {
-            let mut live = session.all(HELD, (self.namespace.as_str(), only), seen)?;
-            // After the look: what was asked for later than now counts as of another boot.
+            let mut live = session.all(HELD, (self.namespace.as_str(), only), held_row)?;
+            // Read after the rows: a request later than `now` would count as from another boot.
             let now = self.clock.now();
-            live.retain(|seen| seen.held.is_live(now));
-            let tell = |seen: Seen| {
+            live.retain(|row| row.lock.is_live(now));
+            let describe = |row: HeldRow| {
                 let key = Key {
                     namespace: &self.namespace,
-                    name: &seen.name,
+                    name: &row.name,
                 };
                 Ok(HeldName {
                     waiting: Some(waiting(session, key)?),
-                    holder: holder(&seen),
-                    epoch: Some(seen.held.epoch),
-                    remaining: Some(seen.held.expires.saturating_since(now)),
-                    ..HeldName::new(seen.name, seen.held.epoch.to_string())
+                    holder: holder(&row),
+                    epoch: Some(row.lock.epoch),
+                    remaining: Some(row.lock.expires.saturating_since(now)),
+                    ..HeldName::new(row.name, row.lock.epoch.to_string())
                 })
             };
-            live.into_iter().map(tell).collect()
+            live.into_iter().map(describe).collect()
         })
     }
 
@@ -76,15 +77,16 @@ impl Admin for Store {
         let key = self.key(&name);
         let ended = self.db.transact(&patience, |session| {
             let now = self.clock.now();
-            match line::read(session, key)? {
-                Some(found) if found.epoch != 0 && found.epoch.to_string() == held.mark => {
-                    Ok((found.is_live(now), line::pass_on(session, key, now)?))
-                }
-                _ => Ok((false, Next::Nobody)),
+            match wait_queue::read(session, key)? {
+                Some(found) if found.epoch != 0 && found.epoch.to_string() == held.mark => Ok((
+                    found.is_live(now),
+                    wait_queue::release_to_next_waiter(session, key, now)?,
+                )),
+                _ => Ok((false, NextHolder::None)),
             }
         });
         let (ended, next) = ended.map_err(unknown)?;
-        self.ring(key, next, &patience);
+        self.notify_next(key, next, &patience);
         Ok(ended)
     }
 
@@ -100,11 +102,11 @@ impl Admin for Store {
         let mut findings = vec![
             Finding::fine("version", format!("SQLite {}", rusqlite::version())),
             journal_mode(&journal),
-            whole(&check),
+            integrity(&check),
             dead_owners(),
         ];
         findings.extend(open::examine(self.db.path()));
-        findings.extend(room(self.db.path()));
+        findings.extend(disk_space(self.db.path()));
         Ok(findings)
     }
 
@@ -113,15 +115,15 @@ impl Admin for Store {
     }
 }
 
-fn holder(seen: &Seen) -> Holder {
-    let since = u64::try_from(seen.since).unwrap_or(0);
+fn holder(row: &HeldRow) -> Holder {
+    let since = u64::try_from(row.since).unwrap_or(0);
     Holder {
-        // All who use the file are of one host, though perhaps of several containers.
+        // Processes of another container have another host name.
         host: Process::own()
-            .is_neighbour(&seen.held.by)
+            .shares_pid_scope(&row.lock.holder)
             .then(hostname)
             .flatten(),
-        pid: Some(seen.held.by.pid),
+        pid: Some(row.lock.holder.pid),
         since: UNIX_EPOCH.checked_add(Duration::from_millis(since)),
         ..Holder::default()
     }
@@ -146,15 +148,15 @@ fn journal_mode(journal: &str) -> Finding {
     Finding::unusable(
         topic,
         format!("the journal mode is {journal}, and not wal"),
-        "somebody has changed it; readers and writers get in each other's way",
-        "stop the programs that use the file, and open it anew",
+        "another program changed it, and readers and writers block each other",
+        "stop the programs that use the file, and open it again",
     )
 }
 
-fn whole(check: &str) -> Finding {
+fn integrity(check: &str) -> Finding {
     let topic = "file";
     if check == "ok" {
-        return Finding::fine(topic, "the file is a whole database");
+        return Finding::fine(topic, "the file is an intact database");
     }
     Finding::unusable(
         topic,
@@ -181,23 +183,23 @@ fn dead_owners() -> Finding {
 }
 
 #[cfg(unix)]
-fn room(path: &Path) -> Option<Finding> {
+fn disk_space(path: &Path) -> Option<Finding> {
     let disk = rustix::fs::statvfs(path).ok()?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let mib = free >> 20;
-    Some(if free >= ROOM {
+    Some(if free >= MIN_FREE {
         Finding::fine("disk", format!("{mib} MiB are free on its disk"))
     } else {
         Finding::warning(
             "disk",
             format!("only {mib} MiB are free on its disk"),
-            "when it is full, nobody gets a lock or renews one",
-            "make room there, or name a file on another disk",
+            "when the disk is full, no lock is granted or renewed",
+            "free space there, or name a file on another disk",
         )
     })
 }
 
 #[cfg(not(unix))]
-fn room(_path: &Path) -> Option<Finding> {
+fn disk_space(_path: &Path) -> Option<Finding> {
     None
 }

@@ -1,4 +1,4 @@
-//! The one connection of a provider: statements, transactions, and waiting while another process
+//! Statements and transactions on the connection of a provider, and retries while another process
 //! writes.
 
 use std::fmt;
@@ -10,24 +10,24 @@ use std::time::Duration;
 use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, SystemClock};
 use rusqlite::{Connection, ErrorCode, Params, Row};
 
-use super::schema::Trouble;
-use super::slot::Slot;
+use super::connection::Slot;
+use super::schema::AttemptError;
 
-/// Many processes may create one file at once, and each step excludes the others.
-const OPENING: Duration = Duration::from_secs(5);
-/// What a single attempt may wait for other writers, each of which takes some microseconds, but
-/// can be put aside by a busy machine while it writes.
-pub(super) const ATTEMPT: Duration = Duration::from_millis(250);
-/// The same for the last look of a wait that is over.
-const LAST_LOOK: Duration = Duration::from_millis(100);
+/// The limit for opening. Many processes may create one file at once, one after the other.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// The limit for one attempt to wait for other writers. A write takes some microseconds, but a busy
+/// machine may suspend the writer.
+pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(250);
+/// The limit for an attempt whose deadline has passed.
+const LAST_ATTEMPT_TIMEOUT: Duration = Duration::from_millis(100);
 
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+const MAX_PAUSE: Duration = Duration::from_millis(1);
 const YIELDS: u32 = 4;
 
 pub(super) struct Db {
     slot: Arc<Slot>,
-    /// Whether a file that was deleted is made again.
+    /// Whether a deleted file is created again.
     create: bool,
     statements: AtomicU64,
 }
@@ -38,7 +38,7 @@ impl fmt::Debug for Db {
     }
 }
 
-/// Until when to try, while other processes write.
+/// The limit for retries while other processes write.
 pub(super) struct Patience<'a> {
     pub(super) clock: &'a dyn Clock,
     pub(super) until: HostInstant,
@@ -46,30 +46,32 @@ pub(super) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    /// Until `deadline`, or as long as a single attempt may take.
+    /// Retries until `deadline`, or for [`ATTEMPT_TIMEOUT`].
     pub(super) fn new(clock: &'a dyn Clock, deadline: Option<HostInstant>) -> Self {
         let now = clock.now();
         Self {
             clock,
-            until: deadline.map_or(now + ATTEMPT, |deadline| deadline.max(now + LAST_LOOK)),
+            until: deadline.map_or(now + ATTEMPT_TIMEOUT, |deadline| {
+                deadline.max(now + LAST_ATTEMPT_TIMEOUT)
+            }),
             is_cancelled: &|| false,
         }
     }
 
-    /// Tries until it is done, fails, or the time is up.
-    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Trouble>) -> Result<T, Error> {
+    /// Runs `attempt` until it succeeds, fails for good, or the limit is reached.
+    fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, AttemptError>) -> Result<T, Error> {
         let mut tries = 0;
         loop {
             match attempt() {
                 Ok(value) => return Ok(value),
-                Err(Trouble::Busy(_)) if self.pause(tries) => tries = tries.saturating_add(1),
-                Err(Trouble::Busy(error)) => return Err(failure(error)),
-                Err(Trouble::Failed(error)) => return Err(error),
+                Err(AttemptError::Busy(_)) if self.pause(tries) => tries = tries.saturating_add(1),
+                Err(AttemptError::Busy(error)) => return Err(convert_error(error)),
+                Err(AttemptError::Failed(error)) => return Err(error),
             }
         }
     }
 
-    /// Waits before the next try. False: no more of them.
+    /// Pauses before the next attempt. Returns `false` if the limit is reached.
     fn pause(&self, tries: u32) -> bool {
         if (self.is_cancelled)() {
             return false;
@@ -82,10 +84,8 @@ impl<'a> Patience<'a> {
             std::thread::yield_now();
         } else {
             let pause = FIRST_PAUSE.saturating_mul(1 << (tries - YIELDS).min(10));
-            // Writers that met once should not meet again.
-            let pause = pause
-                .min(LONGEST_PAUSE)
-                .mul_f64(0.5 + fastrand::f64() / 2.0);
+            // With jitter, so that writers that collided once do not collide again.
+            let pause = pause.min(MAX_PAUSE).mul_f64(0.5 + fastrand::f64() / 2.0);
             std::thread::sleep(pause.min(left));
         }
         true
@@ -93,11 +93,11 @@ impl<'a> Patience<'a> {
 }
 
 impl Db {
-    /// Opens the database at `path`. Without `create`, one that is not there is an error.
+    /// Opens the database at `path`. Without `create`, a missing file is an error.
     pub(super) fn open(path: &Path, create: bool, clock: &dyn Clock) -> Result<Self, Error> {
-        // On a clock of its own, as a test has, nobody's time would pass.
+        // The clock of a test may stand still.
         let mut patience = Patience::new(&SystemClock, None);
-        patience.until = SystemClock.now() + OPENING;
+        patience.until = SystemClock.now() + OPEN_TIMEOUT;
         Ok(Self {
             slot: patience.retry(|| Slot::open(path, create, clock.now()))?,
             create,
@@ -105,7 +105,7 @@ impl Db {
         })
     }
 
-    /// Where it really is.
+    /// Returns the path without links.
     pub(super) fn path(&self) -> &Path {
         &self.slot.path
     }
@@ -114,8 +114,8 @@ impl Db {
         self.statements.load(Ordering::Relaxed)
     }
 
-    /// Runs `work`, again and again while another process writes. Other threads get the connection
-    /// in between.
+    /// Runs `work`, and retries while another process writes. Between retries, other threads may use the
+    /// connection.
     pub(super) fn run<T>(
         &self,
         patience: &Patience<'_>,
@@ -129,14 +129,16 @@ impl Db {
                         connection,
                         statements: &self.statements,
                     };
-                    session.settle().and_then(|()| work(&session))
+                    session
+                        .roll_back_open_transaction()
+                        .and_then(|()| work(&session))
                 });
             Ok(done??)
         })
     }
 
-    /// The same in one write transaction. It begins as one: a transaction that becomes a writer
-    /// later fails where another one wrote in between.
+    /// Runs `work` like [`run`](Self::run), in a transaction that writes from its start: a transaction
+    /// that begins to write later fails if another process wrote in between.
     pub(super) fn transact<T>(
         &self,
         patience: &Patience<'_>,
@@ -151,29 +153,29 @@ impl Db {
     }
 }
 
-/// The connection, while this thread has it.
+/// The connection, while this thread uses it.
 pub(super) struct Session<'a> {
     connection: &'a Connection,
     statements: &'a AtomicU64,
 }
 
 impl Session<'_> {
-    /// Ends a transaction that an error (or a panic) left open.
-    fn settle(&self) -> rusqlite::Result<()> {
+    /// Rolls back a transaction that an error or a panic left open.
+    fn roll_back_open_transaction(&self) -> rusqlite::Result<()> {
         if !self.connection.is_autocommit() {
             self.change("ROLLBACK", ())?;
         }
         Ok(())
     }
 
-    /// Runs a statement and says how many rows it changed.
+    /// Runs a statement, and returns the number of changed rows.
     pub(super) fn change(&self, sql: &str, params: impl Params) -> rusqlite::Result<usize> {
         self.statements.fetch_add(1, Ordering::Relaxed);
         self.connection.prepare_cached(sql)?.execute(params)
     }
 
-    /// The first row of a statement that is run to its end: only there does a writing statement
-    /// commit, and say whether it did.
+    /// Runs a statement to its end, and returns its first row. A writing statement commits, and reports
+    /// an error, only at its end.
     pub(super) fn first<T>(
         &self,
         sql: &str,
@@ -188,7 +190,7 @@ impl Session<'_> {
         Ok(value)
     }
 
-    /// All rows of a statement.
+    /// Runs a statement, and returns all rows.
     pub(super) fn all<T>(
         &self,
         sql: &str,
@@ -216,14 +218,14 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
         Some(
             ErrorCode::DatabaseBusy
                 | ErrorCode::DatabaseLocked
-                // SQLite lost a race for the locks of its log, many times in a row.
+                // SQLite lost a race for the locks of its log many times in a row.
                 | ErrorCode::FileLockingProtocolFailed
         )
     )
 }
 
-/// What SQLite says, in the contract's kinds.
-pub(super) fn failure(error: rusqlite::Error) -> Error {
+/// Converts an error of SQLite.
+pub(super) fn convert_error(error: rusqlite::Error) -> Error {
     let (kind, message) = match error.sqlite_error_code() {
         _ if is_busy(&error) => (
             ErrorKind::Unavailable,
@@ -235,7 +237,7 @@ pub(super) fn failure(error: rusqlite::Error) -> Error {
         ),
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => (
             ErrorKind::Incompatible,
-            "the file is not a whole SQLite database; name another file; if it is a lock database that was damaged, delete it while nobody uses it",
+            "the file is not an intact SQLite database; name another file, or delete it while no program uses it if it is a damaged lock database",
         ),
         Some(ErrorCode::DiskFull) => (
             ErrorKind::Unavailable,
@@ -257,7 +259,7 @@ pub(super) fn failure(error: rusqlite::Error) -> Error {
     Error::new(kind, message).with_source(error)
 }
 
-/// A renewal or release that failed may have happened or not, whatever it failed of.
+/// Converts the error of a renewal or release: a failed one may have taken effect.
 pub(super) fn unknown(error: Error) -> Error {
     if error.kind() == ErrorKind::Unknown {
         return error;

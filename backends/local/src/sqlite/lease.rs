@@ -7,12 +7,12 @@ use std::time::Duration;
 use lockkeeper_core::{Error, HostInstant, Lease, LockName, Released, Renewal};
 
 use super::db::{Patience, unknown};
-use super::line::{nanos, signed};
 use super::store::Store;
+use super::wait_queue::{nanos, signed};
 
 const RENEW: &str = "UPDATE lock SET asked = ?4, expires = ?5
  WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND expires > ?4";
-/// Nobody waits, so nobody is to be woken.
+/// Frees a name without waiters.
 const RELEASE: &str = "DELETE FROM lock
  WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND contended = 0 AND expires > ?4";
 

@@ -2,16 +2,16 @@
 
 mod acquire;
 mod admin;
+mod connection;
 mod db;
 mod lease;
-mod line;
+mod location;
 mod open;
-mod place;
 mod process;
 mod schema;
-mod slot;
 mod store;
 mod sweep;
+mod wait_queue;
 mod wake;
 
 use std::fmt;
@@ -27,12 +27,11 @@ use db::Db;
 use lease::SqliteLease;
 use process::Process;
 use store::Store;
-use wake::Bells;
+use wake::ParkerPool;
 
 const BACKEND: &str = "sqlite";
 
-/// Opens `sqlite:PATH`. With `create=false`, a file that is not there is an error
-/// ([`ErrorKind::Incompatible`]) rather than created.
+/// Opens `sqlite:PATH`. With `create=false`, a missing file is an error ([`ErrorKind::Incompatible`]).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SqliteDriver;
 
@@ -66,25 +65,24 @@ impl Driver for SqliteDriver {
 
 /// Locks in a SQLite file, for all processes of one host. Clones share one connection.
 ///
-/// The file is created with its owner's permissions only, and is used for nothing else. Beside it
-/// lie SQLite's `-wal` and `-shm` files and, while somebody waits, sockets (`-wake-…`) by which a
-/// release wakes the next waiter. A lock whose holder's process has died is granted to the next at
-/// once.
+/// The file is created with permissions for its owner only, and contains nothing else. Beside it
+/// are SQLite's `-wal` and `-shm` files and, while a thread waits, sockets (`-wake-…`) on which a
+/// release notifies the next waiter. The lock of a dead process is granted to the next waiter at once.
 ///
 /// # Limits
-/// - One host: network file systems are refused where they can be told (Linux).
-/// - Linux and macOS; only Linux is tested. Elsewhere waiters look about once a second and are not
-///   woken, and dead holders are found by their ttl alone.
-/// - A process that is stopped inside of a write transaction, some microseconds long, keeps the
-///   file locked until it goes on; others get [`ErrorKind::Unavailable`] when their wait is over.
-/// - When the file (or SQLite's beside it) is deleted or replaced while programs use it, the store has
-///   forgotten everything, and the next one is granted what somebody holds. Guards notice at their next
-///   renewal, and everybody goes on with the new file. Fixed leases are not renewed, and do not notice.
-/// - It is not used on both sides of a fork: what was opened before is refused in the child with
-///   [`Incompatible`](ErrorKind::Incompatible), and so is opening the file there as long as that was
-///   not dropped. Open it after forking.
-/// - While another connection of this program, such as one of the application's own, keeps a deleted
-///   `-wal` or `-shm` file open, nothing is granted or renewed ([`ErrorKind::Unavailable`]; Linux).
+/// - One host: network file systems are refused where they can be recognised (Linux).
+/// - Linux and macOS; only Linux is tested. Elsewhere waiters poll about once a second, and the lock of
+///   a dead process is free after its ttl.
+/// - A process that is stopped in a write transaction, which takes some microseconds, keeps the file
+///   locked until it resumes. Other processes get [`ErrorKind::Unavailable`] when their wait is over.
+/// - If the file or one of SQLite's files beside it is deleted or replaced while programs use it, the
+///   store is empty, and held names are granted again. Guards are lost at their next renewal, and all
+///   programs continue with the new file. Guards with a fixed lease do not notice.
+/// - A provider that was opened before a fork is refused in the child with
+///   [`Incompatible`](ErrorKind::Incompatible), and so is opening the file in the child before that
+///   provider is dropped. Open the file after forking.
+/// - While another connection of this program keeps a deleted `-wal` or `-shm` file open, no lock is
+///   granted or renewed ([`ErrorKind::Unavailable`]; Linux).
 /// - Containers can share a file by mounting its folder, and then share the host's clock, but dead
 ///   holders are found at once only within one pid namespace. Refused with
 ///   [`Incompatible`](ErrorKind::Incompatible) are a file that is mounted alone or has hard links, and
@@ -95,19 +93,19 @@ pub struct SqliteProvider {
 }
 
 impl SqliteProvider {
-    /// Opens the database at `path`, and creates it where it is missing; its folder must exist.
-    /// Locks of two namespaces never meet.
+    /// Opens the database at `path`, and creates a missing file in an existing folder. Namespaces are
+    /// separate.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidUrl`] for a path that names no file, [`ErrorKind::PermissionDenied`]
-    /// where it cannot be written, [`ErrorKind::Incompatible`] for what is not a lock database on
-    /// a local disk, [`ErrorKind::Unavailable`] when another process keeps it locked.
+    /// [`ErrorKind::InvalidUrl`] for a path that names no file, [`ErrorKind::PermissionDenied`] if the
+    /// file cannot be written, [`ErrorKind::Incompatible`] if it is not a lock database on a local disk,
+    /// [`ErrorKind::Unavailable`] while another process keeps it locked.
     pub fn open(path: &str, namespace: &str) -> Result<Self, Error> {
         Self::with_clock(path, namespace, Arc::new(SystemClock))
     }
 
-    /// The same, on the clock that its keepers count on: one that all processes which use the file
-    /// agree about.
+    /// Opens the database on the clock of its keepers. All processes that use the file must have the
+    /// same clock.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -122,16 +120,16 @@ impl SqliteProvider {
         clock: Arc<dyn Clock>,
         create: bool,
     ) -> Result<Self, Error> {
-        open::check(path)?;
+        open::check_path(path)?;
         let db = Db::open(Path::new(path), create, &*clock)?;
         let store = Store {
-            bells: Bells::new(db.path()),
+            parkers: ParkerPool::new(db.path()),
             db,
             namespace: namespace.to_owned(),
             clock,
         };
         if create {
-            // What cannot be removed now is in nobody's way.
+            // Rows that remain are removed at the next opening.
             let _ = store.sweep();
         }
         Ok(Self {

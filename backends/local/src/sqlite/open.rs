@@ -1,4 +1,4 @@
-//! From a path to a connection, with an error of its own for everything that can be wrong with it.
+//! Opens the connection to a lock database, and examines its files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,16 +8,16 @@ use lockkeeper_core::{Error, ErrorKind, Finding};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
-use super::place;
-use super::schema::{Trouble, prepare};
+use super::location;
+use super::schema::{AttemptError, prepare};
 
-/// More than there are different statements.
+/// The capacity of the statement cache: more than the number of different statements.
 const STATEMENTS: usize = 32;
 
-/// What the names of the database and of SQLite's files beside it end in.
-const SIDES: [&str; 3] = ["", "-wal", "-shm"];
+/// The suffixes of the database and of SQLite's files beside it.
+const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
 
-/// Of the database and of those beside it.
+/// The identities of the files with these suffixes.
 type Identities = [Option<(u64, u64)>; 3];
 
 /// An open lock database.
@@ -28,25 +28,25 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Whether the files that are open are still those which others find: not deleted, nor replaced.
-    pub(super) fn is_there(&self) -> bool {
+    /// Returns whether the open files have been neither deleted nor replaced.
+    pub(super) fn exists(&self) -> bool {
         identities(&self.path) == self.files
     }
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        if !self.is_there() {
-            // What it knows is nobody's state any more, and must not get into a file that is.
+        if !self.exists() {
+            // The log of a deleted database must not be written to its replacement.
             let config = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
             let _ = self.connection.set_db_config(config, true);
         }
     }
 }
 
-/// Opens the lock database in the file that is at `path`, which is not relative and has no links.
-pub(super) fn connect(path: &Path) -> Result<Opened, Trouble> {
-    // One thread at a time uses it, by our own mutex.
+/// Opens the lock database at `path`, which is absolute and without links.
+pub(super) fn connect(path: &Path) -> Result<Opened, AttemptError> {
+    // The mutex of the slot admits one thread at a time.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut opened = Opened {
         connection: Connection::open_with_flags(path, flags)?,
@@ -54,24 +54,24 @@ pub(super) fn connect(path: &Path) -> Result<Opened, Trouble> {
         files: Identities::default(),
     };
     let connection = &opened.connection;
-    // We wait ourselves, so that other threads get the connection in between.
+    // `Patience` retries instead, and lets other threads use the connection in between.
     connection.busy_timeout(Duration::ZERO)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     if connection.is_readonly("main")? {
-        return Err(Trouble::Failed(Error::new(
+        return Err(AttemptError::Failed(Error::new(
             ErrorKind::PermissionDenied,
             format!("{path:?} can only be read; give this user write permission"),
         )));
     }
     let prepared = prepare(connection);
-    if matches!(prepared, Err(Trouble::Busy(_))) {
+    if matches!(prepared, Err(AttemptError::Busy(_))) {
         return prepared.map(|()| opened);
     }
     let files = identities(path);
     if let Some(used) = Used::by_this_process(path)
         && (used.deleted_logs > 0 || (prepared.is_ok() && !used.are_all(&files)))
     {
-        return Err(Trouble::Failed(Error::new(
+        return Err(AttemptError::Failed(Error::new(
             ErrorKind::Unavailable,
             format!(
                 "the -wal or -shm file of {path:?} was deleted, and another connection of this program keeps it open, so that locks taken here would exclude nobody; close that connection, or start this program again"
@@ -83,9 +83,9 @@ pub(super) fn connect(path: &Path) -> Result<Opened, Trouble> {
     Ok(opened)
 }
 
-/// The files of one database that this process has open. SQLite opens one `-shm` a process and
-/// database, so a new connection gets that of the older connections, deleted or not. Its index is of
-/// the `-wal` that the older connections have open.
+/// The open files of one database in this process. SQLite opens one `-shm` per process and database, so
+/// a new connection gets the `-shm` of the older connections even if it was deleted. It indexes the
+/// `-wal` of the older connections.
 struct Used {
     identities: Vec<(u64, u64)>,
     /// The number of open `-wal` files that were deleted without their database.
@@ -93,11 +93,12 @@ struct Used {
 }
 
 impl Used {
-    /// Reads them from `/proc`. `None` where the system does not tell.
+    /// Reads the open files from `/proc`. Returns `None` on systems without it.
     #[cfg(target_os = "linux")]
     fn by_this_process(path: &Path) -> Option<Self> {
         let start = path.as_os_str().as_encoded_bytes();
-        let [database, log] = ["", "-wal"].map(|side| named(path, &format!("{side} (deleted)")));
+        let [database, log] =
+            ["", "-wal"].map(|side| with_suffix(path, &format!("{side} (deleted)")));
         let mut used = Self {
             identities: Vec::new(),
             deleted_logs: 0,
@@ -128,12 +129,12 @@ impl Used {
     }
 }
 
-/// Whether a URL's path can be one.
-pub(super) fn check(path: &str) -> Result<(), Error> {
+/// Refuses a URL's path that names no file.
+pub(super) fn check_path(path: &str) -> Result<(), Error> {
     if path == ":memory:" {
         return Err(Error::new(
             ErrorKind::InvalidUrl,
-            "a database in memory excludes nobody; write memory: for locks within one process",
+            "a database in memory excludes no other process; write memory: for locks within one process",
         ));
     }
     if path.is_empty() || path.contains('\0') {
@@ -145,7 +146,8 @@ pub(super) fn check(path: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Tells files of one path apart: two containers can have one each. `None`: it is gone.
+/// Returns what distinguishes files with one path, for example in two containers. Returns `None` if the
+/// file is gone.
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     #[cfg(unix)]
     return {
@@ -161,21 +163,21 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 fn identities(path: &Path) -> Identities {
-    SIDES.map(|side| identity(&named(path, side)))
+    SUFFIXES.map(|side| identity(&with_suffix(path, side)))
 }
 
-/// A file that has something more behind its name.
-fn named(path: &Path, side: &str) -> PathBuf {
+/// Appends a suffix to the file name.
+fn with_suffix(path: &Path, side: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(side);
     PathBuf::from(name)
 }
 
-/// What can be wrong with the place of a file that could be opened.
+/// Examines the permissions and the file system of an open file.
 #[cfg(unix)]
 pub(super) fn examine(file: &Path) -> Vec<Finding> {
     let mut findings = vec![permissions(file)];
-    if let Err(error) = place::local(file) {
+    if let Err(error) = location::check_local(file) {
         findings.push(Finding::unusable(
             "file system",
             error.message(),
@@ -189,7 +191,7 @@ pub(super) fn examine(file: &Path) -> Vec<Finding> {
             "file system",
             "this system does not say whether the file is on a local disk",
             "on a network file system SQLite's locks cannot be relied on",
-            "see to it that the file is on a local disk",
+            "make sure that the file is on a local disk",
         ));
     }
     findings
@@ -203,20 +205,20 @@ fn permissions(file: &Path) -> Finding {
         return Finding::unusable(
             topic,
             "the file has been deleted or moved while it was open",
-            "the next program makes another one, and does not see these locks",
-            "start all programs that use it again",
+            "the next program creates another file, and does not see these locks",
+            "restart all programs that use it",
         );
     }
-    let mode = |side| Some(fs::metadata(named(file, side)).ok()?.mode() & 0o777);
-    // A file beside it that was made before its mode was changed has the old one. Of equal ones it is
-    // the last that counts: the database's own.
-    let modes = SIDES.into_iter().rev().filter_map(mode);
+    let mode = |side| Some(fs::metadata(with_suffix(file, side)).ok()?.mode() & 0o777);
+    // A file beside the database keeps the mode of its creation. Of equal modes `max_by_key` takes the
+    // last, which is that of the database.
+    let modes = SUFFIXES.into_iter().rev().filter_map(mode);
     let mode = modes.max_by_key(|mode| mode & 0o006).unwrap_or_default();
     let advice = format!("chmod o-rwx {file:?}*, and give those who need it a group");
     if mode & 0o002 != 0 {
         return Finding::warning(
             topic,
-            format!("everybody on this host may write the file or one beside it (mode {mode:o})"),
+            format!("every user of this host may write the file or one beside it (mode {mode:o})"),
             "any user can take and free every lock",
             advice,
         );
@@ -224,8 +226,8 @@ fn permissions(file: &Path) -> Finding {
     if mode & 0o004 != 0 {
         return Finding::warning(
             topic,
-            format!("everybody on this host may read the file or one beside it (mode {mode:o})"),
-            "any user can stop all who lock: whoever can read a file can put a read lock on it, and that keeps SQLite's writers out",
+            format!("every user of this host may read the file or one beside it (mode {mode:o})"),
+            "any user can put a read lock on the file, which blocks all lock operations",
             advice,
         );
     }

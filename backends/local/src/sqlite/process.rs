@@ -1,34 +1,34 @@
-//! Who we are, and whether somebody else still lives.
+//! The identity of a process, and whether the process of another identity still lives.
 
 use std::sync::OnceLock;
 
-/// How places end that are in no container: PROC_PID_INIT_INO of linux/proc_ns.h.
-const HOST: &str = "/pid:[4026531836]";
+/// The end of the pid scope outside of containers: PROC_PID_INIT_INO of linux/proc_ns.h.
+const HOST_PIDS: &str = "/pid:[4026531836]";
 
-/// A process as others can recognise it: pids are reused, pids with start times are not.
+/// The identity of a process. Pids are reused; pids with start times are not.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Process {
     pub(super) pid: u32,
-    /// In the system's own units since boot; 0 where it is not known.
+    /// The start time since boot, in the system's units; 0 if it is not known.
     pub(super) start: u64,
-    /// Where the pid means something: `boot id/pid namespace`. Empty: nobody can judge.
-    pub(super) place: String,
+    /// Where the pid is valid: `boot id/pid namespace`. Empty if this system does not say.
+    pub(super) pid_scope: String,
 }
 
-/// A process that has asked who it is. Its memory goes to the children that it forks, where it says
-/// nothing about them: a child that asks adds itself behind its parent.
-struct Known {
+/// The cached identity of a process. A forked child inherits the cache of its parent, and appends its
+/// own identity.
+struct Cached {
     process: Process,
-    child: OnceLock<Box<Known>>,
+    child: OnceLock<Box<Cached>>,
 }
 
-impl Known {
+impl Cached {
     fn read(pid: u32) -> Self {
         Self {
             process: Process {
                 pid,
                 start: system::start_time(pid),
-                place: system::place(pid),
+                pid_scope: system::pid_scope(pid),
             },
             child: OnceLock::new(),
         }
@@ -36,55 +36,56 @@ impl Known {
 }
 
 impl Process {
-    /// This process, also after a fork.
+    /// Returns the identity of this process, also after a fork.
     pub(super) fn own() -> &'static Self {
-        static OLDEST: OnceLock<Known> = OnceLock::new();
+        static OLDEST: OnceLock<Cached> = OnceLock::new();
         let pid = std::process::id();
-        let mut known = OLDEST.get_or_init(|| Known::read(pid));
-        while let Some(child) = known.child.get() {
-            known = child;
+        let mut cached = OLDEST.get_or_init(|| Cached::read(pid));
+        while let Some(child) = cached.child.get() {
+            cached = child;
         }
-        if known.process.pid != pid {
-            known = known.child.get_or_init(|| Box::new(Known::read(pid)));
+        if cached.process.pid != pid {
+            cached = cached.child.get_or_init(|| Box::new(Cached::read(pid)));
         }
-        &known.process
+        &cached.process
     }
 
-    /// Whether a dead owner's lock can be told from a live one's here.
+    /// Returns whether this system says which processes have ended.
     pub(super) fn can_judge() -> bool {
-        !Self::own().place.is_empty()
+        !Self::own().pid_scope.is_empty()
     }
 
-    /// Whether its pid means here what it means there.
-    fn is_near(&self) -> bool {
-        !self.place.is_empty() && self.place == Self::own().place
+    /// Returns whether the pid is valid in this process.
+    fn is_same_pid_scope(&self) -> bool {
+        !self.pid_scope.is_empty() && self.pid_scope == Self::own().pid_scope
     }
 
-    /// Whether the other one runs where this one does: then both know the host by one name.
-    pub(super) fn is_neighbour(&self, other: &Self) -> bool {
-        self.place == other.place
+    /// Returns whether both processes are in one pid namespace, and see one host name.
+    pub(super) fn shares_pid_scope(&self, other: &Self) -> bool {
+        self.pid_scope == other.pid_scope
     }
 
-    /// Whether it is known to have ended. `false` where that cannot be judged from here.
+    /// Returns whether the process is known to have ended.
     pub(super) fn is_dead(&self) -> bool {
         let own = Self::own();
         if self == own {
             return false;
         }
-        self.is_of_another_boot(own) || (self.is_near() && system::has_ended(self.pid, self.start))
+        self.is_of_another_boot(own)
+            || (self.is_same_pid_scope() && system::has_ended(self.pid, self.start))
     }
 
-    /// Whether the host was started anew between the two. `false` where either is in a container: some
-    /// of these (systemd-nspawn, LXC) have a boot id of their own.
+    /// Returns whether the host was restarted between the two. Returns `false` if either is in a
+    /// container, since some containers (systemd-nspawn, LXC) have a boot id of their own.
     fn is_of_another_boot(&self, other: &Self) -> bool {
-        let boots = [self, other].map(|process| process.place.strip_suffix(HOST));
+        let boots = [self, other].map(|process| process.pid_scope.strip_suffix(HOST_PIDS));
         matches!(boots, [Some(its), Some(ours)] if its != ours)
     }
 
-    /// Something that can be polled for its end; `None` where there is no such thing.
+    /// Returns a descriptor that becomes readable at the end of the process, if there is one.
     #[cfg(target_os = "linux")]
     pub(super) fn watch(&self) -> Option<std::os::fd::OwnedFd> {
-        if !self.is_near() || self == Self::own() {
+        if !self.is_same_pid_scope() || self == Self::own() {
             return None;
         }
         system::pidfd(self.pid).ok()
@@ -100,8 +101,8 @@ mod system {
     use rustix::io::Errno;
     use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
-    pub(super) fn place(pid: u32) -> String {
-        // A /proc of another pid namespace would show other processes under our numbers.
+    pub(super) fn pid_scope(pid: u32) -> String {
+        // A /proc of another pid namespace shows other processes under these pids.
         let shown = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         if shown.split(' ').next() != Some(pid.to_string().as_str()) {
             return String::new();
@@ -114,7 +115,7 @@ mod system {
         }
     }
 
-    /// State and start time; see proc_pid_stat(5). The command in brackets may contain anything.
+    /// Reads state and start time; see proc_pid_stat(5). The command in brackets may contain anything.
     fn stat(pid: u32) -> std::io::Result<Option<(char, u64)>> {
         let text = fs::read(format!("/proc/{pid}/stat"))?;
         let text = String::from_utf8_lossy(&text);
@@ -140,10 +141,10 @@ mod system {
         match stat(pid) {
             Ok(Some((_, other))) if start != 0 && other != start => true,
             Ok(Some(('X' | 'x', _))) => true,
-            // A zombie, or only its main thread is: other threads may go on.
+            // A process whose main thread has ended is a zombie while other threads go on.
             Ok(Some(('Z', _))) => all_threads_ended(pid),
             Ok(_) => false,
-            // Hidden processes (hidepid) are missing in /proc, too.
+            // Hidden processes (hidepid) are also missing in /proc.
             Err(_) => i32::try_from(pid)
                 .ok()
                 .and_then(Pid::from_raw)
@@ -167,7 +168,7 @@ mod system {
     use rustix::io::Errno;
     use rustix::process::{Pid, test_kill_process};
 
-    pub(super) fn place(_pid: u32) -> String {
+    pub(super) fn pid_scope(_pid: u32) -> String {
         "host".to_owned()
     }
 
@@ -185,7 +186,7 @@ mod system {
 
 #[cfg(not(unix))]
 mod system {
-    pub(super) fn place(_pid: u32) -> String {
+    pub(super) fn pid_scope(_pid: u32) -> String {
         String::new()
     }
 
@@ -207,29 +208,29 @@ mod tests {
         Process {
             pid,
             start: system::start_time(pid),
-            place: Process::own().place.clone(),
+            pid_scope: Process::own().pid_scope.clone(),
         }
     }
 
     #[test]
-    fn nobody_outlives_a_boot() {
+    fn processes_of_another_boot_are_recognised() {
         let of = |boot: &str, pids: u32| Process {
             pid: 7,
             start: 7,
-            place: format!("{boot}/pid:[{pids}]"),
+            pid_scope: format!("{boot}/pid:[{pids}]"),
         };
         let host = 4_026_531_836;
         let now = of("b", host);
         assert!(of("a", host).is_of_another_boot(&now));
         assert!(!of("b", host).is_of_another_boot(&now));
-        // The boot ids of containers say nothing.
+        // The boot ids of containers are not compared.
         assert!(!of("a", 4_026_532_000).is_of_another_boot(&now));
         assert!(!now.is_of_another_boot(&of("a", 4_026_532_000)));
         assert!(!of("a", 4_026_532_000).is_of_another_boot(&of("b", 4_026_532_001)));
     }
 
     #[test]
-    fn tells_the_living_from_the_dead() {
+    fn dead_processes_are_recognised() {
         assert!(Process::can_judge());
         assert!(!Process::own().is_dead());
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
@@ -241,12 +242,15 @@ mod tests {
             start: process.start - 1,
             ..process.clone()
         };
-        assert!(reused.is_dead(), "the pid is another process's now");
+        assert!(reused.is_dead(), "the pid was reused");
         let elsewhere = Process {
-            place: reused.place.clone() + "x",
+            pid_scope: reused.pid_scope.clone() + "x",
             ..reused.clone()
         };
-        assert!(!elsewhere.is_dead(), "another pid namespace is not judged");
+        assert!(
+            !elsewhere.is_dead(),
+            "a process of another pid namespace is not known to be dead"
+        );
 
         let ends = process.watch().unwrap();
         child.kill().unwrap();

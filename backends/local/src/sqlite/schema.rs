@@ -1,23 +1,26 @@
-//! The tables, and telling them from other people's.
+//! The tables of a lock database, and how a lock database is recognised.
 
 use lockkeeper_core::{Error, ErrorKind};
 use rusqlite::Connection;
 
-use super::db::{failure, is_busy};
+use super::db::{convert_error, is_busy};
 
-/// Marks a file as ours: "LkKp".
+/// Identifies a lock database: "LkKp".
 const APPLICATION_ID: i32 = 0x4c6b_4b70;
-/// Grows when older programs could not use a file any more.
+/// Increases when older programs cannot use a new file.
 const VERSION: i32 = 1;
 
-/// The row with the empty name, which no lock can have, keeps the last epoch of the whole file. It
-/// lies in the same table so that a grant mostly writes one page.
+/// The tables.
 ///
-/// A waiter's id never comes again, not even in a file that took the place of a deleted one: by it a
-/// waiter knows its row.
+/// The row with the empty name, which no lock can have, contains the last epoch of the file. It is in
+/// the same table so that a grant usually writes one page.
 ///
-/// `epoch` 0: nobody holds it, it is kept for the waiter `reserved`. `asked` and `expires` are the
-/// host's clock in ns, see lockkeeper_core::SystemClock; `since` is Unix time in ms, for people.
+/// The id of a waiter is never used again, even in a file that replaced a deleted one: waiters
+/// recognise their rows by it.
+///
+/// A name with `epoch` 0 is reserved for the waiter `reserved`. `asked` and `expires` are times of
+/// `lockkeeper_core::SystemClock` in ns; `since` is Unix time in ms. `place` is the pid scope of a
+/// process.
 const TABLES: &str = "
 CREATE TABLE lock (
   namespace TEXT NOT NULL,
@@ -53,73 +56,73 @@ CREATE INDEX line ON waiter (namespace, name, stale, id);
 INSERT INTO sqlite_sequence VALUES ('waiter', CAST(unixepoch('subsec') * 1000000 AS INTEGER));
 ";
 
-/// What a file is to us.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum FileKind {
     Empty,
     Ours,
     Newer(i32),
     Other,
 }
 
-/// To be called in a transaction.
-fn look(connection: &Connection) -> rusqlite::Result<Found> {
+/// Reads the kind of the open file, in a transaction of the caller.
+fn file_kind(connection: &Connection) -> rusqlite::Result<FileKind> {
     let number = |sql: &str| connection.query_row(sql, (), |row| row.get::<_, i32>(0));
     let application = number("PRAGMA application_id")?;
     let version = number("PRAGMA user_version")?;
     let tables = number("SELECT count(*) FROM sqlite_master")?;
     Ok(match (application, version, tables) {
-        (0, 0, 0) => Found::Empty,
-        (APPLICATION_ID, VERSION, _) => Found::Ours,
-        (APPLICATION_ID, other, _) => Found::Newer(other),
-        _ => Found::Other,
+        (0, 0, 0) => FileKind::Empty,
+        (APPLICATION_ID, VERSION, _) => FileKind::Ours,
+        (APPLICATION_ID, other, _) => FileKind::Newer(other),
+        _ => FileKind::Other,
     })
 }
 
-/// Why a step of the opening did not succeed.
-pub(super) enum Trouble {
-    /// Another process is at it: try again.
+/// The error of one attempt to use the database.
+pub(super) enum AttemptError {
+    /// Another process has locked the database; another attempt may succeed.
     Busy(rusqlite::Error),
-    /// For good.
+    /// Another attempt would fail as well.
     Failed(Error),
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for AttemptError {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
 }
 
-impl From<rusqlite::Error> for Trouble {
+impl From<rusqlite::Error> for AttemptError {
     fn from(error: rusqlite::Error) -> Self {
         if is_busy(&error) {
             Self::Busy(error)
         } else {
-            Self::Failed(failure(error))
+            Self::Failed(convert_error(error))
         }
     }
 }
 
-/// Makes the connection ready, and the tables where there are none. A file that is not ours is
-/// not written to.
-pub(super) fn prepare(connection: &Connection) -> Result<(), Trouble> {
-    // One snapshot: else a file that is being created by somebody else looks like neither.
+/// Prepares the connection, and creates the tables in an empty file. Does not write to the database of
+/// another application.
+pub(super) fn prepare(connection: &Connection) -> Result<(), AttemptError> {
+    // One snapshot, in which the tables of another process are complete or missing.
     let snapshot = connection.unchecked_transaction()?;
-    let found = look(connection)?;
+    let found = file_kind(connection)?;
     snapshot.rollback()?;
-    refuse(found)?;
+    check_kind(found)?;
     let mode: String = connection.query_row("PRAGMA journal_mode = WAL", (), |row| row.get(0))?;
     if mode != "wal" {
-        return Err(Trouble::Failed(Error::new(
+        return Err(AttemptError::Failed(Error::new(
             ErrorKind::Incompatible,
             format!(
                 "SQLite cannot use a write-ahead log here (it stays with {mode:?}); put the file on a local disk"
             ),
         )));
     }
-    // The locks need not survive a power cut: nobody holds one then, and epochs come from the clock.
+    // Locks need not survive a power failure, which ends all holders; epochs come from the clock.
     connection.execute_batch("PRAGMA synchronous = NORMAL")?;
-    if found == Found::Empty {
+    if found == FileKind::Empty {
         connection.execute_batch("BEGIN IMMEDIATE")?;
         let created = create(connection);
         let ended = if created.is_ok() {
@@ -134,11 +137,11 @@ pub(super) fn prepare(connection: &Connection) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// In a transaction: somebody may have done it in the meantime.
-fn create(connection: &Connection) -> Result<(), Trouble> {
-    let found = look(connection)?;
-    refuse(found)?;
-    if found == Found::Empty {
+/// Creates the tables in a transaction, unless another process has created them in the meantime.
+fn create(connection: &Connection) -> Result<(), AttemptError> {
+    let found = file_kind(connection)?;
+    check_kind(found)?;
+    if found == FileKind::Empty {
         connection.execute_batch(TABLES)?;
         connection.pragma_update(None, "user_version", VERSION)?;
         connection.pragma_update(None, "application_id", APPLICATION_ID)?;
@@ -146,16 +149,16 @@ fn create(connection: &Connection) -> Result<(), Trouble> {
     Ok(())
 }
 
-fn refuse(found: Found) -> Result<(), Error> {
+fn check_kind(found: FileKind) -> Result<(), Error> {
     match found {
-        Found::Empty | Found::Ours => Ok(()),
-        Found::Newer(version) => Err(Error::new(
+        FileKind::Empty | FileKind::Ours => Ok(()),
+        FileKind::Newer(version) => Err(Error::new(
             ErrorKind::Incompatible,
             format!(
                 "the lock database has schema {version}, and this program knows {VERSION}; upgrade the older programs that use it"
             ),
         )),
-        Found::Other => Err(Error::new(
+        FileKind::Other => Err(Error::new(
             ErrorKind::Incompatible,
             "the file is another application's database; give the locks a file of their own",
         )),

@@ -1,4 +1,4 @@
-//! What a provider and its leases share, and how a name goes from one to the next.
+//! The state of a provider, and how a released name goes to the next waiter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use lockkeeper_core::{Clock, Error, HostInstant, LockName, Released};
 
 use super::db::{Db, Patience, Session};
-use super::line::{self, Key, Next};
-use super::wake::{Bells, Rung};
+use super::wait_queue::{self, Key, NextHolder};
+use super::wake::{Notified, ParkerPool};
 
 pub(super) struct Store {
     pub(super) db: Db,
     pub(super) namespace: String,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) bells: Bells,
+    pub(super) parkers: ParkerPool,
 }
 
 impl fmt::Debug for Store {
@@ -33,7 +33,7 @@ impl Store {
         }
     }
 
-    /// Releases a name that somebody may wait for.
+    /// Releases a name that may have waiters.
     pub(super) fn release_to_next(
         &self,
         name: &LockName,
@@ -43,24 +43,27 @@ impl Store {
         let key = self.key(name);
         let (released, next) = self.db.transact(patience, |session| {
             let now = self.clock.now();
-            match line::read(session, key)? {
+            match wait_queue::read(session, key)? {
                 Some(held) if held.epoch == epoch => {
                     let released = if now < held.expires {
                         Released::Done
                     } else {
                         Released::AlreadyLost
                     };
-                    Ok((released, line::pass_on(session, key, now)?))
+                    Ok((
+                        released,
+                        wait_queue::release_to_next_waiter(session, key, now)?,
+                    ))
                 }
-                _ => Ok((Released::AlreadyLost, Next::Nobody)),
+                _ => Ok((Released::AlreadyLost, NextHolder::None)),
             }
         })?;
-        self.ring(key, next, patience);
+        self.notify_next(key, next, patience);
         Ok(released)
     }
 
-    /// Takes a waiter out of the line; what was kept for it goes to the next.
-    pub(super) fn leave(
+    /// Removes a waiter from the queue. A name that was reserved for it goes to the next waiter.
+    pub(super) fn dequeue(
         &self,
         key: Key<'_>,
         id: i64,
@@ -69,27 +72,28 @@ impl Store {
         let next = self
             .db
             .transact(patience, |session| self.remove(session, key, id))?;
-        self.ring(key, next, patience);
+        self.notify_next(key, next, patience);
         Ok(())
     }
 
-    fn remove(&self, session: &Session<'_>, key: Key<'_>, id: i64) -> rusqlite::Result<Next> {
-        line::leave(session, id)?;
-        match line::read(session, key)? {
+    fn remove(&self, session: &Session<'_>, key: Key<'_>, id: i64) -> rusqlite::Result<NextHolder> {
+        wait_queue::dequeue(session, id)?;
+        match wait_queue::read(session, key)? {
             Some(held) if held.epoch == 0 && held.reserved == id => {
-                line::pass_on(session, key, self.clock.now())
+                wait_queue::release_to_next_waiter(session, key, self.clock.now())
             }
-            _ => Ok(Next::Nobody),
+            _ => Ok(NextHolder::None),
         }
     }
 
-    /// Wakes whose turn it is. Where nobody listens any more, it is the next one's.
+    /// Notifies the next holder. If its process no longer listens, the name goes to the next waiter.
     ///
-    /// A failure on the way delays the next by the grace, and is nobody's error: what the caller
-    /// asked for has been done.
-    pub(super) fn ring(&self, key: Key<'_>, mut next: Next, patience: &Patience<'_>) {
-        while let Next::Kept { id, wake } | Next::Late { id, wake } = &next {
-            if self.bells.ring(wake) == Rung::Perhaps {
+    /// An error here is not reported, since the operation of the caller has succeeded. It delays the
+    /// next waiter by [`wait_queue::GRACE`].
+    pub(super) fn notify_next(&self, key: Key<'_>, mut next: NextHolder, patience: &Patience<'_>) {
+        while let NextHolder::Reserved { id, wake } | NextHolder::Unresponsive { id, wake } = &next
+        {
+            if self.parkers.notify(wake) == Notified::Maybe {
                 return;
             }
             let gone = *id;
@@ -103,7 +107,7 @@ impl Store {
         }
     }
 
-    /// How long to try, for an operation that nobody waits for.
+    /// Returns the retry limit for an operation without a deadline.
     pub(super) fn briefly(&self) -> Patience<'_> {
         Patience::new(&*self.clock, None::<HostInstant>)
     }

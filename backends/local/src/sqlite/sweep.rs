@@ -1,5 +1,5 @@
 //! Removes the rows of dead processes and of expired leases. Without that, a name that is never asked
-//! for again would keep its row for ever, such as that of a killed job with a number in its name.
+//! for again would keep its row for ever, for example the name of a killed job that contains a number.
 
 use std::collections::HashMap;
 
@@ -7,21 +7,21 @@ use lockkeeper_core::Error;
 use rusqlite::Row;
 
 use super::db::Session;
-use super::line::{self, Held};
 use super::process::Process;
 use super::store::Store;
+use super::wait_queue::{self, LockRow};
 
 /// The largest number of rows that one sweep removes, and of processes that it judges. The next
 /// opening does the rest.
 const BATCH: usize = 1_000;
 
 const WAITERS: &str = "SELECT pid, start, place, id FROM waiter";
-/// A name with a waiter is left out: its waiter takes it over.
+/// Names with a waiter are left out: the waiter takes them over.
 const LOCKS: &str =
     "SELECT epoch, pid, start, place, process, request, asked, expires, contended, reserved, namespace, name
  FROM lock WHERE name <> '' AND NOT EXISTS
  (SELECT 1 FROM waiter WHERE waiter.namespace = lock.namespace AND waiter.name = lock.name)";
-/// Spares a row that was renewed or granted since it was read, or that has a waiter now.
+/// Keeps a row that was renewed or granted since it was read, or that has a waiter now.
 const FREE: &str =
     "DELETE FROM lock WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND expires = ?4
  AND NOT EXISTS (SELECT 1 FROM waiter WHERE namespace = ?1 AND name = ?2)";
@@ -32,26 +32,30 @@ impl Store {
     /// # Errors
     /// Where the database cannot be written. No lock depends on a sweep: the next opening repeats it.
     pub(super) fn sweep(&self) -> Result<(), Error> {
-        let mut seen = Seen::default();
+        let mut verdicts = Verdicts::default();
         self.remove_found(
             WAITERS,
             |row| {
-                let is_dead = seen.is_dead(line::process(row, 0)?);
+                let is_dead = verdicts.is_dead(wait_queue::process(row, 0)?);
                 Ok(is_dead.then_some(row.get::<_, i64>(3)?))
             },
-            |session, id| line::leave(session, *id),
+            |session, id| wait_queue::dequeue(session, *id),
         )?;
         self.remove_found(
             LOCKS,
             |row| {
-                let held = line::held(row)?;
-                // The clock is read after the row: a row from a later moment is of another boot.
-                let is_live = held.is_in_time(self.clock.now()) && !seen.is_dead(held.by.clone());
+                let lock = wait_queue::held(row)?;
+                // Read after the row: a request later than `now` would count as from another boot.
+                let is_live =
+                    lock.is_unexpired(self.clock.now()) && !verdicts.is_dead(lock.holder.clone());
                 let names: (String, String) = (row.get(10)?, row.get(11)?);
-                Ok((!is_live).then_some((held, names)))
+                Ok((!is_live).then_some((lock, names)))
             },
-            |session, (held, (namespace, name)): &(Held, (String, String))| {
-                let (epoch, expires) = (line::signed(held.epoch), line::nanos(held.expires));
+            |session, (lock, (namespace, name)): &(LockRow, (String, String))| {
+                let (epoch, expires) = (
+                    wait_queue::signed(lock.epoch),
+                    wait_queue::nanos(lock.expires),
+                );
                 session
                     .change(FREE, (namespace, name, epoch, expires))
                     .map(drop)
@@ -59,8 +63,7 @@ impl Store {
         )
     }
 
-    /// Removes the rows that `find` returns from the query `select`, in one write transaction. Writes
-    /// nothing where there are none.
+    /// Removes the rows that `find` selects from the query `select`, in one write transaction.
     fn remove_found<T>(
         &self,
         select: &str,
@@ -81,11 +84,11 @@ impl Store {
     }
 }
 
-/// The verdicts on processes so far: many rows belong to one process.
+/// Remembers which processes are dead: many rows belong to one process.
 #[derive(Default)]
-struct Seen(HashMap<Process, bool>);
+struct Verdicts(HashMap<Process, bool>);
 
-impl Seen {
+impl Verdicts {
     fn is_dead(&mut self, process: Process) -> bool {
         match self.0.get(&process) {
             Some(is_dead) => *is_dead,

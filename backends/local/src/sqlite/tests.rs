@@ -1,6 +1,6 @@
-//! What the tests of this store have in common.
+//! Helpers of the SQLite tests.
 
-mod harm;
+mod file_changes;
 mod leases;
 mod opening;
 mod processes;
@@ -20,15 +20,16 @@ use lockkeeper_core::{
 };
 use rusqlite::Connection;
 
-use super::db::failure;
+use super::db::convert_error;
 use super::*;
 use crate::testing::{Spy, until};
 
-struct Place {
+/// A temporary folder with a lock database.
+struct TempStore {
     folder: tempfile::TempDir,
 }
 
-impl Place {
+impl TempStore {
     fn new() -> Self {
         Self {
             folder: tempfile::tempdir().unwrap(),

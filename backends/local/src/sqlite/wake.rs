@@ -1,8 +1,8 @@
-//! How a release in one process wakes a waiter in another: every waiter listens on a datagram
-//! socket bound to a file beside the database, and its row names that file.
+//! Notifications between processes. Every waiter receives datagrams on a socket that is bound to a file
+//! beside the database, and the row of the waiter names that file.
 //!
-//! A datagram says "look"; nothing depends on its arrival but how soon that happens. Where no
-//! socket can be bound, a waiter's looks in between are all there is.
+//! A notification makes the waiter attempt the lock earlier. Without it, or where no socket can be
+//! bound, the waiter polls.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,118 +10,119 @@ use std::time::Duration;
 
 use super::process::Process;
 
-/// What became of a wake.
+/// The result of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rung {
-    /// It was sent, or there is no way to send it.
-    Perhaps,
-    /// Nobody listens there any more.
+pub(super) enum Notified {
+    /// The notification was sent, or this system cannot send it.
+    Maybe,
+    /// No process receives at that address any more.
     Gone,
 }
 
-/// The bells of one provider: those that are not in use, and the way to other processes' bells.
+/// The idle parkers of one provider, and the sender to the parkers of other processes.
 #[derive(Debug)]
-pub(super) struct Bells {
-    idle: Mutex<Vec<Arc<Bell>>>,
-    place: system::Place,
+pub(super) struct ParkerPool {
+    idle: Mutex<Vec<Arc<Parker>>>,
+    folder: system::SocketFolder,
 }
 
-/// Bells that are kept for later; more than that many threads rarely wait at once.
-const KEPT: usize = 8;
+/// ParkerPool that are kept for later; more than that many threads rarely wait at once.
+const MAX_IDLE: usize = 8;
 
-impl Bells {
-    /// For the database at `path`, which is absolute. Removes what dead processes left there.
+impl ParkerPool {
+    /// Creates the pool for the database at the absolute `path`, and removes the sockets of dead
+    /// processes.
     pub(super) fn new(path: &Path) -> Self {
-        let place = system::Place::new(path);
-        place.sweep();
+        let folder = system::SocketFolder::new(path);
+        folder.remove_dead_sockets();
         Self {
             idle: Mutex::default(),
-            place,
+            folder,
         }
     }
 
-    /// A silent bell.
-    pub(super) fn take(&self) -> Arc<Bell> {
+    /// Returns a parker without pending notifications.
+    pub(super) fn take(&self) -> Arc<Parker> {
         let idle = self
             .idle
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
-        let bell = idle.filter(|bell| bell.is_there()).unwrap_or_else(|| {
-            Arc::new(Bell {
-                inner: self.place.bind(),
+        let parker = idle.filter(|parker| parker.exists()).unwrap_or_else(|| {
+            Arc::new(Parker {
+                inner: self.folder.bind(),
             })
         });
-        bell.drain();
-        bell
+        parker.clear();
+        parker
     }
 
-    /// Keeps a bell that no waiter's row names any more.
-    pub(super) fn keep(&self, bell: Arc<Bell>) {
+    /// Keeps a parker that is not in the row of a waiter any more.
+    pub(super) fn keep(&self, parker: Arc<Parker>) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < KEPT {
-            idle.push(bell);
+        if idle.len() < MAX_IDLE {
+            idle.push(parker);
         }
     }
 
-    /// Rings the bell of that address, which may be another process's.
-    pub(super) fn ring(&self, address: &str) -> Rung {
-        self.place.ring(address)
+    /// Notifies the parker at `address`, in this or another process.
+    pub(super) fn notify(&self, address: &str) -> Notified {
+        self.folder.notify(address)
     }
 }
 
-/// What one waiter listens on.
+/// The socket on which one waiter receives notifications.
 #[derive(Debug)]
-pub(super) struct Bell {
-    inner: system::Bell,
+pub(super) struct Parker {
+    inner: system::Parker,
 }
 
-impl Bell {
-    /// For other processes; empty where they cannot reach it.
+impl Parker {
+    /// Returns the address for other processes. It is empty if they cannot reach this parker.
     pub(super) fn address(&self) -> &str {
         self.inner.address()
     }
 
-    /// Whether others still find it: somebody may have cleaned up.
-    pub(super) fn is_there(&self) -> bool {
-        self.inner.is_there()
+    /// Returns whether the file of the socket still exists: another program may have deleted it.
+    pub(super) fn exists(&self) -> bool {
+        self.inner.exists()
     }
 
-    /// Wakes the one that waits with it.
-    pub(super) fn poke(&self) {
-        self.inner.poke();
+    /// Wakes the waiter of this parker.
+    pub(super) fn unpark(&self) {
+        self.inner.unpark();
     }
 
-    /// Forgets what rang before.
-    pub(super) fn drain(&self) {
-        self.inner.drain();
+    /// Discards pending notifications.
+    pub(super) fn clear(&self) {
+        self.inner.clear();
     }
 
-    /// Waits until it rings, `holder` ends or `limit` has passed.
-    pub(super) fn wait(&self, holder: Option<&Watch>, limit: Duration) -> Woken {
+    /// Waits for a notification, for the end of `holder`, or until `limit` has passed.
+    pub(super) fn wait(&self, holder: Option<&HolderWatch>, limit: Duration) -> WakeReason {
         self.inner.wait(holder, limit)
     }
 }
 
-/// Why a wait ended.
+/// The reason why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Woken {
-    /// It rang, or time passed.
-    Look,
+pub(super) enum WakeReason {
+    /// A notification arrived, or time passed.
+    Poll,
     /// The watched holder ended.
     HolderEnded,
 }
 
-/// A holder whose end is to be noticed at once.
+/// Notices the end of a holder's process at once.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct HolderWatch {
     pub(super) process: Process,
     #[cfg(target_os = "linux")]
     fd: std::os::fd::OwnedFd,
 }
 
-impl Watch {
-    /// `None` where the system cannot do it, or where it has nothing to wait for.
+impl HolderWatch {
+    /// Returns `None` if the system cannot watch the process, or the process has ended.
     pub(super) fn new(process: &Process) -> Option<Self> {
         #[cfg(target_os = "linux")]
         {
@@ -151,26 +152,26 @@ mod system {
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    use super::{Rung, Watch, Woken};
+    use super::{HolderWatch, Notified, WakeReason};
 
     /// `sun_path` has 108 bytes on Linux, 104 elsewhere, with the NUL at the end.
-    const LONGEST: usize = 103;
-    /// A file is there a moment before somebody listens on it.
-    const YOUNG: Duration = Duration::from_secs(10);
+    const MAX_SOCKET_PATH: usize = 103;
+    /// A younger socket may not receive yet: its file exists a moment earlier.
+    const MIN_AGE: Duration = Duration::from_secs(10);
 
     #[derive(Debug)]
-    pub(super) struct Place {
+    pub(super) struct SocketFolder {
         database: PathBuf,
         folder: PathBuf,
         prefix: String,
-        /// Unbound and non-blocking; what rings other bells.
+        /// Unbound and non-blocking.
         sender: Option<UnixDatagram>,
-        /// A short way to a folder with a long name.
+        /// Gives a folder with a long path a short path in /proc.
         #[cfg(target_os = "linux")]
         handle: Option<fs::File>,
     }
 
-    impl Place {
+    impl SocketFolder {
         pub(super) fn new(path: &Path) -> Self {
             let file = path.file_name().unwrap_or_default().to_string_lossy();
             let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
@@ -185,10 +186,10 @@ mod system {
             }
         }
 
-        /// Where a socket of that file name can be bound or reached.
-        fn short(&self, address: &str) -> Option<PathBuf> {
+        /// Returns a path for the socket that fits into its address.
+        fn socket_path(&self, address: &str) -> Option<PathBuf> {
             let direct = self.folder.join(address);
-            if direct.as_os_str().len() <= LONGEST {
+            if direct.as_os_str().len() <= MAX_SOCKET_PATH {
                 return Some(direct);
             }
             #[cfg(target_os = "linux")]
@@ -196,13 +197,13 @@ mod system {
                 use std::os::fd::AsRawFd;
                 let handle = self.handle.as_ref()?.as_raw_fd();
                 let short = PathBuf::from(format!("/proc/self/fd/{handle}/{address}"));
-                (short.as_os_str().len() <= LONGEST).then_some(short)
+                (short.as_os_str().len() <= MAX_SOCKET_PATH).then_some(short)
             }
             #[cfg(not(target_os = "linux"))]
             None
         }
 
-        pub(super) fn bind(&self) -> Bell {
+        pub(super) fn bind(&self) -> Parker {
             for _ in 0..4 {
                 let address = format!(
                     "{}{}-{:08x}",
@@ -210,55 +211,58 @@ mod system {
                     std::process::id(),
                     fastrand::u32(..)
                 );
-                let Some(short) = self.short(&address) else {
+                let Some(short) = self.socket_path(&address) else {
                     break;
                 };
-                let Ok(ears) = UnixDatagram::bind(&short) else {
+                let Ok(receiver) = UnixDatagram::bind(&short) else {
                     continue;
                 };
                 let file = self.folder.join(&address);
-                // Whoever may write the database may ring.
+                // Users that may write the database may notify.
                 if let Ok(data) = fs::metadata(&self.database) {
                     let _ = fs::set_permissions(&file, data.permissions());
                 }
-                let mouth = UnixDatagram::unbound().and_then(|mouth| {
-                    mouth.connect(&short)?;
-                    Ok(mouth)
+                let own_sender = UnixDatagram::unbound().and_then(|own_sender| {
+                    own_sender.connect(&short)?;
+                    Ok(own_sender)
                 });
-                if let Some(bell) = Bell::new(ears, mouth, address, Some(file.clone())) {
-                    return bell;
+                if let Some(parker) = Parker::new(receiver, own_sender, address, Some(file.clone()))
+                {
+                    return parker;
                 }
                 let _ = fs::remove_file(file);
             }
-            // Out of others' reach: it can be poked by this process, and looks now and then.
+            // Without a bound socket, only this process can notify the parker.
             UnixDatagram::pair()
                 .ok()
-                .and_then(|(ears, mouth)| Bell::new(ears, Ok(mouth), String::new(), None))
+                .and_then(|(receiver, own_sender)| {
+                    Parker::new(receiver, Ok(own_sender), String::new(), None)
+                })
                 .unwrap_or_default()
         }
 
-        pub(super) fn ring(&self, address: &str) -> Rung {
-            // An address is another process's word: never a way out of the folder.
+        pub(super) fn notify(&self, address: &str) -> Notified {
+            // The address comes from another process, and must not leave the folder.
             let (true, Some(sender)) = (address.starts_with(&self.prefix), &self.sender) else {
-                return Rung::Perhaps;
+                return Notified::Maybe;
             };
-            let Some(short) = self.short(address).filter(|_| !address.contains('/')) else {
-                return Rung::Perhaps;
+            let Some(short) = self.socket_path(address).filter(|_| !address.contains('/')) else {
+                return Notified::Maybe;
             };
             match sender.send_to(&[1], short) {
                 Err(error) => match error.kind() {
-                    ErrorKind::NotFound => Rung::Gone,
+                    ErrorKind::NotFound => Notified::Gone,
                     ErrorKind::ConnectionRefused => {
                         let _ = fs::remove_file(self.folder.join(address));
-                        Rung::Gone
+                        Notified::Gone
                     }
-                    _ => Rung::Perhaps,
+                    _ => Notified::Maybe,
                 },
-                Ok(_) => Rung::Perhaps,
+                Ok(_) => Notified::Maybe,
             }
         }
 
-        pub(super) fn sweep(&self) {
+        pub(super) fn remove_dead_sockets(&self) {
             let Ok(entries) = fs::read_dir(&self.folder) else {
                 return;
             };
@@ -269,10 +273,10 @@ mod system {
                 };
                 let is_old = entry.metadata().is_ok_and(|data| {
                     let age = data.modified().map(|at| at.elapsed().unwrap_or_default());
-                    data.file_type().is_socket() && age.is_ok_and(|age| age > YOUNG)
+                    data.file_type().is_socket() && age.is_ok_and(|age| age > MIN_AGE)
                 });
                 let refused = || {
-                    let short = self.short(name)?;
+                    let short = self.socket_path(name)?;
                     let error = UnixDatagram::unbound().ok()?.connect(short).err()?;
                     Some(error.kind() == ErrorKind::ConnectionRefused)
                 };
@@ -283,26 +287,26 @@ mod system {
         }
     }
 
-    /// The default neither rings nor is rung.
+    /// The default, without sockets, cannot be notified.
     #[derive(Debug, Default)]
-    pub(super) struct Bell {
-        line: Option<(UnixDatagram, UnixDatagram)>,
+    pub(super) struct Parker {
+        sockets: Option<(UnixDatagram, UnixDatagram)>,
         address: String,
         file: Option<PathBuf>,
     }
 
-    impl Bell {
+    impl Parker {
         fn new(
-            ears: UnixDatagram,
-            mouth: std::io::Result<UnixDatagram>,
+            receiver: UnixDatagram,
+            own_sender: std::io::Result<UnixDatagram>,
             address: String,
             file: Option<PathBuf>,
         ) -> Option<Self> {
-            let mouth = mouth.ok()?;
-            ears.set_nonblocking(true).ok()?;
-            mouth.set_nonblocking(true).ok()?;
+            let own_sender = own_sender.ok()?;
+            receiver.set_nonblocking(true).ok()?;
+            own_sender.set_nonblocking(true).ok()?;
             Some(Self {
-                line: Some((ears, mouth)),
+                sockets: Some((receiver, own_sender)),
                 address,
                 file,
             })
@@ -312,54 +316,54 @@ mod system {
             &self.address
         }
 
-        pub(super) fn is_there(&self) -> bool {
+        pub(super) fn exists(&self) -> bool {
             self.file.as_ref().is_none_or(|file| file.exists())
         }
 
-        pub(super) fn poke(&self) {
-            if let Some((_, mouth)) = &self.line {
-                // A full buffer rings, too.
-                let _ = mouth.send(&[1]);
+        pub(super) fn unpark(&self) {
+            if let Some((_, own_sender)) = &self.sockets {
+                // A full buffer contains a notification already.
+                let _ = own_sender.send(&[1]);
             }
         }
 
-        pub(super) fn drain(&self) {
-            if let Some((ears, _)) = &self.line {
+        pub(super) fn clear(&self) {
+            if let Some((receiver, _)) = &self.sockets {
                 let mut buffer = [0; 8];
-                while ears.recv(&mut buffer).is_ok() {}
+                while receiver.recv(&mut buffer).is_ok() {}
             }
         }
 
-        pub(super) fn wait(&self, holder: Option<&Watch>, limit: Duration) -> Woken {
-            let Some((ears, _)) = &self.line else {
+        pub(super) fn wait(&self, holder: Option<&HolderWatch>, limit: Duration) -> WakeReason {
+            let Some((receiver, _)) = &self.sockets else {
                 std::thread::sleep(limit.min(Duration::from_millis(5)));
-                return Woken::Look;
+                return WakeReason::Poll;
             };
             let limit = Timespec {
                 tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: limit.subsec_nanos().into(),
             };
-            let ears = PollFd::from_borrowed_fd(ears.as_fd(), PollFlags::IN);
-            // A signal ends the wait early: one look more.
+            let receiver = PollFd::from_borrowed_fd(receiver.as_fd(), PollFlags::IN);
+            // A signal ends the wait early, which costs one attempt.
             #[cfg(target_os = "linux")]
             if let Some(watch) = holder {
                 let end = PollFd::from_borrowed_fd(watch.fd.as_fd(), PollFlags::IN);
-                let mut both = [end, ears];
+                let mut both = [end, receiver];
                 let _ = poll(&mut both, Some(&limit));
                 let [end, _] = both;
                 return if end.revents().is_empty() {
-                    Woken::Look
+                    WakeReason::Poll
                 } else {
-                    Woken::HolderEnded
+                    WakeReason::HolderEnded
                 };
             }
             let _ = holder;
-            let _ = poll(&mut [ears], Some(&limit));
-            Woken::Look
+            let _ = poll(&mut [receiver], Some(&limit));
+            WakeReason::Poll
         }
     }
 
-    impl Drop for Bell {
+    impl Drop for Parker {
         fn drop(&mut self) {
             if let Some(file) = &self.file {
                 let _ = fs::remove_file(file);
@@ -374,55 +378,67 @@ mod system {
     use std::sync::{Condvar, Mutex, PoisonError};
     use std::time::Duration;
 
-    use super::{Rung, Watch, Woken};
+    use super::{HolderWatch, Notified, WakeReason};
 
     #[derive(Debug)]
-    pub(super) struct Place;
+    pub(super) struct SocketFolder;
 
-    impl Place {
+    impl SocketFolder {
         pub(super) fn new(_path: &Path) -> Self {
             Self
         }
 
-        pub(super) fn bind(&self) -> Bell {
-            Bell::default()
+        pub(super) fn bind(&self) -> Parker {
+            Parker::default()
         }
 
-        pub(super) fn ring(&self, _address: &str) -> Rung {
-            Rung::Perhaps
+        pub(super) fn notify(&self, _address: &str) -> Notified {
+            Notified::Maybe
         }
 
-        pub(super) fn sweep(&self) {}
+        pub(super) fn remove_dead_sockets(&self) {}
     }
 
     #[derive(Debug, Default)]
-    pub(super) struct Bell {
-        rung: Mutex<bool>,
+    pub(super) struct Parker {
+        is_notified: Mutex<bool>,
         changed: Condvar,
     }
 
-    impl Bell {
+    impl Parker {
         pub(super) fn address(&self) -> &str {
             ""
         }
 
-        pub(super) fn is_there(&self) -> bool {
+        pub(super) fn exists(&self) -> bool {
             true
         }
 
-        pub(super) fn poke(&self) {
-            *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        pub(super) fn unpark(&self) {
+            *self
+                .is_notified
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = true;
             self.changed.notify_one();
         }
 
-        pub(super) fn drain(&self) {
-            *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        pub(super) fn clear(&self) {
+            *self
+                .is_notified
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = false;
         }
 
-        pub(super) fn wait(&self, _holder: Option<&Watch>, limit: Duration) -> Woken {
-            let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
-            drop(self.changed.wait_timeout_while(rung, limit, |rung| !*rung));
-            Woken::Look
+        pub(super) fn wait(&self, _holder: Option<&HolderWatch>, limit: Duration) -> WakeReason {
+            let is_notified = self
+                .is_notified
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            drop(
+                self.changed
+                    .wait_timeout_while(is_notified, limit, |is_notified| !*is_notified),
+            );
+            WakeReason::Poll
         }
     }
 }

@@ -1,36 +1,36 @@
-//! Names, epochs, leases, and commits that come too late.
+//! Names, epochs, leases and late commits.
 
 use super::*;
 
 #[test]
-fn every_string_is_a_lock_of_its_own() {
-    let place = Place::new();
-    let keeper = place.keeper();
+fn different_strings_are_different_locks() {
+    let store = TempStore::new();
+    let keeper = store.keeper();
     let names = [
         "a", "A", "a ", "a\0", "a\0b", "a\0c", "ä", "a\u{308}", "Ä", "ß", "ss", "1", "01",
     ];
     let guards: Vec<_> = names
         .map(|name| keeper.try_lock(name).unwrap().expect(name))
         .into();
-    let other = place.keeper();
+    let other = store.keeper();
     for name in names {
         assert!(other.try_lock(name).unwrap().is_none(), "{name:?}");
     }
-    let space = SqliteProvider::open(place.path().to_str().unwrap(), "default\0").unwrap();
+    let space = SqliteProvider::open(store.path().to_str().unwrap(), "default\0").unwrap();
     assert!(self::keeper(space).try_lock("a").unwrap().is_some());
     drop(guards);
-    assert_eq!(locks(&place.raw()), 0);
+    assert_eq!(locks(&store.raw()), 0);
 }
 
 #[test]
-fn epochs_grow_with_a_clock_that_steps_back_and_with_a_new_file() {
-    let place = Place::new();
-    let spy = Spy::new(Arc::new(place.provider()));
+fn epochs_grow_over_clock_steps_and_new_files() {
+    let store = TempStore::new();
+    let spy = Spy::new(Arc::new(store.provider()));
     let asker = LockKeeper::builder(spy.provider()).build().unwrap();
     let mut first = spy.acquire(&asker, "a");
     // As if the clock had been an hour ahead when the last grant was made.
     let ahead = i64::try_from(first.epoch()).unwrap() + 3_600_000_000;
-    place
+    store
         .raw()
         .execute("UPDATE lock SET epoch = ?1 WHERE name = ''", (ahead,))
         .unwrap();
@@ -42,7 +42,7 @@ fn epochs_grow_with_a_clock_that_steps_back_and_with_a_new_file() {
     second.release();
     third.release();
 
-    let gone = Place::new();
+    let gone = TempStore::new();
     let before = gone.keeper().lock("a").unwrap().token();
     for file in gone.files() {
         fs::remove_file(gone.folder.path().join(file)).unwrap();
@@ -51,11 +51,11 @@ fn epochs_grow_with_a_clock_that_steps_back_and_with_a_new_file() {
 }
 
 #[test]
-fn a_late_renewal_is_refused_and_a_late_release_harmless() {
-    let place = Place::new();
+fn expired_lease_is_neither_renewed_nor_released() {
+    let store = TempStore::new();
     let clock = ManualClock::new();
     let shared: Arc<dyn Clock> = Arc::new(clock.clone());
-    let path = place.path();
+    let path = store.path();
     let open = || {
         SqliteProvider::with_clock(path.to_str().unwrap(), "default", Arc::clone(&shared)).unwrap()
     };
@@ -73,7 +73,7 @@ fn a_late_renewal_is_refused_and_a_late_release_harmless() {
     clock.advance(ttl);
     assert!(
         !first.is_renewed(&*shared),
-        "nobody took it, and it is late"
+        "an expired lease is not renewed"
     );
     let mut second = spy.acquire(&asker, "seat");
     assert!(second.epoch() > first.epoch());
@@ -81,45 +81,53 @@ fn a_late_renewal_is_refused_and_a_late_release_harmless() {
     assert_eq!(first.release(), Released::AlreadyLost);
     assert!(second.is_renewed(&*shared));
     clock.advance(ttl);
-    assert_eq!(second.release(), Released::AlreadyLost, "its own, but late");
-    assert_eq!(locks(&place.raw()), 0);
+    assert_eq!(
+        second.release(),
+        Released::AlreadyLost,
+        "the release is late"
+    );
+    assert_eq!(locks(&store.raw()), 0);
     assert_eq!(spy.acquire(&asker, "seat").release(), Released::Done);
 }
 
 /// An open transaction sees the locks as they were when it first read: no SQL in it can prove a hold.
 #[test]
-fn a_late_commit_is_refused_by_a_renewal_and_not_by_sql() {
-    let place = Place::new();
-    let keeper = place.keeper();
+fn late_commit_is_refused_by_a_renewal_and_not_by_sql() {
+    let store = TempStore::new();
+    let keeper = store.keeper();
     assert!(!keeper.capabilities().has(Capability::CommitProof));
     let late = keeper.lock("seat").unwrap();
     let error = late.commit_proof().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("call `renew`"), "{error}");
 
-    let mut app = place.raw();
+    let mut app = store.raw();
     let transaction = app.transaction().unwrap();
-    let its_row = format!(
+    let row = format!(
         "SELECT count(*) FROM lock WHERE name = 'seat' AND epoch = {}",
         late.token().get() >> 7
     );
-    let sees_it = || transaction.query_row(&its_row, (), |row| row.get::<_, bool>(0));
-    assert_eq!(sees_it(), Ok(true));
-    place
+    let is_visible = || transaction.query_row(&row, (), |row| row.get::<_, bool>(0));
+    assert_eq!(is_visible(), Ok(true));
+    store
         .raw()
         .execute("DELETE FROM lock WHERE name = 'seat'", ())
         .unwrap();
-    let next = place.keeper().try_lock("seat").unwrap().unwrap();
-    assert_eq!(sees_it(), Ok(true), "it is somebody else's by now");
+    let next = store.keeper().try_lock("seat").unwrap().unwrap();
+    assert_eq!(
+        is_visible(),
+        Ok(true),
+        "the snapshot is older than the next grant"
+    );
     assert_eq!(late.renew().unwrap_err().kind(), ErrorKind::Lost);
     next.renew().unwrap();
 }
 
-/// Whenever somebody has looked at it, a lock is renewed.
+/// A clock that renews a lock whenever it is read.
 #[derive(Debug)]
-struct Renewing(LockGuard);
+struct RenewingClock(LockGuard);
 
-impl Clock for Renewing {
+impl Clock for RenewingClock {
     fn now(&self) -> HostInstant {
         let now = SystemClock.now();
         self.0.renew().unwrap();
@@ -128,13 +136,13 @@ impl Clock for Renewing {
 }
 
 #[test]
-fn a_renewal_while_somebody_looks_hides_no_holder() {
-    let place = Place::new();
-    let clock = Renewing(place.keeper().lock("seat").unwrap());
-    let path = place.path();
-    let looks = SqliteProvider::with_clock(path.to_str().unwrap(), "default", Arc::new(clock));
-    let looks = looks.unwrap();
-    let held = looks
+fn renewal_while_holders_are_listed_hides_no_holder() {
+    let store = TempStore::new();
+    let clock = RenewingClock(store.keeper().lock("seat").unwrap());
+    let path = store.path();
+    let reader = SqliteProvider::with_clock(path.to_str().unwrap(), "default", Arc::new(clock));
+    let reader = reader.unwrap();
+    let held = reader
         .admin()
         .unwrap()
         .held(None, HostInstant::NEVER)

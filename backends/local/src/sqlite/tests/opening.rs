@@ -1,9 +1,9 @@
-//! What is said of a URL and a file, and how files are made.
+//! Opening: errors of URLs and files, and the creation of files.
 
 use super::*;
 
 #[test]
-fn what_is_wrong_with_a_url_is_said() {
+fn errors_name_what_is_wrong_with_the_url() {
     let drivers = Drivers::new().with(SqliteDriver);
     for (url, hint) in [
         ("sqlite:", "sqlite:/var/lib/app/locks.db"),
@@ -18,10 +18,10 @@ fn what_is_wrong_with_a_url_is_said() {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_said() {
+fn errors_name_what_is_wrong_with_the_file() {
     use std::error::Error as _;
-    let place = Place::new();
-    let folder = place.folder.path();
+    let store = TempStore::new();
+    let folder = store.folder.path();
 
     let error = refused(&folder.join("missing/locks.db"));
     assert_eq!(error.kind(), ErrorKind::Incompatible);
@@ -39,7 +39,7 @@ fn what_is_wrong_with_a_file_is_said() {
     let error = refused(&folder.join("text"));
     assert_eq!(error.kind(), ErrorKind::Incompatible);
     assert!(
-        error.to_string().contains("not a whole SQLite database"),
+        error.to_string().contains("not an intact SQLite database"),
         "{error}"
     );
     assert!(error.source().is_some());
@@ -51,27 +51,31 @@ fn what_is_wrong_with_a_file_is_said() {
         );
     }
 
-    let says = |path: &Path, hint: &str| {
+    let is_refused = |path: &Path, hint: &str| {
         let error = refused(path);
         assert_eq!(error.kind(), ErrorKind::Incompatible, "{error}");
         assert!(error.to_string().contains(hint), "{error}");
     };
-    says(&folder.join("x".repeat(248)), "too long");
+    is_refused(&folder.join("x".repeat(248)), "too long");
     let deep = folder.join("y".repeat(200)).join("z".repeat(200));
     fs::create_dir_all(&deep).unwrap();
-    says(&deep.join("w".repeat(140)), "too long");
-    assert_eq!(fs::read_dir(&deep).unwrap().count(), 0, "nothing was made");
-    drop(place.provider());
+    is_refused(&deep.join("w".repeat(140)), "too long");
+    assert_eq!(
+        fs::read_dir(&deep).unwrap().count(),
+        0,
+        "no file was created"
+    );
+    drop(store.provider());
     drop(SqliteProvider::open(folder.join("x".repeat(247)).to_str().unwrap(), "n").unwrap());
-    fs::hard_link(place.path(), folder.join("second.db")).unwrap();
-    says(&place.path(), "more than one name");
+    fs::hard_link(store.path(), folder.join("second.db")).unwrap();
+    is_refused(&store.path(), "more than one name");
     fs::remove_file(folder.join("second.db")).unwrap();
-    drop(place.provider());
+    drop(store.provider());
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink(folder.join("nowhere"), folder.join("link")).unwrap();
-        says(&folder.join("link"), "link to nothing");
-        says(Path::new("/dev/null"), "is not a file");
+        is_refused(&folder.join("link"), "link to nothing");
+        is_refused(Path::new("/dev/null"), "is not a file");
     }
 
     let other = folder.join("other.db");
@@ -86,57 +90,60 @@ fn what_is_wrong_with_a_file_is_said() {
     let mode: String = raw
         .query_row("PRAGMA journal_mode", (), |row| row.get(0))
         .unwrap();
-    assert_eq!(mode, "delete", "it was left as it was");
+    assert_eq!(mode, "delete", "the file is unchanged");
 
-    drop(place.provider());
-    place.raw().pragma_update(None, "user_version", 2).unwrap();
-    let error = refused(&place.path());
+    drop(store.provider());
+    store.raw().pragma_update(None, "user_version", 2).unwrap();
+    let error = refused(&store.path());
     assert_eq!(error.kind(), ErrorKind::Incompatible);
     assert!(error.to_string().contains("upgrade"), "{error}");
 }
 
-/// Not even root writes to sysfs or makes files in it.
+/// Root cannot create files in sysfs either.
 #[cfg(target_os = "linux")]
 #[test]
-fn what_cannot_be_written_is_refused() {
+fn unwritable_location_is_permission_denied() {
     let error = refused(Path::new("/sys/locks.db"));
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     assert!(error.to_string().contains("write permission"), "{error}");
     assert_eq!(
-        failure(code(rusqlite::ffi::SQLITE_READONLY)).kind(),
+        convert_error(code(rusqlite::ffi::SQLITE_READONLY)).kind(),
         ErrorKind::PermissionDenied
     );
     assert_eq!(
-        failure(code(rusqlite::ffi::SQLITE_IOERR)).kind(),
+        convert_error(code(rusqlite::ffi::SQLITE_IOERR)).kind(),
         ErrorKind::Unknown
     );
 }
 
 #[test]
-fn a_race_for_sqlites_own_locks_is_tried_again() {
+fn lost_race_for_the_log_locks_is_retried() {
     let lost = || code(rusqlite::ffi::SQLITE_PROTOCOL);
-    assert_eq!(failure(lost()).kind(), ErrorKind::Unavailable);
+    assert_eq!(convert_error(lost()).kind(), ErrorKind::Unavailable);
     assert!(db::is_busy(&lost()));
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn opening_a_busy_file_holds_up_no_other() {
-    let place = Place::new();
-    let raw = place.raw();
+fn opening_a_busy_file_does_not_block_other_files() {
+    let store = TempStore::new();
+    let raw = store.raw();
     raw.execute_batch("BEGIN EXCLUSIVE").unwrap();
-    let path = place.path();
-    let opens = thread::spawn(move || SqliteProvider::open(path.to_str().unwrap(), "n").map(drop));
+    let path = store.path();
+    let opening =
+        thread::spawn(move || SqliteProvider::open(path.to_str().unwrap(), "n").map(drop));
     let descriptors = || {
         let all = fs::read_dir("/proc/self/fd").unwrap().flatten();
         let files = all.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
-        files.filter(|file| *file == place.path()).count()
+        files.filter(|file| *file == store.path()).count()
     };
-    until("it tries to open the busy file", || descriptors() > 1);
-    drop(Place::new().provider());
-    assert!(!opens.is_finished(), "the other one was waited for");
+    until("the thread tries to open the busy file", || {
+        descriptors() > 1
+    });
+    drop(TempStore::new().provider());
+    assert!(!opening.is_finished(), "the busy file is still locked");
     raw.execute_batch("ROLLBACK").unwrap();
-    opens.join().unwrap().unwrap();
+    opening.join().unwrap().unwrap();
 }
 
 fn code(code: i32) -> rusqlite::Error {
@@ -145,18 +152,18 @@ fn code(code: i32) -> rusqlite::Error {
 
 #[cfg(unix)]
 #[test]
-fn the_file_is_its_owners_alone() {
+fn new_files_have_permissions_for_their_owner_only() {
     use std::os::unix::fs::PermissionsExt;
-    let place = Place::new();
-    let _guard = place.keeper().lock("seat").unwrap();
+    let store = TempStore::new();
+    let _guard = store.keeper().lock("seat").unwrap();
     for file in ["locks.db", "locks.db-wal", "locks.db-shm"] {
-        let mode = fs::metadata(place.folder.path().join(file))
+        let mode = fs::metadata(store.folder.path().join(file))
             .unwrap()
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o600, "{file}");
     }
-    let given = place.folder.path().join("given.db");
+    let given = store.folder.path().join("given.db");
     drop(Connection::open(&given).unwrap());
     fs::write(&given, "").unwrap();
     fs::set_permissions(&given, fs::Permissions::from_mode(0o660)).unwrap();
@@ -167,15 +174,15 @@ fn the_file_is_its_owners_alone() {
     );
 }
 
-/// Whoever can read the `-shm` can put a read lock on the byte that writers lock, as user `nobody`
-/// did: nobody was granted anything any more.
+/// A user that can read the `-shm` file can put a read lock on the byte that writers lock. In an
+/// experiment this blocked all acquisitions.
 #[cfg(unix)]
 #[test]
-fn a_file_that_everybody_may_read_or_write_is_warned_of() {
+fn world_accessible_file_is_a_warning() {
     use lockkeeper_core::Severity;
     use std::os::unix::fs::PermissionsExt;
-    let place = Place::new();
-    let provider = place.provider();
+    let store = TempStore::new();
+    let provider = store.provider();
     let examined = || {
         let findings = provider
             .admin()
@@ -191,7 +198,7 @@ fn a_file_that_everybody_may_read_or_write_is_warned_of() {
         ("locks.db", 0o606, Some("write")),
         ("locks.db-shm", 0o664, Some("read")),
     ] {
-        let path = place.folder.path().join(file);
+        let path = store.folder.path().join(file);
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         let found = examined();
         assert!(found.what.contains(&format!("mode {mode:o}")), "{found:?}");
@@ -208,7 +215,7 @@ fn a_file_that_everybody_may_read_or_write_is_warned_of() {
 
 #[test]
 fn debug_shows_the_place() {
-    let shown = format!("{:?}", Place::new().provider());
+    let shown = format!("{:?}", TempStore::new().provider());
     assert!(
         shown.contains("locks.db") && shown.contains("default"),
         "{shown}"

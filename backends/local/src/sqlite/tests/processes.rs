@@ -1,8 +1,9 @@
-//! Other processes, and what they leave behind.
+//! Locks and waiters of other processes, including dead ones.
 
 use super::*;
 
-/// What [`child`] does when it is not a test: takes a lock, says so, and holds it until killed.
+/// Names the database for [`child`] when it runs as another process: it acquires a lock, and holds it
+/// until standard input ends.
 const CHILD: &str = "LOCKKEEPER_LOCAL_TEST_CHILD";
 
 #[test]
@@ -13,7 +14,7 @@ fn child() {
     let keeper = keeper(SqliteProvider::open(&path, "default").unwrap());
     let guard = keeper.lock("seat").unwrap();
     println!("\nheld");
-    // Ends when the test that started it does, whatever happens there.
+    // Standard input ends with the test.
     let _ = std::io::stdin().read_line(&mut String::new());
     drop(guard);
 }
@@ -27,10 +28,10 @@ impl Drop for Running {
     }
 }
 
-pub(super) fn spawn(place: &Place) -> Running {
+pub(super) fn spawn(store: &TempStore) -> Running {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "sqlite::tests::processes::child", "--nocapture"])
-        .env(CHILD, place.path())
+        .env(CHILD, store.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn();
@@ -42,22 +43,22 @@ pub(super) fn spawn(place: &Place) -> Running {
 pub(super) fn wait_until_held(child: &mut Running) {
     let out = child.1.as_mut().unwrap();
     let held = out.lines().map_while(Result::ok).any(|line| line == "held");
-    assert!(held, "the child says that it holds");
+    assert!(held, "the child reports that it holds the lock");
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_dead_holders_lock_is_taken_over_at_once() {
-    let place = Place::new();
-    let raw = place.raw();
-    let mut child = spawn(&place);
+fn lock_of_a_dead_process_is_taken_over_at_once() {
+    let store = TempStore::new();
+    let raw = store.raw();
+    let mut child = spawn(&store);
     wait_until_held(&mut child);
-    let waiting = place.keeper();
+    let waiting = store.keeper();
     assert!(waiting.capabilities().has(Capability::DeadOwnerTakeOver));
     assert!(waiting.try_lock("seat").unwrap().is_none());
     let thread = {
         let waiting = waiting.clone();
-        // Far less than the ttl, which is 30 s.
+        // Less than the ttl of 30 s.
         thread::spawn(move || {
             waiting
                 .try_lock_for("seat", Duration::from_secs(15))
@@ -65,12 +66,12 @@ fn a_dead_holders_lock_is_taken_over_at_once() {
                 .is_some()
         })
     };
-    until("it stands in line", || waiters(&raw) == 1);
+    until("the waiter is queued", || waiters(&raw) == 1);
     child.0.kill().unwrap();
-    assert!(thread.join().unwrap(), "taken over while it waited");
+    assert!(thread.join().unwrap(), "taken over by a waiter");
     drop(child);
 
-    let mut child = spawn(&place);
+    let mut child = spawn(&store);
     wait_until_held(&mut child);
     drop(child);
     assert!(
@@ -81,15 +82,15 @@ fn a_dead_holders_lock_is_taken_over_at_once() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_dead_waiters_place_and_socket_are_removed() {
-    let place = Place::new();
-    let raw = place.raw();
-    let holder = place.keeper().lock("seat").unwrap();
-    let child = spawn(&place);
-    until("it stands in line", || waiters(&raw) == 1);
-    let waiting = place.keeper();
+fn dead_waiter_is_removed_from_the_queue() {
+    let store = TempStore::new();
+    let raw = store.raw();
+    let holder = store.keeper().lock("seat").unwrap();
+    let child = spawn(&store);
+    until("the waiter is queued", || waiters(&raw) == 1);
+    let waiting = store.keeper();
     let thread = thread::spawn(move || waiting.lock("seat").unwrap().release().unwrap());
-    until("the second does, too", || waiters(&raw) == 2);
+    until("the second waiter is queued", || waiters(&raw) == 2);
     drop(child);
     drop(holder);
     assert_eq!(thread.join().unwrap(), Released::Done);
@@ -99,13 +100,13 @@ fn a_dead_waiters_place_and_socket_are_removed() {
 #[cfg(target_os = "linux")]
 #[test]
 fn opening_removes_the_rows_of_dead_processes_and_expired_leases() {
-    let place = Place::new();
-    let raw = place.raw();
-    let mut holder = spawn(&place);
+    let store = TempStore::new();
+    let raw = store.raw();
+    let mut holder = spawn(&store);
     wait_until_held(&mut holder);
-    let waiter = spawn(&place);
-    until("it stands in line", || waiters(&raw) == 1);
-    let keeper = place.keeper();
+    let waiter = spawn(&store);
+    until("the waiter is queued", || waiters(&raw) == 1);
+    let keeper = store.keeper();
     let fixed = |ttl| {
         let ttl = Duration::from_secs(ttl);
         AcquireOptions::new().lease(LeasePolicy::Fixed { ttl })
@@ -118,36 +119,39 @@ fn opening_removes_the_rows_of_dead_processes_and_expired_leases() {
     .unwrap();
     let _held = keeper.acquire("held", &fixed(60)).unwrap();
     let others = || (locks(&raw), waiters(&raw));
-    drop(place.provider());
-    assert_eq!(others(), (2, 1), "seat and held, and one that waits");
-    // Else it would not wait any more.
+    drop(store.provider());
+    assert_eq!(
+        others(),
+        (2, 1),
+        "the locks `seat` and `held`, and one waiter"
+    );
+    // In this order, so that the waiter is not granted the name.
     drop(waiter);
     drop(holder);
     assert_eq!(others(), (2, 1));
-    drop(place.provider());
-    assert_eq!(others(), (1, 0), "the living one's");
+    drop(store.provider());
+    assert_eq!(others(), (1, 0), "the lock of the living process");
     assert_eq!(ran_out.unwrap().release().unwrap(), Released::AlreadyLost);
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn opening_keeps_the_row_of_a_name_with_a_waiter() {
-    let place = Place::new();
-    let raw = place.raw();
-    let mut holder = spawn(&place);
+    let store = TempStore::new();
+    let raw = store.raw();
+    let mut holder = spawn(&store);
     wait_until_held(&mut holder);
-    // It lives, and does not look: as a stopped process does.
     super::waiting::silent_waiter(&raw);
     drop(holder);
-    drop(place.provider());
+    drop(store.provider());
     assert_eq!((locks(&raw), waiters(&raw)), (1, 1));
 }
 
 #[test]
-fn many_create_one_file_at_once() {
-    let place = Place::new();
-    let mut children: Vec<_> = (0..8).map(|_| spawn(&place)).collect();
-    // Each frees the lock when nobody can write to it any more.
+fn processes_create_one_file_at_once() {
+    let store = TempStore::new();
+    let mut children: Vec<_> = (0..8).map(|_| spawn(&store)).collect();
+    // A child releases the lock when its standard input is closed.
     for child in &mut children {
         drop(child.0.stdin.take());
     }
@@ -158,23 +162,23 @@ fn many_create_one_file_at_once() {
 }
 
 #[test]
-fn long_folders_have_bells_too() {
-    let place = Place::new();
-    let folder = place.folder.path().join("long".repeat(40));
+fn sockets_work_in_folders_with_long_paths() {
+    let store = TempStore::new();
+    let folder = store.folder.path().join("long".repeat(40));
     fs::create_dir(&folder).unwrap();
     let path = folder.join("locks.db");
     let provider = SqliteProvider::open(path.to_str().unwrap(), "default").unwrap();
-    let bell = provider.store.bells.take();
-    assert_eq!(bell.address().is_empty(), !cfg!(target_os = "linux"));
+    let parker = provider.store.parkers.take();
+    assert_eq!(parker.address().is_empty(), !cfg!(target_os = "linux"));
     assert_eq!(
-        provider.store.bells.ring(bell.address()),
-        wake::Rung::Perhaps
+        provider.store.parkers.notify(parker.address()),
+        wake::Notified::Maybe
     );
-    bell.wait(None, Duration::from_secs(60));
-    let gone = bell.address().to_owned();
-    drop(bell);
+    parker.wait(None, Duration::from_secs(60));
+    let gone = parker.address().to_owned();
+    drop(parker);
     if cfg!(target_os = "linux") {
-        assert_eq!(provider.store.bells.ring(&gone), wake::Rung::Gone);
+        assert_eq!(provider.store.parkers.notify(&gone), wake::Notified::Gone);
     }
     assert!(
         fs::read_dir(&folder)

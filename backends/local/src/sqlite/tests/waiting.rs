@@ -1,12 +1,12 @@
-//! Writers in the way, and the line of those who wait.
+//! Locked databases, and the queue of waiters.
 
 use super::*;
 
 #[test]
-fn a_writer_in_the_way_is_waited_for() {
-    let place = Place::new();
-    let keeper = place.keeper();
-    let raw = place.raw();
+fn acquisition_waits_for_another_writer() {
+    let store = TempStore::new();
+    let keeper = store.keeper();
+    let raw = store.raw();
     raw.execute_batch("BEGIN IMMEDIATE").unwrap();
     let options = AcquireOptions::new().wait(Duration::from_secs(60));
     let (started, has_started) = mpsc::channel();
@@ -22,7 +22,7 @@ fn a_writer_in_the_way_is_waited_for() {
             .unwrap()
     });
     has_started.recv().unwrap();
-    until("it has tried more than once", || {
+    until("the acquisition has retried", || {
         keeper.usage().unwrap().commands > before + 10
     });
     raw.execute_batch("COMMIT").unwrap();
@@ -30,11 +30,11 @@ fn a_writer_in_the_way_is_waited_for() {
 }
 
 #[test]
-fn a_writer_that_stays_in_the_way_makes_the_store_unavailable() {
-    let place = Place::new();
-    let keeper = place.keeper();
+fn database_that_stays_locked_is_unavailable() {
+    let store = TempStore::new();
+    let keeper = store.keeper();
     let held = keeper.lock("held").unwrap();
-    let raw = place.raw();
+    let raw = store.raw();
     raw.execute_batch("BEGIN IMMEDIATE").unwrap();
     for wait in [Duration::ZERO, Duration::from_millis(300)] {
         let error = keeper.try_lock_for("seat", wait).unwrap_err();
@@ -49,7 +49,7 @@ fn a_writer_that_stays_in_the_way_makes_the_store_unavailable() {
     let asking = keeper.clone();
     let before = keeper.usage().unwrap().commands;
     let thread = thread::spawn(move || asking.acquire("seat", &options).unwrap_err().kind());
-    until("it tries", || {
+    until("the acquisition retries", || {
         keeper.usage().unwrap().commands > before + 10
     });
     cancel.cancel();
@@ -59,12 +59,12 @@ fn a_writer_that_stays_in_the_way_makes_the_store_unavailable() {
 }
 
 #[test]
-fn providers_are_served_in_the_order_of_their_coming_and_leave_nothing() {
-    let place = Place::new();
-    // Its time stands still, so that nobody can be late for the name that is kept for it.
+fn providers_are_served_first_in_first_out_and_leave_nothing() {
+    let store = TempStore::new();
+    // A clock that stands still, so that no reservation expires.
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
     let open = || {
-        let path = place.path();
+        let path = store.path();
         let path = path.to_str().unwrap();
         let provider = SqliteProvider::with_clock(path, "default", Arc::clone(&clock)).unwrap();
         LockKeeper::builder(Arc::new(provider))
@@ -74,24 +74,24 @@ fn providers_are_served_in_the_order_of_their_coming_and_leave_nothing() {
             .unwrap()
     };
     let newcomer = open();
-    let raw = place.raw();
+    let raw = store.raw();
     let holder = newcomer.lock("seat").unwrap();
-    let (said, order) = mpsc::channel();
+    let (sender, order) = mpsc::channel();
     let mut threads = Vec::new();
     for number in 0..4 {
-        let (keeper, said) = (open(), said.clone());
+        let (keeper, sender) = (open(), sender.clone());
         threads.push(thread::spawn(move || {
             let guard = keeper.lock("seat").unwrap();
-            said.send(number).unwrap();
+            sender.send(number).unwrap();
             drop(guard);
         }));
-        until("it stands in line", || waiters(&raw) > number);
+        until("the waiter is queued", || waiters(&raw) > number);
     }
     drop(holder);
     while threads.iter().any(|thread| !thread.is_finished()) {
-        // May get it only when nobody waits any more.
+        // The newcomer is granted the name only when the queue is empty.
         if let Some(guard) = newcomer.try_lock("seat").unwrap() {
-            assert_eq!(waiters(&raw), 0, "it overtook somebody");
+            assert_eq!(waiters(&raw), 0, "the newcomer overtook a waiter");
             drop(guard);
         }
     }
@@ -102,62 +102,62 @@ fn providers_are_served_in_the_order_of_their_coming_and_leave_nothing() {
     assert_eq!((waiters(&raw), locks(&raw)), (0, 0));
     drop(newcomer);
     until("the keepers have ended", || {
-        place.files().iter().all(|file| !file.contains("-wake-"))
+        store.files().iter().all(|file| !file.contains("-wake-"))
     });
 }
 
 #[test]
-fn a_waiter_that_gives_up_leaves_nothing_and_loses_nothing() {
-    let place = Place::new();
-    let raw = place.raw();
-    let holder = place.keeper().lock("seat").unwrap();
+fn cancelled_and_timed_out_waiters_are_removed() {
+    let store = TempStore::new();
+    let raw = store.raw();
+    let holder = store.keeper().lock("seat").unwrap();
     let cancel = CancelToken::new();
     let options = AcquireOptions::new().wait_forever().cancel(&cancel);
-    let waiting = place.keeper();
+    let waiting = store.keeper();
     let thread = thread::spawn(move || waiting.acquire("seat", &options).unwrap_err().kind());
-    until("it stands in line", || waiters(&raw) == 1);
+    until("the waiter is queued", || waiters(&raw) == 1);
     cancel.cancel();
     assert_eq!(thread.join().unwrap(), ErrorKind::Cancelled);
     assert_eq!(waiters(&raw), 0);
     let wait = Duration::from_millis(50);
-    assert!(place.keeper().try_lock_for("seat", wait).unwrap().is_none());
+    assert!(store.keeper().try_lock_for("seat", wait).unwrap().is_none());
     assert_eq!(waiters(&raw), 0);
     drop(holder);
     assert_eq!(locks(&raw), 0);
     until("the keepers have ended", || {
-        place.files().iter().all(|file| !file.contains("-wake-"))
+        store.files().iter().all(|file| !file.contains("-wake-"))
     });
 }
 
-/// Stands in line, lives, and never looks: as a stopped process does.
+/// Queues a waiter that lives and does not respond, like a stopped process.
 pub(super) fn silent_waiter(raw: &Connection) -> i64 {
     let own = Process::own();
     raw.execute(
         "INSERT INTO waiter (namespace, name, pid, start, place, wake, stale) VALUES ('default', 'seat', ?1, ?2, ?3, '', 0)",
-        (own.pid, line::signed(own.start), &own.place),
+        (own.pid, wait_queue::signed(own.start), &own.pid_scope),
     )
     .unwrap();
     raw.last_insert_rowid()
 }
 
 #[test]
-fn a_name_kept_for_one_that_does_not_come_goes_to_the_next() {
-    let place = Place::new();
-    let raw = place.raw();
-    let holder = place.keeper().lock("seat").unwrap();
+fn reservation_of_an_unresponsive_waiter_goes_to_the_next() {
+    let store = TempStore::new();
+    let raw = store.raw();
+    let holder = store.keeper().lock("seat").unwrap();
     let late = silent_waiter(&raw);
-    let waiting = place.keeper();
+    let waiting = store.keeper();
     let thread = thread::spawn(move || waiting.lock("seat").unwrap().release().unwrap());
-    until("it stands in line", || waiters(&raw) == 2);
+    until("the waiter is queued", || waiters(&raw) == 2);
     drop(holder);
     assert_eq!(thread.join().unwrap(), Released::Done);
     assert_eq!(
         count(&raw, "waiter WHERE stale = 1"),
         1,
-        "it keeps its place"
+        "the unresponsive waiter stays queued"
     );
-    // Its turn cost the others a grace once, not again at every release.
-    let keeper = place.keeper();
+    // The unresponsive waiter delays the others once, not again at every release.
+    let keeper = store.keeper();
     assert!(keeper.try_lock("seat").unwrap().is_some());
     let guard = keeper.try_lock("seat").unwrap().unwrap();
     let second = silent_waiter(&raw);
@@ -168,5 +168,5 @@ fn a_name_kept_for_one_that_does_not_come_goes_to_the_next() {
     let kept = raw.query_row("SELECT reserved FROM lock WHERE name = 'seat'", (), |row| {
         row.get(0)
     });
-    assert_eq!(kept, Ok(second), "it is passed over");
+    assert_eq!(kept, Ok(second), "the unresponsive waiter is passed over");
 }

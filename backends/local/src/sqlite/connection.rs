@@ -1,5 +1,5 @@
-//! The connection of a provider, and the rules that the connections of one process must follow
-//! together: SQLite shares descriptors, locks and the `-shm` file between them.
+//! The connection of a provider, and the rules for all connections of one process: SQLite shares
+//! descriptors, locks and the `-shm` file between them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,12 @@ use std::time::Duration;
 use lockkeeper_core::{Error, ErrorKind, HostInstant};
 use rusqlite::Connection;
 
+use super::location;
 use super::open::{Opened, connect};
-use super::place;
-use super::schema::Trouble;
+use super::schema::AttemptError;
 
-/// The interval at which a provider checks that its files are still in place: long enough to cost
-/// nothing.
-pub(super) const PRESENCE: Duration = Duration::from_millis(50);
+/// The interval at which a provider checks that its files still exist.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The slots of this process. The mutex is held while a connection is opened, for two reasons:
 ///
@@ -30,7 +29,7 @@ static SLOTS: Mutex<Vec<Weak<Slot>>> = Mutex::new(Vec::new());
 
 /// The connection of a provider.
 pub(super) struct Slot {
-    /// Where the database really is.
+    /// The path without links.
     pub(super) path: PathBuf,
     /// The process that opened it. A forked child has a copy of its parent's connection, but not the
     /// POSIX locks that keep other processes from deleting its files.
@@ -39,25 +38,29 @@ pub(super) struct Slot {
 }
 
 struct Current {
-    /// `None`: what was open was deleted, and could not be opened anew.
+    /// `None` if the open files were deleted, and could not be opened again.
     opened: Option<Opened>,
     /// When the files were last checked.
-    seen: HostInstant,
+    checked_at: HostInstant,
 }
 
 impl Current {
-    /// Closes a connection whose files were deleted or replaced. As long as it is open, SQLite gives
-    /// its files to every new connection of this process.
+    /// Closes a connection whose files were deleted or replaced. While it is open, SQLite gives its
+    /// files to every new connection of this process.
     fn close_if_gone(&mut self) {
-        if self.opened.as_ref().is_some_and(|it| !it.is_there()) {
+        if self.opened.as_ref().is_some_and(|it| !it.exists()) {
             self.opened = None;
         }
     }
 }
 
 impl Slot {
-    /// One try to open the database at `path`. Without `create`, one that is not there is an error.
-    pub(super) fn open(path: &Path, create: bool, now: HostInstant) -> Result<Arc<Self>, Trouble> {
+    /// Makes one attempt to open the database at `path`. Without `create`, a missing file is an error.
+    pub(super) fn open(
+        path: &Path,
+        create: bool,
+        now: HostInstant,
+    ) -> Result<Arc<Self>, AttemptError> {
         let mut slots = lock(&SLOTS);
         let (path, opened) = open(&mut slots, path, create)?;
         let slot = Arc::new(Self {
@@ -65,29 +68,29 @@ impl Slot {
             pid: std::process::id(),
             current: Mutex::new(Current {
                 opened: Some(opened),
-                seen: now,
+                checked_at: now,
             }),
         });
         slots.push(Arc::downgrade(&slot));
         Ok(slot)
     }
 
-    /// Calls `work` with a connection to the files that are at the path now: files that were deleted
-    /// exclude no other process.
+    /// Calls `work` with a connection to the current files at the path: deleted files exclude no other
+    /// process.
     pub(super) fn with<T>(
         &self,
         create: bool,
         now: HostInstant,
         work: impl FnOnce(&Connection) -> T,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, AttemptError> {
         if self.pid != std::process::id() {
             return Err(inherited(&self.path).into());
         }
         {
             let mut current = lock(&self.current);
-            if now.saturating_since(current.seen) >= PRESENCE {
+            if now.saturating_since(current.checked_at) >= CHECK_INTERVAL {
                 current.close_if_gone();
-                current.seen = now;
+                current.checked_at = now;
             }
             if let Some(opened) = &current.opened {
                 return Ok(work(&opened.connection));
@@ -97,7 +100,7 @@ impl Slot {
         let (_, opened) = open(&mut slots, &self.path, create)?;
         let mut current = lock(&self.current);
         drop(slots);
-        // Another thread may have been quicker.
+        // Another thread may have opened the files first.
         let opened = current.opened.get_or_insert(opened);
         Ok(work(&opened.connection))
     }
@@ -111,12 +114,12 @@ fn open(
     slots: &mut Vec<Weak<Slot>>,
     path: &Path,
     create: bool,
-) -> Result<(PathBuf, Opened), Trouble> {
+) -> Result<(PathBuf, Opened), AttemptError> {
     if !create {
-        must_be_there(path)?;
+        check_exists(path)?;
     }
-    let path = place::find(path)?;
-    place::one_clock()?;
+    let path = location::resolve(path)?;
+    location::check_clock()?;
     slots.retain(|slot| slot.strong_count() > 0);
     for slot in slots.iter().filter_map(Weak::upgrade) {
         if slot.path != path {
@@ -131,16 +134,17 @@ fn open(
     Ok((path, opened))
 }
 
-/// Refuses a missing file for callers that only look: a wrong path must not pass for an empty store.
-fn must_be_there(path: &Path) -> Result<(), Error> {
+/// Refuses a missing file for callers that do not create it: a wrong path must not look like an empty
+/// store.
+fn check_exists(path: &Path) -> Result<(), Error> {
     match fs::exists(path) {
         Ok(false) => Err(Error::new(
             ErrorKind::Incompatible,
             format!(
-                "there is no file {path:?}: nobody has locked there yet, or the path is another one"
+                "there is no file {path:?}; no program has locked there yet, or the path is wrong: check the path"
             ),
         )),
-        // What cannot be told now is told by opening it.
+        // Opening the file reports any other error.
         Ok(true) | Err(_) => Ok(()),
     }
 }

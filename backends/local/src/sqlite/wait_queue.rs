@@ -1,4 +1,4 @@
-//! The statements that grant a name and keep its line of waiters. All but [`take_free`] run inside
+//! The statements that grant a name and manage its queue of waiters. All but [`take_if_free`] run in
 //! a write transaction.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -9,11 +9,11 @@ use rusqlite::Row;
 use super::db::Session;
 use super::process::Process;
 
-/// How long a name is kept for the waiter that was woken, before the next one gets it.
+/// How long a name is reserved for a notified waiter before the next waiter gets it.
 pub(super) const GRACE: Duration = Duration::from_millis(100);
 
-/// A grant is one row; its epoch follows both the clock and the file's last one, so it grows when
-/// the clock steps back and when the file was deleted.
+/// Builds the statement that inserts a grant. The epoch is the larger of the clock and the file's last
+/// epoch + 1, so epochs grow when the clock steps back and when the file was deleted.
 macro_rules! grant {
     ($verb:literal, $contended:literal, $end:literal) => {
         concat!(
@@ -51,45 +51,45 @@ const NEXT: &str = "SELECT id, pid, start, place, wake, stale FROM waiter
 const BEFORE: &str = "SELECT count(*) FROM (SELECT 1 FROM waiter
  WHERE namespace = ?1 AND name = ?2 AND stale = 0 AND id < ?3 LIMIT 2)";
 
-/// SQLite's integers are signed. Numbers that only need to come back as they went in wrap around.
+/// Converts a number that is only stored and compared for equality: SQLite's integers are signed.
 pub(super) fn signed(number: u64) -> i64 {
     number.cast_signed()
 }
 
-/// A moment as it is stored; the end of time is the largest there is.
-pub(super) fn nanos(moment: HostInstant) -> i64 {
-    i64::try_from(moment.as_nanos()).unwrap_or(i64::MAX)
+/// Converts an instant to the stored number. [`HostInstant::NEVER`] is the largest number.
+pub(super) fn nanos(instant: HostInstant) -> i64 {
+    i64::try_from(instant.as_nanos()).unwrap_or(i64::MAX)
 }
 
-fn moment(nanos: i64) -> HostInstant {
+fn instant(nanos: i64) -> HostInstant {
     match nanos {
         i64::MAX => HostInstant::NEVER,
         nanos => HostInstant::from_nanos(u64::try_from(nanos).unwrap_or(0)),
     }
 }
 
-/// One name, as its statements need it.
+/// A name in its namespace.
 #[derive(Clone, Copy)]
 pub(super) struct Key<'a> {
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
 }
 
-/// Who asks for how long.
+/// The parameters of an acquisition.
 #[derive(Clone, Copy)]
-pub(super) struct Ask<'a> {
+pub(super) struct Acquisition<'a> {
     pub(super) key: Key<'a>,
     pub(super) owner: Owner,
     pub(super) ttl: Duration,
-    /// Whether an earlier try of this request may have been granted.
+    /// Whether an earlier attempt of this request may have been granted.
     pub(super) recover: bool,
 }
 
-/// A lock's row.
-pub(super) struct Held {
-    /// 0: kept for a waiter.
+/// The row of a name that is held or reserved.
+pub(super) struct LockRow {
+    /// 0 if the name is reserved for a waiter.
     pub(super) epoch: u64,
-    pub(super) by: Process,
+    pub(super) holder: Process,
     pub(super) process: u64,
     pub(super) request: u64,
     pub(super) asked: HostInstant,
@@ -98,14 +98,14 @@ pub(super) struct Held {
     pub(super) reserved: i64,
 }
 
-impl Held {
-    /// Whether it is still in its time, and its process there.
+impl LockRow {
+    /// Returns whether the lease has not expired and its process lives.
     pub(super) fn is_live(&self, now: HostInstant) -> bool {
-        self.is_in_time(now) && !self.by.is_dead()
+        self.is_unexpired(now) && !self.holder.is_dead()
     }
 
-    /// Whether it has not run out. A moment before it was asked for is one of another boot.
-    pub(super) fn is_in_time(&self, now: HostInstant) -> bool {
+    /// Returns whether the lease has not expired. A request later than `now` is from another boot.
+    pub(super) fn is_unexpired(&self, now: HostInstant) -> bool {
         self.asked <= now && now < self.expires
     }
 
@@ -114,22 +114,23 @@ impl Held {
     }
 }
 
-/// Whose turn a free name is.
-pub(super) enum Next {
-    /// Nobody's.
-    Nobody,
-    /// Only of waiters that were woken before and did not come: they are told, nothing more.
-    Late { id: i64, wake: String },
-    /// The one that asks.
-    Me,
-    /// The name is kept for this one.
-    Kept { id: i64, wake: String },
+/// The process that gets a name next.
+pub(super) enum NextHolder {
+    /// No waiter.
+    None,
+    /// Only waiters that did not respond to an earlier notification are left. They are notified, and the
+    /// name is not reserved for them.
+    Unresponsive { id: i64, wake: String },
+    /// The caller.
+    Caller,
+    /// The waiter for which the name is reserved.
+    Reserved { id: i64, wake: String },
 }
 
 fn grant(
     session: &Session<'_>,
     sql: &str,
-    ask: &Ask<'_>,
+    acquisition: &Acquisition<'_>,
     now: HostInstant,
 ) -> rusqlite::Result<Option<u64>> {
     let process = Process::own();
@@ -138,88 +139,88 @@ fn grant(
         .unwrap_or_default();
     let micros = i64::try_from(unix.as_micros()).unwrap_or(i64::MAX);
     let params = (
-        ask.key.namespace,
-        ask.key.name,
+        acquisition.key.namespace,
+        acquisition.key.name,
         micros,
         process.pid,
         signed(process.start),
-        process.place.as_str(),
-        signed(ask.owner.nonce),
-        signed(ask.owner.request),
+        process.pid_scope.as_str(),
+        signed(acquisition.owner.nonce),
+        signed(acquisition.owner.request),
         micros / 1000,
         nanos(now),
-        nanos(now + ask.ttl),
+        nanos(now + acquisition.ttl),
     );
     session.first(sql, params, |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))
 }
 
-/// Takes a name that has no row, in one statement. `None`: it has one.
-pub(super) fn take_free(
+/// Grants a name that has no row, in one statement. Returns `None` if the name has a row.
+pub(super) fn take_if_free(
     session: &Session<'_>,
-    ask: &Ask<'_>,
+    acquisition: &Acquisition<'_>,
     now: HostInstant,
 ) -> rusqlite::Result<Option<u64>> {
-    grant(session, TAKE_FREE, ask, now)
+    grant(session, TAKE_FREE, acquisition, now)
 }
 
-/// Takes a name, whatever its row says.
+/// Grants a name, and replaces its row.
 pub(super) fn take(
     session: &Session<'_>,
-    ask: &Ask<'_>,
+    acquisition: &Acquisition<'_>,
     now: HostInstant,
 ) -> rusqlite::Result<u64> {
-    grant(session, TAKE, ask, now)?.ok_or(rusqlite::Error::QueryReturnedNoRows)
+    grant(session, TAKE, acquisition, now)?.ok_or(rusqlite::Error::QueryReturnedNoRows)
 }
 
-pub(super) fn read(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<Option<Held>> {
+pub(super) fn read(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<Option<LockRow>> {
     session.first(READ, (key.namespace, key.name), held)
 }
 
-/// The columns pid, start and place of a row, from `first` on.
+/// Reads the columns pid, start and place of a row, from the column `first` on.
 pub(super) fn process(row: &Row<'_>, first: usize) -> rusqlite::Result<Process> {
     Ok(Process {
         pid: row.get(first)?,
         start: row.get::<_, i64>(first + 1)?.cast_unsigned(),
-        place: row.get(first + 2)?,
+        pid_scope: row.get(first + 2)?,
     })
 }
 
-/// A row that begins with the columns of [`READ`].
-pub(super) fn held(row: &Row<'_>) -> rusqlite::Result<Held> {
-    Ok(Held {
+/// Reads a row that begins with the columns of [`READ`].
+pub(super) fn held(row: &Row<'_>) -> rusqlite::Result<LockRow> {
+    Ok(LockRow {
         epoch: row.get::<_, i64>(0)?.cast_unsigned(),
-        by: process(row, 1)?,
+        holder: process(row, 1)?,
         process: row.get::<_, i64>(4)?.cast_unsigned(),
         request: row.get::<_, i64>(5)?.cast_unsigned(),
-        asked: moment(row.get(6)?),
-        expires: moment(row.get(7)?),
+        asked: instant(row.get(6)?),
+        expires: instant(row.get(7)?),
         contended: row.get(8)?,
         reserved: row.get(9)?,
     })
 }
 
-/// Tells the holder to look for waiters when it releases.
-pub(super) fn contend(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<()> {
+/// Makes the holder check for waiters when it releases.
+pub(super) fn mark_contended(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<()> {
     session.change(CONTEND, (key.namespace, key.name)).map(drop)
 }
 
-/// Enters this process into the name's line.
-pub(super) fn join(session: &Session<'_>, key: Key<'_>, wake: &str) -> rusqlite::Result<i64> {
+/// Adds a waiter of this process to the queue of a name, and returns its id.
+pub(super) fn enqueue(session: &Session<'_>, key: Key<'_>, wake: &str) -> rusqlite::Result<i64> {
     let process = Process::own();
     let params = (
         key.namespace,
         key.name,
         process.pid,
         signed(process.start),
-        process.place.as_str(),
+        process.pid_scope.as_str(),
         wake,
     );
     session.change(JOIN, params)?;
     Ok(session.last_id())
 }
 
-/// Shows that a waiter is there. False: its row is gone.
-pub(super) fn show_up(session: &Session<'_>, id: i64) -> rusqlite::Result<bool> {
+/// Clears the mark of [`mark_stale`]. Returns `false` if the row of the waiter is gone.
+pub(super) fn confirm_waiting(session: &Session<'_>, id: i64) -> rusqlite::Result<bool> {
     let stale = session.first(STALE, (id,), |row| row.get::<_, bool>(0))?;
     if stale == Some(true) {
         session.change(SET_STALE, (id, false))?;
@@ -227,33 +228,34 @@ pub(super) fn show_up(session: &Session<'_>, id: i64) -> rusqlite::Result<bool> 
     Ok(stale.is_some())
 }
 
-/// Passes a waiter over until it shows up again; it keeps its place.
-pub(super) fn pass_over(session: &Session<'_>, id: i64) -> rusqlite::Result<()> {
+/// Marks a waiter that did not respond. Others come first until [`confirm_waiting`].
+pub(super) fn mark_stale(session: &Session<'_>, id: i64) -> rusqlite::Result<()> {
     session.change(SET_STALE, (id, true)).map(drop)
 }
 
-pub(super) fn is_in_line(session: &Session<'_>, id: i64) -> rusqlite::Result<bool> {
+pub(super) fn is_queued(session: &Session<'_>, id: i64) -> rusqlite::Result<bool> {
     Ok(session.first(STALE, (id,), |_| Ok(()))?.is_some())
 }
 
-pub(super) fn leave(session: &Session<'_>, id: i64) -> rusqlite::Result<()> {
+/// Removes a waiter from the queue.
+pub(super) fn dequeue(session: &Session<'_>, id: i64) -> rusqlite::Result<()> {
     session.change(LEAVE, (id,)).map(drop)
 }
 
-/// How many stand before a waiter: 0, 1, or 2 for more.
-pub(super) fn before(session: &Session<'_>, key: Key<'_>, id: i64) -> rusqlite::Result<u32> {
+/// Returns how many waiters are ahead of a waiter: 0, 1, or 2 for more.
+pub(super) fn count_ahead(session: &Session<'_>, key: Key<'_>, id: i64) -> rusqlite::Result<u32> {
     let count = session.first(BEFORE, (key.namespace, key.name, id), |row| row.get(0))?;
     Ok(count.unwrap_or(0))
 }
 
-/// Finds the first living waiter for a name that nobody holds any more, and keeps the name for it.
-/// The dead ones on the way are removed.
-pub(super) fn next(
+/// Finds the first living waiter for a name without a holder, and reserves the name for it. Removes
+/// dead waiters ahead of it.
+pub(super) fn reserve_next(
     session: &Session<'_>,
     key: Key<'_>,
-    me: Option<i64>,
+    caller: Option<i64>,
     now: HostInstant,
-) -> rusqlite::Result<Next> {
+) -> rusqlite::Result<NextHolder> {
     loop {
         let found = session.first(NEXT, (key.namespace, key.name), |row| {
             Ok((
@@ -264,17 +266,17 @@ pub(super) fn next(
             ))
         })?;
         let Some((id, process, wake, stale)) = found else {
-            return Ok(Next::Nobody);
+            return Ok(NextHolder::None);
         };
-        if me == Some(id) {
-            return Ok(Next::Me);
+        if caller == Some(id) {
+            return Ok(NextHolder::Caller);
         }
         if process.is_dead() {
-            leave(session, id)?;
+            dequeue(session, id)?;
             continue;
         }
         if stale {
-            return Ok(Next::Late { id, wake });
+            return Ok(NextHolder::Unresponsive { id, wake });
         }
         let params = (
             key.namespace,
@@ -282,23 +284,23 @@ pub(super) fn next(
             id,
             process.pid,
             signed(process.start),
-            process.place.as_str(),
+            process.pid_scope.as_str(),
             nanos(now),
             nanos(now + GRACE),
         );
         session.change(RESERVE, params)?;
-        return Ok(Next::Kept { id, wake });
+        return Ok(NextHolder::Reserved { id, wake });
     }
 }
 
-/// Gives a name to the next in line, or frees it where there is none.
-pub(super) fn pass_on(
+/// Reserves a name for the next waiter, or frees the name if there is none.
+pub(super) fn release_to_next_waiter(
     session: &Session<'_>,
     key: Key<'_>,
     now: HostInstant,
-) -> rusqlite::Result<Next> {
-    let next = next(session, key, None, now)?;
-    if !matches!(next, Next::Kept { .. }) {
+) -> rusqlite::Result<NextHolder> {
+    let next = reserve_next(session, key, None, now)?;
+    if !matches!(next, NextHolder::Reserved { .. }) {
         session.change(FREE, (key.namespace, key.name))?;
     }
     Ok(next)

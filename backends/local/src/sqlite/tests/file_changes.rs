@@ -1,38 +1,38 @@
-//! What others do to the files while they are in use.
+//! Files that are deleted, replaced or shared while providers use them.
 
 #[cfg(target_os = "linux")]
 use std::time::Instant;
 
 #[cfg(target_os = "linux")]
-use super::processes::{spawn, wait_until_held};
+use super::connection::CHECK_INTERVAL;
 #[cfg(target_os = "linux")]
-use super::slot::PRESENCE;
+use super::processes::{spawn, wait_until_held};
 use super::*;
 
 #[test]
-fn a_file_that_took_the_place_of_a_deleted_one_is_the_store() {
-    let place = Place::new();
-    let keeper = place.keeper();
+fn replaced_file_is_the_new_store() {
+    let store = TempStore::new();
+    let keeper = store.keeper();
     let held = keeper.lock("seat").unwrap();
-    let waiting = place.keeper();
+    let waiting = store.keeper();
     let waiter = thread::spawn(move || waiting.lock("seat").unwrap().token());
     let _other = keeper.lock("other").unwrap();
     let before = held.token();
-    until("it waits", || waiters(&place.raw()) == 1);
+    until("the waiter is queued", || waiters(&store.raw()) == 1);
     for file in ["locks.db", "locks.db-wal", "locks.db-shm"] {
-        fs::remove_file(place.folder.path().join(file)).unwrap();
+        fs::remove_file(store.folder.path().join(file)).unwrap();
     }
-    // As another program would: it finds no file.
-    let other = place.keeper();
+    // Finds no file, as another program would.
+    let other = store.keeper();
     let taken = other.lock("seat").unwrap();
     assert!(taken.token() > before);
-    until("the loss is seen", || held.renew().is_err());
+    until("the loss is noticed", || held.renew().is_err());
     assert!(!held.is_held());
     assert!(keeper.try_lock("seat").unwrap().is_none());
-    // The one that has waited since before has no other's place in the line.
-    let third = place.keeper();
+    // The older waiter must not use the queue entry of another waiter.
+    let third = store.keeper();
     let next = thread::spawn(move || drop(third.lock("seat").unwrap()));
-    until("both wait", || waiters(&place.raw()) == 2);
+    until("both waiters are queued", || waiters(&store.raw()) == 2);
     let last = taken.token();
     taken.release().unwrap();
     assert!(waiter.join().unwrap() > last);
@@ -40,50 +40,52 @@ fn a_file_that_took_the_place_of_a_deleted_one_is_the_store() {
 }
 
 #[test]
-fn a_deleted_file_is_made_again_but_for_those_who_only_look() {
-    let place = Place::new();
-    let url = |query| format!("sqlite:{}{query}", place.path().display());
+fn deleted_file_is_created_again_unless_create_is_false() {
+    let store = TempStore::new();
+    let url = |query| format!("sqlite:{}{query}", store.path().display());
     let drivers = Drivers::new().with(SqliteDriver);
     let open = |query| {
         drivers
             .open(&Config::from_url(&url(query)).unwrap())
             .unwrap()
     };
-    let (keeper, looks) = (open(""), open("?create=false"));
+    let (keeper, reader) = (open(""), open("?create=false"));
     let delete = || {
-        for file in place.files() {
-            fs::remove_file(place.folder.path().join(file)).unwrap();
+        for file in store.files() {
+            fs::remove_file(store.folder.path().join(file)).unwrap();
         }
     };
     delete();
-    until("it is missed", || looks.try_lock("seat").is_err());
-    assert_eq!(place.files(), [""; 0]);
-    let error = looks.try_lock("seat").unwrap_err();
-    assert!(error.to_string().contains("there is no file"), "{error}");
-    until("it is there again", || {
-        drop(keeper.try_lock("seat").unwrap());
-        place.path().exists()
+    until("the deletion is noticed", || {
+        reader.try_lock("seat").is_err()
     });
-    drop(looks.try_lock("seat").unwrap().unwrap());
+    assert_eq!(store.files(), [""; 0]);
+    let error = reader.try_lock("seat").unwrap_err();
+    assert!(error.to_string().contains("there is no file"), "{error}");
+    until("the file exists again", || {
+        drop(keeper.try_lock("seat").unwrap());
+        store.path().exists()
+    });
+    drop(reader.try_lock("seat").unwrap().unwrap());
 }
 
 #[test]
-fn a_waiter_whose_socket_was_deleted_makes_another() {
-    let place = Place::new();
-    let held = place.keeper().lock("seat").unwrap();
+fn waiter_replaces_its_deleted_socket() {
+    let store = TempStore::new();
+    let held = store.keeper().lock("seat").unwrap();
     let sockets = || {
-        let mut files = place.files();
+        let mut files = store.files();
         files.retain(|file| file.contains("-wake-"));
         files
     };
-    let waiting = place.keeper();
+    let waiting = store.keeper();
     let waiter = thread::spawn(move || waiting.lock("seat").unwrap().release().unwrap());
-    until("it waits", || {
-        waiters(&place.raw()) == 1 && sockets().len() == 1
+    until("the waiter is queued", || {
+        waiters(&store.raw()) == 1 && sockets().len() == 1
     });
     let deleted = sockets();
-    fs::remove_file(place.folder.path().join(&deleted[0])).unwrap();
-    until("it can be rung again", || sockets().len() == 1);
+    fs::remove_file(store.folder.path().join(&deleted[0])).unwrap();
+    until("the waiter has a new socket", || sockets().len() == 1);
     assert_ne!(sockets(), deleted);
     drop(held);
     assert_eq!(waiter.join().unwrap(), Released::Done);
@@ -91,18 +93,18 @@ fn a_waiter_whose_socket_was_deleted_makes_another() {
 
 #[cfg(unix)]
 #[test]
-fn whoever_may_write_the_file_may_ring() {
+fn socket_has_the_permissions_of_the_file() {
     use std::os::unix::fs::PermissionsExt;
-    let place = Place::new();
-    fs::write(place.path(), "").unwrap();
-    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o660)).unwrap();
-    let held = place.keeper().lock("seat").unwrap();
-    let waiting = place.keeper();
+    let store = TempStore::new();
+    fs::write(store.path(), "").unwrap();
+    fs::set_permissions(store.path(), fs::Permissions::from_mode(0o660)).unwrap();
+    let held = store.keeper().lock("seat").unwrap();
+    let waiting = store.keeper();
     let waiter = thread::spawn(move || drop(waiting.lock("seat").unwrap()));
-    until("it waits", || waiters(&place.raw()) == 1);
-    let files = place.files();
+    until("the waiter is queued", || waiters(&store.raw()) == 1);
+    let files = store.files();
     let socket = files.iter().find(|file| file.contains("-wake-")).unwrap();
-    let mode = fs::metadata(place.folder.path().join(socket))
+    let mode = fs::metadata(store.folder.path().join(socket))
         .unwrap()
         .permissions()
         .mode();
@@ -111,14 +113,14 @@ fn whoever_may_write_the_file_may_ring() {
     waiter.join().unwrap();
 }
 
-/// Deletes files, and returns when every provider checks its files at its next use.
+/// Deletes files, and waits until every provider checks its files at its next use.
 #[cfg(target_os = "linux")]
-fn delete(place: &Place, files: &[&str]) {
+fn delete(store: &TempStore, files: &[&str]) {
     for file in files {
-        fs::remove_file(place.folder.path().join(file)).unwrap();
+        fs::remove_file(store.folder.path().join(file)).unwrap();
     }
     let began = Instant::now();
-    until("the next check is due", || began.elapsed() > PRESENCE);
+    until("the next check is due", || began.elapsed() > CHECK_INTERVAL);
 }
 
 #[cfg(target_os = "linux")]
@@ -132,16 +134,16 @@ fn assert_refused(answer: Result<impl std::fmt::Debug, Error>) {
 #[cfg(target_os = "linux")]
 #[test]
 fn no_lock_is_granted_on_a_deleted_shm_file() {
-    let place = Place::new();
-    let keeper = place.keeper();
-    let raw = place.raw();
+    let store = TempStore::new();
+    let keeper = store.keeper();
+    let raw = store.raw();
     assert_eq!(locks(&raw), 0);
     let held = keeper.lock("other").unwrap();
-    delete(&place, &["locks.db-shm"]);
-    let mut child = spawn(&place);
+    delete(&store, &["locks.db-shm"]);
+    let mut child = spawn(&store);
     wait_until_held(&mut child);
     assert_refused(keeper.try_lock("seat"));
-    let path = place.path();
+    let path = store.path();
     assert_refused(SqliteProvider::open(path.to_str().unwrap(), "default"));
     assert_eq!(held.renew().unwrap_err().kind(), ErrorKind::Unknown);
     drop(raw);
@@ -155,45 +157,45 @@ fn no_lock_is_granted_on_a_deleted_shm_file() {
 #[cfg(target_os = "linux")]
 #[test]
 fn no_lock_is_granted_on_a_deleted_wal_file() {
-    let place = Place::new();
-    let keeper = place.keeper();
-    let raw = place.raw();
+    let store = TempStore::new();
+    let keeper = store.keeper();
+    let raw = store.raw();
     assert_eq!(locks(&raw), 0);
-    delete(&place, &["locks.db-wal"]);
+    delete(&store, &["locks.db-wal"]);
     assert_refused(keeper.try_lock("seat"));
     drop(raw);
     let _held = keeper.lock("seat").unwrap();
-    let _child = spawn(&place);
-    until("it stands in line", || waiters(&place.raw()) == 1);
+    let _child = spawn(&store);
+    until("the waiter is queued", || waiters(&store.raw()) == 1);
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_deleted_file_is_closed_in_idle_keepers_too() {
-    let place = Place::new();
-    let (keeper, idle) = (place.keeper(), place.keeper());
+fn idle_keepers_close_deleted_files() {
+    let store = TempStore::new();
+    let (keeper, idle) = (store.keeper(), store.keeper());
     drop(idle.lock("other").unwrap());
-    delete(&place, &["locks.db-shm"]);
-    let mut child = spawn(&place);
+    delete(&store, &["locks.db-shm"]);
+    let mut child = spawn(&store);
     wait_until_held(&mut child);
     assert!(keeper.try_lock("seat").unwrap().is_none());
     assert!(idle.try_lock("seat").unwrap().is_none());
     drop(child);
-    delete(&place, &["locks.db-wal"]);
+    delete(&store, &["locks.db-wal"]);
     let _held = keeper.lock("seat").unwrap();
     assert!(idle.try_lock("seat").unwrap().is_none());
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_connection_to_a_deleted_database_does_not_block_the_new_one() {
-    let place = Place::new();
-    let keeper = place.keeper();
-    let raw = place.raw();
+fn connection_to_a_deleted_database_does_not_block_the_new_one() {
+    let store = TempStore::new();
+    let keeper = store.keeper();
+    let raw = store.raw();
     assert_eq!(locks(&raw), 0);
-    delete(&place, &["locks.db", "locks.db-wal", "locks.db-shm"]);
-    let mut child = spawn(&place);
+    delete(&store, &["locks.db", "locks.db-wal", "locks.db-shm"]);
+    let mut child = spawn(&store);
     wait_until_held(&mut child);
     assert!(keeper.try_lock("seat").unwrap().is_none());
-    assert_eq!(locks(&raw), 0, "it sees what was deleted");
+    assert_eq!(locks(&raw), 0, "the connection reads the deleted file");
 }

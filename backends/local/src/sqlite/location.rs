@@ -1,4 +1,4 @@
-//! Where a lock database may be, and what is said of a place where it may not.
+//! Resolves the path of a lock database, and refuses locations where its locks would not work.
 
 use std::fs;
 use std::io;
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use lockkeeper_core::{Error, ErrorKind};
 
-/// What a file system takes for a name, less the longest that SQLite adds (`-journal`).
-const LONGEST_NAME: usize = 255 - 8;
-/// The same of SQLite's own longest path.
-const LONGEST_PATH: usize = 512 - 9;
+/// The longest file name, less the longest suffix that SQLite adds (`-journal`).
+const MAX_NAME: usize = 255 - 8;
+/// SQLite's longest path, less the same suffix.
+const MAX_PATH: usize = 512 - 9;
 
-/// The file, there and with all links resolved, so that everybody finds the same wake files.
-pub(super) fn find(path: &Path) -> Result<PathBuf, Error> {
+/// Returns the path without links, so that all processes find the same sockets. Creates a missing file.
+pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {
     let folder = match path.parent() {
         Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
         Some(folder) => folder,
@@ -29,7 +29,7 @@ pub(super) fn find(path: &Path) -> Result<PathBuf, Error> {
     if !folder.is_dir() {
         return Err(Error::new(
             ErrorKind::Incompatible,
-            format!("{folder:?} is not a folder; name a file in a folder that is there"),
+            format!("{folder:?} is not a folder; name a file in an existing folder"),
         ));
     }
     let name = path.file_name().ok_or_else(|| no_file(path))?;
@@ -39,11 +39,11 @@ pub(super) fn find(path: &Path) -> Result<PathBuf, Error> {
             if !file.is_file() {
                 return Err(no_file(&file));
             }
-            short(&file)?;
-            local(&file)?;
-            one_name(&file)?;
-            writable(&file)?;
-            file.parent().map_or(Ok(()), writable)?;
+            check_length(&file)?;
+            check_local(&file)?;
+            check_single_name(&file)?;
+            check_writable(&file)?;
+            file.parent().map_or(Ok(()), check_writable)?;
             Ok(file)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -55,8 +55,8 @@ pub(super) fn find(path: &Path) -> Result<PathBuf, Error> {
                     ),
                 ));
             }
-            short(&file)?;
-            local(&folder)?;
+            check_length(&file)?;
+            check_local(&folder)?;
             create(&file)?;
             Ok(file)
         }
@@ -64,24 +64,24 @@ pub(super) fn find(path: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-/// Refuses what the names of SQLite's files beside it would not fit.
-fn short(file: &Path) -> Result<(), Error> {
+/// Refuses a path that is too long for the files that SQLite creates beside the database.
+fn check_length(file: &Path) -> Result<(), Error> {
     let name = file.file_name().unwrap_or_default();
-    if name.len() <= LONGEST_NAME && file.as_os_str().len() <= LONGEST_PATH {
+    if name.len() <= MAX_NAME && file.as_os_str().len() <= MAX_PATH {
         return Ok(());
     }
     Err(Error::new(
         ErrorKind::Incompatible,
         format!(
-            "{file:?} is too long for SQLite: at most {LONGEST_NAME} bytes for the name, {LONGEST_PATH} in all"
+            "{file:?} is too long for SQLite: at most {MAX_NAME} bytes for the name, {MAX_PATH} in all"
         ),
     ))
 }
 
-/// Refuses a file that others may know by another name: half of SQLite's locks are in the files beside
-/// it, which are named after it. See section 2.5 of <https://sqlite.org/howtocorrupt.html>.
+/// Refuses a file with another name: half of SQLite's locks are in the files beside the database, which
+/// are named after it. See section 2.5 of <https://sqlite.org/howtocorrupt.html>.
 #[cfg(unix)]
-fn one_name(file: &Path) -> Result<(), Error> {
+fn check_single_name(file: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
     let data = fs::metadata(file).map_err(|error| denied(file, error))?;
     let refused = |why: &str| {
@@ -104,7 +104,7 @@ fn one_name(file: &Path) -> Result<(), Error> {
 }
 
 #[cfg(not(unix))]
-fn one_name(_file: &Path) -> Result<(), Error> {
+fn check_single_name(_file: &Path) -> Result<(), Error> {
     Ok(())
 }
 
@@ -120,8 +120,7 @@ fn is_mounted(_file: &Path) -> bool {
     false
 }
 
-/// Creates it readable and writable by its owner alone; SQLite gives the files beside it the same
-/// mode.
+/// Creates the file with permissions for its owner only. SQLite gives the files beside it the same mode.
 fn create(file: &Path) -> Result<(), Error> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create_new(true);
@@ -161,19 +160,19 @@ fn denied(path: &Path, error: io::Error) -> Error {
 }
 
 #[cfg(unix)]
-fn writable(path: &Path) -> Result<(), Error> {
+fn check_writable(path: &Path) -> Result<(), Error> {
     use rustix::fs::{Access, access};
     access(path, Access::READ_OK | Access::WRITE_OK).map_err(|errno| denied(path, errno.into()))
 }
 
 #[cfg(not(unix))]
-fn writable(_path: &Path) -> Result<(), Error> {
+fn check_writable(_path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses file systems on which locks do not reach, or not reliably, all who see the file.
+/// Refuses file systems on which SQLite's locks do not reliably exclude other hosts.
 #[cfg(target_os = "linux")]
-pub(super) fn local(path: &Path) -> Result<(), Error> {
+pub(super) fn check_local(path: &Path) -> Result<(), Error> {
     let found = rustix::fs::statfs(path).map_err(|errno| denied(path, errno.into()))?;
     match network_file_system(found.f_type as u32) {
         None => Ok(()),
@@ -187,37 +186,37 @@ pub(super) fn local(path: &Path) -> Result<(), Error> {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn local(_path: &Path) -> Result<(), Error> {
+pub(super) fn check_local(_path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses a clock on which a moment is not what the host's others take it for.
+/// Refuses a time namespace, whose clock differs from the clock of other processes.
 #[cfg(target_os = "linux")]
-pub(super) fn one_clock() -> Result<(), Error> {
-    // Not there: a system without such a thing.
+pub(super) fn check_clock() -> Result<(), Error> {
+    // The file is missing on systems without time namespaces.
     let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
     if is_host_time(&offsets) {
         return Ok(());
     }
     Err(Error::new(
         ErrorKind::Incompatible,
-        "this process is in a time namespace, and its clock is not that of the others who use the file; start it without an offset of the boottime clock, or use a server",
+        "this process is in a time namespace, and its clock differs from that of the other processes that use the file; start it without an offset of the boottime clock, or use a server",
     ))
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn one_clock() -> Result<(), Error> {
+pub(super) fn check_clock() -> Result<(), Error> {
     Ok(())
 }
 
-/// By the lines of time_namespaces(7): clock, seconds, nanoseconds.
+/// Parses the lines of time_namespaces(7): clock, seconds, nanoseconds.
 #[cfg(target_os = "linux")]
 fn is_host_time(offsets: &str) -> bool {
     let mut lines = offsets.lines().map(str::split_whitespace);
     lines.all(|mut line| line.next() != Some("boottime") || line.all(|number| number == "0"))
 }
 
-/// By the numbers of statfs(2); see linux/magic.h.
+/// Names a network file system by its number in statfs(2); see linux/magic.h.
 #[cfg(target_os = "linux")]
 fn network_file_system(magic: u32) -> Option<&'static str> {
     Some(match magic {
@@ -244,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_of_its_own_is_seen() {
+    fn time_namespace_with_an_offset_is_recognised() {
         assert!(is_host_time(""));
         let offset = |boot: &str| format!("monotonic          -7         3\nboottime   {boot}\n");
         assert!(is_host_time(&offset("         0         0")));
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn network_file_systems_are_known_by_their_numbers() {
+    fn network_file_systems_are_recognised_by_number() {
         assert_eq!(network_file_system(0x6969), Some("NFS"));
         assert_eq!(network_file_system(0xff53_4d42), Some("SMB"));
         for here in [0xef53, 0x0102_1994, 0x5846_5342, 0x9123_683e, 0x794c_7630] {

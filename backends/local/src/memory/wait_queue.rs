@@ -1,4 +1,4 @@
-//! A part of the names of a store in memory: who holds, until when, and who waits.
+//! A shard of the in-process store: holders, expiry and waiters of a part of the names.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,18 +9,18 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as Slot;
 use lockkeeper_core::{AcquireRequest, Clock, HostInstant, LockName, Released, Renewal};
 
-/// A waiter looks after this long even if nobody woke it: condition variables do not count the
-/// time that the host sleeps, leases do.
-const LOOK: Duration = Duration::from_secs(1);
+/// The longest time between two checks of a waiter. Condvar time-outs do not advance while the host is
+/// suspended; leases do.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Locks, also after a panic elsewhere: every critical section here leaves its data whole.
+/// Locks a mutex and ignores poisoning: a panic in a critical section here leaves the data consistent.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts at the wall clock in eighths of a microsecond, which 56 bits hold until 2255. A process
-/// does not grant eight million times a second for all of its life, so a later process's epochs
-/// are larger, and no grant needs to read a clock for its epoch.
+/// The next epoch. It starts at the wall clock in eighths of a microsecond, which fits 56 bits until
+/// 2255. A process grants fewer than eight million locks a second on average, so the epochs of a later
+/// process are larger.
 static EPOCH: LazyLock<AtomicU64> = LazyLock::new(|| {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let micros = since.map_or(0, |since| since.as_micros());
@@ -31,14 +31,14 @@ fn next_epoch() -> u64 {
     EPOCH.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A part of the names. Padded, so that two busy ones do not share a cache line.
+/// A part of the names. The alignment keeps two shards out of one cache line.
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct Shard {
     entries: Mutex<HashTable<Entry>>,
 }
 
-/// A name that is held. Who leaves one without a holder serves the next waiter or removes it.
+/// A held name. Code that ends a hold must grant the name to the next waiter or remove the entry.
 struct Entry {
     name: LockName,
     epoch: u64,
@@ -46,8 +46,8 @@ struct Entry {
     waiters: VecDeque<Arc<Waiter>>,
 }
 
-/// An entry as it was.
-pub(super) struct Seen {
+/// A copy of an entry for the admin interface.
+pub(super) struct EntryView {
     pub(super) name: LockName,
     pub(super) epoch: u64,
     pub(super) expires: HostInstant,
@@ -61,52 +61,54 @@ struct Waiter {
 }
 
 struct WaiterState {
-    won: Option<Won>,
-    /// Until when it would sleep.
+    acquired: Option<Acquired>,
+    /// The end of the current sleep.
     until: HostInstant,
-    /// "Look again."
-    poked: bool,
+    /// Whether the waiter must check again.
+    unparked: bool,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Won {
+pub(super) struct Acquired {
     pub(super) epoch: u64,
     pub(super) asked_at: HostInstant,
 }
 
+impl Acquired {
+    fn new(epoch: u64, asked_at: HostInstant) -> Self {
+        Self { epoch, asked_at }
+    }
+}
+
 impl Waiter {
-    fn poke(&self) {
-        lock(&self.state).poked = true;
+    fn unpark(&self) {
+        lock(&self.state).unparked = true;
         self.changed.notify_one();
     }
 }
 
 impl Entry {
-    /// Grants a name that nobody holds to the front of the line. False: there is no line.
-    fn serve(&mut self, now: HostInstant) -> bool {
+    /// Grants a name without a holder to the first waiter. Returns `false` if there is no waiter.
+    fn grant_next(&mut self, now: HostInstant) -> bool {
         let Some(waiter) = self.waiters.pop_front() else {
             return false;
         };
         self.epoch = next_epoch();
         self.expires = now + waiter.ttl;
         let mut state = lock(&waiter.state);
-        state.won = Some(Won {
-            epoch: self.epoch,
-            asked_at: now,
-        });
+        state.acquired = Some(Acquired::new(self.epoch, now));
         drop(state);
         waiter.changed.notify_one();
-        self.wake_early();
+        self.unpark_front();
         true
     }
 
-    /// Whoever stands in front now went to sleep with an earlier holder in mind; this one's lease
-    /// may end sooner.
-    fn wake_early(&self) {
+    /// Wakes the first waiter if the lease of the new holder ends before its sleep.
+    fn unpark_front(&self) {
         if let Some(front) = self.waiters.front()
             && lock(&front.state).until > self.expires
         {
-            front.poke();
+            front.unpark();
         }
     }
 }
@@ -116,7 +118,7 @@ impl Shard {
         entries.find_mut(name.hash64(), |entry| entry.name == *name)
     }
 
-    /// The name's epoch, if it is free (or its lease ran out) and nobody waits for it.
+    /// Grants a name that is free or whose lease has expired, unless another thread waits for it.
     pub(super) fn attempt(&self, name: &LockName, ttl: Duration, now: HostInstant) -> Option<u64> {
         let mut entries = lock(&self.entries);
         let slot = entries.entry(
@@ -137,7 +139,7 @@ impl Shard {
             }
             Slot::Occupied(mut occupied) => {
                 let entry = occupied.get_mut();
-                if now < entry.expires || entry.serve(now) {
+                if now < entry.expires || entry.grant_next(now) {
                     return None;
                 }
                 entry.epoch = next_epoch();
@@ -148,79 +150,75 @@ impl Shard {
         Some(epoch)
     }
 
-    /// Stands in line until granted, cancelled or `deadline`.
-    pub(super) fn wait(&self, request: &AcquireRequest<'_>, deadline: HostInstant) -> Option<Won> {
+    /// Waits in the queue for a grant, until a cancellation or `deadline`.
+    pub(super) fn wait(
+        &self,
+        request: &AcquireRequest<'_>,
+        deadline: HostInstant,
+    ) -> Option<Acquired> {
         let name = request.name();
         let waiter = Arc::new(Waiter {
             ttl: request.ttl(),
             state: Mutex::new(WaiterState {
-                won: None,
+                acquired: None,
                 until: HostInstant::NEVER,
-                poked: false,
+                unparked: false,
             }),
             changed: Condvar::new(),
         });
         let _wake = request.cancel().map(|cancel| {
             let waiter = Arc::clone(&waiter);
-            cancel.on_cancel(move || waiter.poke())
+            cancel.on_cancel(move || waiter.unpark())
         });
-        let mut in_line = false;
+        let mut is_queued = false;
         loop {
             let mut entries = lock(&self.entries);
-            // Grants happen under the shard's mutex: this is the moment that decides.
-            if let Some(won) = lock(&waiter.state).won {
-                return Some(won);
+            // Grants happen under the mutex of the shard, so none can follow this check.
+            if let Some(acquired) = lock(&waiter.state).acquired {
+                return Some(acquired);
             }
             let now = request.now();
             let over = now >= deadline || request.is_cancelled();
             let Some(entry) = Self::find(&mut entries, name) else {
-                // Released before this one stood in line: no entry, so no line either.
+                // Released before this waiter was queued.
                 drop(entries);
                 if request.is_cancelled() {
                     return None;
                 }
-                let epoch = self.attempt(name, waiter.ttl, now);
-                match epoch {
-                    Some(epoch) => {
-                        return Some(Won {
-                            epoch,
-                            asked_at: now,
-                        });
-                    }
+                match self.attempt(name, waiter.ttl, now) {
+                    Some(epoch) => return Some(Acquired::new(epoch, now)),
                     None => continue,
                 }
             };
-            if !over && !in_line {
+            if !over && !is_queued {
                 entry.waiters.push_back(Arc::clone(&waiter));
-                in_line = true;
+                is_queued = true;
             }
-            if now >= entry.expires && entry.serve(now) {
-                // To this one or to one before it.
+            if now >= entry.expires && entry.grant_next(now) {
+                // The grant went to this waiter or to an earlier one.
                 continue;
             }
             if over {
-                let was_front = entry
-                    .waiters
-                    .front()
-                    .is_some_and(|it| Arc::ptr_eq(it, &waiter));
-                entry.waiters.retain(|it| !Arc::ptr_eq(it, &waiter));
+                let is_other = |other: &Arc<Waiter>| !Arc::ptr_eq(other, &waiter);
+                let was_front = !entry.waiters.front().is_none_or(is_other);
+                entry.waiters.retain(is_other);
                 if was_front {
-                    entry.wake_early();
+                    entry.unpark_front();
                 }
                 return None;
             }
             let until = entry.expires.min(deadline);
             let mut state = lock(&waiter.state);
             state.until = until;
-            let poked = std::mem::take(&mut state.poked);
+            let unparked = std::mem::take(&mut state.unparked);
             drop(entries);
-            if poked || state.won.is_some() {
+            if unparked || state.acquired.is_some() {
                 continue;
             }
-            let limit = until.saturating_since(now).min(LOOK);
-            let woken = waiter
-                .changed
-                .wait_timeout_while(state, limit, |state| state.won.is_none() && !state.poked);
+            let limit = until.saturating_since(now).min(POLL_INTERVAL);
+            let woken = waiter.changed.wait_timeout_while(state, limit, |state| {
+                state.acquired.is_none() && !state.unparked
+            });
             drop(woken);
         }
     }
@@ -230,7 +228,7 @@ impl Shard {
         match entries.find_mut(hash, |entry| entry.epoch == epoch) {
             Some(entry) if now < entry.expires => {
                 entry.expires = now + ttl;
-                entry.wake_early();
+                entry.unpark_front();
                 Renewal::Renewed
             }
             _ => Renewal::Lost,
@@ -243,16 +241,16 @@ impl Shard {
         let Ok(mut occupied) = found else {
             return Released::AlreadyLost;
         };
-        // Whether it is late is known to the engine, by the guard's own deadline: the clock is
-        // read only for the next one's lease.
+        // The engine knows whether the release is late, by the deadline of the guard. The clock is read
+        // only for the lease of the next waiter.
         let entry = occupied.get_mut();
-        if entry.waiters.is_empty() || !entry.serve(clock.now()) {
+        if entry.waiters.is_empty() || !entry.grant_next(clock.now()) {
             occupied.remove();
         }
         Released::Done
     }
 
-    /// Takes a name from whoever holds it; with `epoch`, from that holder only.
+    /// Takes a name from its holder. With `epoch`, takes it only from that holder.
     pub(super) fn evict(&self, name: &LockName, epoch: Option<u64>, now: HostInstant) -> bool {
         let mut entries = lock(&self.entries);
         let found = entries.find_entry(name.hash64(), |entry| {
@@ -261,22 +259,22 @@ impl Shard {
         let Ok(mut occupied) = found else {
             return false;
         };
-        if !occupied.get_mut().serve(now) {
+        if !occupied.get_mut().grant_next(now) {
             occupied.remove();
         }
         true
     }
 
-    /// All entries as they are, those whose lease ran out included.
-    pub(super) fn view(&self) -> Vec<Seen> {
+    /// Copies all entries, including expired ones.
+    pub(super) fn view(&self) -> Vec<EntryView> {
         let entries = lock(&self.entries);
-        let seen = entries.iter().map(|entry| Seen {
+        let views = entries.iter().map(|entry| EntryView {
             name: entry.name.clone(),
             epoch: entry.epoch,
             expires: entry.expires,
             waiting: entry.waiters.len(),
         });
-        seen.collect()
+        views.collect()
     }
 
     #[cfg(test)]
@@ -285,10 +283,10 @@ impl Shard {
         Self::find(&mut entries, name).map_or(0, |entry| entry.waiters.len())
     }
 
-    pub(super) fn poke_all(&self) {
+    pub(super) fn unpark_all(&self) {
         for entry in lock(&self.entries).iter() {
             for waiter in &entry.waiters {
-                waiter.poke();
+                waiter.unpark();
             }
         }
     }
