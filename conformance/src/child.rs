@@ -1,5 +1,5 @@
-//! What this program does when it was started as the other process of a case: it obeys lines on
-//! its standard input, and ends with it.
+//! What this program does when a case has started it as another process: it runs the commands on
+//! its standard input, and ends when standard input ends.
 
 use std::io::{BufRead, Write};
 use std::process::{Command, ExitCode};
@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Error, FencingToken, LeasePolicy, LockGuard, LockKeeper, LockName, LockProvider, Observer, Wait,
+    Error, LeasePolicy, LockGuard, LockKeeper, LockName, LockProvider, Observer, Wait,
 };
 
 use crate::fixture::Fixture;
@@ -20,28 +20,32 @@ const SUITE: &str = "CONFORMANCE_SUITE";
 const ADDRESS: &str = "CONFORMANCE_ADDRESS";
 const TTL_MS: &str = "CONFORMANCE_TTL_MS";
 const RENEWED: &str = "CONFORMANCE_RENEWED";
-/// The wait of every acquisition here: longer than anybody's patience over there.
+const FORKS: &str = "CONFORMANCE_FORKS";
+/// The wait of every acquisition in a child process: longer than any case takes.
 const WAIT: Duration = Duration::from_secs(600);
 
-/// What another process is to be.
-pub(crate) struct Remoted {
+/// The role of a child process, passed to it in environment variables.
+pub(crate) struct ChildSpec {
     pub(crate) suite: String,
-    /// `None`: it makes a fresh store of its own.
+    /// The store to open. With `None`, the child process creates a store of its own.
     pub(crate) address: Option<String>,
     pub(crate) lease: LeasePolicy,
+    /// Whether the child process forks siblings instead of running commands.
+    pub(crate) forks: bool,
 }
 
-impl Remoted {
-    pub(crate) fn tell(&self, command: &mut Command) {
+impl ChildSpec {
+    pub(crate) fn set_environment(&self, command: &mut Command) {
         command.env(SUITE, &self.suite);
         command.env(TTL_MS, self.lease.ttl().as_millis().to_string());
         command.env(RENEWED, self.lease.is_renewed().to_string());
+        command.env(FORKS, self.forks.to_string());
         if let Some(address) = &self.address {
             command.env(ADDRESS, address);
         }
     }
 
-    fn of_environment() -> Option<Self> {
+    fn from_environment() -> Option<Self> {
         let get = |name| std::env::var(name).ok();
         let ttl = Duration::from_millis(get(TTL_MS)?.parse().ok()?);
         Some(Self {
@@ -52,55 +56,62 @@ impl Remoted {
             } else {
                 LeasePolicy::Fixed { ttl }
             },
+            forks: get(FORKS)? == "true",
         })
     }
 }
 
-/// A child's child is not what the child is.
-pub(crate) fn clear(command: &mut Command) {
-    for name in [SUITE, ADDRESS, TTL_MS, RENEWED] {
+/// Removes the role from the environment of `command`, so that no grandchild inherits it.
+pub(crate) fn clear_environment(command: &mut Command) {
+    for name in [SUITE, ADDRESS, TTL_MS, RENEWED, FORKS] {
         command.env_remove(name);
     }
 }
 
-/// Says a line to the process that started this one.
-fn say(line: &str) {
+/// Writes a line to the suite's process.
+fn reply(line: &str) {
     let mut out = std::io::stdout().lock();
-    // Nobody listens any more: then standard input ends too, and this process with it.
+    // An error means that the suite's process is gone: then standard input ends as well, and with
+    // it this process.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// Tells when a wait begins.
-struct Tells;
+/// Reports the beginning of every wait.
+struct ContentionReporter;
 
-impl Observer for Tells {
+impl Observer for ContentionReporter {
     fn contended(&self, _: &LockName) {
-        say("contended");
+        reply("contended");
     }
 }
 
-/// Obeys until standard input ends, if the environment says that this is such a process.
+/// Plays the role that the environment names, until standard input ends. Returns `None` at once if
+/// the environment names no role.
 pub(crate) fn main(suites: &[Suite]) -> Option<ExitCode> {
-    let what = Remoted::of_environment()?;
-    let suite = suites.iter().find(|suite| suite.name == what.suite)?;
-    let (tell, commands) = channel::<String>();
+    let spec = ChildSpec::from_environment()?;
+    let suite = suites.iter().find(|suite| suite.name == spec.suite)?;
+    #[cfg(target_os = "linux")]
+    if spec.forks {
+        return Some(fork::run(suite, &spec));
+    }
+    let (sender, commands) = channel::<String>();
     thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-            let _ = tell.send(line);
+            let _ = sender.send(line);
         }
-        // Whatever hangs in a lock here must not outlive the case.
+        // A command that blocks must not keep this process alive after its case.
         std::process::exit(0);
     });
-    let mut place = Place::open(suite, &what);
-    say("ready");
+    let mut peer = Peer::open(suite, &spec);
+    reply("ready");
     for command in commands.into_iter().take_while(|command| command != "end") {
-        place.obey(&command);
+        peer.execute(&command);
     }
     Some(ExitCode::SUCCESS)
 }
 
-/// This process's keeper, and what it holds.
-struct Place {
+/// The keeper of this process, and the guard that it holds.
+struct Peer {
     fixture: Option<Box<dyn Fixture>>,
     provider: Arc<dyn LockProvider>,
     lease: LeasePolicy,
@@ -108,9 +119,9 @@ struct Place {
     guard: Option<LockGuard>,
 }
 
-impl Place {
-    fn open(suite: &Suite, what: &Remoted) -> Self {
-        let (fixture, provider) = match (&what.address, &suite.open) {
+impl Peer {
+    fn open(suite: &Suite, spec: &ChildSpec) -> Self {
+        let (fixture, provider) = match (&spec.address, &suite.open) {
             (Some(address), Some(open)) => (None, open(address, NAMESPACE)),
             _ => {
                 let fixture = (suite.make)();
@@ -119,129 +130,126 @@ impl Place {
             }
         };
         let provider = provider.expect("the store can be opened from another process");
-        let keeper = keeper(&provider, what.lease, Some(Arc::new(Tells)));
+        let keeper = keeper(&provider, spec.lease, Some(Arc::new(ContentionReporter)));
         Self {
             fixture,
             provider,
-            lease: what.lease,
+            lease: spec.lease,
             keeper,
             guard: None,
         }
     }
 
-    fn obey(&mut self, command: &str) {
+    fn execute(&mut self, command: &str) {
         let mut words = command.splitn(4, ' ');
         let mut word = || words.next().unwrap_or_default();
         match word() {
             "lock" => match self.keeper.lock(word()) {
                 Ok(guard) => {
-                    say(&format!("held {}", guard.token()));
+                    reply(&format!("held {}", guard.token()));
                     self.guard = Some(guard);
                 }
-                Err(error) => say(&format!("{error:?}")),
+                Err(error) => reply(&format!("{error:?}")),
             },
             "is_held" => {
                 let held = self.guard.as_ref().is_some_and(LockGuard::is_held);
-                say(&held.to_string());
+                reply(&held.to_string());
             }
             "release" => match self.guard.take().map(LockGuard::release) {
-                Some(Ok(released)) => say(&format!("{released:?}")),
-                other => say(&format!("{other:?}")),
+                Some(Ok(released)) => reply(&format!("{released:?}")),
+                other => reply(&format!("{other:?}")),
             },
             "load" => self.load(word(), number(word())),
-            "gather" => {
+            "increment" => {
                 let (name, threads) = (word(), number(word()));
-                say(&self.gather(name, threads, word()));
+                reply(&self.increment(name, threads, word()));
             }
-            "spend" => {
-                let report = self.spend(number(word()));
-                say(&report);
+            "measure" => {
+                let report = self.measure(number(word()));
+                reply(&report);
             }
-            _ => say("what?"),
+            other => reply(&format!("unknown command {other:?}")),
         }
     }
 
-    /// Threads that lock and release without a pause until this process ends.
+    /// Starts threads that acquire and release without a pause until this process ends.
     fn load(&self, name: &str, threads: usize) {
-        let under_way = Arc::new(Barrier::new(threads + 1));
+        let started = Arc::new(Barrier::new(threads + 1));
         for _ in 0..threads {
             let keeper = keeper(&self.provider, self.lease, None);
-            let (name, under_way) = (name.to_owned(), Arc::clone(&under_way));
+            let (name, started) = (name.to_owned(), Arc::clone(&started));
             thread::spawn(move || {
-                under_way.wait();
+                started.wait();
                 loop {
                     let _ = keeper.lock(name.as_str());
                 }
             });
         }
-        under_way.wait();
-        say("loading");
+        started.wait();
+        reply("loading");
     }
 
-    /// Threads that each add one to the number in a file, guarded by nothing but the lock. Beside
-    /// it stands the token of who wrote it, which must be smaller than the next one's.
-    fn gather(&self, name: &str, threads: usize, path: &str) -> String {
+    /// Adds one to the number in a file from each of `threads` threads; see [`add_one`].
+    fn increment(&self, name: &str, threads: usize, path: &str) -> String {
         let keeper = keeper(&self.provider, self.lease, None);
-        let wrong = Mutex::new(Vec::new());
+        let errors = Mutex::new(Vec::new());
         thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
                     if let Err(text) = add_one(&keeper, name, path) {
-                        wrong
-                            .lock()
-                            .unwrap_or_else(PoisonError::into_inner)
-                            .push(text);
+                        let mut errors = errors.lock().unwrap_or_else(PoisonError::into_inner);
+                        errors.push(text);
                     }
                 });
             }
         });
-        let wrong = wrong.into_inner().unwrap_or_else(PoisonError::into_inner);
-        format!("gathered {}", wrong.join("; "))
+        let errors = errors.into_inner().unwrap_or_else(PoisonError::into_inner);
+        format!("incremented {}", errors.join("; "))
     }
 
-    /// Locks and releases many times, and says what of this process that has cost.
-    fn spend(&mut self, times: usize) -> String {
-        let take = |keeper: &LockKeeper, name: &str| keeper.lock(name).map(drop);
-        let trial = |keeper: &LockKeeper, times: usize| -> Result<(), Error> {
+    /// Acquires and releases `times` times, and reports the threads, files and rows that remain.
+    fn measure(&mut self, times: usize) -> String {
+        let acquire = |keeper: &LockKeeper, name: &str| keeper.lock(name).map(drop);
+        let rounds = |keeper: &LockKeeper, times: usize| -> Result<(), Error> {
             let other = self::keeper(&self.provider, self.lease, None);
             for round in 0..times / 2 {
-                // Half of them one name, the other half a new name each.
-                take(keeper, "spend")?;
-                take(
+                // Half of the acquisitions use one name, the others a new name each.
+                acquire(keeper, "same")?;
+                acquire(
                     if round % 2 == 0 { keeper } else { &other },
-                    &format!("spend {round}"),
+                    &format!("name {round}"),
                 )?;
             }
             Ok(())
         };
         let keeper = keeper(&self.provider, self.lease, None);
-        let before_locks = Cost::now();
-        let result = trial(&keeper, 100).and_then(|()| {
-            let before = Cost::now();
-            trial(&keeper, times)?;
-            Ok((before, Cost::now()))
+        let idle = ProcessUsage::now();
+        let result = rounds(&keeper, 100).and_then(|()| {
+            let before = ProcessUsage::now();
+            rounds(&keeper, times)?;
+            Ok((before, ProcessUsage::now()))
         });
         drop(keeper);
         let (before, after) = match result {
-            Ok(costs) => costs,
+            Ok(usages) => usages,
             Err(error) => return format!("{error:?}"),
         };
-        let mut end = Cost::now();
-        // Threads end on their own time.
+        let mut end = ProcessUsage::now();
+        // The threads of a dropped keeper end a little later.
         for _ in 0..2_000 {
-            if end.threads <= before_locks.threads {
+            if end.threads <= idle.threads {
                 break;
             }
             thread::park_timeout(Duration::from_millis(5));
-            end = Cost::now();
+            end = ProcessUsage::now();
         }
         let leftovers = self
             .fixture
             .as_ref()
             .and_then(|fixture| fixture.leftovers());
         format!(
-            "spent threads {} {} {} {} files {} {} rows {}",
-            before_locks.threads,
+            "measured threads {} {} {} {} files {} {} rows {}",
+            idle.threads,
             before.threads,
             after.threads,
             end.threads,
@@ -252,13 +260,13 @@ impl Place {
     }
 }
 
-/// What this process has of what the system counts; nothing where there is no /proc.
-struct Cost {
+/// The threads and open files of this process; zero on a system without /proc.
+struct ProcessUsage {
     threads: usize,
     files: usize,
 }
 
-impl Cost {
+impl ProcessUsage {
     fn now() -> Self {
         let count = |path| std::fs::read_dir(path).map_or(0, Iterator::count);
         Self {
@@ -268,8 +276,78 @@ impl Cost {
     }
 }
 
+/// The role of a process that forks; see `rule_01_exclusion::forked_siblings`.
+#[cfg(target_os = "linux")]
+mod fork {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use nix::sys::wait::wait;
+    use nix::unistd::{ForkResult, fork};
+
+    use super::*;
+    use crate::rig::SIBLING_ROUNDS;
+
+    /// Acquires a name, drops everything, and forks two siblings that compete for names.
+    pub(super) fn run(suite: &Suite, spec: &ChildSpec) -> ExitCode {
+        // What a process keeps in memory about its identity exists after its first acquisition.
+        let first = open(suite, spec).lock("before the fork");
+        drop(first.expect("the name is free"));
+        reply("ready");
+        let (first, second) = UnixStream::pair().expect("this process can open sockets");
+        let mut sockets = vec![first, second];
+        for index in 0..2 {
+            if let ForkResult::Child = fork_single_threaded() {
+                let socket = sockets.swap_remove(index);
+                drop(sockets);
+                compete(&open(suite, spec), socket);
+                return ExitCode::SUCCESS;
+            }
+        }
+        drop(sockets);
+        while wait().is_ok() {}
+        ExitCode::SUCCESS
+    }
+
+    /// Makes one attempt at a new name in every round, at the same time as the other sibling, and
+    /// reports the rounds that were granted. Holds these names until standard input ends.
+    fn compete(keeper: &LockKeeper, mut socket: UnixStream) {
+        let mut granted = Vec::new();
+        for round in 0..SIBLING_ROUNDS {
+            let together = socket
+                .write_all(&[0])
+                .and_then(|()| socket.read_exact(&mut [0]));
+            together.expect("the other sibling lives");
+            match keeper.try_lock(format!("name {round}").as_str()) {
+                Ok(guard) => granted.extend(guard.map(|guard| (round.to_string(), guard))),
+                Err(error) => return reply(&format!("{error:?}")),
+            }
+        }
+        let rounds: Vec<_> = granted.iter().map(|(round, _)| round.as_str()).collect();
+        reply(&format!("granted {}", rounds.join(" ")));
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    }
+
+    fn open(suite: &Suite, spec: &ChildSpec) -> LockKeeper {
+        let peer = Peer::open(suite, spec);
+        keeper(&peer.provider, peer.lease, None)
+    }
+
+    /// Forks as soon as this process has one thread. A fork copies the locked mutexes of other
+    /// threads, but not the threads that would unlock them.
+    fn fork_single_threaded() -> ForkResult {
+        while ProcessUsage::now().threads > 1 {
+            // The threads of a dropped keeper are about to end.
+            thread::yield_now();
+        }
+        #[allow(unsafe_code, reason = "this process has one thread")]
+        let forked = unsafe { fork() };
+        forked.expect("this process can fork")
+    }
+}
+
 fn number(text: &str) -> usize {
-    text.parse().expect("the suite says a number here")
+    text.parse().expect("the suite sends a number here")
 }
 
 fn keeper(
@@ -283,23 +361,25 @@ fn keeper(
     if let Some(observer) = observer {
         builder = builder.observer(observer);
     }
-    builder.build().expect("usual settings")
+    builder.build().expect("the settings are valid")
 }
 
+/// Adds one to the number in a file that only the lock `name` protects. The file also contains the
+/// token of its last writer, which must be smaller than the token of the next.
 fn add_one(keeper: &LockKeeper, name: &str, path: &str) -> Result<(), String> {
     let guard = keeper.lock(name).map_err(|error| format!("{error:?}"))?;
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-    let (count, last) = parse(&text).ok_or_else(|| format!("half-written: {text:?}"))?;
-    let token: FencingToken = guard.token();
+    let (count, last) = parse(&text).ok_or_else(|| format!("incomplete: {text:?}"))?;
+    let token = guard.token();
     if token.get() <= last {
         return Err(format!("the token {token} comes after {last}"));
     }
-    // Room for another process to read the same number, if it can.
+    // Without exclusion, another process can read the same number here.
     thread::yield_now();
     std::fs::write(path, format!("{} {token}", count + 1)).map_err(|error| error.to_string())
 }
 
-/// The number in the file of [`Place::gather`], and the last token.
+/// Parses the file of [`add_one`]: the number and the last token.
 pub(crate) fn parse(text: &str) -> Option<(usize, u64)> {
     let (count, token) = text.split_once(' ')?;
     Some((count.parse().ok()?, token.parse().ok()?))

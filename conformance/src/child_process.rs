@@ -1,4 +1,4 @@
-//! Another process of this program, told line by line what to do.
+//! The handle of a child process of the suite: sends commands and reads replies, line by line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -6,71 +6,74 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use crate::child::{Remoted, clear};
+use crate::child::{self, ChildSpec};
 
-/// Killed when dropped, stopped or not; and it ends by itself when this process does.
-pub(crate) struct Remote {
+/// A running child process. Dropping the handle kills the process, even a stopped one; the process
+/// also ends by itself when the suite's process ends.
+pub(crate) struct ChildProcess {
     child: Child,
     stdin: Option<ChildStdin>,
     lines: Receiver<String>,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Remote {
-    pub(crate) fn start(what: &Remoted, patience: Duration) -> Self {
+impl ChildProcess {
+    /// Starts this program again in the role that `spec` describes.
+    pub(crate) fn start(spec: &ChildSpec, timeout: Duration) -> Self {
         let program = std::env::current_exe().expect("this program has a path");
         let mut command = Command::new(program);
-        clear(&mut command);
-        what.tell(&mut command);
+        child::clear_environment(&mut command);
+        spec.set_environment(&mut command);
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = spawned.expect("this program can be started again");
         let stdin = child.stdin.take();
-        let stdout = child.stdout.take().expect("it is piped");
-        let (tell, lines) = channel();
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let (sender, lines) = channel();
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if tell.send(line).is_err() {
+                if sender.send(line).is_err() {
                     return;
                 }
             }
         });
-        let remote = Self {
+        let process = Self {
             child,
             stdin,
             lines,
-            patience,
+            timeout,
         };
-        remote.expect("ready");
-        remote
+        process.expect("ready");
+        process
     }
 
-    /// Tells the process to do something.
-    pub(crate) fn say(&mut self, command: &str) {
-        let stdin = self.stdin.as_mut().expect("it is piped");
-        writeln!(stdin, "{command}").expect("the other process listens");
-        stdin.flush().expect("the other process listens");
+    /// Sends a command.
+    pub(crate) fn send(&mut self, command: &str) {
+        let stdin = self.stdin.as_mut().expect("stdin is piped");
+        writeln!(stdin, "{command}").expect("the child process reads its commands");
+        stdin.flush().expect("the child process reads its commands");
     }
 
-    /// The next line that it says.
-    pub(crate) fn hear(&self) -> String {
-        match self.lines.recv_timeout(self.patience) {
+    /// Returns the next line of the child process's output.
+    pub(crate) fn next_line(&self) -> String {
+        match self.lines.recv_timeout(self.timeout) {
             Ok(line) => line,
-            Err(RecvTimeoutError::Timeout) => panic!("the other process says nothing"),
-            Err(RecvTimeoutError::Disconnected) => panic!("the other process has ended"),
+            Err(RecvTimeoutError::Timeout) => panic!("the child process does not reply"),
+            Err(RecvTimeoutError::Disconnected) => panic!("the child process has ended"),
         }
     }
 
-    /// The next line must begin with `word`; the rest of it.
+    /// Reads the next line, which must begin with `word`, and returns the rest of the line.
     pub(crate) fn expect(&self, word: &str) -> String {
-        let line = self.hear();
+        let line = self.next_line();
         let rest = line.strip_prefix(word);
-        let rest = rest.unwrap_or_else(|| panic!("the other process says {line:?}, not {word:?}"));
+        let rest =
+            rest.unwrap_or_else(|| panic!("the child process replied {line:?}; expected {word:?}"));
         rest.trim().to_owned()
     }
 
-    /// Has it take a name that is free; the token.
-    pub(crate) fn take(&mut self, name: &str) -> u64 {
-        self.say(&format!("lock {name}"));
+    /// Makes the child process acquire a free name, and returns the token.
+    pub(crate) fn acquire(&mut self, name: &str) -> u64 {
+        self.send(&format!("lock {name}"));
         self.expect_token()
     }
 
@@ -79,41 +82,47 @@ impl Remote {
         token.parse().expect("a token is a number")
     }
 
-    /// Has it wait for a name that is busy; returns when it does.
+    /// Makes the child process wait for a busy name. Returns when the wait has begun.
     pub(crate) fn wait_for(&mut self, name: &str) {
-        self.say(&format!("lock {name}"));
+        self.send(&format!("lock {name}"));
         self.expect("contended");
     }
 
     pub(crate) fn release(&mut self) {
-        self.say("release");
+        self.send("release");
         self.expect("Done");
     }
 
-    /// Has it clean up and end.
+    /// Lets the child process drop what it has, and waits for its end.
     pub(crate) fn end(mut self) {
-        self.say("end");
-        self.child.wait().expect("it is our child");
+        self.send("end");
+        self.child.wait().expect("the child process is ours");
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Closes the standard input of the child process, and waits for its end.
+    pub(crate) fn close(mut self) {
+        self.stdin = None;
+        self.child.wait().expect("the child process is ours");
+    }
+
+    /// Sends SIGKILL, and waits until the process is gone.
     pub(crate) fn kill(&mut self) {
-        self.kill_only();
-        self.child.wait().expect("it is our child");
+        self.kill_without_wait();
+        self.child.wait().expect("the child process is ours");
     }
 
-    /// SIGKILL; nobody asks how it ended, so the system keeps a zombie.
-    pub(crate) fn kill_only(&mut self) {
-        self.child.kill().expect("it is our child");
+    /// Sends SIGKILL without reading the exit status, so that the system keeps a zombie.
+    pub(crate) fn kill_without_wait(&mut self) {
+        self.child.kill().expect("the child process is ours");
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP.
     #[cfg(unix)]
     pub(crate) fn stop(&self) {
         self.signal(rustix::process::Signal::STOP);
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     #[cfg(unix)]
     pub(crate) fn resume(&self) {
         self.signal(rustix::process::Signal::CONT);
@@ -122,13 +131,13 @@ impl Remote {
     #[cfg(unix)]
     fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).expect("it is our child");
+        rustix::process::kill_process(pid, signal).expect("the child process is ours");
     }
 }
 
-impl Drop for Remote {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // Ended already is as good.
+        // Errors here mean that the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

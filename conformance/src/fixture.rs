@@ -1,4 +1,4 @@
-//! What the suite has to know of a store.
+//! The interface between the suite and a store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,63 +6,62 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, LockProvider};
 
-/// One throw-away store. Every case gets a new one; dropping it removes what it left on the host.
+/// A temporary store. Every case gets a new one, and dropping it removes its files and processes.
 ///
-/// Only [`open`](Fixture::open) is required. The rest are hooks: what they do to the store they do
-/// for real, by its own means and behind the keepers' backs. A case whose hook is missing shows as
-/// ignored.
+/// Only [`open`](Fixture::open) is required. The other methods are hooks that inject faults with
+/// the store's own means, without the keepers' knowledge. A case whose hook is missing is reported
+/// as ignored.
 pub trait Fixture: Send + Sync {
-    /// A new provider on this store, as a further keeper or program would open it.
+    /// Opens another provider on this store, as another program would.
     ///
     /// # Errors
-    /// What the store says; it fails the case.
+    /// The error of the store. It fails the case.
     fn open(&self, namespace: &str) -> Result<Arc<dyn LockProvider>, Error>;
 
-    /// How another process reaches this very store; it is given to the function of
-    /// [`Suite::processes`](crate::Suite::processes) there. One line.
+    /// Returns one line of text by which another process finds this store: the argument of the
+    /// function in [`Suite::processes`](crate::Suite::processes).
     fn address(&self) -> Option<String> {
         None
     }
 
-    /// Puts the store out of reach of every provider, those that are open included, until what it
-    /// returns is dropped.
+    /// Makes the store unreachable for all providers, including open ones, until the returned value
+    /// is dropped.
     fn cut_off(&self) -> Option<Restore> {
         None
     }
 
-    /// Has every call of every provider take about this much longer, until what it returns is
-    /// dropped.
+    /// Delays every call of every provider by about `by`, until the returned value is dropped.
     fn slow_down(&self, by: Duration) -> Option<Restore> {
         let _ = by;
         None
     }
 
-    /// Has the store forget everything that it ever knew, epochs included, as a server without
-    /// persistence does when it restarts. False: there is no such hook.
+    /// Clears the store, including its epochs, as the restart of a server without persistence does.
+    /// Returns `false` if there is no such hook.
     fn wipe(&self) -> bool {
         false
     }
 
-    /// Ends the lease on `name` behind its holder's back, as an operator would who removes the
-    /// row, deletes the key or kills the session. Wakes nobody. False: there is no such hook.
+    /// Ends the lease on `name` without the holder's knowledge: removes the row, deletes the key or
+    /// kills the session. Wakes no waiter. Returns `false` if there is no such hook.
     fn end_lease(&self, namespace: &str, name: &str) -> bool {
         let _ = (namespace, name);
         false
     }
 
-    /// What stands in the store now on account of locks that are held or waited for: rows, keys,
-    /// sessions, files, each described in a few words. Empty when nothing is held or waited for.
+    /// Lists the rows, keys, sessions and files that locks and waiters occupy in the store, each
+    /// described in a few words. The list is empty when no lock is held or waited for.
     fn leftovers(&self) -> Option<Vec<String>> {
         None
     }
 }
 
-/// Ends a fault when it is dropped.
+/// Ends an injected fault when it is dropped.
 #[must_use = "the fault ends when this is dropped"]
 pub struct Restore(Option<Box<dyn FnOnce() + Send>>);
 
 impl Restore {
-    /// Calls `end` when dropped.
+    /// Creates a value that calls `end` when it is dropped.
     pub fn new(end: impl FnOnce() + Send + 'static) -> Self {
         Self(Some(Box::new(end)))
     }

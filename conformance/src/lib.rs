@@ -1,18 +1,17 @@
-//! The contract of `lockkeeper` as a suite of cases that runs on any lock provider.
+//! A test suite for the contract of `lockkeeper` that runs on any lock provider.
 //!
-//! Each case is named after the rule of the contract that it tests. It runs on a fresh, throw-away
-//! store that a [`Fixture`] makes, through as many keepers and processes as it needs. What a store
-//! cannot do (no other process can reach it, nothing can cut it off) shows as *ignored*, with the
-//! reason; it is never passed over in silence.
+//! Each case is named after the rule of the contract that it tests. A case runs on a fresh store
+//! that a [`Fixture`] creates, with as many keepers and processes as the case needs. A case that
+//! cannot run on a store is reported as *ignored*, with the reason.
 //!
-//! # Running it on a store of one's own
-//! A test without the usual harness, in `Cargo.toml`:
+//! # Running it on your own store
+//! Add a test without the usual harness to `Cargo.toml`:
 //! ```toml
 //! [[test]]
 //! name = "conformance"
 //! harness = false
 //! ```
-//! and `tests/conformance.rs`:
+//! Write `tests/conformance.rs`:
 //! ```no_run
 //! use std::sync::Arc;
 //! use lockkeeper_conformance::{Fixture, Run, Suite};
@@ -23,11 +22,11 @@
 //! # }
 //!
 //! #[derive(Default)]
-//! struct Fresh(MyStore); // a throw-away store
+//! struct Fresh(MyStore); // a temporary store
 //!
 //! impl Fixture for Fresh {
 //!     fn open(&self, namespace: &str) -> Result<Arc<dyn LockProvider>, Error> {
-//!         self.0.provider(namespace) // each one is another keeper's way to the same store
+//!         self.0.provider(namespace) // each call opens another provider on the same store
 //!     }
 //! }
 //!
@@ -37,23 +36,23 @@
 //!         .main()
 //! }
 //! ```
-//! The further methods of [`Fixture`] are hooks for faults, and [`Suite::processes`] says how
-//! another process reaches the store: the more there are, the more cases run. `cargo test --test
-//! conformance -- rule_03` runs the cases of one rule.
+//! The other methods of [`Fixture`] are hooks that inject faults, and [`Suite::processes`] sets how
+//! another process opens the store. More cases run with each hook. `cargo test --test conformance --
+//! rule_03` runs the cases of one rule.
 //!
-//! # What a case may rely on
-//! No case takes a quick machine for granted: nothing is synchronised by sleeping, and the only
-//! limits to a wait are [`Suite::patience`] and what the contract itself says in seconds.
+//! # Timing
+//! No case needs a fast machine. A case waits for events instead of sleeping, and its waits are
+//! limited by [`Suite::timeout`] and by the seconds in the contract.
 
 mod cases;
 mod child;
-mod ear;
+mod child_process;
 mod fixture;
-mod remote;
+mod recorder;
 mod rig;
 mod run;
-mod scratch;
 mod tap;
+mod temp_file;
 
 pub use fixture::{Fixture, Restore};
 pub use run::{Run, Suite, Verdict};

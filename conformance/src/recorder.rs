@@ -1,11 +1,11 @@
-//! An observer that a case can wait on: the cases' only clock.
+//! An observer that records a keeper's events. Cases wait for events instead of sleeping.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, FencingToken, LockName, Observer, Released};
 
-/// What an observer was told.
+/// The kind of an observer's event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Acquired,
@@ -17,52 +17,55 @@ pub(crate) enum Event {
     Released,
 }
 
-/// Hears what a keeper does.
-pub(crate) struct Ear {
-    heard: Mutex<Vec<Event>>,
-    news: Condvar,
-    patience: Duration,
+/// Records the events of a keeper.
+pub(crate) struct EventRecorder {
+    events: Mutex<Vec<Event>>,
+    changed: Condvar,
+    timeout: Duration,
 }
 
-impl Ear {
-    pub(crate) fn new(patience: Duration) -> Arc<Self> {
+impl EventRecorder {
+    pub(crate) fn new(timeout: Duration) -> Arc<Self> {
         Arc::new(Self {
-            heard: Mutex::new(Vec::new()),
-            news: Condvar::new(),
-            patience,
+            events: Mutex::new(Vec::new()),
+            changed: Condvar::new(),
+            timeout,
         })
     }
 
-    fn hear(&self, event: Event) {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.push(event);
-        self.news.notify_all();
+    fn events(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often `event` was heard so far.
+    fn record(&self, event: Event) {
+        self.events().push(event);
+        self.changed.notify_all();
+    }
+
+    /// Returns how often `event` has occurred.
     pub(crate) fn count(&self, event: Event) -> usize {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.iter().filter(|other| **other == event).count()
+        count(&self.events(), event)
     }
 
-    /// Waits until `event` was heard `times` times in all.
+    /// Waits until `event` has occurred `times` times in all.
     pub(crate) fn wait_for(&self, event: Event, times: usize) {
-        let deadline = Instant::now() + self.patience;
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        while heard.iter().filter(|other| **other == event).count() < times {
+        let deadline = Instant::now() + self.timeout;
+        let mut events = self.events();
+        while count(&events, event) < times {
             let left = deadline.saturating_duration_since(Instant::now());
             assert!(
                 !left.is_zero(),
-                "the observer was to be told {event:?} {times} times and was told only {heard:?}{}",
+                "expected the event {event:?} {times} times, and only these occurred: {events:?}{}",
                 hint(event)
             );
-            heard = self
-                .news
-                .wait_timeout(heard, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            let woken = self.changed.wait_timeout(events, left);
+            events = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+}
+
+fn count(events: &[Event], event: Event) -> usize {
+    events.iter().filter(|other| **other == event).count()
 }
 
 fn hint(event: Event) -> &'static str {
@@ -74,32 +77,32 @@ fn hint(event: Event) -> &'static str {
     }
 }
 
-impl Observer for Ear {
+impl Observer for EventRecorder {
     fn acquired(&self, _: &LockName, _: FencingToken, _: Duration, _: bool) {
-        self.hear(Event::Acquired);
+        self.record(Event::Acquired);
     }
 
     fn contended(&self, _: &LockName) {
-        self.hear(Event::Contended);
+        self.record(Event::Contended);
     }
 
     fn not_acquired(&self, _: &LockName, _: Duration, _: Option<&Error>) {
-        self.hear(Event::NotAcquired);
+        self.record(Event::NotAcquired);
     }
 
     fn renewed(&self, _: &LockName, _: FencingToken) {
-        self.hear(Event::Renewed);
+        self.record(Event::Renewed);
     }
 
     fn renewal_unknown(&self, _: &LockName, _: FencingToken, _: &Error) {
-        self.hear(Event::RenewalUnknown);
+        self.record(Event::RenewalUnknown);
     }
 
     fn lost(&self, _: &LockName, _: FencingToken) {
-        self.hear(Event::Lost);
+        self.record(Event::Lost);
     }
 
     fn released(&self, _: &LockName, _: FencingToken, _: &Result<Released, Error>) {
-        self.hear(Event::Released);
+        self.record(Event::Released);
     }
 }

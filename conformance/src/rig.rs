@@ -1,4 +1,4 @@
-//! What a case works with: one fresh store, and keepers, processes and faults on it.
+//! The test bench of a case: one fresh store, with keepers, child processes and faults on it.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,23 +9,27 @@ use lockkeeper_core::{
     LockProvider, Wait,
 };
 
-use crate::child::Remoted;
-use crate::ear::Ear;
+use crate::child::ChildSpec;
+use crate::child_process::ChildProcess;
 use crate::fixture::{Fixture, Restore};
-use crate::remote::Remote;
+use crate::recorder::EventRecorder;
 use crate::run::Suite;
 use crate::tap::{Tap, Thief};
 
-/// The namespace of all cases that need no second one.
+/// The namespace of every case that needs only one.
 pub(crate) const NAMESPACE: &str = "conformance";
-/// The ttl of cases that are not about leases: longer than any of them takes.
+/// The ttl in cases that are not about leases: longer than any case takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Why a case cannot be tried on this store.
+/// The number of names for which forked siblings compete. An owner may contain the millisecond of its
+/// request: with this number of rounds, some requests of both siblings are of the same millisecond.
+pub(crate) const SIBLING_ROUNDS: usize = 40;
+
+/// The reason why a case cannot run on this store.
 #[derive(Debug)]
 pub(crate) struct Skip(pub(crate) String);
 
-/// What a case returns; it fails by a panic.
+/// The result of a case. A case fails by a panic.
 pub(crate) type Outcome = Result<(), Skip>;
 
 pub(crate) struct Rig<'a> {
@@ -41,11 +45,11 @@ impl<'a> Rig<'a> {
         }
     }
 
-    pub(crate) fn patience(&self) -> Duration {
-        self.suite.patience
+    pub(crate) fn timeout(&self) -> Duration {
+        self.suite.timeout
     }
 
-    /// A provider of its own.
+    /// Opens another provider.
     pub(crate) fn provider(&self) -> Arc<dyn LockProvider> {
         self.provider_in(NAMESPACE)
     }
@@ -55,7 +59,7 @@ impl<'a> Rig<'a> {
         opened.unwrap_or_else(|error| panic!("the store cannot be opened: {error:?}"))
     }
 
-    /// A keeper of its own to be, with a long ttl and all the patience.
+    /// Returns a builder over a new provider, with a long ttl, and the time-out as the wait.
     pub(crate) fn builder(&self) -> LockKeeperBuilder {
         self.builder_on(self.provider())
     }
@@ -63,35 +67,36 @@ impl<'a> Rig<'a> {
     pub(crate) fn builder_on(&self, provider: Arc<dyn LockProvider>) -> LockKeeperBuilder {
         LockKeeper::builder(provider)
             .lease(LeasePolicy::Renewed { ttl: LONG })
-            .wait(Wait::AtMost(self.patience()))
+            .wait(Wait::AtMost(self.timeout()))
     }
 
     pub(crate) fn keeper(&self) -> LockKeeper {
         build(self.builder())
     }
 
-    /// A keeper whose leases live for `ttl`.
+    /// Builds a keeper with this lease policy.
     pub(crate) fn keeper_with(&self, lease: LeasePolicy) -> LockKeeper {
         build(self.builder().lease(lease))
     }
 
-    /// A keeper, and an ear on it.
-    pub(crate) fn heard_keeper(&self) -> (LockKeeper, Arc<Ear>) {
-        let ear = self.ear();
-        (build(self.builder().observer(Arc::clone(&ear) as _)), ear)
+    /// Builds a keeper whose events are recorded.
+    pub(crate) fn recorded_keeper(&self) -> (LockKeeper, Arc<EventRecorder>) {
+        let recorder = self.recorder();
+        let builder = self.builder().observer(Arc::clone(&recorder) as _);
+        (build(builder), recorder)
     }
 
-    pub(crate) fn ear(&self) -> Arc<Ear> {
-        Ear::new(self.patience())
+    pub(crate) fn recorder(&self) -> Arc<EventRecorder> {
+        EventRecorder::new(self.timeout())
     }
 
-    /// A keeper to be over a tapped provider.
+    /// Returns a builder over a provider with a [`Tap`].
     pub(crate) fn tapped(&self) -> (LockKeeperBuilder, Arc<Tap>) {
         let (provider, tap) = Tap::on(self.provider());
         (self.builder_on(provider), tap)
     }
 
-    /// A ttl of `millis`, or the least that this store can keep.
+    /// Returns a ttl of `millis`, or the shortest ttl that this store supports.
     pub(crate) fn ttl(&self, millis: u64) -> Duration {
         let least = self.provider().capabilities().min_ttl();
         Duration::from_millis(millis).max(least)
@@ -119,8 +124,21 @@ impl<'a> Rig<'a> {
         grant.expect("a free name is granted")
     }
 
-    /// Another process on this store.
-    pub(crate) fn process(&self, lease: LeasePolicy) -> Result<Remote, Skip> {
+    /// Starts another process that uses this store.
+    pub(crate) fn process(&self, lease: LeasePolicy) -> Result<ChildProcess, Skip> {
+        self.start_process(lease, false)
+    }
+
+    /// Starts a process that forks two siblings. Both make one attempt at each of
+    /// [`SIBLING_ROUNDS`] names, and report the attempts that were granted.
+    pub(crate) fn forking_process(&self) -> Result<ChildProcess, Skip> {
+        if !cfg!(target_os = "linux") {
+            return Err(Skip("a safe fork needs Linux's /proc/self/task".to_owned()));
+        }
+        self.start_process(LeasePolicy::Renewed { ttl: LONG }, true)
+    }
+
+    fn start_process(&self, lease: LeasePolicy, forks: bool) -> Result<ChildProcess, Skip> {
         let capability = Capability::CrossProcess;
         if !self.provider().capabilities().has(capability) {
             return Err(Skip(format!("the store does not declare {capability}")));
@@ -130,26 +148,25 @@ impl<'a> Rig<'a> {
                 "the fixture does not say how another process reaches the store".to_owned(),
             ));
         };
-        Ok(Remote::start(
-            &Remoted {
-                suite: self.suite.name.to_owned(),
-                address: Some(address),
-                lease,
-            },
-            self.patience(),
-        ))
+        let spec = ChildSpec {
+            suite: self.suite.name.to_owned(),
+            address: Some(address),
+            lease,
+            forks,
+        };
+        Ok(ChildProcess::start(&spec, self.timeout()))
     }
 
-    /// Another process with a fresh store of its own, so that nothing but the case goes on there.
-    pub(crate) fn process_apart(&self) -> Remote {
-        Remote::start(
-            &Remoted {
-                suite: self.suite.name.to_owned(),
-                address: None,
-                lease: LeasePolicy::Renewed { ttl: LONG },
-            },
-            self.patience(),
-        )
+    /// Starts another process with a fresh store of its own, so that no other case adds to its
+    /// threads and files.
+    pub(crate) fn process_with_own_store(&self) -> ChildProcess {
+        let spec = ChildSpec {
+            suite: self.suite.name.to_owned(),
+            address: None,
+            lease: LeasePolicy::Renewed { ttl: LONG },
+            forks: false,
+        };
+        ChildProcess::start(&spec, self.timeout())
     }
 
     pub(crate) fn cut_off(&self) -> Result<Restore, Skip> {
@@ -170,33 +187,33 @@ impl<'a> Rig<'a> {
         done(self.fixture.end_lease(NAMESPACE, name), "end_lease")
     }
 
-    /// That the store can be asked what stands in it.
+    /// Skips the case if the fixture cannot list what is in the store.
     pub(crate) fn needs_leftovers(&self) -> Outcome {
-        // A store may come into being with its first provider.
+        // Some stores exist only once a provider has opened them.
         drop(self.provider());
         done(self.fixture.leftovers().is_some(), "leftovers")
     }
 
-    /// That nothing stands in the store, or soon will not. Where it cannot be asked, the case
-    /// `rule_10_resources::nothing_stays_in_the_store` shows as ignored and says so.
+    /// Waits until the store is empty. If the fixture cannot list what is in the store, this checks
+    /// nothing, and `rule_10_resources::released_locks_leave_nothing_in_the_store` is reported as ignored.
     pub(crate) fn nothing_left(&self) {
         let left = || self.fixture.leftovers().unwrap_or_default();
-        let deadline = Instant::now() + self.patience();
+        let deadline = Instant::now() + self.timeout();
         while !left().is_empty() {
             assert!(
                 Instant::now() < deadline,
-                "nothing is held or waited for, and this stays in the store: {:?}",
+                "no lock is held or waited for, and the store still contains {:?}",
                 left()
             );
             thread::park_timeout(Duration::from_millis(5));
         }
     }
 
-    /// Waits until `happened`, and fails when it does not.
-    pub(crate) fn until(&self, what: &str, mut happened: impl FnMut() -> bool) {
-        let deadline = Instant::now() + self.patience();
-        while !happened() {
-            assert!(Instant::now() < deadline, "never came to be: {what}");
+    /// Waits until `condition` holds, and fails the case at the time-out.
+    pub(crate) fn until(&self, what: &str, mut condition: impl FnMut() -> bool) {
+        let deadline = Instant::now() + self.timeout();
+        while !condition() {
+            assert!(Instant::now() < deadline, "timed out waiting until {what}");
             thread::park_timeout(Duration::from_millis(2));
         }
     }
@@ -204,26 +221,27 @@ impl<'a> Rig<'a> {
 
 pub(crate) fn build(builder: LockKeeperBuilder) -> LockKeeper {
     let built = builder.build();
-    built.unwrap_or_else(|error| panic!("a keeper with usual settings is refused: {error:?}"))
+    built.unwrap_or_else(|error| panic!("the keeper cannot be built: {error:?}"))
 }
 
-/// Takes a name that is free or will be.
+/// Acquires a name, waiting if necessary.
 pub(crate) fn take(keeper: &LockKeeper, name: &str) -> LockGuard {
     let taken = keeper.lock(name);
-    taken.unwrap_or_else(|error| panic!("{name:?} was to be granted: {error:?}"))
+    taken.unwrap_or_else(|error| panic!("{name:?} was not granted: {error:?}"))
 }
 
-/// Takes a name with a lease of its own.
+/// Acquires a name with this lease policy.
 pub(crate) fn take_with(keeper: &LockKeeper, name: &str, lease: LeasePolicy) -> LockGuard {
     let taken = keeper.acquire(name, &AcquireOptions::new().lease(lease));
-    let taken = taken.unwrap_or_else(|error| panic!("{name:?} was to be granted: {error:?}"));
-    taken.unwrap_or_else(|| panic!("{name:?} was to be granted and is busy"))
+    let taken = taken.unwrap_or_else(|error| panic!("{name:?} was not granted: {error:?}"));
+    taken.unwrap_or_else(|| panic!("{name:?} was not granted: busy"))
 }
 
-/// Whether a name is busy for this keeper now; it must be one or the other.
+/// Returns whether one attempt of this keeper finds the name busy. An error fails the case.
 pub(crate) fn is_busy(keeper: &LockKeeper, name: &str) -> bool {
     let answer = keeper.try_lock(name);
-    let answer = answer.unwrap_or_else(|error| panic!("neither busy nor granted: {error:?}"));
+    let answer = answer
+        .unwrap_or_else(|error| panic!("the attempt was neither busy nor granted: {error:?}"));
     answer.is_none()
 }
 

@@ -20,30 +20,30 @@ pub(crate) type Make = dyn Fn() -> Box<dyn Fixture> + Send + Sync;
 pub(crate) type Ignored = dyn Fn() -> Option<String> + Send + Sync;
 pub(crate) type Open = dyn Fn(&str, &str) -> Result<Arc<dyn LockProvider>, Error> + Send + Sync;
 
-/// A kind of store, and how to come by a fresh one.
+/// A kind of store, with the function that creates a fresh one.
 #[derive(Clone)]
 pub struct Suite {
     pub(crate) package: &'static str,
     pub(crate) name: &'static str,
     pub(crate) make: Arc<Make>,
     pub(crate) open: Option<Arc<Open>>,
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
     pub(crate) ignored: Option<Arc<Ignored>>,
 }
 
-/// How a case ended.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The store keeps to the contract there.
+    /// The store keeps this part of the contract.
     Passed,
-    /// It does not, and how.
+    /// The store breaks the contract, as described.
     Failed(String),
-    /// It could not be tried, and why.
+    /// The case could not run, for this reason.
     Ignored(String),
 }
 
 impl Suite {
-    /// The store `name` of the package `package`; `make` makes a fresh one.
+    /// Creates a suite for the store `name` of the package `package`. `make` creates a fresh store.
     pub fn new(
         package: &'static str,
         name: &'static str,
@@ -54,12 +54,12 @@ impl Suite {
             name,
             make: Arc::new(make),
             open: None,
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
             ignored: None,
         }
     }
 
-    /// How another process opens the store of a [`Fixture::address`], with a namespace.
+    /// Sets how another process opens a store: `open` gets a [`Fixture::address`] and a namespace.
     #[must_use]
     pub fn processes(
         mut self,
@@ -69,28 +69,27 @@ impl Suite {
         self
     }
 
-    /// How long a case waits for something that must happen before it fails. Default: 30 s. Costs
-    /// nothing where all is well; ttls are what make a case slow.
+    /// Sets how long a case waits for something that must happen, before the case fails. The default
+    /// is 30 s.
     #[must_use]
-    pub fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
-    /// Has every case show as ignored where `why` answers something: that the store's server is not
-    /// on this machine, say.
+    /// Ignores every case while `reason` returns a text, for example "the server is not installed".
     #[must_use]
-    pub fn ignored(mut self, why: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
-        self.ignored = Some(Arc::new(why));
+    pub fn ignored(mut self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
+        self.ignored = Some(Arc::new(reason));
         self
     }
 
-    /// The names of all cases, such as `rule_01_exclusion::hundred_threads`.
+    /// Returns the names of all cases, such as `rule_01_exclusion::hundred_threads_of_one_keeper`.
     pub fn cases() -> impl Iterator<Item = &'static str> {
         TABLE.iter().map(|case| case.name)
     }
 
-    /// Runs one case here and now. For tests of the suite itself; others use [`Run::main`].
+    /// Runs one case on this thread. Tests of the suite itself use this; others use [`Run::main`].
     pub fn check(&self, case: &str) -> Verdict {
         let Some(case) = TABLE.iter().find(|known| known.name == case) else {
             return Verdict::Failed(format!("there is no case {case:?}"));
@@ -103,7 +102,7 @@ impl Suite {
     }
 
     fn try_case(&self, case: &Case) -> Result<(), Skip> {
-        if let Some(reason) = self.ignored.as_ref().and_then(|why| why()) {
+        if let Some(reason) = self.ignored.as_ref().and_then(|reason| reason()) {
             return Err(Skip(reason));
         }
         (case.run)(&Rig::new(self))
@@ -124,7 +123,7 @@ impl Suite {
 fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("it panicked")
+        .unwrap_or("the case panicked without a text")
         .to_owned()
 }
 
@@ -137,7 +136,7 @@ impl fmt::Debug for Suite {
     }
 }
 
-/// The suites of a test program.
+/// A test program: the suites that it runs.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     suites: Vec<Suite>,
@@ -145,34 +144,35 @@ pub struct Run {
 }
 
 impl Run {
-    /// Nothing yet.
+    /// Creates a test program without suites.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a store.
+    /// Adds a suite.
     #[must_use]
     pub fn suite(mut self, suite: Suite) -> Self {
         self.suites.push(suite);
         self
     }
 
-    /// Adds a case that fails when a package in a folder under `folder` has no suite in this run:
-    /// a backend that was added but is not tested.
+    /// Adds a case that fails if a package in a folder under `folder` has no suite in this run. It
+    /// finds a backend that was added and is not tested.
     #[must_use]
     pub fn every_package_under(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folders.push(folder.into());
         self
     }
 
-    /// The `main` of a test with `harness = false`: takes the usual arguments of a test program,
-    /// and is the other process where a case needs one (it starts this program again).
+    /// Runs the suites with the usual arguments of a test program: the `main` of a test with
+    /// `harness = false`. A case that needs another process starts this program again, and then this
+    /// function plays the role of that process.
     pub fn main(self) -> ExitCode {
         if let Some(code) = child::main(&self.suites) {
             return code;
         }
         let mut arguments = Arguments::from_args();
-        // Most of a case is waiting.
+        // More threads than processors: cases mostly wait.
         arguments.test_threads.get_or_insert(8);
         let mut trials: Vec<Trial> = Vec::new();
         for case in TABLE {
@@ -188,7 +188,7 @@ impl Run {
     }
 }
 
-/// What is wrong with the packages under `folder`, if anything.
+/// Returns a text that names the packages under `folder` without a suite.
 fn missing(folder: &Path, tested: &[&str]) -> Option<String> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -202,7 +202,7 @@ fn missing(folder: &Path, tested: &[&str]) -> Option<String> {
         let Ok(text) = std::fs::read_to_string(&manifest) else {
             continue;
         };
-        // The package's name is the first `name` of a manifest in the usual order.
+        // The package's name is the first `name` of a manifest in the usual order of sections.
         let name = text.lines().find_map(|line| {
             let value = line.strip_prefix("name")?.trim_start().strip_prefix('=')?;
             Some(value.trim().trim_matches('"').to_owned())
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_package_without_a_suite_is_found() {
+    fn package_without_suite_is_reported() {
         let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let text = missing(&workspace, &["lockkeeper-core"]).unwrap();
         assert!(text.contains("conformance/Cargo.toml"), "{text}");
@@ -227,11 +227,9 @@ mod tests {
     }
 
     #[test]
-    fn no_two_cases_have_one_name() {
+    fn case_names_are_unique() {
         let mut names: Vec<_> = Suite::cases().collect();
         names.sort_unstable();
-        let all = names.len();
-        names.dedup();
-        assert_eq!(names.len(), all);
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
     }
 }

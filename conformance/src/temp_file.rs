@@ -1,12 +1,12 @@
-//! A file that goes when it is no longer needed.
+//! A temporary file that is removed when it is dropped.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A path for a file that no other case or test program uses.
-pub(crate) struct Scratch(PathBuf);
+/// A file with a path that no other case or test program uses.
+pub(crate) struct TempFile(PathBuf);
 
-impl Scratch {
+impl TempFile {
     pub(crate) fn new(text: &str) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = format!(
@@ -15,7 +15,7 @@ impl Scratch {
             NEXT.fetch_add(1, Ordering::Relaxed)
         );
         let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, text).expect("a file in the folder for temporary files");
+        std::fs::write(&path, text).expect("the temporary folder is writable");
         Self(path)
     }
 
@@ -24,9 +24,9 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TempFile {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // An error here means that the file is gone already.
         let _ = std::fs::remove_file(&self.0);
     }
 }

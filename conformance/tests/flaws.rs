@@ -43,36 +43,36 @@ const FLAWS: &[(Flaw, &[&str])] = &[
         &[
             "rule_01_exclusion::two_keepers_of_one_process",
             "rule_02_wait::deadlines_in_the_store",
-            "rule_02_wait::hundred_attempts_of_two_keepers_and_one_is_granted",
-            "rule_07_names::the_same_string_is_the_same_lock",
+            "rule_02_wait::one_of_hundred_attempts_of_two_keepers_is_granted",
+            "rule_07_names::equal_strings_are_the_same_lock",
         ],
     ),
     (
         Flaw::FreesTooEarly,
-        &["rule_03_lease::a_fixed_lease_runs_out_and_its_guard_knows_first"],
+        &["rule_03_lease::expired_fixed_lease_is_lost_before_the_next_grant"],
     ),
     (
         Flaw::FreesNever,
-        &["rule_03_lease::a_fixed_lease_runs_out_and_its_guard_knows_first"],
+        &["rule_03_lease::expired_fixed_lease_is_lost_before_the_next_grant"],
     ),
     (
         Flaw::RevivesWhatRanOut,
-        &["rule_03_lease::late_renewal_is_refused"],
+        &["rule_03_lease::expired_lease_is_not_renewed"],
     ),
     (
         Flaw::ReleasesAnybodys,
-        &["rule_03_lease::late_release_frees_nobody_elses"],
+        &["rule_03_lease::late_release_keeps_the_next_lease"],
     ),
     (
         Flaw::MintsOneEpoch,
         &[
-            "rule_06_fencing::grows_over_keepers",
-            "rule_06_fencing::grows_over_a_lease_that_ran_out",
+            "rule_06_fencing::tokens_grow_over_keepers",
+            "rule_06_fencing::tokens_grow_after_a_lease_expired",
         ],
     ),
     (
         Flaw::CountsFromOneAgain,
-        &["rule_06_fencing::grows_over_a_wiped_store"],
+        &["rule_06_fencing::tokens_grow_after_the_store_was_wiped"],
     ),
     (
         Flaw::FoldsCase,
@@ -88,11 +88,11 @@ const FLAWS: &[(Flaw, &[&str])] = &[
     ),
     (
         Flaw::JoinsNamespaces,
-        &["rule_07_names::namespaces_do_not_meet"],
+        &["rule_07_names::namespaces_are_separate"],
     ),
     (
         Flaw::CallsTroubleBusy,
-        &["rule_02_wait::out_of_reach_is_neither_busy_nor_granted"],
+        &["rule_02_wait::unreachable_store_is_unavailable"],
     ),
     (
         Flaw::GivesUpTooEarly,
@@ -100,35 +100,38 @@ const FLAWS: &[(Flaw, &[&str])] = &[
     ),
     (
         Flaw::WaitsInSilence,
-        &["rule_08_queue::hundred_threads_are_one_waiter"],
+        &["rule_08_queue::hundred_threads_are_one_waiter_in_the_store"],
     ),
     (
         Flaw::WakesNobody,
-        &["rule_09_between_processes::two_keepers_take_turns"],
+        &["rule_09_between_processes::release_wakes_the_other_keeper"],
     ),
-    (Flaw::IgnoresCancel, &["rule_11_cancel::in_the_store"]),
+    (
+        Flaw::IgnoresCancel,
+        &["rule_11_cancel::cancel_in_the_store"],
+    ),
     (
         Flaw::KeepsWaiters,
-        &["rule_09_between_processes::one_that_gave_up_stalls_nobody"],
+        &["rule_09_between_processes::timed_out_waiter_does_not_block_the_next"],
     ),
     (
         Flaw::KeepsRows,
-        &["rule_10_resources::nothing_stays_in_the_store"],
+        &["rule_10_resources::released_locks_leave_nothing_in_the_store"],
     ),
     (
         Flaw::ServesAnybodyFirst,
-        &["rule_09_between_processes::nobody_snatches_it_from_the_one_woken"],
+        &["rule_09_between_processes::woken_waiter_is_served_before_the_releaser"],
     ),
     (
         Flaw::PromisesAProof,
-        &["rule_06_fencing::a_commit_is_proved_or_the_proof_refused"],
+        &["rule_06_fencing::commit_proof_matches_the_capability"],
     ),
 ];
 
-fn check(flaw: Flaw, patience: Duration, case: &str) -> Verdict {
+fn check(flaw: Flaw, timeout: Duration, case: &str) -> Verdict {
     let fresh = move || Box::new(Fresh(Store::new(flaw))) as Box<dyn Fixture>;
     Suite::new("flaws", "flawed", fresh)
-        .patience(patience)
+        .timeout(timeout)
         .check(case)
 }
 

@@ -1,5 +1,5 @@
-//! What the one on call is told and can do, where a store has an [`Admin`]. No rule of the
-//! contract: a store without one is ignored here.
+//! The admin interface of a store: listing holders, forced release, and findings. The contract does
+//! not require an [`Admin`]; stores without one are ignored here.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -12,51 +12,51 @@ use lockkeeper_core::{
 
 use crate::rig::{Outcome, Rig, Skip, build, take, take_with};
 
-fn needs_operator(rig: &Rig<'_>) -> Outcome {
+fn needs_admin(rig: &Rig<'_>) -> Outcome {
     if rig.provider().admin().is_some() {
         return Ok(());
     }
-    Err(Skip("the store has no answers for operators".to_owned()))
+    Err(Skip("the store has no admin interface".to_owned()))
 }
 
 fn admin(keeper: &LockKeeper) -> &dyn Admin {
-    keeper.admin().expect("it had one")
+    keeper.admin().expect("the store has an admin interface")
 }
 
-fn soon(rig: &Rig<'_>) -> HostInstant {
-    SystemClock.now() + rig.patience()
+fn deadline(rig: &Rig<'_>) -> HostInstant {
+    SystemClock.now() + rig.timeout()
 }
 
-/// `None`: the store tells this user about one name at a time only, and says so.
-fn all(rig: &Rig<'_>, keeper: &LockKeeper) -> Option<Vec<HeldName>> {
-    match admin(keeper).held(None, soon(rig)) {
+/// Lists all held names. Returns `None` if the store supports only listing by name.
+fn list_all(rig: &Rig<'_>, keeper: &LockKeeper) -> Option<Vec<HeldName>> {
+    match admin(keeper).held(None, deadline(rig)) {
         Ok(held) => Some(held),
         Err(error) if error.kind() == ErrorKind::Unsupported => None,
-        Err(error) => panic!("the store does not answer: {error:?}"),
+        Err(error) => panic!("the store does not reply: {error:?}"),
     }
 }
 
 fn nothing_is_held(rig: &Rig<'_>, keeper: &LockKeeper) -> bool {
-    all(rig, keeper).is_none_or(|held| held.is_empty())
+    list_all(rig, keeper).is_none_or(|held| held.is_empty())
 }
 
-fn one(rig: &Rig<'_>, keeper: &LockKeeper, name: &str) -> Option<HeldName> {
-    let name = LockName::new(name).expect("a good name");
-    let held = admin(keeper).held(Some(&name), soon(rig));
-    let mut held = held.expect("the store answers");
+fn find(rig: &Rig<'_>, keeper: &LockKeeper, name: &str) -> Option<HeldName> {
+    let name = LockName::new(name).expect("the name is valid");
+    let held = admin(keeper).held(Some(&name), deadline(rig));
+    let mut held = held.expect("the store replies");
     assert!(held.len() <= 1, "{held:?}");
     held.pop()
 }
 
-pub(super) fn tells_who_holds(rig: &Rig<'_>) -> Outcome {
-    needs_operator(rig)?;
+pub(super) fn held_lists_the_holders(rig: &Rig<'_>) -> Outcome {
+    needs_admin(rig)?;
     let (holder, asker) = (rig.keeper(), rig.keeper());
     assert!(nothing_is_held(rig, &asker));
-    assert_eq!(one(rig, &asker, "a"), None);
+    assert_eq!(find(rig, &asker, "a"), None);
     let before = SystemTime::now();
     let odd = "{자리} 1%\n: *[b]";
     let (a, b) = (take(&holder, "a"), take(&holder, odd));
-    if let Some(held) = all(rig, &asker) {
+    if let Some(held) = list_all(rig, &asker) {
         let names: Vec<_> = held.iter().map(|held| held.name.as_str()).collect();
         if held.iter().all(|held| held.is_whole) {
             assert_eq!(names, ["a", odd]);
@@ -64,8 +64,8 @@ pub(super) fn tells_who_holds(rig: &Rig<'_>) -> Outcome {
             assert_eq!(names.len(), 2, "{names:?}");
         }
     }
-    assert!(one(rig, &asker, odd).is_some_and(|held| held.name == odd));
-    let seen = one(rig, &asker, "a").expect("it is held");
+    assert!(find(rig, &asker, odd).is_some_and(|held| held.name == odd));
+    let seen = find(rig, &asker, "a").expect("the name is held");
     assert_eq!(seen.name, "a");
     if let Some(token) = seen.token() {
         assert_eq!(token, a.token());
@@ -80,7 +80,7 @@ pub(super) fn tells_who_holds(rig: &Rig<'_>) -> Outcome {
         assert_eq!(pid, std::process::id());
     }
     if let Some(since) = seen.holder.since {
-        // The store may count in whole seconds, and by another clock of this host.
+        // The store may round to seconds, and may use another clock of this host.
         let early = before.duration_since(since).unwrap_or_default();
         let late = since.duration_since(SystemTime::now()).unwrap_or_default();
         assert!(early.max(late) < Duration::from_secs(2), "{since:?}");
@@ -88,94 +88,108 @@ pub(super) fn tells_who_holds(rig: &Rig<'_>) -> Outcome {
     assert!(seen.waiting.is_none_or(|waiting| waiting == 0));
     drop((a, b));
     assert!(nothing_is_held(rig, &asker));
-    assert_eq!(one(rig, &asker, "a"), None);
+    assert_eq!(find(rig, &asker, "a"), None);
 
-    // Another namespace is none of this one's business.
+    // Locks of another namespace are not listed.
     let other = build(rig.builder_on(rig.provider_in("elsewhere")));
     let _elsewhere = take(&other, "a");
     assert!(nothing_is_held(rig, &asker));
-    assert_eq!(one(rig, &asker, "a"), None);
+    assert_eq!(find(rig, &asker, "a"), None);
     Ok(())
 }
 
-pub(super) fn tells_how_many_wait(rig: &Rig<'_>) -> Outcome {
-    needs_operator(rig)?;
+pub(super) fn held_counts_the_waiters(rig: &Rig<'_>) -> Outcome {
+    needs_admin(rig)?;
     let (holder, asker) = (rig.keeper(), rig.keeper());
     let guard = take(&holder, "a");
-    let tells = one(rig, &asker, "a").is_some_and(|held| held.waiting.is_some());
-    if !tells {
-        return Err(Skip("the store does not tell who waits".to_owned()));
+    let counts = find(rig, &asker, "a").is_some_and(|held| held.waiting.is_some());
+    if !counts {
+        return Err(Skip("the store does not count waiters".to_owned()));
     }
     let waiters = [rig.keeper(), rig.keeper()];
     thread::scope(|scope| {
         for keeper in &waiters {
-            // Two threads of a keeper are one waiter in the store.
+            // The threads of one keeper are one waiter in the store.
             scope.spawn(|| drop(take(keeper, "a")));
             scope.spawn(|| drop(take(keeper, "a")));
         }
-        rig.until("two that wait", || {
-            one(rig, &asker, "a").is_some_and(|held| held.waiting == Some(2))
+        rig.until("two waiters are counted", || {
+            find(rig, &asker, "a").is_some_and(|held| held.waiting == Some(2))
         });
         drop(guard);
     });
-    assert_eq!(one(rig, &asker, "a"), None);
+    assert_eq!(find(rig, &asker, "a"), None);
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn forced_release_is_noticed_and_the_token_grows(rig: &Rig<'_>) -> Outcome {
-    needs_operator(rig)?;
+pub(super) fn forced_release_loses_the_guard(rig: &Rig<'_>) -> Outcome {
+    needs_admin(rig)?;
     let asker = rig.keeper();
     let holder = rig.keeper_with(rig.renewed(1_500));
     let guard = take(&holder, "a");
-    let seen = one(rig, &asker, "a").expect("it is held");
-    let force = |seen: &HeldName| admin(&asker).force_release(seen, soon(rig));
-    assert!(force(&seen).expect("the store answers"));
-    assert_eq!(one(rig, &asker, "a"), None);
+    let seen = find(rig, &asker, "a").expect("the name is held");
+    let force = |seen: &HeldName| admin(&asker).force_release(seen, deadline(rig));
+    assert!(force(&seen).expect("the store replies"));
+    assert_eq!(find(rig, &asker, "a"), None);
     let next = take(&rig.keeper(), "a");
     assert!(next.token() > guard.token());
-    assert_eq!(guard.lost_signal().wait(rig.patience()), WaitOutcome::Lost);
+    assert_eq!(guard.lost_signal().wait(rig.timeout()), WaitOutcome::Lost);
 
-    // What was seen then is not what stands there now.
-    assert!(!force(&seen).expect("the store answers"), "another's hold");
+    // The entry that was listed earlier no longer matches.
+    assert!(
+        !force(&seen).expect("the store replies"),
+        "the entry is of an earlier grant"
+    );
     assert!(next.is_held());
-    next.renew().expect("it is still there");
-    let released = guard.release().expect("the store answers");
+    next.renew().expect("the next holder keeps the lock");
+    let released = guard.release().expect("the store replies");
     assert_eq!(released, Released::AlreadyLost);
-    next.renew().expect("the late release freed nobody else's");
+    next.renew()
+        .expect("the late release does not free the next lock");
     drop(next);
-    assert!(!force(&seen).expect("the store answers"), "nobody holds it");
+    assert!(
+        !force(&seen).expect("the store replies"),
+        "the name is not held"
+    );
     rig.nothing_left();
     Ok(())
 }
 
 pub(super) fn forced_release_wakes_one_waiter(rig: &Rig<'_>) -> Outcome {
-    needs_operator(rig)?;
+    needs_admin(rig)?;
     let asker = rig.keeper();
     let guard = take_with(&rig.keeper(), "a", rig.fixed(60_000));
-    let waiters: Vec<_> = (0..2).map(|_| rig.heard_keeper()).collect();
-    let (tell, granted) = channel();
+    let waiters: Vec<_> = (0..2).map(|_| rig.recorded_keeper()).collect();
+    let (sender, granted) = channel();
     thread::scope(|scope| {
-        for (keeper, ear) in &waiters {
-            let tell = tell.clone();
+        for (keeper, recorder) in &waiters {
+            let sender = sender.clone();
             scope.spawn(move || {
                 let guard = take(keeper, "a");
-                let (done, go_on) = channel::<()>();
-                tell.send((guard.token(), done)).expect("somebody listens");
-                let _ = go_on.recv();
+                let (done, finished) = channel::<()>();
+                sender
+                    .send((guard.token(), done))
+                    .expect("the receiver is open");
+                let _ = finished.recv();
             });
-            ear.wait_for(crate::ear::Event::Contended, 1);
+            recorder.wait_for(crate::recorder::Event::Contended, 1);
         }
-        let seen = one(rig, &asker, "a").expect("it is held");
-        let forced = admin(&asker).force_release(&seen, soon(rig));
-        assert!(forced.expect("the store answers"));
-        let (first, done) = granted.recv_timeout(rig.patience()).expect("one is woken");
+        let seen = find(rig, &asker, "a").expect("the name is held");
+        let forced = admin(&asker).force_release(&seen, deadline(rig));
+        assert!(forced.expect("the store replies"));
+        let (first, done) = granted
+            .recv_timeout(rig.timeout())
+            .expect("one waiter is woken");
         assert!(first > guard.token());
-        assert!(granted.try_recv().is_err(), "two have it");
+        assert!(
+            granted.try_recv().is_err(),
+            "two waiters were granted the name"
+        );
         drop(done);
         let (second, done) = granted
-            .recv_timeout(rig.patience())
-            .expect("then the other");
+            .recv_timeout(rig.timeout())
+            .expect("the other waiter is next");
         assert!(second > first);
         drop(done);
     });
@@ -184,12 +198,12 @@ pub(super) fn forced_release_wakes_one_waiter(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn examines_itself(rig: &Rig<'_>) -> Outcome {
-    needs_operator(rig)?;
+pub(super) fn examine_reports_findings(rig: &Rig<'_>) -> Outcome {
+    needs_admin(rig)?;
     let keeper = rig.keeper();
     let _guard = take(&keeper, "a");
-    let findings = admin(&keeper).examine(soon(rig));
-    let findings: Vec<Finding> = findings.expect("the store answers");
+    let findings = admin(&keeper).examine(deadline(rig));
+    let findings: Vec<Finding> = findings.expect("the store replies");
     assert!(!findings.is_empty());
     for finding in &findings {
         assert_ne!(finding.severity, Severity::Unusable, "{finding:?}");
@@ -200,6 +214,9 @@ pub(super) fn examines_itself(rig: &Rig<'_>) -> Outcome {
             "{finding:?}"
         );
     }
-    assert!(one(rig, &keeper, "a").is_some(), "it changed something");
+    assert!(
+        find(rig, &keeper, "a").is_some(),
+        "examining must not change the store"
+    );
     Ok(())
 }

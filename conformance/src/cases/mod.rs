@@ -1,5 +1,5 @@
-//! The table of cases: one module a rule of the contract, and each case a function that fails by a
-//! panic.
+//! The table of cases. Each rule of the contract is a module, and each case is a function that fails
+//! by a panic.
 
 mod admin;
 mod rule_01_exclusion;
@@ -18,7 +18,7 @@ mod rule_13_nothing_silent;
 
 use crate::rig::{Outcome, Rig};
 
-/// One line of the table.
+/// A row of the table.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) run: fn(&Rig<'_>) -> Outcome,
@@ -35,99 +35,100 @@ macro_rules! table {
 
 pub(crate) static TABLE: &[Case] = table! {
     rule_01_exclusion:
-        hundred_threads,
+        hundred_threads_of_one_keeper,
         two_keepers_of_one_process,
         two_keepers_of_one_provider,
         four_processes,
-        every_request_has_an_owner_of_its_own;
+        forked_siblings,
+        owners_of_requests_are_unique;
     rule_02_wait:
-        deadlines_in_line,
+        deadlines_in_the_local_queue,
         deadlines_in_the_store,
-        no_wait_is_one_attempt,
-        hundred_attempts_and_one_is_granted,
-        hundred_attempts_of_two_keepers_and_one_is_granted,
-        a_busy_lock_times_out,
-        trouble_is_told_to_all_who_ask,
-        no_answer_is_busy_for_nobody,
-        unknown_stays_unknown,
-        out_of_reach_is_neither_busy_nor_granted;
+        zero_wait_is_one_attempt,
+        one_of_hundred_attempts_is_granted,
+        one_of_hundred_attempts_of_two_keepers_is_granted,
+        busy_lock_times_out,
+        store_error_reaches_every_local_waiter,
+        missing_reply_is_never_reported_as_busy,
+        unknown_result_stays_unknown,
+        unreachable_store_is_unavailable;
     rule_03_lease:
-        a_fixed_lease_runs_out_and_its_guard_knows_first,
-        late_renewal_is_refused,
-        late_release_frees_nobody_elses,
-        the_lease_counts_from_before_the_request,
-        killed_holder_is_followed_within_the_ttl,
-        dead_owner_is_followed_at_once,
-        dead_owner_without_a_funeral_is_followed_at_once,
-        stopped_holder_finds_itself_lost;
+        expired_fixed_lease_is_lost_before_the_next_grant,
+        expired_lease_is_not_renewed,
+        late_release_keeps_the_next_lease,
+        lease_counts_from_before_the_request,
+        killed_holder_is_replaced_within_the_ttl,
+        dead_owner_is_replaced_at_once,
+        unreaped_dead_owner_is_replaced_at_once,
+        stopped_holder_is_lost_when_it_resumes;
     rule_04_renewal:
-        held_over_five_ttls,
-        renewal_by_hand,
-        failing_and_working_again_in_time,
-        failing_and_working_again_too_late,
-        out_of_reach_and_back_in_time,
-        out_of_reach_and_back_too_late,
-        a_slow_store_keeps_its_leases,
-        a_panic_ends_no_renewal,
-        one_call_that_hangs_costs_nobody_else,
-        none_after_release,
-        keeper_dropped_before_its_guards;
+        lease_is_renewed_beyond_its_ttl,
+        manual_renewal_extends_a_fixed_lease,
+        failed_renewal_is_retried_before_the_deadline,
+        renewals_that_fail_until_the_deadline_lose_the_lock,
+        outage_shorter_than_the_lease_keeps_the_lock,
+        outage_longer_than_the_lease_loses_the_lock,
+        slow_store_keeps_its_leases,
+        panic_in_a_renewal_does_not_stop_renewals,
+        hanging_renewal_does_not_delay_other_leases,
+        no_renewal_after_release,
+        guard_is_renewed_after_its_keeper_is_dropped;
     rule_05_release:
-        frees_at_once,
-        dropped_while_panicking,
-        on_another_thread,
-        on_another_thread_while_others_wait,
-        ended_behind_its_back_and_released,
-        ended_behind_its_back_and_renewed,
-        out_of_reach,
-        an_observer_that_panics_does_no_harm;
+        release_frees_the_name_at_once,
+        drop_during_a_panic_releases,
+        release_on_another_thread,
+        drop_on_another_thread_wakes_waiters,
+        release_after_the_store_ended_the_lease,
+        renewal_after_the_store_ended_the_lease,
+        release_in_an_outage_is_bounded,
+        panicking_observer_is_harmless;
     rule_06_fencing:
-        grows_over_keepers,
-        grows_over_threads_and_hand_overs,
-        grows_over_processes,
-        grows_over_a_wiped_store,
-        grows_over_a_store_that_was_closed,
-        grows_over_a_lease_that_ran_out,
-        a_commit_is_proved_or_the_proof_refused;
+        tokens_grow_over_keepers,
+        tokens_grow_over_threads_and_handovers,
+        tokens_grow_over_processes,
+        tokens_grow_after_the_store_was_wiped,
+        tokens_grow_after_the_store_was_closed,
+        tokens_grow_after_a_lease_expired,
+        commit_proof_matches_the_capability;
     rule_07_names:
         different_strings_are_different_locks,
-        the_same_string_is_the_same_lock,
-        out_of_bounds_reaches_no_store,
-        namespaces_do_not_meet;
+        equal_strings_are_the_same_lock,
+        invalid_names_do_not_reach_the_store,
+        namespaces_are_separate;
     rule_08_queue:
-        first_come_first_served_by_hand_over,
-        first_come_first_served_through_the_store,
-        hand_overs_are_bounded_by_count,
-        hand_overs_are_bounded_by_time,
-        hundred_threads_are_one_waiter,
-        a_fixed_lease_is_never_handed_over;
+        fifo_by_handover,
+        fifo_through_the_store,
+        handovers_are_bounded_by_count,
+        handovers_are_bounded_by_time,
+        hundred_threads_are_one_waiter_in_the_store,
+        fixed_lease_is_never_handed_over;
     rule_09_between_processes:
-        two_keepers_take_turns,
-        two_processes_take_turns,
-        second_keeper_under_full_load,
-        second_process_under_full_load,
-        nobody_snatches_it_from_the_one_woken,
-        one_that_gave_up_stalls_nobody,
-        giving_up_as_it_is_released,
-        a_killed_waiter_stalls_nobody,
-        a_stopped_waiter_stalls_nobody;
+        release_wakes_the_other_keeper,
+        release_wakes_the_other_process,
+        busy_keeper_does_not_starve_another,
+        busy_process_does_not_starve_another,
+        woken_waiter_is_served_before_the_releaser,
+        timed_out_waiter_does_not_block_the_next,
+        cancelled_waiter_passes_its_wakeup_on,
+        killed_waiter_does_not_block_the_next,
+        stopped_waiter_does_not_block_the_next;
     rule_10_resources:
-        nothing_stays_in_the_store,
-        ten_thousand_locks_cost_nothing;
+        released_locks_leave_nothing_in_the_store,
+        two_thousand_locks_leak_no_resources;
     rule_11_cancel:
-        in_line,
-        in_the_store,
-        before_it_began,
-        as_it_is_released;
+        cancel_in_the_local_queue,
+        cancel_in_the_store,
+        cancel_before_the_acquisition,
+        cancel_during_a_release;
     rule_12_not_reentrant:
-        the_same_thread_waits_like_any_other;
+        holding_thread_waits_like_any_other;
     rule_13_nothing_silent:
-        requiring_what_is_missing,
-        settings_out_of_bounds;
+        missing_required_capability_is_an_error,
+        settings_out_of_bounds_are_errors;
     admin:
-        tells_who_holds,
-        tells_how_many_wait,
-        forced_release_is_noticed_and_the_token_grows,
+        held_lists_the_holders,
+        held_counts_the_waiters,
+        forced_release_loses_the_guard,
         forced_release_wakes_one_waiter,
-        examines_itself;
+        examine_reports_findings;
 };

@@ -1,4 +1,4 @@
-//! At most one guard at a time says that it is held.
+//! Rule 1: at most one guard of a name reports that it is held.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,17 +7,17 @@ use std::thread;
 use lockkeeper_core::{LockGuard, LockKeeper};
 
 use crate::child::parse;
-use crate::rig::{Outcome, Rig, build, take};
-use crate::scratch::Scratch;
+use crate::rig::{Outcome, Rig, SIBLING_ROUNDS, build, take};
+use crate::temp_file::TempFile;
 
-/// A number that comes out right only where one thread at a time adds to it.
+/// A counter whose increments are lost unless one thread at a time adds to it.
 #[derive(Default)]
-struct Unguarded {
+struct UnguardedCounter {
     count: AtomicU64,
     last: AtomicU64,
 }
 
-impl Unguarded {
+impl UnguardedCounter {
     fn add_one(&self, guard: &LockGuard) {
         let count = self.count.load(Ordering::SeqCst);
         let last = self.last.swap(guard.token().get(), Ordering::SeqCst);
@@ -31,32 +31,32 @@ impl Unguarded {
     }
 }
 
-/// `threads` threads on each keeper, each adding `rounds`.
-fn gather(keepers: &[LockKeeper], threads: u64, rounds: u64) {
-    let number = Unguarded::default();
+/// Adds to one counter from `threads` threads of each keeper, `rounds` times each.
+fn increment(keepers: &[LockKeeper], threads: u64, rounds: u64) {
+    let counter = UnguardedCounter::default();
     thread::scope(|scope| {
         for keeper in keepers {
             for _ in 0..threads {
                 scope.spawn(|| {
                     for _ in 0..rounds {
-                        number.add_one(&take(keeper, "number"));
+                        counter.add_one(&take(keeper, "number"));
                     }
                 });
             }
         }
     });
     let expected = threads * rounds * keepers.len() as u64;
-    assert_eq!(number.count.load(Ordering::SeqCst), expected);
+    assert_eq!(counter.count.load(Ordering::SeqCst), expected);
 }
 
-pub(super) fn hundred_threads(rig: &Rig<'_>) -> Outcome {
-    gather(&[rig.keeper()], 100, 10);
+pub(super) fn hundred_threads_of_one_keeper(rig: &Rig<'_>) -> Outcome {
+    increment(&[rig.keeper()], 100, 10);
     rig.nothing_left();
     Ok(())
 }
 
 pub(super) fn two_keepers_of_one_process(rig: &Rig<'_>) -> Outcome {
-    gather(&[rig.keeper(), rig.keeper()], 25, 10);
+    increment(&[rig.keeper(), rig.keeper()], 25, 10);
     rig.nothing_left();
     Ok(())
 }
@@ -64,32 +64,50 @@ pub(super) fn two_keepers_of_one_process(rig: &Rig<'_>) -> Outcome {
 pub(super) fn two_keepers_of_one_provider(rig: &Rig<'_>) -> Outcome {
     let provider = rig.provider();
     let keeper = || build(rig.builder_on(provider.clone()));
-    gather(&[keeper(), keeper()], 25, 10);
+    increment(&[keeper(), keeper()], 25, 10);
     rig.nothing_left();
     Ok(())
 }
 
 pub(super) fn four_processes(rig: &Rig<'_>) -> Outcome {
-    let file = Scratch::new("0 0");
+    let file = TempFile::new("0 0");
     let mut processes = Vec::new();
     for _ in 0..4 {
         processes.push(rig.process(rig.renewed(60_000))?);
     }
     for process in &mut processes {
-        process.say(&format!("gather number 25 {}", file.path().display()));
+        process.send(&format!("increment number 25 {}", file.path().display()));
     }
     for process in &processes {
-        assert_eq!(process.expect("gathered"), "");
+        assert_eq!(process.expect("incremented"), "");
     }
-    let text = std::fs::read_to_string(file.path()).expect("the file is there");
+    let text = std::fs::read_to_string(file.path()).expect("the file exists");
     let count = parse(&text).map(|(count, _)| count);
     assert_eq!(count, Some(100), "of 4 times 25, in {text:?}");
     rig.nothing_left();
     Ok(())
 }
 
-/// What a store recognises its own grant by must not fit anybody else's.
-pub(super) fn every_request_has_an_owner_of_its_own(rig: &Rig<'_>) -> Outcome {
+/// A process that has acquired a lock forks two siblings. A store that recognises its own grant by the
+/// owner must not take one sibling for the other, although both have a copy of the same memory.
+pub(super) fn forked_siblings(rig: &Rig<'_>) -> Outcome {
+    let process = rig.forking_process()?;
+    let siblings = [process.expect("granted"), process.expect("granted")];
+    let mut granted: Vec<usize> = siblings
+        .iter()
+        .flat_map(|rounds| rounds.split_whitespace())
+        .map(|round| round.parse().expect("a round is a number"))
+        .collect();
+    granted.sort_unstable();
+    // Each name is granted to one sibling, and to only one.
+    assert_eq!(granted, Vec::from_iter(0..SIBLING_ROUNDS), "{siblings:?}");
+    process.close();
+    rig.nothing_left();
+    Ok(())
+}
+
+/// Two requests with one owner would be one request to a store.
+pub(super) fn owners_of_requests_are_unique(rig: &Rig<'_>) -> Outcome {
     let mut seen = HashSet::new();
     for _ in 0..2 {
         let (builder, tap) = rig.tapped();

@@ -1,4 +1,5 @@
-//! An acquisition returns by its deadline, and busy, unavailable and unknown are told apart.
+//! Rule 2: an acquisition returns by its deadline, and busy, unavailable and unknown are three
+//! outcomes.
 
 use std::sync::Barrier;
 use std::thread;
@@ -9,8 +10,8 @@ use lockkeeper_core::{ErrorKind, LockKeeper, Wait};
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 use crate::tap::Trouble;
 
-/// Not a promise about speed: so late that something waits for something else.
-const ABSURD: Duration = Duration::from_secs(10);
+/// A delay beyond the deadline that no busy machine explains.
+const EXCESSIVE: Duration = Duration::from_secs(10);
 
 fn deadlines(keeper: &LockKeeper) {
     for millis in [0, 1, 50, 500] {
@@ -18,13 +19,16 @@ fn deadlines(keeper: &LockKeeper) {
         let began = Instant::now();
         let answer = keeper.try_lock_for("a", wait);
         let took = began.elapsed();
-        assert!(matches!(answer, Ok(None)), "busy is no error: {answer:?}");
-        assert!(took >= wait, "gave up after {took:?} of {wait:?}");
-        assert!(took < wait + ABSURD, "gave up after {took:?} of {wait:?}");
+        assert!(matches!(answer, Ok(None)), "expected busy: {answer:?}");
+        assert!(took >= wait, "the attempt ended after {took:?} of {wait:?}");
+        assert!(
+            took < wait + EXCESSIVE,
+            "the attempt ended after {took:?} of {wait:?}"
+        );
     }
 }
 
-pub(super) fn deadlines_in_line(rig: &Rig<'_>) -> Outcome {
+pub(super) fn deadlines_in_the_local_queue(rig: &Rig<'_>) -> Outcome {
     let keeper = rig.keeper();
     let held = take(&keeper, "a");
     deadlines(&keeper);
@@ -43,81 +47,80 @@ pub(super) fn deadlines_in_the_store(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn no_wait_is_one_attempt(rig: &Rig<'_>) -> Outcome {
+pub(super) fn zero_wait_is_one_attempt(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let keeper = build(builder);
     let held = take(&rig.keeper(), "a");
     assert!(is_busy(&keeper, "a"));
-    assert_eq!(tap.waits(), [None], "one question, and no wait in it");
+    assert_eq!(tap.waits(), [None], "expected one request without a wait");
     drop(held);
     assert!(!is_busy(&keeper, "a"));
     Ok(())
 }
 
 fn attempts(keepers: &[LockKeeper]) {
-    let together = Barrier::new(100);
+    let barrier = Barrier::new(100);
     let granted = thread::scope(|scope| {
         let threads: Vec<_> = (0..100)
             .map(|number| {
                 let keeper = &keepers[number % keepers.len()];
-                let together = &together;
+                let barrier = &barrier;
                 scope.spawn(move || {
-                    together.wait();
+                    barrier.wait();
                     let answer = keeper.try_lock("a");
-                    // Nobody lets go before all have tried.
-                    together.wait();
-                    answer.expect("busy is no error").is_some()
+                    // No thread releases before all have tried.
+                    barrier.wait();
+                    answer.expect("busy is not an error").is_some()
                 })
             })
             .collect();
         let answers = threads.into_iter().map(|thread| thread.join());
         answers
-            .filter(|granted| *granted.as_ref().expect("no panic"))
+            .filter(|granted| *granted.as_ref().expect("the thread does not panic"))
             .count()
     });
     assert_eq!(granted, 1);
 }
 
-pub(super) fn hundred_attempts_and_one_is_granted(rig: &Rig<'_>) -> Outcome {
+pub(super) fn one_of_hundred_attempts_is_granted(rig: &Rig<'_>) -> Outcome {
     attempts(&[rig.keeper()]);
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn hundred_attempts_of_two_keepers_and_one_is_granted(rig: &Rig<'_>) -> Outcome {
+pub(super) fn one_of_hundred_attempts_of_two_keepers_is_granted(rig: &Rig<'_>) -> Outcome {
     attempts(&[rig.keeper(), rig.keeper()]);
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn a_busy_lock_times_out(rig: &Rig<'_>) -> Outcome {
+pub(super) fn busy_lock_times_out(rig: &Rig<'_>) -> Outcome {
     let _held = take(&rig.keeper(), "a");
     let wait = Wait::AtMost(Duration::from_millis(20));
     let error = build(rig.builder().wait(wait)).lock("a").map(drop);
-    let error = error.expect_err("somebody holds it");
+    let error = error.expect_err("the name is held");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
     assert_eq!(error.name().map(|name| name.as_str()), Some("a"));
     Ok(())
 }
 
-/// Those who would not wait and stand behind the one that asks are not told "busy" when it has no
-/// answer.
-pub(super) fn trouble_is_told_to_all_who_ask(rig: &Rig<'_>) -> Outcome {
+/// A thread behind the head of the local queue gets the error of the head's request, and not "busy".
+pub(super) fn store_error_reaches_every_local_waiter(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let keeper = build(builder);
     tap.set(Trouble::Fails(ErrorKind::Unavailable));
-    let together = Barrier::new(20);
+    let barrier = Barrier::new(20);
     thread::scope(|scope| {
         for number in 0..20 {
-            let (keeper, together) = (&keeper, &together);
+            let (keeper, barrier) = (&keeper, &barrier);
             scope.spawn(move || {
-                together.wait();
+                barrier.wait();
                 let answer = if number % 2 == 0 {
                     keeper.try_lock("a")
                 } else {
                     keeper.lock("a").map(Some)
                 };
-                let error = answer.expect_err("the store cannot be asked");
+                let error = answer.expect_err("the store is unreachable");
                 assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
             });
         }
@@ -128,25 +131,25 @@ pub(super) fn trouble_is_told_to_all_who_ask(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-/// Threads whose wait ends while the store has not answered the one that asks are not told "busy":
-/// no holder was seen.
-pub(super) fn no_answer_is_busy_for_nobody(rig: &Rig<'_>) -> Outcome {
+/// A thread whose wait ends before the store has replied gets an error, and not "busy": no holder was
+/// seen.
+pub(super) fn missing_reply_is_never_reported_as_busy(rig: &Rig<'_>) -> Outcome {
     let wait = Duration::from_millis(200);
     let (builder, tap) = rig.tapped();
     let keeper = build(builder.wait(Wait::AtMost(wait)));
     tap.set(Trouble::Silent(wait));
-    let together = Barrier::new(12);
+    let barrier = Barrier::new(12);
     thread::scope(|scope| {
         for number in 0..12 {
-            let (keeper, together) = (&keeper, &together);
+            let (keeper, barrier) = (&keeper, &barrier);
             scope.spawn(move || {
-                together.wait();
+                barrier.wait();
                 let answer = match number % 3 {
                     0 => keeper.try_lock("a"),
                     1 => keeper.try_lock_for("a", wait / 4),
                     _ => keeper.lock("a").map(Some),
                 };
-                let error = answer.expect_err("the store answers nobody");
+                let error = answer.expect_err("the store does not reply");
                 assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
             });
         }
@@ -157,37 +160,38 @@ pub(super) fn no_answer_is_busy_for_nobody(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn unknown_stays_unknown(rig: &Rig<'_>) -> Outcome {
+pub(super) fn unknown_result_stays_unknown(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let keeper = build(builder);
     tap.set(Trouble::Fails(ErrorKind::Unknown));
-    let error = keeper.try_lock("a").expect_err("the store did not say");
+    let error = keeper.try_lock("a").expect_err("the result is unknown");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
     tap.set(Trouble::None);
     drop(take(&keeper, "a"));
     Ok(())
 }
 
-pub(super) fn out_of_reach_is_neither_busy_nor_granted(rig: &Rig<'_>) -> Outcome {
+pub(super) fn unreachable_store_is_unavailable(rig: &Rig<'_>) -> Outcome {
     let holder = rig.keeper();
     let held = take(&holder, "held");
     let keeper = build(rig.builder().wait(Wait::AtMost(Duration::from_millis(200))));
-    // Both connected before the store goes.
+    // Both keepers are connected before the store becomes unreachable.
     drop(take(&keeper, "warm"));
     let fault = rig.cut_off()?;
     for name in ["held", "free"] {
-        let error = keeper
-            .try_lock(name)
-            .expect_err("the store cannot be asked");
+        let error = keeper.try_lock(name).expect_err("the store is unreachable");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{name}: {error:?}");
-        let error = keeper.lock(name).expect_err("the store cannot be asked");
+        let error = keeper.lock(name).expect_err("the store is unreachable");
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{name}: {error:?}");
         assert!(error.is_retryable());
     }
     drop(fault);
-    assert!(is_busy(&rig.keeper(), "held"), "nobody let go of it");
+    assert!(is_busy(&rig.keeper(), "held"), "the lock is still held");
     drop(take(&keeper, "free"));
-    assert!(!is_busy(&rig.keeper(), "free"), "no lock stayed behind");
+    assert!(
+        !is_busy(&rig.keeper(), "free"),
+        "the failed attempts left no lock"
+    );
     drop(held);
     rig.nothing_left();
     Ok(())

@@ -1,4 +1,4 @@
-//! A hold ends by itself, and its guard knows so before anyone else is granted the name.
+//! Rule 3: a lease expires by itself, and its guard is lost before the name is granted again.
 
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -11,91 +11,97 @@ use lockkeeper_core::{
 use crate::rig::{Outcome, Rig, Skip, build, is_busy, take, take_with};
 use crate::tap::Trouble;
 
-/// What a store may be late by in freeing what ran out.
+/// How late a store may free the name of an expired lease.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Waits for a name that somebody holds, and looks at what `first` says of itself at that moment.
-fn follow(keeper: &LockKeeper, first: &LockGuard) -> LockGuard {
+/// Waits for a held name, and asserts that `first` is lost when the name is granted again.
+fn take_after_loss(keeper: &LockKeeper, first: &LockGuard) -> LockGuard {
     let second = take(keeper, "a");
     assert!(
         !first.is_held(),
-        "the first still calls itself held while {} is granted",
+        "the first guard reports that it is held while {} is granted",
         second.token()
     );
     assert!(second.token() > first.token());
     second
 }
 
-pub(super) fn a_fixed_lease_runs_out_and_its_guard_knows_first(rig: &Rig<'_>) -> Outcome {
+pub(super) fn expired_fixed_lease_is_lost_before_the_next_grant(rig: &Rig<'_>) -> Outcome {
     let (first_keeper, second_keeper) = (rig.keeper(), rig.keeper());
     let began = Instant::now();
     let first = take_with(&first_keeper, "a", rig.fixed(400));
     let signal = first.lost_signal();
-    let (tell, called) = channel();
+    let (sender, called) = channel();
     signal.on_lost(move || {
-        let _ = tell.send(());
+        let _ = sender.send(());
     });
-    let second = follow(&second_keeper, &first);
+    let second = take_after_loss(&second_keeper, &first);
     let took = began.elapsed();
     assert!(took >= rig.ttl(400), "freed after {took:?}, before its ttl");
 
     assert!(signal.is_lost());
-    assert_eq!(signal.wait(rig.patience()), WaitOutcome::Lost);
+    assert_eq!(signal.wait(rig.timeout()), WaitOutcome::Lost);
     called
-        .recv_timeout(rig.patience())
-        .expect("the callback is called");
-    let error = first.ensure_held().expect_err("it is lost");
+        .recv_timeout(rig.timeout())
+        .expect("the loss callback runs");
+    let error = first.ensure_held().expect_err("the lock is lost");
     assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
     assert_eq!(first.remaining(), Duration::ZERO);
-    let error = first.renew().expect_err("it is lost");
+    let error = first.renew().expect_err("the lock is lost");
     assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
-    let released = first.release().expect("the store answers");
+    let released = first.release().expect("the store replies");
     assert_eq!(released, Released::AlreadyLost);
     assert!(second.is_held());
-    assert!(is_busy(&first_keeper, "a"), "the late release freed it");
-    assert_eq!(second.release().expect("the store answers"), Released::Done);
+    assert!(
+        is_busy(&first_keeper, "a"),
+        "the late release freed the next lock"
+    );
+    assert_eq!(second.release().expect("the store replies"), Released::Done);
     rig.nothing_left();
     Ok(())
 }
 
-/// Waits until a lease of `ttl` that was asked for before now has run out in the store for sure.
-fn run_out(rig: &Rig<'_>, ttl: Duration) {
-    let over = SystemClock.now() + ttl + GRACE;
-    rig.until("the time goes by", || SystemClock.now() > over);
+/// Waits until a lease of `ttl` that was requested before this call has expired in the store.
+fn wait_for_expiry(rig: &Rig<'_>, ttl: Duration) {
+    let expired = SystemClock.now() + ttl + GRACE;
+    rig.until("the lease has expired", || SystemClock.now() > expired);
 }
 
-/// Also when nobody took the name: a lease that ran out is not revived.
-pub(super) fn late_renewal_is_refused(rig: &Rig<'_>) -> Outcome {
+/// An expired lease is not renewed even if the name was not granted again.
+pub(super) fn expired_lease_is_not_renewed(rig: &Rig<'_>) -> Outcome {
     let ttl = rig.ttl(200);
     let mut lease = rig.raw_lease("a", ttl).lease;
-    run_out(rig, ttl);
+    wait_for_expiry(rig, ttl);
     for _ in 0..2 {
-        let answer = lease.renew(ttl, SystemClock.now() + rig.patience());
-        assert_eq!(answer.expect("the store answers"), Renewal::Lost);
+        let answer = lease.renew(ttl, SystemClock.now() + rig.timeout());
+        assert_eq!(answer.expect("the store replies"), Renewal::Lost);
     }
     drop(take(&rig.keeper(), "a"));
-    let released = lease.release(SystemClock.now() + rig.patience());
-    assert_eq!(released.expect("the store answers"), Released::AlreadyLost);
+    let released = lease.release(SystemClock.now() + rig.timeout());
+    assert_eq!(released.expect("the store replies"), Released::AlreadyLost);
     Ok(())
 }
 
-pub(super) fn late_release_frees_nobody_elses(rig: &Rig<'_>) -> Outcome {
+pub(super) fn late_release_keeps_the_next_lease(rig: &Rig<'_>) -> Outcome {
     let ttl = rig.ttl(200);
     let mut late = rig.raw_lease("a", ttl).lease;
     let second = take(&rig.keeper(), "a");
-    let deadline = SystemClock.now() + rig.patience();
-    let answer = late.renew(ttl, deadline).expect("the store answers");
-    assert_eq!(answer, Renewal::Lost, "it is somebody else's now");
-    let released = late.release(deadline).expect("the store answers");
+    let deadline = SystemClock.now() + rig.timeout();
+    let answer = late.renew(ttl, deadline).expect("the store replies");
+    assert_eq!(answer, Renewal::Lost, "the name was granted again");
+    let released = late.release(deadline).expect("the store replies");
     assert_eq!(released, Released::AlreadyLost);
-    assert!(is_busy(&rig.keeper(), "a"), "it freed somebody else's lock");
-    assert_eq!(second.release().expect("the store answers"), Released::Done);
+    assert!(
+        is_busy(&rig.keeper(), "a"),
+        "the late release freed the next lock"
+    );
+    assert_eq!(second.release().expect("the store replies"), Released::Done);
     rig.nothing_left();
     Ok(())
 }
 
-/// A reply that took its time makes the lease shorter, not longer.
-pub(super) fn the_lease_counts_from_before_the_request(rig: &Rig<'_>) -> Outcome {
+/// A late reply shortens the remaining time of the lease.
+pub(super) fn lease_counts_from_before_the_request(rig: &Rig<'_>) -> Outcome {
     let late = Duration::from_millis(100);
     let (builder, tap) = rig.tapped();
     let keeper = build(builder);
@@ -105,23 +111,23 @@ pub(super) fn the_lease_counts_from_before_the_request(rig: &Rig<'_>) -> Outcome
         let remaining = guard.remaining();
         assert!(
             remaining <= lease.ttl() - late,
-            "{remaining:?} of {:?} remain after an answer that took {late:?}",
+            "{remaining:?} of {:?} remain after a reply that took {late:?}",
             lease.ttl()
         );
     }
     Ok(())
 }
 
-pub(super) fn killed_holder_is_followed_within_the_ttl(rig: &Rig<'_>) -> Outcome {
+pub(super) fn killed_holder_is_replaced_within_the_ttl(rig: &Rig<'_>) -> Outcome {
     let lease = rig.renewed(1_000);
     let mut process = rig.process(lease)?;
-    let token = process.take("a");
+    let token = process.acquire("a");
     let keeper = rig.keeper();
     process.kill();
     let killed = Instant::now();
     let guard = take(&keeper, "a");
     let took = killed.elapsed();
-    // Far more than the second that it may be late by: the machine may be busy.
+    // Ten seconds more than the contract allows, for a busy machine.
     let bound = lease.ttl() + GRACE + Duration::from_secs(10);
     assert!(took < bound, "freed {took:?} after the holder was killed");
     assert!(guard.token().get() > token);
@@ -130,7 +136,7 @@ pub(super) fn killed_holder_is_followed_within_the_ttl(rig: &Rig<'_>) -> Outcome
     Ok(())
 }
 
-fn needs_take_over(rig: &Rig<'_>) -> Outcome {
+fn needs_dead_owner_take_over(rig: &Rig<'_>) -> Outcome {
     let capability = Capability::DeadOwnerTakeOver;
     if rig.provider().capabilities().has(capability) {
         return Ok(());
@@ -138,70 +144,74 @@ fn needs_take_over(rig: &Rig<'_>) -> Outcome {
     Err(Skip(format!("the store does not declare {capability}")))
 }
 
-/// Its ttl is longer than this case waits.
-pub(super) fn dead_owner_is_followed_at_once(rig: &Rig<'_>) -> Outcome {
-    needs_take_over(rig)?;
+/// The ttl is longer than this case waits.
+pub(super) fn dead_owner_is_replaced_at_once(rig: &Rig<'_>) -> Outcome {
+    needs_dead_owner_take_over(rig)?;
     let mut process = rig.process(rig.renewed(3_600_000))?;
     let keeper = rig.keeper();
-    let token = process.take("a");
+    let token = process.acquire("a");
     process.kill();
     let guard = take(&keeper, "a");
     assert!(guard.token().get() > token);
 
-    // One that waits already when the holder dies.
+    // The same with a waiter that waits when the holder dies.
     drop(guard);
     let mut process = rig.process(rig.renewed(3_600_000))?;
-    process.take("a");
-    let (waiter, ear) = rig.heard_keeper();
+    process.acquire("a");
+    let (waiter, recorder) = rig.recorded_keeper();
     std::thread::scope(|scope| {
         let granted = scope.spawn(|| take(&waiter, "a").token());
-        ear.wait_for(crate::ear::Event::Contended, 1);
+        recorder.wait_for(crate::recorder::Event::Contended, 1);
         process.kill();
-        granted.join().expect("granted");
+        granted.join().expect("the waiter is granted the name");
     });
     rig.nothing_left();
     Ok(())
 }
 
-/// Killed, and its parent has not asked how it ended: a zombie still has its process number.
-pub(super) fn dead_owner_without_a_funeral_is_followed_at_once(rig: &Rig<'_>) -> Outcome {
-    needs_take_over(rig)?;
+/// The killed holder is a zombie, which still has its process id.
+pub(super) fn unreaped_dead_owner_is_replaced_at_once(rig: &Rig<'_>) -> Outcome {
+    needs_dead_owner_take_over(rig)?;
     let mut process = rig.process(rig.renewed(3_600_000))?;
-    let token = process.take("a");
-    process.kill_only();
+    let token = process.acquire("a");
+    process.kill_without_wait();
     let guard = take(&rig.keeper(), "a");
     assert!(guard.token().get() > token);
     Ok(())
 }
 
 #[cfg(unix)]
-pub(super) fn stopped_holder_finds_itself_lost(rig: &Rig<'_>) -> Outcome {
+pub(super) fn stopped_holder_is_lost_when_it_resumes(rig: &Rig<'_>) -> Outcome {
     let mut process = rig.process(rig.renewed(500))?;
     let keeper = rig.keeper();
-    let token = process.take("a");
-    process.say("is_held");
-    assert_eq!(process.hear(), "true");
+    let token = process.acquire("a");
+    process.send("is_held");
+    assert_eq!(process.next_line(), "true");
     process.stop();
     let guard = take(&keeper, "a");
     assert!(guard.token().get() > token);
     process.resume();
-    process.say("is_held");
-    assert_eq!(process.hear(), "false", "it still calls itself held");
-    process.say("release");
-    assert_eq!(process.hear(), "AlreadyLost");
+    process.send("is_held");
+    assert_eq!(
+        process.next_line(),
+        "false",
+        "the guard reports that it is held"
+    );
+    process.send("release");
+    assert_eq!(process.next_line(), "AlreadyLost");
     assert!(guard.is_held());
     let other = rig.keeper();
-    assert!(is_busy(&other, "a"), "the late release freed it");
+    assert!(is_busy(&other, "a"), "the late release freed the next lock");
     drop(guard);
     let now = other
         .acquire("a", &AcquireOptions::new())
-        .expect("the store answers");
-    drop(now.expect("it is free now"));
+        .expect("the store replies");
+    drop(now.expect("the name is free"));
     rig.nothing_left();
     Ok(())
 }
 
 #[cfg(not(unix))]
-pub(super) fn stopped_holder_finds_itself_lost(_: &Rig<'_>) -> Outcome {
-    Err(Skip("this system cannot stop a process".to_owned()))
+pub(super) fn stopped_holder_is_lost_when_it_resumes(_: &Rig<'_>) -> Outcome {
+    Err(Skip("this system has no SIGSTOP".to_owned()))
 }

@@ -1,4 +1,4 @@
-//! Only the owner's release frees the name, and dropping a guard is a release.
+//! Rule 5: only the owner's release frees the name, and dropping a guard releases.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -8,113 +8,119 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind, FencingToken, LockName, Observer, Released, WaitOutcome};
 
-use crate::ear::Event;
+use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take, take_with};
 
-pub(super) fn frees_at_once(rig: &Rig<'_>) -> Outcome {
+pub(super) fn release_frees_the_name_at_once(rig: &Rig<'_>) -> Outcome {
     let (keeper, other) = (rig.keeper(), rig.keeper());
     for _ in 0..3 {
         let guard = take(&keeper, "a");
         assert!(is_busy(&other, "a"));
-        assert_eq!(guard.release().expect("the store answers"), Released::Done);
+        assert_eq!(guard.release().expect("the store replies"), Released::Done);
         rig.nothing_left();
         let work = other.with_lock("a", |guard| {
             assert!(guard.is_held());
             assert!(is_busy(&keeper, "a"));
             42
         });
-        let done = work.expect("it is free");
-        assert_eq!(done.held().expect("it was held"), 42);
+        let done = work.expect("the name is free");
+        assert_eq!(done.held().expect("the lock was held throughout"), 42);
     }
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn dropped_while_panicking(rig: &Rig<'_>) -> Outcome {
-    let (keeper, ear) = rig.heard_keeper();
+pub(super) fn drop_during_a_panic_releases(rig: &Rig<'_>) -> Outcome {
+    let (keeper, recorder) = rig.recorded_keeper();
     let caught = catch_unwind(AssertUnwindSafe(|| {
         let _guard = take(&keeper, "a");
-        // Without the message of a panic that nobody planned.
-        resume_unwind(Box::new("on purpose"));
+        // Unlike `panic!`, this prints no message.
+        resume_unwind(Box::new("an intended panic"));
     }));
     assert!(caught.is_err());
-    assert_eq!(ear.count(Event::Released), 1);
+    assert_eq!(recorder.count(Event::Released), 1);
     rig.nothing_left();
     assert!(!is_busy(&rig.keeper(), "a"));
     Ok(())
 }
 
-pub(super) fn on_another_thread(rig: &Rig<'_>) -> Outcome {
+pub(super) fn release_on_another_thread(rig: &Rig<'_>) -> Outcome {
     let keeper = rig.keeper();
     let guard = take(&keeper, "a");
     let released = thread::spawn(move || guard.release())
         .join()
-        .expect("no panic");
-    assert_eq!(released.expect("the store answers"), Released::Done);
+        .expect("the thread does not panic");
+    assert_eq!(released.expect("the store replies"), Released::Done);
     assert!(!is_busy(&rig.keeper(), "a"));
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn on_another_thread_while_others_wait(rig: &Rig<'_>) -> Outcome {
-    let (keeper, ear) = rig.heard_keeper();
-    let (other, other_ear) = rig.heard_keeper();
+pub(super) fn drop_on_another_thread_wakes_waiters(rig: &Rig<'_>) -> Outcome {
+    let (keeper, recorder) = rig.recorded_keeper();
+    let (other, other_recorder) = rig.recorded_keeper();
     let guard = take(&keeper, "a");
     thread::scope(|scope| {
         for keeper in [&keeper, &keeper, &other, &other] {
             scope.spawn(|| drop(take(keeper, "a")));
         }
-        ear.wait_for(Event::Contended, 2);
-        other_ear.wait_for(Event::Contended, 2);
+        recorder.wait_for(Event::Contended, 2);
+        other_recorder.wait_for(Event::Contended, 2);
         scope.spawn(move || drop(guard));
     });
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn ended_behind_its_back_and_released(rig: &Rig<'_>) -> Outcome {
+pub(super) fn release_after_the_store_ended_the_lease(rig: &Rig<'_>) -> Outcome {
     let guard = take(&rig.keeper(), "a");
     rig.end_lease("a")?;
     let other = take(&rig.keeper(), "a");
     assert!(other.token() > guard.token());
-    let released = guard.release().expect("the store answers");
+    let released = guard.release().expect("the store replies");
     assert_eq!(released, Released::AlreadyLost);
-    assert!(is_busy(&rig.keeper(), "a"), "it freed somebody else's lock");
-    assert_eq!(other.release().expect("the store answers"), Released::Done);
+    assert!(
+        is_busy(&rig.keeper(), "a"),
+        "the late release freed the next lock"
+    );
+    assert_eq!(other.release().expect("the store replies"), Released::Done);
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn ended_behind_its_back_and_renewed(rig: &Rig<'_>) -> Outcome {
-    let ear = rig.ear();
+pub(super) fn renewal_after_the_store_ended_the_lease(rig: &Rig<'_>) -> Outcome {
+    let recorder = rig.recorder();
     let keeper = build(
         rig.builder()
             .lease(rig.renewed(1_500))
-            .observer(ear.clone()),
+            .observer(recorder.clone()),
     );
     let guard = take(&keeper, "a");
-    let (tell, called) = channel();
+    let (sender, called) = channel();
     guard.lost_signal().on_lost(move || {
-        let _ = tell.send(());
+        let _ = sender.send(());
     });
     rig.end_lease("a")?;
     let other = take(&rig.keeper(), "a");
-    assert_eq!(guard.lost_signal().wait(rig.patience()), WaitOutcome::Lost);
+    assert_eq!(guard.lost_signal().wait(rig.timeout()), WaitOutcome::Lost);
     called
-        .recv_timeout(rig.patience())
-        .expect("the callback is called");
-    ear.wait_for(Event::Lost, 1);
+        .recv_timeout(rig.timeout())
+        .expect("the loss callback runs");
+    recorder.wait_for(Event::Lost, 1);
     assert_eq!(
-        guard.release().expect("the store answers"),
+        guard.release().expect("the store replies"),
         Released::AlreadyLost
     );
     assert!(other.is_held());
-    assert!(is_busy(&rig.keeper(), "a"), "the late release freed it");
+    assert!(
+        is_busy(&rig.keeper(), "a"),
+        "the late release freed the next lock"
+    );
 
-    // By hand it is found at once.
+    // A manual renewal finds the loss at once.
     let guard = take_with(&keeper, "b", rig.fixed(60_000));
     rig.end_lease("b")?;
-    let error = guard.renew().expect_err("the store knows nothing of it");
+    let error = guard.renew().expect_err("the store has ended the lease");
     assert_eq!(error.kind(), ErrorKind::Lost, "{error:?}");
     assert!(!guard.is_held());
     drop((guard, other));
@@ -122,7 +128,7 @@ pub(super) fn ended_behind_its_back_and_renewed(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn out_of_reach(rig: &Rig<'_>) -> Outcome {
+pub(super) fn release_in_an_outage_is_bounded(rig: &Rig<'_>) -> Outcome {
     let keeper = rig.keeper_with(rig.renewed(2_000));
     let (released, dropped) = (take(&keeper, "released"), take(&keeper, "dropped"));
     let fault = rig.cut_off()?;
@@ -131,14 +137,14 @@ pub(super) fn out_of_reach(rig: &Rig<'_>) -> Outcome {
     drop(dropped);
     let took = began.elapsed();
     match answer {
-        // The machine was busy for longer than the lease.
+        // The lease expired first, on a busy machine.
         Ok(Released::AlreadyLost) => {}
-        Ok(Released::Done) => panic!("nobody can know that"),
+        Ok(Released::Done) => panic!("an unreachable store cannot confirm a release"),
         Err(error) => assert!(error.is_retryable(), "{error:?}"),
     }
     assert!(took < Duration::from_secs(20), "released for {took:?}");
     drop(fault);
-    // Freed by the ttl at the latest.
+    // The ttl frees both names.
     drop((
         take(&rig.keeper(), "released"),
         take(&rig.keeper(), "dropped"),
@@ -147,16 +153,16 @@ pub(super) fn out_of_reach(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-/// Panics whatever it hears.
-struct Panics;
+/// An observer that panics at every event.
+struct PanickingObserver;
 
-impl Panics {
+impl PanickingObserver {
     fn panic() -> ! {
-        resume_unwind(Box::new("on purpose"))
+        resume_unwind(Box::new("an intended panic"))
     }
 }
 
-impl Observer for Panics {
+impl Observer for PanickingObserver {
     fn acquired(&self, _: &LockName, _: FencingToken, _: Duration, _: bool) {
         Self::panic();
     }
@@ -182,23 +188,24 @@ impl Observer for Panics {
     }
 }
 
-pub(super) fn an_observer_that_panics_does_no_harm(rig: &Rig<'_>) -> Outcome {
+pub(super) fn panicking_observer_is_harmless(rig: &Rig<'_>) -> Outcome {
+    let lease = rig.renewed(1_500);
     let keeper = build(
         rig.builder()
-            .lease(rig.renewed(2_000))
-            .observer(Arc::new(Panics)),
+            .lease(lease)
+            .observer(Arc::new(PanickingObserver)),
     );
     let guard = take(&keeper, "a");
     let other = rig.keeper();
-    // Past its ttl, so that it was renewed.
-    let answer = other.try_lock_for("a", rig.ttl(1_000) + rig.ttl(500));
-    assert!(matches!(answer, Ok(None)), "it is held: {answer:?}");
+    // Longer than the ttl, so that the lease must have been renewed.
+    let answer = other.try_lock_for("a", lease.ttl() * 5 / 4);
+    assert!(matches!(answer, Ok(None)), "the name is held: {answer:?}");
     assert!(is_busy(&keeper, "a"));
-    assert_eq!(guard.release().expect("the store answers"), Released::Done);
+    assert_eq!(guard.release().expect("the store replies"), Released::Done);
     let lost = take_with(&keeper, "a", rig.fixed(200));
     let signal = lost.lost_signal();
-    signal.on_lost(|| Panics::panic());
-    assert_eq!(signal.wait(rig.patience()), WaitOutcome::Lost);
+    signal.on_lost(|| PanickingObserver::panic());
+    assert_eq!(signal.wait(rig.timeout()), WaitOutcome::Lost);
     drop(lost);
     drop(take(&keeper, "a"));
     rig.nothing_left();

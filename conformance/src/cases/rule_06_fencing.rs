@@ -1,14 +1,15 @@
-//! Tokens of a name grow strictly over all grants, and a commit can be proved where a store says so.
+//! Rule 6: the tokens of a name grow strictly over all grants, and a store that declares commit proofs
+//! gives them.
 
 use std::sync::Mutex;
 use std::thread;
 
 use lockkeeper_core::{Capability, ErrorKind, LockGuard};
 
-use crate::ear::Event;
+use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, take, take_with};
 
-/// Keeps the largest token so far, and fails where the next is no larger.
+/// Asserts that each token is larger than the tokens before it.
 #[derive(Default)]
 struct Fence(u64);
 
@@ -17,7 +18,7 @@ impl Fence {
         assert!(token > self.0, "the token {token} comes after {}", self.0);
         assert!(
             i64::try_from(token).is_ok(),
-            "{token} fits no signed column"
+            "{token} does not fit a signed 64-bit column"
         );
         self.0 = token;
     }
@@ -29,7 +30,7 @@ impl Fence {
     }
 }
 
-pub(super) fn grows_over_keepers(rig: &Rig<'_>) -> Outcome {
+pub(super) fn tokens_grow_over_keepers(rig: &Rig<'_>) -> Outcome {
     let mut fence = Fence::default();
     let keepers = [rig.keeper(), rig.keeper()];
     for _ in 0..5 {
@@ -41,45 +42,51 @@ pub(super) fn grows_over_keepers(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn grows_over_threads_and_hand_overs(rig: &Rig<'_>) -> Outcome {
+pub(super) fn tokens_grow_over_threads_and_handovers(rig: &Rig<'_>) -> Outcome {
     let fence = Mutex::new(Fence::default());
-    let (keeper, ear) = rig.heard_keeper();
+    let (keeper, recorder) = rig.recorded_keeper();
     let first = take(&keeper, "a");
     thread::scope(|scope| {
         for _ in 0..20 {
             scope.spawn(|| {
                 let guard = take(&keeper, "a");
-                fence.lock().expect("no panic").pass_guard(&guard);
+                fence
+                    .lock()
+                    .expect("the thread does not panic")
+                    .pass_guard(&guard);
             });
         }
-        ear.wait_for(Event::Contended, 20);
-        fence.lock().expect("no panic").pass_guard(&first);
+        recorder.wait_for(Event::Contended, 20);
+        fence
+            .lock()
+            .expect("the thread does not panic")
+            .pass_guard(&first);
         drop(first);
     });
     fence
         .lock()
-        .expect("no panic")
+        .expect("the thread does not panic")
         .pass_guard(&take(&keeper, "a"));
     Ok(())
 }
 
-pub(super) fn grows_over_processes(rig: &Rig<'_>) -> Outcome {
+pub(super) fn tokens_grow_over_processes(rig: &Rig<'_>) -> Outcome {
     let mut fence = Fence::default();
     let mut process = rig.process(rig.renewed(60_000))?;
     let keeper = rig.keeper();
     for _ in 0..3 {
         fence.pass_guard(&take(&keeper, "a"));
-        fence.pass(process.take("a"));
+        fence.pass(process.acquire("a"));
         process.release();
     }
     Ok(())
 }
 
-pub(super) fn grows_over_a_wiped_store(rig: &Rig<'_>) -> Outcome {
+pub(super) fn tokens_grow_after_the_store_was_wiped(rig: &Rig<'_>) -> Outcome {
     let mut fence = Fence::default();
     let keeper = rig.keeper();
     for _ in 0..3 {
-        // Several, so that a store that counts from one again is behind.
+        // Several grants, so that a store that counts from one again falls behind.
         for _ in 0..3 {
             fence.pass_guard(&take(&keeper, "a"));
         }
@@ -87,7 +94,7 @@ pub(super) fn grows_over_a_wiped_store(rig: &Rig<'_>) -> Outcome {
         fence.pass_guard(&take(&keeper, "a"));
         fence.pass_guard(&take(&rig.keeper(), "a"));
     }
-    // And one that is held meanwhile.
+    // The same while the name is held.
     let held = take(&keeper, "a");
     fence.pass_guard(&held);
     rig.wipe()?;
@@ -95,8 +102,8 @@ pub(super) fn grows_over_a_wiped_store(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-/// With its last provider a store may end, and what it knew.
-pub(super) fn grows_over_a_store_that_was_closed(rig: &Rig<'_>) -> Outcome {
+/// A store may forget its epochs when its last provider is dropped.
+pub(super) fn tokens_grow_after_the_store_was_closed(rig: &Rig<'_>) -> Outcome {
     let mut fence = Fence::default();
     for _ in 0..3 {
         let keeper = rig.keeper();
@@ -107,26 +114,25 @@ pub(super) fn grows_over_a_store_that_was_closed(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn grows_over_a_lease_that_ran_out(rig: &Rig<'_>) -> Outcome {
+pub(super) fn tokens_grow_after_a_lease_expired(rig: &Rig<'_>) -> Outcome {
     let mut fence = Fence::default();
     let keeper = rig.keeper();
-    let lost = take_with(&keeper, "a", rig.fixed(200));
-    fence.pass_guard(&lost);
+    let expired = take_with(&keeper, "a", rig.fixed(200));
+    fence.pass_guard(&expired);
     fence.pass_guard(&take(&keeper, "a"));
     fence.pass_guard(&take(&rig.keeper(), "a"));
     Ok(())
 }
 
-/// By the capability, a program knows beforehand. Whether a proof is right, a test of the store's own
-/// asks: SQL is not said here.
-pub(super) fn a_commit_is_proved_or_the_proof_refused(rig: &Rig<'_>) -> Outcome {
+/// Programs rely on the capability. Tests of the store itself run the statement of a proof.
+pub(super) fn commit_proof_matches_the_capability(rig: &Rig<'_>) -> Outcome {
     let keeper = rig.keeper();
     let guard = take(&keeper, "a");
     match guard.commit_proof() {
         Ok(proof) => {
             assert!(keeper.capabilities().has(Capability::CommitProof));
-            let questions = proof.statement().matches('?').count();
-            assert_eq!(questions, proof.params().len(), "{proof:?}");
+            let placeholders = proof.statement().matches('?').count();
+            assert_eq!(placeholders, proof.params().len(), "{proof:?}");
         }
         Err(error) => {
             assert!(!keeper.capabilities().has(Capability::CommitProof));
@@ -134,6 +140,8 @@ pub(super) fn a_commit_is_proved_or_the_proof_refused(rig: &Rig<'_>) -> Outcome 
             assert!(error.to_string().contains("`renew`"), "{error}");
         }
     }
-    guard.renew().expect("what proves a hold on every store");
+    guard
+        .renew()
+        .expect("a renewal proves the hold on every store");
     Ok(())
 }

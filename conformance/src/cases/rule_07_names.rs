@@ -1,4 +1,4 @@
-//! Two different strings are two different locks.
+//! Rule 7: two different strings are two different locks.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,7 @@ use lockkeeper_core::{ErrorKind, LockKeeper};
 
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 
-/// Strings that one store or another would take for each other, or not take at all.
+/// Strings that some store confuses with each other or refuses.
 fn names() -> Vec<String> {
     let written = [
         "a",
@@ -21,7 +21,7 @@ fn names() -> Vec<String> {
         "ı",
         "İ",
         "I",
-        // One letter with its mark, and a letter and a mark.
+        // A precomposed letter, and the same letter with a combining mark.
         "\u{e9}",
         "e\u{301}",
         "e",
@@ -99,7 +99,7 @@ fn names() -> Vec<String> {
     for length in [63, 64, 65, 191, 192, 193, 255, 256, 511, 512] {
         names.push("x".repeat(length));
     }
-    // As long as can be, and different at the end, at the beginning, or in case.
+    // The longest names, different at the end, at the beginning, or in case.
     names.push(format!("{}y", "x".repeat(511)));
     names.push(format!("y{}", "x".repeat(511)));
     names.push(format!("{}X", "x".repeat(511)));
@@ -115,7 +115,7 @@ pub(super) fn different_strings_are_different_locks(rig: &Rig<'_>) -> Outcome {
     for name in &names {
         let guard = keeper.try_lock(name);
         let guard = guard.unwrap_or_else(|error| panic!("{name:?}: {error:?}"));
-        guards.push(guard.unwrap_or_else(|| panic!("{name:?} is taken for another name")));
+        guards.push(guard.unwrap_or_else(|| panic!("{name:?} is confused with another name")));
     }
     for name in &names {
         assert!(is_busy(&other, name), "{name:?} is held");
@@ -132,8 +132,8 @@ pub(super) fn different_strings_are_different_locks(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-/// One by one, so that a name that is cut or folded away from itself shows.
-pub(super) fn the_same_string_is_the_same_lock(rig: &Rig<'_>) -> Outcome {
+/// One name at a time, so that a store that truncates or folds a name inconsistently is found.
+pub(super) fn equal_strings_are_the_same_lock(rig: &Rig<'_>) -> Outcome {
     let (keeper, other) = (rig.keeper(), rig.keeper());
     for name in names() {
         let held = take(&keeper, &name);
@@ -143,7 +143,7 @@ pub(super) fn the_same_string_is_the_same_lock(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn out_of_bounds_reaches_no_store(rig: &Rig<'_>) -> Outcome {
+pub(super) fn invalid_names_do_not_reach_the_store(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let keeper = build(builder);
     for name in [String::new(), "x".repeat(513), "자".repeat(171)] {
@@ -151,20 +151,20 @@ pub(super) fn out_of_bounds_reaches_no_store(rig: &Rig<'_>) -> Outcome {
             keeper.try_lock(&name).map(drop),
             keeper.lock(&name).map(drop),
         ] {
-            let error = answer.expect_err("it is out of bounds");
+            let error = answer.expect_err("the name is invalid");
             assert_eq!(error.kind(), ErrorKind::InvalidName, "{error:?}");
         }
     }
-    assert!(tap.owners().is_empty(), "the store was asked");
+    assert!(tap.owners().is_empty(), "a request reached the store");
     Ok(())
 }
 
-pub(super) fn namespaces_do_not_meet(rig: &Rig<'_>) -> Outcome {
-    // The same name in many; and names and namespaces that are the same text when joined.
-    let mut places = Vec::new();
+pub(super) fn namespaces_are_separate(rig: &Rig<'_>) -> Outcome {
+    // The same name in many namespaces, and pairs that are the same text when concatenated.
+    let mut pairs = Vec::new();
     for separator in ["", ":", "/", ".", "\0", " ", "|", "_", "-"] {
-        places.push((format!("n{separator}a"), "b".to_owned()));
-        places.push(("n".to_owned(), format!("a{separator}b")));
+        pairs.push((format!("n{separator}a"), "b".to_owned()));
+        pairs.push(("n".to_owned(), format!("a{separator}b")));
     }
     for namespace in [
         "n",
@@ -176,17 +176,21 @@ pub(super) fn namespaces_do_not_meet(rig: &Rig<'_>) -> Outcome {
         &"n".repeat(512),
         &"n".repeat(511),
     ] {
-        places.push((namespace.to_owned(), "a".to_owned()));
+        pairs.push((namespace.to_owned(), "a".to_owned()));
     }
-    let places: HashSet<_> = places.into_iter().collect();
+    let pairs: HashSet<_> = pairs.into_iter().collect();
     let keeper =
         |namespace: &str| -> LockKeeper { build(rig.builder_on(rig.provider_in(namespace))) };
     let mut guards = Vec::new();
-    for (namespace, name) in &places {
-        let guard = keeper(namespace).try_lock(name).expect("the store answers");
-        guards.push(guard.unwrap_or_else(|| panic!("{name:?} in {namespace:?} meets another")));
+    for (namespace, name) in &pairs {
+        let guard = keeper(namespace).try_lock(name).expect("the store replies");
+        guards.push(
+            guard.unwrap_or_else(|| {
+                panic!("{name:?} in {namespace:?} is confused with another lock")
+            }),
+        );
     }
-    for (namespace, name) in &places {
+    for (namespace, name) in &pairs {
         assert!(
             is_busy(&keeper(namespace), name),
             "{name:?} in {namespace:?} is held"

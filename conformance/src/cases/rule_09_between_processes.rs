@@ -1,4 +1,4 @@
-//! Waiting is by notification, and nobody starves or is held up by one who is gone.
+//! Rule 9: waiting between processes is by notification, and no waiter starves or blocks another.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -7,45 +7,46 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{AcquireOptions, CancelToken};
 
-use crate::ear::Event;
+use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, is_busy, take};
 
-/// How often the name changes hands, and how long that may take. Looking at the store at the
-/// allowed bound of 1 s, jittered, instead of being woken would take at least twice as long.
+/// How often the name goes from one keeper to the other.
 const CHANGES: usize = 100;
-const WOKEN: Duration = Duration::from_secs(25);
+/// The limit for all changes. Polling at the allowed bound of 1 s, with jitter, takes at least twice
+/// as long as this.
+const LIMIT: Duration = Duration::from_secs(25);
 
-fn woken(rig: &Rig<'_>, began: Instant, changes: usize) {
+fn assert_notified(rig: &Rig<'_>, began: Instant, changes: usize) {
     let took = began.elapsed();
     assert!(
-        took < WOKEN.min(rig.patience()),
-        "the name changed hands only {changes} times in {took:?}: the waiters are not woken"
+        took < LIMIT.min(rig.timeout()),
+        "only {changes} changes in {took:?}: the waiters are not notified"
     );
 }
 
-pub(super) fn two_keepers_take_turns(rig: &Rig<'_>) -> Outcome {
-    let [first, second] = [rig.heard_keeper(), rig.heard_keeper()];
+pub(super) fn release_wakes_the_other_keeper(rig: &Rig<'_>) -> Outcome {
+    let [first, second] = [rig.recorded_keeper(), rig.recorded_keeper()];
     let began = Instant::now();
     let mut guard = take(&first.0, "a");
     for change in 0..CHANGES {
-        let (keeper, ear) = if change % 2 == 0 { &second } else { &first };
-        let waits = ear.count(Event::Contended) + 1;
+        let (keeper, recorder) = if change % 2 == 0 { &second } else { &first };
+        let waits = recorder.count(Event::Contended) + 1;
         guard = thread::scope(|scope| {
             let next = scope.spawn(|| take(keeper, "a"));
-            ear.wait_for(Event::Contended, waits);
+            recorder.wait_for(Event::Contended, waits);
             drop(guard);
-            next.join().expect("granted")
+            next.join().expect("the waiter is granted the name")
         });
-        woken(rig, began, change);
+        assert_notified(rig, began, change);
     }
     drop(guard);
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn two_processes_take_turns(rig: &Rig<'_>) -> Outcome {
+pub(super) fn release_wakes_the_other_process(rig: &Rig<'_>) -> Outcome {
     let mut process = rig.process(rig.renewed(60_000))?;
-    let (keeper, ear) = rig.heard_keeper();
+    let (keeper, recorder) = rig.recorded_keeper();
     let began = Instant::now();
     let mut guard = take(&keeper, "a");
     for change in 0..CHANGES / 2 {
@@ -54,19 +55,19 @@ pub(super) fn two_processes_take_turns(rig: &Rig<'_>) -> Outcome {
         process.expect_token();
         guard = thread::scope(|scope| {
             let next = scope.spawn(|| take(&keeper, "a"));
-            ear.wait_for(Event::Contended, change + 1);
+            recorder.wait_for(Event::Contended, change + 1);
             process.release();
-            next.join().expect("granted")
+            next.join().expect("the waiter is granted the name")
         });
-        woken(rig, began, change);
+        assert_notified(rig, began, change);
     }
     drop(guard);
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn second_keeper_under_full_load(rig: &Rig<'_>) -> Outcome {
-    let (first, ear) = rig.heard_keeper();
+pub(super) fn busy_keeper_does_not_starve_another(rig: &Rig<'_>) -> Outcome {
+    let (first, recorder) = rig.recorded_keeper();
     let second = rig.keeper();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -77,20 +78,20 @@ pub(super) fn second_keeper_under_full_load(rig: &Rig<'_>) -> Outcome {
                 }
             });
         }
-        ear.wait_for(Event::Acquired, 100);
-        let turns: Vec<_> = (0..5).map(|_| second.lock("a").map(drop)).collect();
+        recorder.wait_for(Event::Acquired, 100);
+        let results: Vec<_> = (0..5).map(|_| second.lock("a").map(drop)).collect();
         stop.store(true, Ordering::SeqCst);
-        for turn in turns {
-            turn.expect("the second keeper gets its turn");
+        for result in results {
+            result.expect("the second keeper is granted the name");
         }
     });
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn second_process_under_full_load(rig: &Rig<'_>) -> Outcome {
+pub(super) fn busy_process_does_not_starve_another(rig: &Rig<'_>) -> Outcome {
     let mut process = rig.process(rig.renewed(60_000))?;
-    process.say("load a 10");
+    process.send("load a 10");
     process.expect("loading");
     let keeper = rig.keeper();
     for _ in 0..5 {
@@ -99,128 +100,129 @@ pub(super) fn second_process_under_full_load(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-/// Who released does not get the name again before the one that waited for it, though it is
-/// quicker than anybody who has to be woken first.
-pub(super) fn nobody_snatches_it_from_the_one_woken(rig: &Rig<'_>) -> Outcome {
+/// The keeper that released is not granted the name again before the waiter, although its next attempt
+/// comes earlier than the attempt of a waiter that has to be woken first.
+pub(super) fn woken_waiter_is_served_before_the_releaser(rig: &Rig<'_>) -> Outcome {
     const IN_A_ROW: u32 = 8;
     const AT_MOST: u32 = 8;
-    let (holder, (waiter, ear)) = (rig.keeper(), rig.heard_keeper());
-    // A provider tells that it will wait before it stands in line, and nobody can see from outside
-    // when it does. So the waiter is given time, and more of it each time that it was not enough:
-    // where the name can be snatched, time does not help.
-    let mut time = Duration::from_millis(5);
-    let (mut kept, mut snatched) = (0, 0);
-    while kept < IN_A_ROW {
+    let (holder, (waiter, recorder)) = (rig.keeper(), rig.recorded_keeper());
+    // A provider calls `contended` before it queues in the store, and the case cannot see when it
+    // has queued. So the case pauses, for longer after each overtaking. No pause helps a store that
+    // lets the releaser overtake.
+    let mut pause = Duration::from_millis(5);
+    let (mut served, mut overtaken) = (0, 0);
+    while served < IN_A_ROW {
         assert!(
-            snatched < AT_MOST,
-            "snatched {snatched} times, with {time:?} to stand in line"
+            overtaken < AT_MOST,
+            "the waiter was overtaken {overtaken} times, at last with {pause:?} to queue"
         );
-        let waits = ear.count(Event::Contended) + 1;
+        let waits = recorder.count(Event::Contended) + 1;
         let held = take(&holder, "a");
-        let is_kept = thread::scope(|scope| {
-            let (tell, done) = channel::<()>();
+        let is_served = thread::scope(|scope| {
+            let (sender, done) = channel::<()>();
             let waiter = &waiter;
             let granted = scope.spawn(move || {
                 let guard = take(waiter, "a");
                 let _ = done.recv();
                 drop(guard);
             });
-            ear.wait_for(Event::Contended, waits);
-            thread::sleep(time);
+            recorder.wait_for(Event::Contended, waits);
+            thread::sleep(pause);
             drop(held);
-            let is_kept = is_busy(&holder, "a");
-            drop(tell);
-            granted.join().expect("granted");
-            is_kept
+            let is_served = is_busy(&holder, "a");
+            drop(sender);
+            granted.join().expect("the waiter is granted the name");
+            is_served
         });
-        if is_kept {
-            kept += 1;
+        if is_served {
+            served += 1;
         } else {
-            (kept, snatched, time) = (0, snatched + 1, time * 2);
+            (served, overtaken, pause) = (0, overtaken + 1, pause * 2);
         }
     }
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn one_that_gave_up_stalls_nobody(rig: &Rig<'_>) -> Outcome {
+pub(super) fn timed_out_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
     let held = take(&rig.keeper(), "a");
-    let (impatient, (patient, ear)) = (rig.keeper(), rig.heard_keeper());
+    let (first, (second, recorder)) = (rig.keeper(), rig.recorded_keeper());
     thread::scope(|scope| {
-        let gave_up = scope.spawn(|| impatient.try_lock_for("a", Duration::from_millis(100)));
-        let granted = scope.spawn(|| drop(take(&patient, "a")));
-        ear.wait_for(Event::Contended, 1);
-        let answer = gave_up
+        let timed_out = scope.spawn(|| first.try_lock_for("a", Duration::from_millis(100)));
+        let granted = scope.spawn(|| drop(take(&second, "a")));
+        recorder.wait_for(Event::Contended, 1);
+        let answer = timed_out
             .join()
-            .expect("no panic")
-            .expect("the store answers");
+            .expect("the thread does not panic")
+            .expect("the store replies");
         assert!(answer.is_none());
         drop(held);
-        granted.join().expect("granted");
+        granted.join().expect("the waiter is granted the name");
     });
     rig.nothing_left();
     Ok(())
 }
 
-/// One gives up at the very moment at which it may be woken: the wake must not be lost with it.
-pub(super) fn giving_up_as_it_is_released(rig: &Rig<'_>) -> Outcome {
+/// A waiter may be cancelled at the moment at which it is woken. Then the next waiter must be woken.
+pub(super) fn cancelled_waiter_passes_its_wakeup_on(rig: &Rig<'_>) -> Outcome {
     let holder = rig.keeper();
-    let ((first, first_ear), (second, second_ear)) = (rig.heard_keeper(), rig.heard_keeper());
+    let ((first, first_recorder), (second, second_recorder)) =
+        (rig.recorded_keeper(), rig.recorded_keeper());
     for round in 1..=30 {
         let held = take(&holder, "a");
         let cancel = CancelToken::new();
         thread::scope(|scope| {
             let first = scope.spawn(|| {
-                // Granted or cancelled: either may come first.
+                // The grant or the cancellation may come first.
                 drop(first.acquire("a", &AcquireOptions::new().wait_forever().cancel(&cancel)));
             });
-            first_ear.wait_for(Event::Contended, round);
+            first_recorder.wait_for(Event::Contended, round);
             let second = scope.spawn(|| drop(take(&second, "a")));
-            second_ear.wait_for(Event::Contended, round);
+            second_recorder.wait_for(Event::Contended, round);
             scope.spawn(|| drop(held));
             cancel.cancel();
-            first.join().expect("no panic");
-            second.join().expect("granted");
+            first.join().expect("the thread does not panic");
+            second.join().expect("the waiter is granted the name");
         });
     }
     rig.nothing_left();
     Ok(())
 }
 
-pub(super) fn a_killed_waiter_stalls_nobody(rig: &Rig<'_>) -> Outcome {
+pub(super) fn killed_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
     let mut process = rig.process(rig.renewed(60_000))?;
     let held = take(&rig.keeper(), "a");
     process.wait_for("a");
-    let (keeper, ear) = rig.heard_keeper();
+    let (keeper, recorder) = rig.recorded_keeper();
     thread::scope(|scope| {
         let granted = scope.spawn(|| drop(take(&keeper, "a")));
-        ear.wait_for(Event::Contended, 1);
+        recorder.wait_for(Event::Contended, 1);
         process.kill();
         drop(held);
         granted
             .join()
-            .expect("granted, though one before it was killed");
+            .expect("the waiter behind the killed one is granted the name");
     });
     rig.nothing_left();
     Ok(())
 }
 
-/// It may be woken, and may be granted the name while it is stopped; neither keeps the name from
-/// the others, nor the name from it when it goes on.
+/// A store may wake a stopped waiter or grant it the name. The other waiters get the name even so, and
+/// the stopped waiter gets it after it resumes.
 #[cfg(unix)]
-pub(super) fn a_stopped_waiter_stalls_nobody(rig: &Rig<'_>) -> Outcome {
+pub(super) fn stopped_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
     let mut process = rig.process(rig.renewed(1_000))?;
     let held = take(&rig.keeper(), "a");
     process.wait_for("a");
-    let (keeper, ear) = rig.heard_keeper();
+    let (keeper, recorder) = rig.recorded_keeper();
     let token = thread::scope(|scope| {
         let granted = scope.spawn(|| take(&keeper, "a").token().get());
-        ear.wait_for(Event::Contended, 1);
+        recorder.wait_for(Event::Contended, 1);
         process.stop();
         drop(held);
         granted
             .join()
-            .expect("granted, though one before it is stopped")
+            .expect("the waiter behind the stopped one is granted the name")
     });
     process.resume();
     assert!(process.expect_token() > token);
@@ -230,8 +232,6 @@ pub(super) fn a_stopped_waiter_stalls_nobody(rig: &Rig<'_>) -> Outcome {
 }
 
 #[cfg(not(unix))]
-pub(super) fn a_stopped_waiter_stalls_nobody(_: &Rig<'_>) -> Outcome {
-    Err(crate::rig::Skip(
-        "this system cannot stop a process".to_owned(),
-    ))
+pub(super) fn stopped_waiter_does_not_block_the_next(_: &Rig<'_>) -> Outcome {
+    Err(crate::rig::Skip("this system has no SIGSTOP".to_owned()))
 }

@@ -1,4 +1,4 @@
-//! What a store cannot do is an error where it is asked for.
+//! Rule 13: requiring a missing capability, or a setting out of bounds, is an error.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use lockkeeper_core::{
 
 use crate::rig::{Outcome, Rig, build};
 
-pub(super) fn requiring_what_is_missing(rig: &Rig<'_>) -> Outcome {
+pub(super) fn missing_required_capability_is_an_error(rig: &Rig<'_>) -> Outcome {
     let provider = rig.provider();
     for capability in Capability::ALL {
         let built = LockKeeper::builder(provider.clone())
@@ -18,7 +18,7 @@ pub(super) fn requiring_what_is_missing(rig: &Rig<'_>) -> Outcome {
         if provider.capabilities().has(capability) {
             built.expect("a capability that the store declares can be required");
         } else {
-            let error = built.expect_err("the store does not declare it");
+            let error = built.expect_err("the store does not declare the capability");
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
             let named = error.to_string().contains(capability.as_str());
             assert!(named, "{error} does not name {capability}");
@@ -27,10 +27,10 @@ pub(super) fn requiring_what_is_missing(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
-/// None of them reaches the store, whether it is the keeper's or one acquisition's.
-pub(super) fn settings_out_of_bounds(rig: &Rig<'_>) -> Outcome {
+/// Neither a keeper nor an acquisition with such a setting sends a request.
+pub(super) fn settings_out_of_bounds_are_errors(rig: &Rig<'_>) -> Outcome {
     let refused = |builder: LockKeeperBuilder, kind| {
-        let error = builder.build().expect_err("it is out of bounds");
+        let error = builder.build().expect_err("the setting is out of bounds");
         assert_eq!(error.kind(), kind, "{error:?}");
     };
     let fixed = |ttl| LeasePolicy::Fixed { ttl };
@@ -75,9 +75,9 @@ pub(super) fn settings_out_of_bounds(rig: &Rig<'_>) -> Outcome {
     ] {
         let error = keeper
             .acquire("a", &options)
-            .expect_err("it is out of bounds");
+            .expect_err("the setting is out of bounds");
         assert_eq!(error.kind(), kind, "{error:?}");
     }
-    assert!(tap.owners().is_empty(), "the store was asked");
+    assert!(tap.owners().is_empty(), "a request reached the store");
     Ok(())
 }
