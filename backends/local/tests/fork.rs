@@ -1,6 +1,7 @@
-//! Programs that fork, on SQLite. Each is this program again, in a role that a variable names.
+//! Programs that fork and use a SQLite store. Each test starts this program again, in a role that an
+//! environment variable names.
 
-#![allow(clippy::unwrap_used, reason = "that is how a test fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 use std::process::ExitCode;
 

@@ -25,10 +25,7 @@ pub(super) struct Acquired {
 }
 
 /// The result of one attempt.
-enum AttemptResult {
-    Acquired(Acquired),
-    Busy(Busy),
-}
+type AttemptResult = Result<Acquired, Busy>;
 
 /// The state of a name that is held, or that another waiter gets first.
 struct Busy {
@@ -82,8 +79,8 @@ fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Acq
             attempt(session, &acquisition, None, request.now())
         })?;
         return Ok(match result {
-            AttemptResult::Acquired(acquired) => Some(acquired),
-            AttemptResult::Busy(busy) => {
+            Ok(acquired) => Some(acquired),
+            Err(busy) => {
                 store.notify_next(acquisition.key, busy.next, &patience);
                 request.contended();
                 None
@@ -122,23 +119,20 @@ fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Acq
             Err(error) => return Err(error),
         };
         waiter.id = id;
-        let Busy {
-            next,
-            until,
-            holder,
-            ahead,
-        } = match result {
-            AttemptResult::Acquired(acquired) => return Ok(Some(acquired)),
-            AttemptResult::Busy(busy) => busy,
+        let busy = match result {
+            Ok(acquired) => return Ok(Some(acquired)),
+            Err(busy) => busy,
         };
-        store.notify_next(acquisition.key, next, &patience);
+        store.notify_next(acquisition.key, busy.next, &patience);
         request.contended();
         let now = request.now();
         if now >= deadline || request.is_cancelled() {
             return Ok(None);
         }
         // Only the first waiter watches the holder, so that one waiter wakes.
-        let holder = holder.filter(|holder| ahead == 0 && ended.as_ref() != Some(holder));
+        let holder = busy
+            .holder
+            .filter(|holder| busy.ahead == 0 && ended.as_ref() != Some(holder));
         if watch.as_ref().map(|watch| &watch.process) != holder.as_ref() {
             watch = holder.as_ref().and_then(HolderWatch::new);
             if holder.as_ref().is_some_and(Process::is_dead) {
@@ -147,8 +141,9 @@ fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Acq
             }
         }
         let unwatched = holder.is_some_and(|holder| watch.is_none() && &holder != Process::own());
-        let until = until
-            .min(now + poll_interval(ahead, unwatched))
+        let until = busy
+            .until
+            .min(now + poll_interval(busy.ahead, unwatched))
             .min(deadline);
         let woken = waiter
             .parker
@@ -197,7 +192,7 @@ fn attempt(
         {
             // The reply to an earlier attempt was lost.
             leave_queue(session, queue, id)?;
-            return Ok(AttemptResult::Acquired(Acquired {
+            return Ok(Ok(Acquired {
                 epoch: held.epoch,
                 asked_at: held.asked,
             }));
@@ -207,7 +202,7 @@ fn attempt(
     if let NextHolder::Caller = next {
         leave_queue(session, queue, id)?;
         let epoch = wait_queue::take(session, acquisition, now)?;
-        return Ok(AttemptResult::Acquired(Acquired {
+        return Ok(Ok(Acquired {
             epoch,
             asked_at: now,
         }));
@@ -232,7 +227,7 @@ fn attempt(
         (NextHolder::None, Some(held)) => (held.expires, (held.epoch != 0).then_some(held.holder)),
         _ => (now + wait_queue::GRACE, None),
     };
-    Ok(AttemptResult::Busy(Busy {
+    Ok(Err(Busy {
         next,
         until,
         holder,

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind, HostInstant};
+use lockkeeper_core::{Error, HostInstant};
 use rusqlite::Connection;
 
+use super::db::incompatible;
 use super::location;
 use super::open::{Opened, connect};
 use super::schema::AttemptError;
@@ -138,22 +139,16 @@ fn open(
 /// store.
 fn check_exists(path: &Path) -> Result<(), Error> {
     match fs::exists(path) {
-        Ok(false) => Err(Error::new(
-            ErrorKind::Incompatible,
-            format!(
-                "there is no file {path:?}; no program has locked there yet, or the path is wrong: check the path"
-            ),
-        )),
+        Ok(false) => Err(incompatible(format!(
+            "there is no file {path:?}; no program has locked there yet, or the path is wrong: check the path"
+        ))),
         // Opening the file reports any other error.
         Ok(true) | Err(_) => Ok(()),
     }
 }
 
 fn inherited(path: &Path) -> Error {
-    Error::new(
-        ErrorKind::Incompatible,
-        format!(
-            "{path:?} was opened before this process was forked, and SQLite cannot be used on both sides of a fork; drop what was opened before, and open it after forking"
-        ),
-    )
+    incompatible(format!(
+        "{path:?} was opened before this process was forked, and SQLite cannot be used on both sides of a fork; drop what was opened before, and open it after forking"
+    ))
 }

@@ -1,7 +1,6 @@
 //! Statements and transactions on the connection of a provider, and retries while another process
 //! writes.
 
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,12 +29,6 @@ pub(super) struct Db {
     /// Whether a deleted file is created again.
     create: bool,
     statements: AtomicU64,
-}
-
-impl fmt::Debug for Db {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Db").finish_non_exhaustive()
-    }
 }
 
 /// The limit for retries while other processes write.
@@ -257,6 +250,11 @@ pub(super) fn convert_error(error: rusqlite::Error) -> Error {
         ),
     };
     Error::new(kind, message).with_source(error)
+}
+
+/// Returns the error for a file or a location that cannot have a lock database.
+pub(super) fn incompatible(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Incompatible, message)
 }
 
 /// Converts the error of a renewal or release: a failed one may have taken effect.

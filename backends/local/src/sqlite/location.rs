@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use lockkeeper_core::{Error, ErrorKind};
 
+use super::db::incompatible;
+
 /// The longest file name, less the longest suffix that SQLite adds (`-journal`).
 const MAX_NAME: usize = 255 - 8;
 /// SQLite's longest path, less the same suffix.
@@ -19,18 +21,16 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {
         None => return Err(no_file(path)),
     };
     let folder = fs::canonicalize(folder).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Error::new(
-            ErrorKind::Incompatible,
-            format!("the folder {folder:?} does not exist; create it"),
-        )
-        .with_source(error),
+        io::ErrorKind::NotFound => {
+            incompatible(format!("the folder {folder:?} does not exist; create it"))
+                .with_source(error)
+        }
         _ => denied(folder, error),
     })?;
     if !folder.is_dir() {
-        return Err(Error::new(
-            ErrorKind::Incompatible,
-            format!("{folder:?} is not a folder; name a file in an existing folder"),
-        ));
+        return Err(incompatible(format!(
+            "{folder:?} is not a folder; name a file in an existing folder"
+        )));
     }
     let name = path.file_name().ok_or_else(|| no_file(path))?;
     let file = folder.join(name);
@@ -48,12 +48,9 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if file.is_symlink() {
-                return Err(Error::new(
-                    ErrorKind::Incompatible,
-                    format!(
-                        "{file:?} is a link to nothing; name the file itself, or remove the link"
-                    ),
-                ));
+                return Err(incompatible(format!(
+                    "{file:?} is a link to nothing; name the file itself, or remove the link"
+                )));
             }
             check_length(&file)?;
             check_local(&folder)?;
@@ -70,12 +67,9 @@ fn check_length(file: &Path) -> Result<(), Error> {
     if name.len() <= MAX_NAME && file.as_os_str().len() <= MAX_PATH {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::Incompatible,
-        format!(
-            "{file:?} is too long for SQLite: at most {MAX_NAME} bytes for the name, {MAX_PATH} in all"
-        ),
-    ))
+    Err(incompatible(format!(
+        "{file:?} is too long for SQLite: at most {MAX_NAME} bytes for the name, {MAX_PATH} in all"
+    )))
 }
 
 /// Refuses a file with another name: half of SQLite's locks are in the files beside the database, which
@@ -84,12 +78,7 @@ fn check_length(file: &Path) -> Result<(), Error> {
 fn check_single_name(file: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
     let data = fs::metadata(file).map_err(|error| denied(file, error))?;
-    let refused = |why: &str| {
-        Err(Error::new(
-            ErrorKind::Incompatible,
-            format!("{file:?} {why}"),
-        ))
-    };
+    let refused = |why: &str| Err(incompatible(format!("{file:?} {why}")));
     if data.nlink() > 1 {
         return refused(
             "has more than one name (hard links), and SQLite's locks hold under one; remove the others",
@@ -134,10 +123,7 @@ fn create(file: &Path) -> Result<(), Error> {
 }
 
 fn no_file(path: &Path) -> Error {
-    Error::new(
-        ErrorKind::Incompatible,
-        format!("{path:?} is not a file; name a file for the locks"),
-    )
+    incompatible(format!("{path:?} is not a file; name a file for the locks"))
 }
 
 fn denied(path: &Path, error: io::Error) -> Error {
@@ -176,12 +162,9 @@ pub(super) fn check_local(path: &Path) -> Result<(), Error> {
     let found = rustix::fs::statfs(path).map_err(|errno| denied(path, errno.into()))?;
     match network_file_system(found.f_type as u32) {
         None => Ok(()),
-        Some(name) => Err(Error::new(
-            ErrorKind::Incompatible,
-            format!(
-                "{path:?} is on {name}, where SQLite's locks cannot be relied on; put the file on a local disk, or use a store that is made for several hosts"
-            ),
-        )),
+        Some(name) => Err(incompatible(format!(
+            "{path:?} is on {name}, where SQLite's locks cannot be relied on; put the file on a local disk, or use a store that is made for several hosts"
+        ))),
     }
 }
 
@@ -198,8 +181,7 @@ pub(super) fn check_clock() -> Result<(), Error> {
     if is_host_time(&offsets) {
         return Ok(());
     }
-    Err(Error::new(
-        ErrorKind::Incompatible,
+    Err(incompatible(
         "this process is in a time namespace, and its clock differs from that of the other processes that use the file; start it without an offset of the boottime clock, or use a server",
     ))
 }

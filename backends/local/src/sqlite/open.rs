@@ -74,7 +74,7 @@ pub(super) fn connect(path: &Path) -> Result<Opened, AttemptError> {
         return Err(AttemptError::Failed(Error::new(
             ErrorKind::Unavailable,
             format!(
-                "the -wal or -shm file of {path:?} was deleted, and another connection of this program keeps it open, so that locks taken here would exclude nobody; close that connection, or start this program again"
+                "the -wal or -shm file of {path:?} was deleted, and another connection of this program keeps it open, so that locks taken here would exclude no other process; close that connection, or restart this program"
             ),
         )));
     }
@@ -214,7 +214,7 @@ fn permissions(file: &Path) -> Finding {
     // last, which is that of the database.
     let modes = SUFFIXES.into_iter().rev().filter_map(mode);
     let mode = modes.max_by_key(|mode| mode & 0o006).unwrap_or_default();
-    let advice = format!("chmod o-rwx {file:?}*, and give those who need it a group");
+    let advice = format!("chmod o-rwx {file:?}*, and give the users that need it a group");
     if mode & 0o002 != 0 {
         return Finding::warning(
             topic,

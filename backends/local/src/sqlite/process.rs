@@ -56,8 +56,8 @@ impl Process {
     }
 
     /// Returns whether the pid is valid in this process.
-    fn is_same_pid_scope(&self) -> bool {
-        !self.pid_scope.is_empty() && self.pid_scope == Self::own().pid_scope
+    fn has_valid_pid(&self) -> bool {
+        !self.pid_scope.is_empty() && self.shares_pid_scope(Self::own())
     }
 
     /// Returns whether both processes are in one pid namespace, and see one host name.
@@ -72,7 +72,7 @@ impl Process {
             return false;
         }
         self.is_of_another_boot(own)
-            || (self.is_same_pid_scope() && system::has_ended(self.pid, self.start))
+            || (self.has_valid_pid() && system::has_ended(self.pid, self.start))
     }
 
     /// Returns whether the host was restarted between the two. Returns `false` if either is in a
@@ -85,7 +85,7 @@ impl Process {
     /// Returns a descriptor that becomes readable at the end of the process, if there is one.
     #[cfg(target_os = "linux")]
     pub(super) fn watch(&self) -> Option<std::os::fd::OwnedFd> {
-        if !self.is_same_pid_scope() || self == Self::own() {
+        if !self.has_valid_pid() || self == Self::own() {
             return None;
         }
         system::pidfd(self.pid).ok()

@@ -1,9 +1,9 @@
 //! The tables of a lock database, and how a lock database is recognised.
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::Error;
 use rusqlite::Connection;
 
-use super::db::{convert_error, is_busy};
+use super::db::{convert_error, incompatible, is_busy};
 
 /// Identifies a lock database: "LkKp".
 const APPLICATION_ID: i32 = 0x4c6b_4b70;
@@ -113,12 +113,9 @@ pub(super) fn prepare(connection: &Connection) -> Result<(), AttemptError> {
     check_kind(found)?;
     let mode: String = connection.query_row("PRAGMA journal_mode = WAL", (), |row| row.get(0))?;
     if mode != "wal" {
-        return Err(AttemptError::Failed(Error::new(
-            ErrorKind::Incompatible,
-            format!(
-                "SQLite cannot use a write-ahead log here (it stays with {mode:?}); put the file on a local disk"
-            ),
-        )));
+        return Err(AttemptError::Failed(incompatible(format!(
+            "SQLite cannot use a write-ahead log here (it stays with {mode:?}); put the file on a local disk"
+        ))));
     }
     // Locks need not survive a power failure, which ends all holders; epochs come from the clock.
     connection.execute_batch("PRAGMA synchronous = NORMAL")?;
@@ -152,14 +149,10 @@ fn create(connection: &Connection) -> Result<(), AttemptError> {
 fn check_kind(found: FileKind) -> Result<(), Error> {
     match found {
         FileKind::Empty | FileKind::Ours => Ok(()),
-        FileKind::Newer(version) => Err(Error::new(
-            ErrorKind::Incompatible,
-            format!(
-                "the lock database has schema {version}, and this program knows {VERSION}; upgrade the older programs that use it"
-            ),
-        )),
-        FileKind::Other => Err(Error::new(
-            ErrorKind::Incompatible,
+        FileKind::Newer(version) => Err(incompatible(format!(
+            "the lock database has schema {version}, and this program knows {VERSION}; upgrade the older programs that use it"
+        ))),
+        FileKind::Other => Err(incompatible(
             "the file is another application's database; give the locks a file of their own",
         )),
     }

@@ -6,9 +6,10 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use super::process::Process;
+
+pub(super) use system::Parker;
 
 /// The result of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +27,7 @@ pub(super) struct ParkerPool {
     folder: system::SocketFolder,
 }
 
-/// ParkerPool that are kept for later; more than that many threads rarely wait at once.
+/// The number of idle parkers that are kept. More threads rarely wait at once.
 const MAX_IDLE: usize = 8;
 
 impl ParkerPool {
@@ -48,11 +49,9 @@ impl ParkerPool {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
-        let parker = idle.filter(|parker| parker.exists()).unwrap_or_else(|| {
-            Arc::new(Parker {
-                inner: self.folder.bind(),
-            })
-        });
+        let parker = idle
+            .filter(|parker| parker.exists())
+            .unwrap_or_else(|| Arc::new(self.folder.bind()));
         parker.clear();
         parker
     }
@@ -68,39 +67,6 @@ impl ParkerPool {
     /// Notifies the parker at `address`, in this or another process.
     pub(super) fn notify(&self, address: &str) -> Notified {
         self.folder.notify(address)
-    }
-}
-
-/// The socket on which one waiter receives notifications.
-#[derive(Debug)]
-pub(super) struct Parker {
-    inner: system::Parker,
-}
-
-impl Parker {
-    /// Returns the address for other processes. It is empty if they cannot reach this parker.
-    pub(super) fn address(&self) -> &str {
-        self.inner.address()
-    }
-
-    /// Returns whether the file of the socket still exists: another program may have deleted it.
-    pub(super) fn exists(&self) -> bool {
-        self.inner.exists()
-    }
-
-    /// Wakes the waiter of this parker.
-    pub(super) fn unpark(&self) {
-        self.inner.unpark();
-    }
-
-    /// Discards pending notifications.
-    pub(super) fn clear(&self) {
-        self.inner.clear();
-    }
-
-    /// Waits for a notification, for the end of `holder`, or until `limit` has passed.
-    pub(super) fn wait(&self, holder: Option<&HolderWatch>, limit: Duration) -> WakeReason {
-        self.inner.wait(holder, limit)
     }
 }
 
@@ -156,7 +122,7 @@ mod system {
 
     /// `sun_path` has 108 bytes on Linux, 104 elsewhere, with the NUL at the end.
     const MAX_SOCKET_PATH: usize = 103;
-    /// A younger socket may not receive yet: its file exists a moment earlier.
+    /// A younger socket may not receive yet: its file exists a little earlier.
     const MIN_AGE: Duration = Duration::from_secs(10);
 
     #[derive(Debug)]
@@ -287,9 +253,9 @@ mod system {
         }
     }
 
-    /// The default, without sockets, cannot be notified.
+    /// The socket on which one waiter receives notifications. The default has none.
     #[derive(Debug, Default)]
-    pub(super) struct Parker {
+    pub(in crate::sqlite) struct Parker {
         sockets: Option<(UnixDatagram, UnixDatagram)>,
         address: String,
         file: Option<PathBuf>,
@@ -312,29 +278,38 @@ mod system {
             })
         }
 
-        pub(super) fn address(&self) -> &str {
+        /// Returns the address for other processes. It is empty if they cannot reach this parker.
+        pub(in crate::sqlite) fn address(&self) -> &str {
             &self.address
         }
 
-        pub(super) fn exists(&self) -> bool {
+        /// Returns whether the file of the socket still exists: another program may have deleted it.
+        pub(in crate::sqlite) fn exists(&self) -> bool {
             self.file.as_ref().is_none_or(|file| file.exists())
         }
 
-        pub(super) fn unpark(&self) {
+        /// Wakes the waiter of this parker.
+        pub(in crate::sqlite) fn unpark(&self) {
             if let Some((_, own_sender)) = &self.sockets {
                 // A full buffer contains a notification already.
                 let _ = own_sender.send(&[1]);
             }
         }
 
-        pub(super) fn clear(&self) {
+        /// Discards pending notifications.
+        pub(in crate::sqlite) fn clear(&self) {
             if let Some((receiver, _)) = &self.sockets {
                 let mut buffer = [0; 8];
                 while receiver.recv(&mut buffer).is_ok() {}
             }
         }
 
-        pub(super) fn wait(&self, holder: Option<&HolderWatch>, limit: Duration) -> WakeReason {
+        /// Waits for a notification, for the end of `holder`, or until `limit` has passed.
+        pub(in crate::sqlite) fn wait(
+            &self,
+            holder: Option<&HolderWatch>,
+            limit: Duration,
+        ) -> WakeReason {
             let Some((receiver, _)) = &self.sockets else {
                 std::thread::sleep(limit.min(Duration::from_millis(5)));
                 return WakeReason::Poll;
@@ -399,22 +374,23 @@ mod system {
         pub(super) fn remove_dead_sockets(&self) {}
     }
 
+    /// Wakes one waiter of this process.
     #[derive(Debug, Default)]
-    pub(super) struct Parker {
+    pub(in crate::sqlite) struct Parker {
         is_notified: Mutex<bool>,
         changed: Condvar,
     }
 
     impl Parker {
-        pub(super) fn address(&self) -> &str {
+        pub(in crate::sqlite) fn address(&self) -> &str {
             ""
         }
 
-        pub(super) fn exists(&self) -> bool {
+        pub(in crate::sqlite) fn exists(&self) -> bool {
             true
         }
 
-        pub(super) fn unpark(&self) {
+        pub(in crate::sqlite) fn unpark(&self) {
             *self
                 .is_notified
                 .lock()
@@ -422,14 +398,18 @@ mod system {
             self.changed.notify_one();
         }
 
-        pub(super) fn clear(&self) {
+        pub(in crate::sqlite) fn clear(&self) {
             *self
                 .is_notified
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner) = false;
         }
 
-        pub(super) fn wait(&self, _holder: Option<&HolderWatch>, limit: Duration) -> WakeReason {
+        pub(in crate::sqlite) fn wait(
+            &self,
+            _holder: Option<&HolderWatch>,
+            limit: Duration,
+        ) -> WakeReason {
             let is_notified = self
                 .is_notified
                 .lock()

@@ -1,4 +1,4 @@
-//! The tests and their roles.
+//! The tests, and the roles of the programs that they start.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,18 +14,18 @@ use nix::unistd::{ForkResult, fork};
 const ROLE: &str = "LOCKKEEPER_FORK_ROLE";
 const FILE: &str = "LOCKKEEPER_FORK_FILE";
 
-/// A test, and the role of its program, by one name.
+/// A test, with the role of its program under the same name.
 type Case = (&'static str, fn(), fn(&str));
 
 const CASES: &[Case] = &[
     (
-        "a_forked_child_is_a_holder_of_its_own",
-        a_forked_child_is_a_holder_of_its_own,
+        "forked_child_is_a_separate_holder",
+        forked_child_is_a_separate_holder,
         lock_drop_fork_and_lock,
     ),
     (
-        "an_open_provider_is_not_used_on_both_sides_of_a_fork",
-        an_open_provider_is_not_used_on_both_sides_of_a_fork,
+        "inherited_provider_is_refused_after_a_fork",
+        inherited_provider_is_refused_after_a_fork,
         open_fork_and_open,
     ),
 ];
@@ -56,33 +56,33 @@ fn keeper(provider: SqliteProvider) -> LockKeeper {
         .unwrap()
 }
 
-/// Forks this program, which must have one thread: a fork copies no other, but the locks that they
-/// hold.
+/// Forks this program as soon as it has one thread. A fork copies the locked mutexes of other threads,
+/// but not the threads that would unlock them.
 fn fork_alone() -> ForkResult {
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     while threads() > 1 {
-        // The threads of a keeper that was dropped are about to end.
+        // The threads of a dropped keeper are about to end.
         std::thread::yield_now();
     }
-    #[allow(unsafe_code, reason = "it has one thread: see above")]
+    #[allow(unsafe_code, reason = "this process has one thread")]
     let forked = unsafe { fork() };
     forked.unwrap()
 }
 
-fn say(what: &str) {
+fn report(what: &str) {
     println!("{what}");
     std::io::stdout().flush().unwrap();
 }
 
-/// Until the test ends, whatever happens there.
+/// Waits until the test closes standard input or ends.
 fn wait_for_the_test() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
-/// A program in the role of a test. Its standard input ends with this.
+/// A program in the role of a test. Dropping it closes the standard input of the program.
 struct Program {
     child: Child,
-    says: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
 impl Program {
@@ -94,27 +94,30 @@ impl Program {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let says = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, says }
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
     }
 
-    fn line(&mut self) -> String {
-        self.says.next().unwrap().unwrap()
+    fn next_line(&mut self) -> String {
+        self.lines.next().unwrap().unwrap()
     }
 }
 
-fn a_forked_child_is_a_holder_of_its_own() {
+fn forked_child_is_a_separate_holder() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("locks.db");
-    let mut program = Program::start("a_forked_child_is_a_holder_of_its_own", &file);
-    assert_eq!(program.line(), "held");
+    let mut program = Program::start("forked_child_is_a_separate_holder", &file);
+    assert_eq!(program.next_line(), "held");
     // Keeps the standard input of the forked child open.
     let input = program.child.stdin.take();
     assert!(program.child.wait().unwrap().success(), "the parent ends");
     let other = keeper(provider(file.to_str().unwrap()).unwrap());
-    assert!(other.try_lock("seat").unwrap().is_none(), "its child holds");
+    assert!(
+        other.try_lock("seat").unwrap().is_none(),
+        "the child of the program holds the lock"
+    );
     drop(input);
-    // When it ends, it is dead like any other.
+    // The lock of the dead child is taken over.
     other.lock("seat").unwrap().release().unwrap();
 }
 
@@ -124,27 +127,33 @@ fn lock_drop_fork_and_lock(file: &str) {
     drop(before);
     if let ForkResult::Child = fork_alone() {
         let held = keeper(provider(file).unwrap()).lock("seat").unwrap();
-        say("held");
+        report("held");
         wait_for_the_test();
-        // As it is when it is killed.
+        // The process ends without a release.
         std::mem::forget(held);
     }
 }
 
-fn an_open_provider_is_not_used_on_both_sides_of_a_fork() {
+fn inherited_provider_is_refused_after_a_fork() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("locks.db");
-    let role = "an_open_provider_is_not_used_on_both_sides_of_a_fork";
+    let role = "inherited_provider_is_refused_after_a_fork";
     let mut program = Program::start(role, &file);
     for _ in 0..2 {
-        let said = program.line();
-        assert!(said.contains("before this process was forked"), "{said}");
+        let message = program.next_line();
+        assert!(
+            message.contains("before this process was forked"),
+            "{message}"
+        );
     }
-    assert_eq!(program.line(), "held");
+    assert_eq!(program.next_line(), "held");
     let input = program.child.stdin.take();
     assert!(program.child.wait().unwrap().success(), "the parent ends");
     let other = keeper(provider(file.to_str().unwrap()).unwrap());
-    assert!(other.try_lock("seat").unwrap().is_none(), "its child holds");
+    assert!(
+        other.try_lock("seat").unwrap().is_none(),
+        "the child of the program holds the lock"
+    );
     drop(input);
 }
 
@@ -154,20 +163,20 @@ fn open_fork_and_open(file: &str) {
     match fork_alone() {
         ForkResult::Parent { .. } => {
             drop(there);
-            // Until the child holds the lock.
+            // Waits until the child holds the lock.
             let _ = here.read(&mut [0]);
         }
         ForkResult::Child => {
             drop(here);
             let refused = keeper(inherited.clone()).try_lock("seat").unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Incompatible);
-            say(&refused.to_string());
+            report(&refused.to_string());
             let refused = provider(file).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Incompatible);
-            say(&refused.to_string());
+            report(&refused.to_string());
             drop(inherited);
             let held = keeper(provider(file).unwrap()).lock("seat").unwrap();
-            say("held");
+            report("held");
             there.write_all(&[0]).unwrap();
             wait_for_the_test();
             std::mem::forget(held);
