@@ -1,13 +1,13 @@
-//! A late commit is refused: as the last step of the application's own transaction the keeper asks
-//! the lock store whether the guard still holds, and the transaction is rolled back unless it does.
+//! Refuses late commits: the last step of the application's transaction renews the guard in the lock
+//! store, and the transaction is rolled back if the guard is lost.
 //!
 //! `cargo run --example commit_guard`
 //!
-//! Here data and locks are two SQLite files; it is the same wherever the locks are. Where data and
-//! locks are on one MySQL or MariaDB server, the transaction itself can ask it instead:
+//! Here data and locks are two SQLite files; any other lock store works as well. If data and locks are
+//! on one MySQL or MariaDB server, the transaction itself can check the lock instead:
 //!
 //! ```text
-//! let proof = guard.commit_proof()?;          // borrows the guard: it cannot be released meanwhile
+//! let proof = guard.commit_proof()?;          // borrows the guard, which cannot be released meanwhile
 //! transaction.query_drop("UPDATE product SET stock = stock - 1 WHERE id = 7")?;
 //! match transaction.query_first(proof.sql())? {
 //!     Some(1) => transaction.commit()?,       // SELECT IS_USED_LOCK('shop:product:7') = 42 AND …
@@ -15,7 +15,7 @@
 //! }
 //! ```
 //!
-//! For data in Redis the data's own script compares tokens: see the example `fencing`.
+//! If the data is in Redis, a script compares tokens, as in the example `fencing`.
 
 use std::error::Error;
 use std::path::Path;
@@ -25,19 +25,19 @@ use std::time::Duration;
 use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard};
 use rusqlite::{Connection, TransactionBehavior};
 
-/// Sells one. `false`: there was none left, or a later holder has written already. After an error
-/// nothing is changed.
-fn sell(data: &Path, guard: &LockGuard, think: impl FnOnce()) -> Result<bool, Box<dyn Error>> {
+/// Sells one item. Returns `false` if none is left, or if a later holder has written already. An error
+/// changes nothing.
+fn sell(data: &Path, guard: &LockGuard, work: impl FnOnce()) -> Result<bool, Box<dyn Error>> {
     let mut data = Connection::open(data)?;
-    // A writer from the start: one that becomes a writer later fails where another one wrote.
+    // A transaction that begins to write later would fail if another connection wrote in between.
     let transaction = data.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    think();
+    work();
     let changed = transaction.execute(
         "UPDATE product SET stock = stock - 1, token = ?1 WHERE id = 7 AND stock > 0 AND token <= ?1",
         [guard.token().as_i64()],
     )?;
-    // By the keeper's own connection: what this transaction sees of a store may be old. Where it
-    // fails, the transaction is dropped, and that rolls it back.
+    // The keeper uses its own connection, because this transaction may read an old snapshot. On an
+    // error, the transaction is dropped, which rolls it back.
     guard.renew()?;
     transaction.commit()?;
     Ok(changed == 1)
@@ -54,19 +54,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     let url = format!("sqlite:{}", folder.path().join("locks.db").display());
     let keeper = lockkeeper::open(&url)?;
 
-    // This one thinks for longer than its lease lasts, and meanwhile the next was granted it.
+    // The work takes longer than the lease, and the next holder is granted the lock meanwhile.
     let ttl = Duration::from_millis(200);
     let short = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
     let late = keeper.acquire("product:7", &short)?.ok_or("busy")?;
     let mut next = None;
     let too_late = sell(&file, &late, || next = keeper.lock("product:7").ok());
-    let refused = too_late.err().ok_or("a late commit went through")?;
+    let refused = too_late.err().ok_or("a late commit was accepted")?;
     println!("too late: {refused}");
     let kind = refused.downcast_ref().map(lockkeeper::Error::kind);
     assert!(kind == Some(ErrorKind::Lost) && next.is_some());
     drop(next);
 
-    // And these are in time: of a hundred at once, five get one.
+    // These commits are in time: five of a hundred buyers get an item.
     let buy = || -> Result<bool, String> {
         let guard = keeper.lock("product:7").map_err(|it| it.to_string())?;
         sell(&file, &guard, || {}).map_err(|it| it.to_string())

@@ -1,4 +1,4 @@
-//! The store is chosen by a config file: the program does not change when the URL does.
+//! Chooses the store in a config file, so that the program stays the same on every store.
 //!
 //! `cargo run --features serde --example config_file`
 
@@ -34,11 +34,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     })?;
     println!("{}", done.held()?);
 
-    // A typing error in a key is an error, not a default.
+    // A misspelled key is an error.
     let wrong = file.replace("ttl", "tll");
     let wrong: Settings = toml::from_str(&wrong)?;
     match lockkeeper::open_config(&wrong.locks) {
-        Ok(_) => Err("the unknown key went through".into()),
+        Ok(_) => Err("the unknown key was accepted".into()),
         Err(error) => {
             println!("refused: {error}");
             Ok(())

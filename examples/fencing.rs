@@ -1,5 +1,5 @@
-//! The data itself refuses a late writer: each write carries its guard's token, and one with a
-//! smaller token than the row has seen changes nothing.
+//! Refuses late writers in the data itself: every write has the token of its guard, and a write with a
+//! smaller token than an earlier write changes nothing.
 //!
 //! `cargo run --example fencing`
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use lockkeeper::{AcquireOptions, FencingToken, LeasePolicy};
 use rusqlite::{Connection, params};
 
-/// Writes unless a later holder has written. `false`: refused.
+/// Writes the stock. Returns `false` if a later holder has written already.
 fn write(data: &Connection, stock: i64, token: FencingToken) -> rusqlite::Result<bool> {
     let changed = data.execute(
         "UPDATE product SET stock = ?1, token = ?2 WHERE id = 7 AND token <= ?2",
@@ -27,16 +27,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = format!("sqlite:{}", folder.path().join("locks.db").display());
     let keeper = lockkeeper::open(&url)?;
 
-    // The first holder's lease runs out while it thinks; it does not look, and writes anyway.
+    // The lease of the first holder expires, and the holder writes without a check.
     let ttl = Duration::from_millis(200);
     let short = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
     let late = keeper.acquire("product:7", &short)?.ok_or("busy")?;
-    let in_time = keeper.lock("product:7")?; // waits until the lease is over
+    let in_time = keeper.lock("product:7")?; // waits until the lease expires
 
     assert!(write(&data, 99, in_time.token())?);
     assert!(
         !write(&data, 42, late.token())?,
-        "the late write went through"
+        "the late write was accepted"
     );
     let stock: i64 = data.query_row("SELECT stock FROM product", [], |row| row.get(0))?;
     println!(

@@ -1,4 +1,4 @@
-//! What to do when a lock is lost: here a fixed lease runs out under the work.
+//! Reacts to the loss of a lock: here a fixed lease expires during the work.
 //!
 //! `cargo run --example lost_lock`
 
@@ -13,9 +13,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
     let guard = keeper
         .acquire("export", &options)?
-        .ok_or("somebody else holds it")?;
+        .ok_or("the lock is held by another")?;
 
-    // Three ways to hear of it: be called back, wait, or ask.
+    // A program learns of the loss by a callback, by waiting for the signal, or by a check.
     let (send, lost) = mpsc::channel();
     guard.lost_signal().on_lost(move || {
         let _ = send.send(());
@@ -23,20 +23,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut steps = 0;
     while guard.ensure_held().is_ok() {
-        // A piece of work; between two of them the loss is noticed. Waiting for the signal
-        // instead of sleeping ends a pause early.
+        // One step of the work. Waiting for the signal instead of sleeping ends the step early.
         if guard.lost_signal().wait(Duration::from_millis(30)) == WaitOutcome::Lost {
             break;
         }
         steps += 1;
     }
     lost.recv_timeout(Duration::from_secs(10))?;
-    println!("lost after {steps} steps; the rest is left to whoever holds it next");
+    println!("lost after {steps} steps; the next holder does the rest");
 
-    // The next one gets it, and the late release does not take it away again.
+    // The next holder acquires the lock, and the late release does not take it away.
     let next = keeper.lock("export")?;
     assert_eq!(guard.release()?, Released::AlreadyLost);
     next.ensure_held()?;
-    println!("the next holder is untouched, with token {}", next.token());
+    println!(
+        "the next holder still holds the lock, with token {}",
+        next.token()
+    );
     Ok(())
 }

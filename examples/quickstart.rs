@@ -1,4 +1,4 @@
-//! Ten threads add to a number that nothing but the lock protects.
+//! Increments a number from ten threads, protected only by a lock.
 //!
 //! `cargo run --example quickstart`
 
@@ -16,9 +16,9 @@ fn main() -> Result<(), lockkeeper::Error> {
                 let guard = keeper.lock("seat:42")?; // at most 5 s, else ErrorKind::TimedOut
                 let before = sold.load(Ordering::Relaxed);
                 thread::sleep(Duration::from_millis(2));
-                guard.ensure_held()?; // before what must not happen without the lock
+                guard.ensure_held()?; // before an action that needs the lock
                 sold.store(before + 1, Ordering::Relaxed);
-                Ok(()) // dropped: released
+                Ok(()) // the guard is dropped, which releases the lock
             });
         }
     });
