@@ -4,9 +4,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{AcquireRequest, Error, HostInstant};
+use lockkeeper_remote::{Failure, senseless};
 use redis::Value;
 
-use crate::failure::{Failure, senseless};
 use crate::keys::Keys;
 use crate::scripts;
 use crate::store::{Patience, Store};
@@ -150,7 +150,7 @@ impl Ask<'_> {
                     // A server that does not answer is not asked to forget the place: that ends by
                     // itself. Who was cancelled tries: the server may be well, and one reply lost.
                     place.is_in_line &= match failure {
-                        Failure::NotSent(_) => false,
+                        Failure::NotSent(_) | Failure::Closed(_) => false,
                         Failure::Unanswered(_) => self.request.is_cancelled(),
                         Failure::Refused(_) => true,
                     };

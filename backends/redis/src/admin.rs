@@ -4,19 +4,17 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
+use lockkeeper_remote::{Failure, LAST_ATTEMPT, senseless};
 use redis::{Value, cmd};
 
 use crate::connection::Connection;
 use crate::examine::examine;
-use crate::failure::{Failure, senseless};
 use crate::keys::{Keys, decode_name, pattern};
 use crate::scripts;
 use crate::store::{Patience, Store, packed, told};
 
 /// How many keys the server looks at before it answers.
 const PAGE: u32 = 1_000;
-/// What one attempt may take where no time is left.
-const ATTEMPT: Duration = Duration::from_millis(100);
 
 impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
@@ -37,7 +35,7 @@ impl Admin for Store {
         let name = LockName::new(held.name.as_str())?;
         let keys = self.keys(&name);
         let patience = Patience {
-            until: deadline.max(self.clock.now() + ATTEMPT),
+            until: deadline.max(self.clock.now() + LAST_ATTEMPT),
             rides_out: false,
             is_cancelled: &|| false,
         };
@@ -58,7 +56,9 @@ impl Store {
         deadline: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        let left = deadline.saturating_since(self.clock.now()).max(ATTEMPT);
+        let left = deadline
+            .saturating_since(self.clock.now())
+            .max(LAST_ATTEMPT);
         self.with_connection(left, work).map_err(|failure| {
             let error = failure.into_error();
             if error.kind() != ErrorKind::PermissionDenied {

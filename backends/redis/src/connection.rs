@@ -3,24 +3,16 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{
+    Counts, Dialer, Failure, OpenConnection, Server, Stream, nothing_granted, senseless,
+};
 use redis::{Cmd, Parser, RedisError, Value, cmd};
 
-use crate::failure::{
-    Failure, is_from_replica, login_refused, not_redis, refused, senseless, tls_failed,
-};
+use crate::failure::{is_from_replica, login_refused, not_redis, refused, tls_failed};
 use crate::options::RedisOptions;
-use crate::stream::{Dialer, Stream};
-
-/// What was asked of the server, and what is open there.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) commands: AtomicU64,
-    pub(crate) connections: AtomicU32,
-}
 
 /// Opens connections.
 pub(crate) struct Connector {
@@ -30,7 +22,7 @@ pub(crate) struct Connector {
     /// Whether the greeting begins with a password.
     logs_in: bool,
     tls: bool,
-    place: String,
+    pub(crate) server: Server,
     limit: Duration,
     pub(crate) counts: Arc<Counts>,
 }
@@ -38,17 +30,18 @@ pub(crate) struct Connector {
 impl fmt::Debug for Connector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connector")
-            .field("place", &self.place)
+            .field("server", &self.server)
             .finish_non_exhaustive()
     }
 }
 
 impl Connector {
     pub(crate) fn new(options: &RedisOptions) -> Result<Self, Error> {
+        let remote = &options.remote;
         let mut greeting = Vec::new();
-        if let Some(password) = &options.password {
+        if let Some(password) = &remote.password {
             let mut auth = cmd("AUTH");
-            if let Some(user) = &options.user {
+            if let Some(user) = &remote.user {
                 auth.arg(user);
             }
             auth.arg(password);
@@ -59,24 +52,19 @@ impl Connector {
             select.arg(options.database);
             greeting.push(select);
         }
-        if options.tls && greeting.is_empty() {
+        if remote.tls && greeting.is_empty() {
             // TLS is agreed on with the first request, which is not to be a lock's.
             greeting.push(cmd("PING"));
         }
         Ok(Self {
-            dialer: Dialer::new(options)?,
+            dialer: Dialer::new(remote)?,
             greeting,
-            logs_in: options.password.is_some(),
-            tls: options.tls,
-            place: options.place.to_string(),
-            limit: options.connect_timeout,
+            logs_in: remote.password.is_some(),
+            tls: remote.tls,
+            server: Server::new("Redis", &remote.endpoint),
+            limit: remote.connect_timeout,
             counts: Arc::default(),
         })
-    }
-
-    /// Where it connects to, for people.
-    pub(crate) fn place(&self) -> &str {
-        &self.place
     }
 
     /// A connection that is logged in, within `left` and the connect timeout.
@@ -84,20 +72,19 @@ impl Connector {
         let limit = left.min(self.limit);
         let began = Instant::now();
         if limit.is_zero() {
-            return Err(self.unreachable("there was no time left to connect"));
+            return Err(self.server.no_time_to_connect());
         }
-        let dialed = self.dialer.dial(limit);
-        let stream = dialed.map_err(|error| self.not_connected(error))?;
-        self.counts.connections.fetch_add(1, Ordering::Relaxed);
+        let stream = self.dialer.dial(&self.server, limit)?;
         let mut connection = Connection {
             stream,
             parser: Parser::new(),
-            counts: Arc::clone(&self.counts),
+            open: self.counts.add_connection(),
             tls: self.tls,
+            is_new: true,
             is_greeted: false,
             is_to_replica: false,
-            patience: None,
-            place: self.place.clone(),
+            timeout: None,
+            server: self.server.clone(),
         };
         if self.greeting.is_empty() {
             return Ok(connection);
@@ -124,41 +111,18 @@ impl Connector {
             Ok(()) => Ok(connection),
             // Nothing of what the connection is for was sent.
             Err(Failure::Unanswered(error)) if error.kind() == ErrorKind::Unknown => {
-                Err(if connection.is_greeted {
-                    Error::new(ErrorKind::Unavailable, error.message())
-                } else if self.tls {
-                    self.unreachable("it takes connections, and then says nothing; a server without TLS does so, and is reached by redis:")
-                } else {
-                    self.unreachable("it takes connections, and then says nothing")
+                if connection.is_greeted {
+                    return Err(nothing_granted(Failure::Unanswered(error)));
                 }
-                .with_source(error))
+                let hint = if self.tls {
+                    "; a server without TLS does so, and is reached by redis:"
+                } else {
+                    ""
+                };
+                Err(self.server.says_nothing(hint).with_source(error))
             }
             Err(failure) => Err(failure.into_error()),
         }
-    }
-
-    fn unreachable(&self, why: &str) -> Error {
-        Error::unreachable(format!(
-            "the server at {} cannot be reached: {why}; is it running, and the address right?",
-            self.place
-        ))
-    }
-
-    fn not_connected(&self, error: io::Error) -> Error {
-        let why = match error.kind() {
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-                "no answer within the connect timeout".to_owned()
-            }
-            io::ErrorKind::PermissionDenied => {
-                return Error::new(
-                    ErrorKind::PermissionDenied,
-                    format!("this user may not open {}", self.place),
-                )
-                .with_source(error);
-            }
-            _ => error.to_string(),
-        };
-        self.unreachable(&why).with_source(error)
     }
 }
 
@@ -168,48 +132,47 @@ pub(crate) struct Connection {
     stream: Stream,
     /// Keeps what was read of an answer that has not come whole.
     parser: Parser,
-    counts: Arc<Counts>,
+    open: OpenConnection,
     tls: bool,
+    /// Whether nothing has succeeded on it yet.
+    pub(crate) is_new: bool,
     /// Whether the server has answered: then its TLS is as it should be, and it is not out of reach.
     pub(crate) is_greeted: bool,
     /// Whether the server has said that it is a replica.
     pub(crate) is_to_replica: bool,
-    /// The timeout that is set on the socket.
-    patience: Option<Duration>,
-    place: String,
+    /// The time-out that is set on the socket.
+    timeout: Option<Duration>,
+    server: Server,
 }
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
-            .field("place", &self.place)
+            .field("server", &self.server)
             .finish_non_exhaustive()
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.counts.connections.fetch_sub(1, Ordering::Relaxed);
+impl lockkeeper_remote::Connection for Connection {
+    fn is_quiet(&self) -> bool {
+        self.stream.is_quiet()
+    }
+
+    /// Nothing is written to a replica, and the address may lead to the new primary.
+    fn is_misdirected(&self) -> bool {
+        self.is_to_replica
     }
 }
 
 impl Connection {
-    /// Returns whether the connection can take a request: see [`Stream::is_quiet`].
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.stream.is_quiet()
-    }
-
-    /// Sets how long a read or a write may take, where that is another time than before.
-    pub(crate) fn set_patience(&mut self, limit: Duration) -> Result<(), Failure> {
+    /// Sets the longest time that a read or a write may take.
+    pub(crate) fn set_timeout(&mut self, limit: Duration) -> Result<(), Failure> {
         let limit = limit.max(Duration::from_millis(1));
-        if self.patience != Some(limit) {
-            self.stream.set_timeout(limit).map_err(|error| {
-                Failure::NotSent(
-                    Error::new(ErrorKind::Unavailable, "the connection is closed")
-                        .with_source(error),
-                )
-            })?;
-            self.patience = Some(limit);
+        if self.timeout != Some(limit) {
+            self.stream
+                .set_timeout(limit)
+                .map_err(|error| Failure::NotSent(self.server.closed().with_source(error)))?;
+            self.timeout = Some(limit);
         }
         Ok(())
     }
@@ -234,10 +197,9 @@ impl Connection {
         limit: Duration,
         answers: &mut Vec<Value>,
     ) -> Result<(), Failure> {
-        self.set_patience(limit)?;
+        self.set_timeout(limit)?;
         let began = Instant::now();
-        let sent = u64::try_from(count).unwrap_or(u64::MAX);
-        self.counts.commands.fetch_add(sent, Ordering::Relaxed);
+        self.open.counts().add_commands(count);
         if let Err(error) = self.stream.write_all(packed).map_err(RedisError::from) {
             // It may have said why it hung up. What has failed once is read without waiting, but for
             // TLS.
@@ -254,10 +216,7 @@ impl Connection {
             let whole = !self.tls && count == 1;
             let error = self.cut(error);
             return Err(if whole && error.kind() == ErrorKind::Unknown {
-                Failure::NotSent(Error::new(
-                    ErrorKind::Unavailable,
-                    format!("the server at {} has closed the connection", self.place),
-                ))
+                Failure::NotSent(self.server.closed())
             } else {
                 Failure::Unanswered(error)
             });
@@ -268,7 +227,7 @@ impl Connection {
                 Err(error) => return Err(Failure::Unanswered(self.cut(error))),
             }
             if answers.len() < count && began.elapsed() > limit {
-                return Err(Failure::Unanswered(self.silent()));
+                return Err(Failure::Unanswered(self.server.silent()));
             }
         }
         Ok(())
@@ -282,7 +241,7 @@ impl Connection {
 
     /// Sends one command without reading its answer.
     pub(crate) fn send(&mut self, command: &Cmd) -> io::Result<()> {
-        self.counts.commands.fetch_add(1, Ordering::Relaxed);
+        self.open.counts().add_commands(1);
         self.stream.write_all(&command.get_packed_command())
     }
 
@@ -300,36 +259,19 @@ impl Connection {
         answer.ok_or_else(|| Failure::Unanswered(senseless()))
     }
 
-    fn silent(&self) -> Error {
-        Error::new(
-            ErrorKind::Unknown,
-            format!(
-                "the server at {} was asked and did not answer in time",
-                self.place
-            ),
-        )
-    }
-
     fn cut(&self, error: RedisError) -> Error {
         if error.kind() == redis::ErrorKind::Parse {
-            return not_redis(error, &self.place, self.tls);
+            return not_redis(error, &self.server, self.tls);
         }
         if self.tls
             && !self.is_greeted
-            && let Some(error) = tls_failed(&error, &self.place)
+            && let Some(error) = tls_failed(&error, &self.server)
         {
             return error;
         }
         if error.is_timeout() {
-            return self.silent().with_source(error);
+            return self.server.silent().with_source(error);
         }
-        Error::new(
-            ErrorKind::Unknown,
-            format!(
-                "the connection to the server at {} was cut before it answered",
-                self.place
-            ),
-        )
-        .with_source(error)
+        self.server.cut().with_source(error)
     }
 }

@@ -1,24 +1,21 @@
 //! From a URL and its keys to a provider.
 
-use std::ops::RangeInclusive;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, ErrorKind, LockProvider, OpenContext};
+use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
-use crate::options::{DATABASES, POOL_SIZES, REPLICAS};
+use crate::options::{DATABASES, REPLICAS};
 use crate::{BACKEND, RedisOptions, RedisProvider};
 
 /// Opens `redis://HOST:PORT/DB`, `rediss://…` (with TLS) and `unix:/PATH`.
 ///
+/// It takes the keys of every [remote store](lockkeeper_remote#options), `ca_file` for `rediss:` only
+/// (default: the system's certificates), and:
+///
 /// | key | value | default |
 /// |---|---|---|
-/// | `user`, `password` | to log in with, where the URL does not say it | none |
-/// | `db` | the database's number, where the URL does not say it | `0` |
-/// | `pool_size` | the most connections, from 1 to 1000 | `10` |
-/// | `connect_timeout` | duration from 1 ms to a day; the longest that opening a connection may take | `2s` |
-/// | `response_timeout` | duration from 1 ms to a day; the longest to wait for one answer | `1s` |
-/// | `ca_file` | `rediss:` only: a PEM file of certificates to trust | the system's |
+/// | `db` | the database's number, if the URL does not give it | `0` |
 /// | `replicas` | how many replicas must acknowledge a grant and each renewal, from 0 to 1000 | `0` |
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RedisDriver;
@@ -41,87 +38,50 @@ impl Driver for RedisDriver {
         ]
     }
 
-    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        let options = options(target).map_err(|error| error.with_backend(BACKEND))?;
-        let clock = Arc::clone(target.clock());
-        let provider = RedisProvider::with_clock(&options, target.namespace(), clock)?;
+    fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        let options = options(context).map_err(|error| error.with_backend(BACKEND))?;
+        let clock = Arc::clone(context.clock());
+        let provider = RedisProvider::with_clock(&options, context.namespace(), clock)?;
         Ok(Arc::new(provider))
     }
 }
 
-fn options(target: &OpenContext<'_>) -> Result<RedisOptions, Error> {
-    let url = target.url();
+fn options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
+    let url = context.url();
     let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidUrl, text));
     let path = url.path()?;
-    let ca_file = target.get("ca_file").map(PathBuf::from);
     let mut in_path = None;
-    let mut options = if url.scheme() == "unix" {
+    let endpoint = if url.scheme() == "unix" {
         if url.host().is_some() || path.is_empty() {
             return invalid("`unix:` takes a socket's path; write unix:/run/redis/redis.sock");
         }
-        RedisOptions::unix(path)
+        Endpoint::Unix(path.into())
     } else {
-        let Some(host) = url.host() else {
+        let Some(endpoint) = Endpoint::of_url(url, RedisOptions::DEFAULT_PORT) else {
             return invalid("the URL names no host; write redis://127.0.0.1:6379/0");
         };
-        // An IPv6 address is in brackets there.
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let port = url.port().unwrap_or(RedisOptions::DEFAULT_PORT);
         in_path = Some(path.trim_start_matches('/').to_owned()).filter(|db| !db.is_empty());
-        RedisOptions::tcp(host, port)
+        endpoint
     };
-    if url.scheme() == "rediss" {
-        options = options.tls(ca_file);
-    } else if ca_file.is_some() {
-        return Err(Error::new(
-            ErrorKind::InvalidValue,
-            "`ca_file` is for TLS; write rediss:// instead, or leave it out",
-        ));
-    }
-    if let Some(database) = once("db", in_path, target.get("db"))? {
+    let is_tls = url.scheme() == "rediss";
+    let remote = RemoteOptions::new(endpoint);
+    let remote = remote.read(context, is_tls, "write rediss:// instead")?;
+    let mut options = RedisOptions::new(remote);
+    if let Some(database) = given_once(context, "db", in_path)? {
         let Ok(database) = database.parse() else {
             return Err(Error::new(
                 ErrorKind::InvalidValue,
                 format!(
-                    "the database (`db`, or the URL's path) is {}, and not {database:?}",
-                    a_number(&DATABASES)
+                    "the database (`db`, or the URL's path) is a number from {} to {}, and not {database:?}",
+                    DATABASES.start(),
+                    DATABASES.end()
                 ),
             ));
         };
         options = options.database(database);
     }
-    if let Some(user) = once("user", url.username()?, target.get("user"))? {
-        options = options.user(user);
-    }
-    if let Some(password) = once("password", url.password()?, target.get("password"))? {
-        options = options.password(password);
-    }
-    if let Some(size) = target.parse("pool_size", &a_number(&POOL_SIZES))? {
-        options = options.pool_size(size);
-    }
-    if let Some(limit) = target.duration("connect_timeout")? {
-        options = options.connect_timeout(limit);
-    }
-    if let Some(limit) = target.duration("response_timeout")? {
-        options = options.response_timeout(limit);
-    }
-    if let Some(replicas) = target.parse("replicas", &a_number(&REPLICAS))? {
+    if let Some(replicas) = context.number("replicas", REPLICAS)? {
         options = options.replicas(replicas);
     }
     Ok(options)
-}
-
-fn a_number(range: &RangeInclusive<u32>) -> String {
-    format!("a number from {} to {}", range.start(), range.end())
-}
-
-/// What the URL says in its own way, or a key.
-fn once(key: &str, in_url: Option<String>, given: Option<&str>) -> Result<Option<String>, Error> {
-    match (in_url, given) {
-        (Some(_), Some(_)) => Err(Error::new(
-            ErrorKind::InvalidValue,
-            format!("`{key}` is given twice, in the URL and as a key; say it once"),
-        )),
-        (in_url, given) => Ok(in_url.or_else(|| given.map(str::to_owned))),
-    }
 }

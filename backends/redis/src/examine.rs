@@ -3,9 +3,9 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{Error, Finding, HostInstant};
+use lockkeeper_remote::{Failure, senseless};
 use redis::{Value, cmd};
 
-use crate::failure::{Failure, senseless};
 use crate::store::{Store, told};
 
 /// `INFO`'s fields.
@@ -45,7 +45,7 @@ pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Findin
         eviction(&info),
         persistence(&info),
         cluster(&info),
-        clients(&info, store.options.pool_size),
+        clients(&info, store.options.remote.pool_size),
     ];
     findings.extend(memory(&info));
     Ok(findings)

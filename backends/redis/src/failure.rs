@@ -3,37 +3,8 @@
 use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::Server;
 use redis::{RedisError, ServerError};
-
-/// How a request failed.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// It never reached the server.
-    NotSent(Error),
-    /// It may have been carried out; no answer came.
-    Unanswered(Error),
-    /// The server said no.
-    Refused(Error),
-}
-
-impl Failure {
-    pub(crate) fn into_error(self) -> Error {
-        match self {
-            Self::NotSent(error) | Self::Unanswered(error) | Self::Refused(error) => error,
-        }
-    }
-
-    /// Whether it may go away by itself while somebody has time to wait.
-    pub(crate) fn may_pass(&self) -> bool {
-        match self {
-            Self::Unanswered(_) => true,
-            Self::NotSent(error) | Self::Refused(error) => matches!(
-                error.kind(),
-                ErrorKind::Unavailable | ErrorKind::PoolExhausted
-            ),
-        }
-    }
-}
 
 /// A code of the server's, what it means, and what to do.
 struct Meaning(&'static str, ErrorKind, &'static str);
@@ -225,39 +196,35 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// What came back is no answer of a Redis server.
-pub(crate) fn not_redis(error: RedisError, place: &str, tls: bool) -> Error {
+/// Returns the error for a reply that is not in Redis's protocol.
+pub(crate) fn not_redis(error: RedisError, server: &Server, tls: bool) -> Error {
     let hint = if tls {
-        "is it a Redis server?"
+        "?"
     } else {
-        "is it a Redis server, and without TLS? A server with TLS is reached by rediss:"
+        ", and without TLS? A server with TLS is reached by rediss:"
     };
-    Error::new(
-        ErrorKind::Incompatible,
-        format!("what answers at {place} does not speak the Redis protocol; {hint}"),
-    )
-    .with_source(error)
+    server.wrong_protocol(hint).with_source(error)
 }
 
-/// Whether TLS itself failed, and why.
-pub(crate) fn tls_failed(error: &RedisError, place: &str) -> Option<Error> {
+/// Returns the error for a failed TLS handshake, or `None` if something else failed.
+pub(crate) fn tls_failed(error: &RedisError, server: &Server) -> Option<Error> {
     let text = error.to_string();
-    let io = error.as_io_error_kind();
     if text.contains("certificate") {
-        return Some(Error::new(
-            ErrorKind::PermissionDenied,
-            format!(
-                "the certificate of {place} is not trusted; name its authority with `ca_file`, and the host as the certificate does ({text})"
-            ),
-        ));
+        return Some(server.untrusted(&text));
     }
-    matches!(io, Some(io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset))
-        .then(|| {
-            Error::new(
-                ErrorKind::Incompatible,
-                format!("what answers at {place} does not speak TLS as it should; a server without TLS is reached by redis: ({text})"),
-            )
-        })
+    matches!(
+        error.as_io_error_kind(),
+        Some(io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+    )
+    .then(|| {
+        Error::new(
+            ErrorKind::Incompatible,
+            format!(
+                "what answers at {} does not speak TLS as it should; a server without TLS is reached by redis: ({text})",
+                server.address()
+            ),
+        )
+    })
 }
 
 /// The kind of the input/output error that is in there.
@@ -277,14 +244,6 @@ impl AsIoErrorKind for RedisError {
         };
         io.map(io::Error::kind)
     }
-}
-
-/// An answer that no server gives to what was asked.
-pub(crate) fn senseless() -> Error {
-    Error::new(
-        ErrorKind::Incompatible,
-        "the server's answer makes no sense; is something between it and this program?",
-    )
 }
 
 #[cfg(test)]

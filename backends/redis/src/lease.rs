@@ -6,16 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, HostInstant, Lease, Released, RenewRequest, Renewal};
+use lockkeeper_remote::{Failure, LAST_ATTEMPT as ATTEMPT, senseless};
 use redis::Value;
 
 use crate::acquire::{Won, millis};
-use crate::failure::{Failure, senseless};
 use crate::keys::Keys;
 use crate::scripts;
 use crate::store::{Patience, Store, is_no_script, is_renewed, packed, told};
-
-/// What one attempt may take where no time is left.
-const ATTEMPT: Duration = Duration::from_millis(100);
 
 pub(crate) struct RedisLease {
     store: Arc<Store>,
@@ -48,7 +45,7 @@ impl RedisLease {
     /// again, and who releases has other things to do.
     fn patience(&self, deadline: HostInstant) -> Patience<'static> {
         let now = self.store.clock.now();
-        let longest = now + 2 * self.store.options.response_timeout;
+        let longest = now + 2 * self.store.options.remote.response_timeout;
         Patience {
             until: deadline.min(longest).max(now + ATTEMPT),
             rides_out: false,

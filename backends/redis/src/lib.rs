@@ -18,7 +18,6 @@ mod provider;
 mod scripts;
 mod server_clock;
 mod store;
-mod stream;
 mod subscriber;
 
 pub use driver::RedisDriver;

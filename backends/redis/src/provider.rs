@@ -2,17 +2,17 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Capabilities, Capability, Clock, Error, ErrorKind, Grant, LockProvider,
     RenewRequest, SystemClock, Usage,
 };
+use lockkeeper_remote::{Failure, nothing_granted, senseless};
 use redis::{Value, cmd};
 
 use crate::acquire::acquire;
 use crate::connection::Connection;
-use crate::failure::{Failure, refused_command, senseless};
+use crate::failure::refused_command;
 use crate::keys::Keys;
 use crate::lease::{RedisLease, renew_batch};
 use crate::scripts;
@@ -89,7 +89,7 @@ fn probe(store: &Store) -> Result<(), Error> {
         command.arg(store.hub.channel());
         command.write_packed_command(&mut channel);
     }
-    let limit = store.options.connect_timeout;
+    let limit = store.options.remote.connect_timeout;
     let mut is_greeted = false;
     let ask = |connection: &mut Connection, limit| {
         let asked_at = store.clock.now();
@@ -115,7 +115,7 @@ fn probe(store: &Store) -> Result<(), Error> {
     probed.map_err(|failure| match failure {
         // Nothing was asked for that could have been granted.
         Failure::Unanswered(error) if error.kind() == ErrorKind::Unknown && is_greeted => {
-            Error::new(ErrorKind::Unavailable, error.message()).with_source(error)
+            nothing_granted(Failure::Unanswered(error))
         }
         Failure::Unanswered(error) if error.kind() == ErrorKind::Unknown => Error::unreachable(
             format!(
@@ -141,7 +141,7 @@ fn failed_command(failed: &[Value]) -> Error {
 impl fmt::Debug for RedisProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisProvider")
-            .field("place", &self.store.connector.place())
+            .field("server", &self.store.connector.server)
             .field("database", &self.store.options.database)
             .field("namespace", &self.store.namespace)
             .finish_non_exhaustive()
@@ -161,11 +161,7 @@ impl LockProvider for RedisProvider {
     }
 
     fn usage(&self) -> Option<Usage> {
-        let counts = &self.store.connector.counts;
-        Some(Usage {
-            commands: counts.commands.load(Ordering::Relaxed),
-            connections: counts.connections.load(Ordering::Relaxed),
-        })
+        Some(self.store.connector.counts.usage())
     }
 
     fn admin(&self) -> Option<&dyn Admin> {

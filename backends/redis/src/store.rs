@@ -5,52 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LockName};
-use r2d2::ManageConnection;
+use lockkeeper_remote::{Failure, Pool, pause_before_retry, senseless};
 use redis::{Value, cmd};
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::connection::{Connection, Connector};
-use crate::failure::{Failure, demoted, is_from_replica, refused, senseless};
+use crate::failure::{demoted, is_from_replica, refused};
 use crate::keys::Keys;
 use crate::options::RedisOptions;
 use crate::scripts::{self, Deed, Script};
 use crate::server_clock::ServerClock;
 use crate::subscriber::Hub;
 
-/// The first pause after a failure, and the longest.
-const PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The server looks only this often whether a WAIT has waited enough.
 const TICK: Duration = Duration::from_millis(100);
 /// What leaving a line or giving back may take, when nobody waits for that.
 const BRIEFLY: Duration = Duration::from_millis(250);
-
-/// A place in the pool. Its connection is opened by who needs it, within that one's time, and
-/// dropped when it failed; the place stays.
-#[derive(Debug, Default)]
-pub(crate) struct Slot(Option<Connection>);
-
-/// Makes places and no connections: r2d2 would open those on a thread of its own, try again and
-/// again without telling why it fails, and keep who asks waiting.
-#[derive(Debug)]
-pub(crate) struct Places;
-
-impl ManageConnection for Places {
-    type Connection = Slot;
-    type Error = Error;
-
-    fn connect(&self) -> Result<Slot, Error> {
-        Ok(Slot::default())
-    }
-
-    fn is_valid(&self, _: &mut Slot) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn has_broken(&self, _: &mut Slot) -> bool {
-        false
-    }
-}
 
 /// An answer, and the moment before it was asked for, on a connection that was there.
 pub(crate) struct Answer {
@@ -93,13 +62,13 @@ pub(crate) struct Store {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) hub: Arc<Hub>,
     pub(crate) server_clock: ServerClock,
-    pool: r2d2::Pool<Places>,
+    pool: Pool<Connection>,
 }
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
-            .field("place", &self.connector.place())
+            .field("server", &self.connector.server)
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
@@ -119,22 +88,6 @@ impl Store {
     ) -> Result<Self, Error> {
         options.check()?;
         let connector = Arc::new(Connector::new(options)?);
-        let makers = ScheduledThreadPool::builder()
-            .num_threads(1)
-            .thread_name_pattern("lockkeeper-redis-pool")
-            .build();
-        let pool = r2d2::Pool::builder()
-            .max_size(options.pool_size)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .test_on_check_out(false)
-            .thread_pool(Arc::new(makers))
-            // All places at once: a busy machine that is late to make one is no pool that is used up.
-            .build(Places)
-            .map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "the pool's thread does not start")
-                    .with_source(error)
-            })?;
         Ok(Self {
             hub: Hub::new(Arc::clone(&connector)),
             connector,
@@ -142,7 +95,7 @@ impl Store {
             namespace: namespace.to_owned(),
             clock,
             server_clock: ServerClock::default(),
-            pool,
+            pool: Pool::new(options.remote.pool_size),
         })
     }
 
@@ -152,9 +105,7 @@ impl Store {
 
     /// How long a single attempt may take.
     pub(crate) fn attempt(&self) -> Duration {
-        self.options
-            .response_timeout
-            .max(self.options.connect_timeout)
+        self.options.remote.attempt_time()
     }
 
     /// Runs a script; all of them may run twice. Tries again while there is time where an answer
@@ -167,7 +118,7 @@ impl Store {
         patience: &Patience<'_>,
     ) -> Result<Answer, Failure> {
         let mut again = false;
-        let mut tries = 0;
+        let mut backoff = None;
         loop {
             let left = patience.until.saturating_since(self.clock.now());
             let failure = match self.try_once(script, keys, args, left) {
@@ -182,26 +133,15 @@ impl Store {
             };
             again |= matches!(failure, Failure::Unanswered(_));
             let goes_on = failure.may_pass() && (again || patience.rides_out);
-            if !goes_on || !self.pause(tries, patience) {
+            let Patience {
+                until,
+                is_cancelled,
+                ..
+            } = *patience;
+            if !goes_on || !pause_before_retry(&mut backoff, &*self.clock, until, is_cancelled) {
                 return Err(settle(failure, again));
             }
-            tries += 1;
         }
-    }
-
-    /// False: no time is left.
-    fn pause(&self, tries: u32, patience: &Patience<'_>) -> bool {
-        let left = patience.until.saturating_since(self.clock.now());
-        if left.is_zero() || (patience.is_cancelled)() {
-            return false;
-        }
-        if tries > 0 {
-            let pause = PAUSE.saturating_mul(1 << tries.min(10)).min(LONGEST_PAUSE);
-            // Programs that lost the same server should not come back at once.
-            std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0).min(left));
-        }
-        // One more try would only say that it had no time.
-        self.clock.now() < patience.until
     }
 
     fn try_once(
@@ -315,76 +255,39 @@ impl Store {
         )
     }
 
-    /// Has a connection of the pool do `work`, which may take the limit that it is given. One on
-    /// which something failed is closed. One that the server had closed before is replaced at once,
-    /// and so is one whose server has become a replica: the address may lead to the primary now.
-    ///
-    /// Every connection that comes out of the pool is looked at first. The socket takes a request
-    /// also after the server has closed the connection, and then nobody knows whether the server
-    /// carried it out. The look is one system call of some 0.4 µs, so there is no need to guess for how
-    /// long a connection stays good.
+    /// Runs `work` on a connection of the pool: see [`PooledConn::run`](lockkeeper_remote::PooledConn::run).
     pub(crate) fn with_connection<T>(
         &self,
         left: Duration,
         mut work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let began = self.clock.now();
-        // Looking at the clock again is for those who had to wait.
-        let mut limit = left;
-        let mut slot = match self.pool.try_get() {
-            Some(slot) => slot,
+        let remote = &self.options.remote;
+        let (mut slot, left) = match self.pool.try_checkout() {
+            Some(slot) => (slot, left),
             None => {
-                let checkout = left.min(self.options.response_timeout);
-                let slot = self.pool.get_timeout(checkout);
-                let slot = slot.map_err(|_| Failure::NotSent(self.exhausted()))?;
-                limit = left.saturating_sub(self.clock.now().saturating_since(began));
-                slot
+                let began = self.clock.now();
+                let slot = self.pool.checkout(left.min(remote.response_timeout));
+                let slot = slot.ok_or_else(|| Failure::NotSent(self.exhausted()))?;
+                let waited = self.clock.now().saturating_since(began);
+                (slot, left.saturating_sub(waited))
             }
         };
-        loop {
-            let pooled = slot.0.take().filter(Connection::is_quiet);
-            let (mut connection, is_used) = match pooled {
-                Some(connection) => (connection, true),
-                None => {
-                    let opened = self.connector.connect(limit).map_err(Failure::NotSent)?;
-                    limit = left.saturating_sub(self.clock.now().saturating_since(began));
-                    (opened, false)
-                }
-            };
-            let worked = work(&mut connection, limit.min(self.options.response_timeout));
+        let connect = |limit| self.connector.connect(limit);
+        slot.run(&*self.clock, left, connect, |connection, limit| {
+            let result = work(connection, limit.min(remote.response_timeout));
             if connection.is_to_replica {
                 self.hub.met_replica();
-                if is_used {
-                    // Nothing is written there, and all that is asked can be asked again.
-                    drop(connection);
-                    limit = left.saturating_sub(self.clock.now().saturating_since(began));
-                    continue;
-                }
-                return worked;
+            } else if result.is_ok() && std::mem::take(&mut connection.is_new) {
+                self.hub.met_primary();
             }
-            match worked {
-                Ok(value) => {
-                    if !is_used {
-                        self.hub.met_primary();
-                    }
-                    slot.0 = Some(connection);
-                    return Ok(value);
-                }
-                // It was closed while it lay there; a new one will tell more.
-                Err(Failure::NotSent(_)) if is_used => {}
-                Err(failure) => return Err(failure),
-            }
-        }
+            result
+        })
     }
 
     fn exhausted(&self) -> Error {
-        Error::new(
-            ErrorKind::PoolExhausted,
-            format!(
-                "all {} connections to the server are in use; raise `pool_size`, or find what makes the server slow",
-                self.options.pool_size
-            ),
-        )
+        let advice = ", or find what makes the server slow";
+        let server = &self.connector.server;
+        server.exhausted(self.options.remote.pool_size, "", advice)
     }
 
     /// Takes a waiter out of a name's line. Where that fails, the line's own end takes care of it.

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use lockkeeper_remote::Backoff;
 use redis::{Value, cmd};
 
 use crate::connection::Connector;
@@ -136,18 +137,15 @@ impl Hub {
     }
 
     fn work(&self, store: &Weak<Store>) {
-        let mut failures = 0;
+        let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
         while !self.stopped.load(Ordering::Acquire) {
             let began = Instant::now();
             let _ = self.session(store);
             self.set(State::Down);
             if began.elapsed() > LONGEST_PAUSE {
-                failures = 0;
+                backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
             }
-            let pause = PAUSE.saturating_mul(1 << failures).min(LONGEST_PAUSE);
-            failures = (failures + 1).min(10);
-            // All programs lose a server at once, and should not come back at once.
-            let pause = pause.mul_f64(0.5 + fastrand::f64() / 2.0);
+            let pause = backoff.next_pause();
             let stopped = |_: &mut State| !self.stopped.load(Ordering::Acquire);
             drop(
                 self.changed
@@ -167,7 +165,7 @@ impl Hub {
         self.set(State::Listening);
         // What was published until now went nowhere.
         self.ring_all();
-        connection.set_patience(BREATH).ok()?;
+        connection.set_timeout(BREATH).ok()?;
         let mut heard = Instant::now();
         let mut pinged: Option<Instant> = None;
         while !self.stopped.load(Ordering::Acquire) && self.moves.load(Ordering::Acquire) == moves {

@@ -1,0 +1,217 @@
+//! Classes of failure, and the errors that every backend reports with the same text.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use lockkeeper_core::{Error, ErrorKind};
+
+use crate::options::Endpoint;
+
+/// How a request failed, and what is left of it on the server.
+#[derive(Debug)]
+pub enum Failure {
+    /// The request never reached the server.
+    NotSent(Error),
+    /// The connection has ended, and with it everything that the server granted on it.
+    Closed(Error),
+    /// No reply came: the server may have carried out the request, or may do so later.
+    Unanswered(Error),
+    /// The server refused the request; the connection is still good.
+    Refused(Error),
+}
+
+impl Failure {
+    /// Returns the error for the caller.
+    pub fn into_error(self) -> Error {
+        match self {
+            Self::NotSent(error)
+            | Self::Closed(error)
+            | Self::Unanswered(error)
+            | Self::Refused(error) => error,
+        }
+    }
+
+    /// Returns whether a later attempt may succeed without anybody changing a setting.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Closed(_) => true,
+            Self::NotSent(error) | Self::Unanswered(error) | Self::Refused(error) => matches!(
+                error.kind(),
+                ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::PoolExhausted
+            ),
+        }
+    }
+}
+
+/// Returns the error of a request that cannot have granted anything: where its reply is missing, that
+/// is [`ErrorKind::Unavailable`] and not unknown.
+pub fn nothing_granted(failure: Failure) -> Error {
+    let error = failure.into_error();
+    if error.kind() != ErrorKind::Unknown {
+        return error;
+    }
+    Error::new(ErrorKind::Unavailable, error.message()).with_source(error)
+}
+
+/// Returns the error for a reply that no server gives to the request.
+pub fn senseless() -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        "the server's answer makes no sense; is something between it and this program?",
+    )
+}
+
+/// Returns whether a socket's time-out was over; which of the two kinds it is depends on the system.
+pub fn is_timeout(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
+}
+
+/// A server as errors name it: its protocol and its address.
+#[derive(Clone)]
+pub struct Server {
+    protocol: &'static str,
+    address: Arc<str>,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.address)
+    }
+}
+
+impl Server {
+    /// A server at an endpoint that speaks `protocol`, such as `Redis`.
+    pub fn new(protocol: &'static str, endpoint: &Endpoint) -> Self {
+        Self {
+            protocol,
+            address: endpoint.to_string().into(),
+        }
+    }
+
+    /// The address, for people.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The server cannot be reached, so a listed fallback may be used.
+    pub fn unreachable(&self, why: impl fmt::Display) -> Error {
+        Error::unreachable(format!(
+            "the server at {} cannot be reached: {why}; is it running, a {} server, and the address right?",
+            self.address, self.protocol
+        ))
+    }
+
+    /// The caller's deadline is over before anything was sent.
+    pub fn no_time_to_connect(&self) -> Error {
+        self.unreachable("there was no time left to connect")
+    }
+
+    /// The socket could not be opened.
+    pub fn not_connected(&self, error: io::Error) -> Error {
+        let described = match error.kind() {
+            io::ErrorKind::PermissionDenied => self.not_permitted(),
+            kind if is_timeout(kind) => self.no_answer_to_connect(),
+            _ => self.unreachable(&error),
+        };
+        described.with_source(error)
+    }
+
+    /// The network did not answer while the socket was opened.
+    pub fn no_answer_to_connect(&self) -> Error {
+        self.unreachable("no answer within the connect timeout")
+    }
+
+    /// The operating system does not let this user open the socket.
+    pub fn not_permitted(&self) -> Error {
+        let text = format!("this user may not open {}", self.address);
+        Error::new(ErrorKind::PermissionDenied, text)
+    }
+
+    /// A socket was opened, and then no reply came to the first request. `hint` follows the text.
+    pub fn says_nothing(&self, hint: &str) -> Error {
+        self.unreachable(format_args!(
+            "it takes connections, and then says nothing{hint}"
+        ))
+    }
+
+    /// No reply came within the time for it.
+    pub fn silent(&self) -> Error {
+        Error::new(
+            ErrorKind::Unknown,
+            format!(
+                "the server at {} did not answer in time; the request may still be in flight, and what it granted ends with its ttl",
+                self.address
+            ),
+        )
+    }
+
+    /// The connection broke between a request and its reply.
+    pub fn cut(&self) -> Error {
+        Error::new(
+            ErrorKind::Unknown,
+            format!(
+                "the connection to the server at {} was cut before it answered",
+                self.address
+            ),
+        )
+    }
+
+    /// The server has closed the connection, and nothing of the request is left there.
+    pub fn closed(&self) -> Error {
+        Error::new(
+            ErrorKind::Unavailable,
+            format!("the server at {} has closed the connection", self.address),
+        )
+    }
+
+    /// What answers is no such server. `hint` is a question for the reader.
+    pub fn wrong_protocol(&self, hint: &str) -> Error {
+        Error::new(
+            ErrorKind::Incompatible,
+            format!(
+                "what answers at {} does not speak the {} protocol; is it a {} server{hint}",
+                self.address, self.protocol, self.protocol
+            ),
+        )
+    }
+
+    /// The server's certificate is not trusted; `text` is the TLS library's reason.
+    pub fn untrusted(&self, text: &str) -> Error {
+        Error::new(
+            ErrorKind::PermissionDenied,
+            format!(
+                "the certificate of {} is not trusted; name its authority with `ca_file`, and the host as the certificate does ({text})",
+                self.address
+            ),
+        )
+    }
+
+    /// All connections of the pool are in use; `users` says by what, `advice` what to do about it.
+    pub fn exhausted(&self, pool_size: u32, users: &str, advice: &str) -> Error {
+        Error::new(
+            ErrorKind::PoolExhausted,
+            format!(
+                "all {pool_size} connections to the server are in use{users}; raise `pool_size`{advice}"
+            ),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_that_a_setting_causes_do_not_pass() {
+        let error = |kind| Error::new(kind, "");
+        assert!(Failure::Closed(error(ErrorKind::Incompatible)).may_pass());
+        assert!(Failure::NotSent(error(ErrorKind::PoolExhausted)).may_pass());
+        assert!(Failure::Unanswered(error(ErrorKind::Unknown)).may_pass());
+        assert!(Failure::Refused(error(ErrorKind::Unavailable)).may_pass());
+        for kind in [ErrorKind::PermissionDenied, ErrorKind::Incompatible] {
+            assert!(!Failure::NotSent(error(kind)).may_pass(), "{kind:?}");
+            assert!(!Failure::Unanswered(error(kind)).may_pass(), "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Shared parts of the lockkeeper backends whose store is a server behind a network.
+//!
+//! This crate knows no store. A backend adds its protocol or its statements, how it waits, its
+//! capabilities, and its answers for operators.
+//!
+//! # Options
+//! Every backend on this crate takes these keys, beside keys of its own ([`RemoteOptions::read`]):
+//!
+//! | key | value | default |
+//! |---|---|---|
+//! | `user`, `password` | the credentials, if the URL does not give them | none |
+//! | `pool_size` | the largest number of connections, from 1 to 1000 | `10` |
+//! | `connect_timeout` | duration from 1ms to 1day: the longest time to open a connection | `2s` |
+//! | `response_timeout` | duration from 1ms to 1day: the longest time to wait for one reply | `1s` |
+//! | `ca_file` | with TLS: a PEM file of certificates to trust | see the backend |
+
+mod backoff;
+mod connect;
+mod counts;
+mod failure;
+mod options;
+mod pool;
+mod socket;
+mod tls;
+
+pub use backoff::{Backoff, pause_before_retry};
+pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
+pub use counts::{Counts, OpenConnection};
+pub use failure::{Failure, Server, is_timeout, nothing_granted, senseless};
+pub use options::{Endpoint, RemoteOptions, given_once};
+pub use pool::{Connection, Pool, PooledConn};
+pub use socket::{Dialer, Stream, is_quiet};
+pub use tls::read_certificates;
+
+/// The time that one attempt gets when no time is left.
+pub const LAST_ATTEMPT: std::time::Duration = std::time::Duration::from_millis(100);

@@ -1,0 +1,282 @@
+//! Where a server is, and how to connect to it.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lockkeeper_core::{Error, OpenContext, StoreUrl};
+
+use crate::tls::invalid;
+
+const POOL_SIZES: RangeInclusive<u32> = 1..=1_000;
+/// The kernel keeps time-outs as signed numbers, so there is an upper bound.
+const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(86_400);
+
+/// The address of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// A host's name or address, and a port.
+    Tcp {
+        /// An IPv6 address is without brackets here.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// The path of a Unix socket.
+    Unix(PathBuf),
+}
+
+impl Endpoint {
+    /// A host and port; an IPv6 address may be in brackets.
+    pub fn tcp(host: impl Into<String>, port: u16) -> Self {
+        let host = host.into();
+        let host = host
+            .trim_start_matches('[')
+            .trim_end_matches(']')
+            .to_owned();
+        Self::Tcp { host, port }
+    }
+
+    /// Returns the host and port of a URL, or `None` if the URL names no host.
+    pub fn of_url(url: &StoreUrl, default_port: u16) -> Option<Self> {
+        let host = url.host()?;
+        Some(Self::tcp(host, url.port().unwrap_or(default_port)))
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// The options that every store behind a network takes. `Debug` shows no password.
+#[derive(Clone)]
+pub struct RemoteOptions {
+    /// The address of the server.
+    pub endpoint: Endpoint,
+    /// The user to log in as.
+    pub user: Option<String>,
+    /// The password to log in with.
+    pub password: Option<String>,
+    /// Whether connections are encrypted.
+    pub tls: bool,
+    /// A PEM file of certificates to trust.
+    pub ca_file: Option<PathBuf>,
+    /// The largest number of connections, from 1 to 1000. Default: 10.
+    pub pool_size: u32,
+    /// The longest time to open a connection, from 1 ms to a day. Default: 2 s.
+    pub connect_timeout: Duration,
+    /// The longest time to wait for one reply, from 1 ms to a day. Default: 1 s.
+    pub response_timeout: Duration,
+}
+
+impl fmt::Debug for RemoteOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteOptions")
+            .field("endpoint", &self.endpoint)
+            .field("tls", &self.tls)
+            .field("user", &self.user)
+            .field("password", &self.password.as_ref().map(|_| "***"))
+            .field("pool_size", &self.pool_size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RemoteOptions {
+    /// The defaults for a server.
+    pub fn new(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            user: None,
+            password: None,
+            tls: false,
+            ca_file: None,
+            pool_size: 10,
+            connect_timeout: Duration::from_secs(2),
+            response_timeout: Duration::from_secs(1),
+        }
+    }
+
+    /// Reads the keys of the [table](crate#options), and the user and password of the URL. `how_to_tls`
+    /// says how this store's URL asks for TLS.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) for a value that a key does
+    /// not take, a key that is given twice, and `ca_file` without TLS.
+    pub fn read(
+        mut self,
+        context: &OpenContext<'_>,
+        tls: bool,
+        how_to_tls: &str,
+    ) -> Result<Self, Error> {
+        let url = context.url();
+        self.tls = tls;
+        self.ca_file = context.get("ca_file").map(PathBuf::from);
+        if self.ca_file.is_some() && !tls {
+            return Err(invalid(format!(
+                "`ca_file` is for TLS; {how_to_tls}, or leave it out"
+            )));
+        }
+        self.user = given_once(context, "user", url.username()?)?;
+        self.password = given_once(context, "password", url.password()?)?;
+        let or = |key, default| Ok::<_, Error>(context.duration(key)?.unwrap_or(default));
+        self.connect_timeout = or("connect_timeout", self.connect_timeout)?;
+        self.response_timeout = or("response_timeout", self.response_timeout)?;
+        if let Some(size) = context.number("pool_size", POOL_SIZES)? {
+            self.pool_size = size;
+        }
+        Ok(self)
+    }
+
+    /// Checks all that can be checked without the server.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue).
+    pub fn check(&self) -> Result<(), Error> {
+        if !POOL_SIZES.contains(&self.pool_size) {
+            return Err(invalid(format!(
+                "`pool_size` takes a number from 1 to 1000, and not {}",
+                self.pool_size
+            )));
+        }
+        for (key, limit) in [
+            ("connect_timeout", self.connect_timeout),
+            ("response_timeout", self.response_timeout),
+        ] {
+            if !TIMEOUTS.contains(&limit) {
+                return Err(invalid(format!(
+                    "`{key}` takes a duration from 1ms to 1day, and not {limit:?}"
+                )));
+            }
+        }
+        if self.tls && matches!(self.endpoint, Endpoint::Unix(_)) {
+            return Err(invalid("a Unix socket is not encrypted; leave TLS out"));
+        }
+        Ok(())
+    }
+
+    /// The time that a single attempt may take, which has no deadline of its own.
+    pub fn attempt_time(&self) -> Duration {
+        self.response_timeout.max(self.connect_timeout)
+    }
+}
+
+/// Returns a value that the URL gives in a way of its own, or a key.
+///
+/// # Errors
+/// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) if both give it.
+pub fn given_once(
+    context: &OpenContext<'_>,
+    key: &str,
+    in_url: Option<String>,
+) -> Result<Option<String>, Error> {
+    match (in_url, context.get(key)) {
+        (Some(_), Some(_)) => Err(invalid(format!(
+            "`{key}` is given twice, in the URL and as a key; say it once"
+        ))),
+        (in_url, given) => Ok(in_url.or_else(|| given.map(str::to_owned))),
+    }
+}
+
+/// Defines the setters that the options of every backend have, for a struct with a field `remote`:
+/// [`RemoteOptions`]. The argument documents the backend's own meaning of TLS.
+#[macro_export]
+macro_rules! remote_setters {
+    ($tls:literal) => {
+        #[doc = $tls]
+        #[must_use]
+        pub fn tls(mut self, ca_file: Option<::std::path::PathBuf>) -> Self {
+            self.remote.tls = true;
+            self.remote.ca_file = ca_file;
+            self
+        }
+
+        /// The user to log in as. Default: none.
+        #[must_use]
+        pub fn user(mut self, user: impl Into<String>) -> Self {
+            self.remote.user = Some(user.into());
+            self
+        }
+
+        /// The password to log in with. Default: none.
+        #[must_use]
+        pub fn password(mut self, password: impl Into<String>) -> Self {
+            self.remote.password = Some(password.into());
+            self
+        }
+
+        /// The largest number of connections, from 1 to 1000. Default: 10.
+        #[must_use]
+        pub fn pool_size(mut self, connections: u32) -> Self {
+            self.remote.pool_size = connections;
+            self
+        }
+
+        /// The longest time to open a connection, from 1 ms to a day. Default: 2 s. Finding the
+        /// host's address takes as long as the system allows.
+        #[must_use]
+        pub fn connect_timeout(mut self, limit: ::std::time::Duration) -> Self {
+            self.remote.connect_timeout = limit;
+            self
+        }
+
+        /// The longest time to wait for one reply, from 1 ms to a day. Default: 1 s. It does not
+        /// bound a wait for a lock.
+        #[must_use]
+        pub fn response_timeout(mut self, limit: ::std::time::Duration) -> Self {
+            self.remote.response_timeout = limit;
+            self
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockkeeper_core::ErrorKind;
+
+    #[test]
+    fn debug_names_the_endpoint_and_no_password() {
+        let mut options = RemoteOptions::new(Endpoint::tcp("[::1]", 1));
+        options.password = Some("s3cret".to_owned());
+        assert_eq!(options.endpoint.to_string(), "[::1]:1");
+        let shown = format!("{options:?}");
+        assert!(
+            shown.contains("***") && !shown.contains("s3cret"),
+            "{shown}"
+        );
+        assert_eq!(
+            Endpoint::Unix("/run/x.sock".into()).to_string(),
+            "/run/x.sock"
+        );
+    }
+
+    #[test]
+    fn values_out_of_bounds_are_refused() {
+        let good = RemoteOptions::new(Endpoint::tcp("localhost", 1));
+        assert!(good.check().is_ok());
+        let change = |change: &dyn Fn(&mut RemoteOptions)| {
+            let mut options = good.clone();
+            change(&mut options);
+            options.check().unwrap_err()
+        };
+        for error in [
+            change(&|options| options.pool_size = 0),
+            change(&|options| options.pool_size = 1_001),
+            change(&|options| options.connect_timeout = Duration::ZERO),
+            change(&|options| options.response_timeout = Duration::MAX),
+            change(&|options| {
+                options.endpoint = Endpoint::Unix("/x".into());
+                options.tls = true;
+            }),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error}");
+        }
+    }
+}
