@@ -5,23 +5,20 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, ErrorKind, HostInstant};
+use lockkeeper_remote::{Failure, pause_before_retry};
 
 use crate::connection::{Connection, Sight};
 use crate::detached;
-use crate::failure::Failure;
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
 use crate::session::Session;
 use crate::statements::{LONGEST_WAIT, SessionId, idle_seconds};
-use crate::store::{Place, Store};
+use crate::store::{PooledConn, Store};
 use crate::wire::LONGEST_CALL;
 
 /// What the last look may take, and how late the answer to a wait may come: some round trips of a
 /// machine that is busy.
 const GRACE: Duration = Duration::from_millis(500);
-/// The first pause after a failure, and the longest.
-const PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// A grant.
 pub(crate) struct Won {
@@ -34,7 +31,7 @@ pub(crate) struct Won {
 enum Look {
     Won(Won),
     /// With the place that was asked from, where nothing is held on it.
-    Busy(Option<Place>),
+    Busy(Option<PooledConn>),
 }
 
 /// One request.
@@ -70,12 +67,12 @@ impl Ask<'_> {
             Some(deadline) => deadline.max(self.request.now() + GRACE),
         };
         let mut was_busy = false;
-        let mut tries = 0;
+        let mut backoff = None;
         loop {
             let failure = match self.look_and_wait(until, &mut was_busy) {
                 Ok(Some(won)) => return Ok(won),
                 Ok(None) => {
-                    tries = 0;
+                    backoff = None;
                     continue;
                 }
                 Err(failure) => failure,
@@ -83,23 +80,15 @@ impl Ask<'_> {
             // What was sent is asked again: the connection is closed, and what it was granted with
             // it. Who waits rides out what may pass.
             let again = was_busy || matches!(failure, Failure::Unanswered(_) | Failure::Closed(_));
-            if !again || !failure.may_pass() || !self.pause(tries, until) {
+            let is_cancelled = || self.request.is_cancelled();
+            let clock = &*self.store.clock;
+            if !again
+                || !failure.may_pass()
+                || !pause_before_retry(&mut backoff, clock, until, &is_cancelled)
+            {
                 return Err(failure);
             }
-            tries += 1;
         }
-    }
-
-    /// False: no time is left.
-    fn pause(&self, tries: u32, until: HostInstant) -> bool {
-        let left = until.saturating_since(self.request.now());
-        if left.is_zero() || self.request.is_cancelled() {
-            return false;
-        }
-        let pause = PAUSE.saturating_mul(1 << tries.min(10)).min(LONGEST_PAUSE);
-        // Programs that lost the same server should not come back at once.
-        std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0).min(left));
-        true
     }
 
     /// `None`: the wait was disturbed, and there is time for another.
@@ -131,7 +120,7 @@ impl Ask<'_> {
         if shares && let Some(session) = store.enter(&self.name, self.idle_seconds) {
             return self.look_shared(&session, until);
         }
-        let alone = match store.try_place() {
+        let alone = match store.try_checkout() {
             Some(place) => self.look_alone(place, until),
             None => Err(Failure::NotSent(store.exhausted())),
         };
@@ -144,14 +133,14 @@ impl Ask<'_> {
         }
         match alone {
             Err(Failure::NotSent(error)) if error.kind() == ErrorKind::PoolExhausted => {
-                let place = store.place(until.saturating_since(self.request.now()))?;
+                let place = store.checkout(until.saturating_since(self.request.now()))?;
                 self.look_alone(place, until)
             }
             alone => alone,
         }
     }
 
-    fn look_alone(&self, mut place: Place, until: HostInstant) -> Result<Look, Failure> {
+    fn look_alone(&self, mut place: PooledConn, until: HostInstant) -> Result<Look, Failure> {
         let store = self.store;
         let mut asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
@@ -167,7 +156,7 @@ impl Ask<'_> {
             Sight::Busy => Ok(Look::Busy(Some(place))),
             Sight::Abandoned => Err(Failure::Unanswered(abandoned())),
             Sight::Disturbed => {
-                place.0 = None;
+                place.connection = None;
                 Err(Failure::Refused(disturbed()))
             }
         }
@@ -179,7 +168,7 @@ impl Ask<'_> {
         let store = self.store;
         let asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
-        let patience = left.min(store.options.response_timeout);
+        let patience = left.min(store.options.remote.response_timeout);
         let limit = Duration::from_secs(self.idle_seconds);
         let work = {
             let (store, session) = (Arc::clone(store), Arc::clone(session));
@@ -232,7 +221,7 @@ impl Ask<'_> {
     }
 
     /// The connection holds the name, and from now on whatever else is taken on it.
-    fn won(&self, place: Place, id: SessionId, epoch: u64, asked_at: HostInstant) -> Won {
+    fn won(&self, place: PooledConn, id: SessionId, epoch: u64, asked_at: HostInstant) -> Won {
         let now = self.request.now();
         let until = now + self.request.ttl();
         let name = self.name.clone();
@@ -247,19 +236,19 @@ impl Ask<'_> {
     /// holds with the session, and a wait is cancelled by ending that.
     fn wait(
         &self,
-        place: Option<Place>,
+        place: Option<PooledConn>,
         deadline: HostInstant,
     ) -> Result<Option<Option<Won>>, Failure> {
         let store = self.store;
         let left = || deadline.saturating_since(self.request.now());
         let mut place = match place {
             Some(place) => place,
-            None => store.place(left())?,
+            None => store.checkout(left())?,
         };
         store.with_connection(&mut place, left().max(GRACE), |connection, limit| {
             connection.set_idle(store.flavour, self.idle_seconds, limit)
         })?;
-        let Some(mut connection) = place.0.take() else {
+        let Some(mut connection) = place.connection.take() else {
             return Ok(None);
         };
         let wire = Arc::clone(&connection.wire);
@@ -292,16 +281,16 @@ impl Ask<'_> {
         match answer? {
             Sight::Won(epoch) => {
                 let id = connection.session();
-                place.0 = Some(connection);
+                place.connection = Some(connection);
                 Ok(Some(Some(self.won(place, id, epoch, asked_at))))
             }
             Sight::Busy => {
-                place.0 = Some(connection);
+                place.connection = Some(connection);
                 let is_over = self.request.now() >= deadline;
                 Ok(is_over.then_some(None))
             }
             Sight::Abandoned => {
-                place.0 = Some(connection);
+                place.connection = Some(connection);
                 Err(Failure::Unanswered(abandoned()))
             }
             Sight::Disturbed => Err(Failure::Refused(disturbed())),

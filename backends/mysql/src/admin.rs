@@ -4,17 +4,15 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
+use lockkeeper_remote::{Failure, LAST_ATTEMPT, senseless};
 use mysql::{Row, Value};
 
 use crate::connection::{Connection, whole};
 use crate::examine;
-use crate::failure::{Failure, senseless};
 use crate::names::EncodedName;
 use crate::statements::{self, Flavour, SessionId};
 use crate::store::Store;
 
-/// What one attempt may take where no time is left.
-const ATTEMPT: Duration = Duration::from_millis(100);
 /// How long between two looks whether a session that is being ended has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -82,7 +80,12 @@ impl Admin for Store {
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
         self.ask_apart(deadline, |connection, limit| {
-            examine::examine(connection, self.flavour, self.options.pool_size, limit)
+            examine::examine(
+                connection,
+                self.flavour,
+                self.options.remote.pool_size,
+                limit,
+            )
         })
     }
 
@@ -139,9 +142,11 @@ impl Store {
         deadline: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        let left = deadline.saturating_since(self.clock.now()).max(ATTEMPT);
-        let mut place = self.place(left).map_err(Failure::into_error)?;
-        self.with_connection(&mut place, left, work)
+        let left = deadline
+            .saturating_since(self.clock.now())
+            .max(LAST_ATTEMPT);
+        let mut slot = self.checkout(left).map_err(Failure::into_error)?;
+        self.with_connection(&mut slot, left, work)
             .map_err(Failure::into_error)
     }
 

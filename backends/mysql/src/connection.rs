@@ -2,26 +2,26 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::net::ToSocketAddrs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{
+    Counts, Endpoint, Failure, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES,
+    OpenConnection, Server, connect_any, nothing_granted, senseless,
+};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts, OptsBuilder, Row, Statement, Value};
 use mysql_common::proto::codec::error::PacketCodecError;
 use parking_lot::Mutex;
 
-use crate::failure::{Failure, asked, closed, is_time_over, not_connected, senseless, silent};
+use crate::failure::{asked, closed, is_time_over, not_connected};
 use crate::names::EncodedName;
-use crate::options::MySqlOptions;
+use crate::options::{MySqlOptions, bracketed};
 use crate::statements::{self, EPOCH_BITS, Flavour, SessionId};
 use crate::wire::Wire;
 
-/// A dead network is noticed after some 20 s, also while nobody says anything.
-const KEEPALIVE_MS: u32 = 10_000;
 /// Longer than anything that is sent here; asking the server for its limit would cost a round trip.
 const MOST_BYTES: usize = 1 << 20;
 /// How many abandoned sessions are remembered.
@@ -29,35 +29,29 @@ const MOST_ABANDONED: usize = 100;
 /// How long a server may stand still before it comes to a statement that it was sent.
 const STALL: Duration = Duration::from_secs(60);
 
-/// What was asked of the server, and what is open there.
+/// Sessions whose connection was closed while a reply was missing, and until when each may hold the
+/// name that it asked for: the server frees that when it notices.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) commands: AtomicU64,
-    pub(crate) connections: AtomicU32,
-    /// Sessions whose connection was closed while an answer was missing, and until when each may hold
-    /// what it was asked for: the server frees that when it notices.
-    abandoned: Mutex<VecDeque<(SessionId, Instant)>>,
-}
+pub(crate) struct AbandonedSessions(Mutex<VecDeque<(SessionId, Instant)>>);
 
-impl Counts {
-    /// Remembers a session whose connection was closed while an answer was missing.
-    fn abandon(&self, session: SessionId, idle: Duration) {
-        let mut abandoned = self.abandoned.lock();
+impl AbandonedSessions {
+    fn add(&self, session: SessionId, idle: Duration) {
+        let mut abandoned = self.0.lock();
         abandoned.truncate(MOST_ABANDONED);
         abandoned.push_front((session, Instant::now() + idle + STALL));
     }
 
     /// Returns whether the server may still hold something for such a session.
-    pub(crate) fn has_abandoned(&self) -> bool {
-        let mut abandoned = self.abandoned.lock();
+    pub(crate) fn any(&self) -> bool {
+        let mut abandoned = self.0.lock();
         let now = Instant::now();
         abandoned.retain(|(_, until)| now < *until);
         !abandoned.is_empty()
     }
 
     /// Returns whether this session, as the server names it, is one of them.
-    pub(crate) fn is_abandoned(&self, session: SessionId) -> bool {
-        let abandoned = self.abandoned.lock();
+    pub(crate) fn has(&self, session: SessionId) -> bool {
+        let abandoned = self.0.lock();
         abandoned.iter().any(|(known, _)| known.is(session))
     }
 }
@@ -65,21 +59,24 @@ impl Counts {
 /// Opens connections.
 pub(crate) struct Connector {
     opts: Opts,
-    place: Arc<str>,
+    pub(crate) server: Server,
+    endpoint: Endpoint,
     limit: Duration,
     pub(crate) counts: Arc<Counts>,
+    pub(crate) abandoned: Arc<AbandonedSessions>,
 }
 
 impl Connector {
     pub(crate) fn new(options: &MySqlOptions) -> Self {
-        if options.opts.get_ssl_opts().is_some() {
+        let remote = &options.remote;
+        if remote.tls {
             // The program may have chosen its cryptography already.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
-        let opts = OptsBuilder::from_opts(options.opts.clone())
+        let opts = OptsBuilder::from_opts(options.opts())
             .prefer_socket(false)
             .tcp_nodelay(true)
-            .tcp_keepalive_time_ms(Some(KEEPALIVE_MS))
+            .tcp_keepalive_time_ms(u32::try_from(KEEPALIVE_IDLE.as_millis()).ok())
             .max_allowed_packet(Some(MOST_BYTES))
             .connect_attrs(Some(std::collections::HashMap::from([(
                 "program_name",
@@ -87,65 +84,36 @@ impl Connector {
             )])));
         #[cfg(any(target_os = "linux", target_os = "macos"))]
         let opts = opts
-            .tcp_keepalive_probe_interval_secs(Some(5))
-            .tcp_keepalive_probe_count(Some(2));
+            .tcp_keepalive_probe_interval_secs(u32::try_from(KEEPALIVE_INTERVAL.as_secs()).ok())
+            .tcp_keepalive_probe_count(Some(KEEPALIVE_PROBES));
         Self {
             opts: opts.into(),
-            place: options.place().into(),
-            limit: options.connect_timeout,
+            server: Server::new("MySQL", &remote.endpoint),
+            endpoint: remote.endpoint.clone(),
+            limit: remote.connect_timeout,
             counts: Arc::default(),
+            abandoned: Arc::default(),
         }
     }
 
-    /// Where it connects to, for people.
-    pub(crate) fn place(&self) -> &str {
-        &self.place
-    }
-
-    /// A connection that is logged in, within `left` and the connect timeout.
+    /// Opens a connection that is logged in, within `left` and the connect timeout.
     pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
-        let began = Instant::now();
         let limit = left.min(self.limit);
-        let mut failed = None;
-        for opts in self.addresses() {
-            let left = limit.saturating_sub(began.elapsed());
-            if left.is_zero() {
-                break;
-            }
-            match self.connect_to(opts, left) {
-                Ok(connection) => return Ok(connection),
-                Err(error) => failed = Some(error),
-            }
+        if limit.is_zero() {
+            return Err(self.server.no_time_to_connect());
         }
-        Err(failed.unwrap_or_else(|| {
-            Error::unreachable(format!(
-                "there was no time left to connect to the server at {}",
-                self.place
-            ))
-        }))
-    }
-
-    /// The mysql crate tries the first address of a host only. With TLS it must know the host's
-    /// name.
-    fn addresses(&self) -> Vec<Opts> {
-        let name = self.opts.get_ip_or_hostname();
-        let by_name = self.opts.get_ssl_opts().is_some() || self.opts.get_socket().is_some();
-        let found = (!by_name)
-            .then(|| (&*name, self.opts.get_tcp_port()).to_socket_addrs().ok())
-            .flatten();
-        let at = |address: std::net::SocketAddr| {
-            let host = match address {
-                std::net::SocketAddr::V4(address) => address.ip().to_string(),
-                std::net::SocketAddr::V6(address) => format!("[{}]", address.ip()),
-            };
-            OptsBuilder::from_opts(self.opts.clone())
-                .ip_or_hostname(Some(host))
-                .into()
-        };
-        match found {
-            Some(found) => found.map(at).collect(),
-            // The crate tells what is wrong with the name.
-            None => vec![self.opts.clone()],
+        let by_name = || self.connect_to(self.opts.clone(), limit);
+        match &self.endpoint {
+            // The mysql crate tries the first address of a host only. With TLS it has to know the
+            // host's name, and takes no address beside it.
+            Endpoint::Tcp { host, port } if self.opts.get_ssl_opts().is_none() => {
+                connect_any(&self.server, (host, *port), limit, |address, limit| {
+                    let opts = OptsBuilder::from_opts(self.opts.clone());
+                    let host = bracketed(&address.ip().to_string());
+                    self.connect_to(opts.ip_or_hostname(Some(host)).into(), limit)
+                })
+            }
+            _ => by_name(),
         }
     }
 
@@ -162,7 +130,7 @@ impl Connector {
         let opened = catch_unwind(AssertUnwindSafe(|| Conn::new(opts)));
         let conn = match opened {
             Ok(Ok(conn)) => conn,
-            Ok(Err(error)) => return Err(not_connected(error, &self.place, tls)),
+            Ok(Err(error)) => return Err(not_connected(error, &self.server, tls)),
             Err(_) => return Err(senseless()),
         };
         let wire = Wire::of(&conn).map_err(|error| {
@@ -172,22 +140,22 @@ impl Connector {
             )
             .with_source(error)
         })?;
-        self.counts.connections.fetch_add(1, Ordering::Relaxed);
         let mut connection = Connection {
             conn,
             wire: Arc::new(wire),
-            counts: Arc::clone(&self.counts),
-            place: Arc::clone(&self.place),
+            open: self.counts.add_connection(),
+            abandoned: Arc::clone(&self.abandoned),
+            server: self.server.clone(),
             start: 0,
             is_in_doubt: false,
             idle_seconds: None,
-            patience: None,
+            timeout: None,
             try_statement: None,
             release_statement: None,
         };
-        connection
-            .outlast_first_second(until)
-            .map_err(Failure::into_error)?;
+        // Nothing that could be granted is asked for here.
+        let outlasted = connection.outlast_first_second(until);
+        outlasted.map_err(nothing_granted)?;
         Ok(connection)
     }
 }
@@ -207,16 +175,17 @@ pub(crate) enum Sight {
 pub(crate) struct Connection {
     conn: Conn,
     pub(crate) wire: Arc<Wire>,
-    counts: Arc<Counts>,
-    place: Arc<str>,
+    open: OpenConnection,
+    abandoned: Arc<AbandonedSessions>,
+    server: Server,
     /// When the server was started, in seconds.
     start: u64,
     /// An answer is missing.
     is_in_doubt: bool,
     /// The session's wait_timeout, where it was set.
     idle_seconds: Option<u64>,
-    /// The timeout that is set on the socket.
-    patience: Option<Duration>,
+    /// The time-out that is set on the socket.
+    timeout: Option<Duration>,
     try_statement: Option<Statement>,
     release_statement: Option<Statement>,
 }
@@ -225,19 +194,24 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
             .field("id", &self.id())
-            .field("place", &self.place)
+            .field("server", &self.server)
             .finish_non_exhaustive()
+    }
+}
+
+impl lockkeeper_remote::Connection for Connection {
+    fn is_quiet(&self) -> bool {
+        self.wire.is_quiet()
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.counts.connections.fetch_sub(1, Ordering::Relaxed);
         if let Some(idle) = self.idle_seconds
             && self.is_in_doubt
         {
             let idle = Duration::from_secs(idle);
-            self.counts.abandon(self.session(), idle);
+            self.abandoned.add(self.session(), idle);
         }
     }
 }
@@ -262,12 +236,12 @@ impl Connection {
         work: impl FnOnce(&mut Conn) -> mysql::Result<T>,
     ) -> Result<mysql::Result<T>, Failure> {
         let limit = limit.max(Duration::from_millis(1));
-        if self.patience != Some(limit) {
+        if self.timeout != Some(limit) {
             let set = self.wire.set_timeout(limit);
             set.map_err(|error| self.failed(error.into()))?;
-            self.patience = Some(limit);
+            self.timeout = Some(limit);
         }
-        self.counts.commands.fetch_add(1, Ordering::Relaxed);
+        self.open.counts().add_commands(1);
         self.is_in_doubt = true;
         // As on connecting.
         let answer = catch_unwind(AssertUnwindSafe(|| work(&mut self.conn)))
@@ -285,12 +259,12 @@ impl Connection {
             mysql::Error::CodecError(PacketCodecError::PacketsOutOfSync)
         );
         if !is_out_of_turn {
-            return asked(error, &self.place);
+            return asked(error, &self.server);
         }
         if self.wire.has_ended() {
-            return closed(error, &self.place);
+            return closed(error, &self.server);
         }
-        Failure::Unanswered(silent(&self.place).with_source(error))
+        Failure::Unanswered(self.server.silent().with_source(error))
     }
 
     /// The first row of what a statement gives.
@@ -326,14 +300,7 @@ impl Connection {
     /// second can be back in the same one, so nothing is granted before it is over.
     fn outlast_first_second(&mut self, until: Instant) -> Result<(), Failure> {
         let left = until.saturating_duration_since(Instant::now());
-        let row = self.query(statements::FIRST_SECOND, left);
-        // Nothing was asked for that could have been granted.
-        let row = row.map_err(|failure| match failure {
-            Failure::Unanswered(error) => Failure::NotSent(
-                Error::new(ErrorKind::Unavailable, error.message()).with_source(error),
-            ),
-            failure => failure,
-        })?;
+        let row = self.query(statements::FIRST_SECOND, left)?;
         let (millis, start) = two(row.as_ref());
         let millis = millis.ok_or_else(|| Failure::Refused(senseless()))?;
         self.start = start.ok_or_else(|| Failure::Refused(senseless()))?;

@@ -1,36 +1,33 @@
-//! From a URL and its keys to a provider.
+//! Opens a provider by its URL and keys.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, ErrorKind, LockProvider, OpenContext};
+use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
-use crate::options::TAKES_POOL_SIZE;
 use crate::{BACKEND, MySqlOptions, MySqlProvider};
 
 /// Opens `mysql://USER:PASSWORD@HOST:PORT/DATABASE` and the same with `mariadb:`.
 ///
+/// It takes the keys of every [remote store](lockkeeper_remote#options) (`ca_file` with `tls=on` only;
+/// default: the authorities that browsers trust, which are always trusted), and:
+///
 /// | key | value | default |
 /// |---|---|---|
-/// | `user`, `password` | to log in with, where the URL does not say it | none |
-/// | `db` | the database to be in, where the URL does not say it; locks know no databases | none |
+/// | `db` | the database to be in, if the URL does not give it; locks know no databases | none |
 /// | `socket` | a Unix socket's path, for a URL without host: `mysql:?socket=/run/mysqld/mysqld.sock` | none |
-/// | `pool_size` | the most connections, from 1 to 1000 | `10` |
-/// | `connect_timeout` | duration from 1ms to 1day; the longest that opening a connection may take | `2s` |
-/// | `response_timeout` | duration from 1ms to 1day; the longest to wait for one answer | `1s` |
 /// | `tls` | `on` or `off` | `off` |
-/// | `ca_file` | with `tls=on`: a PEM file of certificates to trust, too | none |
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MySqlDriver;
 
 impl MySqlDriver {
-    /// What the URL and its keys say: for a program that goes to the same server for something else
-    /// than locks. Talks to no server.
+    /// Returns the options of a URL and its keys, for a program that uses the same server for more than
+    /// locks. Talks to no server.
     ///
     /// # Errors
-    /// As on opening, for what can be told without the server.
-    pub fn options(target: &OpenContext<'_>) -> Result<MySqlOptions, Error> {
-        options(target).map_err(|error| error.with_backend(BACKEND))
+    /// As on opening, for everything that can be checked without the server.
+    pub fn options(context: &OpenContext<'_>) -> Result<MySqlOptions, Error> {
+        options(context).map_err(|error| error.with_backend(BACKEND))
     }
 }
 
@@ -53,21 +50,22 @@ impl Driver for MySqlDriver {
         ]
     }
 
-    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        let options = Self::options(target)?;
-        let clock = Arc::clone(target.clock());
-        let provider = MySqlProvider::with_clock(&options, target.namespace(), clock)?;
+    fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        let options = Self::options(context)?;
+        let clock = Arc::clone(context.clock());
+        let provider = MySqlProvider::with_clock(&options, context.namespace(), clock)?;
         for warning in provider.warnings() {
-            target.warn(warning);
+            context.warn(warning);
         }
         Ok(Arc::new(provider))
     }
 }
 
-fn options(target: &OpenContext<'_>) -> Result<MySqlOptions, Error> {
-    let url = target.url();
+fn options(context: &OpenContext<'_>) -> Result<MySqlOptions, Error> {
+    let url = context.url();
     let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidUrl, text));
-    let mut options = match (url.host(), target.get("socket")) {
+    let host = Endpoint::of_url(url, MySqlOptions::DEFAULT_PORT);
+    let endpoint = match (host, context.get("socket")) {
         (Some(_), Some(_)) => {
             return invalid("the URL names a host, and `socket` is given; say one of them");
         }
@@ -76,60 +74,26 @@ fn options(target: &OpenContext<'_>) -> Result<MySqlOptions, Error> {
                 "the URL names no host; write mysql://127.0.0.1:3306/, or mysql:?socket=/run/mysqld/mysqld.sock",
             );
         }
-        (Some(host), None) => {
-            // An IPv6 address is in brackets there.
-            let host = host.trim_start_matches('[').trim_end_matches(']');
-            MySqlOptions::tcp(host, url.port().unwrap_or(MySqlOptions::DEFAULT_PORT))
-        }
-        (None, Some(socket)) => MySqlOptions::unix(socket),
+        (Some(endpoint), None) => endpoint,
+        (None, Some(socket)) => Endpoint::Unix(socket.into()),
     };
-    let ca_file = target.get("ca_file").map(PathBuf::from);
-    match target.get("tls") {
-        Some("on") => options = options.tls(ca_file),
-        None | Some("off") if ca_file.is_some() => {
-            return Err(Error::new(
-                ErrorKind::InvalidValue,
-                "`ca_file` is for TLS; add tls=on, or leave it out",
-            ));
-        }
-        None | Some("off") => {}
+    let is_tls = match context.get("tls") {
+        Some("on") => true,
+        None | Some("off") => false,
         Some(other) => {
             return Err(Error::new(
                 ErrorKind::InvalidValue,
                 format!("`tls` takes on or off, and not {other:?}"),
             ));
         }
-    }
+    };
+    let remote = RemoteOptions::new(endpoint).read(context, is_tls, "add tls=on")?;
+    let options = MySqlOptions::new(remote);
     let path = url.path()?;
     let in_path = Some(path.trim_start_matches('/').to_owned()).filter(|db| !db.is_empty());
-    if let Some(database) = once("db", in_path, target.get("db"))? {
-        options = options.database(database);
-    }
-    if let Some(user) = once("user", url.username()?, target.get("user"))? {
-        options = options.user(user);
-    }
-    if let Some(password) = once("password", url.password()?, target.get("password"))? {
-        options = options.password(password);
-    }
-    if let Some(size) = target.parse("pool_size", TAKES_POOL_SIZE)? {
-        options = options.pool_size(size);
-    }
-    if let Some(limit) = target.duration("connect_timeout")? {
-        options = options.connect_timeout(limit);
-    }
-    if let Some(limit) = target.duration("response_timeout")? {
-        options = options.response_timeout(limit);
-    }
-    Ok(options)
-}
-
-/// What the URL says in its own way, or a key.
-fn once(key: &str, in_url: Option<String>, given: Option<&str>) -> Result<Option<String>, Error> {
-    match (in_url, given) {
-        (Some(_), Some(_)) => Err(Error::new(
-            ErrorKind::InvalidValue,
-            format!("`{key}` is given twice, in the URL and as a key; say it once"),
-        )),
-        (in_url, given) => Ok(in_url.or_else(|| given.map(str::to_owned))),
-    }
+    let database = given_once(context, "db", in_path)?;
+    Ok(match database {
+        Some(database) => options.database(database),
+        None => options,
+    })
 }

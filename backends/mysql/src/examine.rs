@@ -3,11 +3,11 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::Finding;
+use lockkeeper_remote::{Failure, senseless};
 use mysql::Row;
 
 use crate::admin::{number, text};
 use crate::connection::Connection;
-use crate::failure::{Failure, senseless};
 use crate::opening;
 use crate::statements::Flavour;
 

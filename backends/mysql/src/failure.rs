@@ -3,55 +3,24 @@
 use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{Failure, Server, is_timeout, senseless};
 use mysql::{DriverError, MySqlError};
 use mysql_common::proto::codec::error::PacketCodecError;
 
-/// How a request failed.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// It never reached the server.
-    NotSent(Error),
-    /// The session has ended, and with it what it was granted.
-    Closed(Error),
-    /// It may have been carried out; no answer came, and the connection is in doubt.
-    Unanswered(Error),
-    /// The server said no; the connection is as it was.
-    Refused(Error),
-}
-
-impl Failure {
-    pub(crate) fn into_error(self) -> Error {
-        match self {
-            Self::NotSent(error)
-            | Self::Closed(error)
-            | Self::Unanswered(error)
-            | Self::Refused(error) => error,
-        }
-    }
-
-    /// Whether it may go away by itself while somebody has time to wait.
-    pub(crate) fn may_pass(&self) -> bool {
-        match self {
-            Self::Closed(_) => true,
-            Self::NotSent(error) | Self::Unanswered(error) | Self::Refused(error) => {
-                matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)
-            }
-        }
-    }
-}
-
 /// What an error of the mysql crate's means on a connection that was open.
-pub(crate) fn asked(error: mysql::Error, place: &str) -> Failure {
+pub(crate) fn asked(error: mysql::Error, server: &Server) -> Failure {
     match &error {
-        mysql::Error::MySqlError(said) if ENDED.contains(&said.code) => closed(error, place),
+        mysql::Error::MySqlError(said) if ENDED.contains(&said.code) => closed(error, server),
         mysql::Error::MySqlError(said) => Failure::Refused(refused(said)),
         _ => match io_kind(&error) {
-            Some(kind) if is_timeout(kind) => Failure::Unanswered(silent(place).with_source(error)),
+            Some(kind) if is_timeout(kind) => {
+                Failure::Unanswered(server.silent().with_source(error))
+            }
             // A packet that cannot be read.
             None | Some(io::ErrorKind::InvalidData) => {
                 Failure::Unanswered(senseless().with_source(error))
             }
-            Some(_) => closed(error, place),
+            Some(_) => closed(error, server),
         },
     }
 }
@@ -66,24 +35,9 @@ fn io_kind(error: &mysql::Error) -> Option<io::ErrorKind> {
     }
 }
 
-fn is_timeout(kind: io::ErrorKind) -> bool {
-    matches!(kind, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
-}
-
-/// The server has ended the session.
-pub(crate) fn closed(error: mysql::Error, place: &str) -> Failure {
-    let closed = Error::new(
-        ErrorKind::Unavailable,
-        format!("the server at {place} has closed the connection"),
-    );
-    Failure::Closed(closed.with_source(error))
-}
-
-pub(crate) fn silent(place: &str) -> Error {
-    Error::new(
-        ErrorKind::Unknown,
-        format!("the server at {place} was asked and did not answer in time"),
-    )
+/// Returns the failure of a session that the server has ended.
+pub(crate) fn closed(error: mysql::Error, server: &Server) -> Failure {
+    Failure::Closed(server.closed().with_source(error))
 }
 
 /// A call that goes on by itself.
@@ -206,41 +160,32 @@ pub(crate) fn refused(said: &MySqlError) -> Error {
     )
 }
 
-/// What an error of the mysql crate's means while a connection is opened.
-pub(crate) fn not_connected(error: mysql::Error, place: &str, tls: bool) -> Error {
-    let unreachable = |why: &str| {
-        Error::unreachable(format!(
-            "the server at {place} cannot be reached: {why}; is it running, a MySQL server, and the address right?"
-        ))
-    };
+/// Returns the error for an error of the mysql crate while a connection is opened.
+pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> Error {
     let text = error.to_string();
-    let made = match &error {
+    let described = match &error {
         mysql::Error::MySqlError(said) if said.code == ACCESS_DENIED && !tls => {
             let error = refused(said);
             let text = format!(
-                "{}; a user that must come by TLS (tls=on) is told so, too",
+                "{}; a user that must come by TLS (tls=on) gets the same answer",
                 error.message()
             );
             Error::new(error.kind(), text)
         }
         mysql::Error::MySqlError(said) => refused(said),
-        mysql::Error::DriverError(DriverError::ConnectTimeout) => {
-            unreachable("no answer within the connect timeout")
-        }
+        mysql::Error::DriverError(DriverError::ConnectTimeout) => server.no_answer_to_connect(),
         mysql::Error::DriverError(DriverError::CouldNotConnect(Some((_, why, kind)))) => {
             if *kind == io::ErrorKind::PermissionDenied {
-                Error::new(
-                    ErrorKind::PermissionDenied,
-                    format!("this user may not open {place}"),
-                )
+                server.not_permitted()
             } else {
-                unreachable(why)
+                server.unreachable(why)
             }
         }
         mysql::Error::DriverError(DriverError::TlsNotSupported) => Error::new(
             ErrorKind::Incompatible,
             format!(
-                "the server at {place} does not offer TLS; give it a certificate, or write tls=off"
+                "the server at {} does not offer TLS; give it a certificate, or write tls=off",
+                server.address()
             ),
         ),
         mysql::Error::DriverError(
@@ -250,50 +195,30 @@ pub(crate) fn not_connected(error: mysql::Error, place: &str, tls: bool) -> Erro
         ) => Error::new(
             ErrorKind::PermissionDenied,
             format!(
-                "the server at {place} wants a way to log in that is not supported, as it does of users that it does not know; check `user` and `password`, or change how the user logs in ({text})"
+                "the server at {} wants a way to log in that is not supported, as it does of users that it does not know; check `user` and `password`, or change how the user logs in ({text})",
+                server.address()
             ),
         ),
-        mysql::Error::TlsError(_) => tls_failed(&text, place),
+        mysql::Error::TlsError(_) => server.untrusted(&text),
         _ => match io_kind(&error) {
             // rustls' own errors come through the reading.
-            Some(_) if tls && text.contains("certificate") => tls_failed(&text, place),
-            Some(kind) if is_timeout(kind) => {
-                unreachable("it takes connections, and then says nothing")
-            }
-            None | Some(io::ErrorKind::InvalidData) => not_mysql(place),
-            Some(_) => unreachable("it broke off while the connection was opened"),
+            Some(_) if tls && text.contains("certificate") => server.untrusted(&text),
+            Some(kind) if is_timeout(kind) => server.says_nothing(""),
+            None | Some(io::ErrorKind::InvalidData) => server.wrong_protocol("?"),
+            Some(_) => server.unreachable("it broke off while the connection was opened"),
         },
     };
-    made.with_source(error)
-}
-
-fn tls_failed(text: &str, place: &str) -> Error {
-    Error::new(
-        ErrorKind::PermissionDenied,
-        format!(
-            "the certificate of {place} is not trusted; name its authority with `ca_file`, and the host as the certificate does ({text})"
-        ),
-    )
-}
-
-fn not_mysql(place: &str) -> Error {
-    Error::new(
-        ErrorKind::Incompatible,
-        format!("what answers at {place} does not speak the MySQL protocol; is it a MySQL server?"),
-    )
-}
-
-/// An answer that no server gives to what was asked.
-pub(crate) fn senseless() -> Error {
-    Error::new(
-        ErrorKind::Incompatible,
-        "the server's answer makes no sense; is something between it and this program?",
-    )
+    described.with_source(error)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lockkeeper_remote::Endpoint;
+
+    fn server() -> Server {
+        Server::new("MySQL", &Endpoint::tcp("here", 1))
+    }
 
     fn meaning(code: u16) -> Failure {
         let said = MySqlError {
@@ -301,7 +226,7 @@ mod tests {
             message: "so it is".to_owned(),
             code,
         };
-        asked(mysql::Error::MySqlError(said), "here:1")
+        asked(mysql::Error::MySqlError(said), &server())
     }
 
     #[test]
@@ -328,7 +253,7 @@ mod tests {
 
     #[test]
     fn no_answer_in_time_is_unknown_and_a_closed_socket_is_the_end() {
-        let io = |kind| asked(mysql::Error::IoError(io::Error::from(kind)), "here:1");
+        let io = |kind| asked(mysql::Error::IoError(io::Error::from(kind)), &server());
         let Failure::Unanswered(error) = io(io::ErrorKind::WouldBlock) else {
             panic!("it may have been carried out");
         };

@@ -8,18 +8,16 @@ use std::time::Duration;
 use lockkeeper_core::{
     Error, HostInstant, Lease, Proof, ProofValue, Released, RenewRequest, Renewal,
 };
+use lockkeeper_remote::{Failure, LAST_ATTEMPT as ATTEMPT};
 
 use crate::acquire::no_thread;
 use crate::connection::Connection;
 use crate::detached;
-use crate::failure::{Failure, slow};
+use crate::failure::slow;
 use crate::names::EncodedName;
 use crate::session::Session;
 use crate::statements::{self, idle_seconds};
 use crate::store::Store;
-
-/// What one attempt may take where no time is left.
-const ATTEMPT: Duration = Duration::from_millis(100);
 
 pub(crate) struct MySqlLease {
     store: Arc<Store>,
@@ -120,7 +118,7 @@ impl Lease for MySqlLease {
             self.free_shared(left)
         } else {
             // Nobody else loses anything when the connection is given up.
-            let left = left.min(self.store.options.response_timeout);
+            let left = left.min(self.store.options.remote.response_timeout);
             Some(self.store.ask(&self.session, left, |connection, limit| {
                 connection.release(&self.name, limit)
             }))
@@ -241,7 +239,7 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [RenewRequest<'_>]) {
     }
     // The answer of the only one is waited for until its deadline. Of several, none waits for
     // another: the call of one that does not answer soon goes on alone.
-    let soon = (groups.len() > 1).then(|| detached::after(store.options.response_timeout));
+    let soon = (groups.len() > 1).then(|| detached::after(store.options.remote.response_timeout));
     let calls: Vec<_> = groups
         .into_iter()
         .map(Arc::new)

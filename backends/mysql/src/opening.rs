@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{Failure, nothing_granted, senseless};
 use mysql::{Row, Value};
 
 use crate::connection::{Connection, whole};
-use crate::failure::{Failure, senseless};
 use crate::names::EncodedName;
 use crate::statements::Flavour;
 
@@ -30,13 +30,7 @@ pub(crate) fn look(connection: &mut Connection, limit: Duration) -> Result<Found
         rehearse(connection, found.flavour, limit)?;
         Ok(found)
     };
-    look(connection).map_err(|failure| match failure {
-        // Nothing was asked for that could have been granted.
-        Failure::Unanswered(error) if error.kind() == ErrorKind::Unknown => {
-            Error::new(ErrorKind::Unavailable, error.message()).with_source(error)
-        }
-        failure => failure.into_error(),
-    })
+    look(connection).map_err(nothing_granted)
 }
 
 /// What may break locks, as [`look`] finds it, and nothing else.

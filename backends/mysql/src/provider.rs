@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Capabilities, Capability, Clock, Error, Grant, LockProvider,
@@ -73,8 +72,8 @@ impl MySqlProvider {
         let opened = || {
             options.check()?;
             let connector = Connector::new(options);
-            let mut connection = connector.connect(options.connect_timeout)?;
-            let found = opening::look(&mut connection, options.connect_timeout)?;
+            let mut connection = connector.connect(options.remote.connect_timeout)?;
+            let found = opening::look(&mut connection, options.remote.connect_timeout)?;
             let store = Store::new(options, namespace, clock, connector, &found, connection)?;
             Ok(Self {
                 store,
@@ -94,7 +93,7 @@ impl MySqlProvider {
 impl fmt::Debug for MySqlProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MySqlProvider")
-            .field("place", &self.store.connector.place())
+            .field("server", &self.store.connector.server)
             .field("namespace", &self.store.namespace)
             .finish_non_exhaustive()
     }
@@ -115,11 +114,7 @@ impl LockProvider for MySqlProvider {
     }
 
     fn usage(&self) -> Option<Usage> {
-        let counts = &self.store.connector.counts;
-        Some(Usage {
-            commands: counts.commands.load(Ordering::Relaxed),
-            connections: counts.connections.load(Ordering::Relaxed),
-        })
+        Some(self.store.connector.counts.usage())
     }
 
     fn admin(&self) -> Option<&dyn Admin> {

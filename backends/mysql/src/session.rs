@@ -6,13 +6,13 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant};
+use lockkeeper_remote::Failure;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::connection::Connection;
-use crate::failure::Failure;
 use crate::names::EncodedName;
 use crate::statements::SessionId;
-use crate::store::Place;
+use crate::store::PooledConn;
 
 /// How many names a session remembers that ended by their time.
 const MOST_ENDED: usize = 1_000;
@@ -63,7 +63,7 @@ pub(crate) struct Session {
     /// Its wait_timeout: the leases on it have a ttl of as many whole seconds.
     pub(crate) idle_seconds: u64,
     /// Taken out when the session is over.
-    place: Mutex<Option<Place>>,
+    place: Mutex<Option<PooledConn>>,
     state: Mutex<State>,
 }
 
@@ -91,7 +91,7 @@ impl Drop for Session {
         if let Some(place) = self.place.get_mut()
             && !self.state.get_mut().is_clean()
         {
-            place.0 = None;
+            place.connection = None;
         }
     }
 }
@@ -99,7 +99,7 @@ impl Drop for Session {
 impl Session {
     /// Of a connection that was just granted `name`.
     pub(crate) fn new(
-        place: Place,
+        place: PooledConn,
         id: SessionId,
         idle_seconds: u64,
         name: EncodedName,
@@ -147,21 +147,21 @@ impl Session {
 
     fn run_in<T>(
         &self,
-        mut place: MutexGuard<'_, Option<Place>>,
+        mut place: MutexGuard<'_, Option<PooledConn>>,
         left: Duration,
         work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         if self.state.lock().health == Health::Doubt {
             return Err(Failure::Unanswered(in_doubt()));
         }
-        let connection = place.as_mut().and_then(|place| place.0.as_mut());
+        let connection = place.as_mut().and_then(|place| place.connection.as_mut());
         let connection = connection.ok_or_else(|| Failure::Closed(ended()))?;
         let result = work(connection, left);
         match &result {
             Err(Failure::Closed(_)) => {
                 self.state.lock().health = Health::Over;
                 if let Some(mut place) = place.take() {
-                    place.0 = None;
+                    place.connection = None;
                 }
             }
             Err(Failure::Unanswered(_)) => self.state.lock().health = Health::Doubt,
@@ -200,7 +200,7 @@ impl Session {
             && let Some(mut place) = place.take()
             && !is_clean
         {
-            place.0 = None;
+            place.connection = None;
         }
     }
 
@@ -362,15 +362,14 @@ fn ended() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Places;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn session(now: HostInstant) -> Session {
-        let pool = r2d2::Pool::builder().max_size(1).build(Places).unwrap();
+        let pool = lockkeeper_remote::Pool::new(1);
         let id = SessionId { id: 1, start: 1 };
         let name = EncodedName::new("shop", "a");
-        let place = pool.get().unwrap();
+        let place = pool.try_checkout().unwrap();
         Session::new(place, id, 30, name, 7, now, now + 30 * SECOND)
     }
 

@@ -6,13 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
+use lockkeeper_core::{Clock, Error, HostInstant};
+use lockkeeper_remote::{Failure, Pool};
 use parking_lot::Mutex;
-use r2d2::ManageConnection;
-use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::connection::{Connection, Connector, Sight};
-use crate::failure::Failure;
 use crate::names::EncodedName;
 use crate::opening::Found;
 use crate::options::MySqlOptions;
@@ -23,35 +21,8 @@ use crate::sweeper::Sweeper;
 /// When to try again to end a lease.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// A place in the pool. Its connection is opened by who needs it, within that one's time, and
-/// dropped when it failed; the place stays. A connection that lies here holds no name.
-#[derive(Debug, Default)]
-pub(crate) struct Slot(pub(crate) Option<Connection>);
-
-/// A place that somebody has.
-pub(crate) type Place = r2d2::PooledConnection<Places>;
-
-/// Makes places and no connections: r2d2 would open those on a thread of its own, try again and
-/// again without telling why it fails, and keep who asks waiting.
-#[derive(Debug)]
-pub(crate) struct Places;
-
-impl ManageConnection for Places {
-    type Connection = Slot;
-    type Error = Error;
-
-    fn connect(&self) -> Result<Slot, Error> {
-        Ok(Slot::default())
-    }
-
-    fn is_valid(&self, _: &mut Slot) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn has_broken(&self, _: &mut Slot) -> bool {
-        false
-    }
-}
+/// A slot of the pool. Its connection, if one is open, holds no name while it is in the pool.
+pub(crate) type PooledConn = lockkeeper_remote::PooledConn<Connection>;
 
 pub(crate) struct Store {
     pub(crate) connector: Connector,
@@ -62,7 +33,7 @@ pub(crate) struct Store {
     pub(crate) sweeper: Arc<Sweeper>,
     /// How many wait in the server.
     pub(crate) waiting: AtomicU32,
-    pool: r2d2::Pool<Places>,
+    pool: Pool<Connection>,
     /// Those that hold names.
     sessions: Mutex<Vec<Arc<Session>>>,
 }
@@ -70,7 +41,7 @@ pub(crate) struct Store {
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
-            .field("place", &self.connector.place())
+            .field("server", &self.connector.server)
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
@@ -92,23 +63,9 @@ impl Store {
         found: &Found,
         connection: Connection,
     ) -> Result<Arc<Self>, Error> {
-        let makers = ScheduledThreadPool::builder()
-            .num_threads(1)
-            .thread_name_pattern("lockkeeper-mysql-pool")
-            .build();
-        let pool = r2d2::Pool::builder()
-            .max_size(options.pool_size)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .test_on_check_out(false)
-            .thread_pool(Arc::new(makers))
-            // Waits until all places are there: making them cannot fail.
-            .build(Places)
-            .map_err(|error| {
-                Error::new(ErrorKind::Unavailable, "the pool cannot be made").with_source(error)
-            })?;
-        if let Some(mut place) = pool.try_get() {
-            place.0 = Some(connection);
+        let pool = Pool::new(options.remote.pool_size);
+        if let Some(mut slot) = pool.try_checkout() {
+            slot.connection = Some(connection);
         }
         let store = Arc::new(Self {
             connector,
@@ -127,69 +84,44 @@ impl Store {
 
     /// How long a single attempt may take.
     pub(crate) fn attempt(&self) -> Duration {
-        self.options
-            .response_timeout
-            .max(self.options.connect_timeout)
+        self.options.remote.attempt_time()
     }
 
-    /// A place that is free now.
-    pub(crate) fn try_place(&self) -> Option<Place> {
-        self.pool.try_get()
+    /// Returns a slot of the pool if one is free.
+    pub(crate) fn try_checkout(&self) -> Option<PooledConn> {
+        self.pool.try_checkout()
     }
 
-    /// A place, as soon as one is free.
-    pub(crate) fn place(&self, left: Duration) -> Result<Place, Failure> {
-        if let Some(place) = self.pool.try_get() {
-            return Ok(place);
-        }
-        let patience = left.min(self.options.response_timeout);
-        let place = self.pool.get_timeout(patience);
-        place.map_err(|_| Failure::NotSent(self.exhausted()))
+    /// Returns a slot of the pool as soon as one is free.
+    pub(crate) fn checkout(&self, left: Duration) -> Result<PooledConn, Failure> {
+        let slot = self
+            .pool
+            .checkout(left.min(self.options.remote.response_timeout));
+        slot.ok_or_else(|| Failure::NotSent(self.exhausted()))
     }
 
     pub(crate) fn exhausted(&self) -> Error {
         let hold = self.sessions.lock().len();
         let wait = self.waiting.load(Ordering::Relaxed);
-        Error::new(
-            ErrorKind::PoolExhausted,
-            format!(
-                "all {} connections to the server are in use: {hold} hold locks and {wait} wait for one; raise `pool_size` (and the server's `max_connections`), or wait for fewer names at once",
-                self.options.pool_size
-            ),
+        self.connector.server.exhausted(
+            self.options.remote.pool_size,
+            &format!(": {hold} hold locks and {wait} wait for one"),
+            " (and the server's `max_connections`), or wait for fewer names at once",
         )
     }
 
-    /// Has the connection of a place do `work`, which may take the limit that it is given. One on
-    /// which something failed is closed. One that the server had closed before is replaced at
-    /// once: what it may have been granted went with it.
+    /// Runs `work` on the connection of a slot: see [`lockkeeper_remote::PooledConn::run`].
     pub(crate) fn with_connection<T>(
         &self,
-        place: &mut Place,
+        slot: &mut PooledConn,
         left: Duration,
         mut work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let until = self.clock.now() + left;
-        let mut limit = left;
-        loop {
-            let (mut connection, is_used) = match place.0.take() {
-                Some(connection) => (connection, true),
-                None => {
-                    let opened = self.connector.connect(limit).map_err(Failure::NotSent)?;
-                    limit = until.saturating_since(self.clock.now());
-                    (opened, false)
-                }
-            };
-            match work(&mut connection, limit.min(self.options.response_timeout)) {
-                Ok(value) => {
-                    place.0 = Some(connection);
-                    return Ok(value);
-                }
-                Err(Failure::Closed(_)) if is_used => {
-                    limit = until.saturating_since(self.clock.now());
-                }
-                Err(failure) => return Err(failure),
-            }
-        }
+        let longest = self.options.remote.response_timeout;
+        let connect = |limit| self.connector.connect(limit);
+        slot.run(&*self.clock, left, connect, |connection, limit| {
+            work(connection, limit.min(longest))
+        })
     }
 
     /// Keeps a session that holds a name now.
@@ -246,7 +178,7 @@ impl Store {
     /// Whether names that are taken from now on share the sessions that there are. Half of the pool
     /// is for waits.
     pub(crate) fn shares(&self) -> bool {
-        let most = usize::try_from(self.options.pool_size / 2).unwrap_or(usize::MAX);
+        let most = usize::try_from(self.options.remote.pool_size / 2).unwrap_or(usize::MAX);
         self.sessions.lock().len() >= most.max(1)
     }
 
@@ -273,16 +205,16 @@ impl Store {
         name: &EncodedName,
         limit: Duration,
     ) -> Result<Sight, Failure> {
-        let counts = &self.connector.counts;
+        let abandoned = &self.connector.abandoned;
         let own = self.unclaimed(name, connection.session());
-        if own.is_empty() && !counts.has_abandoned() {
+        if own.is_empty() && !abandoned.any() {
             return Ok(Sight::Busy);
         }
         let Some(holder) = connection.holder(name, limit)? else {
             // It was free by then, so the holder may have been such a request.
             return Ok(Sight::Abandoned);
         };
-        if counts.is_abandoned(holder) {
+        if abandoned.has(holder) {
             let end = statements::end_holder(name, holder);
             return match connection.query(&end, limit) {
                 // Refused: the session has ended by itself.

@@ -28,8 +28,7 @@ mod platform {
         }
 
         pub(crate) fn set_timeout(&self, limit: Duration) -> io::Result<()> {
-            self.0.set_read_timeout(Some(limit))?;
-            self.0.set_write_timeout(Some(limit))
+            lockkeeper_remote::set_timeout(&self.0, limit)
         }
 
         /// Whether the server has closed it, behind what it may have said last. Reads that: the
@@ -46,6 +45,11 @@ mod platform {
                         Err(error) => break error.kind() == io::ErrorKind::ConnectionReset,
                     }
                 }
+        }
+
+        /// Returns whether an idle connection can take a request.
+        pub(crate) fn is_quiet(&self) -> bool {
+            lockkeeper_remote::is_quiet(&self.0)
         }
 
         /// Who waits on it is told that it is closed, and so is the server.
@@ -77,6 +81,10 @@ mod platform {
 
         /// It cannot be looked at; nothing else is known to come out of turn.
         pub(crate) fn has_ended(&self) -> bool {
+            true
+        }
+
+        pub(crate) fn is_quiet(&self) -> bool {
             true
         }
 

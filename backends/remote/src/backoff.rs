@@ -56,18 +56,3 @@ pub fn pause_before_retry(
     // One more attempt would only report that it had no time.
     clock.now() < deadline
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_double_and_stay_under_the_limit() {
-        let mut backoff = Backoff::default();
-        for longest in [10, 20, 40, 80, 160, 250, 250] {
-            let longest = Duration::from_millis(longest);
-            let pause = backoff.next_pause();
-            assert!(longest / 2 <= pause && pause <= longest, "{pause:?}");
-        }
-    }
-}

@@ -68,16 +68,10 @@ pub fn is_timeout(kind: io::ErrorKind) -> bool {
 }
 
 /// A server as errors name it: its protocol and its address.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Server {
     protocol: &'static str,
     address: Arc<str>,
-}
-
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.address)
-    }
 }
 
 impl Server {
@@ -195,23 +189,5 @@ impl Server {
                 "all {pool_size} connections to the server are in use{users}; raise `pool_size`{advice}"
             ),
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failures_that_a_setting_causes_do_not_pass() {
-        let error = |kind| Error::new(kind, "");
-        assert!(Failure::Closed(error(ErrorKind::Incompatible)).may_pass());
-        assert!(Failure::NotSent(error(ErrorKind::PoolExhausted)).may_pass());
-        assert!(Failure::Unanswered(error(ErrorKind::Unknown)).may_pass());
-        assert!(Failure::Refused(error(ErrorKind::Unavailable)).may_pass());
-        for kind in [ErrorKind::PermissionDenied, ErrorKind::Incompatible] {
-            assert!(!Failure::NotSent(error(kind)).may_pass(), "{kind:?}");
-            assert!(!Failure::Unanswered(error(kind)).may_pass(), "{kind:?}");
-        }
     }
 }

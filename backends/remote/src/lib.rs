@@ -29,7 +29,7 @@ pub use counts::{Counts, OpenConnection};
 pub use failure::{Failure, Server, is_timeout, nothing_granted, senseless};
 pub use options::{Endpoint, RemoteOptions, given_once};
 pub use pool::{Connection, Pool, PooledConn};
-pub use socket::{Dialer, Stream, is_quiet};
+pub use socket::{Dialer, Stream, is_quiet, set_timeout};
 pub use tls::read_certificates;
 
 /// The time that one attempt gets when no time is left.

@@ -6,7 +6,6 @@
 //! fails is retried with pauses of up to half of the pool's time-out, and the caller, who waits
 //! meanwhile, gets its text alone at the end, not its kind.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,12 +39,6 @@ struct Shared<C> {
 /// A bounded set of connections.
 pub struct Pool<C> {
     shared: Arc<Shared<C>>,
-}
-
-impl<C> fmt::Debug for Pool<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").finish_non_exhaustive()
-    }
 }
 
 impl<C> Pool<C> {
@@ -107,12 +100,6 @@ pub struct PooledConn<C> {
     shared: Arc<Shared<C>>,
 }
 
-impl<C> fmt::Debug for PooledConn<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PooledConn").finish_non_exhaustive()
-    }
-}
-
 impl<C> Drop for PooledConn<C> {
     fn drop(&mut self) {
         let connection = self.connection.take();
@@ -166,88 +153,6 @@ impl<C: Connection> PooledConn<C> {
                 self.connection = Some(connection);
             }
             return result;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use lockkeeper_core::{ErrorKind, SystemClock};
-    use std::cell::Cell;
-    use std::thread;
-
-    const LONG: Duration = Duration::from_secs(60);
-
-    #[derive(Debug, PartialEq)]
-    struct Numbered(u32);
-
-    impl Connection for Numbered {
-        fn is_quiet(&self) -> bool {
-            self.0 != 13
-        }
-    }
-
-    fn closed() -> Failure {
-        Failure::Closed(Error::new(ErrorKind::Unavailable, "closed"))
-    }
-
-    #[test]
-    fn pool_never_exceeds_its_size_and_reuses_the_newest_connection() {
-        let pool = Pool::new(2);
-        let mut slots = [(); 2].map(|()| pool.try_checkout().unwrap());
-        assert!(pool.try_checkout().is_none() && pool.checkout(Duration::ZERO).is_none());
-        for (slot, number) in slots.iter_mut().zip([1, 2]) {
-            slot.connection = Some(Numbered(number));
-        }
-        drop(slots);
-        assert_eq!(pool.try_checkout().unwrap().connection, Some(Numbered(2)));
-    }
-
-    #[test]
-    fn waiting_caller_gets_the_slot_that_is_returned() {
-        let pool = Pool::new(1);
-        let mut slot = pool.try_checkout().unwrap();
-        slot.connection = Some(Numbered(7));
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| pool.checkout(Duration::MAX).unwrap().connection.take());
-            drop(slot);
-            assert_eq!(waiting.join().unwrap(), Some(Numbered(7)));
-        });
-    }
-
-    #[test]
-    fn only_a_connection_that_was_open_is_replaced() {
-        let pool = Pool::new(1);
-        for (idle, fails_on, tried, answer) in [
-            (None, 0, vec![1], true),
-            (Some(9), 0, vec![9], true),
-            // It was closed while it was idle.
-            (Some(13), 0, vec![1], true),
-            (Some(9), 9, vec![9, 1], true),
-            (None, 1, vec![1], false),
-            (Some(9), 10, vec![9], true),
-        ] {
-            let mut slot = pool.try_checkout().unwrap();
-            slot.connection = idle.map(Numbered);
-            let seen = Cell::new(Vec::new());
-            let result = slot.run(
-                &SystemClock,
-                LONG,
-                |_| Ok(Numbered(1)),
-                |connection, _| {
-                    let mut numbers = seen.take();
-                    numbers.push(connection.0);
-                    seen.set(numbers);
-                    if connection.0 == fails_on {
-                        return Err(closed());
-                    }
-                    Ok(())
-                },
-            );
-            assert_eq!(seen.take(), tried);
-            assert_eq!(result.is_ok(), answer);
-            assert_eq!(slot.connection.take().is_some(), answer);
         }
     }
 }

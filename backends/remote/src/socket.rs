@@ -1,10 +1,9 @@
 //! The socket of one connection, with TLS if it is asked for.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 #[cfg(unix)]
-use std::os::unix::net::UnixStream;
+use std::os::{fd::OwnedFd, unix::net::UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,12 +22,6 @@ use crate::tls::{client_config, invalid};
 pub struct Dialer {
     endpoint: Endpoint,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
-}
-
-impl fmt::Debug for Dialer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.endpoint, f)
-    }
 }
 
 impl Dialer {
@@ -63,14 +56,16 @@ impl Dialer {
             Endpoint::Tcp { host, port } => {
                 let socket = connect_tcp(server, (host, *port), limit)?;
                 let Some((config, name)) = &self.tls else {
-                    return Ok(Stream::Tcp(socket));
+                    return Ok(Stream::Plain(socket));
                 };
                 ClientConnection::new(Arc::clone(config), name.clone())
                     .map(|session| Stream::Tls(Box::new(StreamOwned::new(session, socket))))
                     .map_err(io::Error::other)
             }
+            // A socket's calls are the same, whatever its kind.
             #[cfg(unix)]
-            Endpoint::Unix(path) => UnixStream::connect(path).map(Stream::Unix),
+            Endpoint::Unix(path) => UnixStream::connect(path)
+                .map(|socket| Stream::Plain(TcpStream::from(OwnedFd::from(socket)))),
             #[cfg(not(unix))]
             Endpoint::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
         };
@@ -78,58 +73,43 @@ impl Dialer {
     }
 }
 
-/// A socket to a server, with or without TLS. Dropping it closes it.
-#[expect(missing_debug_implementations, reason = "rustls' stream has none")]
+/// A connection to a server. Dropping it closes it.
 pub enum Stream {
     /// Without TLS.
-    Tcp(TcpStream),
+    Plain(TcpStream),
     /// With TLS.
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
-    /// A Unix socket.
-    #[cfg(unix)]
-    Unix(UnixStream),
-}
-
-/// Calls a method of the socket, whatever its kind.
-macro_rules! on_socket {
-    ($stream:expr, $socket:ident => $work:expr) => {
-        match $stream {
-            Stream::Tcp($socket) => $work,
-            Stream::Tls(tls) => {
-                let $socket = tls.get_ref();
-                $work
-            }
-            #[cfg(unix)]
-            Stream::Unix($socket) => $work,
-        }
-    };
-}
-
-/// Calls a method of what replies are read from and requests are written to.
-macro_rules! on_transport {
-    ($stream:expr, $transport:ident => $work:expr) => {
-        match $stream {
-            Stream::Tcp($transport) => $work,
-            Stream::Tls($transport) => $work,
-            #[cfg(unix)]
-            Stream::Unix($transport) => $work,
-        }
-    };
 }
 
 impl Stream {
-    /// Sets how long one read or one write may take.
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(tls) => tls.get_ref(),
+        }
+    }
+
+    /// Sets the longest time that one read or one write may take.
+    ///
+    /// # Errors
+    /// Those of the socket.
     pub fn set_timeout(&self, limit: Duration) -> io::Result<()> {
-        on_socket!(self, socket => {
-            socket.set_read_timeout(Some(limit))?;
-            socket.set_write_timeout(Some(limit))
-        })
+        set_timeout(self.socket(), limit)
     }
 
     /// Returns whether the connection can take a request: see [`is_quiet`].
     pub fn is_quiet(&self) -> bool {
-        on_socket!(self, socket => is_quiet(socket))
+        is_quiet(self.socket())
     }
+}
+
+/// Sets the longest time that one read or one write may take.
+///
+/// # Errors
+/// Those of the socket.
+pub fn set_timeout(socket: &TcpStream, limit: Duration) -> io::Result<()> {
+    socket.set_read_timeout(Some(limit))?;
+    socket.set_write_timeout(Some(limit))
 }
 
 /// Returns whether a connection is open and nothing waits to be read. Does not block.
@@ -137,12 +117,12 @@ impl Stream {
 /// A server speaks only when it is asked. What waits on a connection of which nothing was asked is
 /// therefore the end of the stream, an error, or a farewell before the end, such as TLS's own alert.
 #[cfg(unix)]
-pub fn is_quiet(socket: impl std::os::fd::AsFd) -> bool {
+pub fn is_quiet(socket: &TcpStream) -> bool {
     let peeked = recv(socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT);
     matches!(peeked, Err(rustix::io::Errno::AGAIN))
 }
 
-/// The same where there are no Unix sockets.
+/// Returns the same where a socket has to be switched.
 #[cfg(not(unix))]
 pub fn is_quiet(socket: &TcpStream) -> bool {
     let peek = || -> io::Result<usize> {
@@ -156,16 +136,25 @@ pub fn is_quiet(socket: &TcpStream) -> bool {
 
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        on_transport!(self, transport => transport.read(buffer))
+        match self {
+            Self::Plain(socket) => socket.read(buffer),
+            Self::Tls(tls) => tls.read(buffer),
+        }
     }
 }
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        on_transport!(self, transport => transport.write(bytes))
+        match self {
+            Self::Plain(socket) => socket.write(bytes),
+            Self::Tls(tls) => tls.write(bytes),
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        on_transport!(self, transport => transport.flush())
+        match self {
+            Self::Plain(socket) => socket.flush(),
+            Self::Tls(tls) => tls.flush(),
+        }
     }
 }

@@ -69,17 +69,3 @@ fn system_certificates() -> Result<RootCertStore, Error> {
 pub(crate) fn invalid(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidValue, text)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn file_without_a_certificate_is_refused() {
-        for (file, word) in [("/nowhere.pem", "cannot be read"), (file!(), "ca_file")] {
-            let error = read_certificates(Path::new(file)).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidValue);
-            assert!(error.message().contains(word), "{error}");
-        }
-    }
-}

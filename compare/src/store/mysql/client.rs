@@ -43,7 +43,7 @@ impl MySqlConfig {
     }
 
     fn opts(&self) -> OptsBuilder {
-        OptsBuilder::from_opts(self.options.opts().clone())
+        OptsBuilder::from_opts(self.options.opts())
             .tcp_connect_timeout(Some(CONNECT_TIMEOUT))
             .stmt_cache_size(0)
     }

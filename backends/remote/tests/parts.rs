@@ -1,0 +1,207 @@
+//! The parts that network stores share, without a store.
+
+#![allow(clippy::unwrap_used, reason = "that is how a test fails")]
+
+use std::cell::Cell;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{Error, ErrorKind, SystemClock};
+use lockkeeper_remote::{
+    Backoff, Connection, Endpoint, Failure, Pool, RemoteOptions, Server, connect_any,
+    read_certificates,
+};
+
+#[test]
+fn pauses_double_and_stay_under_the_limit() {
+    let mut backoff = Backoff::default();
+    for longest in [10, 20, 40, 80, 160, 250, 250] {
+        let longest = Duration::from_millis(longest);
+        let pause = backoff.next_pause();
+        assert!(longest / 2 <= pause && pause <= longest, "{pause:?}");
+    }
+}
+
+fn server() -> Server {
+    Server::new("Test", &Endpoint::tcp("127.0.0.1", 1))
+}
+
+/// `localhost` may have one address or two, and the port answers on one of them only.
+#[test]
+fn address_that_refuses_is_followed_by_the_next_one() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let limit = Duration::from_secs(60);
+    let socket = connect_any(&server(), ("localhost", port), limit, |address, share| {
+        TcpStream::connect_timeout(&address, share).map_err(|error| server().not_connected(error))
+    });
+    assert_eq!(socket.unwrap().peer_addr().unwrap().port(), port);
+}
+
+#[test]
+fn time_is_shared_and_no_address_is_tried_without_any() {
+    let limit = Duration::from_secs(60);
+    let host = ("127.0.0.1", 1);
+    let share = connect_any(&server(), host, limit, |_, share| Ok(share)).unwrap();
+    assert!(share <= limit && share > limit / 2, "{share:?}");
+    let none = connect_any(&server(), host, Duration::ZERO, |_, _| Ok(()));
+    assert!(none.unwrap_err().is_unreachable());
+}
+
+#[test]
+fn error_of_a_server_outlasts_that_of_an_address_that_is_gone() {
+    let denied = || Error::new(ErrorKind::PermissionDenied, "");
+    for first_is_denied in [true, false] {
+        let mut tried = 0;
+        let error = connect_any(&server(), ("localhost", 1), Duration::MAX, |_, _| {
+            tried += 1;
+            let is_denied = (tried == 1) == first_is_denied;
+            Err::<(), _>(if is_denied {
+                denied()
+            } else {
+                server().no_time_to_connect()
+            })
+        });
+        // With one address there is the first error only.
+        if tried > 1 || first_is_denied {
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        }
+    }
+}
+
+#[test]
+fn failures_that_a_setting_causes_do_not_pass() {
+    let error = |kind| Error::new(kind, "");
+    assert!(Failure::Closed(error(ErrorKind::Incompatible)).may_pass());
+    assert!(Failure::NotSent(error(ErrorKind::PoolExhausted)).may_pass());
+    assert!(Failure::Unanswered(error(ErrorKind::Unknown)).may_pass());
+    assert!(Failure::Refused(error(ErrorKind::Unavailable)).may_pass());
+    for kind in [ErrorKind::PermissionDenied, ErrorKind::Incompatible] {
+        assert!(!Failure::NotSent(error(kind)).may_pass(), "{kind:?}");
+        assert!(!Failure::Unanswered(error(kind)).may_pass(), "{kind:?}");
+    }
+}
+
+#[test]
+fn debug_names_the_endpoint_and_no_password() {
+    let mut options = RemoteOptions::new(Endpoint::tcp("[::1]", 1));
+    options.password = Some("s3cret".to_owned());
+    assert_eq!(options.endpoint.to_string(), "[::1]:1");
+    let shown = format!("{options:?}");
+    assert!(
+        shown.contains("***") && !shown.contains("s3cret"),
+        "{shown}"
+    );
+    assert_eq!(
+        Endpoint::Unix("/run/x.sock".into()).to_string(),
+        "/run/x.sock"
+    );
+}
+
+#[test]
+fn values_out_of_bounds_are_refused() {
+    let good = RemoteOptions::new(Endpoint::tcp("localhost", 1));
+    assert!(good.check().is_ok());
+    let change = |change: &dyn Fn(&mut RemoteOptions)| {
+        let mut options = good.clone();
+        change(&mut options);
+        options.check().unwrap_err()
+    };
+    for error in [
+        change(&|options| options.pool_size = 0),
+        change(&|options| options.pool_size = 1_001),
+        change(&|options| options.connect_timeout = Duration::ZERO),
+        change(&|options| options.response_timeout = Duration::MAX),
+        change(&|options| {
+            options.endpoint = Endpoint::Unix("/x".into());
+            options.tls = true;
+        }),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error}");
+    }
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[derive(Debug, PartialEq)]
+struct Numbered(u32);
+
+impl Connection for Numbered {
+    fn is_quiet(&self) -> bool {
+        self.0 != 13
+    }
+}
+
+fn closed() -> Failure {
+    Failure::Closed(Error::new(ErrorKind::Unavailable, "closed"))
+}
+
+#[test]
+fn pool_never_exceeds_its_size_and_reuses_the_newest_connection() {
+    let pool = Pool::new(2);
+    let mut slots = [(); 2].map(|()| pool.try_checkout().unwrap());
+    assert!(pool.try_checkout().is_none() && pool.checkout(Duration::ZERO).is_none());
+    for (slot, number) in slots.iter_mut().zip([1, 2]) {
+        slot.connection = Some(Numbered(number));
+    }
+    drop(slots);
+    assert_eq!(pool.try_checkout().unwrap().connection, Some(Numbered(2)));
+}
+
+#[test]
+fn waiting_caller_gets_the_slot_that_is_returned() {
+    let pool = Pool::new(1);
+    let mut slot = pool.try_checkout().unwrap();
+    slot.connection = Some(Numbered(7));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.checkout(Duration::MAX).unwrap().connection.take());
+        drop(slot);
+        assert_eq!(waiting.join().unwrap(), Some(Numbered(7)));
+    });
+}
+
+#[test]
+fn only_a_connection_that_was_open_is_replaced() {
+    let pool = Pool::new(1);
+    for (idle, fails_on, tried, answer) in [
+        (None, 0, vec![1], true),
+        (Some(9), 0, vec![9], true),
+        // It was closed while it was idle.
+        (Some(13), 0, vec![1], true),
+        (Some(9), 9, vec![9, 1], true),
+        (None, 1, vec![1], false),
+        (Some(9), 10, vec![9], true),
+    ] {
+        let mut slot = pool.try_checkout().unwrap();
+        slot.connection = idle.map(Numbered);
+        let seen = Cell::new(Vec::new());
+        let result = slot.run(
+            &SystemClock,
+            LONG,
+            |_| Ok(Numbered(1)),
+            |connection, _| {
+                let mut numbers = seen.take();
+                numbers.push(connection.0);
+                seen.set(numbers);
+                if connection.0 == fails_on {
+                    return Err(closed());
+                }
+                Ok(())
+            },
+        );
+        assert_eq!(seen.take(), tried);
+        assert_eq!(result.is_ok(), answer);
+        assert_eq!(slot.connection.take().is_some(), answer);
+    }
+}
+
+#[test]
+fn file_without_a_certificate_is_refused() {
+    for (file, word) in [("/nowhere.pem", "cannot be read"), (file!(), "ca_file")] {
+        let error = read_certificates(Path::new(file)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidValue);
+        assert!(error.message().contains(word), "{error}");
+    }
+}
