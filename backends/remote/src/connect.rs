@@ -15,20 +15,21 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// A connection ends after so many probes without a reply.
 pub const KEEPALIVE_PROBES: u32 = 2;
 
-/// Connects to one of the addresses of `host` within `limit`. Each address gets an equal share of the
+/// Connects to one of several addresses, such as those of a host, within `limit`. Each address gets an equal share of the
 /// time that is left. Finding the addresses takes as long as the system's resolver does.
 ///
 /// # Errors
 /// The error of the last address, or the first error of an address that could be reached.
 pub fn connect_any<T>(
     server: &Server,
-    (host, port): (&str, u16),
+    addresses: impl ToSocketAddrs,
     limit: Duration,
     mut connect: impl FnMut(SocketAddr, Duration) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let began = Instant::now();
-    let found = (host, port).to_socket_addrs();
-    let mut addresses = found.map_err(|error| server.not_connected(error))?;
+    let found = addresses.to_socket_addrs();
+    let found = found.map_err(|error| server.not_connected(error))?;
+    let mut addresses = found.collect::<Vec<_>>().into_iter();
     let mut failed: Option<Error> = None;
     while let Some(address) = addresses.next() {
         let untried = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
