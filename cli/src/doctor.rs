@@ -1,4 +1,4 @@
-//! `lockkeeper doctor`: examines whether a store is fit for locks.
+//! `lockkeeper doctor`: checks whether a store is fit for locks.
 
 use std::process::ExitCode;
 
@@ -6,9 +6,9 @@ use lockkeeper::{Finding, Severity};
 use serde::Serialize;
 
 use crate::args;
-use crate::say;
+use crate::failure::Failure;
+use crate::output;
 use crate::settings;
-use crate::trouble::Trouble;
 
 mod checks;
 
@@ -31,27 +31,27 @@ struct Row<'a> {
 }
 
 pub(crate) fn main(args: &args::Doctor) -> ExitCode {
-    say::ended(doctor(args))
+    output::exit_code(doctor(args))
 }
 
-fn doctor(args: &args::Doctor) -> Result<u8, Trouble> {
+fn doctor(args: &args::Doctor) -> Result<u8, Failure> {
     let mut store = None;
     let findings = match settings::open_first(&args.store) {
         Ok(keeper) => {
             store = Some(keeper.backend());
             checks::all(&args.store, &keeper)
         }
-        Err(trouble) => vec![Finding::unusable(
+        Err(failure) => vec![Finding::unusable(
             "connect",
-            trouble.to_string(),
-            "nobody can lock on it",
-            "mend that, and run this again",
+            failure.to_string(),
+            "no program can lock on it",
+            "correct that, and run this again",
         )],
     };
     let worst = findings.iter().map(|finding| finding.severity).max();
     let worst = worst.unwrap_or(Severity::Fine);
     if args.json {
-        say::json(&Report {
+        output::print_json(&Report {
             schema: "lockkeeper-doctor",
             version: 1,
             store,
@@ -59,7 +59,7 @@ fn doctor(args: &args::Doctor) -> Result<u8, Trouble> {
             findings: findings.iter().map(row).collect(),
         })?;
     } else {
-        say::out(&text(&findings, worst))?;
+        output::print(&text(&findings, worst))?;
     }
     Ok(match worst {
         Severity::Fine => 0,
@@ -82,21 +82,21 @@ fn text(findings: &[Finding], worst: Severity) -> String {
     const INDENT: &str = "          ";
     let mut lines = Vec::new();
     for finding in findings {
-        lines.extend(say::wrapped(
+        lines.extend(output::wrap(
             &format!("{:<10}", finding.severity),
             &finding.what,
         ));
-        lines.extend(say::wrapped(INDENT, &finding.meaning));
+        lines.extend(output::wrap(INDENT, &finding.meaning));
         if !finding.advice.is_empty() {
-            lines.extend(say::wrapped(&format!("{INDENT}-> "), &finding.advice));
+            lines.extend(output::wrap(&format!("{INDENT}-> "), &finding.advice));
         }
     }
     let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
     lines.push(String::new());
     lines.push(match worst {
-        Severity::Fine => "Fine: nothing was found that breaks locks here.".to_owned(),
+        Severity::Fine => "Fine: no check found anything that breaks locks here.".to_owned(),
         _ => format!(
-            "{}: {} unusable, {} to look at, {} fine.",
+            "{}: {} unusable, {} with warnings, {} fine.",
             if worst == Severity::Warning {
                 "Warnings"
             } else {

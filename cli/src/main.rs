@@ -1,19 +1,21 @@
-//! The command `lockkeeper`: runs commands under a lock, shows operators which process holds what,
-//! and compares ways of locking.
+//! The command `lockkeeper`: runs commands under a lock, lists holders for operators, and compares
+//! ways of locking.
 //!
 //! `args` reads the command line and `settings` finds the store. `run`, `who`, `unlock` and `doctor`
 //! do what they are called; `compare` shows what the package `lockkeeper-compare` measures. All of
-//! them print with `say`, and fail with a `Trouble`.
+//! them print with `output`, and fail with a `Failure`.
 
 mod args;
 #[cfg(feature = "compare")]
 mod compare;
 mod doctor;
+mod failure;
 mod manual;
+mod output;
+#[cfg(any(unix, feature = "compare"))]
+mod program;
 mod run;
-mod say;
 mod settings;
-mod trouble;
 mod unlock;
 mod who;
 
@@ -44,8 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints why the command line was refused, or the help that it asks for. `doctor` and `run` use
-/// status 2 for other things, so wrong usage is 64, except for `compare`.
+/// Prints why the command line was refused, or the help that it asks for.
 fn refused(error: &clap::Error) -> ExitCode {
     let is_help = matches!(
         error.kind(),
@@ -54,22 +55,18 @@ fn refused(error: &clap::Error) -> ExitCode {
     let command = std::env::args_os().nth(1).unwrap_or_default();
     let command = command.to_string_lossy();
     if is_help {
-        return say::ended(say::printed(error.print()).map(|()| 0));
+        return output::exit_code(output::check_printed(error.print()).map(|()| 0));
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // If standard error is closed, the exit status still tells.
         let _ = error.print();
     } else {
-        say::err(&misuse(error, &command));
+        output::print_error(&misuse(error, &command));
     }
-    match command.as_ref() {
-        #[cfg(feature = "compare")]
-        "compare" => ExitCode::from(compare::USAGE),
-        _ => ExitCode::from(trouble::USAGE),
-    }
+    ExitCode::from(failure::USAGE)
 }
 
-/// Returns one line: the first sentence of clap, and where to read the rest.
+/// Returns one line: the first sentence of clap's error, and where to read the rest.
 fn misuse(error: &clap::Error, command: &str) -> String {
     let text = error.to_string();
     let first = text.lines().take_while(|line| !line.is_empty());

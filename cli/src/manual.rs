@@ -10,14 +10,14 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
 use crate::args::Args;
-use crate::say;
-use crate::trouble::Trouble;
+use crate::failure::Failure;
+use crate::output;
 
 /// Prints the completions of `shell`.
 pub(crate) fn completions(shell: clap_complete::Shell) -> ExitCode {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "lockkeeper", &mut text);
-    say::ended(say::out(&String::from_utf8_lossy(&text)).map(|()| 0))
+    output::exit_code(output::print(&String::from_utf8_lossy(&text)).map(|()| 0))
 }
 
 /// Prints all manual pages, one after the other, or writes each to a file in `folder`.
@@ -26,23 +26,23 @@ pub(crate) fn pages(folder: Option<&Path>) -> ExitCode {
     command.build();
     let mut all = vec![command.clone()];
     all.extend(command.get_subcommands().cloned());
-    say::ended(match folder {
+    output::exit_code(match folder {
         Some(folder) => write(&all, folder),
         None => print(&all),
     })
 }
 
-fn print(all: &[Command]) -> Result<u8, Trouble> {
+fn print(all: &[Command]) -> Result<u8, Failure> {
     let mut text = Vec::new();
     for page in all {
         render(page, &mut text)?;
     }
-    say::out(&String::from_utf8_lossy(&text)).map(|()| 0)
+    output::print(&String::from_utf8_lossy(&text)).map(|()| 0)
 }
 
-fn write(all: &[Command], folder: &Path) -> Result<u8, Trouble> {
+fn write(all: &[Command], folder: &Path) -> Result<u8, Failure> {
     let failed = |error: io::Error| {
-        Trouble::system(
+        Failure::system(
             &format!("write manual pages to {}", folder.display()),
             &error,
         )
@@ -57,7 +57,7 @@ fn write(all: &[Command], folder: &Path) -> Result<u8, Trouble> {
 }
 
 /// Writes a page, and returns its name.
-fn render(command: &Command, into: &mut impl Write) -> Result<String, Trouble> {
+fn render(command: &Command, into: &mut impl Write) -> Result<String, Failure> {
     let name = match command.get_name() {
         "lockkeeper" => "lockkeeper".to_owned(),
         sub => format!("lockkeeper-{sub}"),
@@ -79,7 +79,7 @@ fn render(command: &Command, into: &mut impl Write) -> Result<String, Trouble> {
             false => Ok(()),
         })
         .and_then(|()| sections(&details.unwrap_or_default()).to_writer(into));
-    rendered.map_err(|error| Trouble::system("write a manual page", &error))?;
+    rendered.map_err(|error| Failure::system("write a manual page", &error))?;
     Ok(name)
 }
 

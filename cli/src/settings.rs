@@ -9,7 +9,7 @@ use lockkeeper::{Config, LockKeeper, Observer, open_config};
 use toml::{Table, Value};
 
 use crate::args::StoreArgs;
-use crate::trouble::{CONFIG, Trouble};
+use crate::failure::{CONFIG, Failure};
 
 /// The variable that names the config file.
 const FILE: &str = "LOCKKEEPER_CONFIG";
@@ -19,7 +19,7 @@ const PREFIX: &str = "LOCKKEEPER";
 /// Returns the settings of the store, and the config file that they are from, if it is one. The
 /// command line comes first, then a file that the environment names, then the environment, then a
 /// file in the usual folders.
-fn find(args: &StoreArgs) -> Result<(Config, Option<PathBuf>), Trouble> {
+fn find(args: &StoreArgs) -> Result<(Config, Option<PathBuf>), Failure> {
     if let Some(url) = &args.url {
         return Ok((Config::from_url(url)?, None));
     }
@@ -31,7 +31,7 @@ fn find(args: &StoreArgs) -> Result<(Config, Option<PathBuf>), Trouble> {
         return Ok((Config::from_env(PREFIX)?, None));
     }
     let Some(file) = named.or_else(usual_file) else {
-        return Err(Trouble::new(
+        return Err(Failure::new(
             CONFIG,
             "no store is named; give --url, set LOCKKEEPER_URL, or write `url = \"…\"` to \
              ~/.config/lockkeeper.toml or /etc/lockkeeper.toml",
@@ -60,7 +60,7 @@ fn usual_file() -> Option<PathBuf> {
 }
 
 /// Reads the config file of one store, with its `url` and further keys at the top.
-fn read(file: &Path) -> Result<Config, Trouble> {
+fn read(file: &Path) -> Result<Config, Failure> {
     let table = read_table(file)?;
     // Only the files of `compare` have tables.
     if let Some((key, _)) = table.iter().find(|(_, value)| has_table(value)) {
@@ -77,7 +77,7 @@ fn read(file: &Path) -> Result<Config, Trouble> {
         .map_err(|error: toml::de::Error| unusable(file, error.message()))
 }
 
-fn read_table(file: &Path) -> Result<Table, Trouble> {
+fn read_table(file: &Path) -> Result<Table, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         let way_out = "make it readable, correct HOME, or name another with --config";
         unusable(file, &format!("{error}; {way_out}"))
@@ -96,9 +96,9 @@ fn read_table(file: &Path) -> Result<Table, Trouble> {
     })
 }
 
-fn unusable(file: &Path, why: &str) -> Trouble {
+fn unusable(file: &Path, why: &str) -> Failure {
     let file = file.display();
-    Trouble::new(
+    Failure::new(
         CONFIG,
         format!("the config file {file} cannot be used: {why}"),
     )
@@ -115,7 +115,7 @@ fn has_table(value: &Value) -> bool {
 /// Reads the config file of several stores, which may belong to another program: a store is the file
 /// itself, or every table in it, that has a `url`. Each comes with its name for messages.
 #[cfg(feature = "compare")]
-pub(crate) fn stores(file: &Path) -> Result<Vec<(String, Table)>, Trouble> {
+pub(crate) fn stores(file: &Path) -> Result<Vec<(String, Table)>, Failure> {
     let mut stores = Vec::new();
     collect_stores("", Value::Table(read_table(file)?), &mut stores);
     if stores.is_empty() {
@@ -157,31 +157,31 @@ fn collect_stores(name: &str, value: Value, stores: &mut Vec<(String, Table)>) {
 fn open_changed(
     args: &StoreArgs,
     change: impl FnOnce(Config) -> Config,
-) -> Result<LockKeeper, Trouble> {
+) -> Result<LockKeeper, Failure> {
     let (config, file) = find(args)?;
     open_config(&change(config)).map_err(|error| {
-        let mut trouble = Trouble::from(error);
+        let mut failure = Failure::from(error);
         if let Some(file) = file
-            && trouble.code == CONFIG
+            && failure.code == CONFIG
         {
-            trouble.text = format!("{} (config file {})", trouble.text, file.display());
+            failure.text = format!("{} (config file {})", failure.text, file.display());
         }
-        trouble
+        failure
     })
 }
 
 /// Opens the store.
-pub(crate) fn open(args: &StoreArgs, observer: Arc<dyn Observer>) -> Result<LockKeeper, Trouble> {
+pub(crate) fn open(args: &StoreArgs, observer: Arc<dyn Observer>) -> Result<LockKeeper, Failure> {
     open_changed(args, |config| config.observer(observer))
 }
 
 /// Opens the store without its fallbacks: a question about one store is not answered by another.
-pub(crate) fn open_first(args: &StoreArgs) -> Result<LockKeeper, Trouble> {
+pub(crate) fn open_first(args: &StoreArgs) -> Result<LockKeeper, Failure> {
     open_changed(args, Config::without_fallbacks)
 }
 
 /// Opens the store without its fallbacks if it exists, and does not create it.
-pub(crate) fn open_existing(args: &StoreArgs) -> Result<LockKeeper, Trouble> {
+pub(crate) fn open_existing(args: &StoreArgs) -> Result<LockKeeper, Failure> {
     open_changed(args, |config| {
         let config = config.without_fallbacks();
         if config.url().scheme() != "sqlite" {
@@ -197,7 +197,7 @@ pub(crate) fn open_existing(args: &StoreArgs) -> Result<LockKeeper, Trouble> {
 mod tests {
     use super::*;
 
-    fn names(text: &str) -> Result<Vec<String>, Trouble> {
+    fn names(text: &str) -> Result<Vec<String>, Failure> {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("app.toml");
         std::fs::write(&file, text).unwrap();

@@ -1,4 +1,4 @@
-//! `lockkeeper who`: lists the names that are held, and their holders.
+//! `lockkeeper who`: lists the held locks and their holders.
 
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -10,9 +10,9 @@ use lockkeeper::{Admin, Clock, HeldName, LockKeeper, LockName, SystemClock};
 use serde::Serialize;
 
 use crate::args;
-use crate::say;
+use crate::failure::{CONFIG, Failure};
+use crate::output;
 use crate::settings;
-use crate::trouble::{CONFIG, Trouble};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -32,7 +32,7 @@ struct Row {
     thread: Option<String>,
     session: Option<String>,
     since_unix_ms: Option<u64>,
-    /// A text, since many JSON readers round integers of this size.
+    /// A string, since many JSON readers round integers of this size.
     token: Option<String>,
     remaining_ms: Option<u64>,
     waiting: Option<u64>,
@@ -48,7 +48,7 @@ impl From<&HeldName> for Row {
             pid: held.holder.pid,
             thread: held.holder.thread.clone(),
             session: held.holder.session.clone(),
-            since_unix_ms: held.holder.since.map(say::unix_millis),
+            since_unix_ms: held.holder.since.map(output::unix_millis),
             token: held.token().map(|token| token.to_string()),
             remaining_ms: held.remaining.and_then(millis),
             waiting: held.waiting,
@@ -57,18 +57,18 @@ impl From<&HeldName> for Row {
 }
 
 pub(crate) fn main(args: &args::Who) -> ExitCode {
-    say::ended(who(args).map(|()| 0))
+    output::exit_code(who(args).map(|()| 0))
 }
 
-fn who(args: &args::Who) -> Result<(), Trouble> {
+fn who(args: &args::Who) -> Result<(), Failure> {
     let name = args.name.as_deref().map(LockName::new).transpose();
-    let name = name.map_err(|error| Trouble::usage(&error))?;
+    let name = name.map_err(|error| Failure::usage(&error))?;
     let keeper = settings::open_existing(&args.store)?;
     let admin = admin(&keeper)?;
     let held = admin.held(name.as_ref(), SystemClock.now() + args.timeout)?;
     let cannot_tell = admin.cannot_tell();
     if args.json {
-        return say::json(&Report {
+        return output::print_json(&Report {
             schema: "lockkeeper-who",
             version: 1,
             store: keeper.backend(),
@@ -77,34 +77,34 @@ fn who(args: &args::Who) -> Result<(), Trouble> {
         });
     }
     let mut text = match (held.is_empty(), &name) {
-        (true, Some(name)) => format!("Nobody holds {name:?}."),
-        (true, None) => "Nothing is held.".to_owned(),
+        (true, Some(name)) => format!("{name:?} is not held."),
+        (true, None) => "No lock is held.".to_owned(),
         (false, _) => table(&held, SystemTime::now()),
     };
     if !held.is_empty() && !cannot_tell.is_empty() {
         let store = keeper.backend();
-        let note = format!("{store} cannot tell: {}", cannot_tell.join(", "));
-        for line in say::wrapped("", &note) {
+        let note = format!("{store} has no data for: {}", cannot_tell.join(", "));
+        for line in output::wrap("", &note) {
             text.push('\n');
             text.push_str(&line);
         }
     }
-    say::out(&text)
+    output::print(&text)
 }
 
-/// Returns the store's operator, if the store can be seen by other processes.
-pub(crate) fn admin(keeper: &LockKeeper) -> Result<&dyn Admin, Trouble> {
+/// Returns the store's view for operators, or an error if other processes cannot see the store.
+pub(crate) fn admin(keeper: &LockKeeper) -> Result<&dyn Admin, Failure> {
     let store = keeper.backend();
     if store == "memory" {
-        return Err(Trouble::new(
+        return Err(Failure::new(
             CONFIG,
-            "memory: lives within one process, and no other can look into it",
+            "memory: can be seen only by its own process; name a store that processes share",
         ));
     }
     keeper.admin().ok_or_else(|| {
-        Trouble::new(
+        Failure::new(
             CONFIG,
-            format!("the backend {store} has no answers to that; see what the store itself tells"),
+            format!("the backend {store} cannot list or free locks; use the tools of the store"),
         )
     })
 }
@@ -124,7 +124,7 @@ fn table(held: &[HeldName], now: SystemTime) -> String {
             process(held).unwrap_or_else(dash),
             held_for(held, now).unwrap_or_else(dash),
             held.token().map_or_else(dash, |token| token.to_string()),
-            held.remaining.map_or_else(dash, say::span),
+            held.remaining.map_or_else(dash, output::format_span),
             held.waiting.map_or_else(dash, |count| count.to_string()),
         ]
     });
@@ -132,7 +132,7 @@ fn table(held: &[HeldName], now: SystemTime) -> String {
     table
         .load_style(STYLE)
         .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(say::WIDTH)
+        .set_width(output::WIDTH)
         .set_header(HEADER)
         .add_rows(rows);
     for (index, column) in table.column_iter_mut().enumerate() {
@@ -172,8 +172,8 @@ fn process(held: &HeldName) -> Option<String> {
         .as_ref()
         .map(|id| format!("session {}", plain(id)));
     match (pid.or(session), holder.host.as_deref().map(plain)) {
-        (Some(who), Some(host)) => Some(format!("{who} on {host}")),
-        (Some(who), None) => Some(who),
+        (Some(process), Some(host)) => Some(format!("{process} on {host}")),
+        (Some(process), None) => Some(process),
         (None, host) => host,
     }
 }
@@ -181,15 +181,17 @@ fn process(held: &HeldName) -> Option<String> {
 fn held_for(held: &HeldName, now: SystemTime) -> Option<String> {
     let since = held.holder.since?;
     // The clocks of two hosts may differ.
-    Some(say::span(now.duration_since(since).unwrap_or_default()))
+    Some(output::format_span(
+        now.duration_since(since).unwrap_or_default(),
+    ))
 }
 
 /// Describes a holder in a few words: `pid 42 on web-1 (for 2m 5s)`.
 pub(crate) fn holder(held: &HeldName, now: SystemTime) -> String {
-    let who = process(held).unwrap_or_else(|| "somebody unknown".to_owned());
+    let process = process(held).unwrap_or_else(|| "an unknown process".to_owned());
     match held_for(held, now) {
-        Some(span) => format!("{who} (for {span})"),
-        None => who,
+        Some(span) => format!("{process} (for {span})"),
+        None => process,
     }
 }
 

@@ -154,7 +154,7 @@ fn html_needs_no_network_and_describes_every_picture() {
 
     let nowhere = folder.path().join("no/such/folder.html");
     let (code, said) = refused(&["--html", nowhere.to_str().unwrap()]);
-    assert_eq!(code, Some(2), "{said}");
+    assert_eq!(code, Some(64), "{said}");
     assert!(said.contains("choose another file"), "{said}");
 }
 
@@ -173,7 +173,7 @@ fn tables_of_a_config_file_are_stores() {
 
     std::fs::write(&file, "[locks]\nurl = 'memory:'\ntll = '5s'").unwrap();
     let (code, said) = refused(&["--config", file.to_str().unwrap()]);
-    assert_eq!(code, Some(2), "{said}");
+    assert_eq!(code, Some(64), "{said}");
     assert!(said.contains("did you mean `ttl`?"), "{said}");
 }
 
@@ -243,7 +243,7 @@ fn wrong_usage_is_refused_with_a_remedy() {
         (&["--fast"], "--help"),
     ] {
         let (code, said) = refused(args);
-        assert_eq!(code, Some(2), "{args:?}: {said}");
+        assert_eq!(code, Some(64), "{args:?}: {said}");
         assert!(said.contains(remedy), "{args:?}: {said}");
     }
 }

@@ -12,7 +12,7 @@ pub(crate) use compare::Compare;
 pub(crate) use operate::{Doctor, Unlock, Who};
 pub(crate) use run::{OnLost, Run};
 
-/// Locks by name, on the store of a URL: for shell scripts and cron, and for operators.
+/// Locks by name on the store of a URL, for shell scripts, cron and operators.
 #[derive(Debug, Parser)]
 #[command(
     name = "lockkeeper",
@@ -21,32 +21,31 @@ pub(crate) use run::{OnLost, Run};
     arg_required_else_help = true
 )]
 pub(crate) struct Args {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// What the command can do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Runs a command while it holds a lock.
     #[command(long_about = run::ABOUT, after_long_help = run::DETAILS)]
     Run(Run),
 
-    /// Tells who holds what.
+    /// Lists the held locks and their holders.
     #[command(long_about = operate::WHO, after_long_help = operate::WHO_DETAILS)]
     Who(Who),
 
-    /// Takes a lock from whoever holds it.
+    /// Takes a lock away from its holder.
     #[command(long_about = operate::UNLOCK, after_long_help = operate::UNLOCK_DETAILS)]
     Unlock(Unlock),
 
-    /// Tries whether a store is fit for locks, and looks for known traps.
+    /// Checks whether a store is fit for locks.
     #[command(long_about = operate::DOCTOR, after_long_help = operate::DOCTOR_DETAILS)]
     Doctor(Doctor),
 
-    /// Lets many threads do the same work with and without a lock, on several stores, and says who
-    /// was right.
+    /// Compares ways of locking, and none, on several stores: which are right, and what they cost.
     #[cfg(feature = "compare")]
     #[command(long_about = compare::ABOUT, after_long_help = compare::DETAILS)]
     Compare(Compare),
@@ -59,7 +58,7 @@ Prints the completions for a shell.
   zsh   lockkeeper completions zsh > a folder of $fpath, as _lockkeeper
   fish  lockkeeper completions fish > ~/.config/fish/completions/lockkeeper.fish")]
     Completions {
-        /// For which shell.
+        /// The shell.
         shell: clap_complete::Shell,
     },
 

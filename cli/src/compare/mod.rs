@@ -3,7 +3,7 @@
 mod progress;
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use lockkeeper::CancelToken;
@@ -11,18 +11,17 @@ use lockkeeper_compare::{Comparison, Error, StoreSpec, holder};
 
 use self::progress::Progress;
 use crate::args;
-use crate::say;
+use crate::failure::{Failure, SYSTEM, USAGE};
+use crate::output;
+use crate::program::own_program;
 use crate::settings;
-use crate::trouble::{SYSTEM, Trouble};
 
 /// A row does not have its expected verdict, or the run failed.
 const FAILED: u8 = 1;
-/// The command line is wrong.
-pub(crate) const USAGE: u8 = 2;
 /// The user pressed Ctrl-C: 128 + SIGINT, as in shells.
 const INTERRUPTED: u8 = 130;
 
-impl From<Error> for Trouble {
+impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match error {
             Error::Invalid(_) => USAGE,
@@ -34,11 +33,11 @@ impl From<Error> for Trouble {
 }
 
 pub(crate) fn main(args: &args::Compare) -> ExitCode {
-    say::ended(compare(args))
+    output::exit_code(compare(args))
 }
 
 /// Runs a comparison. What was measured is shown even if the run ends early.
-fn compare(args: &args::Compare) -> Result<u8, Trouble> {
+fn compare(args: &args::Compare) -> Result<u8, Failure> {
     if args.holder {
         holder::main()?;
         return Ok(0);
@@ -49,13 +48,13 @@ fn compare(args: &args::Compare) -> Result<u8, Trouble> {
         open.map_err(|error| {
             let file = file.display();
             let text = format!("--html {file} cannot be written: {error}; choose another file");
-            Trouble::new(USAGE, text)
+            Failure::new(USAGE, text)
         })?;
     }
     let cancel = CancelToken::new();
     let on_signal = cancel.clone();
     ctrlc::set_handler(move || on_signal.cancel())
-        .map_err(|error| Trouble::system("listen for Ctrl-C", &error))?;
+        .map_err(|error| Failure::system("listen for Ctrl-C", &error))?;
     let progress = Progress::new(args.quiet);
     let shown = progress.clone();
     let comparison = comparison(args)?
@@ -65,9 +64,9 @@ fn compare(args: &args::Compare) -> Result<u8, Trouble> {
     progress.finish();
     let report = ran?;
     if args.json {
-        say::json(&report)?;
+        output::print_json(&report)?;
     } else if !report.rows.is_empty() {
-        say::out(&report.to_text())?;
+        output::print(&report.to_text())?;
     }
     if let Some(file) = &args.html {
         write(file, &report.to_html())?;
@@ -79,7 +78,8 @@ fn compare(args: &args::Compare) -> Result<u8, Trouble> {
     }
 }
 
-fn comparison(args: &args::Compare) -> Result<Comparison, Trouble> {
+fn comparison(args: &args::Compare) -> Result<Comparison, Failure> {
+    let program = own_program().map_err(|error| Failure::system("find this program", &error))?;
     let mut comparison = Comparison::new()
         .threads(args.threads)
         .seats(args.seats)
@@ -89,14 +89,14 @@ fn comparison(args: &args::Compare) -> Result<Comparison, Trouble> {
         .scenarios(args.scenario.iter().copied())
         .strategies(args.strategy.iter().copied())
         .servers(args.servers)
-        .holder(own_program()?, ["compare", "--holder"]);
+        .holder(program, ["compare", "--holder"]);
     for (number, url) in (1..).zip(&args.url) {
         comparison = comparison.store(StoreSpec::url(url).origin(format!("--url {number}")));
     }
     for file in &args.config {
-        let stores = settings::stores(file).map_err(|trouble| Trouble {
+        let stores = settings::stores(file).map_err(|failure| Failure {
             code: USAGE,
-            ..trouble
+            ..failure
         })?;
         for (name, table) in stores {
             let origin = format!("{name} of --config {}", file.display());
@@ -106,18 +106,10 @@ fn comparison(args: &args::Compare) -> Result<Comparison, Trouble> {
     Ok(comparison)
 }
 
-/// Returns the path of this program, which works even if its file was replaced meanwhile.
-fn own_program() -> Result<PathBuf, Trouble> {
-    if cfg!(target_os = "linux") {
-        return Ok("/proc/self/exe".into());
-    }
-    std::env::current_exe().map_err(|error| Trouble::system("find this program", &error))
-}
-
-fn write(file: &Path, page: &str) -> Result<(), Trouble> {
+fn write(file: &Path, page: &str) -> Result<(), Failure> {
     fs::write(file, page).map_err(|error| {
         let file = file.display();
         let text = format!("the page {file} could not be written: {error}; is the disk full?");
-        Trouble::new(SYSTEM, text)
+        Failure::new(SYSTEM, text)
     })
 }

@@ -1,4 +1,4 @@
-//! The checks of the doctor: the whole life of a lock, with two keepers, under names of its own.
+//! The checks of `doctor`: every step in the life of a lock, with two keepers, under names of its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,12 +12,12 @@ use lockkeeper::{
 use crate::args::StoreArgs;
 use crate::settings;
 
-/// A step that takes longer than this is broken.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// A store frees an expired lease at most this long after its ttl.
+/// The longest time that a step may take.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest time after its ttl at which a store may free an expired lease.
 const LATE: Duration = Duration::from_secs(1);
 const ROUND_TRIPS: u32 = 20;
-/// Acquiring and releasing for longer than this is slow enough to be noticed.
+/// Acquiring and releasing a lock within this time needs no warning.
 const SLOW: Duration = Duration::from_millis(50);
 
 /// Runs all checks; a check that fails is a finding, too.
@@ -26,7 +26,7 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
         "connect",
         format!("the store can be opened: {}", keeper.backend()),
     )];
-    // A second keeper, as another program would have it, if the two can see each other.
+    // The keeper of another program, if the store can be shared by processes.
     let other = if keeper.capabilities().has(Capability::CrossProcess) {
         settings::open_first(args)
     } else {
@@ -34,16 +34,16 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
     };
     let other = match other {
         Ok(other) => other,
-        Err(trouble) => {
+        Err(failure) => {
             findings.push(broken(
                 "connect",
                 "a second connection is refused",
-                &trouble,
+                &failure,
             ));
             return findings;
         }
     };
-    findings.push(reach(keeper));
+    findings.push(scope(keeper));
     let name = format!("lockkeeper-doctor/{:016x}", unique());
     let pair = Pair {
         keeper,
@@ -60,8 +60,8 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
         }
     }
     if let Some(admin) = keeper.admin() {
-        findings.push(match admin.held(None, SystemClock.now() + PATIENCE) {
-            Ok(_) => Finding::fine("names", "this user may see who holds what"),
+        findings.push(match admin.held(None, SystemClock.now() + STEP_TIMEOUT) {
+            Ok(_) => Finding::fine("names", "this user may list the holders"),
             Err(error) => Finding::warning(
                 "names",
                 "this user cannot list the names that are held",
@@ -69,13 +69,13 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
                 "as above; locks themselves work without it",
             ),
         });
-        match admin.examine(SystemClock.now() + PATIENCE) {
+        match admin.examine(SystemClock.now() + STEP_TIMEOUT) {
             Ok(found) => findings.extend(found),
             Err(error) => findings.push(Finding::warning(
                 "examine",
-                format!("the known traps cannot be looked for: {error}"),
-                "there may be some",
-                "run this as a user who may look",
+                format!("the settings of the store cannot be checked: {error}"),
+                "they may break locks",
+                "run this as a user with the right to read them",
             )),
         }
     }
@@ -106,11 +106,11 @@ fn broken(topic: &'static str, what: &str, why: &dyn std::fmt::Display) -> Findi
         topic,
         format!("{what}: {why}"),
         "locks do not work here",
-        "mend that, and run this again",
+        "correct that, and run this again",
     )
 }
 
-fn reach(keeper: &LockKeeper) -> Finding {
+fn scope(keeper: &LockKeeper) -> Finding {
     let has = |capability| keeper.capabilities().has(capability);
     let topic = "excludes";
     if has(Capability::CrossHost) {
@@ -167,7 +167,7 @@ fn contend(pair: &Pair<'_>) -> Result<Finding, Error> {
         return Ok(broken(
             topic,
             "a lock was gone while it was held",
-            &"somebody removes keys or rows",
+            &"another program removes keys or rows",
         ));
     }
     let second = pair.other.lock(&pair.name)?;
@@ -175,7 +175,7 @@ fn contend(pair: &Pair<'_>) -> Result<Finding, Error> {
         return Ok(broken(
             topic,
             "the token has not grown",
-            &"late writers cannot be told",
+            &"late writes cannot be recognised",
         ));
     }
     second.release()?;
@@ -191,7 +191,7 @@ fn hand_over(pair: &Pair<'_>) -> Result<Finding, Error> {
     let waits = AtomicBool::new(false);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let options = AcquireOptions::new().wait(PATIENCE);
+            let options = AcquireOptions::new().wait(STEP_TIMEOUT);
             waits.store(true, Ordering::SeqCst);
             let guard = pair.other.acquire(&pair.name, &options)?;
             Ok::<_, Error>((guard.is_some(), Instant::now()))
@@ -206,7 +206,7 @@ fn hand_over(pair: &Pair<'_>) -> Result<Finding, Error> {
         let Ok(answer) = waiter.join() else {
             return Ok(broken(
                 "hand over",
-                "the one that waits failed",
+                "the waiter failed",
                 &"please report it",
             ));
         };
@@ -214,20 +214,20 @@ fn hand_over(pair: &Pair<'_>) -> Result<Finding, Error> {
         if !got_it {
             return Ok(broken(
                 "hand over",
-                "a released lock did not come to the one that waits",
-                &"nobody is woken",
+                "a released lock was not granted to the waiter",
+                &"the waiter was not woken",
             ));
         }
         let took = at.saturating_duration_since(began);
-        let what = format!("a released lock is the next one's after {took:.0?}");
+        let what = format!("a released lock is granted to a waiter after {took:.0?}");
         Ok(if took < LATE / 2 {
             Finding::fine("hand over", what)
         } else {
             Finding::warning(
                 "hand over",
                 what,
-                "the one that waits was not woken, and found out by looking",
-                "see whether something between here and the store drops messages",
+                "the waiter was not woken, and found the release by polling",
+                "check whether something between here and the store drops messages",
             )
         })
     })
@@ -242,35 +242,35 @@ fn expire(pair: &Pair<'_>) -> Result<Finding, Error> {
         .min_ttl()
         .max(Duration::from_millis(500));
     let options = AcquireOptions::new()
-        .wait(PATIENCE)
+        .wait(STEP_TIMEOUT)
         .lease(LeasePolicy::Fixed { ttl });
     let began = Instant::now();
     let Some(guard) = pair.keeper.acquire(&pair.name, &options)? else {
         return Ok(broken(
             topic,
             "the name is busy",
-            &"somebody else runs under it",
+            &"another program holds it",
         ));
     };
-    let options = AcquireOptions::new().wait(PATIENCE);
+    let options = AcquireOptions::new().wait(STEP_TIMEOUT);
     let next = pair.other.acquire(&pair.name, &options)?;
     let took = began.elapsed();
     let Some(next) = next else {
         return Ok(broken(
             topic,
-            "a lease that ran out is not granted again",
-            &"a dead holder's lock stays for ever",
+            "an expired lease is not granted again",
+            &"a dead holder's lock stays forever",
         ));
     };
     if guard.is_held() || took < ttl {
         return Ok(broken(
             topic,
-            "a lease was granted to the next before it was over",
-            &"two hold it at once",
+            "the name of a lease was granted again before the lease was over",
+            &"two programs hold it at once",
         ));
     }
     next.release()?;
-    let what = format!("a lease of {ttl:?} was the next one's after {took:.0?}");
+    let what = format!("a lease of {ttl:?} is granted to a waiter after {took:.0?}");
     Ok(if took <= ttl + LATE {
         Finding::fine(topic, what)
     } else {
@@ -278,7 +278,7 @@ fn expire(pair: &Pair<'_>) -> Result<Finding, Error> {
             topic,
             what,
             "a dead holder's lock stays longer than it should",
-            "look whether the store is overloaded",
+            "check whether the store is overloaded",
         )
     })
 }

@@ -4,7 +4,6 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
@@ -15,7 +14,10 @@ use rustix::process::{
 };
 
 use super::signals::is_handled;
+#[cfg(target_os = "linux")]
+use super::signals::is_proc_ours;
 use super::stderr::StderrWriter;
+use crate::program::own_program;
 
 /// The hidden argument that makes this program a process that becomes the command.
 pub(super) const CHILD: &str = "__child";
@@ -23,14 +25,6 @@ pub(super) const CHILD: &str = "__child";
 pub(super) const OWN_NAME: &str = "lockkeeper";
 const NOT_FOUND: u8 = 127;
 const NOT_RUN: u8 = 126;
-
-/// Returns the path of this program, which is right also after its file was replaced.
-pub(super) fn own_program() -> io::Result<PathBuf> {
-    if cfg!(target_os = "linux") {
-        return Ok(PathBuf::from("/proc/self/exe"));
-    }
-    env::current_exe()
-}
 
 /// A command in a process group of its own.
 #[derive(Debug)]
@@ -181,12 +175,6 @@ fn only_zombies(group: Pid) -> bool {
     let mut members = processes.flatten().filter_map(ended).peekable();
     // Processes of other users may be hidden, so a group without members proves nothing.
     members.peek().is_some() && members.all(|ended| ended) && is_proc_ours()
-}
-
-/// Returns whether /proc shows the process ids of this process's own PID namespace.
-pub(super) fn is_proc_ours() -> bool {
-    let shown = std::fs::read_link("/proc/self").unwrap_or_default();
-    shown.to_str() == Some(getpid().to_string().as_str())
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -8,7 +8,7 @@
 //! - `start`: from the command line to the exit status
 //! - `plan`: whether the times fit, and the deadlines of the command
 //! - `signals`: signals and renewals as one queue of events
-//! - `claim`: no two commands of this host under one name
+//! - `claim`, with `claim_wait`: no two commands of this host under one name
 //! - `command`: the command's process
 //! - `terminal`: lending the terminal to the command
 //! - `supervisor`: what `run` does while the command runs
@@ -17,6 +17,8 @@
 
 #[cfg(unix)]
 mod claim;
+#[cfg(unix)]
+mod claim_wait;
 #[cfg(unix)]
 mod command;
 #[cfg(unix)]
@@ -44,8 +46,8 @@ mod absent {
     use std::process::ExitCode;
 
     use crate::args;
-    use crate::say;
-    use crate::trouble::{SYSTEM, Trouble};
+    use crate::failure::{Failure, SYSTEM};
+    use crate::output;
 
     pub(crate) fn helper() -> Option<ExitCode> {
         None
@@ -53,7 +55,7 @@ mod absent {
 
     pub(crate) fn main(_args: &args::Run) -> ExitCode {
         let text = "`run` needs process groups and signals, which this system does not have";
-        say::ended(Err(Trouble::new(SYSTEM, text)))
+        output::exit_code(Err(Failure::new(SYSTEM, text)))
     }
 }
 #[cfg(not(unix))]

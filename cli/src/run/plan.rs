@@ -7,7 +7,7 @@ use humantime::format_duration;
 use lockkeeper::{Clock, HostInstant, LeasePolicy, LockGuard, LockKeeper, SystemClock};
 
 use crate::args::{OnLost, Run};
-use crate::trouble::{CONFIG, Trouble, USAGE};
+use crate::failure::{CONFIG, Failure, USAGE};
 
 /// The default of --kill-after; its help says so.
 const KILL_AFTER: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ impl Deadlines {
 }
 
 impl Plan {
-    pub(super) fn new(args: &Run, keeper: &LockKeeper) -> Result<Self, Trouble> {
+    pub(super) fn new(args: &Run, keeper: &LockKeeper) -> Result<Self, Failure> {
         let policy = match (args.lease, args.ttl) {
             (Some(ttl), _) => LeasePolicy::Fixed { ttl },
             (None, Some(ttl)) => LeasePolicy::Renewed { ttl },
@@ -56,12 +56,12 @@ impl Plan {
         };
         if !args.hold_at_least.is_zero() {
             plan.check_hold(args.hold_at_least, keeper.margin(policy.ttl()))
-                .map_err(|text| Trouble::new(USAGE, text))?;
+                .map_err(|text| Failure::new(USAGE, text))?;
         }
         if args.on_lost == OnLost::Term {
             plan.check(&|ttl| keeper.margin(ttl)).map_err(|text| {
                 let is_option = args.lease.or(args.ttl).or(args.kill_after).is_some();
-                Trouble::new(if is_option { USAGE } else { CONFIG }, text)
+                Failure::new(if is_option { USAGE } else { CONFIG }, text)
             })?;
         }
         Ok(plan)

@@ -16,6 +16,10 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
 
+/// How often `run` polls for what no signal tells it: the end of a process of the command's group that
+/// is not a child of `run`, or a claim of the watchdog.
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
 /// Returns whether a file can be read from, or has ended, within `limit`.
 pub(super) fn is_readable(file: &impl AsFd, limit: Duration) -> bool {
     let limit = timespec(limit);

@@ -12,10 +12,9 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use signal_hook::iterator::Signals;
 
-use super::command::is_proc_ours;
 use super::stderr::StderrWriter;
 use super::terminal;
-use crate::trouble::Trouble;
+use crate::failure::Failure;
 
 /// An event while a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,14 +69,14 @@ pub(super) fn listen(
     events: Sender<Event>,
     wait: CancelToken,
     is_running: Arc<AtomicBool>,
-) -> Result<(), Trouble> {
+) -> Result<(), Failure> {
     let wanted = END_SIGNALS.into_iter().chain(OTHER_SIGNALS);
     // A signal that the caller ignores (`nohup`, `&` in a script, `trap ''`) stays ignored, here and
     // in the command, which inherits that.
     let handled = wanted.filter(|signal| *signal == Signal::CHILD || !is_ignored(*signal));
     let handled: Vec<_> = handled.map(Signal::as_raw).collect();
     let mut signals =
-        Signals::new(&handled).map_err(|error| Trouble::system("listen for signals", &error))?;
+        Signals::new(&handled).map_err(|error| Failure::system("listen for signals", &error))?;
     let listener = move || {
         // The caller may have blocked the signals. Only this thread unblocks them: the command inherits
         // the mask of another thread, and gets what the caller left.
@@ -113,7 +112,7 @@ pub(super) fn listen(
     let started = std::thread::Builder::new()
         .name("lockkeeper-signals".to_owned())
         .spawn(listener);
-    started.map_err(|error| Trouble::system("start a thread", &error))?;
+    started.map_err(|error| Failure::system("start a thread", &error))?;
     Ok(())
 }
 
@@ -141,6 +140,12 @@ pub(super) fn is_ignored(signal: Signal) -> bool {
 /// Returns whether a process is known to handle a signal.
 pub(super) fn is_handled(process: Pid, signal: Signal) -> bool {
     is_proc_ours() && is_in("SigCgt:", &process.to_string(), signal)
+}
+
+/// Returns whether /proc shows the process ids of this process's own PID namespace.
+pub(super) fn is_proc_ours() -> bool {
+    let shown = std::fs::read_link("/proc/self").unwrap_or_default();
+    shown.to_str() == Some(getpid().to_string().as_str())
 }
 
 /// Returns whether a signal is in a mask that the kernel shows; see proc_pid_status(5).

@@ -14,20 +14,22 @@ use lockkeeper::{
 };
 use rustix::process::{Pid, Signal, kill_current_process_group};
 
-use super::claim::{self, ClaimWait};
+use super::claim;
+use super::claim_wait::{self, ClaimWait};
 use super::command::{self, CHILD, CommandProcess};
 use super::plan::Plan;
+use super::poll::POLL_INTERVAL;
 use super::signals::{
     Event, EventForwarder, asks_for_end, end_by_signal, end_signal, end_signal_within, listen,
 };
 use super::stderr::{self, StderrWriter};
-use super::supervisor::{Ended, POLL_INTERVAL, Supervisor};
+use super::supervisor::{Ended, Supervisor};
 use super::terminal::{self, Terminal};
 use super::watchdog::{self, WATCHDOG, Watchdog};
 use crate::args;
-use crate::say;
+use crate::failure::{CONFIG, Failure, LOST, SYSTEM};
+use crate::output;
 use crate::settings;
-use crate::trouble::{CONFIG, LOST, SYSTEM, Trouble};
 use crate::who;
 
 /// The exit status of shells for a command that cannot be run.
@@ -59,13 +61,13 @@ pub(crate) fn helper() -> Option<ExitCode> {
 
 pub(crate) fn main(args: &args::Run) -> ExitCode {
     let stderr = StderrWriter::new(args.quiet, args.verbose);
-    let end = run(args, stderr).unwrap_or_else(|trouble| {
-        match trouble.code {
+    let end = run(args, stderr).unwrap_or_else(|failure| {
+        match failure.code {
             // With --conflict-exit-code 0 a busy lock is no failure, and cron must not send a mail.
-            0 => stderr.info(&trouble.to_string()),
-            _ => stderr.warn(&trouble.to_string()),
+            0 => stderr.info(&failure.to_string()),
+            _ => stderr.warn(&failure.to_string()),
         }
-        End::Code(trouble.code)
+        End::Code(failure.code)
     });
     stderr::flush();
     match end {
@@ -90,8 +92,8 @@ fn status_of(signal: Signal) -> u8 {
     u8::try_from(128 + signal.as_raw()).unwrap_or(u8::MAX)
 }
 
-fn run(args: &args::Run, stderr: StderrWriter) -> Result<End, Trouble> {
-    let name = LockName::new(args.name.as_str()).map_err(|error| Trouble::usage(&error))?;
+fn run(args: &args::Run, stderr: StderrWriter) -> Result<End, Failure> {
+    let name = LockName::new(args.name.as_str()).map_err(|error| Failure::usage(&error))?;
     let (sender, events) = channel();
     let wait = CancelToken::new();
     let is_running = Arc::new(AtomicBool::new(false));
@@ -100,13 +102,13 @@ fn run(args: &args::Run, stderr: StderrWriter) -> Result<End, Trouble> {
         events: sender,
         stderr,
     };
-    let opened = settings::open(&args.place, Arc::new(forwarder));
+    let opened = settings::open(&args.store, Arc::new(forwarder));
     if let Some(signal) = end_signal(&events) {
         return Ok(interrupted(signal, stderr));
     }
     let keeper = opened?;
     if !keeper.capabilities().has(Capability::CrossProcess) {
-        return Err(Trouble::new(
+        return Err(Failure::new(
             CONFIG,
             format!(
                 "{}: excludes only the threads of its own process; use sqlite: or a server",
@@ -125,11 +127,11 @@ fn run(args: &args::Run, stderr: StderrWriter) -> Result<End, Trouble> {
     stderr.info(&format!("got {name:?} with the token {}", guard.token()));
     let mut watchdog =
         Watchdog::start(claim::name(&keeper, &name)).map_err(|error| no_process(&error))?;
-    let waited = claim::wait(&mut watchdog, plan, &guard, &events, stderr).or_else(|_| {
+    let waited = claim_wait::wait(&mut watchdog, plan, &guard, &events, stderr).or_else(|_| {
         // A signal to all processes of a service also ends the watchdog; this process gets it, too.
         match end_signal_within(POLL_INTERVAL, &events) {
             Some(signal) => Ok(ClaimWait::Signal(signal)),
-            None => Err(Trouble::new(
+            None => Err(Failure::new(
                 NOT_RUN,
                 "the command cannot be started: its watchdog was killed",
             )),
@@ -188,7 +190,7 @@ fn acquire(
     name: &LockName,
     plan: Plan,
     cancel: &CancelToken,
-) -> Result<Option<LockGuard>, Trouble> {
+) -> Result<Option<LockGuard>, Failure> {
     let options = AcquireOptions::new().lease(plan.policy).cancel(cancel);
     let options = match (args.no_wait, args.wait) {
         (true, _) => options.wait(Duration::ZERO),
@@ -200,20 +202,20 @@ fn acquire(
         .or_else(|error| match error.kind() {
             ErrorKind::Cancelled => Ok(None),
             ErrorKind::InvalidTtl | ErrorKind::TtlTooShort | ErrorKind::InvalidWait => {
-                Err(Trouble::usage(&error))
+                Err(Failure::usage(&error))
             }
             _ => Err(error.into()),
         })
 }
 
 /// Returns the error for a process that cannot be started.
-fn no_process(error: &io::Error) -> Trouble {
+fn no_process(error: &io::Error) -> Failure {
     let advice = match error.kind() {
         io::ErrorKind::NotFound => "; are /proc and /dev/null there?",
         io::ErrorKind::WouldBlock => "; are there as many as this user may have (ulimit -u)?",
         _ => "",
     };
-    Trouble::new(SYSTEM, format!("cannot start a process: {error}{advice}"))
+    Failure::new(SYSTEM, format!("cannot start a process: {error}{advice}"))
 }
 
 /// Reports that a signal ended the wait.
@@ -229,7 +231,7 @@ fn interrupted(signal: Signal, stderr: StderrWriter) -> End {
 }
 
 /// Returns the error for a lock that was not acquired in time. It names the holder, if the store knows.
-fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
+fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Failure {
     let deadline = SystemClock.now() + HOLDER_TIMEOUT;
     let held = keeper
         .admin()
@@ -245,7 +247,7 @@ fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Trouble {
         ),
         _ => "; the command was not run: try later, or --wait for it".to_owned(),
     };
-    Trouble::new(
+    Failure::new(
         args.conflict_exit_code,
         format!("{name:?} is held by {by}{advice}"),
     )
@@ -260,14 +262,14 @@ fn command(
     plan: Plan,
     events: &Receiver<Event>,
     stderr: StderrWriter,
-) -> Result<Option<(u8, Ended)>, Trouble> {
+) -> Result<Option<(u8, Ended)>, Failure> {
     let until = SystemTime::now() + guard.remaining();
     let environment = [
         ("LOCKKEEPER_NAME", guard.name().to_string()),
         ("LOCKKEEPER_TOKEN", guard.token().to_string()),
         (
             "LOCKKEEPER_DEADLINE_UNIX_MS",
-            say::unix_millis(until).to_string(),
+            output::unix_millis(until).to_string(),
         ),
     ];
     let process = CommandProcess::spawn_stopped(&args.command, &environment, stderr)
@@ -301,7 +303,7 @@ fn hold(
     stderr.info(&format!(
         "keeping {:?} for {}",
         guard.name(),
-        say::span(left())
+        output::format_span(left())
     ));
     while !left().is_zero() {
         if !guard.is_held() {

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::say;
+use crate::output;
 
 const QUIET: &str = "quiet";
 /// How long the caller waits until its line is written, which keeps the order with what the command
@@ -72,7 +72,7 @@ struct WriterThread {
 
 fn write(text: &str) {
     let Some(writer) = WRITER.get_or_init(WriterThread::start) else {
-        return say::err(text);
+        return output::print_error(text);
     };
     // If an earlier line is not written yet, its caller has waited for it already.
     let is_first = writer.pending.add();
@@ -97,7 +97,7 @@ impl WriterThread {
 
 fn write_all(queue: &Receiver<String>, pending: &PendingLines) {
     for line in queue {
-        say::err(&line);
+        output::print_error(&line);
         pending.remove();
     }
 }

@@ -9,6 +9,7 @@ use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 
 use super::command::{self, CommandProcess, State, Status};
 use super::plan::{Deadlines, Plan};
+use super::poll::POLL_INTERVAL;
 use super::signals::{Event, asks_for_end, is_ignored};
 use super::stderr::StderrWriter;
 use super::terminal::{self, Terminal};
@@ -17,9 +18,6 @@ use super::watchdog::Watchdog;
 /// How often `run` polls whether a group that was killed is gone. Polls are counted, not time, which
 /// would run on while the host is suspended.
 const MAX_POLLS: u32 = 50;
-/// How often `run` polls. No signal tells the end of a process of the group that is not a child of
-/// `run`.
-pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How the command ended.
 pub(super) struct Ended {

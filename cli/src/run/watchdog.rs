@@ -19,9 +19,10 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::claim::{Claim, Obstacle};
-use super::command::{self, OWN_NAME, own_program};
+use super::command::{self, OWN_NAME};
 use super::plan::Deadlines;
 use super::poll::{Timer, is_readable};
+use crate::program::own_program;
 
 /// The hidden argument that makes this program the watchdog.
 pub(super) const WATCHDOG: &str = "__watchdog";

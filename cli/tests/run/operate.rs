@@ -41,7 +41,7 @@ fn who(rig: &mut Rig) -> Outcome {
     let nothing = rig.lockkeeper(&["who"]).output().unwrap();
     assert_eq!(
         (code(&nothing), out(&nothing).as_str()),
-        (0, "Nothing is held.\n")
+        (0, "No lock is held.\n")
     );
     let long = format!("deploy:{}", "very-long:".repeat(20));
     let script =
@@ -79,13 +79,13 @@ fn who(rig: &mut Rig) -> Outcome {
 
 fn unlock(rig: &mut Rig) -> Outcome {
     assert_eq!(code(&rig.run(&["another"], "true")), 0);
-    let nobody = rig
+    let free = rig
         .lockkeeper(&["unlock", "--force", "a"])
         .output()
         .unwrap();
     assert_eq!(
-        (code(&nobody), out(&nobody).as_str()),
-        (0, "Nobody holds \"a\".\n")
+        (code(&free), out(&free).as_str()),
+        (0, "\"a\" is not held.\n")
     );
     let holder = rig.hold("a");
     // Standard input is no terminal, so there is no confirmation.
@@ -159,7 +159,7 @@ fn doctor(rig: &mut Rig) -> Outcome {
         assert_eq!(found["severity"], "fine", "{found:#}");
     }
     let nothing = rig.lockkeeper(&["who"]).output().unwrap();
-    assert_eq!(out(&nothing), "Nothing is held.\n", "it left something");
+    assert_eq!(out(&nothing), "No lock is held.\n", "a lock is left");
     Ok(())
 }
 
@@ -234,7 +234,7 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
     assert_eq!(code(&output), 1, "{}", out(&output));
     assert!(out(&output).contains("allkeys-lru"), "{}", out(&output));
     assert!(
-        out(&output).contains("0 unusable, 1 to look at"),
+        out(&output).contains("0 unusable, 1 with warnings"),
         "{}",
         out(&output)
     );

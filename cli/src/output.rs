@@ -4,48 +4,48 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::trouble::{SYSTEM, Trouble};
+use crate::failure::{Failure, SYSTEM};
 
 /// The columns of the narrowest usual terminal.
 pub(crate) const WIDTH: u16 = 80;
 
 /// Prints to standard output.
-pub(crate) fn out(text: &str) -> Result<(), Trouble> {
-    printed(writeln!(io::stdout().lock(), "{text}"))
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    check_printed(writeln!(io::stdout().lock(), "{text}"))
 }
 
 /// Converts the result of printing. A reader that closed the pipe early is no error.
-pub(crate) fn printed(result: io::Result<()>) -> Result<(), Trouble> {
+pub(crate) fn check_printed(result: io::Result<()>) -> Result<(), Failure> {
     match result.and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.map_err(|error| {
-            Trouble::new(SYSTEM, format!("cannot print: {error}; is the disk full?"))
+            Failure::new(SYSTEM, format!("cannot print: {error}; is the disk full?"))
         }),
     }
 }
 
 /// Prints a value as JSON.
-pub(crate) fn json(value: &impl serde::Serialize) -> Result<(), Trouble> {
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value);
-    out(&text.map_err(|error| Trouble::system("write JSON", &error))?)
+    print(&text.map_err(|error| Failure::system("write JSON", &error))?)
 }
 
 /// Prints one line to standard error.
-pub(crate) fn err(text: &str) {
+pub(crate) fn print_error(text: &str) {
     // If standard error is closed, the exit status still tells.
     let _ = writeln!(io::stderr().lock(), "lockkeeper: {text}");
 }
 
 /// Returns the exit status of a command, and prints its error.
-pub(crate) fn ended(result: Result<u8, Trouble>) -> ExitCode {
-    ExitCode::from(result.unwrap_or_else(|trouble| {
-        err(&trouble.to_string());
-        trouble.code
+pub(crate) fn exit_code(result: Result<u8, Failure>) -> ExitCode {
+    ExitCode::from(result.unwrap_or_else(|failure| {
+        print_error(&failure.to_string());
+        failure.code
     }))
 }
 
 /// Formats a duration for people: `250ms`, `9s`, `2m 5s`, `3h 20m`.
-pub(crate) fn span(span: Duration) -> String {
+pub(crate) fn format_span(span: Duration) -> String {
     let whole = span.as_secs();
     match whole {
         0 => format!("{}ms", span.as_millis()),
@@ -58,7 +58,7 @@ pub(crate) fn span(span: Duration) -> String {
 
 /// Breaks a text into lines that fit the terminal, with `start` before the first one and as many
 /// spaces before the others.
-pub(crate) fn wrapped(start: &str, text: &str) -> Vec<String> {
+pub(crate) fn wrap(start: &str, text: &str) -> Vec<String> {
     let indent = " ".repeat(start.len());
     let mut lines = Vec::new();
     let mut line = start.to_owned();
@@ -101,20 +101,20 @@ mod tests {
             (12_000_000, "3h 20m"),
             (180_000_000, "2d 2h"),
         ] {
-            assert_eq!(span(Duration::from_millis(millis)), text);
+            assert_eq!(format_span(Duration::from_millis(millis)), text);
         }
     }
 
     #[test]
     fn text_is_wrapped_between_words() {
         let text = "word ".repeat(60);
-        let lines = wrapped("warning   ", &text);
+        let lines = wrap("warning   ", &text);
         assert!(lines.len() > 3);
         for (index, line) in lines.iter().enumerate() {
             assert!(line.len() <= 80, "{line}");
             assert_eq!(line.starts_with("warning   word"), index == 0);
             assert!(line.ends_with("word"));
         }
-        assert!(wrapped("x", "").is_empty());
+        assert!(wrap("x", "").is_empty());
     }
 }

@@ -17,12 +17,12 @@ pub(crate) const LOST: u8 = 79;
 
 /// Why a command failed: one line with the cause and what to do, and the exit status.
 #[derive(Debug)]
-pub(crate) struct Trouble {
+pub(crate) struct Failure {
     pub(crate) code: u8,
     pub(crate) text: String,
 }
 
-impl Trouble {
+impl Failure {
     pub(crate) fn new(code: u8, text: impl Into<String>) -> Self {
         Self {
             code,
@@ -38,25 +38,25 @@ impl Trouble {
     /// Converts an error that is caused by the command line, which is then to blame rather than the
     /// configuration.
     pub(crate) fn usage(error: &Error) -> Self {
-        let trouble = Self::from(error.clone());
-        match trouble.code {
+        let failure = Self::from(error.clone());
+        match failure.code {
             CONFIG => Self {
                 code: USAGE,
-                ..trouble
+                ..failure
             },
-            _ => trouble,
+            _ => failure,
         }
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A cause may have several lines.
         f.write_str(&self.text.lines().collect::<Vec<_>>().join(" "))
     }
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match error.kind() {
             ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::PoolExhausted => UNAVAILABLE,
