@@ -57,7 +57,8 @@ fn main() -> ExitCode {
         surroundings::CASES,
         terminal::CASES,
     ];
-    rig::main(&cases.concat())
+    let alone = [crowd::ALONE, loss::ALONE, operate::ALONE];
+    rig::main(&cases.concat(), &alone.concat())
 }
 
 #[cfg(not(unix))]

@@ -169,7 +169,7 @@ fn lost_before(rig: &mut Rig) -> Outcome {
 /// Starts a `run` that holds the lock `a` and waits for its claim.
 fn waits_for_claim(rig: &Rig, args: &[&str]) -> Running {
     let run = rig.start(args, "touch started");
-    rig.until("it holds the lock", || !rig.who("a").is_null());
+    rig.until_who("it holds the lock", "a", |held| !held.is_null());
     run
 }
 
@@ -232,7 +232,7 @@ fn not_gone_yet(rig: &mut Rig) -> Outcome {
 }
 
 fn given_up(rig: &mut Rig) -> Outcome {
-    let script = "touch held; until [ -e done ]; do sleep 0.01; done; exit 8";
+    let script = "touch held; until [ -e done ]; do sleep 0.05; done; exit 8";
     let args = ["--ttl", "3s", "--on-lost", "warn", "a"];
     let mut run = rig.start(&args, script);
     rig.until_file("held");
@@ -248,7 +248,7 @@ fn given_up(rig: &mut Rig) -> Outcome {
 
 fn ran_out(rig: &mut Rig) -> Outcome {
     let args = ["--ttl", "2s", "--on-lost", "warn", "a"];
-    let script = "touch held; until [ -e done ]; do sleep 0.01; done; exit 8";
+    let script = "touch held; until [ -e done ]; do sleep 0.05; done; exit 8";
     let run = rig.start(&args, script);
     rig.until_file("held");
     let claim = claim_of(run.pid());
@@ -319,7 +319,7 @@ fn respected_of_root(rig: &mut Rig) -> Outcome {
     };
     let first = start(
         &["a"],
-        "touch held; until [ -e release ]; do sleep 0.01; done",
+        "touch held; until [ -e release ]; do sleep 0.05; done",
     )?;
     rig.until_file("held");
     let claim = claim_of(first.pid());

@@ -37,7 +37,7 @@ fn nobody_reads(rig: &mut Rig) -> Outcome {
     fcntl_setfl(&writer, usual | OFlags::NONBLOCK).unwrap();
     while writer.write(b"full ").is_ok() {}
     fcntl_setfl(&writer, usual).unwrap();
-    let mut command = rig.run_command(&["-v", "a"], "touch ready; while :; do sleep 0.01; done");
+    let mut command = rig.run_command(&["-v", "a"], "touch ready; while :; do sleep 0.2; done");
     let mut run = Running(Some(command.stderr(writer).spawn().unwrap()));
     rig.until_file("ready");
     run.signal(Signal::TERM);
@@ -408,7 +408,7 @@ fn config_file(rig: &mut Rig) -> Outcome {
     let home = rig.folder.path().to_owned();
     let held = |change: &dyn Fn(&mut std::process::Command)| {
         let mut command =
-            rig.run_command(&["a"], "touch held; until [ -e done ]; do sleep 0.01; done");
+            rig.run_command(&["a"], "touch held; until [ -e done ]; do sleep 0.05; done");
         command
             .env_remove("LOCKKEEPER_URL")
             .env("HOME", &home)
@@ -455,7 +455,7 @@ fn held_at_least(rig: &mut Rig) -> Outcome {
     // A signal that came while the command ran also ends the time of --hold-at-least.
     let ended = rig.start(
         &["--hold-at-least", "1h", "a"],
-        "trap 'exit 4' TERM; touch runs; while :; do sleep 0.01; done",
+        "trap 'exit 4' TERM; touch runs; while :; do sleep 0.2; done",
     );
     rig.until_file("runs");
     ended.signal(rustix::process::Signal::TERM);

@@ -43,6 +43,8 @@ pub(crate) const CASES: &[Case] = &[
     ),
     ("fixed_lease_ends_the_command", fixed),
     ("run_ends_after_all_processes_of_the_group", crowd),
+];
+pub(crate) const ALONE: &[Case] = &[
     ("killed_store_ends_the_command", killed_store),
     ("killed_store_ends_the_wait", killed_store_while_waiting),
     (
@@ -57,8 +59,8 @@ const SHORT: [&str; 4] = ["--ttl", "3s", "--kill-after", "500ms"];
 /// Two processes that write their ids; the second is a grandchild that ignores TERM.
 pub(crate) const FORKING: &str =
     "echo $$ > first.new; (trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
-while :; do sleep 0.01; done) & mv first.new first; until [ -e second ]; do sleep 0.01; done
-touch ready; while :; do sleep 0.01; done";
+while :; do sleep 0.2; done) & mv first.new first; until [ -e second ]; do sleep 0.05; done
+touch ready; while :; do sleep 0.2; done";
 /// The next holder: writes `overlap` if a process of [`FORKING`] still runs. It reads the state of each
 /// process once, since one that has ended can be reaped between two reads.
 pub(crate) const NEXT: &str = "for file in first second; do
@@ -124,7 +126,7 @@ fn stopped(rig: &mut Rig) -> Outcome {
 fn stopped_briefly(rig: &mut Rig) -> Outcome {
     let run = rig.start(
         &["a"],
-        "touch ready; until [ -e done ]; do sleep 0.01; done",
+        "touch ready; until [ -e done ]; do sleep 0.05; done",
     );
     rig.until_file("ready");
     run.signal(Signal::STOP);
@@ -136,7 +138,7 @@ fn stopped_briefly(rig: &mut Rig) -> Outcome {
 
 fn stopped_until_too_late(rig: &mut Rig) -> Outcome {
     let script = "trap 'touch $LOCKKEEPER_NAME.told; exit 0' TERM; touch $LOCKKEEPER_NAME.ready
-while :; do sleep 0.01; done";
+while :; do sleep 0.2; done";
     // Several, since the renewal of each comes before or after its check of the lock.
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let runs = names.map(|name| {
@@ -163,20 +165,21 @@ while :; do sleep 0.01; done";
 }
 
 fn stopped_while_it_ended(rig: &mut Rig) -> Outcome {
-    if let Some(Server::MySql(_)) = rig.server {
+    if let Some(Server::MySql(_)) = rig.server.as_deref() {
         return Err(Skip("the store does not tell how old a lease is"));
     }
     let run = rig.start(
         &["--ttl", "10s", "--kill-after", "4s", "a"],
-        "touch ready; until [ -e done ]; do sleep 0.01; done; touch over",
+        "touch ready; until [ -e done ]; do sleep 0.05; done; touch over",
     );
     rig.until_file("ready");
     run.signal(Signal::STOP);
     rig.write("done", "");
     rig.until_file("over");
     // Past the time at which a running command would get TERM.
-    let left = || rig.who("a")["remaining_ms"].as_u64();
-    rig.until("the lease grows old", || left() < Some(4_900));
+    rig.until_who("the lease grows old", "a", |held| {
+        held["remaining_ms"].as_u64() < Some(4_900)
+    });
     run.signal(Signal::CONT);
     let output = run.output();
     assert_eq!(code(&output), 0, "{}", stderr_of(&output));
@@ -217,7 +220,7 @@ fn killed_watchdog(rig: &mut Rig) -> Outcome {
 
 fn stopped_watchdog(rig: &mut Rig) -> Outcome {
     let lease = ["--lease", "4s", "--kill-after", "500ms", "a"];
-    let run = rig.start(&lease, "touch ready; while :; do sleep 0.01; done");
+    let run = rig.start(&lease, "touch ready; while :; do sleep 0.2; done");
     rig.until_file("ready");
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
     let output = run.output();
@@ -229,7 +232,7 @@ fn stopped_watchdog(rig: &mut Rig) -> Outcome {
 fn watchdog_clock(rig: &mut Rig) -> Outcome {
     let run = rig.start(
         &["--lease", "1h", "a"],
-        "touch ready; while :; do sleep 0.01; done",
+        "touch ready; while :; do sleep 0.2; done",
     );
     rig.until_file("ready");
     let watchdog = watchdog_of(run.pid()).unwrap();
@@ -254,8 +257,8 @@ fn watchdog_clock(rig: &mut Rig) -> Outcome {
 
 fn stopped_watchdog_of_a_group(rig: &mut Rig) -> Outcome {
     let script = "(trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
-while [ -e second ]; do sleep 0.01; done) & until [ -e second ]; do sleep 0.01; done
-trap 'touch told; exit 0' TERM; touch ready; while :; do sleep 0.01; done";
+while [ -e second ]; do sleep 0.05; done) & until [ -e second ]; do sleep 0.05; done
+trap 'touch told; exit 0' TERM; touch ready; while :; do sleep 0.2; done";
     let run = rig.start(&["--lease", "4s", "--kill-after", "2s", "a"], script);
     rig.until_file("ready");
     rig.until_file("told");
@@ -279,7 +282,7 @@ pub(crate) fn force(rig: &Rig) {
 }
 
 fn forced(rig: &mut Rig) -> Outcome {
-    let script = "trap 'touch told; exit 0' TERM; echo $LOCKKEEPER_TOKEN > token; touch ready; while :; do sleep 0.01; done";
+    let script = "trap 'touch told; exit 0' TERM; echo $LOCKKEEPER_TOKEN > token; touch ready; while :; do sleep 0.2; done";
     let run = rig.start(&with(&["a"]), script);
     rig.until_file("ready");
     let token = rig.read("token").trim().parse::<u64>().unwrap();
@@ -319,7 +322,7 @@ fn forced_stubborn(rig: &mut Rig) -> Outcome {
 }
 
 fn forced_warn(rig: &mut Rig) -> Outcome {
-    let script = "touch ready; until [ -e done ]; do sleep 0.01; done; exit 8";
+    let script = "touch ready; until [ -e done ]; do sleep 0.05; done; exit 8";
     let mut run = rig.start(&with(&["--on-lost", "warn", "a"]), script);
     rig.until_file("ready");
     force(rig);

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Trial};
@@ -13,6 +13,7 @@ use lockkeeper_testkit::{
     MySqlKind, MySqlOptions, MySqlServer, RedisKind, RedisOptions, RedisServer,
 };
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::Value;
 use signal_hook::flag::register_conditional_default;
 use tempfile::TempDir;
 
@@ -40,6 +41,13 @@ pub(crate) enum Server {
 }
 
 impl Server {
+    fn url(&self) -> String {
+        match self {
+            Self::Redis(server) => server.url(),
+            Self::MySql(server) => server.url(),
+        }
+    }
+
     pub(crate) fn kill(&self) {
         match self {
             Self::Redis(server) => server.kill(),
@@ -81,12 +89,36 @@ impl Kind {
             Self::MySql(kind) => kind.ignored(),
         }
     }
+
+    /// Starts a server, or returns `None` where the store is a file.
+    fn start_server(self) -> Option<Arc<Server>> {
+        let server = match self {
+            Self::Sqlite => return None,
+            Self::Redis(kind) => {
+                Server::Redis(RedisServer::start(kind, &RedisOptions::new()).unwrap())
+            }
+            Self::MySql(kind) => {
+                let options = MySqlOptions::new().show_locks();
+                let server = MySqlServer::start(kind, &options).unwrap();
+                if kind == MySqlKind::MySql9 {
+                    // The right that `who` needs to list all holders.
+                    let user = MySqlServer::USER;
+                    let grant = format!("GRANT SELECT ON performance_schema.* TO '{user}'@'%'");
+                    server.execute(&grant).unwrap();
+                }
+                Server::MySql(server)
+            }
+        };
+        Some(Arc::new(server))
+    }
 }
 
-pub(crate) fn main(cases: &[Case]) -> ExitCode {
+/// Runs every case on every store. The cases in `alone` change or kill their server, so each has a
+/// server of its own.
+pub(crate) fn main(shared: &[Case], alone: &[Case]) -> ExitCode {
     let mut args = Arguments::from_args();
     // Cases spend most of their time waiting.
-    args.test_threads.get_or_insert(4);
+    args.test_threads.get_or_insert(8);
     // A shell ignores some signals in what it starts in the background. A signal that is handled here
     // gets its default action in the programs that the cases start.
     for signal in [Signal::INT, Signal::QUIT, Signal::HUP] {
@@ -95,14 +127,19 @@ pub(crate) fn main(cases: &[Case]) -> ExitCode {
     }
     let mut trials = Vec::new();
     for kind in Kind::all() {
-        for &(name, case) in cases {
+        let server = Arc::new(OnceLock::new());
+        let alone = alone.iter().map(|case| (case, Arc::new(OnceLock::new())));
+        let shared = shared.iter().map(|case| (case, Arc::clone(&server)));
+        // The longest cases first, so that none of them runs alone at the end.
+        for (&(name, case), server) in alone.chain(shared) {
             trials.push(Trial::ignorable_test(
                 format!("{}::{name}", kind.name()),
                 move || {
                     if let Some(why) = kind.ignored() {
                         return Ok(Completion::ignored_with(why));
                     }
-                    Ok(match case(&mut Rig::new(kind)) {
+                    let server = server.get_or_init(|| kind.start_server());
+                    Ok(match case(&mut Rig::new(server.clone())) {
                         Ok(()) => Completion::Completed,
                         Err(Skip(why)) => Completion::ignored_with(why),
                     })
@@ -116,40 +153,30 @@ pub(crate) fn main(cases: &[Case]) -> ExitCode {
 /// A store, and a folder for the files of the commands.
 pub(crate) struct Rig {
     pub(crate) folder: TempDir,
-    pub(crate) server: Option<Server>,
+    pub(crate) server: Option<Arc<Server>>,
+    /// Separates the locks of the cases that share a server.
+    namespace: String,
     url: String,
 }
 
 impl Rig {
-    fn new(kind: Kind) -> Self {
+    fn new(server: Option<Arc<Server>>) -> Self {
+        static CASES: AtomicU32 = AtomicU32::new(0);
         let folder = tempfile::tempdir().unwrap();
-        let (server, url) = match kind {
-            Kind::Sqlite => {
-                fs::create_dir(folder.path().join("store")).unwrap();
-                let file = folder.path().join("store/locks.db");
-                (None, format!("sqlite:{}", file.display()))
-            }
-            Kind::Redis(kind) => {
-                let server = RedisServer::start(kind, &RedisOptions::new()).unwrap();
-                let url = server.url();
-                (Some(Server::Redis(server)), url)
-            }
-            Kind::MySql(kind) => {
-                let options = MySqlOptions::new().show_locks();
-                let server = MySqlServer::start(kind, &options).unwrap();
-                if kind == MySqlKind::MySql9 {
-                    // The right that `who` needs to list all holders.
-                    let user = MySqlServer::USER;
-                    let grant = format!("GRANT SELECT ON performance_schema.* TO '{user}'@'%'");
-                    server.execute(&grant).unwrap();
-                }
-                let url = server.url();
-                (Some(Server::MySql(server)), url)
+        fs::create_dir(folder.path().join("store")).unwrap();
+        let file = folder.path().join("store/locks.db");
+        let (namespace, url) = match &server {
+            // Every case has a file of its own.
+            None => (String::new(), format!("sqlite:{}", file.display())),
+            Some(server) => {
+                let number = CASES.fetch_add(1, Ordering::Relaxed);
+                (format!("case-{number}"), server.url())
             }
         };
         Self {
             folder,
             server,
+            namespace,
             url,
         }
     }
@@ -196,6 +223,7 @@ impl Rig {
         command
             .current_dir(self.folder.path())
             .env("LOCKKEEPER_URL", &self.url)
+            .env("LOCKKEEPER_NAMESPACE", &self.namespace)
             .stdin(Stdio::null());
     }
 
@@ -259,19 +287,21 @@ impl Rig {
     pub(crate) fn hold(&self, name: &str) -> Running {
         let held = self.start(
             &[name],
-            "touch held; until [ -e release ]; do sleep 0.01; done",
+            "touch held; until [ -e release ]; do sleep 0.05; done",
         );
         self.until("the holder holds", || self.exists("held"));
         held
     }
 
     /// Waits until `happened`, and fails when it does not.
-    pub(crate) fn until(&self, what: &str, mut happened: impl FnMut() -> bool) {
-        let deadline = Instant::now() + TIMEOUT;
-        while !happened() {
-            assert!(Instant::now() < deadline, "never: {what}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+    pub(crate) fn until(&self, what: &str, happened: impl FnMut() -> bool) {
+        poll(what, Duration::from_millis(2), happened);
+    }
+
+    /// Waits until what `who` shows of `name` fulfils a condition.
+    pub(crate) fn until_who(&self, what: &str, name: &str, is_so: impl Fn(&Value) -> bool) {
+        // Each poll starts a process, so polls without a pause would keep the processor busy.
+        poll(what, Duration::from_millis(30), || is_so(&self.who(name)));
     }
 
     /// Waits until a command has created a file.
@@ -280,23 +310,31 @@ impl Rig {
     }
 
     /// Returns what `who --json` shows of `name`.
-    pub(crate) fn who(&self, name: &str) -> serde_json::Value {
+    pub(crate) fn who(&self, name: &str) -> Value {
         let output = self.lockkeeper(&["who", "--json", name]).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
-        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         report["held"][0].clone()
     }
 
     /// Waits until the store shows `count` processes that wait for `name`.
     pub(crate) fn until_waited_for(&self, name: &str, count: u64) {
-        self.until("the processes wait", || {
-            self.who(name)["waiting"].as_u64() == Some(count)
+        self.until_who("the processes wait", name, |held| {
+            held["waiting"].as_u64() == Some(count)
         });
     }
 
     /// Waits until a process is gone; a zombie is gone.
     pub(crate) fn until_gone(&self, pid: Pid) {
         self.until("the process is gone", || !is_alive(pid));
+    }
+}
+
+fn poll(what: &str, interval: Duration, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !happened() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(interval);
     }
 }
 

@@ -4,6 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use rustix::process::Signal;
+use serde_json::Value;
 
 use crate::rig::{Case, Outcome, Rig, Running, Server, Skip, code, is_alive};
 
@@ -36,7 +37,7 @@ fn end_the_command(rig: &mut Rig) -> Outcome {
         let name = format!("ready-{}", signal.as_raw());
         let run = rig.start(
             &["a"],
-            &format!("ulimit -c 0; touch {name}; while :; do sleep 0.01; done"),
+            &format!("ulimit -c 0; touch {name}; while :; do sleep 0.2; done"),
         );
         rig.until_file(&name);
         run.signal(signal);
@@ -51,7 +52,7 @@ fn handled(rig: &mut Rig) -> Outcome {
     let script = r#"
 for s in TERM INT HUP QUIT USR1 USR2; do trap "echo $s > first; exit 9" $s; done
 sh -c 'for s in TERM INT HUP QUIT USR1 USR2; do trap "echo $s > second; exit" $s; done
-  touch ready; while :; do sleep 0.01; done'
+  touch ready; while :; do sleep 0.2; done'
 :"#;
     for (signal, name) in ALL
         .into_iter()
@@ -73,7 +74,7 @@ sh -c 'for s in TERM INT HUP QUIT USR1 USR2; do trap "echo $s > second; exit" $s
 fn ignored(rig: &mut Rig) -> Outcome {
     let mut run = rig.start(
         &["a"],
-        "trap 'touch heard' TERM; touch ready; until [ -e done ]; do sleep 0.01; done; exit 4",
+        "trap 'touch heard' TERM; touch ready; until [ -e done ]; do sleep 0.05; done; exit 4",
     );
     rig.until_file("ready");
     run.signal(Signal::TERM);
@@ -131,7 +132,7 @@ fn service(rig: &mut Rig) -> Outcome {
         service.arg(run.get_program()).args(run.get_args());
         Ok(Running(Some(service.spawn().unwrap())))
     };
-    let work = "until [ -e done ]; do sleep 0.01; done";
+    let work = "until [ -e done ]; do sleep 0.05; done";
     let first = start("a", &format!("touch ready; {work}; exit 3"))?;
     rig.until_file("ready");
     let second = start("a", "exit 4")?;
@@ -157,11 +158,11 @@ fn state(pid: rustix::process::Pid) -> char {
 }
 
 fn stopped_command(rig: &mut Rig) -> Outcome {
-    if let Some(Server::MySql(_)) = rig.server {
+    if let Some(Server::MySql(_)) = rig.server.as_deref() {
         return Err(Skip("the store does not tell how old a lease is"));
     }
     // Without a terminal no process would continue a stopped `run`, so `run` goes on renewing.
-    let script = "echo $$ > pid; touch ready; until [ -e done ]; do sleep 0.01; done; exit 5";
+    let script = "echo $$ > pid; touch ready; until [ -e done ]; do sleep 0.05; done; exit 5";
     let mut run = rig.start(&["--ttl", "3s", "--kill-after", "100ms", "a"], script);
     rig.until_file("ready");
     let command = rig.pid("pid");
@@ -170,9 +171,9 @@ fn stopped_command(rig: &mut Rig) -> Outcome {
     // Until the lock was renewed more than once, which is due after a third of the ttl.
     let token = rig.who("a")["token"].clone();
     for _ in 0..2 {
-        let left = || rig.who("a")["remaining_ms"].as_u64();
-        rig.until("the lease grows old", || left() < Some(2_500));
-        rig.until("and is renewed", || left() > Some(2_500));
+        let left = |held: &Value| held["remaining_ms"].as_u64();
+        rig.until_who("the lease grows old", "a", |held| left(held) < Some(2_500));
+        rig.until_who("and is renewed", "a", |held| left(held) > Some(2_500));
     }
     assert_eq!(rig.who("a")["token"], token);
     assert!(run.is_running() && is_alive(command));
@@ -188,7 +189,7 @@ fn nohup(rig: &mut Rig) -> Outcome {
     command
         .arg(env!("CARGO_BIN_EXE_lockkeeper"))
         .args(["run", "a", "--", "sh", "-c"])
-        .arg("touch ready; until [ -e done ]; do sleep 0.01; done; exit 6")
+        .arg("touch ready; until [ -e done ]; do sleep 0.05; done; exit 6")
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null());
     let mut run = Running(Some(command.spawn().unwrap()));
@@ -202,7 +203,7 @@ fn nohup(rig: &mut Rig) -> Outcome {
 
 fn ignored_from_the_start(rig: &mut Rig) -> Outcome {
     // A shell ignores INT and QUIT in what a script starts with `&`.
-    let script = "trap '' INT QUIT TERM TSTP USR2; exec \"$0\" run a -- sh -c 'touch ready; while :; do sleep 0.01; done'";
+    let script = "trap '' INT QUIT TERM TSTP USR2; exec \"$0\" run a -- sh -c 'touch ready; while :; do sleep 0.2; done'";
     let mut command = Command::new("sh");
     rig.set_environment(&mut command);
     command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]);

@@ -20,8 +20,8 @@ pub(crate) const CASES: &[Case] = &[
 
 fn pids(rig: &mut Rig) -> Outcome {
     let script = r#"
-until_there() { until [ -e $1 ]; do sleep 0.01; done; }
-"$0" run a -- sh -c 'trap "touch heard" TSTP; touch set; until [ -e done ]; do sleep 0.01; done; exit 3' &
+until_there() { until [ -e $1 ]; do sleep 0.05; done; }
+"$0" run a -- sh -c 'trap "touch heard" TSTP; touch set; until [ -e done ]; do sleep 0.05; done; exit 3' &
 until_there set
 kill -TSTP $!
 until_there heard
@@ -30,7 +30,7 @@ wait $!
 echo $?
 "$0" run b -- sh -c 'echo $$ > pid; kill -STOP $$; exit 4' &
 until_there pid
-until grep -q ') T ' /proc/$(cat pid)/stat; do sleep 0.01; done
+until grep -q ') T ' /proc/$(cat pid)/stat; do sleep 0.05; done
 kill -CONT $(cat pid)
 wait $!
 echo $?"#;
@@ -104,10 +104,10 @@ fn full_disk(rig: &mut Rig) -> Outcome {
     }
     std::fs::create_dir(rig.path("small")).unwrap();
     let script = r#"
-until_there() { until [ -e $1 ]; do sleep 0.01; done; }
+until_there() { until [ -e $1 ]; do sleep 0.05; done; }
 mount -t tmpfs -o size=400k none small
 export LOCKKEEPER_URL=sqlite:small/locks.db
-"$0" run a -- sh -c 'touch held; while :; do sleep 0.01; done' &
+"$0" run a -- sh -c 'touch held; while :; do sleep 0.2; done' &
 holder=$!
 until_there held
 "$0" run a -- touch started &
@@ -121,7 +121,7 @@ tries() { sed -n 's/syscw: //p' /proc/$waiter/io; }
 first=$(tries)
 until [ "$(tries)" -gt $((first + 5)) ]; do
   is_there
-  sleep 0.01
+  sleep 0.05
 done
 rm small/fill
 wait $waiter && until_there started"#;
@@ -157,7 +157,7 @@ fn blocked(rig: &mut Rig) -> Outcome {
     assert_eq!(run.code(), 3);
     let holder = start(
         &["--lease", "2m", "a"],
-        "touch held; while :; do sleep 0.01; done",
+        "touch held; while :; do sleep 0.2; done",
     );
     rig.until_file("held");
     let waiter = start(&["a"], "touch started");

@@ -119,7 +119,7 @@ fn ctrl_c(rig: &mut Rig) -> Outcome {
     screen.press("\x03");
     assert_eq!(screen.program.code(), 130);
     // A command that handles INT decides for itself.
-    let script = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.01; done";
+    let script = "trap 'echo caught; exit 3' INT; echo ready; while :; do sleep 0.2; done";
     let mut screen = Screen::start(rig, &[BINARY, "run", "a", "--", "sh", "-c", script])?;
     screen.wait_for("ready");
     screen.press("\x03");
@@ -154,7 +154,7 @@ fn ctrl_c_in_a_script(rig: &mut Rig) -> Outcome {
     }
     // After another signal, which the command has handled.
     let script = "\"$0\" run a -- sh -c 'trap \"echo outlived\" TERM; echo $PPID > pid; echo ready
-while :; do sleep 0.01; done'; echo goes on; exit 5";
+while :; do sleep 0.2; done'; echo goes on; exit 5";
     let mut screen = Screen::start(rig, &["bash", "-c", script, BINARY])?;
     screen.wait_for("ready");
     kill_process(rig.pid("pid"), Signal::TERM).unwrap();
@@ -281,8 +281,8 @@ fn pipe(rig: &mut Rig) -> Outcome {
 }
 
 fn background(rig: &mut Rig) -> Outcome {
-    let script = "\"$0\" run a -- sh -c 'touch ready; until [ -e done ]; do sleep 0.01; done; exit 3' &
-until [ -e ready ]; do sleep 0.01; done; echo ready; read line; echo got $line; touch done; wait $!";
+    let script = "\"$0\" run a -- sh -c 'touch ready; until [ -e done ]; do sleep 0.05; done; exit 3' &
+until [ -e ready ]; do sleep 0.05; done; echo ready; read line; echo got $line; touch done; wait $!";
     let mut screen = Screen::start(rig, &["sh", "-c", script, BINARY])?;
     screen.wait_for("ready");
     screen.press("typed\n");
