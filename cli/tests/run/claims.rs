@@ -143,7 +143,7 @@ fn too_late(rig: &mut Rig) -> Outcome {
 
 fn renewed(rig: &mut Rig) -> Outcome {
     let _claim = taken(rig);
-    let args = ["--ttl", "3s", "--kill-after", "100ms", "a"];
+    let args = ["--ttl", "2s", "--kill-after", "100ms", "a"];
     // The command gets a deadline that has not passed.
     let script = "test $LOCKKEEPER_DEADLINE_UNIX_MS -gt $(date +%s%3N) && exit 3";
     let output = rig.run(&args, script);

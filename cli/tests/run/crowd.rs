@@ -47,7 +47,7 @@ fn many_runs(rig: &mut Rig) -> Outcome {
     thread::scope(|scope| {
         for index in 0..4 {
             scope.spawn(move || {
-                for _ in 0..50 {
+                for _ in 0..25 {
                     let name = format!("loop-{}", index / 2);
                     let output = rig.lockkeeper(&["run", &name, "--", "true"]).output();
                     let output = output.unwrap();
