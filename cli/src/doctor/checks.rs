@@ -35,11 +35,8 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
     let other = match other {
         Ok(other) => other,
         Err(failure) => {
-            findings.push(broken(
-                "connect",
-                "a second connection is refused",
-                &failure,
-            ));
+            let what = format!("a second connection is refused: {failure}");
+            findings.push(broken("connect", what));
             return findings;
         }
     };
@@ -51,8 +48,7 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
         name,
     };
     for (topic, check) in CHECKS {
-        let found = check(&pair);
-        let found = found.unwrap_or_else(|error| broken(topic, "it failed", &error));
+        let found = check(&pair, topic).unwrap_or_else(|error| broken(topic, error.to_string()));
         let goes_on = found.severity < lockkeeper::Severity::Unusable;
         findings.push(found);
         if !goes_on {
@@ -82,7 +78,9 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
     findings
 }
 
-type Check = fn(&Pair<'_>) -> Result<Finding, Error>;
+/// The error is one of the store, or says what the store did wrong.
+type Checked = Result<Finding, Box<dyn std::error::Error>>;
+type Check = fn(&Pair<'_>, &'static str) -> Checked;
 const CHECKS: [(&str, Check); 4] = [
     ("round trip", round_trip),
     ("contend", contend),
@@ -101,10 +99,10 @@ fn unique() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-fn broken(topic: &'static str, what: &str, why: &dyn std::fmt::Display) -> Finding {
+fn broken(topic: &'static str, what: String) -> Finding {
     Finding::unusable(
         topic,
-        format!("{what}: {why}"),
+        what,
         "locks do not work here",
         "correct that, and run this again",
     )
@@ -127,7 +125,7 @@ fn scope(keeper: &LockKeeper) -> Finding {
     )
 }
 
-fn round_trip(pair: &Pair<'_>) -> Result<Finding, Error> {
+fn round_trip(pair: &Pair<'_>, topic: &'static str) -> Checked {
     let mut times = Vec::new();
     for _ in 0..ROUND_TRIPS {
         let began = Instant::now();
@@ -140,10 +138,10 @@ fn round_trip(pair: &Pair<'_>) -> Result<Finding, Error> {
     let longest = times.last().copied().unwrap_or_default();
     let what = format!("acquire and release take {middle:.0?} (longest {longest:.0?})");
     Ok(if middle < SLOW {
-        Finding::fine("round trip", what)
+        Finding::fine(topic, what)
     } else {
         Finding::warning(
-            "round trip",
+            topic,
             what,
             "every lock costs that much",
             "put the store nearer, or find what slows it down",
@@ -152,31 +150,20 @@ fn round_trip(pair: &Pair<'_>) -> Result<Finding, Error> {
 }
 
 /// Checks that a lock that one keeper holds is busy for the other.
-fn contend(pair: &Pair<'_>) -> Result<Finding, Error> {
-    let topic = "contend";
+fn contend(pair: &Pair<'_>, topic: &'static str) -> Checked {
     let first = pair.keeper.lock(&pair.name)?;
     if pair.other.try_lock(&pair.name)?.is_some() {
-        return Ok(broken(
-            topic,
-            "two keepers hold one lock",
-            &"the store does not exclude",
-        ));
+        return Err("two keepers hold one lock: the store does not exclude".into());
     }
     let token = first.token();
     if first.release()? != Released::Done {
-        return Ok(broken(
-            topic,
-            "a lock was gone while it was held",
-            &"another program removes keys or rows",
-        ));
+        return Err(
+            "a lock was gone while it was held: another program removes keys or rows".into(),
+        );
     }
     let second = pair.other.lock(&pair.name)?;
     if second.token() <= token {
-        return Ok(broken(
-            topic,
-            "the token has not grown",
-            &"late writes cannot be recognised",
-        ));
+        return Err("the token has not grown: late writes cannot be recognised".into());
     }
     second.release()?;
     Ok(Finding::fine(
@@ -186,7 +173,7 @@ fn contend(pair: &Pair<'_>) -> Result<Finding, Error> {
 }
 
 /// Checks that a waiter gets the lock when its holder releases it.
-fn hand_over(pair: &Pair<'_>) -> Result<Finding, Error> {
+fn hand_over(pair: &Pair<'_>, topic: &'static str) -> Checked {
     let first = pair.keeper.lock(&pair.name)?;
     let waits = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -204,27 +191,21 @@ fn hand_over(pair: &Pair<'_>) -> Result<Finding, Error> {
         let began = Instant::now();
         first.release()?;
         let Ok(answer) = waiter.join() else {
-            return Ok(broken(
-                "hand over",
-                "the waiter failed",
-                &"please report it",
-            ));
+            return Err("the waiter failed: please report it".into());
         };
         let (got_it, at) = answer?;
         if !got_it {
-            return Ok(broken(
-                "hand over",
-                "a released lock was not granted to the waiter",
-                &"the waiter was not woken",
-            ));
+            return Err(
+                "a released lock was not granted to the waiter: the waiter was not woken".into(),
+            );
         }
         let took = at.saturating_duration_since(began);
         let what = format!("a released lock is granted to a waiter after {took:.0?}");
         Ok(if took < LATE / 2 {
-            Finding::fine("hand over", what)
+            Finding::fine(topic, what)
         } else {
             Finding::warning(
-                "hand over",
+                topic,
                 what,
                 "the waiter was not woken, and found the release by polling",
                 "check whether something between here and the store drops messages",
@@ -234,8 +215,7 @@ fn hand_over(pair: &Pair<'_>) -> Result<Finding, Error> {
 }
 
 /// Checks that a lease that is not renewed expires in time, and that its guard knows.
-fn expire(pair: &Pair<'_>) -> Result<Finding, Error> {
-    let topic = "expire";
+fn expire(pair: &Pair<'_>, topic: &'static str) -> Checked {
     let ttl = pair
         .keeper
         .capabilities()
@@ -246,28 +226,18 @@ fn expire(pair: &Pair<'_>) -> Result<Finding, Error> {
         .lease(LeasePolicy::Fixed { ttl });
     let began = Instant::now();
     let Some(guard) = pair.keeper.acquire(&pair.name, &options)? else {
-        return Ok(broken(
-            topic,
-            "the name is busy",
-            &"another program holds it",
-        ));
+        return Err("the name is busy: another program holds it".into());
     };
     let options = AcquireOptions::new().wait(STEP_TIMEOUT);
     let next = pair.other.acquire(&pair.name, &options)?;
     let took = began.elapsed();
     let Some(next) = next else {
-        return Ok(broken(
-            topic,
-            "an expired lease is not granted again",
-            &"a dead holder's lock stays forever",
-        ));
+        return Err(
+            "an expired lease is not granted again: a dead holder's lock stays forever".into(),
+        );
     };
     if guard.is_held() || took < ttl {
-        return Ok(broken(
-            topic,
-            "the name of a lease was granted again before the lease was over",
-            &"two programs hold it at once",
-        ));
+        return Err("a lease was granted again before it was over: two programs hold it".into());
     }
     next.release()?;
     let what = format!("a lease of {ttl:?} is granted to a waiter after {took:.0?}");
