@@ -14,6 +14,10 @@ mod manual;
 mod output;
 #[cfg(any(unix, feature = "compare"))]
 mod program;
+#[cfg(unix)]
+mod run;
+#[cfg(not(unix))]
+#[path = "run_unsupported.rs"]
 mod run;
 mod settings;
 mod unlock;
@@ -58,7 +62,7 @@ fn refused(error: &clap::Error) -> ExitCode {
         return output::exit_code(output::check_printed(error.print()).map(|()| 0));
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        // If standard error is closed, the exit status still tells.
+        // If standard error is closed, the exit status still shows the failure.
         let _ = error.print();
     } else {
         output::print_error(&misuse(error, &command));

@@ -32,7 +32,7 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 
 /// Prints one line to standard error.
 pub(crate) fn print_error(text: &str) {
-    // If standard error is closed, the exit status still tells.
+    // If standard error is closed, the exit status still shows the failure.
     let _ = writeln!(io::stderr().lock(), "lockkeeper: {text}");
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn exit_code(result: Result<u8, Failure>) -> ExitCode {
     }))
 }
 
-/// Formats a duration for people: `250ms`, `9s`, `2m 5s`, `3h 20m`.
+/// Formats a duration in its largest units: `250ms`, `9s`, `2m 5s`, `3h 20m`.
 pub(crate) fn format_span(span: Duration) -> String {
     let whole = span.as_secs();
     match whole {

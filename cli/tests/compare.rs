@@ -1,4 +1,4 @@
-//! `lockkeeper compare` as its users see it: the output and the exit status of the real binary.
+//! The output and the exit status of `lockkeeper compare`, of the real binary.
 #![allow(
     clippy::unwrap_used,
     reason = "in a test a panic is the report; clippy.toml spares only the test functions themselves"

@@ -1,5 +1,5 @@
-//! `lockkeeper run`, `who`, `unlock` and `doctor` as their users see them: the real binary, on every
-//! store that processes can share.
+//! `lockkeeper run`, `who`, `unlock` and `doctor`: the real binary, on every store that processes can
+//! share.
 
 #![allow(
     clippy::unwrap_used,

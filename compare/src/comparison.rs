@@ -94,7 +94,7 @@ impl Default for Comparison {
 }
 
 impl Comparison {
-    /// Compares everything on the two embedded stores, unless told otherwise.
+    /// Returns a comparison of everything on the two embedded stores.
     pub fn new() -> Self {
         Self::default()
     }
@@ -281,10 +281,10 @@ impl Comparison {
 
 fn chosen<T: Copy + PartialEq, const N: usize>(
     all: [T; N],
-    asked: impl IntoIterator<Item = T>,
+    wanted: impl IntoIterator<Item = T>,
 ) -> Vec<T> {
-    let asked: Vec<_> = asked.into_iter().collect();
-    let is_chosen = |one: &T| asked.is_empty() || asked.contains(one);
+    let wanted: Vec<_> = wanted.into_iter().collect();
+    let is_chosen = |one: &T| wanted.is_empty() || wanted.contains(one);
     all.into_iter().filter(is_chosen).collect()
 }
 
@@ -471,14 +471,14 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Runs a row as often as asked for. A row that must be wrong and happens to be right is run
+    /// Runs a row as often as [`Comparison::repeat`] says. A row that must be wrong and happens to be right is run
     /// again.
     fn repeat(&self, row: PlannedRow<'_>, index: usize) -> Result<Vec<RunResult>, Error> {
-        let asked = self.comparison.repeat;
+        let repeat = self.comparison.repeat;
         let mut is_shown = row.expected == Verdict::Right;
         let mut runs: Vec<RunResult> = Vec::new();
-        for number in 0..asked + MAX_RETRIES {
-            if number >= asked && is_shown {
+        for number in 0..repeat + MAX_RETRIES {
+            if number >= repeat && is_shown {
                 break;
             }
             self.cancel.check()?;

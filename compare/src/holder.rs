@@ -187,9 +187,9 @@ pub fn main() -> Result<(), Error> {
         )));
     }
     let mut stdout = io::stdout().lock();
-    let told = writeln!(stdout, "{HELD}").and_then(|()| stdout.flush());
+    let printed = writeln!(stdout, "{HELD}").and_then(|()| stdout.flush());
     // Ends when the parent is gone, should it not come to kill this process.
-    let ended = told.and_then(|()| stdin.read_line(&mut line));
+    let ended = printed.and_then(|()| stdin.read_line(&mut line));
     ended.map_err(|error| invalid(&error))?;
     Ok(())
 }

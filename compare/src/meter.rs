@@ -13,7 +13,7 @@ use lockkeeper::Usage;
 use crate::cancel::Cancellation;
 use crate::error::Error;
 
-/// A server notices only after a moment that a connection was closed, so the number of connections
+/// A server notices with a delay that a connection was closed, so the number of connections
 /// is polled at this interval until it stays the same.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// On a server that others use, too, it may never stay the same.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::scenario::Scenario;
 use crate::strategy::Strategy;
 
-/// Whether the outcome of a scenario is what it must be for the people in it.
+/// Whether the outcome of a scenario is what the scenario demands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {

@@ -12,7 +12,7 @@ use super::duration;
 pub(super) const ABOUT: &str = include_str!("compare_about.txt");
 pub(super) const DETAILS: &str = include_str!("compare_details.txt");
 
-/// What to compare.
+/// The options of `compare`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Compare {
     /// Threads that compete: 2 to 10000.
@@ -27,7 +27,7 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) items: u32,
 
-    /// How long a thread thinks between reading and writing: 1ms to 10s.
+    /// How long a thread pauses between reading and writing: 1ms to 10s.
     #[arg(long, value_name = "DUR", default_value = "1ms", value_parser = duration)]
     pub(crate) held: Duration,
 
@@ -51,8 +51,8 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Vec<PathBuf>,
 
-    /// Start Redis, MariaDB and MySQL servers for the run, as far as they are installed, and stop
-    /// them at its end. They are compared beside the embedded stores, --url and --config.
+    /// Start the installed Redis, MariaDB and MySQL servers for the run, and stop them at its end. They
+    /// are compared beside the embedded stores, --url and --config.
     #[arg(long)]
     pub(crate) servers: bool,
 
@@ -60,11 +60,11 @@ pub(crate) struct Compare {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Write a page with the verdicts and charts to this file, too; it needs no network.
+    /// Also write an HTML page with verdicts and charts to this file. The page needs no network.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 
-    /// Be the process that holds a lock and is killed, in `crash`.
+    /// Run as the process that holds a lock in `crash` and is killed.
     #[arg(long, hide = true)]
     pub(crate) holder: bool,
 

@@ -55,7 +55,7 @@ mod socket {
         /// Takes the claim, unless a respected claim of another process is in the way.
         ///
         /// Two processes that try at the same time may both find the other in the way, but never
-        /// both get the claim: each looks for others after it has bound its own socket.
+        /// both get the claim: each checks for others after it has bound its own socket.
         pub(in crate::run) fn take(name: &str) -> Result<Self, Obstacle> {
             let mut own = name.to_owned();
             let mut bound = listen(name);

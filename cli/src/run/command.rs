@@ -135,7 +135,7 @@ impl CommandProcess {
                     }
                 }
                 Ok(None) | Err(Errno::INTR) => {}
-                // Its status was taken elsewhere; the command has ended all the same.
+                // Another call has taken its status, so the command has ended.
                 Err(_) => return Status::Code(1),
             }
         }
@@ -188,9 +188,9 @@ fn only_zombies(_group: Pid) -> bool {
 /// behind it stay until the next call.
 #[cfg(target_os = "linux")]
 pub(super) fn reap_orphans(keep: &[Pid]) {
-    use nix::sys::wait::{Id, WaitPidFlag, waitid as look, waitpid as take};
+    use nix::sys::wait::{Id, WaitPidFlag, waitid as peek, waitpid as take};
     let quick = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-    while let Some(pid) = look(Id::All, quick).ok().and_then(|status| status.pid()) {
+    while let Some(pid) = peek(Id::All, quick).ok().and_then(|status| status.pid()) {
         if keep.iter().any(|kept| kept.as_raw_pid() == pid.as_raw()) || take(pid, None).is_err() {
             return;
         }

@@ -15,48 +15,16 @@
 //! - `watchdog`, with `poll`: the process that ends the command if `run` cannot
 //! - `stderr`: writing to standard error without waiting for its reader
 
-#[cfg(unix)]
 mod claim;
-#[cfg(unix)]
 mod claim_wait;
-#[cfg(unix)]
 mod command;
-#[cfg(unix)]
 mod plan;
-#[cfg(unix)]
 mod poll;
-#[cfg(unix)]
 mod signals;
-#[cfg(unix)]
 mod start;
-#[cfg(unix)]
 mod stderr;
-#[cfg(unix)]
 mod supervisor;
-#[cfg(unix)]
 mod terminal;
-#[cfg(unix)]
 mod watchdog;
 
-#[cfg(unix)]
 pub(crate) use start::{helper, main};
-
-#[cfg(not(unix))]
-mod absent {
-    use std::process::ExitCode;
-
-    use crate::args;
-    use crate::failure::{Failure, SYSTEM};
-    use crate::output;
-
-    pub(crate) fn helper() -> Option<ExitCode> {
-        None
-    }
-
-    pub(crate) fn main(_args: &args::Run) -> ExitCode {
-        let text = "`run` needs process groups and signals, which this system does not have";
-        output::exit_code(Err(Failure::new(SYSTEM, text)))
-    }
-}
-#[cfg(not(unix))]
-pub(crate) use absent::{helper, main};

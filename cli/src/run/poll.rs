@@ -28,7 +28,7 @@ pub(super) fn is_readable(file: &impl AsFd, limit: Duration) -> bool {
 
 /// Returns whether the other end of a connection is open.
 pub(super) fn is_open(connection: &impl AsFd) -> bool {
-    // A closed end is reported without being asked for.
+    // The kernel reports a closed end without a flag for it.
     let mut ends = [PollFd::new(connection, PollFlags::empty())];
     poll(&mut ends, Some(&timespec(Duration::ZERO))) == Ok(0)
 }
@@ -64,7 +64,7 @@ impl Timer {
     }
 }
 
-/// Elsewhere `poll` waits at most for `MAX_TIMEOUT`, and the caller asks again.
+/// Elsewhere `poll` waits at most for `MAX_TIMEOUT`, and the caller calls it again.
 #[cfg(not(target_os = "linux"))]
 impl Timer {
     pub(super) fn new() -> io::Result<Self> {
@@ -84,7 +84,7 @@ fn polled<'a>(files: &'a [BorrowedFd<'_>]) -> Vec<PollFd<'a>> {
     polled.collect()
 }
 
-/// A signal that was handled is no error. The caller looks for itself which file can be read from.
+/// Ignores the error of a signal that was handled. The caller checks which file can be read from.
 fn ended(polled: rustix::io::Result<usize>) -> io::Result<()> {
     match polled {
         Ok(_) | Err(Errno::INTR) => Ok(()),

@@ -103,7 +103,7 @@ pub(super) fn listen(
             if events.send(event).is_err() {
                 return;
             }
-            // After the event: the thread that the cancellation wakes looks for the reason.
+            // After the event, in which the thread that this wakes finds the reason.
             if !running && asks_for_end(signal) {
                 wait.cancel();
             }

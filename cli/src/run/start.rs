@@ -167,7 +167,7 @@ fn run(args: &args::Run, stderr: StderrWriter) -> Result<End, Failure> {
         ));
     }
     match release(guard, stderr) {
-        // The loss is found only now: the store was not asked while the command ran.
+        // Only the release finds the loss: no renewal was due while the command ran.
         Some(Released::AlreadyLost) if plan.ends_on_loss() && !ended.lost && kept => {
             stderr.warn(&format!(
                 "the lock {name:?} was lost before the command had ended"

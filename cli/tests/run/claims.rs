@@ -20,7 +20,7 @@ pub(crate) const CASES: &[Case] = &[
     ("renewed_lock_outlives_the_wait_for_a_claim", renewed),
     (
         "lock_lost_before_its_command_starts_fails_with_on_lost_warn",
-        lost_before,
+        lost_before_start,
     ),
     ("signal_ends_the_wait_for_a_claim", asked_to_end),
     (
@@ -31,13 +31,13 @@ pub(crate) const CASES: &[Case] = &[
         "command_is_not_started_if_the_watchdog_was_killed",
         without_watchdog,
     ),
-    ("claim_is_respected_for_the_ttl", not_gone_yet),
+    ("claim_is_respected_for_the_ttl", respected_for_the_ttl),
     ("claim_ends_when_a_lock_with_on_lost_warn_is_lost", given_up),
     ("claim_ends_when_the_lease_is_over", ran_out),
-    ("claim_of_another_user_delays_no_command", squatted),
+    ("claim_of_another_user_delays_no_command", foreign_claim),
     (
         "claim_beside_one_of_another_user_is_respected",
-        respected_beside_squatter,
+        respected_beside_foreign,
     ),
     (
         "claim_with_a_full_queue_is_respected",
@@ -126,12 +126,12 @@ fn free_claim(rig: &Rig) -> String {
 }
 
 /// Takes the claim on the lock `a`, as if an earlier command under it would not end.
-fn taken(rig: &Rig) -> UnixListener {
+fn take_free_claim(rig: &Rig) -> UnixListener {
     take(&free_claim(rig)).unwrap()
 }
 
 fn too_late(rig: &mut Rig) -> Outcome {
-    let _claim = taken(rig);
+    let _claim = take_free_claim(rig);
     let output = rig.run(
         &["--lease", "1s", "--kill-after", "100ms", "a"],
         "touch started",
@@ -142,7 +142,7 @@ fn too_late(rig: &mut Rig) -> Outcome {
 }
 
 fn renewed(rig: &mut Rig) -> Outcome {
-    let _claim = taken(rig);
+    let _claim = take_free_claim(rig);
     let args = ["--ttl", "2s", "--kill-after", "100ms", "a"];
     // The command gets a deadline that has not passed.
     let script = "test $LOCKKEEPER_DEADLINE_UNIX_MS -gt $(date +%s%3N) && exit 3";
@@ -151,8 +151,8 @@ fn renewed(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn lost_before(rig: &mut Rig) -> Outcome {
-    let _claim = taken(rig);
+fn lost_before_start(rig: &mut Rig) -> Outcome {
+    let _claim = take_free_claim(rig);
     let args = ["--lease", "1s", "--on-lost", "warn", "a"];
     let output = rig.run(&args, "touch started");
     assert_eq!(code(&output), 79, "{}", stderr_of(&output));
@@ -174,7 +174,7 @@ fn waits_for_claim(rig: &Rig, args: &[&str]) -> Running {
 }
 
 fn asked_to_end(rig: &mut Rig) -> Outcome {
-    let _claim = taken(rig);
+    let _claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
     run.signal(Signal::TERM);
     let output = run.output();
@@ -185,7 +185,7 @@ fn asked_to_end(rig: &mut Rig) -> Outcome {
 }
 
 fn asked_to_end_when_lost(rig: &mut Rig) -> Outcome {
-    let _claim = taken(rig);
+    let _claim = take_free_claim(rig);
     // A fixed lease is not renewed, so `run` does not find out that the lock is lost.
     let run = waits_for_claim(rig, &["--lease", "5m", "a"]);
     force(rig);
@@ -198,7 +198,7 @@ fn asked_to_end_when_lost(rig: &mut Rig) -> Outcome {
 }
 
 fn without_watchdog(rig: &mut Rig) -> Outcome {
-    let _claim = taken(rig);
+    let _claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
     let mut watchdog = None;
     rig.until("it has a watchdog", || {
@@ -218,8 +218,8 @@ fn without_watchdog(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn not_gone_yet(rig: &mut Rig) -> Outcome {
-    let claim = taken(rig);
+fn respected_for_the_ttl(rig: &mut Rig) -> Outcome {
+    let claim = take_free_claim(rig);
     let run = waits_for_claim(rig, &["--ttl", "5m", "a"]);
     // This takes longer than the shortest time for which a claim is respected.
     let args = ["--lease", "3s", "--kill-after", "100ms", "b"];
@@ -261,8 +261,8 @@ fn ran_out(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn squatted(rig: &mut Rig) -> Outcome {
-    let _squatter = as_nobody("bind", &free_claim(rig))?;
+fn foreign_claim(rig: &mut Rig) -> Outcome {
+    let _foreign = as_nobody("bind", &free_claim(rig))?;
     let output = rig.start(&["--ttl", "5m", "-v", "a"], "exit 3").output();
     assert_eq!(code(&output), 3, "{}", stderr_of(&output));
     let lines = stderr_of(&output);
@@ -278,13 +278,13 @@ fn followed(rig: &Rig, run: Running) {
     assert_eq!(run.code(), 79);
 }
 
-fn respected_beside_squatter(rig: &mut Rig) -> Outcome {
+fn respected_beside_foreign(rig: &mut Rig) -> Outcome {
     let claim = free_claim(rig);
-    let squatter = as_nobody("bind", &claim)?;
+    let foreign = as_nobody("bind", &claim)?;
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     // The name is free again while the claim has another one.
-    drop(squatter);
+    drop(foreign);
     rig.until("the name is free", || take(&claim).is_some());
     followed(rig, run);
     Ok(())

@@ -12,18 +12,21 @@ pub(crate) const CASES: &[Case] = &[
     ("status_of_the_command_is_passed_on", own_status),
     ("busy_is_75_or_conflict_exit_code", busy),
     ("usage_is_64", usage),
-    ("full_disk_for_output_is_71", refused),
+    ("full_disk_for_output_is_71", full_disk),
     ("unreachable_store_is_69", out_of_reach),
     ("bad_configuration_is_78", bad_configuration),
-    ("errors_of_a_config_file_name_it_and_the_key", bad_file),
-    ("only_missing_config_is_skipped", passed_over),
+    (
+        "errors_of_a_config_file_name_it_and_the_key",
+        bad_config_file,
+    ),
+    ("only_missing_config_is_skipped", skipped_configs),
     (
         "command_not_found_is_127_and_not_executable_is_126",
         not_run,
     ),
     ("environment_has_the_lock_and_no_url", environment),
-    ("standard_streams_are_inherited", straight_through),
-    ("full_standard_error_delays_no_signal", nobody_reads),
+    ("standard_streams_are_inherited", standard_streams),
+    ("full_standard_error_delays_no_signal", full_stderr),
     ("config_file_names_the_store", config_file),
     (
         "hold_at_least_keeps_the_lock_after_the_command",
@@ -31,7 +34,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
 ];
 
-fn nobody_reads(rig: &mut Rig) -> Outcome {
+fn full_stderr(rig: &mut Rig) -> Outcome {
     let (_reader, mut writer) = std::io::pipe().unwrap();
     let usual = fcntl_getfl(&writer).unwrap();
     fcntl_setfl(&writer, usual | OFlags::NONBLOCK).unwrap();
@@ -93,8 +96,8 @@ fn busy(rig: &mut Rig) -> Outcome {
     assert_eq!(holder.code(), 0);
     let output = rig.run(&["-v", "--wait", "forever", "a"], "touch started");
     assert_eq!(code(&output), 0);
-    for says in ["got \"a\"", "ended with 0", "released \"a\""] {
-        assert!(stderr_of(&output).contains(says), "{}", stderr_of(&output));
+    for part in ["got \"a\"", "ended with 0", "released \"a\""] {
+        assert!(stderr_of(&output).contains(part), "{}", stderr_of(&output));
     }
     assert!(rig.exists("started"));
     Ok(())
@@ -102,7 +105,7 @@ fn busy(rig: &mut Rig) -> Outcome {
 
 fn usage(rig: &mut Rig) -> Outcome {
     let long = "x".repeat(513);
-    for (args, says) in [
+    for (args, part) in [
         (&["run", "a"][..], "COMMAND"),
         (&["run", "--", "true"], "NAME"),
         (&["run", "--wait", "soon", "a", "--", "true"], "10s"),
@@ -160,14 +163,14 @@ fn usage(rig: &mut Rig) -> Outcome {
         let output = rig.lockkeeper(args).output().unwrap();
         assert_eq!(code(&output), 64, "{args:?}: {}", stderr_of(&output));
         let line = stderr_of(&output);
-        assert!(line.contains(says), "{args:?}: {line}");
+        assert!(line.contains(part), "{args:?}: {line}");
         assert!(line.starts_with("lockkeeper: "), "{args:?}: {line}");
         assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
     }
     Ok(())
 }
 
-fn refused(rig: &mut Rig) -> Outcome {
+fn full_disk(rig: &mut Rig) -> Outcome {
     // The database file exists from here on.
     assert_eq!(code(&rig.run(&["a"], "true")), 0);
     for args in [
@@ -208,7 +211,7 @@ fn out_of_reach(rig: &mut Rig) -> Outcome {
 fn bad_configuration(rig: &mut Rig) -> Outcome {
     rig.write("bad.toml", "url = \"memory:\"\npassword = swordfish\n");
     rig.write("typo.toml", "url = \"memory:\"\ntlt = \"5s\"\n");
-    for (args, says) in [
+    for (args, part) in [
         (&["--url", "not a url", "a"][..], "URL"),
         (&["--url", "bogus:x", "a"], "memory:"),
         (&["--url", "memory:?tlt=5s", "a"], "ttl"),
@@ -227,7 +230,7 @@ fn bad_configuration(rig: &mut Rig) -> Outcome {
         let line = stderr_of(&output);
         assert_eq!(code(&output), 78, "{args:?}: {line}");
         assert_eq!(line.lines().count(), 1, "{line}");
-        assert!(line.contains(says), "{args:?}: {line}");
+        assert!(line.contains(part), "{args:?}: {line}");
         assert!(!line.contains("swordfish"), "{line}");
     }
     let mut none = rig.run_command(&["a"], "touch started");
@@ -248,8 +251,8 @@ fn bad_configuration(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn bad_file(rig: &mut Rig) -> Outcome {
-    for (text, says) in [
+fn bad_config_file(rig: &mut Rig) -> Outcome {
+    for (text, part) in [
         ("url = 'memory:'\npassword = swordfish", "line 2, column 12"),
         ("url = 'memory:'\npassword = 'swordfish", "line 2, column"),
         ("ttl = '5s'", "`url = "),
@@ -276,7 +279,7 @@ fn bad_file(rig: &mut Rig) -> Outcome {
         assert_eq!(code(&output), 78, "{text}: {line}");
         assert_eq!(line.lines().count(), 1, "{text}: {line}");
         assert!(
-            line.contains("here.toml") && line.contains(says),
+            line.contains("here.toml") && line.contains(part),
             "{text}: {line}"
         );
         assert!(!line.contains("swordfish"), "{line}");
@@ -284,7 +287,7 @@ fn bad_file(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn passed_over(rig: &mut Rig) -> Outcome {
+fn skipped_configs(rig: &mut Rig) -> Outcome {
     let run = |vars: &[(&str, &str)]| {
         let mut command = rig.run_command(&["a"], "true");
         command.env("HOME", rig.folder.path());
@@ -373,7 +376,7 @@ fn environment(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn straight_through(rig: &mut Rig) -> Outcome {
+fn standard_streams(rig: &mut Rig) -> Outcome {
     let mut command = rig.run_command(&["a"], "cat; echo to the error >&2");
     command
         .stdin(Stdio::piped())

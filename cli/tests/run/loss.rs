@@ -137,7 +137,7 @@ fn stopped_briefly(rig: &mut Rig) -> Outcome {
 }
 
 fn stopped_until_too_late(rig: &mut Rig) -> Outcome {
-    let script = "trap 'touch $LOCKKEEPER_NAME.told; exit 0' TERM; touch $LOCKKEEPER_NAME.ready
+    let script = "trap 'touch $LOCKKEEPER_NAME.term; exit 0' TERM; touch $LOCKKEEPER_NAME.ready
 while :; do sleep 0.2; done";
     // Several, since the renewal of each comes before or after its check of the lock.
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -148,7 +148,7 @@ while :; do sleep 0.2; done";
         run
     });
     for (at, (name, run)) in names.into_iter().zip(runs).enumerate() {
-        rig.until_file(&format!("{name}.told"));
+        rig.until_file(&format!("{name}.term"));
         // Its replacement has not begun to end the command. A watchdog that is done ends by itself.
         if at % 2 == 0
             && let Some(watchdog) = watchdog_of(run.pid())
@@ -166,7 +166,7 @@ while :; do sleep 0.2; done";
 
 fn stopped_while_it_ended(rig: &mut Rig) -> Outcome {
     if let Some(Server::MySql(_)) = rig.server.as_deref() {
-        return Err(Skip("the store does not tell how old a lease is"));
+        return Err(Skip("the store does not show the age of a lease"));
     }
     let run = rig.start(
         &["--ttl", "10s", "--kill-after", "4s", "a"],
@@ -258,10 +258,10 @@ fn watchdog_clock(rig: &mut Rig) -> Outcome {
 fn stopped_watchdog_of_a_group(rig: &mut Rig) -> Outcome {
     let script = "(trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
 while [ -e second ]; do sleep 0.05; done) & until [ -e second ]; do sleep 0.05; done
-trap 'touch told; exit 0' TERM; touch ready; while :; do sleep 0.2; done";
+trap 'touch term; exit 0' TERM; touch ready; while :; do sleep 0.2; done";
     let run = rig.start(&["--lease", "4s", "--kill-after", "2s", "a"], script);
     rig.until_file("ready");
-    rig.until_file("told");
+    rig.until_file("term");
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
     assert_eq!(run.code(), 79);
     assert!(!is_alive(rig.pid("second")));
@@ -274,15 +274,15 @@ pub(crate) fn force(rig: &Rig) {
         .output()
         .unwrap();
     assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
-        told.contains("Freed") && told.contains("is held by"),
-        "{told}"
+        shown.contains("Freed") && shown.contains("is held by"),
+        "{shown}"
     );
 }
 
 fn forced(rig: &mut Rig) -> Outcome {
-    let script = "trap 'touch told; exit 0' TERM; echo $LOCKKEEPER_TOKEN > token; touch ready; while :; do sleep 0.2; done";
+    let script = "trap 'touch term; exit 0' TERM; echo $LOCKKEEPER_TOKEN > token; touch ready; while :; do sleep 0.2; done";
     let run = rig.start(&with(&["a"]), script);
     rig.until_file("ready");
     let token = rig.read("token").trim().parse::<u64>().unwrap();
@@ -303,7 +303,7 @@ fn forced(rig: &mut Rig) -> Outcome {
         .lines()
         .filter(|line| line.starts_with("lockkeeper: "));
     assert_eq!(ours.count(), 1, "{lines}");
-    assert!(rig.exists("told"));
+    assert!(rig.exists("term"));
     Ok(())
 }
 

@@ -11,19 +11,16 @@ pub(crate) const CASES: &[Case] = &[
     ("unlock_asks_for_confirmation", unlock),
     (
         "unlock_with_yes_frees_without_an_open_output",
-        unlock_unheard,
+        unlock_without_output,
     ),
     ("doctor_reports_a_healthy_store", doctor),
-    ("who_and_unlock_create_no_store", nowhere),
-    (
-        "doctor_reports_missing_rights",
-        doctor_of_one_who_may_not_look,
-    ),
+    ("who_and_unlock_create_no_store", missing_store),
+    ("doctor_reports_missing_rights", doctor_without_rights),
     ("unlock_without_the_right_is_refused", unlock_without_right),
     ("fallback_is_reported_and_not_asked_for_holders", fallback),
     ("completions_and_manual_are_generated", generated),
 ];
-pub(crate) const ALONE: &[Case] = &[("doctor_reports_defects", doctor_broken)];
+pub(crate) const ALONE: &[Case] = &[("doctor_reports_defects", doctor_of_defects)];
 
 fn out(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -89,17 +86,21 @@ fn unlock(rig: &mut Rig) -> Outcome {
     );
     let holder = rig.hold("a");
     // Standard input is no terminal, so there is no confirmation.
-    let asked = rig
+    let unconfirmed = rig
         .lockkeeper(&["unlock", "--force", "a"])
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    assert_eq!(code(&asked), 64, "{}", stderr_of(&asked));
-    assert!(out(&asked).contains("is held by"), "{}", out(&asked));
+    assert_eq!(code(&unconfirmed), 64, "{}", stderr_of(&unconfirmed));
+    assert!(
+        out(&unconfirmed).contains("is held by"),
+        "{}",
+        out(&unconfirmed)
+    );
     assert_eq!(
         code(&rig.run(&["-n", "a"], "true")),
         75,
-        "it was not asked to"
+        "it was not confirmed"
     );
     let freed = rig
         .lockkeeper(&["unlock", "--force", "--yes", "a"])
@@ -115,7 +116,7 @@ fn unlock(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn unlock_unheard(rig: &mut Rig) -> Outcome {
+fn unlock_without_output(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
     let unlock = |args: &[&str]| {
         let full = std::fs::File::create("/dev/full").unwrap();
@@ -165,7 +166,7 @@ fn doctor(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn doctor_broken(rig: &mut Rig) -> Outcome {
+fn doctor_of_defects(rig: &mut Rig) -> Outcome {
     let broken = rig
         .lockkeeper(&["doctor", "--url", "redis://127.0.0.1:1"])
         .output()
@@ -247,13 +248,13 @@ fn doctor_broken(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-fn nowhere(rig: &mut Rig) -> Outcome {
+fn missing_store(rig: &mut Rig) -> Outcome {
     let url = format!("sqlite:{}", rig.path("typo.db").display());
-    let said_already = format!("{url}?create=false");
+    let explicit = format!("{url}?create=false");
     for (args, url) in [
         (&["who", "--json"][..], &url),
         (&["unlock", "--force", "a"], &url),
-        (&["who"], &said_already),
+        (&["who"], &explicit),
     ] {
         let output = rig.lockkeeper(args).args(["--url", url]).output().unwrap();
         assert_eq!(code(&output), 78, "{}", out(&output));
@@ -266,12 +267,12 @@ fn nowhere(rig: &mut Rig) -> Outcome {
             "{}",
             stderr_of(&output)
         );
-        assert!(!rig.exists("typo.db"), "looking has made it");
+        assert!(!rig.exists("typo.db"), "the query has created it");
     }
     Ok(())
 }
 
-fn doctor_of_one_who_may_not_look(rig: &mut Rig) -> Outcome {
+fn doctor_without_rights(rig: &mut Rig) -> Outcome {
     let Some(Server::Redis(server)) = rig.server.as_deref() else {
         return Err(Skip("rights like that are Redis' own"));
     };

@@ -17,7 +17,7 @@ use serde_json::Value;
 use signal_hook::flag::register_conditional_default;
 use tempfile::TempDir;
 
-/// How long a case waits for what must happen.
+/// The longest wait of a case for an event that must come.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) type Case = (&'static str, fn(&mut Rig) -> Outcome);

@@ -159,7 +159,7 @@ fn state(pid: rustix::process::Pid) -> char {
 
 fn stopped_command(rig: &mut Rig) -> Outcome {
     if let Some(Server::MySql(_)) = rig.server.as_deref() {
-        return Err(Skip("the store does not tell how old a lease is"));
+        return Err(Skip("the store does not show the age of a lease"));
     }
     // Without a terminal no process would continue a stopped `run`, so `run` goes on renewing.
     let script = "echo $$ > pid; touch ready; until [ -e done ]; do sleep 0.05; done; exit 5";

@@ -72,12 +72,12 @@ impl Screen {
         let program = Running(Some(start.spawn().unwrap()));
         let keys = File::from(keys);
         let mut reader = keys.try_clone().unwrap();
-        let (tell, shown) = channel();
+        let (sender, shown) = channel();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             // An error means that no process has the terminal open any more.
             while let Ok(count @ 1..) = reader.read(&mut bytes) {
-                if tell.send(bytes[..count].to_vec()).is_err() {
+                if sender.send(bytes[..count].to_vec()).is_err() {
                     return;
                 }
             }
@@ -312,15 +312,15 @@ fn substitution(rig: &mut Rig) -> Outcome {
 
 fn unlock(rig: &mut Rig) -> Outcome {
     let holder = rig.hold("a");
-    let ask = [BINARY, "unlock", "--force", "a"];
-    let mut screen = Screen::start(rig, &ask)?;
+    let unlock_a = [BINARY, "unlock", "--force", "a"];
+    let mut screen = Screen::start(rig, &unlock_a)?;
     screen.wait_for("is held by");
     screen.wait_for("[y/N] ");
     screen.press("n\n");
     screen.wait_for("nothing was done");
     assert_eq!(screen.program.code(), 1);
     assert!(!rig.who("a").is_null());
-    let mut screen = Screen::start(rig, &ask)?;
+    let mut screen = Screen::start(rig, &unlock_a)?;
     screen.wait_for("[y/N] ");
     screen.press("y\n");
     screen.wait_for("Freed");

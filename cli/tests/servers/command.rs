@@ -129,7 +129,7 @@ fn waiting(server: &MySqlServer) -> usize {
     sessions.filter(waiting).count()
 }
 
-/// Polls until `is_so` says yes.
+/// Polls until `is_so` returns true.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {

@@ -12,8 +12,8 @@ pub(super) const WIDTH: u16 = 100;
 /// and what was left out.
 pub(super) fn of(report: &Report) -> String {
     let complaints = report.rows.iter().filter_map(complaint);
-    let said = sentences(report).into_iter();
-    let lines = said.chain(complaints).chain(left_out(report));
+    let lines = sentences(report).into_iter();
+    let lines = lines.chain(complaints).chain(left_out(report));
     let lines: Vec<_> = lines.map(|line| wrapped(&line)).collect();
     lines.join("\n")
 }
@@ -52,7 +52,7 @@ fn sentence(scenario: Scenario, report: &Report) -> Option<String> {
         rows.filter(|row| row.scenario == scenario && row.strategy == strategy)
             .collect()
     };
-    let said = [
+    let outcomes = [
         with_a_lock(scenario, &of(Strategy::Lockkeeper)),
         worst(&of(Strategy::None)).map(|row| without(scenario, row)),
         worst(&of(Strategy::FreedEarly)).map(|row| {
@@ -60,9 +60,9 @@ fn sentence(scenario: Scenario, report: &Report) -> Option<String> {
             format!("freed before the commit, the lock let {sold} book it")
         }),
     ];
-    let said: Vec<_> = said.into_iter().flatten().collect();
+    let outcomes: Vec<_> = outcomes.into_iter().flatten().collect();
     let question = question(scenario, &report.settings);
-    (!said.is_empty()).then(|| format!("{question}: {}.", said.join("; ")))
+    (!outcomes.is_empty()).then(|| format!("{question}: {}.", outcomes.join("; ")))
 }
 
 /// Says what a scenario is about, with the numbers of this run.

@@ -175,16 +175,16 @@ impl Program<'_> {
 
     /// Acquires the lock of cell 0; `None` if it was busy until the end of the wait.
     pub(super) fn acquire(&self, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
-        let (asked, name) = (Instant::now(), self.context.lock_name(0));
+        let (started, name) = (Instant::now(), self.context.lock_name(0));
         loop {
-            let wait = request.wait.saturating_sub(asked.elapsed());
+            let wait = request.wait.saturating_sub(started.elapsed());
             let attempt = LockRequest { wait, ..request };
             if let Some(held) = self.lock()?.acquire(&name, attempt)? {
-                self.waits().push(asked.elapsed());
+                self.waits().push(started.elapsed());
                 return Ok(Some(held));
             }
             // Some strategies do not wait; then the program asks again.
-            if asked.elapsed() >= request.wait {
+            if started.elapsed() >= request.wait {
                 return Ok(None);
             }
             self.context.cancel.sleep(RETRY_INTERVAL)?;

@@ -3,7 +3,7 @@
 //! two parties wait for each other.
 //!
 //! Right: no seat is booked twice, no set by half, and every party gets an answer. Without a lock,
-//! the writes of two parties mix: both were told that they have their seats, and one of them has not.
+//! the writes of two parties mix: both are promised their seats, and one of them does not have all of them.
 
 use std::collections::BTreeSet;
 
@@ -47,7 +47,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let recorded = context.state.recorded()?;
     run.fault_if(u64::try_from(recorded) != Ok(counts.admitted), || {
         format!(
-            "{} were told that they have their seats, {recorded} recorded",
+            "{} parties were promised their seats, {recorded} are recorded",
             counts.admitted
         )
     });
@@ -65,7 +65,7 @@ fn seats_of(party: u32) -> Vec<u32> {
     seats.into_iter().collect()
 }
 
-/// Checks that each party has all its seats if it was told so, and none if not.
+/// Checks that each party has all its seats if it was promised them, and none if not.
 fn check(outcomes: &[Outcome], taken: &[i64], run: &mut RunResult) {
     let (mut robbed, mut halves) = (0, 0);
     for (party, outcome) in (0_u32..).zip(outcomes) {
@@ -78,7 +78,7 @@ fn check(outcomes: &[Outcome], taken: &[i64], run: &mut RunResult) {
     }
     run.oversold = robbed;
     run.fault_if(robbed > 0, || {
-        format!("{robbed} parties were told that they have their seats, and have not")
+        format!("{robbed} parties were promised their seats, and do not have them")
     });
     run.fault_if(halves > 0, || {
         format!("{halves} parties were turned away, and have seats")

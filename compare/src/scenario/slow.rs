@@ -1,7 +1,7 @@
 //! The work outlives the lease. Two programs, a slow one and the next one, want the same lock.
 //!
-//! Right, if the lease is not renewed: when the next program is let in, the slow one has been told
-//! that it lost the lock. Its late write is refused by its token, and its late release frees no
+//! Right, if the lease is not renewed: when the next program is let in, the slow one has been
+//! notified of the loss. Its late write is refused by its token, and its late release frees no
 //! other holder's lock. Right, if the lease is renewed: no program is let in until the slow one is
 //! done. Without a lock, the next program comes in at any time, and the slow one overwrites its work.
 //! Locks that cannot expire while their holder lives have only the second part.
@@ -70,7 +70,7 @@ fn without_renewal(
     let late = slow.must_acquire(LockRequest::new(fixed, LONG))?;
     let holder = next.must_acquire(renewed(LONG))?;
     if !late.lost_signal()() {
-        run.fault("not renewed: another was let in, and the holder was not told");
+        run.fault("not renewed: another was let in, and the holder was not notified");
     }
     if write(context, holder.as_ref(), BY_NEXT)? {
         run.admitted += 1;
@@ -97,7 +97,7 @@ fn without_renewal(
     holder.release()
 }
 
-/// Repeats the second part with a longer lease if the lock was lost and the holder told: on a machine
+/// Repeats the second part with a longer lease if the lock was lost and the holder notified: on a machine
 /// that stood still for longer than the lease, nothing was shown.
 fn with_renewal(
     context: &Context<'_>,
@@ -120,7 +120,7 @@ fn with_renewal(
 enum Work {
     /// The try counts.
     Shown,
-    /// The lock was lost and the holder was told in time, so the try does not count.
+    /// The lock was lost and the holder was notified in time, so the try does not count.
     Lost,
 }
 
@@ -137,7 +137,7 @@ fn work_while_waited_for(
     let seen = context.state.read(0)?;
     let (lost, is_working, came_in) = (held.lost_signal(), AtomicBool::new(true), Latch::new());
 
-    let (was_told, beside) = thread::scope(|scope| {
+    let (was_notified, beside) = thread::scope(|scope| {
         let (is_working, came_in) = (&is_working, &came_in);
         let other = scope.spawn(move || {
             let held = next.must_acquire(renewed(LONG))?;
@@ -154,14 +154,14 @@ fn work_while_waited_for(
             // If this is refused, the other program came in, and the count shows it.
             write(context, held.as_ref(), seen + 1)?;
         }
-        let was_told = lost();
+        let was_notified = lost();
         is_working.store(false, Ordering::SeqCst);
         held.release()?;
         let other = other.join();
         let beside = other.unwrap_or_else(|panic| Err(panicked(panic.as_ref())))?;
-        Ok::<_, Error>((was_told, beside))
+        Ok::<_, Error>((was_notified, beside))
     })?;
-    if was_told && !beside {
+    if was_notified && !beside {
         return Ok(Work::Lost);
     }
 

@@ -28,14 +28,14 @@ fn sell(program: &Program<'_>, items: u32, run: &mut RunResult) -> Result<Contes
     let end = Contest::run(program, items, |stock| (stock > 0).then_some(stock - 1))?;
 
     let what = format!("{buyers} buyers, {items} items");
-    let (told, sold, right) = (end.counts.admitted, end.recorded, buyers.min(items));
-    run.oversold += told.saturating_sub(u64::from(right));
+    let (claimed, sold, right) = (end.counts.admitted, end.recorded, buyers.min(items));
+    run.oversold += claimed.saturating_sub(u64::from(right));
     end.counts.add_faults(&format!("{what}: "), run);
     run.fault_if(sold != i64::from(right), || {
         format!("{what}: {sold} sold instead of {right}")
     });
-    run.fault_if(i64::try_from(told) != Ok(sold), || {
-        format!("{what}: {told} were told that they have an item, {sold} recorded")
+    run.fault_if(i64::try_from(claimed) != Ok(sold), || {
+        format!("{what}: {claimed} buyers were promised an item, {sold} are recorded")
     });
     run.fault_if(end.number < 0, || {
         format!("{what}: the stock fell to {}", end.number)

@@ -1,4 +1,4 @@
-//! Every scenario tells a broken lock from a good one.
+//! Every scenario finds the fault of a broken lock, and none in a good one.
 
 use std::time::Duration;
 

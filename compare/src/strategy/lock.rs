@@ -1,4 +1,4 @@
-//! What the scenarios ask of a lock.
+//! The interface of a lock, as the scenarios use it.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use ::lockkeeper::{Capabilities, FencingToken, LeasePolicy, Usage};
 
 use crate::error::Error;
 
-/// How a lock is asked for.
+/// A request for a lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LockRequest {
     /// The lease's ttl, and whether the lease is renewed.
@@ -64,7 +64,7 @@ pub(crate) trait Held {
         None
     }
 
-    /// Returns a function, for any thread, that tells whether the holder has been told of a loss.
+    /// Returns a function, for any thread, that returns whether the holder has been notified of a loss.
     fn lost_signal(&self) -> Box<dyn Fn() -> bool + Send> {
         Box::new(|| false)
     }

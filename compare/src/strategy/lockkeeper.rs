@@ -69,7 +69,7 @@ impl Held for LockGuard {
     }
 
     fn release(self: Box<Self>) -> Result<(), Error> {
-        // `lost` tells whether the lock was lost before.
+        // `lost_signal` shows whether the lock was lost before.
         LockGuard::release(*self)?;
         Ok(())
     }

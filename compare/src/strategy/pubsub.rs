@@ -3,7 +3,7 @@
 //! lease, nor than the rest of its wait.
 //!
 //! That takes far fewer commands than asking all the time. But every waiter listens: each release
-//! wakes all of them, and all but one ask in vain. With a fixed lease, as in the write-ups, nothing
+//! wakes all of them, and all but one try in vain. With a fixed lease, as in the write-ups, nothing
 //! renews the lock. A late holder finds out when it unlocks ("attempt to unlock lock, not locked by
 //! current thread"), after its late write went through.
 
@@ -116,7 +116,7 @@ impl PubSub {
 
 impl Lock for PubSub {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
-        let asked = Instant::now();
+        let started = Instant::now();
         let (owner, ttl) = (self.owners.thread(), request.lease.ttl());
         if self.attempt(name, &owner, ttl)?.is_none() {
             return Ok(Some(self.held(name, owner, ttl)));
@@ -131,7 +131,7 @@ impl Lock for PubSub {
             let Some(lease) = self.attempt(name, &owner, ttl)? else {
                 return Ok(Some(self.held(name, owner, ttl)));
             };
-            let left = request.wait.saturating_sub(asked.elapsed());
+            let left = request.wait.saturating_sub(started.elapsed());
             if left.is_zero() {
                 return Ok(None);
             }

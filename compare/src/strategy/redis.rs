@@ -71,12 +71,12 @@ pub(super) fn spin<T>(
     cancel: &Cancellation,
     attempt: impl Fn() -> Result<Option<T>, Error>,
 ) -> Result<Option<T>, Error> {
-    let asked = Instant::now();
+    let started = Instant::now();
     loop {
         if let Some(held) = attempt()? {
             return Ok(Some(held));
         }
-        let left = request.wait.saturating_sub(asked.elapsed());
+        let left = request.wait.saturating_sub(started.elapsed());
         if left.is_zero() {
             return Ok(None);
         }

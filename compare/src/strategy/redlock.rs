@@ -57,9 +57,9 @@ impl Lock for Redlock {
             let owner = self.owners.hold();
             let ttl = request.lease.ttl();
             let valid = ttl.saturating_sub(ttl / DRIFT + MIN_DRIFT);
-            let asked = Instant::now();
+            let started = Instant::now();
             let votes = self.servers.acquire(name, &owner, ttl);
-            if self.servers.is_majority(votes) && asked.elapsed() < valid {
+            if self.servers.is_majority(votes) && started.elapsed() < valid {
                 let (servers, name) = (Arc::clone(&self.servers), name.to_owned());
                 return Ok(Some(held(move || {
                     servers.release(&name, &owner);

@@ -3,7 +3,7 @@
 //!
 //! A thread that does not get the lock gives up at once. The lock expires when its holder dies, and
 //! a late release frees no other holder's lock. Nothing renews it, and a holder that lost it is not
-//! told: a late write goes through.
+//! notified: a late write goes through.
 
 use std::sync::Arc;
 

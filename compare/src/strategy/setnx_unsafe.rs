@@ -1,4 +1,4 @@
-//! `SET key value NX`, and `DEL key` when done: the first thing that everybody tries.
+//! `SET key value NX`, and `DEL key` when done: the first recipe that most programs try.
 //!
 //! There is no time to live unless the program sets one, so a program that crashes keeps the lock
 //! forever. With one, the lock can expire during the work. The value does not say which process

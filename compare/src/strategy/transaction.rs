@@ -20,7 +20,7 @@ pub(crate) struct Transaction<'a> {
     pub(crate) cells: &'a [u32],
     /// The user to record at the end.
     pub(crate) user: u32,
-    /// How the locks are asked for.
+    /// The request for each lock.
     pub(crate) request: LockRequest,
     /// Returns the new values for those that were read; `None` declines.
     pub(crate) decide: &'a (dyn Fn(&[i64]) -> Option<Vec<i64>> + Sync),
@@ -110,11 +110,11 @@ impl Transactor for Locked {
 impl Transaction<'_> {
     /// Acquires all locks in their order, or none of them.
     pub(super) fn acquire_all(&self, lock: &dyn Lock) -> Result<Option<Vec<Box<dyn Held>>>, Error> {
-        let asked = Instant::now();
+        let started = Instant::now();
         let mut all = Vec::with_capacity(self.locks.len());
         for name in self.locks {
             let request = LockRequest {
-                wait: self.request.wait.saturating_sub(asked.elapsed()),
+                wait: self.request.wait.saturating_sub(started.elapsed()),
                 ..self.request
             };
             match lock.acquire(name, request)? {
@@ -125,7 +125,7 @@ impl Transaction<'_> {
                 }
             }
         }
-        (self.on_step)(Step::Granted(asked.elapsed()))?;
+        (self.on_step)(Step::Granted(started.elapsed()))?;
         Ok(Some(all))
     }
 

@@ -57,7 +57,7 @@ fn gather() -> Comparison {
 fn assert_cleaned_up(server: &MySqlServer) {
     let tables = format!("SHOW TABLES FROM {}", MySqlServer::DATABASE);
     assert_eq!(server.value(&tables).unwrap(), None);
-    // The server takes its time to see that a client has gone.
+    // The server notices the end of a session with a delay.
     until("no session is left", || {
         server.sessions().unwrap().is_empty()
     });

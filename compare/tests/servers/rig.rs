@@ -75,7 +75,7 @@ pub(crate) fn is_right(row: &Row) -> bool {
     row.verdict == Verdict::Right
 }
 
-/// Polls until `is_so` says yes.
+/// Polls until `is_so` returns true.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {

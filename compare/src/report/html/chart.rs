@@ -42,7 +42,7 @@ pub(super) fn distribution(row: &Row) -> Markup {
     let Some((waits, ms)) = row.waits.as_ref().zip(row.wait_ms) else {
         return html! { span.value { "–" } };
     };
-    let told = format!(
+    let percentiles = format!(
         "half {}, 99 % {}, longest {}",
         time(ms.p50),
         time(ms.p99),
@@ -53,7 +53,7 @@ pub(super) fn distribution(row: &Row) -> Markup {
     let step = WIDTH / f64::from(DECADES * STEPS);
     html! {
         svg.waits viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) preserveAspectRatio="none" role="img" {
-            title { "waits with " (row.strategy) ": " (told) }
+            title { "waits with " (row.strategy) ": " (percentiles) }
             desc { (parts(&shares)) }
             @for decade in 0..=DECADES {
                 @let x = format!("{:.1}", f64::from(decade * STEPS) * step);
@@ -71,7 +71,7 @@ pub(super) fn distribution(row: &Row) -> Markup {
             }
         }
         (axis())
-        small.told { (told) }
+        small { (percentiles) }
     }
 }
 

@@ -60,9 +60,9 @@ fn head(report: &Report) -> Markup {
                 "how many commands and connections does each way need?"
             }
             (banner(report))
-            @let said = summary::sentences(report);
-            @if !said.is_empty() {
-                ul.said { @for line in &said { li { (line) } } }
+            @let sentences = summary::sentences(report);
+            @if !sentences.is_empty() {
+                ul.sentences { @for line in &sentences { li { (line) } } }
             }
         }
     }

@@ -55,7 +55,7 @@ fn right(scenario: Scenario) -> &'static str {
             "the second service gets the lock, and it is free with the outermost release only"
         }
         Scenario::Slow => {
-            "renewed, no other thread gets in; not renewed, the late holder is told and its write refused"
+            "renewed, no other thread gets in; not renewed, the late holder is notified and its write refused"
         }
         Scenario::Crash => {
             "no other thread gets in before, and the next one within ttl + 1 s after"
@@ -126,7 +126,7 @@ fn number(value: f64) -> String {
 
 fn outcome(scenario: Scenario, row: &Row) -> Markup {
     let (word, sign, class) = verdict(row);
-    let told = match scenario {
+    let note = match scenario {
         Scenario::Gather | Scenario::Stock | Scenario::Seat | Scenario::Party => {
             Some(format!("{} in, {} away", row.admitted, row.turned_away))
         }
@@ -135,7 +135,7 @@ fn outcome(scenario: Scenario, row: &Row) -> Markup {
     html! {
         span.outcome {
             span class=(class) { (sign) " " (word) }
-            @if let Some(told) = told { " " span.told { (told) } }
+            @if let Some(note) = note { " " span.note { (note) } }
         }
         @if row.verdict == Verdict::Wrong && let Some(fault) = row.faults.first() {
             small.fault { (fault) }

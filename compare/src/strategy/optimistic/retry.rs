@@ -23,9 +23,9 @@ pub(super) fn retry(
     cancel: &Cancellation,
     mut attempt: impl FnMut() -> Result<Attempt, Error>,
 ) -> Result<Outcome, Error> {
-    let asked = Instant::now();
+    let started = Instant::now();
     loop {
-        let begun = asked.elapsed();
+        let begun = started.elapsed();
         let outcome = match attempt()? {
             Attempt::Written => Some(Outcome::Done),
             Attempt::Declined => Some(Outcome::Declined),
@@ -37,7 +37,7 @@ pub(super) fn retry(
             (transaction.on_step)(Step::Released)?;
             return Ok(outcome);
         }
-        let left = transaction.request.wait.saturating_sub(asked.elapsed());
+        let left = transaction.request.wait.saturating_sub(started.elapsed());
         if left.is_zero() {
             (transaction.on_step)(Step::Released)?;
             return Ok(Outcome::Busy);
