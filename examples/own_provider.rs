@@ -31,10 +31,12 @@ mod mine {
     pub(super) struct Mine(Arc<(Mutex<HashMap<LockName, Line>>, Condvar)>);
 
     #[rustfmt::skip]
-    impl LockProvider for Mine {
+    impl Backend for Mine {
+        type Lease = MyLease;
         fn backend(&self) -> &'static str { "mine" }
+        fn location(&self) -> String { "mine:".to_owned() }
         fn capabilities(&self) -> Capabilities { Capabilities::new() }
-        fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+        fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<MyLease>>, Error> {
             let (name, epoch) = (request.name(), EPOCH.fetch_add(1, Ordering::Relaxed));
             let mut names = self.0.0.lock().unwrap();
             names.entry(name.clone()).or_default().push_back((epoch, HostInstant::NEVER));
@@ -43,8 +45,8 @@ mod mine {
                 line.retain(|(_, until)| asked_at < *until);
                 if let Some((first, until)) = line.front_mut() && *first == epoch {
                     *until = asked_at + request.ttl();
-                    let lease = Box::new(MyLease(self.clone(), name.clone(), epoch));
-                    return Ok(Some(Grant { lease, asked_at }));
+                    let lease = MyLease(name.clone(), epoch);
+                    return Ok(Some(Grant { lease, epoch, asked_at }));
                 }
                 request.contended();
                 let left = request.deadline().unwrap_or_default().saturating_since(asked_at);
@@ -56,33 +58,28 @@ mod mine {
                 names = self.0.1.wait_timeout(names, look).unwrap().0;
             }
         }
+        fn renew(&self, lease: &mut MyLease, ttl: Duration, _: HostInstant) -> Result<Renewal, Error> {
+            let renewed = self.end_at(lease, SystemClock.now() + ttl);
+            Ok(renewed.map_or(Renewal::Lost, |()| Renewal::Renewed))
+        }
+        fn release(&self, lease: &mut MyLease, _: HostInstant) -> Result<Released, Error> {
+            let released = self.end_at(lease, HostInstant::default());
+            Ok(released.map_or(Released::AlreadyLost, |()| Released::Done))
+        }
     }
 
     #[derive(Debug)]
-    struct MyLease(Mine, LockName, u64);
+    pub(super) struct MyLease(LockName, u64);
 
-    impl MyLease {
-        /// Has this lease end then, unless it has ended already.
-        fn end_at(&self, end: HostInstant) -> Option<()> {
-            let (mut names, now) = (self.0.0.0.lock().unwrap(), SystemClock.now());
-            let holder = names.get_mut(&self.1)?.front_mut();
-            let (_, until) = holder.filter(|(epoch, until)| *epoch == self.2 && now < *until)?;
+    impl Mine {
+        /// Ends a lease at `end`, unless it has ended already.
+        fn end_at(&self, lease: &MyLease, end: HostInstant) -> Option<()> {
+            let (mut names, now) = (self.0.0.lock().unwrap(), SystemClock.now());
+            let holder = names.get_mut(&lease.0)?.front_mut();
+            let (_, until) = holder.filter(|(epoch, until)| *epoch == lease.1 && now < *until)?;
             *until = end;
-            self.0.0.1.notify_all();
+            self.0.1.notify_all();
             Some(())
-        }
-    }
-
-    #[rustfmt::skip]
-    impl Lease for MyLease {
-        fn epoch(&self) -> u64 { self.2 }
-        fn renew(&mut self, ttl: Duration, _: HostInstant) -> Result<Renewal, Error> {
-            let renewed = self.end_at(SystemClock.now() + ttl);
-            Ok(renewed.map_or(Renewal::Lost, |()| Renewal::Renewed))
-        }
-        fn release(self: Box<Self>, _: HostInstant) -> Result<Released, Error> {
-            let released = self.end_at(HostInstant::default());
-            Ok(released.map_or(Released::AlreadyLost, |()| Released::Done))
         }
     }
 }

@@ -10,10 +10,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use lockkeeper::{
-    AcquireRequest, Capabilities, Config, Driver, Drivers, Error, ErrorKind, Grant, LockProvider,
-    Observer, OpenContext,
+    AcquireRequest, Backend, Capabilities, Config, Driver, Drivers, Error, ErrorKind, Grant,
+    HostInstant, LockProvider, Observer, OpenContext, Released, Renewal,
 };
 
 /// A driver that counts how often it is asked to open, and cannot reach its store.
@@ -71,16 +72,30 @@ impl Driver for Slow {
     }
 }
 
-impl LockProvider for Slow {
+impl Backend for Slow {
+    type Lease = ();
+
     fn backend(&self) -> &'static str {
         "slow"
+    }
+
+    fn location(&self) -> String {
+        "slow:".to_owned()
+    }
+
+    fn renew(&self, (): &mut (), _: Duration, _: HostInstant) -> Result<Renewal, Error> {
+        unreachable!("nothing is granted")
+    }
+
+    fn release(&self, (): &mut (), _: HostInstant) -> Result<Released, Error> {
+        unreachable!("nothing is granted")
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::new().with_min_ttl(std::time::Duration::from_secs(60))
     }
 
-    fn acquire(&self, _: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+    fn acquire(&self, _: &AcquireRequest<'_>) -> Result<Option<Grant<()>>, Error> {
         panic!("nobody locks here");
     }
 }

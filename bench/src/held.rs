@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::redis::{RedisOptions, RedisProvider};
 use lockkeeper::{
-    AcquireRequest, Capabilities, Error, Grant, LeasePolicy, LockKeeper, LockProvider,
-    RenewRequest, Usage,
+    AcquireRequest, Capabilities, ErasedLease, Error, Grant, HostInstant, LeasePolicy, LockKeeper,
+    LockProvider, Proof, Released, RenewRequest, Renewal, Usage,
 };
 
 use crate::{Row, Rows, server};
@@ -21,7 +21,7 @@ const WATCHED: Duration = Duration::from_secs(10);
 /// The provider, and how often it is asked to renew: each time is one round trip.
 #[derive(Debug)]
 struct Counted {
-    provider: RedisProvider,
+    provider: Arc<dyn LockProvider>,
     renewals: Arc<AtomicU64>,
 }
 
@@ -38,13 +38,38 @@ impl LockProvider for Counted {
         self.provider.usage()
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
         self.provider.acquire(request)
     }
 
-    fn renew_batch(&self, batch: &mut [RenewRequest<'_>]) {
+    fn location(&self) -> String {
+        self.provider.location()
+    }
+
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        self.provider.abandon(request);
+    }
+
+    fn renew(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        self.provider.renew(lease, ttl, deadline)
+    }
+
+    fn renew_batch(&self, batch: &mut [RenewRequest<'_, ErasedLease>]) {
         self.renewals.fetch_add(1, Ordering::Relaxed);
         self.provider.renew_batch(batch);
+    }
+
+    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
+        self.provider.release(lease, deadline)
+    }
+
+    fn proof(&self, lease: &ErasedLease) -> Option<Proof> {
+        self.provider.proof(lease)
     }
 }
 
@@ -61,7 +86,7 @@ pub(crate) fn redis() -> Rows {
     let options = RedisOptions::tcp(server.addr().ip().to_string(), server.addr().port());
     let renewals = Arc::new(AtomicU64::new(0));
     let counted = Counted {
-        provider: RedisProvider::open(&options, "bench")?,
+        provider: Arc::new(RedisProvider::open(&options, "bench")?),
         renewals: Arc::clone(&renewals),
     };
     let keeper = LockKeeper::builder(Arc::new(counted))

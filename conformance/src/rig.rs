@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    AcquireOptions, Capability, Grant, LeasePolicy, LockGuard, LockKeeper, LockKeeperBuilder,
-    LockProvider, Wait,
+    AcquireOptions, Capability, ErasedLease, Error, HostInstant, LeasePolicy, LockGuard,
+    LockKeeper, LockKeeperBuilder, LockProvider, Released, Renewal, Wait,
 };
 
 use crate::child::ChildSpec;
@@ -115,13 +115,17 @@ impl<'a> Rig<'a> {
     }
 
     /// A lease straight from the provider, which nobody renews.
-    pub(crate) fn raw_lease(&self, name: &str, ttl: Duration) -> Grant {
-        let (provider, taken) = Thief::on(self.provider());
+    pub(crate) fn raw_lease(&self, name: &str, ttl: Duration) -> RawLease {
+        let inner = self.provider();
+        let (provider, taken) = Thief::on(Arc::clone(&inner));
         let keeper = build(self.builder_on(provider).lease(LeasePolicy::Fixed { ttl }));
         let answer = keeper.try_lock(name).expect("the store answers");
         assert!(answer.is_none(), "the thief has it");
         let grant = taken.lock().expect("nobody panicked").take();
-        grant.expect("a free name is granted")
+        RawLease {
+            provider: inner,
+            lease: grant.expect("a free name is granted").lease,
+        }
     }
 
     /// Starts another process that uses this store.
@@ -251,4 +255,20 @@ fn missing(hook: &str) -> Skip {
 
 fn done(done: bool, hook: &str) -> Outcome {
     if done { Ok(()) } else { Err(missing(hook)) }
+}
+
+/// A lease and its provider, without an engine around them.
+pub(crate) struct RawLease {
+    provider: Arc<dyn LockProvider>,
+    lease: ErasedLease,
+}
+
+impl RawLease {
+    pub(crate) fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
+        self.provider.renew(&mut self.lease, ttl, deadline)
+    }
+
+    pub(crate) fn release(&mut self, deadline: HostInstant) -> Result<Released, Error> {
+        self.provider.release(&mut self.lease, deadline)
+    }
 }

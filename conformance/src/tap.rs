@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Clock, Error, ErrorKind, Grant, HostInstant, Lease, LockName,
-    LockProvider, Owner, Released, Renewal, SystemClock, Usage,
+    AcquireRequest, Backend, Capabilities, Clock, ErasedLease, Error, ErrorKind, Grant,
+    HostInstant, LockName, LockProvider, Owner, Proof, Released, Renewal, SystemClock, Usage,
 };
 
 /// What happens to the calls that come through.
@@ -109,9 +109,15 @@ struct Tapped {
     tap: Arc<Tap>,
 }
 
-impl LockProvider for Tapped {
+impl Backend for Tapped {
+    type Lease = TappedLease;
+
     fn backend(&self) -> &'static str {
         self.inner.backend()
+    }
+
+    fn location(&self) -> String {
+        self.inner.location()
     }
 
     /// As the store's, but that leases are renewed one by one: a batch could not be disturbed.
@@ -123,7 +129,7 @@ impl LockProvider for Tapped {
         self.inner.usage()
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<TappedLease>>, Error> {
         let tap = &self.tap;
         let known = PoisonError::into_inner;
         tap.owners
@@ -153,36 +159,28 @@ impl LockProvider for Tapped {
         let answer = self.inner.acquire(request);
         asking(&|names| names.remove(request.name()));
         tap.dawdle();
-        let tapped = |grant: Grant| Grant {
-            lease: Box::new(TappedLease {
-                inner: grant.lease,
-                name: request.name().clone(),
-                tap: Arc::clone(tap),
-            }),
-            asked_at: grant.asked_at,
+        let tapped = |inner| TappedLease {
+            inner,
+            name: request.name().clone(),
         };
-        Ok(answer?.map(tapped))
-    }
-}
-
-#[derive(Debug)]
-struct TappedLease {
-    inner: Box<dyn Lease>,
-    name: LockName,
-    tap: Arc<Tap>,
-}
-
-impl Lease for TappedLease {
-    fn epoch(&self) -> u64 {
-        self.inner.epoch()
+        Ok(answer?.map(|grant| grant.map(tapped)))
     }
 
-    fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        self.inner.abandon(request);
+    }
+
+    fn renew(
+        &self,
+        lease: &mut TappedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
         self.tap.renewals.fetch_add(1, Ordering::SeqCst);
         match self.tap.trouble() {
             // Without the message of a panic that nobody planned.
             Trouble::RenewalPanics => resume_unwind(Box::new("the suite disturbs this renewal")),
-            Trouble::Hangs(name) if self.name.as_str() == name => {
+            Trouble::Hangs(name) if lease.name.as_str() == name => {
                 thread::sleep(deadline.saturating_since(SystemClock.now()));
                 Err(Error::new(
                     ErrorKind::Unknown,
@@ -191,32 +189,43 @@ impl Lease for TappedLease {
             }
             _ => {
                 self.tap.pass()?;
-                let answer = self.inner.renew(ttl, deadline);
+                let answer = self.inner.renew(&mut lease.inner, ttl, deadline);
                 self.tap.dawdle();
                 answer
             }
         }
     }
 
-    fn release(self: Box<Self>, deadline: HostInstant) -> Result<Released, Error> {
+    fn release(&self, lease: &mut TappedLease, deadline: HostInstant) -> Result<Released, Error> {
         self.tap.pass()?;
-        self.inner.release(deadline)
+        self.inner.release(&mut lease.inner, deadline)
+    }
+
+    fn proof(&self, lease: &TappedLease) -> Option<Proof> {
+        self.inner.proof(&lease.inner)
     }
 }
+
+#[derive(Debug)]
+struct TappedLease {
+    inner: ErasedLease,
+    name: LockName,
+}
+
+/// What the last acquisition was granted.
+type Taken = Arc<Mutex<Option<Grant<ErasedLease>>>>;
 
 /// Takes leases away from the engine, for cases about the provider alone.
 #[derive(Debug)]
 pub(crate) struct Thief {
     inner: Arc<dyn LockProvider>,
-    taken: Arc<Mutex<Option<Grant>>>,
+    taken: Taken,
 }
 
 impl Thief {
     /// The provider to give to a keeper; what an acquisition was granted is then in the slot, and
     /// the engine takes the name for busy.
-    pub(crate) fn on(
-        inner: Arc<dyn LockProvider>,
-    ) -> (Arc<dyn LockProvider>, Arc<Mutex<Option<Grant>>>) {
+    pub(crate) fn on(inner: Arc<dyn LockProvider>) -> (Arc<dyn LockProvider>, Taken) {
         let taken = Arc::new(Mutex::new(None));
         let thief = Arc::new(Self {
             inner,
@@ -226,18 +235,37 @@ impl Thief {
     }
 }
 
-impl LockProvider for Thief {
+impl Backend for Thief {
+    type Lease = ErasedLease;
+
     fn backend(&self) -> &'static str {
         self.inner.backend()
+    }
+
+    fn location(&self) -> String {
+        self.inner.location()
     }
 
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
         let grant = self.inner.acquire(request)?;
         *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = grant;
         Ok(None)
+    }
+
+    fn renew(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        self.inner.renew(lease, ttl, deadline)
+    }
+
+    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
+        self.inner.release(lease, deadline)
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockkeeper_conformance::{Fixture, Restore, Suite, Verdict};
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Capability, Clock, Error, ErrorKind, Grant, HostInstant, Lease,
+    AcquireRequest, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant, HostInstant,
     LockProvider, Released, Renewal, SystemClock,
 };
 
@@ -252,9 +252,15 @@ struct Flawed {
     namespace: String,
 }
 
-impl LockProvider for Flawed {
+impl Backend for Flawed {
+    type Lease = FlawedLease;
+
     fn backend(&self) -> &'static str {
         "flawed"
+    }
+
+    fn location(&self) -> String {
+        format!("flawed:{}", self.namespace)
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -264,7 +270,7 @@ impl LockProvider for Flawed {
         Capabilities::new()
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<FlawedLease>>, Error> {
         let store = &self.store;
         let also = Arc::clone(store);
         let cancel = request.cancel().filter(|_| !store.has(Flaw::IgnoresCancel));
@@ -307,13 +313,9 @@ impl LockProvider for Flawed {
                 let epoch = store.epoch(&mut names, now);
                 let name = names.map.entry(key.clone()).or_default();
                 name.holder = Some((epoch, now + ttl));
-                let lease = Box::new(FlawedLease {
-                    store: Arc::clone(store),
-                    key,
-                    epoch,
-                });
                 return Ok(Some(Grant {
-                    lease,
+                    lease: FlawedLease { key, epoch },
+                    epoch,
                     asked_at: now,
                 }));
             }
@@ -349,44 +351,45 @@ impl LockProvider for Flawed {
             }
         }
     }
-}
-
-#[derive(Debug)]
-struct FlawedLease {
-    store: Arc<Store>,
-    key: Key,
-    epoch: u64,
-}
-
-impl Lease for FlawedLease {
-    fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    fn renew(&mut self, ttl: Duration, _: HostInstant) -> Result<Renewal, Error> {
+    fn renew(
+        &self,
+        lease: &mut FlawedLease,
+        ttl: Duration,
+        _: HostInstant,
+    ) -> Result<Renewal, Error> {
         let mut names = self.store.lock();
-        match names.map.get_mut(&self.key) {
-            Some(name) if self.store.is_own(name, self.epoch, Flaw::RevivesWhatRanOut) => {
-                name.holder = Some((self.epoch, SystemClock.now() + ttl));
+        match names.map.get_mut(&lease.key) {
+            Some(name)
+                if self
+                    .store
+                    .is_own(name, lease.epoch, Flaw::RevivesWhatRanOut) =>
+            {
+                name.holder = Some((lease.epoch, SystemClock.now() + ttl));
                 Ok(Renewal::Renewed)
             }
             _ => Ok(Renewal::Lost),
         }
     }
 
-    fn release(self: Box<Self>, _: HostInstant) -> Result<Released, Error> {
+    fn release(&self, lease: &mut FlawedLease, _: HostInstant) -> Result<Released, Error> {
         let mut names = self.store.lock();
-        let released = match names.map.get_mut(&self.key) {
-            Some(name) if self.store.is_own(name, self.epoch, Flaw::ReleasesAnybodys) => {
+        let released = match names.map.get_mut(&lease.key) {
+            Some(name) if self.store.is_own(name, lease.epoch, Flaw::ReleasesAnybodys) => {
                 name.holder = None;
                 Released::Done
             }
             _ => Released::AlreadyLost,
         };
-        self.store.tidy(&mut names, &self.key);
+        self.store.tidy(&mut names, &lease.key);
         self.store.wake();
         Ok(released)
     }
+}
+
+#[derive(Debug)]
+struct FlawedLease {
+    key: Key,
+    epoch: u64,
 }
 
 struct Fresh(Arc<Store>);

@@ -16,7 +16,7 @@ use crate::hold::{Bounds, Hold, OnLost};
 use crate::name::LockName;
 use crate::observer::Notifier;
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
-use crate::provider::{AcquireRequest, Grant, Lease, LockProvider, Released, Renewal};
+use crate::provider::{AcquireRequest, ErasedLease, Grant, LockProvider, Released, Renewal};
 use crate::queue::{Entered, Finished, Given, Key, Left, Queue, Ticket, Unserved};
 use crate::sync::run_caught;
 use crate::upkeep::{Upkeep, tell_lost};
@@ -379,11 +379,12 @@ impl Engine {
     fn believe(
         &self,
         request: &Request<'_>,
-        grant: Grant,
+        grant: Grant<ErasedLease>,
         started: HostInstant,
     ) -> Result<Option<Arc<Hold>>, Error> {
         let Grant {
             mut lease,
+            epoch,
             mut asked_at,
         } = grant;
         let ttl = request.policy.ttl();
@@ -403,7 +404,10 @@ impl Engine {
             asked_at = now;
             // Who asked waits for this answer, too, and not for the rest of a whole lease.
             let ends = request.deadline.unwrap_or(now).max(now) + CONFIRM_LIMIT;
-            match lease.renew(ttl, ends.min(asked_at + ttl)) {
+            match self
+                .provider
+                .renew(&mut lease, ttl, ends.min(asked_at + ttl))
+            {
                 Ok(Renewal::Renewed) => {}
                 Ok(Renewal::Lost) => return Ok(None),
                 Err(error) => {
@@ -418,6 +422,7 @@ impl Engine {
             request.policy,
             margin,
             lease,
+            epoch,
             asked_at,
             now,
         );
@@ -430,8 +435,9 @@ impl Engine {
         Ok(Some(Arc::new(hold)))
     }
 
-    fn give_back(&self, lease: Box<dyn Lease>) {
-        let _ = lease.release(self.clock.now() + RELEASE_LIMIT);
+    fn give_back(&self, mut lease: ErasedLease) {
+        let deadline = self.clock.now() + RELEASE_LIMIT;
+        let _ = self.provider.release(&mut lease, deadline);
     }
 
     /// Ends a guard: its lease goes to the next waiter, or back to the store.
@@ -487,7 +493,7 @@ impl Engine {
     fn return_lease(
         &self,
         hold: &Hold,
-        lease: Option<Box<dyn Lease>>,
+        lease: Option<ErasedLease>,
         now: HostInstant,
     ) -> Result<Released, Error> {
         let deadline = now + RELEASE_LIMIT.min(hold.policy.ttl());
@@ -498,7 +504,9 @@ impl Engine {
         match lease {
             None => Ok(Released::AlreadyLost),
             // A guard may be dropped while its thread panics; a second panic would abort.
-            Some(lease) => catch_unwind(AssertUnwindSafe(|| lease.release(deadline)))
+            Some(mut lease) => catch_unwind(AssertUnwindSafe(|| {
+                self.provider.release(&mut lease, deadline)
+            }))
                 .unwrap_or_else(|_| {
                     Err(Error::new(
                         ErrorKind::Unknown,

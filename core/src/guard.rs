@@ -120,7 +120,10 @@ impl LockGuard {
             return Err(self.lost_error());
         };
         let asked_at = self.engine.clock.now();
-        let answer = lease.renew(hold.policy.ttl(), deadline);
+        let answer = self
+            .engine
+            .provider
+            .renew(&mut lease, hold.policy.ttl(), deadline);
         crate::upkeep::settle(&self.engine, hold, lease, &answer, asked_at);
         match answer {
             Ok(Renewal::Renewed) => self.ensure_held(),
@@ -140,7 +143,11 @@ impl LockGuard {
     /// such SQL.
     pub fn commit_proof(&self) -> Result<CommitProof<'_>, Error> {
         self.ensure_held()?;
-        let proof = self.granted.hold.proof(&*self.engine.clock);
+        let provider = &self.engine.provider;
+        let proof = self
+            .granted
+            .hold
+            .read(&*self.engine.clock, |lease| provider.proof(lease));
         // It may have been lost while a renewal was waited for.
         self.ensure_held()?;
         match proof {

@@ -10,8 +10,7 @@ use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
 use crate::options::LeasePolicy;
-use crate::proof::Proof;
-use crate::provider::{Lease, Renewal};
+use crate::provider::{ErasedLease, Renewal};
 use crate::sync::{lock, wait};
 use crate::token::FencingToken;
 use crate::upkeep::SOON;
@@ -53,7 +52,7 @@ struct Inside {
 }
 
 enum Place {
-    Here(Box<dyn Lease>),
+    Here(ErasedLease),
     /// A renewal has it. With `true` it is released as soon as it returns.
     Away(bool),
     Gone,
@@ -61,7 +60,7 @@ enum Place {
 
 impl Inside {
     /// Takes the lease out for a renewal, if it is here.
-    fn take(&mut self) -> Option<Box<dyn Lease>> {
+    fn take(&mut self) -> Option<ErasedLease> {
         match std::mem::replace(&mut self.lease, Place::Away(false)) {
             Place::Here(lease) => Some(lease),
             other => {
@@ -80,7 +79,7 @@ pub(crate) struct Ended {
     /// It was held until now.
     pub(crate) in_time: bool,
     /// `None`: a renewal has it, or nobody any more.
-    pub(crate) lease: Option<Box<dyn Lease>>,
+    pub(crate) lease: Option<ErasedLease>,
     /// To be dropped with no lock held: it is the caller's code.
     pub(crate) callbacks: Vec<(u32, OnLost)>,
 }
@@ -98,7 +97,8 @@ impl Hold {
         name: LockName,
         policy: LeasePolicy,
         margin: Duration,
-        lease: Box<dyn Lease>,
+        lease: ErasedLease,
+        epoch: u64,
         asked_at: HostInstant,
         now: HostInstant,
     ) -> Self {
@@ -107,7 +107,7 @@ impl Hold {
             name,
             policy,
             margin,
-            epoch: lease.epoch(),
+            epoch,
             began: now,
             until: AtomicU64::new(until.as_nanos().clamp(LOST + 1, OVER - 1)),
             turn: AtomicU32::new(0),
@@ -245,7 +245,7 @@ impl Hold {
 
     /// Takes the lease out for a renewal, with the renewal's deadline. `None`: it is away already,
     /// lost, or over.
-    pub(crate) fn take_to_renew(&self, clock: &dyn Clock) -> Option<(Box<dyn Lease>, HostInstant)> {
+    pub(crate) fn take_to_renew(&self, clock: &dyn Clock) -> Option<(ErasedLease, HostInstant)> {
         let mut inside = lock(&self.inside);
         // While the lease is here the guard is not over, so the deadline is one that comes.
         let until = self.until();
@@ -260,16 +260,20 @@ impl Hold {
     pub(crate) fn wait_to_renew(
         &self,
         clock: &dyn Clock,
-    ) -> Result<(Box<dyn Lease>, HostInstant), Gone> {
+    ) -> Result<(ErasedLease, HostInstant), Gone> {
         let (mut inside, until) = self.wait_for_lease(clock)?;
         Ok((inside.take().ok_or(Gone)?, until))
     }
 
-    /// Returns what the lease says of itself. Waits for a renewal that has it, at most until the
+    /// Returns what `read` finds in the lease. Waits for a renewal that has it, at most until the
     /// lease is over.
-    pub(crate) fn proof(&self, clock: &dyn Clock) -> Result<Option<Proof>, Gone> {
+    pub(crate) fn read<R>(
+        &self,
+        clock: &dyn Clock,
+        read: impl FnOnce(&ErasedLease) -> R,
+    ) -> Result<R, Gone> {
         match &self.wait_for_lease(clock)?.0.lease {
-            Place::Here(lease) => Ok(lease.proof()),
+            Place::Here(lease) => Ok(read(lease)),
             Place::Away(_) | Place::Gone => Err(Gone),
         }
     }
@@ -296,11 +300,11 @@ impl Hold {
     /// any more comes out again, to be released.
     pub(crate) fn bring_back(
         &self,
-        lease: Box<dyn Lease>,
+        lease: ErasedLease,
         answer: &Result<Renewal, Error>,
         asked_at: HostInstant,
         clock: &dyn Clock,
-    ) -> Option<Box<dyn Lease>> {
+    ) -> Option<ErasedLease> {
         match answer {
             Ok(Renewal::Renewed) => self.extend(asked_at, clock),
             Ok(Renewal::Lost) => self.lose(),
@@ -335,7 +339,7 @@ impl Hold {
         &self,
         deadline: HostInstant,
         clock: &dyn Clock,
-    ) -> Result<Option<Box<dyn Lease>>, Error> {
+    ) -> Result<Option<ErasedLease>, Error> {
         let mut inside = lock(&self.inside);
         loop {
             match std::mem::replace(&mut inside.lease, Place::Gone) {
@@ -498,24 +502,6 @@ mod tests {
 
     use super::*;
     use crate::clock::ManualClock;
-    use crate::provider::Released;
-
-    #[derive(Debug)]
-    struct Kept;
-
-    impl Lease for Kept {
-        fn epoch(&self) -> u64 {
-            1
-        }
-
-        fn renew(&mut self, _: Duration, _: HostInstant) -> Result<Renewal, Error> {
-            Ok(Renewal::Renewed)
-        }
-
-        fn release(self: Box<Self>, _: HostInstant) -> Result<Released, Error> {
-            Ok(Released::Done)
-        }
-    }
 
     /// The answer took so long that the next renewal is due at once.
     #[test]
@@ -527,7 +513,8 @@ mod tests {
             name,
             policy,
             Duration::ZERO,
-            Box::new(Kept),
+            ErasedLease::new(()),
+            1,
             asked_at,
             asked_at,
         );

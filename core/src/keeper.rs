@@ -10,7 +10,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::engine::{Engine, Settings, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
-use crate::name::{IntoName, LockName};
+use crate::name::{AsLockName, LockName};
 use crate::observer::{Notifier, Observer};
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{LockProvider, Released, Usage};
@@ -64,8 +64,8 @@ impl LockKeeper {
     /// # Errors
     /// [`ErrorKind::TimedOut`] when somebody else held it until the end of the wait;
     /// [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others when the store could not say.
-    pub fn lock<'a>(&self, name: impl IntoName<'a>) -> Result<LockGuard, Error> {
-        self.lock_named(&*name.into_name()?)
+    pub fn lock(&self, name: impl AsLockName) -> Result<LockGuard, Error> {
+        self.lock_named(&*name.as_lock_name()?)
     }
 
     pub(crate) fn lock_named(&self, name: &LockName) -> Result<LockGuard, Error> {
@@ -92,7 +92,7 @@ impl LockKeeper {
     ///
     /// # Errors
     /// When the store could not say; see [`ErrorKind`].
-    pub fn try_lock<'a>(&self, name: impl IntoName<'a>) -> Result<Option<LockGuard>, Error> {
+    pub fn try_lock(&self, name: impl AsLockName) -> Result<Option<LockGuard>, Error> {
         self.try_lock_for(name, Duration::ZERO)
     }
 
@@ -100,9 +100,9 @@ impl LockKeeper {
     ///
     /// # Errors
     /// When the store could not say; see [`ErrorKind`].
-    pub fn try_lock_for<'a>(
+    pub fn try_lock_for(
         &self,
-        name: impl IntoName<'a>,
+        name: impl AsLockName,
         wait: Duration,
     ) -> Result<Option<LockGuard>, Error> {
         self.acquire(name, &AcquireOptions::new().wait(wait))
@@ -113,12 +113,12 @@ impl LockKeeper {
     /// # Errors
     /// [`ErrorKind::Cancelled`] when it was cancelled; else when the store could not say, or an
     /// option is out of bounds.
-    pub fn acquire<'a>(
+    pub fn acquire(
         &self,
-        name: impl IntoName<'a>,
+        name: impl AsLockName,
         options: &AcquireOptions,
     ) -> Result<Option<LockGuard>, Error> {
-        self.acquire_named(&*name.into_name()?, options)
+        self.acquire_named(&*name.as_lock_name()?, options)
     }
 
     pub(crate) fn acquire_named(
@@ -137,9 +137,9 @@ impl LockKeeper {
     ///
     /// # Errors
     /// Those of [`lock`](Self::lock); then `work` was not called.
-    pub fn with_lock<'a, T>(
+    pub fn with_lock<T>(
         &self,
-        name: impl IntoName<'a>,
+        name: impl AsLockName,
         work: impl FnOnce(&LockGuard) -> T,
     ) -> Result<WithLock<T>, Error> {
         let guard = self.lock(name)?;
@@ -160,10 +160,11 @@ impl LockKeeper {
         self.engine.provider.usage()
     }
 
-    /// Which store and namespace this is, for people and logs. Shows no secret. Two keepers that
-    /// were opened alike say the same.
-    pub fn place(&self) -> String {
-        format!("{:?}", self.engine.provider)
+    /// Returns a URL that identifies the store and the namespace, for logs and people.
+    ///
+    /// It shows no secret. Two keepers that were opened alike return the same text.
+    pub fn location(&self) -> String {
+        self.engine.provider.location()
     }
 
     /// The lease of an acquisition that names none.

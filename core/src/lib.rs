@@ -1,11 +1,12 @@
 //! The contract and the engine of `lockkeeper`.
 //!
-//! A store becomes a [`LockProvider`]; a [`LockKeeper`] over it gives threads blocking locks with
+//! A store is a [`Backend`]; a [`LockKeeper`] over it gives threads blocking locks with
 //! leases, renewal, fencing tokens, a FIFO queue and hand-over. Programs use the facade crate
 //! `lockkeeper`, which opens stores by URL; this crate is for authors of backends. It knows no
 //! store and does no I/O.
 
 mod admin;
+mod backend;
 mod cancel;
 mod capabilities;
 mod clock;
@@ -29,6 +30,7 @@ mod upkeep;
 mod url;
 
 pub use admin::{Admin, Finding, HeldName, Holder, Severity};
+pub use backend::Backend;
 pub use cancel::{CancelRegistration, CancelToken};
 pub use capabilities::{Capabilities, Capability};
 pub use clock::{Clock, HostInstant, ManualClock, SystemClock};
@@ -37,12 +39,12 @@ pub use driver::{Driver, Drivers, OpenContext};
 pub use error::{Error, ErrorKind};
 pub use guard::{LockGuard, LostSignal, WaitOutcome};
 pub use keeper::{LockKeeper, LockKeeperBuilder, WithLock};
-pub use name::{IntoName, LockName, MAX_NAME_BYTES};
+pub use name::{AsLockName, LockName, MAX_NAME_BYTES};
 pub use observer::Observer;
 pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, Wait};
 pub use proof::{CommitProof, Proof, ProofValue};
 pub use provider::{
-    AcquireRequest, Grant, Lease, LockProvider, Owner, Released, RenewRequest, Renewal, Usage,
+    AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, RenewRequest, Renewal, Usage,
 };
 pub use reentrant::{ReentrantGuard, ReentrantKeeper};
 pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS};

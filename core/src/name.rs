@@ -3,6 +3,7 @@
 use std::borrow::{Borrow, Cow};
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::str::FromStr;
 use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, ErrorKind};
@@ -124,43 +125,58 @@ impl fmt::Debug for LockName {
     }
 }
 
-/// What a lock can be asked for by: text of any kind, which is checked, or a [`LockName`], which
-/// was.
-pub trait IntoName<'a> {
-    /// The name.
+/// Text that names a lock: any of std's text types, and [`LockName`], which is not checked again.
+///
+/// A type of one's own that is `AsRef<str>` names locks with `impl AsLockName for SeatId {}`.
+pub trait AsLockName: AsRef<str> {
+    /// Returns the checked name.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidName`], see [`LockName::new`].
-    fn into_name(self) -> Result<Cow<'a, LockName>, Error>;
+    fn as_lock_name(&self) -> Result<Cow<'_, LockName>, Error> {
+        LockName::new(self.as_ref()).map(Cow::Owned)
+    }
 }
 
-impl<'a> IntoName<'a> for &'a LockName {
-    fn into_name(self) -> Result<Cow<'a, LockName>, Error> {
+impl AsLockName for LockName {
+    fn as_lock_name(&self) -> Result<Cow<'_, LockName>, Error> {
         Ok(Cow::Borrowed(self))
     }
 }
 
-impl IntoName<'static> for LockName {
-    fn into_name(self) -> Result<Cow<'static, LockName>, Error> {
-        Ok(Cow::Owned(self))
+impl<N: AsLockName + ?Sized> AsLockName for &N {
+    fn as_lock_name(&self) -> Result<Cow<'_, LockName>, Error> {
+        (**self).as_lock_name()
     }
 }
 
-impl IntoName<'static> for &str {
-    fn into_name(self) -> Result<Cow<'static, LockName>, Error> {
-        LockName::new(self).map(Cow::Owned)
+impl AsLockName for str {}
+impl AsLockName for String {}
+impl AsLockName for Box<str> {}
+impl AsLockName for Arc<str> {}
+impl AsLockName for Cow<'_, str> {}
+
+impl FromStr for LockName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::new(text)
     }
 }
 
-impl IntoName<'static> for String {
-    fn into_name(self) -> Result<Cow<'static, LockName>, Error> {
-        LockName::new(self).map(Cow::Owned)
+impl TryFrom<&str> for LockName {
+    type Error = Error;
+
+    fn try_from(text: &str) -> Result<Self, Error> {
+        Self::new(text)
     }
 }
 
-impl IntoName<'static> for &String {
-    fn into_name(self) -> Result<Cow<'static, LockName>, Error> {
-        self.as_str().into_name()
+impl TryFrom<String> for LockName {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        Self::new(text)
     }
 }
 

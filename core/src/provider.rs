@@ -1,5 +1,5 @@
-//! What a store must be able to do: two traits, and the request and answers between them and the
-//! engine.
+//! What the engine and a store say to each other: requests, grants and answers, and the trait by
+//! which the engine calls a store of any type.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -13,82 +13,72 @@ use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, HostInstant, SystemClock};
 use crate::error::Error;
+#[cfg(doc)]
+use crate::error::ErrorKind;
 use crate::name::LockName;
 use crate::proof::Proof;
 
-/// A store that can grant locks.
+/// A store as the engine calls it: [`Backend`](crate::Backend) with its type of lease erased.
 ///
-/// The engine ([`LockKeeper`](crate::LockKeeper)) brings the in-process queue, hand-over, renewal,
-/// deadlines, lost state, tokens and names; a provider brings one store. It is called from many
-/// threads at once, but for one keeper never twice at the same time to *acquire* the same name:
-/// only the head of the in-process queue asks.
-///
-/// # Duties
-/// - **Exclusion.** For one store, namespace and name at most one lease is live, whoever asks:
-///   other keepers of this process and other processes are other owners.
-/// - **Lease.** The store frees the name by itself, no later than ttl + 1 s after the last
-///   [`acquire`](LockProvider::acquire) or successful [`renew`](Lease::renew), and not before ttl
-///   has passed. It works by the store's clock or [`AcquireRequest::clock`], never by a wall clock
-///   that can step.
-/// - **Epoch.** Every grant of a name has a larger [`Lease::epoch`] than all before it, also after
-///   the store was restarted or wiped.
-/// - **Names.** Two different strings are two different locks. What the store cannot hold as it
-///   is, the provider encodes without collisions.
-/// - **Truth.** `Ok(None)` only when somebody else was seen to hold the name. Out of reach is
-///   [`ErrorKind::Unavailable`](crate::ErrorKind::Unavailable). A reply that did not come is asked
-///   for again under the same [`owner`](AcquireRequest::owner) while time is left, else
-///   [`ErrorKind::Unknown`](crate::ErrorKind::Unknown), with the store freeing what it may have
-///   granted.
-/// - **Waiting** is by notification, with a bounded (at most 1 s) and jittered look behind it.
-///   One release wakes one waiter. A name that was kept busy by one process goes to the processes
-///   that waited before that one gets it again; one that was woken and does not come delays the
-///   others by a short grace only.
-/// - **Nothing stays behind** after an acquisition that was not granted: no waiter's entry, no
-///   connection, no thread.
-/// - **No panic, no call without an end:** every call returns by its deadline, plus what one
-///   attempt takes where the deadline has passed already.
-///
-/// The suite of `lockkeeper-conformance` tests each of these.
+/// Implement [`Backend`](crate::Backend), which documents each verb and the duties behind it; every
+/// backend is a `LockProvider`. Implement this trait only for a provider that wraps another one:
+/// delegate every verb to an `Arc<dyn LockProvider>` and pass leases through as they are.
 pub trait LockProvider: fmt::Debug + Send + Sync + 'static {
-    /// The store's short name, for errors and observers: `"sqlite"`.
+    /// Returns the store's short name: [`Backend::backend`](crate::Backend::backend).
     fn backend(&self) -> &'static str;
 
-    /// What this store promises beyond the contract, and its limits. Constant.
+    /// Returns a URL without secrets: [`Backend::location`](crate::Backend::location).
+    fn location(&self) -> String;
+
+    /// Returns what the store promises: [`Backend::capabilities`](crate::Backend::capabilities).
     fn capabilities(&self) -> Capabilities;
 
-    /// What was asked of the store so far, where this provider counts it.
+    /// Returns what the store was asked for: [`Backend::usage`](crate::Backend::usage).
     fn usage(&self) -> Option<Usage> {
         None
     }
 
-    /// The answers to those on call, where this store has them. A store that keeps its locks where
-    /// others can see them should.
+    /// Returns the operators' interface: [`Backend::admin`](crate::Backend::admin).
     fn admin(&self) -> Option<&dyn Admin> {
         None
     }
 
-    /// Asks for a name and waits for it no longer than [`AcquireRequest::deadline`].
-    ///
-    /// `Ok(None)`: somebody else holds it, and did when the wait was over (or when the request was
-    /// cancelled: the engine looks at the token itself). Before it starts to wait, and before it
-    /// returns `Ok(None)`, the provider calls [`AcquireRequest::contended`].
+    /// Acquires a name: [`Backend::acquire`](crate::Backend::acquire).
     ///
     /// # Errors
-    /// See *Truth* above.
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error>;
+    /// As [`Backend::acquire`](crate::Backend::acquire).
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error>;
 
-    /// Renews up to [`Capabilities::renew_batch`] leases of this provider, each with an answer of
-    /// its own. Override it where the store takes many at once; a store that does should find its
-    /// own lease type with [`Lease`]'s `Any`.
-    fn renew_batch(&self, batch: &mut [RenewRequest<'_>]) {
-        for renew in batch {
-            let answer = renew.lease.renew(renew.ttl, renew.deadline);
-            renew.answer = Some(answer);
-        }
-    }
+    /// Frees what a lost reply may have granted: [`Backend::abandon`](crate::Backend::abandon).
+    fn abandon(&self, request: &AcquireRequest<'_>);
+
+    /// Renews a lease: [`Backend::renew`](crate::Backend::renew).
+    ///
+    /// # Errors
+    /// As [`Backend::renew`](crate::Backend::renew), and [`ErrorKind::Incompatible`] for a lease of
+    /// another type of provider.
+    fn renew(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error>;
+
+    /// Renews several leases: [`Backend::renew_batch`](crate::Backend::renew_batch).
+    fn renew_batch(&self, batch: &mut [RenewRequest<'_, ErasedLease>]);
+
+    /// Releases a lease: [`Backend::release`](crate::Backend::release).
+    ///
+    /// # Errors
+    /// As [`Backend::release`](crate::Backend::release), and [`ErrorKind::Incompatible`] for a lease
+    /// of another type of provider.
+    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error>;
+
+    /// Returns the proof of a lease: [`Backend::proof`](crate::Backend::proof).
+    fn proof(&self, lease: &ErasedLease) -> Option<Proof>;
 }
 
-/// What a provider has cost its store so far.
+/// The number of requests to a store so far, and of its open connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Commands or statements that were sent.
@@ -97,62 +87,74 @@ pub struct Usage {
     pub connections: u32,
 }
 
-/// One grant as the store sees it.
+/// A granted lease: `L` is the provider's data, which the engine gives back with every verb.
 ///
-/// The engine calls it from one thread at a time, not always the same one: a lease is handed over
-/// to other waiters of the process by moving it, connection and all. Dropping a lease without
-/// [`release`](Lease::release) may leave the name to its ttl.
-pub trait Lease: fmt::Debug + Send + Any {
-    /// The number of this grant, from 1 to 2^56 - 1; see the duty *Epoch* of [`LockProvider`].
-    fn epoch(&self) -> u64;
-
-    /// Proves that the store still keeps this lease, and has it live for `ttl` from now on.
-    ///
-    /// [`Renewal::Lost`] only on the store's word: the lease ran out, or somebody else's stands
-    /// there. A lease that ran out is not revived, even if nobody took the name.
-    ///
-    /// # Errors
-    /// The outcome is unknown; the engine moves no deadline and tries again while time is left.
-    /// The call returns by `deadline`.
-    fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error>;
-
-    /// Frees the name if, and only if, it is still this lease's, and wakes one waiter.
-    ///
-    /// # Errors
-    /// The outcome is unknown; the store frees the name by itself after ttl. The call returns by
-    /// `deadline`, plus one attempt where that has passed already.
-    fn release(self: Box<Self>, deadline: HostInstant) -> Result<Released, Error>;
-
-    /// How a transaction of the application's can ask whether this very lease still stands; `None`
-    /// where the store cannot be asked from there. Does no I/O. The SQL must give 1 for no later
-    /// lease of the name, and must answer for the moment at which it runs, whatever snapshot the
-    /// transaction sees. A provider declares it: [`Capability::CommitProof`](crate::Capability::CommitProof).
-    fn proof(&self) -> Option<Proof> {
-        None
-    }
-}
-
-/// A lease, and since when it counts.
+/// A lease is used by one thread at a time, not always the same one: a hand-over moves it to another
+/// waiter of the process. Dropping a lease without [`release`](crate::Backend::release) may leave the
+/// name to its ttl.
 #[derive(Debug)]
-pub struct Grant {
+pub struct Grant<L> {
     /// The lease.
-    pub lease: Box<dyn Lease>,
-    /// A time before the request that was granted was sent. Where that is long ago (the store did
-    /// the waiting, or this process was stopped while the reply lay in its socket), the engine
-    /// renews once before it believes in the lease.
+    pub lease: L,
+    /// The number of this grant, from 1 to 2^56 - 1; see the duty *Epoch* of
+    /// [`Backend`](crate::Backend).
+    pub epoch: u64,
+    /// A time before the granted request was sent. If that is long ago (the store did the waiting,
+    /// or this process was stopped before it read the reply), the engine renews the lease before it
+    /// relies on it.
     pub asked_at: HostInstant,
 }
 
-/// One lease of a [`LockProvider::renew_batch`].
+impl<L> Grant<L> {
+    /// Returns the same grant with another representation of its lease.
+    pub fn map<M>(self, convert: impl FnOnce(L) -> M) -> Grant<M> {
+        Grant {
+            lease: convert(self.lease),
+            epoch: self.epoch,
+            asked_at: self.asked_at,
+        }
+    }
+}
+
+/// A lease of some backend, of a type that only the backend's own adapter knows.
+pub struct ErasedLease(Box<dyn AnyLease>);
+
+trait AnyLease: Any + fmt::Debug + Send {}
+
+impl<L: Any + fmt::Debug + Send> AnyLease for L {}
+
+impl ErasedLease {
+    pub(crate) fn new(lease: impl fmt::Debug + Send + 'static) -> Self {
+        Self(Box::new(lease))
+    }
+
+    pub(crate) fn downcast_ref<L: 'static>(&self) -> Option<&L> {
+        let any: &dyn Any = &*self.0;
+        any.downcast_ref()
+    }
+
+    pub(crate) fn downcast_mut<L: 'static>(&mut self) -> Option<&mut L> {
+        let any: &mut dyn Any = &mut *self.0;
+        any.downcast_mut()
+    }
+}
+
+impl fmt::Debug for ErasedLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One lease of a [`Backend::renew_batch`](crate::Backend::renew_batch).
 #[derive(Debug)]
-pub struct RenewRequest<'a> {
+pub struct RenewRequest<'a, L> {
     /// The lease to renew.
-    pub lease: &'a mut dyn Lease,
-    /// For how long, from now.
+    pub lease: &'a mut L,
+    /// How long the lease lives from now on.
     pub ttl: Duration,
-    /// When the answer is of no use any more.
+    /// The time after which the answer is of no use.
     pub deadline: HostInstant,
-    /// The answer, as [`Lease::renew`] gives it. `None` counts as unknown.
+    /// The answer, as [`Backend::renew`](crate::Backend::renew) gives it. `None` counts as unknown.
     pub answer: Option<Result<Renewal, Error>>,
 }
 

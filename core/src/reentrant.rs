@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::guard::LockGuard;
 use crate::keeper::LockKeeper;
-use crate::name::{IntoName, LockName};
+use crate::name::{AsLockName, LockName};
 use crate::options::AcquireOptions;
 use crate::sync::lock;
 
@@ -58,8 +58,8 @@ impl ReentrantKeeper {
     ///
     /// # Errors
     /// As [`LockKeeper::lock`]; [`ErrorKind::Lost`](crate::ErrorKind::Lost) where this thread held it and has lost it.
-    pub fn lock<'a>(&self, name: impl IntoName<'a>) -> Result<ReentrantGuard, Error> {
-        let name = name.into_name()?;
+    pub fn lock(&self, name: impl AsLockName) -> Result<ReentrantGuard, Error> {
+        let name = name.as_lock_name()?;
         match self.again(&name)? {
             Some(guard) => Ok(guard),
             None => Ok(self.outermost(self.keeper.lock_named(&name)?)),
@@ -71,9 +71,9 @@ impl ReentrantKeeper {
     ///
     /// # Errors
     /// As [`lock`](Self::lock), but that busy is `None`.
-    pub fn try_lock_for<'a>(
+    pub fn try_lock_for(
         &self,
-        name: impl IntoName<'a>,
+        name: impl AsLockName,
         wait: Duration,
     ) -> Result<Option<ReentrantGuard>, Error> {
         self.acquire(name, &AcquireOptions::new().wait(wait))
@@ -84,12 +84,12 @@ impl ReentrantKeeper {
     ///
     /// # Errors
     /// As [`lock`](Self::lock), but that busy is `None`.
-    pub fn acquire<'a>(
+    pub fn acquire(
         &self,
-        name: impl IntoName<'a>,
+        name: impl AsLockName,
         options: &AcquireOptions,
     ) -> Result<Option<ReentrantGuard>, Error> {
-        let name = name.into_name()?;
+        let name = name.as_lock_name()?;
         match self.again(&name)? {
             Some(guard) => Ok(Some(guard)),
             None => Ok(self

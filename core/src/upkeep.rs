@@ -14,7 +14,7 @@ use crate::clock::{Clock, HostInstant};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::hold::{Hold, Standing};
-use crate::provider::{Lease, RenewRequest, Renewal};
+use crate::provider::{ErasedLease, RenewRequest, Renewal};
 use crate::sync::{lock, run_caught, wait};
 
 /// The most threads that renew at the same time, and so the most dead calls that cost nobody else
@@ -380,7 +380,7 @@ pub(crate) fn tell_lost(engine: &Engine, hold: &Arc<Hold>) {
 /// Renews the leases of a batch; each gets its answer.
 pub(crate) fn renew(engine: &Engine, holds: &[Arc<Hold>]) {
     let clock = &*engine.clock;
-    let mut taken: Vec<(&Arc<Hold>, Box<dyn Lease>, HostInstant)> = holds
+    let mut taken: Vec<(&Arc<Hold>, ErasedLease, HostInstant)> = holds
         .iter()
         .filter_map(|hold| {
             let (lease, deadline) = hold.take_to_renew(clock)?;
@@ -388,10 +388,10 @@ pub(crate) fn renew(engine: &Engine, holds: &[Arc<Hold>]) {
         })
         .collect();
     let asked_at = clock.now();
-    let mut batch: Vec<RenewRequest<'_>> = taken
+    let mut batch: Vec<RenewRequest<'_, ErasedLease>> = taken
         .iter_mut()
         .map(|(hold, lease, deadline)| RenewRequest {
-            lease: &mut **lease,
+            lease,
             ttl: hold.policy.ttl(),
             deadline: *deadline,
             answer: None,
@@ -425,14 +425,16 @@ fn no_answer(panicked: bool) -> Error {
 pub(crate) fn settle(
     engine: &Engine,
     hold: &Arc<Hold>,
-    lease: Box<dyn Lease>,
+    lease: ErasedLease,
     answer: &Result<Renewal, Error>,
     asked_at: HostInstant,
 ) {
-    if let Some(lease) = hold.bring_back(lease, answer, asked_at, &*engine.clock) {
+    if let Some(mut lease) = hold.bring_back(lease, answer, asked_at, &*engine.clock) {
         // Its guard went while it was away, or calls itself lost already: nobody needs it.
         let deadline = engine.clock.now() + hold.policy.ttl();
-        let _ = catch_unwind(AssertUnwindSafe(|| lease.release(deadline)));
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            engine.provider.release(&mut lease, deadline)
+        }));
     }
     if engine.watcher.is_some()
         && let Ok(token) = hold.token(hold.turn())

@@ -2,9 +2,17 @@
 
 use std::fmt;
 
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::error::{Error, ErrorKind};
+
+/// What stays as it is in a part of a location.
+const PART: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/');
 
 /// Where a store is. Neither `Display` nor `Debug` shows the password.
 #[derive(Clone, PartialEq, Eq)]
@@ -13,6 +21,25 @@ pub struct StoreUrl {
 }
 
 impl StoreUrl {
+    /// Composes the text of a provider's [`location`](crate::Backend::location): `start` is the
+    /// scheme with the authority, such as `redis://127.0.0.1:6379`.
+    ///
+    /// ```
+    /// use lockkeeper_core::StoreUrl;
+    ///
+    /// let location = StoreUrl::location("sqlite:", "/srv/a b.db", &[("namespace", "shop")]);
+    /// assert_eq!(location, "sqlite:/srv/a%20b.db?namespace=shop");
+    /// ```
+    pub fn location(start: &str, path: &str, query: &[(&str, &str)]) -> String {
+        let encode = |part| utf8_percent_encode(part, PART);
+        let mut location = format!("{start}{}", encode(path));
+        for (at, (key, value)) in query.iter().enumerate() {
+            let sign = if at == 0 { '?' } else { '&' };
+            location.push_str(&format!("{sign}{}={}", encode(key), encode(value)));
+        }
+        location
+    }
+
     /// The place, and the query's pairs.
     pub(crate) fn parse(text: &str) -> Result<(Self, Vec<(String, String)>), Error> {
         let mut inner = ::url::Url::parse(text).map_err(|error| {

@@ -7,25 +7,41 @@ use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Error, ErrorKind, Grant, LockKeeper, LockProvider, Owner,
+    AcquireRequest, Backend, Capabilities, Error, ErrorKind, Grant, HostInstant, LockKeeper, Owner,
+    Released, Renewal,
 };
 
 /// Keeps the owner of the last request and grants nothing.
 #[derive(Debug, Default)]
 struct Recorder(Mutex<Option<Owner>>);
 
-impl LockProvider for Recorder {
+impl Backend for Recorder {
+    type Lease = ();
+
     fn backend(&self) -> &'static str {
         "recorder"
+    }
+
+    fn location(&self) -> String {
+        "recorder:".to_owned()
+    }
+
+    fn renew(&self, (): &mut (), _: Duration, _: HostInstant) -> Result<Renewal, Error> {
+        unreachable!("nothing is granted")
+    }
+
+    fn release(&self, (): &mut (), _: HostInstant) -> Result<Released, Error> {
+        unreachable!("nothing is granted")
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::new()
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<()>>, Error> {
         let owner = request.owner();
         assert_eq!(request.owner(), owner, "every attempt has the same owner");
         *self.0.lock().unwrap() = Some(owner);

@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock, Mutex, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Capabilities, Clock, Driver, Error, ErrorKind, Grant, HostInstant,
-    Lease, LockName, LockProvider, OpenContext, Released, Renewal, SystemClock,
+    AcquireRequest, Admin, Backend, Capabilities, Clock, Driver, Error, ErrorKind, Grant,
+    HostInstant, LockName, LockProvider, OpenContext, Released, Renewal, StoreUrl, SystemClock,
 };
 
 mod admin;
@@ -139,9 +139,20 @@ impl fmt::Debug for MemoryProvider {
     }
 }
 
-impl LockProvider for MemoryProvider {
+impl Backend for MemoryProvider {
+    type Lease = MemoryLease;
+
     fn backend(&self) -> &'static str {
         BACKEND
+    }
+
+    fn location(&self) -> String {
+        match &self.store.key {
+            None => "memory:".to_owned(),
+            Some((name, namespace)) => {
+                StoreUrl::location("memory:", name, &[("namespace", namespace)])
+            }
+        }
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -152,7 +163,7 @@ impl LockProvider for MemoryProvider {
         Some(&*self.store)
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<MemoryLease>>, Error> {
         let name = request.name();
         let now = request.started();
         let attempt = self
@@ -160,27 +171,39 @@ impl LockProvider for MemoryProvider {
             .shard(name.hash64())
             .attempt(name, request.ttl(), now);
         if let Some(epoch) = attempt {
-            return Ok(Some(self.grant(name, epoch, now)));
+            return Ok(Some(grant(name, epoch, now)));
         }
         request.contended();
         let Some(deadline) = request.deadline() else {
             return Ok(None);
         };
         let won = self.store.shard(name.hash64()).wait(request, deadline);
-        Ok(won.map(|won| self.grant(name, won.epoch, won.asked_at)))
+        Ok(won.map(|won| grant(name, won.epoch, won.asked_at)))
+    }
+
+    fn renew(
+        &self,
+        lease: &mut MemoryLease,
+        ttl: Duration,
+        _deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        let now = self.store.clock.now();
+        let shard = self.store.shard(lease.hash);
+        Ok(shard.renew(lease.hash, lease.epoch, ttl, now))
+    }
+
+    fn release(&self, lease: &mut MemoryLease, _deadline: HostInstant) -> Result<Released, Error> {
+        let shard = self.store.shard(lease.hash);
+        Ok(shard.release(lease.hash, lease.epoch, &*self.store.clock))
     }
 }
 
-impl MemoryProvider {
-    fn grant(&self, name: &LockName, epoch: u64, asked_at: HostInstant) -> Grant {
-        Grant {
-            lease: Box::new(MemoryLease {
-                store: Arc::clone(&self.store),
-                hash: name.hash64(),
-                epoch,
-            }),
-            asked_at,
-        }
+fn grant(name: &LockName, epoch: u64, asked_at: HostInstant) -> Grant<MemoryLease> {
+    let hash = name.hash64();
+    Grant {
+        lease: MemoryLease { hash, epoch },
+        epoch,
+        asked_at,
     }
 }
 
@@ -240,36 +263,12 @@ impl Drop for Store {
     }
 }
 
-struct MemoryLease {
-    store: Arc<Store>,
-    /// Where to look; no two grants of the process have the same epoch.
+/// A grant of a [`MemoryProvider`].
+#[derive(Debug)]
+pub struct MemoryLease {
+    /// Finds the name: no two grants of the process have the same epoch.
     hash: u64,
     epoch: u64,
-}
-
-impl fmt::Debug for MemoryLease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryLease")
-            .field("epoch", &self.epoch)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Lease for MemoryLease {
-    fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    fn renew(&mut self, ttl: Duration, _deadline: HostInstant) -> Result<Renewal, Error> {
-        let now = self.store.clock.now();
-        let shard = self.store.shard(self.hash);
-        Ok(shard.renew(self.hash, self.epoch, ttl, now))
-    }
-
-    fn release(self: Box<Self>, _deadline: HostInstant) -> Result<Released, Error> {
-        let shard = self.store.shard(self.hash);
-        Ok(shard.release(self.hash, self.epoch, &*self.store.clock))
-    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    AcquireOptions, AcquireRequest, Capabilities, Clock, Error, ErrorKind, Grant, Lease,
-    LockKeeper, LockProvider, Released, Renewal,
+    AcquireOptions, AcquireRequest, Backend, Capabilities, Clock, ErasedLease, Error, ErrorKind,
+    Grant, HostInstant, LockKeeper, LockProvider, Released, Renewal,
 };
 
 /// Waits until `condition` holds; far longer than it can take.
@@ -19,7 +19,7 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// The provider's last answer.
-type Seen = Option<Result<Option<Grant>, Error>>;
+type Seen = Option<Result<Option<Grant<ErasedLease>>, Error>>;
 
 /// A provider in between that keeps the leases for the test: the engine sees an error instead.
 #[derive(Debug)]
@@ -34,39 +34,64 @@ struct Between {
     seen: Arc<Mutex<Seen>>,
 }
 
-impl LockProvider for Between {
+impl Backend for Between {
+    type Lease = ErasedLease;
+
     fn backend(&self) -> &'static str {
         self.inner.backend()
+    }
+
+    fn location(&self) -> String {
+        self.inner.location()
     }
 
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
         *self.seen.lock().unwrap() = Some(self.inner.acquire(request));
         Err(Error::new(ErrorKind::Unavailable, "kept by the test"))
+    }
+
+    fn renew(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        self.inner.renew(lease, ttl, deadline)
+    }
+
+    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
+        self.inner.release(lease, deadline)
     }
 }
 
 /// A lease without a guard.
 #[derive(Debug)]
-pub(crate) struct Raw(Option<Box<dyn Lease>>);
+pub(crate) struct Raw {
+    provider: Arc<dyn LockProvider>,
+    grant: Grant<ErasedLease>,
+}
 
 impl Raw {
     pub(crate) fn epoch(&self) -> u64 {
-        self.0.as_ref().unwrap().epoch()
+        self.grant.epoch
     }
 
     pub(crate) fn is_renewed(&mut self, clock: &dyn Clock) -> bool {
-        let lease = self.0.as_mut().unwrap();
         let ttl = Duration::from_secs(10);
-        lease.renew(ttl, clock.now() + ttl).unwrap() == Renewal::Renewed
+        let answer = self
+            .provider
+            .renew(&mut self.grant.lease, ttl, clock.now() + ttl);
+        answer.unwrap() == Renewal::Renewed
     }
 
     pub(crate) fn release(&mut self) -> Released {
-        let deadline = lockkeeper_core::HostInstant::NEVER;
-        self.0.take().unwrap().release(deadline).unwrap()
+        self.provider
+            .release(&mut self.grant.lease, HostInstant::NEVER)
+            .unwrap()
     }
 }
 
@@ -98,7 +123,12 @@ impl Spy {
             .unwrap()
             .take()
             .expect("the provider was asked");
-        seen.map(|grant| grant.map(|grant| Raw(Some(grant.lease))))
+        let provider = &self.inner;
+        let raw = |grant| Raw {
+            provider: Arc::clone(provider),
+            grant,
+        };
+        seen.map(|grant| grant.map(raw))
     }
 
     pub(crate) fn try_acquire(&self, keeper: &LockKeeper, name: &str) -> Option<Raw> {

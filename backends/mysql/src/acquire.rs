@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, ErrorKind, HostInstant};
+use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant};
 use lockkeeper_remote::{Failure, pause_before_retry};
 
 use crate::connection::{Connection, Sight};
@@ -20,12 +20,7 @@ use crate::wire::LONGEST_CALL;
 /// machine that is busy.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// A grant.
-pub(crate) struct Won {
-    pub(crate) lease: MySqlLease,
-    /// Before it was asked for.
-    pub(crate) asked_at: HostInstant,
-}
+type Won = Grant<MySqlLease>;
 
 /// What a look found.
 enum Look {
@@ -205,8 +200,12 @@ impl Ask<'_> {
             let until = now + self.request.ttl();
             session.settle(&self.name, epoch, now, until);
             store.sweeper.note(until);
-            let lease = MySqlLease::new(store, session, &self.name, epoch);
-            return Ok(Look::Won(Won { lease, asked_at }));
+            let lease = MySqlLease::new(session, &self.name, epoch);
+            return Ok(Look::Won(Won {
+                lease,
+                epoch,
+                asked_at,
+            }));
         }
         if may_be_held(&sight) {
             store.leave_to_sweeper(session, &self.name);
@@ -228,8 +227,12 @@ impl Ask<'_> {
         let session = Session::new(place, id, self.idle_seconds, name, epoch, now, until);
         let session = Arc::new(session);
         self.store.keep(&session, until);
-        let lease = MySqlLease::new(self.store, &session, &self.name, epoch);
-        Won { lease, asked_at }
+        let lease = MySqlLease::new(&session, &self.name, epoch);
+        Won {
+            lease,
+            epoch,
+            asked_at,
+        }
     }
 
     /// Waits on a connection of its own, on which nothing is held: the server frees what a session

@@ -106,13 +106,16 @@ impl Connector {
         match &self.endpoint {
             // The mysql crate tries the first address of a host only. With TLS it has to know the
             // host's name, and takes no address beside it.
-            Endpoint::Tcp { host, port } if self.opts.get_ssl_opts().is_none() => {
-                connect_any(&self.server, (host, *port), limit, |address, limit| {
+            Endpoint::Tcp { host, port } if self.opts.get_ssl_opts().is_none() => connect_any(
+                &self.server,
+                (host.as_str(), *port),
+                limit,
+                |address, limit| {
                     let opts = OptsBuilder::from_opts(self.opts.clone());
                     let host = bracketed(&address.ip().to_string());
                     self.connect_to(opts.ip_or_hostname(Some(host)).into(), limit)
-                })
-            }
+                },
+            ),
             _ => by_name(),
         }
     }

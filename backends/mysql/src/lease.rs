@@ -1,13 +1,10 @@
 //! A grant: renewing it, one or many, and giving it back.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{
-    Error, HostInstant, Lease, Proof, ProofValue, Released, RenewRequest, Renewal,
-};
+use lockkeeper_core::{Error, HostInstant, Proof, ProofValue, Released, RenewRequest, Renewal};
 use lockkeeper_remote::{Failure, LAST_ATTEMPT as ATTEMPT};
 
 use crate::acquire::no_thread;
@@ -19,8 +16,8 @@ use crate::session::Session;
 use crate::statements::{self, idle_seconds};
 use crate::store::Store;
 
-pub(crate) struct MySqlLease {
-    store: Arc<Store>,
+/// A grant of a [`MySqlProvider`](crate::MySqlProvider).
+pub struct MySqlLease {
     session: Arc<Session>,
     name: EncodedName,
     epoch: u64,
@@ -29,7 +26,6 @@ pub(crate) struct MySqlLease {
 impl fmt::Debug for MySqlLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MySqlLease")
-            .field("store", &self.store)
             .field("session", &self.session.id)
             .field("name", &self.name)
             .field("epoch", &self.epoch)
@@ -38,14 +34,8 @@ impl fmt::Debug for MySqlLease {
 }
 
 impl MySqlLease {
-    pub(crate) fn new(
-        store: &Arc<Store>,
-        session: &Arc<Session>,
-        name: &EncodedName,
-        epoch: u64,
-    ) -> Self {
+    pub(crate) fn new(session: &Arc<Session>, name: &EncodedName, epoch: u64) -> Self {
         Self {
-            store: Arc::clone(store),
             session: Arc::clone(session),
             name: name.clone(),
             epoch,
@@ -54,10 +44,10 @@ impl MySqlLease {
 
     /// Frees the name on a session that holds others', too: cut short, the call would leave it in
     /// doubt. `None`: no answer yet, and it goes on alone.
-    fn free_shared(&self, left: Duration) -> Option<Result<bool, Failure>> {
+    fn free_shared(&self, store: &Arc<Store>, left: Duration) -> Option<Result<bool, Failure>> {
         let limit = Duration::from_secs(self.session.idle_seconds);
         let call = {
-            let (store, session) = (Arc::clone(&self.store), Arc::clone(&self.session));
+            let (store, session) = (Arc::clone(store), Arc::clone(&self.session));
             let name = self.name.clone();
             move || {
                 store.ask(&session, limit, |connection, _| {
@@ -66,7 +56,7 @@ impl MySqlLease {
             }
         };
         let late = {
-            let (store, session) = (Arc::clone(&self.store), Arc::clone(&self.session));
+            let (store, session) = (Arc::clone(store), Arc::clone(&self.session));
             let name = self.name.clone();
             move |freed| store.given_back(&session, &name, &freed)
         };
@@ -77,56 +67,40 @@ impl MySqlLease {
     }
 
     /// What the server's word on a renewal means for this lease.
-    fn renewed(&self, holds: bool, ttl: Duration) -> Renewal {
-        let until = self.store.clock.now() + ttl;
+    fn renewed(&self, store: &Store, holds: bool, ttl: Duration) -> Renewal {
+        let until = store.clock.now() + ttl;
         if holds && self.session.extend(&self.name, self.epoch, until) {
             return Renewal::Renewed;
         }
         if !holds {
-            self.store.leave(&self.session, &self.name);
+            store.leave(&self.session, &self.name);
         }
         Renewal::Lost
     }
-}
 
-impl Lease for MySqlLease {
-    fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
-        let store = Arc::clone(&self.store);
-        let mut renew = [RenewRequest {
-            lease: self,
-            ttl,
-            deadline,
-            answer: None,
-        }];
-        renew_batch(&store, &mut renew);
-        let [renew] = renew;
-        // It always has an answer: this lease is the store's own.
-        renew.answer.unwrap_or(Ok(Renewal::Lost))
-    }
-
-    fn release(self: Box<Self>, deadline: HostInstant) -> Result<Released, Error> {
-        let now = self.store.clock.now();
+    pub(crate) fn release(
+        &self,
+        store: &Arc<Store>,
+        deadline: HostInstant,
+    ) -> Result<Released, Error> {
+        let now = store.clock.now();
         let Some((lasted, is_shared)) = self.session.end(&self.name, self.epoch, now) else {
             return Ok(Released::AlreadyLost);
         };
         let left = deadline.saturating_since(now).max(ATTEMPT);
         let freed = if is_shared {
-            self.free_shared(left)
+            self.free_shared(store, left)
         } else {
             // Nobody else loses anything when the connection is given up.
-            let left = left.min(self.store.options.remote.response_timeout);
-            Some(self.store.ask(&self.session, left, |connection, limit| {
+            let left = left.min(store.options.remote.response_timeout);
+            Some(store.ask(&self.session, left, |connection, limit| {
                 connection.release(&self.name, limit)
             }))
         };
         let Some(freed) = freed else {
             return Err(slow());
         };
-        self.store.given_back(&self.session, &self.name, &freed);
+        store.given_back(&self.session, &self.name, &freed);
         match freed {
             Ok(true) if lasted => Ok(Released::Done),
             Ok(_) | Err(Failure::Closed(_)) => Ok(Released::AlreadyLost),
@@ -134,9 +108,9 @@ impl Lease for MySqlLease {
         }
     }
 
-    fn proof(&self) -> Option<Proof> {
+    pub(crate) fn proof(&self) -> Proof {
         let (name, session) = (&self.name, self.session.id);
-        Some(Proof {
+        Proof {
             sql: statements::proof(name, session),
             statement: statements::PROOF,
             params: vec![
@@ -144,15 +118,8 @@ impl Lease for MySqlLease {
                 ProofValue::Integer(session.id.cast_signed()),
                 ProofValue::Integer(session.start.cast_signed()),
             ],
-        })
+        }
     }
-}
-
-/// This store's own lease, where it is one.
-fn own<'a>(store: &Arc<Store>, lease: &'a mut dyn Lease) -> Option<&'a mut MySqlLease> {
-    let any: &mut dyn Any = lease;
-    any.downcast_mut::<MySqlLease>()
-        .filter(|lease| Arc::ptr_eq(&lease.store, store))
 }
 
 /// The leases of a batch that are on one session.
@@ -200,14 +167,11 @@ impl Group {
 }
 
 /// Renews all of them, each session's in one round trip.
-pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [RenewRequest<'_>]) {
+pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [RenewRequest<'_, MySqlLease>]) {
     let now = store.clock.now();
     let mut groups: Vec<Group> = Vec::new();
     for (place, renew) in batch.iter_mut().enumerate() {
-        let Some(lease) = own(store, renew.lease) else {
-            renew.answer = Some(renew.lease.renew(renew.ttl, renew.deadline));
-            continue;
-        };
+        let lease = &*renew.lease;
         if !lease.session.lasts(&lease.name, lease.epoch, now) {
             renew.answer = Some(Ok(Renewal::Lost));
             continue;
@@ -264,7 +228,7 @@ pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [RenewRequest<'_>]) {
 
 fn tell(
     store: &Arc<Store>,
-    batch: &mut [RenewRequest<'_>],
+    batch: &mut [RenewRequest<'_, MySqlLease>],
     group: &Group,
     answer: Result<Vec<bool>, Failure>,
 ) {
@@ -280,10 +244,10 @@ fn tell(
         };
         renew.answer = match &error {
             Some(error) => Some(Err(error.clone())),
-            None => own(store, renew.lease).map(|lease| {
+            None => {
                 let holds = holds.get(at).copied().unwrap_or(false);
-                Ok(lease.renewed(holds, renew.ttl))
-            }),
+                Some(Ok(renew.lease.renewed(store, holds, renew.ttl)))
+            }
         };
     }
 }

@@ -2,15 +2,19 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Capabilities, Capability, Clock, Error, Grant, LockProvider,
-    RenewRequest, SystemClock, Usage,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
+    Proof, Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
 };
+
+use lockkeeper_remote::Endpoint;
 
 use crate::acquire::acquire;
 use crate::connection::Connector;
-use crate::lease::renew_batch;
+use crate::failure::slow;
+use crate::lease::{MySqlLease, renew_batch};
 use crate::opening;
 use crate::store::Store;
 use crate::{BACKEND, MySqlOptions};
@@ -99,9 +103,22 @@ impl fmt::Debug for MySqlProvider {
     }
 }
 
-impl LockProvider for MySqlProvider {
+impl Backend for MySqlProvider {
+    type Lease = MySqlLease;
+
     fn backend(&self) -> &'static str {
         BACKEND
+    }
+
+    fn location(&self) -> String {
+        let namespace = ("namespace", self.store.namespace.as_str());
+        match &self.store.options.remote.endpoint {
+            Endpoint::Unix(path) => {
+                let socket = ("socket", &*path.to_string_lossy());
+                StoreUrl::location("mysql:", "", &[socket, namespace])
+            }
+            tcp => StoreUrl::location(&format!("mysql://{tcp}"), "", &[namespace]),
+        }
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -121,15 +138,36 @@ impl LockProvider for MySqlProvider {
         Some(&*self.store)
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
-        let won = acquire(&self.store, request)?;
-        Ok(won.map(|won| Grant {
-            lease: Box::new(won.lease),
-            asked_at: won.asked_at,
-        }))
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<MySqlLease>>, Error> {
+        acquire(&self.store, request)
     }
 
-    fn renew_batch(&self, batch: &mut [RenewRequest<'_>]) {
+    fn renew(
+        &self,
+        lease: &mut MySqlLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        let mut batch = [RenewRequest {
+            lease,
+            ttl,
+            deadline,
+            answer: None,
+        }];
+        renew_batch(&self.store, &mut batch);
+        let [request] = batch;
+        request.answer.unwrap_or_else(|| Err(slow()))
+    }
+
+    fn renew_batch(&self, batch: &mut [RenewRequest<'_, MySqlLease>]) {
         renew_batch(&self.store, batch);
+    }
+
+    fn release(&self, lease: &mut MySqlLease, deadline: HostInstant) -> Result<Released, Error> {
+        lease.release(&self.store, deadline)
+    }
+
+    fn proof(&self, lease: &MySqlLease) -> Option<Proof> {
+        Some(lease.proof())
     }
 }

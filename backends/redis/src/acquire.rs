@@ -3,11 +3,12 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Error, HostInstant};
+use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 use lockkeeper_remote::{Failure, senseless};
 use redis::Value;
 
 use crate::keys::Keys;
+use crate::lease::RedisLease;
 use crate::scripts;
 use crate::store::{Patience, Store};
 use crate::subscriber::Waiter;
@@ -19,14 +20,6 @@ const RUNNER_UP: Duration = Duration::from_millis(100);
 /// What a look may take where less time is left: some round trips of a machine that is busy. Cut off,
 /// a wait that was busy all along would end as unknown.
 const LAST_LOOK: Duration = Duration::from_millis(500);
-
-/// A grant.
-pub(crate) struct Won {
-    pub(crate) keys: Keys,
-    pub(crate) owner: String,
-    pub(crate) epoch: u64,
-    pub(crate) asked_at: HostInstant,
-}
 
 /// What a look found.
 enum Sight {
@@ -53,7 +46,7 @@ struct Ask<'a> {
 pub(crate) fn acquire(
     store: &Arc<Store>,
     request: &AcquireRequest<'_>,
-) -> Result<Option<Won>, Error> {
+) -> Result<Option<Grant<RedisLease>>, Error> {
     let ask = Ask {
         store,
         request,
@@ -66,9 +59,11 @@ pub(crate) fn acquire(
         Some(deadline) => ask.wait(deadline),
     };
     match answer {
-        Ok(Some((epoch, asked_at))) => Ok(Some(Won {
-            keys: ask.keys,
-            owner: ask.owner,
+        Ok(Some((epoch, asked_at))) => Ok(Some(Grant {
+            lease: RedisLease {
+                keys: ask.keys,
+                owner: ask.owner,
+            },
             epoch,
             asked_at,
         })),

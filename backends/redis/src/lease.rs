@@ -1,56 +1,32 @@
 //! A grant: renewing it, one or many, and giving it back.
 
-use std::any::Any;
-use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, HostInstant, Lease, Released, RenewRequest, Renewal};
+use lockkeeper_core::{Error, HostInstant, Released, RenewRequest, Renewal};
 use lockkeeper_remote::{Failure, LAST_ATTEMPT as ATTEMPT, senseless};
 use redis::Value;
 
-use crate::acquire::{Won, millis};
+use crate::acquire::millis;
 use crate::keys::Keys;
 use crate::scripts;
 use crate::store::{Patience, Store, is_no_script, is_renewed, packed, told};
 
-pub(crate) struct RedisLease {
-    store: Arc<Store>,
-    keys: Keys,
-    owner: String,
-    epoch: u64,
+/// A grant of a [`RedisProvider`](crate::RedisProvider).
+#[derive(Debug)]
+pub struct RedisLease {
+    pub(crate) keys: Keys,
+    pub(crate) owner: String,
 }
 
-impl fmt::Debug for RedisLease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisLease")
-            .field("store", &self.store)
-            .field("key", &self.keys.lock)
-            .field("epoch", &self.epoch)
-            .finish_non_exhaustive()
-    }
-}
-
-impl RedisLease {
-    pub(crate) fn new(store: &Arc<Store>, won: Won) -> Self {
-        Self {
-            store: Arc::clone(store),
-            keys: won.keys,
-            owner: won.owner,
-            epoch: won.epoch,
-        }
-    }
-
-    /// A server that is gone is not waited for as long as the lease would last: who renews asks
-    /// again, and who releases has other things to do.
-    fn patience(&self, deadline: HostInstant) -> Patience<'static> {
-        let now = self.store.clock.now();
-        let longest = now + 2 * self.store.options.remote.response_timeout;
-        Patience {
-            until: deadline.min(longest).max(now + ATTEMPT),
-            rides_out: false,
-            is_cancelled: &|| false,
-        }
+/// A server that is gone is not waited for as long as the lease would last: who renews asks
+/// again, and who releases has other things to do.
+fn patience(store: &Store, deadline: HostInstant) -> Patience<'static> {
+    let now = store.clock.now();
+    let longest = now + 2 * store.options.remote.response_timeout;
+    Patience {
+        until: deadline.min(longest).max(now + ATTEMPT),
+        rides_out: false,
+        is_cancelled: &|| false,
     }
 }
 
@@ -62,28 +38,25 @@ fn renewed(answer: &Value) -> Result<Renewal, Error> {
     }
 }
 
-impl Lease for RedisLease {
-    fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
-        let patience = self.patience(deadline);
+impl RedisLease {
+    pub(crate) fn renew(
+        &self,
+        store: &Store,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        let patience = patience(store, deadline);
         let ttl_ms = millis(ttl).to_string();
         let args = [self.owner.as_str(), ttl_ms.as_str()];
-        let answer = self
-            .store
-            .run(&scripts::RENEW, &[&self.keys.lock], &args, &patience);
+        let answer = store.run(&scripts::RENEW, &[&self.keys.lock], &args, &patience);
         let answer = answer.map_err(Failure::into_error)?;
         renewed(&answer.value)
     }
 
-    fn release(self: Box<Self>, deadline: HostInstant) -> Result<Released, Error> {
-        let patience = self.patience(deadline);
+    pub(crate) fn release(&self, store: &Store, deadline: HostInstant) -> Result<Released, Error> {
+        let patience = patience(store, deadline);
         let keys = [self.keys.lock.as_str(), self.keys.line.as_str()];
-        let answer = self
-            .store
-            .run(&scripts::RELEASE, &keys, &[&self.owner], &patience);
+        let answer = store.run(&scripts::RELEASE, &keys, &[&self.owner], &patience);
         let is_released = answer.map_err(Failure::into_error)?.released()?;
         Ok(if is_released {
             Released::Done
@@ -93,25 +66,15 @@ impl Lease for RedisLease {
     }
 }
 
-/// This store's own lease, where it is one.
-fn own<'a>(store: &Arc<Store>, lease: &'a mut dyn Lease) -> Option<&'a mut RedisLease> {
-    let any: &mut dyn Any = lease;
-    any.downcast_mut::<RedisLease>()
-        .filter(|lease| Arc::ptr_eq(&lease.store, store))
-}
-
 /// Renews all of them in one round trip.
-pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [RenewRequest<'_>]) {
+pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, RedisLease>]) {
     let mut commands = Vec::new();
     // The first of them as `EVAL`, which loads the script.
     let mut load = Vec::new();
     let mut asked = Vec::new();
     let mut deadline = HostInstant::NEVER;
     for renew in batch.iter_mut() {
-        let Some(lease) = own(store, renew.lease) else {
-            renew.answer = Some(renew.lease.renew(renew.ttl, renew.deadline));
-            continue;
-        };
+        let lease = &*renew.lease;
         let ttl = millis(renew.ttl).to_string();
         let args = [lease.owner.as_str(), ttl.as_str()];
         let keys = [lease.keys.lock.as_str()];

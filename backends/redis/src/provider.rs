@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Capabilities, Capability, Clock, Error, ErrorKind, Grant, LockProvider,
-    RenewRequest, SystemClock, Usage,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant,
+    HostInstant, Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
 };
-use lockkeeper_remote::{Failure, nothing_granted, senseless};
+use lockkeeper_remote::{Endpoint, Failure, nothing_granted, senseless};
 use redis::{Value, cmd};
 
 use crate::acquire::acquire;
@@ -148,9 +149,21 @@ impl fmt::Debug for RedisProvider {
     }
 }
 
-impl LockProvider for RedisProvider {
+impl Backend for RedisProvider {
+    type Lease = RedisLease;
+
     fn backend(&self) -> &'static str {
         BACKEND
+    }
+
+    fn location(&self) -> String {
+        let options = &self.store.options;
+        let (database, namespace) = (options.database.to_string(), &self.store.namespace);
+        let query = [("db", database.as_str()), ("namespace", namespace.as_str())];
+        match &options.remote.endpoint {
+            Endpoint::Unix(path) => StoreUrl::location("unix:", &path.to_string_lossy(), &query),
+            tcp => StoreUrl::location(&format!("redis://{tcp}"), "", &query),
+        }
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -168,19 +181,24 @@ impl LockProvider for RedisProvider {
         Some(&*self.store)
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
-        let won = acquire(&self.store, request)?;
-        Ok(won.map(|won| {
-            let asked_at = won.asked_at;
-            let lease = RedisLease::new(&self.store, won);
-            Grant {
-                lease: Box::new(lease),
-                asked_at,
-            }
-        }))
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<RedisLease>>, Error> {
+        acquire(&self.store, request)
     }
 
-    fn renew_batch(&self, batch: &mut [RenewRequest<'_>]) {
+    fn renew(
+        &self,
+        lease: &mut RedisLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        lease.renew(&self.store, ttl, deadline)
+    }
+
+    fn release(&self, lease: &mut RedisLease, deadline: HostInstant) -> Result<Released, Error> {
+        lease.release(&self.store, deadline)
+    }
+
+    fn renew_batch(&self, batch: &mut [RenewRequest<'_, RedisLease>]) {
         renew_batch(&self.store, batch);
     }
 }

@@ -179,7 +179,7 @@ mod unclaimed {
 pub(super) fn name(keeper: &LockKeeper, lock: &LockName) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
-    (keeper.place(), lock.as_str()).hash(&mut hasher);
+    (keeper.location(), lock.as_str()).hash(&mut hasher);
     format!("lockkeeper-run-{:016x}", hasher.finish())
 }
 

@@ -70,7 +70,7 @@ fn wait_for_expiry(rig: &Rig<'_>, ttl: Duration) {
 /// An expired lease is not renewed even if the name was not granted again.
 pub(super) fn expired_lease_is_not_renewed(rig: &Rig<'_>) -> Outcome {
     let ttl = rig.ttl(200);
-    let mut lease = rig.raw_lease("a", ttl).lease;
+    let mut lease = rig.raw_lease("a", ttl);
     wait_for_expiry(rig, ttl);
     for _ in 0..2 {
         let answer = lease.renew(ttl, SystemClock.now() + rig.timeout());
@@ -84,7 +84,7 @@ pub(super) fn expired_lease_is_not_renewed(rig: &Rig<'_>) -> Outcome {
 
 pub(super) fn late_release_keeps_the_next_lease(rig: &Rig<'_>) -> Outcome {
     let ttl = rig.ttl(200);
-    let mut late = rig.raw_lease("a", ttl).lease;
+    let mut late = rig.raw_lease("a", ttl);
     let second = take(&rig.keeper(), "a");
     let deadline = SystemClock.now() + rig.timeout();
     let answer = late.renew(ttl, deadline).expect("the store replies");

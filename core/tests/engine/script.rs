@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Clock as _, Error, ErrorKind, Grant, HostInstant, Lease,
+    AcquireRequest, Backend, Capabilities, Clock as _, Error, ErrorKind, Grant, HostInstant,
     LockKeeper, LockProvider, ManualClock, Proof, ProofValue, Released, Renewal,
 };
 
@@ -138,16 +138,22 @@ impl Script {
     }
 }
 
-impl LockProvider for Script {
+impl Backend for Script {
+    type Lease = ScriptLease;
+
     fn backend(&self) -> &'static str {
         "script"
+    }
+
+    fn location(&self) -> String {
+        "script:".to_owned()
     }
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::new()
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ScriptLease>>, Error> {
         let name = request.name().as_str().to_owned();
         // A call takes time: what is asked now is later than what the engine read before.
         self.clock.advance(Duration::from_nanos(1));
@@ -178,33 +184,22 @@ impl LockProvider for Script {
         state.epoch += 1;
         let epoch = state.epoch;
         state.held.insert(name.clone(), epoch);
-        let lease = Box::new(ScriptLease {
-            name,
+        Ok(Some(Grant {
+            lease: ScriptLease { name, epoch },
             epoch,
-            clock: self.clock.clone(),
-            shared: Arc::clone(&self.shared),
-        });
-        Ok(Some(Grant { lease, asked_at }))
-    }
-}
-
-#[derive(Debug)]
-struct ScriptLease {
-    name: String,
-    epoch: u64,
-    clock: ManualClock,
-    shared: Arc<Shared>,
-}
-
-impl Lease for ScriptLease {
-    fn epoch(&self) -> u64 {
-        self.epoch
+            asked_at,
+        }))
     }
 
-    fn renew(&mut self, _ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
-        let mut state = self.shared.call(&self.name, "renew");
+    fn renew(
+        &self,
+        lease: &mut ScriptLease,
+        _: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        let mut state = self.shared.call(&lease.name, "renew");
         state.patience = deadline.saturating_since(self.clock.now());
-        let how = |state: &State| state.renewals.get(&self.name).copied().unwrap_or_default();
+        let how = |state: &State| state.renewals.get(&lease.name).copied().unwrap_or_default();
         while how(&state) == Renewals::Hang {
             state = self.shared.changed.wait(state).unwrap();
         }
@@ -215,7 +210,7 @@ impl Lease for ScriptLease {
                 Ok(Renewal::Renewed)
             }
             Renewals::Lost => {
-                state.held.remove(&self.name);
+                state.held.remove(&lease.name);
                 Ok(Renewal::Lost)
             }
             Renewals::Panic => {
@@ -226,25 +221,31 @@ impl Lease for ScriptLease {
         }
     }
 
-    fn release(self: Box<Self>, _deadline: HostInstant) -> Result<Released, Error> {
-        let mut state = self.shared.call(&self.name, "release");
-        if state.held.get(&self.name) != Some(&self.epoch) {
+    fn release(&self, lease: &mut ScriptLease, _: HostInstant) -> Result<Released, Error> {
+        let mut state = self.shared.call(&lease.name, "release");
+        if state.held.get(&lease.name) != Some(&lease.epoch) {
             return Ok(Released::AlreadyLost);
         }
-        state.held.remove(&self.name);
+        state.held.remove(&lease.name);
         Ok(Released::Done)
     }
 
-    fn proof(&self) -> Option<Proof> {
-        (self.name != "unproven").then(|| Proof {
-            sql: format!("{} {}", self.name, self.epoch),
+    fn proof(&self, lease: &ScriptLease) -> Option<Proof> {
+        (lease.name != "unproven").then(|| Proof {
+            sql: format!("{} {}", lease.name, lease.epoch),
             statement: "? ?",
             params: vec![
-                ProofValue::Text(self.name.clone()),
-                ProofValue::Integer(self.epoch.cast_signed()),
+                ProofValue::Text(lease.name.clone()),
+                ProofValue::Integer(lease.epoch.cast_signed()),
             ],
         })
     }
+}
+
+#[derive(Debug)]
+pub(crate) struct ScriptLease {
+    name: String,
+    epoch: u64,
 }
 
 /// Waits until `done`, which other threads bring about.

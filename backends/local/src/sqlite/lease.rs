@@ -1,10 +1,8 @@
 //! A grant: renewing it and giving it back.
 
-use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, HostInstant, Lease, LockName, Released, Renewal};
+use lockkeeper_core::{Error, HostInstant, LockName, Released, Renewal};
 
 use super::db::{Patience, unknown};
 use super::store::Store;
@@ -16,29 +14,20 @@ const RENEW: &str = "UPDATE lock SET asked = ?4, expires = ?5
 const RELEASE: &str = "DELETE FROM lock
  WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND contended = 0 AND expires > ?4";
 
-pub(super) struct SqliteLease {
-    pub(super) store: Arc<Store>,
+/// A grant of a [`SqliteProvider`](super::SqliteProvider).
+#[derive(Debug)]
+pub struct SqliteLease {
     pub(super) name: LockName,
     pub(super) epoch: u64,
 }
 
-impl fmt::Debug for SqliteLease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteLease")
-            .field("store", &self.store)
-            .field("name", &self.name)
-            .field("epoch", &self.epoch)
-            .finish()
-    }
-}
-
-impl Lease for SqliteLease {
-    fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
-    fn renew(&mut self, ttl: Duration, deadline: HostInstant) -> Result<Renewal, Error> {
-        let store = &self.store;
+impl SqliteLease {
+    pub(super) fn renew(
+        &self,
+        store: &Store,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
         let mut patience = Patience::new(&*store.clock, None);
         patience.until = deadline;
         let changed = store.db.run(&patience, |session| {
@@ -60,8 +49,7 @@ impl Lease for SqliteLease {
         }
     }
 
-    fn release(self: Box<Self>, deadline: HostInstant) -> Result<Released, Error> {
-        let store = &self.store;
+    pub(super) fn release(&self, store: &Store, deadline: HostInstant) -> Result<Released, Error> {
         let patience = Patience::new(&*store.clock, Some(deadline));
         let changed = store.db.run(&patience, |session| {
             session.change(

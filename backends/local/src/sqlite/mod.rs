@@ -17,10 +17,11 @@ mod wake;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Capabilities, Capability, Clock, Driver, Error, ErrorKind, Grant,
-    LockProvider, OpenContext, SystemClock, Usage,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
+    Grant, HostInstant, LockProvider, OpenContext, Released, Renewal, StoreUrl, SystemClock, Usage,
 };
 
 use db::Db;
@@ -148,9 +149,17 @@ impl fmt::Debug for SqliteProvider {
     }
 }
 
-impl LockProvider for SqliteProvider {
+impl Backend for SqliteProvider {
+    type Lease = SqliteLease;
+
     fn backend(&self) -> &'static str {
         BACKEND
+    }
+
+    fn location(&self) -> String {
+        let path = self.store.db.path().to_string_lossy();
+        let namespace = self.store.namespace.as_str();
+        StoreUrl::location("sqlite:", &path, &[("namespace", namespace)])
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -173,16 +182,29 @@ impl LockProvider for SqliteProvider {
         Some(&*self.store)
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant>, Error> {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<SqliteLease>>, Error> {
         let won = acquire::acquire(&self.store, request)?;
         Ok(won.map(|won| Grant {
-            lease: Box::new(SqliteLease {
-                store: Arc::clone(&self.store),
+            lease: SqliteLease {
                 name: request.name().clone(),
                 epoch: won.epoch,
-            }),
+            },
+            epoch: won.epoch,
             asked_at: won.asked_at,
         }))
+    }
+
+    fn renew(
+        &self,
+        lease: &mut SqliteLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        lease.renew(&self.store, ttl, deadline)
+    }
+
+    fn release(&self, lease: &mut SqliteLease, deadline: HostInstant) -> Result<Released, Error> {
+        lease.release(&self.store, deadline)
     }
 }
 

@@ -142,8 +142,7 @@ fn renewal_while_holders_are_listed_hides_no_holder() {
     let path = store.path();
     let reader = SqliteProvider::with_clock(path.to_str().unwrap(), "default", Arc::new(clock));
     let reader = reader.unwrap();
-    let held = reader
-        .admin()
+    let held = Backend::admin(&reader)
         .unwrap()
         .held(None, HostInstant::NEVER)
         .unwrap();

@@ -184,8 +184,7 @@ fn world_accessible_file_is_a_warning() {
     let store = TempStore::new();
     let provider = store.provider();
     let examined = || {
-        let findings = provider
-            .admin()
+        let findings = Backend::admin(&provider)
             .unwrap()
             .examine(HostInstant::NEVER)
             .unwrap();

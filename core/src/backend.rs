@@ -1,0 +1,217 @@
+//! The trait that the author of a store implements, and the adapter to the engine.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::admin::Admin;
+use crate::capabilities::Capabilities;
+use crate::clock::HostInstant;
+use crate::error::{Error, ErrorKind};
+use crate::proof::Proof;
+use crate::provider::{
+    AcquireRequest, ErasedLease, Grant, LockProvider, Released, RenewRequest, Renewal, Usage,
+};
+
+/// A store that can grant locks, as its author implements it.
+///
+/// The engine ([`LockKeeper`](crate::LockKeeper)) brings the in-process queue, hand-over, renewal,
+/// deadlines, lost state, tokens and names; a backend brings one store. Many threads call it at the
+/// same time, but one keeper never *acquires* the same name twice at the same time: only the head of
+/// the in-process queue asks the store.
+///
+/// # Duties
+/// - **Exclusion.** For one store, namespace and name at most one lease is live, whatever process
+///   and keeper it was granted to.
+/// - **Lease.** The store frees the name by itself, no later than ttl + 1 s after the last
+///   [`acquire`](Backend::acquire) or successful [`renew`](Backend::renew), and not before ttl has
+///   passed. Time is the store's clock or [`AcquireRequest::clock`], never a wall clock that can
+///   step.
+/// - **Epoch.** Every grant of a name has a larger [`Grant::epoch`] than all before it, also after
+///   the store was restarted or wiped.
+/// - **Names.** Two different strings are two different locks. A name that the store cannot hold as
+///   it is, is encoded without collisions.
+/// - **Truth.** `Ok(None)` only when another holder was seen. An unreachable store is
+///   [`ErrorKind::Unavailable`]; a reply that did not come is [`ErrorKind::Unknown`].
+/// - **Waiting** is by notification, with a bounded (at most 1 s) and jittered poll behind it. One
+///   release wakes one waiter. When one process has kept a name busy, the processes that waited
+///   before get the name before it does; a notified waiter that does not come delays the others by a
+///   short grace only.
+/// - **Nothing stays behind** after an acquisition that was not granted: no waiter's entry, no
+///   connection, no thread.
+/// - **No panic, no call without an end:** every call returns by its deadline, plus the time of one
+///   attempt if the deadline has passed already.
+///
+/// The suite of `lockkeeper-conformance` tests each of these.
+pub trait Backend: fmt::Debug + Send + Sync + 'static {
+    /// What this backend remembers of one grant: plain data, such as the key and the owner.
+    type Lease: fmt::Debug + Send + 'static;
+
+    /// Returns the store's short name, for errors and observers: `"sqlite"`.
+    fn backend(&self) -> &'static str;
+
+    /// Returns a URL that identifies the store and the namespace, and shows no secret.
+    ///
+    /// Two keepers that were opened alike return the same text, and keepers of two stores or
+    /// namespaces return different ones.
+    /// [`StoreUrl::location`](crate::StoreUrl::location) composes it.
+    fn location(&self) -> String;
+
+    /// Returns what this store promises beyond the contract, and its limits. Constant.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Returns how often the store was asked so far; `None` if this backend does not count that.
+    fn usage(&self) -> Option<Usage> {
+        None
+    }
+
+    /// Returns what operators can ask and do; `None` if the store has no answers for them.
+    fn admin(&self) -> Option<&dyn Admin> {
+        None
+    }
+
+    /// Acquires a name, and waits for it no longer than [`AcquireRequest::deadline`].
+    ///
+    /// `Ok(None)` means that another holder was seen until the wait was over, or that the request
+    /// was cancelled: the engine checks the token itself. Before it starts to wait, and before it
+    /// returns `Ok(None)`, the backend calls [`AcquireRequest::contended`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] if nothing can have been granted; [`ErrorKind::Unknown`] if the
+    /// store was asked and did not reply, so that it may have granted the name to this
+    /// [`owner`](AcquireRequest::owner).
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Self::Lease>>, Error>;
+
+    /// Frees what an unanswered attempt of `request` may have been granted.
+    ///
+    /// The engine calls it when an acquisition ends without a grant after
+    /// [`ErrorKind::Unknown`]. It takes little time and reports nothing: the ttl frees the name where
+    /// it fails. The default does nothing.
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        let _ = request;
+    }
+
+    /// Proves that the store still keeps this lease, and has it live for `ttl` from now on.
+    ///
+    /// [`Renewal::Lost`] is the store's word only: the lease has expired, or another lease has taken
+    /// its place. An expired lease is not revived, even if the name is free.
+    ///
+    /// # Errors
+    /// The outcome is unknown; the engine moves no deadline and tries again while time is left.
+    /// The call returns by `deadline`.
+    fn renew(
+        &self,
+        lease: &mut Self::Lease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error>;
+
+    /// Renews up to [`Capabilities::renew_batch`] leases, each with an answer of its own.
+    ///
+    /// Override it if the store takes many in one request.
+    fn renew_batch(&self, batch: &mut [RenewRequest<'_, Self::Lease>]) {
+        for request in batch {
+            request.answer = Some(self.renew(request.lease, request.ttl, request.deadline));
+        }
+    }
+
+    /// Frees the name if, and only if, it is still this lease's, and wakes one waiter.
+    ///
+    /// # Errors
+    /// The outcome is unknown; the store frees the name by itself after ttl. The call returns by
+    /// `deadline`, plus the time of one attempt if that has passed already.
+    fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error>;
+
+    /// Returns SQL by which a transaction of the application can check that this lease stands;
+    /// `None` if the store cannot be asked from there.
+    ///
+    /// It does no I/O. The SQL must give 1 for no later lease of the name, and must answer for the
+    /// moment at which it runs, whatever snapshot the transaction sees. A backend that has it
+    /// declares [`Capability::CommitProof`](crate::Capability::CommitProof).
+    fn proof(&self, lease: &Self::Lease) -> Option<Proof> {
+        let _ = lease;
+        None
+    }
+}
+
+impl<B: Backend> LockProvider for B {
+    fn backend(&self) -> &'static str {
+        Backend::backend(self)
+    }
+
+    fn location(&self) -> String {
+        Backend::location(self)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Backend::capabilities(self)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        Backend::usage(self)
+    }
+
+    fn admin(&self) -> Option<&dyn Admin> {
+        Backend::admin(self)
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
+        let grant = Backend::acquire(self, request)?;
+        Ok(grant.map(|grant| grant.map(ErasedLease::new)))
+    }
+
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        Backend::abandon(self, request);
+    }
+
+    fn renew(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        match lease.downcast_mut() {
+            Some(lease) => Backend::renew(self, lease, ttl, deadline),
+            None => Err(foreign_lease()),
+        }
+    }
+
+    fn renew_batch(&self, batch: &mut [RenewRequest<'_, ErasedLease>]) {
+        let (mut requests, mut answers) = (Vec::new(), Vec::new());
+        for request in batch {
+            match request.lease.downcast_mut() {
+                Some(lease) => {
+                    requests.push(RenewRequest {
+                        lease,
+                        ttl: request.ttl,
+                        deadline: request.deadline,
+                        answer: None,
+                    });
+                    answers.push(&mut request.answer);
+                }
+                None => request.answer = Some(Err(foreign_lease())),
+            }
+        }
+        Backend::renew_batch(self, &mut requests);
+        for (answer, request) in answers.into_iter().zip(requests) {
+            *answer = request.answer;
+        }
+    }
+
+    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
+        match lease.downcast_mut() {
+            Some(lease) => Backend::release(self, lease, deadline),
+            None => Err(foreign_lease()),
+        }
+    }
+
+    fn proof(&self, lease: &ErasedLease) -> Option<Proof> {
+        Backend::proof(self, lease.downcast_ref()?)
+    }
+}
+
+fn foreign_lease() -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        "the lease belongs to another type of provider; give each provider its own leases",
+    )
+}
