@@ -185,9 +185,13 @@ pub(super) fn name(keeper: &LockKeeper, lock: &LockName) -> String {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use serial_test::serial;
+
     use super::*;
 
+    // A child that another test forks has the socket open until it executes its program.
     #[test]
+    #[serial(fork)]
     fn claim_excludes_others_until_it_is_dropped() {
         let name = format!("lockkeeper-test-claim-{}", std::process::id());
         let claim = Claim::take(&name).ok().unwrap();

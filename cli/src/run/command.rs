@@ -266,6 +266,8 @@ fn is_file(program: &OsStr, path: Option<OsString>) -> bool {
 mod tests {
     use std::path::Path;
 
+    use serial_test::serial;
+
     use super::*;
 
     #[test]
@@ -280,6 +282,7 @@ mod tests {
     }
 
     #[test]
+    #[serial(fork)]
     fn group_of_zombies_is_gone() {
         let mut child = Command::new("sleep")
             .arg("60")

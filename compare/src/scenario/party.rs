@@ -3,7 +3,8 @@
 //! two parties wait for each other.
 //!
 //! Right: no seat is booked twice, no set by half, and every party gets an answer. Without a lock,
-//! the writes of two parties mix: both are promised their seats, and one of them does not have all of them.
+//! the writes of two parties mix: both are promised their seats, and one of them does not have all
+//! of its own.
 
 use std::collections::BTreeSet;
 

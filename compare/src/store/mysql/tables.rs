@@ -121,7 +121,9 @@ impl Rows {
 
 /// Describes that a row of the scenario's data was not found.
 pub(crate) fn row_is_missing() -> Error {
-    Error::failed("the scenario's data is gone from the database; did somebody drop its tables?")
+    Error::failed(
+        "the scenario's data is gone from the database; did another program drop its tables?",
+    )
 }
 
 impl State for Rows {
