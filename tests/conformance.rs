@@ -1,4 +1,4 @@
-//! The contract, on every backend of the workspace side by side.
+//! The conformance suite, on every backend of the workspace.
 
 #![allow(clippy::expect_used, reason = "a fixture that fails, fails its case")]
 

@@ -1,5 +1,5 @@
-//! What can be wrong with a URL or a config: each has a kind of its own, says what to do, and is
-//! found before a store is talked to.
+//! Mistakes in a URL or a config: each has an error kind of its own, says what to do, and is found before
+//! a store is contacted.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +17,7 @@ use lockkeeper::{
     HostInstant, LockProvider, Observer, OpenContext, Released, Renewal,
 };
 
-/// A driver that counts how often it is asked to open, and cannot reach its store.
+/// A driver that cannot reach its store, and counts how often it is opened.
 #[derive(Clone, Debug, Default)]
 struct Unreachable(Arc<AtomicUsize>);
 
@@ -36,7 +36,7 @@ impl Driver for Unreachable {
     }
 }
 
-/// A driver whose store answers, and cannot serve now.
+/// A driver whose store replies, and cannot serve at the moment.
 #[derive(Debug)]
 struct Full;
 
@@ -50,11 +50,11 @@ impl Driver for Full {
     }
 
     fn open(&self, _: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        Err(Error::new(ErrorKind::Unavailable, "others have it all"))
+        Err(Error::new(ErrorKind::Unavailable, "no connection is free"))
     }
 }
 
-/// A driver whose store only takes leases of a minute and more.
+/// A driver whose store takes only leases of a minute and more.
 #[derive(Debug)]
 struct Slow;
 
@@ -96,7 +96,7 @@ impl Backend for Slow {
     }
 
     fn acquire(&self, _: &AcquireRequest<'_>) -> Result<Option<Grant<()>>, Error> {
-        panic!("nobody locks here");
+        panic!("no test locks here");
     }
 }
 
@@ -112,7 +112,7 @@ fn refused(drivers: &Drivers, url: &str) -> Error {
 }
 
 #[test]
-fn each_mistake_has_its_own_kind_and_a_way_out_and_reaches_no_store() {
+fn each_mistake_has_its_own_kind_and_reaches_no_store() {
     let far = Unreachable::default();
     let drivers = drivers(&far);
     for (url, kind, says) in [
@@ -218,11 +218,11 @@ fn each_mistake_has_its_own_kind_and_a_way_out_and_reaches_no_store() {
         assert_eq!(error.kind(), kind, "{url}: {error}");
         assert!(error.to_string().contains(says), "{url}: {error}");
     }
-    assert_eq!(far.0.load(Ordering::SeqCst), 0, "a store was talked to");
+    assert_eq!(far.0.load(Ordering::SeqCst), 0, "a store was contacted");
 }
 
 #[test]
-fn secrets_are_in_no_error() {
+fn no_error_contains_secrets() {
     let far = Unreachable::default();
     for url in [
         "far://me:s3cret@host/",
@@ -248,29 +248,29 @@ struct Fallbacks(Mutex<Vec<(String, String, ErrorKind)>>);
 
 impl Observer for Fallbacks {
     fn fallback(&self, from: &str, to: &str, reason: &Error) {
-        let told = (from.to_owned(), to.to_owned(), reason.kind());
-        self.0.lock().unwrap().push(told);
+        let used = (from.to_owned(), to.to_owned(), reason.kind());
+        self.0.lock().unwrap().push(used);
     }
 }
 
 #[test]
-fn a_fallback_is_used_only_when_nobody_answers_and_is_told() {
+fn fallback_is_used_only_if_store_is_unreachable() {
     let far = Unreachable::default();
-    let told = Arc::new(Fallbacks::default());
+    let used = Arc::new(Fallbacks::default());
     let config = Config::from_url("far://me:s3cret@host/?ttl=7s")
         .unwrap()
         .set("fallback", "memory:")
         .unwrap()
-        .observer(Arc::clone(&told) as _);
+        .observer(Arc::clone(&used) as _);
     let keeper = drivers(&far).open(&config).unwrap();
     assert_eq!(keeper.backend(), "memory");
     let guard = keeper.lock("a").unwrap();
     assert!(
         guard.remaining() < std::time::Duration::from_secs(7),
-        "the ttl came along"
+        "the fallback has the ttl of the first store"
     );
     assert_eq!(
-        *told.0.lock().unwrap(),
+        *used.0.lock().unwrap(),
         [(
             "far://me:***@host/".to_owned(),
             "memory:".to_owned(),
@@ -278,22 +278,22 @@ fn a_fallback_is_used_only_when_nobody_answers_and_is_told() {
         )]
     );
 
-    // Wrong is not out of reach.
+    // A mistake does not lead to the fallback.
     let error = refused(&drivers(&far), "sqlite:/nowhere/x.db?fallback=memory:");
     assert_ne!(error.kind(), ErrorKind::Unavailable);
-    // Nor is a store that others may lock on meanwhile.
+    // A store that other programs may use meanwhile does not, either.
     let drivers_full = drivers(&far).with(Full);
     let error = refused(&drivers_full, "full:?fallback=memory:");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let keeper = drivers_full.open(&Config::from_url("far:?fallback=memory:").unwrap());
     assert_eq!(keeper.unwrap().backend(), "memory");
-    // Where all are out of reach, the last one's error is the answer.
+    // If no store is reachable, the error is that of the last one.
     let error = refused(&drivers(&far), "far:?fallback=far:");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
 
 #[test]
-fn a_feature_that_is_off_says_so() {
+fn disabled_feature_is_named() {
     let schemes: Vec<_> = lockkeeper::drivers().schemes().collect();
     assert!(schemes.contains(&"memory"));
     if !cfg!(feature = "sqlite") {

@@ -1,14 +1,14 @@
-//! Client and server on a core each, as they are on two machines. Left alone, the scheduler has a
-//! server answer on the asking core for a while and on another one after that, which takes three
-//! times as long: a ratio would tell which of the two was lucky.
+//! Pins client and server to a core each, as they are on two machines. Otherwise the scheduler runs the
+//! server on the client's core for a while and then on another one, which takes three times as long, and
+//! a ratio would depend on which of the two rows met which phase.
 
 use std::io;
 
 #[cfg(target_os = "linux")]
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
-/// While it lives, this thread and what it starts run on one core, and the server on another. Where
-/// there is one core only, no server, or a system other than Linux, nothing changes.
+/// Pins this thread and those that it starts to one core, and the server to another, until it is dropped.
+/// With a single core, without a server, or on a system other than Linux, nothing changes.
 #[cfg(target_os = "linux")]
 pub(crate) struct Apart {
     before: CpuSet,
@@ -16,8 +16,8 @@ pub(crate) struct Apart {
 
 #[cfg(target_os = "linux")]
 impl Apart {
-    /// To be had before the connections that are measured: a server's threads for these come to
-    /// its core with the threads that start them.
+    /// Pins both. Call this before opening the connections that are measured, since the threads of a server
+    /// inherit the core from the threads that start them.
     pub(crate) fn of(server: Option<u32>) -> io::Result<Self> {
         let before = sched_getaffinity(None)?;
         let mut cores = (0..CpuSet::MAX_CPU).filter(|core| before.is_set(*core));

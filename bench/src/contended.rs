@@ -1,4 +1,4 @@
-//! Many who want one name, each for a millisecond.
+//! Many threads that lock one name, each for a millisecond.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -17,10 +17,10 @@ use crate::{Row, Rows, mysql, server};
 pub(crate) const CHILD: &str = "--child";
 const HELD: Duration = Duration::from_millis(1);
 const RUNS: usize = 5;
-/// Enough to stand in line.
+/// Long enough for a waiter to be queued.
 const PAUSE: Duration = Duration::from_millis(3);
 
-/// What a millisecond's sleep takes here, when nobody else wants the processor: the floor.
+/// Returns how long a sleep of a millisecond takes on an idle processor: the floor.
 fn measured_sleep() -> f64 {
     let began = Instant::now();
     for _ in 0..500 {
@@ -29,7 +29,7 @@ fn measured_sleep() -> f64 {
     began.elapsed().as_secs_f64() / 500.0
 }
 
-/// Has `threads` threads take the name `grants` times together. Returns the longest wait.
+/// Has `threads` threads lock the name `grants` times together, and returns the longest wait.
 fn crowd(keeper: &LockKeeper, threads: usize, grants: usize) -> Result<Duration, Box<dyn Error>> {
     let barrier = Arc::new(Barrier::new(threads));
     let longest = Arc::new(Mutex::new(Duration::ZERO));
@@ -103,14 +103,14 @@ pub(crate) fn threads_mysql(kind: MySqlKind) -> Rows {
     })
 }
 
-/// What the store was sent so far, where it counts that.
+/// Returns how many commands the store was sent so far, if it counts them.
 type Count<'a> = &'a dyn Fn(&LockKeeper) -> Result<Option<u64>, Box<dyn Error>>;
 
 fn threads_on(url: &str, store: &str, called: &str, count: Count<'_>) -> Rows {
     let keeper = lockkeeper::open(url)?;
     crowd(&keeper, 100, 100)?;
     let before = count(&keeper)?;
-    // A shared machine stutters for a second now and then: the middle one of a few.
+    // The median of a few runs, since a shared machine stalls for a second now and then.
     let mut runs = Vec::new();
     for _ in 0..RUNS {
         let floor = measured_sleep() * 1e3;
@@ -215,7 +215,7 @@ pub(crate) fn processes_mysql(kind: MySqlKind) -> Rows {
     processes_on(&url, store, server.pid(), &mut round_trip, way)
 }
 
-/// The way from process to process, where each step of it is a round trip.
+/// Measures a hand-over between processes on a store where each step is a round trip.
 fn by_round_trips(store: &str) -> impl Fn(f64, f64) -> Row {
     move |middle, floor| Row {
         what: format!("release here to grant in another process, {store}"),
@@ -227,7 +227,7 @@ fn by_round_trips(store: &str) -> impl Fn(f64, f64) -> Row {
     }
 }
 
-/// What the floor of the way from process to process is measured by.
+/// How the floor of a hand-over between processes is measured.
 type RoundTrip<'a> = &'a mut dyn FnMut() -> Result<(), Box<dyn Error>>;
 
 fn processes_on(
@@ -279,8 +279,8 @@ fn processes_on(
     ])
 }
 
-/// From just before a release here to the grant there, by the clock that both share.
-/// And the round trips in turns with it, after the same pause. Both in milliseconds.
+/// Measures the time from just before a release here to the grant in the other process, by the clock that
+/// both share, and a round trip in turns with it, after the same pause. Both are in milliseconds.
 fn turns(
     url: &str,
     server: Option<u32>,
@@ -296,7 +296,7 @@ fn turns(
     for _ in 0..200 {
         let guard = keeper.lock("turn")?;
         other.go()?;
-        // The other says so just before it asks; give it the time to stand in line.
+        // The other process reports just before it acquires; give it the time to be queued.
         other.line()?;
         thread::sleep(PAUSE);
         let released = SystemClock.now().as_nanos();
@@ -311,7 +311,7 @@ fn turns(
     Ok((crate::median(all), crate::median(floors)))
 }
 
-/// What a child process does: says that it is ready, waits for the word, works, says the result.
+/// Runs a child process: reports that it is ready, waits for the start, works, and prints the result.
 pub(crate) fn child(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     use lockkeeper::{Clock as _, SystemClock};
 

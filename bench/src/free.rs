@@ -1,4 +1,4 @@
-//! Acquire and release of a name that nobody else wants.
+//! Acquire and release of a free name.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use rusqlite::{Connection, params};
 use crate::apart::Apart;
 use crate::{Row, Rows, median, mysql, server};
 
-/// Many short ones, so that what else the machine does falls on both.
+/// Many short rounds, so that other load of the machine falls on both.
 const ROUNDS: usize = 150;
 
-/// Seconds per pair of each, in turns; the medians, and the median of the rounds' ratios.
+/// Measures the seconds of a pair of each in turns; returns the medians, and the median of the ratios.
 fn in_turns(
     pairs: u32,
     mut floor: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
@@ -63,8 +63,8 @@ fn pair(keeper: &LockKeeper, name: &LockName) -> Result<(), Box<dyn std::error::
     Ok(())
 }
 
-/// A `parking_lot::Mutex` per name in a sharded map, made when it is first wanted and removed with
-/// its last holder, as names are that anybody may invent.
+/// A `parking_lot::Mutex` per name in a sharded map, made at its first use and removed with its last
+/// holder, as a map of arbitrary names has to.
 struct ShardedMap {
     hasher: RandomState,
     shards: Vec<Mutex<Names>>,
@@ -144,7 +144,7 @@ pub(crate) fn sqlite() -> Rows {
     Ok(vec![row("acquire + release, SQLite", times, 1.3)])
 }
 
-/// The least that is safe to do by hand: a value that nobody else has, and a release that compares it.
+/// The least that is safe by hand: a unique value, and a release that compares it.
 pub(crate) fn redis() -> Rows {
     let server = server::start()?;
     let _apart = Apart::of(server.pid())?;
@@ -177,7 +177,7 @@ return redis.call('DEL', KEYS[1])";
     Ok(vec![row("acquire + release, redis", times, 1.05)])
 }
 
-/// The two statements of the write-up, prepared, without lease and token.
+/// The two statements `GET_LOCK` and `RELEASE_LOCK`, prepared, without lease and token.
 pub(crate) fn mysql(kind: MySqlKind) -> Rows {
     let server = mysql::start(kind)?;
     let _apart = Apart::of(server.pid())?;

@@ -1,4 +1,4 @@
-//! What it costs to hold many names.
+//! The cost of many held names.
 
 use std::fs;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const LEASES: u32 = 10_000;
 const TTL: Duration = Duration::from_secs(30);
 const WATCHED: Duration = Duration::from_secs(10);
 
-/// The provider, and how often it is asked to renew: each time is one round trip.
+/// Counts the renewal calls of a provider, each of which is one round trip.
 #[derive(Debug)]
 struct Counted {
     provider: Arc<dyn LockProvider>,
@@ -73,7 +73,8 @@ impl LockProvider for Counted {
     }
 }
 
-/// A number of this process from /proc, such as `Threads` or `VmRSS` (in KiB); `None` elsewhere.
+/// Returns a number of this process from /proc, such as `Threads` or `VmRSS` (in KiB), `None` on other
+/// systems.
 fn status(name: &str) -> Option<f64> {
     let text = fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -92,7 +93,7 @@ pub(crate) fn redis() -> Rows {
     let keeper = LockKeeper::builder(Arc::new(counted))
         .lease(LeasePolicy::Renewed { ttl: TTL })
         .build()?;
-    // The first lease starts what renews them all, with its first renewal at the latest.
+    // The first renewal has started all threads of the keeper.
     let first = keeper.lock("first")?;
     let until = Instant::now() + TTL;
     while renewals.load(Ordering::Relaxed) == 0 {
@@ -103,7 +104,7 @@ pub(crate) fn redis() -> Rows {
     }
     let before = (status("Threads"), status("VmRSS"));
     let mut guards = Vec::new();
-    // With the first.
+    // The first lease is one of them.
     for number in 1..LEASES {
         guards.push(keeper.lock(format!("seat:{number}"))?);
     }
@@ -119,7 +120,7 @@ pub(crate) fn redis() -> Rows {
     if lost > 0 {
         return Err(format!("{lost} leases were lost").into());
     }
-    // Each is due every 10 s; a tenth may be so a little before or after.
+    // Each is renewed every 10 s; a tenth may fall just outside of the interval.
     if renewed < u64::from(LEASES) * 9 / 10 {
         return Err(format!("only {renewed} of {LEASES} leases were renewed").into());
     }

@@ -1,5 +1,5 @@
-//! The budgets of `lockkeeper`: each row is a ratio to a floor that is measured in the same run,
-//! on the same machine, in turns with it.
+//! The budgets of `lockkeeper`. Each row is a ratio to a floor that is measured in turns with it, in the
+//! same run.
 //!
 //! `cargo run --release -p lockkeeper-bench` runs all rows; with words it runs those whose name
 //! has one of them. A row is never a test: a busy machine makes it worse.
@@ -17,12 +17,12 @@ use std::process::ExitCode;
 
 use lockkeeper_testkit::MySqlKind;
 
-/// What a row of the table says.
+/// A row of the table.
 struct Row {
     what: String,
     measured: String,
     floor: String,
-    /// Measured by floor, where there is one; else the measured number itself.
+    /// The measured value divided by the floor if there is one, else the measured value.
     value: f64,
     budget: f64,
     unit: &'static str,
@@ -119,7 +119,7 @@ fn done(result: Result<(), Box<dyn Error>>) -> ExitCode {
     }
 }
 
-/// The middle one of some measurements.
+/// Returns the median of some measurements.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -1,4 +1,4 @@
-//! A MySQL or MariaDB server for a group of rows, and what it counts.
+//! A MySQL or MariaDB server for a group of rows, and its counter of statements.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -8,19 +8,19 @@ use mysql::{Conn, Opts, OptsBuilder};
 
 use crate::server::Missing;
 
-/// A server of its own.
+/// Starts a server.
 pub(crate) fn start(kind: MySqlKind) -> Result<MySqlServer, Box<dyn Error>> {
     kind.program().map_err(Missing::new)?;
     Ok(MySqlServer::start(kind, &MySqlOptions::new())?)
 }
 
-/// A connection that nothing is added to, by TCP as a keeper's.
+/// Opens a raw connection, by TCP like that of a keeper.
 pub(crate) fn raw(server: &MySqlServer) -> Result<Conn, Box<dyn Error>> {
     let options = OptsBuilder::from_opts(Opts::from_url(&server.url())?);
     Ok(Conn::new(options.prefer_socket(false).tcp_nodelay(true))?)
 }
 
-/// Statements, by the server's own count, but for those that ask for it.
+/// The server's own count of statements, without those that read it.
 pub(crate) struct Questions(RefCell<(MySqlClient, u64)>);
 
 impl Questions {
@@ -28,7 +28,7 @@ impl Questions {
         Ok(Self(RefCell::new((server.client()?, 0))))
     }
 
-    /// How many the server has been sent so far.
+    /// Returns how many statements the server was sent so far.
     pub(crate) fn sent(&self) -> Result<u64, Box<dyn Error>> {
         let (client, asked) = &mut *self.0.borrow_mut();
         *asked += 1;

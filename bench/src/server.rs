@@ -1,12 +1,12 @@
-//! A Redis server for a group of rows, and what it counts.
+//! A Redis server for a group of rows, and its counters of commands.
 
 use std::error::Error;
 use std::fmt;
 
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
 
-/// What a client sends for a lock. What scripts run within the server is counted there, too, under
-/// other names; of these it is never.
+/// The commands that a client sends for a lock. The server also counts those that scripts run, which have
+/// other names.
 const SENT: [&str; 9] = [
     "evalsha",
     "eval",
@@ -19,12 +19,12 @@ const SENT: [&str; 9] = [
     "wait",
 ];
 
-/// There is no server on this machine.
+/// The error when this machine has no server of that kind.
 #[derive(Debug)]
 pub(crate) struct Missing(String);
 
 impl Missing {
-    /// What to say instead of a row.
+    /// Makes the error from the text that is printed instead of a row.
     pub(crate) fn new(why: String) -> Self {
         Self(why)
     }
@@ -38,7 +38,7 @@ impl fmt::Display for Missing {
 
 impl Error for Missing {}
 
-/// A server of its own, of the first kind that there is.
+/// Starts a server of the first kind that this machine has.
 pub(crate) fn start() -> Result<RedisServer, Box<dyn Error>> {
     let mut missing = Vec::new();
     for kind in RedisKind::ALL {
@@ -50,12 +50,12 @@ pub(crate) fn start() -> Result<RedisServer, Box<dyn Error>> {
     Err(Missing::new(missing.join("; ")).into())
 }
 
-/// A connection that nothing is added to.
+/// Opens a raw connection.
 pub(crate) fn raw(server: &RedisServer) -> Result<redis::Connection, Box<dyn Error>> {
     Ok(redis::Client::open(server.url())?.get_connection()?)
 }
 
-/// What locks have sent to it so far, by its own count.
+/// Returns how many commands for locks the server was sent so far, by its own count.
 pub(crate) fn sent(server: &RedisServer) -> Result<u64, Box<dyn Error>> {
     let calls = server.calls()?;
     Ok(SENT.iter().filter_map(|name| calls.get(*name)).sum())

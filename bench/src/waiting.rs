@@ -1,4 +1,4 @@
-//! What it costs to wait.
+//! The cost of waiting.
 
 use std::thread;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Row, Rows, mysql, server};
 
-/// Processor time of this process so far, in milliseconds.
+/// Returns the processor time of this process so far, in milliseconds.
 fn cpu() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
@@ -25,7 +25,7 @@ pub(crate) fn rows() -> Rows {
 
 pub(crate) fn rows_redis() -> Rows {
     let server = server::start()?;
-    // One to ask, and one to be woken by.
+    // One connection for commands, and one for notifications.
     rows_on(&server.url(), "redis", 2.0)
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn rows_mysql(kind: MySqlKind) -> Rows {
 
 fn rows_on(url: &str, store: &str, connections: f64) -> Rows {
     let mut rows = Vec::new();
-    // The holder is another keeper, so that the head of the line waits in the store.
+    // Another keeper holds the lock, so that the head of the queue waits in the store.
     let holder = lockkeeper::open(url)?;
     let keeper = lockkeeper::open(url)?;
     let guard = holder.lock("seat:42")?;
@@ -74,7 +74,7 @@ fn rows_on(url: &str, store: &str, connections: f64) -> Rows {
     }
     cancel.cancel();
     for waiter in waiters {
-        // Each says that it was cancelled, which is what was asked for.
+        // Each returns the error of the cancellation.
         let _ = waiter.join();
     }
     drop(guard);

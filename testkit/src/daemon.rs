@@ -1,4 +1,4 @@
-//! What all servers have: a folder, a process that may be killed and started again, a log.
+//! The process, the folder and the log that every server has.
 
 use std::fmt;
 use std::fs;
@@ -17,20 +17,21 @@ use crate::process::Process;
 /// How long a server may take to answer for the first time; Redis needs some 20 ms, MySQL 800.
 pub(crate) const START: Duration = Duration::from_secs(30);
 
-/// How often another port is tried when somebody else was quicker to take it.
+/// How many ports are tried when another process takes the chosen one first.
 const PORTS: usize = 20;
 
-/// A server's process, which may be killed at the moment, in a throw-away folder.
+/// A server's process, which may have been killed, in a throw-away folder.
 pub(crate) struct Daemon {
     name: &'static str,
     program: PathBuf,
-    /// `None` while it is killed. Before `folder`, so that it has ended when that is removed.
+    /// `None` while the server is killed. Declared before `folder`, so that the process ends before the
+    /// folder is removed.
     process: Mutex<Option<Process>>,
     folder: TempDir,
 }
 
 impl Daemon {
-    /// Makes the folder; nothing runs yet.
+    /// Makes the folder, and starts nothing yet.
     pub(crate) fn new(name: &'static str, program: PathBuf) -> io::Result<Self> {
         Ok(Self {
             name,
@@ -57,7 +58,7 @@ impl Daemon {
         self.folder().join("log")
     }
 
-    /// What the server has printed so far.
+    /// Returns what the server has printed so far.
     pub(crate) fn log(&self) -> String {
         fs::read(self.log_file())
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
@@ -94,18 +95,18 @@ impl Daemon {
         }
     }
 
-    /// An error with the server's own words.
+    /// Makes an error that contains the server's log.
     pub(crate) fn failed(&self, what: &str) -> io::Error {
         io::Error::other(format!(
-            "{} ({}): {what}. It said:\n{}",
+            "{} ({}): {what}. Its log:\n{}",
             self.name,
             self.program.display(),
             self.log()
         ))
     }
 
-    /// Starts `command` in the folder and returns when `ready` is content. [`io::ErrorKind::AddrInUse`]:
-    /// somebody else has its port.
+    /// Starts `command` in the folder and returns when `ready` succeeds. The error is of the kind
+    /// [`io::ErrorKind::AddrInUse`] if another process has the port.
     pub(crate) fn launch(
         &self,
         mut command: Command,
@@ -128,7 +129,7 @@ impl Daemon {
                 break format!("it ended with {status}");
             }
             if Instant::now() > until {
-                break format!("it does not answer: {error}");
+                break format!("it does not reply: {error}");
             }
             thread::sleep(Duration::from_millis(2));
         };
@@ -156,10 +157,10 @@ impl fmt::Debug for Daemon {
     }
 }
 
-/// Numbers that were free a moment ago, all different; whether they still are, the server finds out.
+/// Returns different ports that were free just now. Another process may take one before the server does.
 pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
     let mut ports = [0; N];
-    // All held at once, so that they differ.
+    // All ports are bound at once, so that they differ.
     let mut held = Vec::with_capacity(N);
     for port in &mut ports {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -169,8 +170,8 @@ pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
     Ok(ports)
 }
 
-/// Tries `launch` again while somebody else has the port.
-pub(crate) fn while_taken(mut launch: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+/// Repeats `launch` while another process has the port.
+pub(crate) fn retry_on_taken_port(mut launch: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let mut last = launch();
     for _ in 1..PORTS {
         match &last {
@@ -181,12 +182,10 @@ pub(crate) fn while_taken(mut launch: impl FnMut() -> io::Result<()>) -> io::Res
     last
 }
 
-/// The same on the port that it had: while the server was down, that may have become the near end of
-/// somebody's connection, which passes.
-pub(crate) fn while_taken_for_a_moment(
-    mut launch: impl FnMut() -> io::Result<()>,
-) -> io::Result<()> {
-    while_taken(|| {
+/// Repeats `launch` on the server's former port. While the server was down, the kernel may have given
+/// that port to an outgoing connection, which ends.
+pub(crate) fn retry_on_former_port(mut launch: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    retry_on_taken_port(|| {
         let launched = launch();
         if matches!(&launched, Err(error) if error.kind() == io::ErrorKind::AddrInUse) {
             thread::sleep(Duration::from_millis(100));

@@ -1,11 +1,11 @@
-//! Where the servers are.
+//! Searches for the programs of servers.
 
 use std::collections::HashSet;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where `scripts/servers` unpacks what the distribution does not have.
+/// Returns the folder that `scripts/servers` unpacks servers into that the distribution does not have.
 pub(crate) fn servers_folder() -> PathBuf {
     env::var_os("TESTKIT_SERVERS")
         .filter(|folder| !folder.is_empty())
@@ -22,8 +22,8 @@ pub(crate) fn servers_folder() -> PathBuf {
         )
 }
 
-/// Where what takes long to make is kept between runs: with the servers where there are any, else
-/// with the user's other caches.
+/// Returns the folder for data that is kept between runs: that of the servers if it exists, else the
+/// user's cache.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
     let servers = servers_folder();
     if servers.is_dir() {
@@ -36,7 +36,7 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
     home("XDG_CACHE_HOME", "lockkeeper").or_else(|| home("HOME", ".cache/lockkeeper"))
 }
 
-/// `program` in every folder of PATH, and in those where systems keep servers and PATH may not lead to.
+/// Returns `program` in every folder of PATH, and in folders of servers that may not be on PATH.
 pub(crate) fn on_path(program: &str) -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = env::split_paths(&path)
@@ -49,7 +49,7 @@ pub(crate) fn on_path(program: &str) -> Vec<PathBuf> {
             ]
             .map(PathBuf::from),
         )
-        // The folder's own name only: the program may be a link that is looked at by its name.
+        // Resolve the folder only, since a program may depend on the name of its link.
         .filter_map(|folder| folder.canonicalize().ok())
         .collect();
     let mut seen = HashSet::new();
@@ -61,18 +61,18 @@ pub(crate) fn on_path(program: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The program that an environment variable names, if it is set.
+/// Returns the program that an environment variable names, if it is set.
 pub(crate) fn named_by(variable: &str) -> Option<PathBuf> {
     env::var_os(variable)
         .filter(|program| !program.is_empty())
         .map(PathBuf::from)
 }
 
-/// Programs, and what each says to `--version`.
+/// Programs, and the output of `--version` of each.
 pub(crate) struct Found(Vec<(PathBuf, Result<String, String>)>);
 
 impl Found {
-    pub(crate) fn look(programs: impl Iterator<Item = PathBuf>) -> Self {
+    pub(crate) fn search(programs: impl Iterator<Item = PathBuf>) -> Self {
         Self(
             programs
                 .map(|program| (version_of(&program), program))
@@ -81,17 +81,17 @@ impl Found {
         )
     }
 
-    /// The first whose version `is_it`; if there is none, what was found instead.
+    /// Returns the first program whose version `matches`, else a text that says what was found instead.
     pub(crate) fn choose(
         &self,
         name: &str,
-        is_it: impl Fn(&str) -> bool,
+        matches: impl Fn(&str) -> bool,
     ) -> Result<PathBuf, String> {
         let versions = || {
             let said = self.0.iter();
             said.filter_map(|(program, version)| Some((program, version.as_ref().ok()?)))
         };
-        if let Some((program, _)) = versions().find(|(_, version)| is_it(version)) {
+        if let Some((program, _)) = versions().find(|(_, version)| matches(version)) {
             return Ok(program.clone());
         }
         let seen: Vec<String> = versions()
@@ -101,7 +101,7 @@ impl Found {
             })
             .collect();
         let seen = if seen.is_empty() {
-            "no server of that kind found".to_owned()
+            "no server program was found".to_owned()
         } else {
             seen.join(", ")
         };
@@ -111,7 +111,7 @@ impl Found {
     }
 }
 
-/// What the program says to `--version`, or why it says nothing.
+/// Returns the output of `--version`, or why there is none.
 pub(crate) fn version_of(program: &Path) -> Result<String, String> {
     let said = Command::new(program)
         .arg("--version")
@@ -121,12 +121,12 @@ pub(crate) fn version_of(program: &Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&said.stdout).trim().to_owned())
 }
 
-/// Whether this runs as continuous integration, where a missing server is a failure.
+/// Returns whether this runs in continuous integration, where a missing server is a failure.
 fn in_ci() -> bool {
     env::var("CI").is_ok_and(|value| !matches!(value.as_str(), "" | "0" | "false"))
 }
 
-/// Why tests are to show as ignored; in continuous integration they never are.
+/// Returns why tests are shown as ignored; in continuous integration they never are.
 pub(crate) fn ignored(program: impl FnOnce() -> Result<PathBuf, String>) -> Option<String> {
     if in_ci() { None } else { program().err() }
 }

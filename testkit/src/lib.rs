@@ -2,12 +2,12 @@
 //!
 //! [`RedisServer`] and [`MySqlServer`] start a server that is installed on this machine (`scripts/servers`
 //! of the project's repository installs them) as a child process on a free port of 127.0.0.1 in a
-//! throw-away folder. It ends with its owner: at drop, while panicking, and also when the owner's process
+//! throw-away folder. The server ends with its owner: at drop, at a panic, and also when the owner's process
 //! is killed.
 //!
 //! # Features
-//! - `mysql`: `MySqlClient`, to look at a MySQL or MariaDB server behind a backend's back.
-//! - `proxy`: `Proxy`, a network that loses, delays and cuts what it carries.
+//! - `mysql`: `MySqlClient`, with which a test looks at a MySQL or MariaDB server.
+//! - `proxy`: `Proxy`, which drops, delays and cuts messages.
 //! - `suite`: test programs whose cases run on every kind of server, by libtest-mimic.
 //! - `tls`: servers that speak TLS, with certificates made for them.
 //!
@@ -20,7 +20,7 @@
 //! let server = RedisServer::start(RedisKind::Redis8, &RedisOptions::new())?;
 //! let proxy = Proxy::new(server.addr())?;
 //! let url = format!("redis://{}", proxy.addr());
-//! proxy.once("EVALSHA", Fault::DropReplies); // the next script runs, and nobody hears of it
+//! proxy.once("EVALSHA", Fault::DropReplies); // the next script runs, and its reply is lost
 //! # let _ = url;
 //! # Ok(()) }
 //! ```

@@ -8,8 +8,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-/// Holds its own standard input open for reading; the other end is this process's, and closes however
-/// this process ends. Deaf to the terminal's signals, because it has to come after them.
+/// Reads its standard input, whose other end closes however this process ends; then kills the server and
+/// removes the folder. Ignores the terminal's signals, since it has to outlive this process.
 const WATCHDOG: &str = r#"trap '' HUP INT TERM
 read -r _
 kill -9 "$1" 2>/dev/null
@@ -23,12 +23,12 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `command` in `folder`, with its output in the file `log` there. The folder goes with the
-    /// server when this process is killed.
+    /// Starts `command` in `folder`, with its output in the file `log`. When this process is killed, the
+    /// watchdog removes the server and the folder.
     pub(crate) fn spawn(command: &mut Command, folder: &Path, log: &Path) -> io::Result<Self> {
         let out = File::options().create(true).append(true).open(log)?;
-        // In groups of their own: the terminal's ^C and a runner's kill of the group reach the test, which
-        // then ends them in order.
+        // In process groups of their own, so that ^C and a runner's kill of the group reach this process
+        // only, which then ends them in order.
         let mut child = command
             .current_dir(folder)
             .stdin(Stdio::null())
@@ -59,27 +59,27 @@ impl Process {
         self.child.id()
     }
 
-    /// How it ended, if it did.
+    /// Returns the exit status, if the server has ended.
     pub(crate) fn exited(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// SIGSTOP. Returns when all its threads stand still, which the signal alone does not wait for.
+    /// Sends SIGSTOP, and returns when all threads of the server have stopped.
     pub(crate) fn stop(&mut self) -> io::Result<()> {
         self.signal(Signal::STOP)?;
         let id = WaitId::Pid(Pid::from_child(&self.child));
-        // Left for the one who waits for its end.
+        // NOWAIT leaves the status to `exited`.
         let what = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         waitid(id, what)?;
         Ok(())
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub(crate) fn cont(&mut self) -> io::Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Signals the server. An error when it has ended: its number may be another's by now.
+    /// Sends a signal to the server. Fails if it has ended, since its process id may have been reused.
     fn signal(&mut self, signal: Signal) -> io::Result<()> {
         if let Some(status) = self.exited()? {
             return Err(io::Error::other(format!(
@@ -93,7 +93,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The watchdog first: once the server is waited for, its number may become another process's.
+        // The watchdog first: once the server was waited for, its process id may be reused.
         let _ = self.watchdog.kill();
         let _ = self.watchdog.wait();
         let _ = self.child.kill();

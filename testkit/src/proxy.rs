@@ -1,4 +1,4 @@
-//! A network that misbehaves on demand.
+//! A TCP proxy that drops, delays and cuts messages on demand.
 
 mod carry;
 mod shared;
@@ -11,30 +11,30 @@ use std::time::{Duration, Instant};
 
 use shared::Shared;
 
-/// What is done to the bytes that pass.
+/// A fault of the network.
 ///
-/// A *request* is what one read from the client gives, a *reply* what one read from the server gives:
-/// commands sent in one write (a pipeline) share their fate.
+/// A *request* is what one read from the client returns, a *reply* what one read from the server returns,
+/// so all commands of one write (a pipeline) are one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// Everything passes.
     Pass,
-    /// Requests are swallowed: the server never sees them.
+    /// Requests are dropped: the server does not receive them.
     DropRequests,
-    /// Replies are swallowed: the server has done what the client never hears of.
+    /// Replies are dropped: the server has carried out the request, and the client gets no reply.
     DropReplies,
-    /// Requests reach the server this much later.
+    /// Requests reach the server later by this time.
     DelayRequests(Duration),
-    /// Replies reach the client this much later.
+    /// Replies reach the client later by this time.
     DelayReplies(Duration),
-    /// The connection is cut (both ends) after so many more bytes of reply.
+    /// The connection is cut (both ends) after this many further bytes of replies.
     CutReplyAfter(usize),
-    /// Nothing passes, either way; connections are accepted and get no word. What was sent meanwhile
-    /// passes afterwards, as on a network that comes back.
+    /// Nothing passes either way, and new connections are accepted in silence. What was sent meanwhile
+    /// passes afterwards, as on a network that recovers.
     Dark,
 }
 
-/// What has passed since the start.
+/// Counts since the start of the proxy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections accepted.
@@ -43,24 +43,24 @@ pub struct Counts {
     pub open: u64,
     /// Connections that the proxy cut.
     pub cut: u64,
-    /// Requests read from clients, whatever became of them.
+    /// Requests read from clients, including lost ones.
     pub requests: u64,
-    /// Replies read from the server, whatever became of them.
+    /// Replies read from the server, including lost ones.
     pub replies: u64,
-    /// Requests swallowed.
+    /// Requests dropped.
     pub dropped_requests: u64,
-    /// Replies swallowed.
+    /// Replies dropped.
     pub dropped_replies: u64,
-    /// Requests and replies that were held back: by a delay, or by the dark.
+    /// Requests and replies that were held back by a delay or by [`Fault::Dark`].
     pub held: u64,
-    /// Bytes handed on to the server.
+    /// Bytes written to the server.
     pub request_bytes: u64,
-    /// Bytes handed on to clients.
+    /// Bytes written to clients.
     pub reply_bytes: u64,
 }
 
-/// A TCP proxy on a free port of 127.0.0.1. Passes everything until told otherwise; can be told at any
-/// time from any thread. Its threads and connections end when it is dropped.
+/// A TCP proxy on a free port of 127.0.0.1. It passes everything until a fault is set; all methods can be
+/// called from any thread. Its threads and connections end when it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
@@ -69,7 +69,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy in front of `target`, which need not listen yet.
+    /// Starts a proxy in front of `target`, which need not listen yet.
     ///
     /// # Errors
     /// No free port, or no thread.
@@ -88,14 +88,13 @@ impl Proxy {
         })
     }
 
-    /// Where clients connect to.
+    /// Returns the address that clients connect to.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// From now on, for all connections, those that are open too. Takes back what [`Proxy::once`] has
-    /// asked for.
+    /// Sets the fault of all connections, including open ones. Cancels the faults of [`Proxy::once`].
     pub fn set(&self, fault: Fault) {
         let mut state = self.shared.lock();
         state.fault = fault;
@@ -105,8 +104,8 @@ impl Proxy {
         self.shared.changed.notify_all();
     }
 
-    /// For one request: the next that contains `needle` (empty: the next of all), and for what the
-    /// server answers until that connection's next request. Several wait in a line, each for its own.
+    /// Applies a fault to the next request that contains `needle` (if empty, to the next of all), and to
+    /// its replies until the next request of that connection. Several such faults apply in order, each once.
     pub fn once(&self, needle: impl AsRef<[u8]>, fault: Fault) {
         self.shared
             .lock()
@@ -114,15 +113,15 @@ impl Proxy {
             .push((needle.as_ref().to_vec(), fault));
     }
 
-    /// Cuts every connection that is open now.
+    /// Cuts all open connections.
     pub fn cut(&self) {
         let mut state = self.shared.lock();
         state.cut_all();
         self.shared.changed.notify_all();
     }
 
-    /// Cuts every connection and closes the port: who connects is refused, as where no server runs.
-    /// Returns when it is closed.
+    /// Cuts all connections and closes the port, so that clients are refused as if no server ran. Returns
+    /// when the port is closed.
     pub fn refuse(&self) {
         let mut state = self.shared.lock();
         state.refusing = true;
@@ -136,7 +135,7 @@ impl Proxy {
         }
     }
 
-    /// Opens the port again after [`Proxy::refuse`]. Returns when it is open.
+    /// Opens the port again after [`Proxy::refuse`]. Returns when the port is open.
     ///
     /// # Errors
     /// Another process has taken the port.
@@ -156,18 +155,18 @@ impl Proxy {
         }
     }
 
-    /// Where new connections lead to from now on: after a fail-over, the other server.
+    /// Leads new connections to another server, as after a fail-over.
     pub fn lead_to(&self, target: SocketAddr) {
         self.shared.lock().target = target;
     }
 
-    /// What has passed until now.
+    /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.shared.lock().counts
     }
 
-    /// Waits until the counts are as wanted, at most `patience`; says whether they came to be.
+    /// Waits until `wanted` holds, at most `patience`. Returns whether it holds.
     #[must_use]
     pub fn wait_for(&self, patience: Duration, mut wanted: impl FnMut(&Counts) -> bool) -> bool {
         let until = Instant::now() + patience;
@@ -181,7 +180,7 @@ impl Proxy {
         true
     }
 
-    /// The acceptor sits in `accept`; a connection gets it out of there.
+    /// Connects once, so that the acceptor returns from `accept`.
     fn wake_acceptor(&self) {
         let _ = TcpStream::connect_timeout(&self.addr, Duration::from_secs(1));
     }

@@ -1,4 +1,4 @@
-//! Certificates that nobody outside of a test trusts.
+//! Certificates for servers of tests.
 
 use std::path::PathBuf;
 #[cfg(feature = "tls")]
@@ -7,11 +7,11 @@ use std::{fs, io, path::Path};
 #[cfg(feature = "tls")]
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 
-/// The files (PEM) of an authority made for one test, and of a server that it vouches for as
-/// `localhost` and `127.0.0.1`.
+/// The files (PEM) of an authority that is made for one test, and of a server certificate that it signed
+/// for `localhost` and `127.0.0.1`.
 #[derive(Debug, Clone)]
 pub struct Certificates {
-    /// The authority's certificate: what a client is told to trust.
+    /// The authority's certificate, which a client has to trust.
     pub authority: PathBuf,
     /// The server's certificate.
     pub certificate: PathBuf,
@@ -21,8 +21,8 @@ pub struct Certificates {
 
 #[cfg(feature = "tls")]
 impl Certificates {
-    /// Makes them in `folder`, which must exist. Each call makes another authority, so a second one is
-    /// what a client must *not* trust.
+    /// Makes the files in `folder`, which must exist. Each call makes another authority, so a client that
+    /// trusts the first one must refuse the second.
     ///
     /// # Errors
     /// The folder cannot be written to.

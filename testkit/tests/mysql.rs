@@ -1,4 +1,4 @@
-//! Each server is really started, killed, stopped and outlived.
+//! Real servers are started, stopped, killed, and end with their owner.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,47 +15,46 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, alive, until};
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use lockkeeper_testkit::{Fault, MySqlKind, MySqlOptions, MySqlServer, Proxy};
+use common::{PATIENCE, alive};
+use lockkeeper_testkit::{Fault, MySqlKind, MySqlOptions, MySqlServer, Proxy, suite, until};
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, Opts, OptsBuilder, SslOpts};
 
-type Case = (&'static str, fn(MySqlKind));
-
-const CASES: &[Case] = &[
-    ("says_its_version", says_its_version),
-    ("lets_in_whom_it_should", lets_in_whom_it_should),
-    ("speaks_tls_where_asked", speaks_tls_where_asked),
-    ("comes_back_on_the_same_port", comes_back_on_the_same_port),
-    ("is_silent_while_stopped", is_silent_while_stopped),
-    ("takes_settings", takes_settings),
-    ("counts_statements", counts_statements),
-    ("shows_who_holds_and_waits", shows_who_holds_and_waits),
-    ("ends_at_drop_and_in_a_panic", ends_at_drop_and_in_a_panic),
-    ("dies_with_its_owner", dies_with_its_owner),
-    ("tells_why_it_does_not_start", tells_why_it_does_not_start),
-    ("speaks_through_the_proxy", speaks_through_the_proxy),
+const CASES: &[suite::Case<MySqlKind>] = &[
+    ("version", version),
+    ("logins", logins),
+    ("tls", tls),
+    ("restart_keeps_the_port", restart_keeps_the_port),
+    (
+        "stopped_server_does_not_reply",
+        stopped_server_does_not_reply,
+    ),
+    ("settings", settings),
+    ("statement_counts", statement_counts),
+    (
+        "held_locks_and_waiting_sessions",
+        held_locks_and_waiting_sessions,
+    ),
+    (
+        "server_ends_at_drop_and_panic",
+        server_ends_at_drop_and_panic,
+    ),
+    (
+        "server_ends_with_killed_owner",
+        server_ends_with_killed_owner,
+    ),
+    ("failed_start_shows_the_log", failed_start_shows_the_log),
+    ("proxy_in_front", proxy_in_front),
 ];
 
 fn main() -> ExitCode {
     if let Some(name) = common::child() {
         let kind = MySqlKind::ALL.into_iter().find(|kind| kind.name() == name);
         let server = start(kind.unwrap(), &MySqlOptions::new());
-        return common::be_the_child(server.pid().unwrap(), server.folder());
+        return common::run_child(server.pid().unwrap(), server.folder());
     }
-    let trials = MySqlKind::ALL.iter().flat_map(|&kind| {
-        CASES.iter().map(move |&(name, case)| {
-            Trial::ignorable_test(format!("{kind}::{name}"), move || match kind.ignored() {
-                Some(reason) => Ok(Completion::ignored_with(reason)),
-                None => {
-                    case(kind);
-                    Ok::<_, Failed>(Completion::Completed)
-                }
-            })
-        })
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+    let trials = suite::trials(CASES.iter().copied());
+    libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }
 
 fn start(kind: MySqlKind, options: &MySqlOptions) -> MySqlServer {
@@ -67,7 +66,7 @@ fn connect(url: &str) -> mysql::Result<Conn> {
     Conn::new(options.prefer_socket(false))
 }
 
-fn says_its_version(kind: MySqlKind) {
+fn version(kind: MySqlKind) {
     let server = start(kind, &MySqlOptions::new());
     let version = server.version().unwrap();
     println!("{kind}: version {version} at {}", server.url());
@@ -78,7 +77,7 @@ fn says_its_version(kind: MySqlKind) {
     assert_ne!(server.addr().port(), 3306);
 }
 
-fn lets_in_whom_it_should(kind: MySqlKind) {
+fn logins(kind: MySqlKind) {
     let server = start(kind, &MySqlOptions::new());
     let mut conn = connect(&server.url()).unwrap();
     let database: Option<String> = conn.query_first("SELECT DATABASE()").unwrap();
@@ -94,13 +93,13 @@ fn lets_in_whom_it_should(kind: MySqlKind) {
         MySqlKind::MySql9 => "caching_sha2_password",
     };
     assert_eq!(server.value(&sql).unwrap().as_deref(), Some(plugin));
-    for stranger in ["root", "keeper", "nobody", ":"] {
-        let url = format!("mysql://{stranger}@{}/", server.addr());
+    for login in ["root", "keeper", "unknown", ":"] {
+        let url = format!("mysql://{login}@{}/", server.addr());
         connect(&url).expect_err("a password is needed");
     }
 }
 
-fn speaks_tls_where_asked(kind: MySqlKind) {
+fn tls(kind: MySqlKind) {
     let server = start(kind, &MySqlOptions::new().tls());
     let plain = start(kind, &MySqlOptions::new());
     let authority = server.certificates().unwrap().authority.clone();
@@ -114,14 +113,14 @@ fn speaks_tls_where_asked(kind: MySqlKind) {
         .query_first("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
         .unwrap();
     assert!(!cipher.unwrap().1.is_empty());
-    connect(&server.url()).expect("TLS is no must");
-    tls(&plain, authority).expect_err("it speaks none");
+    connect(&server.url()).expect("TLS is not required");
+    tls(&plain, authority).expect_err("it has no TLS");
     let other = start(kind, &MySqlOptions::new().tls());
-    let stranger = other.certificates().unwrap().authority.clone();
-    tls(&server, stranger).expect_err("the authority is another");
+    let untrusted = other.certificates().unwrap().authority.clone();
+    tls(&server, untrusted).expect_err("another authority signed the certificate");
 }
 
-fn comes_back_on_the_same_port(kind: MySqlKind) {
+fn restart_keeps_the_port(kind: MySqlKind) {
     let server = start(kind, &MySqlOptions::new());
     let (url, pid) = (server.url(), server.pid().unwrap());
     let mut conn = connect(&url).unwrap();
@@ -136,30 +135,30 @@ fn comes_back_on_the_same_port(kind: MySqlKind) {
     assert_eq!(server.url(), url);
     let free = "SELECT IS_FREE_LOCK('a')";
     assert_eq!(server.value(free).unwrap().as_deref(), Some("1"));
-    // Also out of the run.
+    // A running server restarts, too.
     server.restart().unwrap();
     assert_ne!(server.pid().unwrap(), pid);
     let rows = server.value("SELECT a FROM shop.t").unwrap();
     assert_eq!(rows.as_deref(), Some("7"));
 }
 
-fn is_silent_while_stopped(kind: MySqlKind) {
+fn stopped_server_does_not_reply(kind: MySqlKind) {
     let server = start(kind, &MySqlOptions::new());
     let options = OptsBuilder::from_opts(Opts::from_url(&server.url()).unwrap());
     let mut conn = Conn::new(options.read_timeout(Some(Duration::from_millis(200)))).unwrap();
     server.stop().unwrap();
     conn.query_drop("DO 0")
-        .expect_err("a stopped server does not answer");
+        .expect_err("a stopped server does not reply");
     server.cont().unwrap();
     server.execute("DO 0").unwrap();
-    // Stopped at its end: it ends none the less.
+    // A stopped server ends, too.
     let pid = server.pid().unwrap();
     server.stop().unwrap();
     drop(server);
     assert!(!alive(pid));
 }
 
-fn takes_settings(kind: MySqlKind) {
+fn settings(kind: MySqlKind) {
     let options = MySqlOptions::new()
         .config("max-connections", "10")
         .config("read-only", "ON");
@@ -170,11 +169,11 @@ fn takes_settings(kind: MySqlKind) {
     let _full: Vec<Conn> = (1..10).map(|_| connect(&server.url()).unwrap()).collect();
     let refused = connect(&server.url()).unwrap_err();
     assert!(refused.to_string().contains("1040"), "{refused}");
-    // The one that was refused may count for a moment more.
+    // The refused connection may still count for a moment.
     until("root has room", || server.execute("DO 0").is_ok());
 }
 
-fn counts_statements(kind: MySqlKind) {
+fn statement_counts(kind: MySqlKind) {
     let server = start(kind, &MySqlOptions::new());
     let mut conn = connect(&server.url()).unwrap();
     let mut client = server.client().unwrap();
@@ -183,11 +182,11 @@ fn counts_statements(kind: MySqlKind) {
         conn.query_drop("DO 0").unwrap();
     }
     conn.ping().unwrap();
-    // Itself included.
+    // Including the statement that counts.
     assert_eq!(client.status("Questions").unwrap() - before, 4);
 }
 
-fn shows_who_holds_and_waits(kind: MySqlKind) {
+fn held_locks_and_waiting_sessions(kind: MySqlKind) {
     let server = start(kind, &MySqlOptions::new().show_locks());
     let mut holder = connect(&server.url()).unwrap();
     holder.query_drop("SELECT GET_LOCK('a', 0)").unwrap();
@@ -196,7 +195,7 @@ fn shows_who_holds_and_waits(kind: MySqlKind) {
         let answer: Option<Option<i64>> = waiter.query_first("SELECT GET_LOCK('a', 60)").unwrap();
         answer
     });
-    until("one waits", || {
+    until("the waiter is listed", || {
         let sessions = server.sessions().unwrap();
         let waiting = sessions.iter().any(|one| {
             let statement = one.statement.as_deref();
@@ -212,34 +211,35 @@ fn shows_who_holds_and_waits(kind: MySqlKind) {
     server.execute(&format!("KILL {id}")).unwrap();
     assert_eq!(waiting.join().unwrap(), Some(Some(1)));
     holder.query_drop("DO 0").expect_err("it was killed");
-    until("its connections are gone", || {
+    until("the sessions have ended", || {
         server.sessions().unwrap().is_empty()
     });
 }
 
-fn ends_at_drop_and_in_a_panic(kind: MySqlKind) {
+fn server_ends_at_drop_and_panic(kind: MySqlKind) {
     let server = start(kind, &MySqlOptions::new());
     let (pid, folder) = (server.pid().unwrap(), server.folder().to_owned());
     drop(server);
     assert!(!alive(pid) && !folder.exists());
 
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let panicked = thread::spawn(move || {
         let server = start(kind, &MySqlOptions::new());
-        tell.send((server.pid().unwrap(), server.folder().to_owned()))
+        sender
+            .send((server.pid().unwrap(), server.folder().to_owned()))
             .unwrap();
         panic!("as a test does");
     });
     panicked.join().unwrap_err();
-    let (pid, folder) = told.recv().unwrap();
+    let (pid, folder) = receiver.recv().unwrap();
     assert!(!alive(pid) && !folder.exists());
 }
 
-fn dies_with_its_owner(kind: MySqlKind) {
-    common::dies_with_its_owner(kind.name());
+fn server_ends_with_killed_owner(kind: MySqlKind) {
+    common::server_ends_with_killed_owner(kind.name());
 }
 
-fn tells_why_it_does_not_start(kind: MySqlKind) {
+fn failed_start_shows_the_log(kind: MySqlKind) {
     let options = MySqlOptions::new().config("no-such-setting", "1");
     let error = MySqlServer::start(kind, &options).unwrap_err().to_string();
     assert!(
@@ -248,7 +248,7 @@ fn tells_why_it_does_not_start(kind: MySqlKind) {
     );
 }
 
-fn speaks_through_the_proxy(kind: MySqlKind) {
+fn proxy_in_front(kind: MySqlKind) {
     let server = start(kind, &MySqlOptions::new());
     let proxy = Proxy::new(server.addr()).unwrap();
     let mut conn = connect(&server.url_via(proxy.addr())).unwrap();

@@ -1,4 +1,4 @@
-//! The proxy, in front of a small server that answers every line with itself.
+//! The proxy, in front of a small server that echoes every line.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_testkit::{Fault, Proxy};
 
-/// For what must come.
+/// A limit far longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// For what must not come: what is wrong shows sooner, what is right is not hurried.
+/// How long a client waits before it counts as silent; a wrong reply would arrive sooner.
 const SILENCE: Duration = Duration::from_millis(150);
 
-/// Answers each line with itself and counts the lines it saw.
+/// Echoes each line, and counts the lines that it received.
 struct Echo {
     addr: SocketAddr,
     lines: Arc<AtomicUsize>,
@@ -87,25 +87,25 @@ impl Client {
         Self(BufReader::new(stream))
     }
 
-    fn say(&mut self, line: &str) {
+    fn send(&mut self, line: &str) {
         self.0
             .get_mut()
             .write_all(format!("{line}\n").as_bytes())
             .unwrap();
     }
 
-    fn hear(&mut self) -> io::Result<String> {
+    fn receive(&mut self) -> io::Result<String> {
         let mut line = String::new();
         self.0.read_line(&mut line)?;
         Ok(line.trim_end().to_owned())
     }
 
     fn ask(&mut self, line: &str) -> String {
-        self.say(line);
-        self.hear().unwrap()
+        self.send(line);
+        self.receive().unwrap()
     }
 
-    fn hears_nothing(&mut self) -> bool {
+    fn is_silent(&mut self) -> bool {
         self.0.get_ref().set_read_timeout(Some(SILENCE)).unwrap();
         let heard = self.0.fill_buf().map(<[u8]>::len);
         self.0.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
@@ -140,16 +140,20 @@ fn passes_and_counts() {
     drop(one);
     assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 1));
     assert_eq!(two.ask("still"), "still");
-    assert_eq!(proxy.counts().cut, 0, "who closes by himself was not cut");
+    assert_eq!(
+        proxy.counts().cut,
+        0,
+        "a connection that the client closes is not cut"
+    );
 }
 
 #[test]
-fn a_dropped_request_never_reaches_the_server() {
+fn dropped_request_does_not_reach_the_server() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();
     let mut client = Client::new(proxy.addr());
     proxy.set(Fault::DropRequests);
-    client.say("lost");
+    client.send("lost");
     assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_requests == 1));
     proxy.set(Fault::Pass);
     assert_eq!(client.ask("found"), "found");
@@ -157,12 +161,12 @@ fn a_dropped_request_never_reaches_the_server() {
 }
 
 #[test]
-fn a_dropped_reply_is_of_a_request_that_was_served() {
+fn dropped_reply_belongs_to_served_request() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();
     let mut client = Client::new(proxy.addr());
     proxy.set(Fault::DropReplies);
-    client.say("lost");
+    client.send("lost");
     assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
     proxy.set(Fault::Pass);
     assert_eq!(client.ask("found"), "found");
@@ -170,14 +174,14 @@ fn a_dropped_reply_is_of_a_request_that_was_served() {
 }
 
 #[test]
-fn once_is_for_one_request_that_has_the_words() {
+fn once_applies_to_one_request_with_the_needle() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();
     let mut other = Client::new(proxy.addr());
     let mut client = Client::new(proxy.addr());
     proxy.once("needle", Fault::DropReplies);
     assert_eq!(other.ask("hay"), "hay");
-    client.say("a needle");
+    client.send("a needle");
     assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
     assert_eq!(other.ask("a needle too"), "a needle too");
     assert_eq!(client.ask("a needle again"), "a needle again");
@@ -187,22 +191,22 @@ fn once_is_for_one_request_that_has_the_words() {
 }
 
 #[test]
-fn once_in_the_dark_is_one_connection_until_all_is_set() {
+fn once_dark_affects_one_connection_until_set() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();
     let mut other = Client::new(proxy.addr());
     let mut client = Client::new(proxy.addr());
     proxy.once("needle", Fault::Dark);
-    client.say("a needle");
+    client.send("a needle");
     assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1));
     assert_eq!(other.ask("hay"), "hay");
     assert_eq!(echo.lines(), 1);
     proxy.set(Fault::Pass);
-    assert_eq!(client.hear().unwrap(), "a needle");
+    assert_eq!(client.receive().unwrap(), "a needle");
 }
 
 #[test]
-fn delays_hold_back_either_way() {
+fn delays_in_both_directions() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();
     let mut client = Client::new(proxy.addr());
@@ -214,23 +218,23 @@ fn delays_hold_back_either_way() {
         proxy.set(fault);
         let held = proxy.counts().held;
         let start = Instant::now();
-        client.say("slow");
+        client.send("slow");
         assert!(proxy.wait_for(PATIENCE, |counts| counts.held > held));
         assert!(echo.lines() == served || start.elapsed() >= delay);
-        assert_eq!(client.hear().unwrap(), "slow");
+        assert_eq!(client.receive().unwrap(), "slow");
         // A lower bound: no busy machine makes it shorter.
         assert!(start.elapsed() >= delay, "{fault:?}");
     }
 }
 
 #[test]
-fn cuts_in_the_middle_of_a_reply() {
+fn cut_mid_reply() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();
     let mut client = Client::new(proxy.addr());
     proxy.set(Fault::CutReplyAfter(8));
     assert_eq!(client.ask("four"), "four");
-    client.say("four more");
+    client.send("four more");
     let mut rest = String::new();
     let _ = client.0.read_to_string(&mut rest);
     assert_eq!(rest, "fou", "5 of the 8 bytes went before");
@@ -240,25 +244,25 @@ fn cuts_in_the_middle_of_a_reply() {
 }
 
 #[test]
-fn dark_is_silence_and_ends() {
+fn dark_holds_messages_until_it_ends() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();
     let mut old = Client::new(proxy.addr());
     assert_eq!(old.ask("light"), "light");
     proxy.set(Fault::Dark);
-    old.say("one");
+    old.send("one");
     let mut new = Client::new(proxy.addr());
-    new.say("two");
+    new.send("two");
     assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1 && counts.accepted == 2));
-    assert!(old.hears_nothing() && new.hears_nothing());
+    assert!(old.is_silent() && new.is_silent());
     assert_eq!(echo.lines(), 1);
     proxy.set(Fault::Pass);
-    assert_eq!(old.hear().unwrap(), "one");
-    assert_eq!(new.hear().unwrap(), "two");
+    assert_eq!(old.receive().unwrap(), "one");
+    assert_eq!(new.receive().unwrap(), "two");
 }
 
 #[test]
-fn refuses_like_a_port_without_a_server() {
+fn refuses_like_port_without_server() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();
     let mut client = Client::new(proxy.addr());
@@ -266,8 +270,8 @@ fn refuses_like_a_port_without_a_server() {
     for _ in 0..10 {
         proxy.refuse();
         assert!(
-            client.hear().map_or(true, |line| line.is_empty()),
-            "what was open is cut"
+            client.receive().map_or(true, |line| line.is_empty()),
+            "open connections are cut"
         );
         let refused = TcpStream::connect(proxy.addr()).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
@@ -278,31 +282,31 @@ fn refuses_like_a_port_without_a_server() {
 }
 
 #[test]
-fn leads_elsewhere_after_a_fail_over() {
+fn leads_to_another_server_after_fail_over() {
     let (one, two) = (Echo::new(), Echo::new());
     let proxy = Proxy::new(one.addr).unwrap();
     let mut client = Client::new(proxy.addr());
     assert_eq!(client.ask("one"), "one");
     proxy.lead_to(two.addr);
     proxy.cut();
-    assert!(client.hear().map_or(true, |line| line.is_empty()));
+    assert!(client.receive().map_or(true, |line| line.is_empty()));
     assert_eq!(Client::new(proxy.addr()).ask("two"), "two");
     assert_eq!((one.lines(), two.lines()), (1, 1));
 }
 
 #[test]
-fn a_target_that_is_not_there_closes_the_connection() {
+fn missing_target_closes_the_connection() {
     let gone = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .unwrap()
         .local_addr()
         .unwrap();
     let proxy = Proxy::new(gone).unwrap();
     let mut client = Client::new(proxy.addr());
-    assert!(client.hear().map_or(true, |line| line.is_empty()));
+    assert!(client.receive().map_or(true, |line| line.is_empty()));
 }
 
 #[test]
-fn its_end_is_prompt_whatever_it_is_doing() {
+fn drop_ends_during_every_fault() {
     for fault in [
         Fault::Pass,
         Fault::Dark,
@@ -314,16 +318,15 @@ fn its_end_is_prompt_whatever_it_is_doing() {
         proxy.set(fault);
         let mut clients: Vec<Client> = (0..20).map(|_| Client::new(proxy.addr())).collect();
         for client in &mut clients {
-            client.say("and then");
+            client.send("and then");
         }
         assert!(proxy.wait_for(PATIENCE, |counts| counts.accepted == 20));
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
             drop(proxy);
-            let _ = tell.send(());
+            let _ = sender.send(());
         });
-        told.recv_timeout(PATIENCE)
-            .expect("the drop comes to its end");
+        receiver.recv_timeout(PATIENCE).expect("the drop returns");
         for client in &mut clients {
             let mut rest = Vec::new();
             let _ = client.0.read_to_end(&mut rest);

@@ -1,4 +1,4 @@
-//! Each server is really started, killed, stopped and outlived.
+//! Real servers are started, stopped, killed, and end with their owner.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,53 +15,49 @@ use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, alive, until};
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, Reply};
+use common::{PATIENCE, alive};
+use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, Reply, suite, until};
 
-type Case = (&'static str, fn(RedisKind));
-
-const CASES: &[Case] = &[
-    ("says_its_version", says_its_version),
-    ("answers_on_all_its_doors", answers_on_all_its_doors),
+const CASES: &[suite::Case<RedisKind>] = &[
+    ("version", version),
+    ("all_transports", all_transports),
     (
-        "comes_back_empty_on_the_same_port",
-        comes_back_empty_on_the_same_port,
+        "restart_is_empty_on_the_same_port",
+        restart_is_empty_on_the_same_port,
     ),
-    ("is_silent_while_stopped", is_silent_while_stopped),
-    ("follows_a_primary", follows_a_primary),
-    ("counts_calls", counts_calls),
-    ("ends_at_drop_and_in_a_panic", ends_at_drop_and_in_a_panic),
-    ("dies_with_its_owner", dies_with_its_owner),
-    ("tells_why_it_does_not_start", tells_why_it_does_not_start),
-    ("speaks_through_the_proxy", speaks_through_the_proxy),
+    (
+        "stopped_server_does_not_reply",
+        stopped_server_does_not_reply,
+    ),
+    ("replica_follows_primary", replica_follows_primary),
+    ("call_counts", call_counts),
+    (
+        "server_ends_at_drop_and_panic",
+        server_ends_at_drop_and_panic,
+    ),
+    (
+        "server_ends_with_killed_owner",
+        server_ends_with_killed_owner,
+    ),
+    ("failed_start_shows_the_log", failed_start_shows_the_log),
+    ("proxy_in_front", proxy_in_front),
 ];
 
 fn main() -> ExitCode {
     if let Some(name) = common::child() {
         let kind = RedisKind::ALL.into_iter().find(|kind| kind.name() == name);
         let server = start(kind.unwrap(), &RedisOptions::new());
-        return common::be_the_child(server.pid().unwrap(), server.folder());
+        return common::run_child(server.pid().unwrap(), server.folder());
     }
-    let trials = RedisKind::ALL.iter().flat_map(|&kind| {
-        CASES.iter().map(move |&(name, case)| {
-            Trial::ignorable_test(format!("{kind}::{name}"), move || match kind.ignored() {
-                Some(reason) => Ok(Completion::ignored_with(reason)),
-                None => {
-                    case(kind);
-                    Ok::<_, Failed>(Completion::Completed)
-                }
-            })
-        })
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+    let trials = suite::trials(CASES.iter().copied());
+    libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }
 
 fn start(kind: RedisKind, options: &RedisOptions) -> RedisServer {
     RedisServer::start(kind, options).unwrap()
 }
 
-fn says_its_version(kind: RedisKind) {
+fn version(kind: RedisKind) {
     let server = start(kind, &RedisOptions::new());
     assert_eq!(
         server.command(&["PING"]).unwrap(),
@@ -74,7 +70,7 @@ fn says_its_version(kind: RedisKind) {
     assert_ne!(server.addr().port(), 6379);
 }
 
-fn answers_on_all_its_doors(kind: RedisKind) {
+fn all_transports(kind: RedisKind) {
     let server = start(kind, &RedisOptions::new().password("secret").tls());
     let mut stream = TcpStream::connect(server.addr()).unwrap();
     stream.write_all(b"AUTH secret\r\nPING\r\n").unwrap();
@@ -92,7 +88,7 @@ fn answers_on_all_its_doors(kind: RedisKind) {
     handshake(&server);
 }
 
-/// By openssl where there is one, as the kit itself speaks no TLS.
+/// Checks TLS with openssl if it is installed, since this crate has no TLS client.
 fn handshake(server: &RedisServer) {
     let addr = server.tls_addr().unwrap();
     let authority = &server.certificates().unwrap().authority;
@@ -119,7 +115,7 @@ fn handshake(server: &RedisServer) {
     }
 }
 
-fn comes_back_empty_on_the_same_port(kind: RedisKind) {
+fn restart_is_empty_on_the_same_port(kind: RedisKind) {
     let server = start(kind, &RedisOptions::new());
     let (url, pid) = (server.url(), server.pid().unwrap());
     server.command(&["SET", "name", "value"]).unwrap();
@@ -130,7 +126,7 @@ fn comes_back_empty_on_the_same_port(kind: RedisKind) {
     server.restart().unwrap();
     assert_eq!(server.url(), url);
     assert!(server.command(&["GET", "name"]).unwrap().is_nil());
-    // Also out of the run.
+    // A running server restarts, too.
     server.restart().unwrap();
     assert_ne!(server.pid().unwrap(), pid);
 
@@ -148,27 +144,27 @@ fn comes_back_empty_on_the_same_port(kind: RedisKind) {
     );
 }
 
-fn is_silent_while_stopped(kind: RedisKind) {
+fn stopped_server_does_not_reply(kind: RedisKind) {
     let server = start(kind, &RedisOptions::new());
     let mut client = server.client().unwrap();
     server.stop().unwrap();
     client.patience(Duration::from_millis(100)).unwrap();
     client
         .command(&["PING"])
-        .expect_err("a stopped server does not answer");
+        .expect_err("a stopped server does not reply");
     server.cont().unwrap();
     assert_eq!(
         server.command(&["PING"]).unwrap().text().as_deref(),
         Some("PONG")
     );
-    // Stopped at its end: it ends none the less.
+    // A stopped server ends, too.
     let pid = server.pid().unwrap();
     server.stop().unwrap();
     drop(server);
     assert!(!alive(pid));
 }
 
-fn follows_a_primary(kind: RedisKind) {
+fn replica_follows_primary(kind: RedisKind) {
     let primary = start(kind, &RedisOptions::new().password("secret"));
     let replica = start(kind, &RedisOptions::new().replica_of(&primary));
     replica.wait_for_sync().unwrap();
@@ -189,7 +185,7 @@ fn follows_a_primary(kind: RedisKind) {
     assert!(refused.starts_with("READONLY"), "{refused}");
 }
 
-fn counts_calls(kind: RedisKind) {
+fn call_counts(kind: RedisKind) {
     let server = start(kind, &RedisOptions::new());
     server.command(&["CONFIG", "RESETSTAT"]).unwrap();
     for _ in 0..3 {
@@ -197,8 +193,8 @@ fn counts_calls(kind: RedisKind) {
     }
     assert_eq!(server.calls().unwrap().get("get"), Some(&3));
     server.command(&["DEBUG", "SLEEP", "0"]).unwrap();
-    // The server comes to know only by and by that the connections before are closed.
-    until("only the one that asks is left", || {
+    // The server notices closed connections after a while.
+    until("only this connection is open", || {
         server
             .info("clients")
             .unwrap()
@@ -208,29 +204,30 @@ fn counts_calls(kind: RedisKind) {
     });
 }
 
-fn ends_at_drop_and_in_a_panic(kind: RedisKind) {
+fn server_ends_at_drop_and_panic(kind: RedisKind) {
     let server = start(kind, &RedisOptions::new());
     let (pid, folder) = (server.pid().unwrap(), server.folder().to_owned());
     drop(server);
     assert!(!alive(pid) && !folder.exists());
 
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let panicked = thread::spawn(move || {
         let server = start(kind, &RedisOptions::new());
-        tell.send((server.pid().unwrap(), server.folder().to_owned()))
+        sender
+            .send((server.pid().unwrap(), server.folder().to_owned()))
             .unwrap();
         panic!("as a test does");
     });
     panicked.join().unwrap_err();
-    let (pid, folder) = told.recv().unwrap();
+    let (pid, folder) = receiver.recv().unwrap();
     assert!(!alive(pid) && !folder.exists());
 }
 
-fn dies_with_its_owner(kind: RedisKind) {
-    common::dies_with_its_owner(kind.name());
+fn server_ends_with_killed_owner(kind: RedisKind) {
+    common::server_ends_with_killed_owner(kind.name());
 }
 
-fn tells_why_it_does_not_start(kind: RedisKind) {
+fn failed_start_shows_the_log(kind: RedisKind) {
     let error = RedisServer::start(kind, &RedisOptions::new().config("no-such-setting", ["1"]))
         .unwrap_err();
     let text = error.to_string();
@@ -240,7 +237,7 @@ fn tells_why_it_does_not_start(kind: RedisKind) {
     );
 }
 
-fn speaks_through_the_proxy(kind: RedisKind) {
+fn proxy_in_front(kind: RedisKind) {
     let server = start(kind, &RedisOptions::new());
     let proxy = Proxy::new(server.addr()).unwrap();
     proxy.once("SET", Fault::DropReplies);

@@ -215,7 +215,7 @@ fn network_dark_while_held<S: FaultServer>(kind: S::Kind) {
     // Requests that were sent in the dark arrive now, and have no effect.
     proxy.set(Fault::Pass);
     let _ = held.release();
-    until("the keeper is told that the lock is held", || {
+    until("the keeper sees that the lock is held", || {
         let answer = keeper.try_lock("a");
         assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
         answer.is_ok()
@@ -363,7 +363,7 @@ fn server_stopped_past_all_deadlines<S: FaultServer>(kind: S::Kind) {
     witness.enter(&held);
     let wait = Duration::from_secs(3);
     // What is granted to these waiters in the end expires with the ttl.
-    let keys = "ttl=2s&response_timeout=1s";
+    let keys = "ttl=1s&response_timeout=1s";
     let waiters = [(); 3].map(|()| server.queue_waiter(server.addr(), keys, wait, &witness));
     server.stop().unwrap();
     assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);

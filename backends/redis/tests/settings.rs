@@ -41,7 +41,7 @@ fn every_number_has_a_range() {
 
 #[test]
 fn settings_are_checked_before_anything_is_connected() {
-    // Nobody listens there, and nobody is asked.
+    // No server listens on the port, and none is needed.
     for (url, kind, word) in [
         ("redis:///0", ErrorKind::InvalidUrl, "host"),
         ("redis://127.0.0.1:1/x", ErrorKind::InvalidValue, "db"),

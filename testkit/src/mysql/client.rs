@@ -1,4 +1,4 @@
-//! A look at a server behind a backend's back.
+//! A client for tests to look at a server with.
 
 use std::fmt;
 use std::io;
@@ -13,23 +13,23 @@ use super::{MySqlKind, MySqlServer};
 /// How long a server may take to answer.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection as `root`, by the server's unix socket. It is let in also when `max_connections` are.
+/// A connection as `root`, by the server's unix socket; accepted beyond `max_connections`, too.
 pub struct MySqlClient {
     kind: MySqlKind,
     conn: Conn,
 }
 
-/// A connection of [`MySqlServer::USER`]'s, as the server sees it.
+/// A connection of [`MySqlServer::USER`], as the server lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MySqlSession {
-    /// What `KILL` wants, and `CONNECTION_ID()` and `IS_USED_LOCK()` say.
+    /// The id that `KILL` takes, and that `CONNECTION_ID()` and `IS_USED_LOCK()` return.
     pub id: u64,
-    /// `Sleep` while it does nothing, `Query`.
+    /// `Sleep` while the session is idle, `Query` while it runs a statement.
     pub command: String,
-    /// `User lock` while it waits for a named lock.
+    /// `User lock` while the session waits for a named lock.
     pub state: String,
-    /// The statement that it runs, if it does.
+    /// The statement that the session runs, if it runs one.
     pub statement: Option<String>,
 }
 
@@ -42,7 +42,7 @@ impl MySqlClient {
         self.conn.query_drop(sql).map_err(io::Error::other)
     }
 
-    /// All rows of an answer, every value as text, NULL as `None`.
+    /// Returns all rows of a query, every value as text, NULL as `None`.
     ///
     /// # Errors
     /// As [`MySqlClient::execute`].
@@ -59,7 +59,7 @@ impl MySqlClient {
             .collect())
     }
 
-    /// The first value of the first row; `None` where there is none, or where it is NULL.
+    /// Returns the first value of the first row, `None` if there is none or if it is NULL.
     ///
     /// # Errors
     /// As [`MySqlClient::execute`].
@@ -68,14 +68,14 @@ impl MySqlClient {
         Ok(first.and_then(|row| row.into_iter().next().flatten()))
     }
 
-    /// All connections of [`MySqlServer::USER`]'s.
+    /// Returns all connections of [`MySqlServer::USER`].
     ///
     /// # Errors
     /// As [`MySqlClient::execute`].
     pub fn sessions(&mut self) -> io::Result<Vec<MySqlSession>> {
         let mut sessions = Vec::new();
         for row in self.rows("SHOW FULL PROCESSLIST")? {
-            // MariaDB has one more column.
+            // MariaDB has a further column at the end.
             let mut row = row.into_iter();
             let mut next = || row.next().flatten();
             let (id, user, _host, _database) = (next(), next(), next(), next());
@@ -92,8 +92,8 @@ impl MySqlClient {
         Ok(sessions)
     }
 
-    /// The named locks that are held, and the session that holds each. MySQL has made the names' letters
-    /// small. Only for a server that was started with [`MySqlOptions::show_locks`](crate::MySqlOptions).
+    /// Returns the named locks that are held, and the session that holds each. MySQL converts the names to
+    /// lower case. Only for a server that was started with [`MySqlOptions::show_locks`](crate::MySqlOptions).
     ///
     /// # Errors
     /// As [`MySqlClient::execute`], or the server does not list them.
@@ -118,8 +118,8 @@ impl MySqlClient {
         Ok(held)
     }
 
-    /// A counter of the whole server's: `status("Questions")` is how many statements it has been sent by
-    /// anybody since its start, this one included and pings not.
+    /// Returns a counter of the whole server. `status("Questions")` is the number of statements from all
+    /// clients since the start, including this one and excluding pings.
     ///
     /// # Errors
     /// As [`MySqlClient::execute`], or there is no counter of that name.
@@ -138,7 +138,7 @@ impl fmt::Debug for MySqlClient {
 }
 
 impl MySqlServer {
-    /// A connection of its own as `root`, by the unix socket.
+    /// Opens a connection as `root`, by the unix socket.
     ///
     /// # Errors
     /// It does not run, or has no room even for `root`.
@@ -156,7 +156,7 @@ impl MySqlServer {
             .map_err(io::Error::other)
     }
 
-    /// [`MySqlClient::execute`] on a connection of its own.
+    /// Runs [`MySqlClient::execute`] on a connection of its own.
     ///
     /// # Errors
     /// As there.
@@ -164,7 +164,7 @@ impl MySqlServer {
         self.client()?.execute(sql)
     }
 
-    /// [`MySqlClient::value`] on a connection of its own.
+    /// Runs [`MySqlClient::value`] on a connection of its own.
     ///
     /// # Errors
     /// As there.
@@ -172,7 +172,7 @@ impl MySqlServer {
         self.client()?.value(sql)
     }
 
-    /// [`MySqlClient::held`] on a connection of its own.
+    /// Runs [`MySqlClient::held`] on a connection of its own.
     ///
     /// # Errors
     /// As there.
@@ -180,7 +180,7 @@ impl MySqlServer {
         self.client()?.held()
     }
 
-    /// Ends every session of [`MySqlServer::USER`]'s, and with it the locks that it holds and waits for.
+    /// Ends every session of [`MySqlServer::USER`], and with it the locks that it holds and waits for.
     /// Returns when all have ended.
     ///
     /// # Errors
@@ -202,7 +202,7 @@ impl MySqlServer {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    /// [`MySqlClient::sessions`] on a connection of its own.
+    /// Runs [`MySqlClient::sessions`] on a connection of its own.
     ///
     /// # Errors
     /// As there.

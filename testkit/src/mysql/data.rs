@@ -1,4 +1,4 @@
-//! The folder with a server's data: made once, which takes seconds, and copied for every server.
+//! The data folder of a server: made once, which takes seconds, and copied for every server.
 
 use std::env;
 use std::fs::{self, File};
@@ -10,34 +10,34 @@ use std::process::{Command, Stdio};
 use super::{MySqlKind, MySqlServer};
 use crate::find;
 
-/// Fills `into`, which does not exist yet, with the data of a server that has never run.
+/// Makes the data folder `into` of a server that has never run.
 pub(super) fn fill(kind: MySqlKind, program: &Path, into: &Path) -> io::Result<()> {
-    // Without a place for it, or with one that cannot be written to, each server waits for its own.
+    // Without a cache folder that can be written to, each server initialises its own data.
     match template(kind, program) {
         Ok(template) => copy(&template, into),
         Err(_) => make(kind, program, into),
     }
 }
 
-/// The one to copy from, made now if it is not there yet.
+/// Returns the folder to copy from, and makes it if it does not exist.
 fn template(kind: MySqlKind, program: &Path) -> io::Result<PathBuf> {
-    let place = find::cache_folder()
+    let cache = find::cache_folder()
         .ok_or(io::ErrorKind::NotFound)?
         .join("data");
     let mut key = DefaultHasher::new();
     (program, find::version_of(program), setup(kind)).hash(&mut key);
-    let template = place.join(format!("{kind}-{:016x}", key.finish()));
+    let template = cache.join(format!("{kind}-{:016x}", key.finish()));
     if template.is_dir() {
         return Ok(template);
     }
-    fs::create_dir_all(&place)?;
-    // One process at a time, and it appears under its name only when it is whole.
-    let lock = File::create(place.join(format!("{kind}.lock")))?;
+    fs::create_dir_all(&cache)?;
+    // One process makes it at a time, and renames it to its final name when it is complete.
+    let lock = File::create(cache.join(format!("{kind}.lock")))?;
     lock.lock()?;
     if !template.is_dir() {
         let new = tempfile::Builder::new()
             .prefix(".new-")
-            .tempdir_in(&place)?;
+            .tempdir_in(&cache)?;
         let data = new.path().join("data");
         make(kind, program, &data)?;
         fs::rename(data, &template)?;
@@ -45,7 +45,8 @@ fn template(kind: MySqlKind, program: &Path) -> io::Result<PathBuf> {
     Ok(template)
 }
 
-/// What is done to the system's tables: nobody gets in by TCP without a password.
+/// Returns the SQL that creates the user and the database, and removes accounts without a password that
+/// TCP clients could use.
 fn setup(kind: MySqlKind) -> String {
     let (user, password, database) = (
         MySqlServer::USER,
@@ -88,7 +89,7 @@ fn make(kind: MySqlKind, program: &Path, into: &Path) -> io::Result<()> {
             initialize.args(["--no-defaults", "--initialize-insecure"]);
             initialize.arg(format!("--init-file={}", file.display()));
             initialize.args(own_files(program));
-            // Less is too little for the initialisation, which then waits for itself.
+            // With less, the initialisation waits for log space again and again.
             with_data(&mut initialize, kind, into).arg("--innodb-redo-log-capacity=64M");
             run(&mut initialize, "")?;
             fs::remove_file(file)
@@ -102,7 +103,7 @@ fn with_data<'a>(command: &'a mut Command, kind: MySqlKind, data: &Path) -> &'a 
         .args(quick(kind))
 }
 
-/// What makes a server small and quick. None of it changes what a client sees.
+/// Returns arguments that make a server small and quick, and change nothing that a client sees.
 pub(super) fn quick(kind: MySqlKind) -> Vec<&'static str> {
     let mut args = vec![
         "--skip-log-bin",
@@ -120,14 +121,15 @@ pub(super) fn quick(kind: MySqlKind) -> Vec<&'static str> {
         ],
         MySqlKind::MySql9 => &["--innodb-redo-log-capacity=8M", "--auto-generate-certs=OFF"],
     });
-    // Who is root has to say that it is meant.
+    // The servers refuse to run as root without this.
     if rustix::process::geteuid().is_root() {
         args.push("--user=root");
     }
     args
 }
 
-/// Where a server out of a folder has its files; others know it by themselves.
+/// Returns the paths of the files of a server that was unpacked into a folder; an installed server
+/// knows its own.
 pub(super) fn own_files(program: &Path) -> Vec<String> {
     let root = program.parent().map(|folder| folder.join("root/usr"));
     let Some(root) = root.filter(|root| root.join("share/mysql").is_dir()) else {
@@ -142,13 +144,13 @@ pub(super) fn own_files(program: &Path) -> Vec<String> {
     .into()
 }
 
-/// The folder that MariaDB is installed under.
+/// Returns the folder that MariaDB is installed under.
 fn base(program: &Path) -> Option<PathBuf> {
     let program = program.canonicalize().ok()?;
     Some(program.parent()?.parent()?.to_owned())
 }
 
-/// MariaDB's script that makes a data folder.
+/// Finds MariaDB's script that makes a data folder.
 fn installer(program: &Path) -> io::Result<PathBuf> {
     let near = base(program).into_iter();
     near.flat_map(|base| ["bin", "scripts"].map(|folder| base.join(folder)))
@@ -164,16 +166,16 @@ fn installer(program: &Path) -> io::Result<PathBuf> {
         })
 }
 
-/// Runs it to its end, with `input` for its standard input.
+/// Runs a command to its end, with `input` as its standard input.
 fn run(command: &mut Command, input: &str) -> io::Result<()> {
     let mut child = command
-        // Some look at what lies around them.
+        // The scripts search the current folder for files of a server.
         .current_dir(env::temp_dir())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    // Shorter than a pipe holds, so that this does not wait for the other end.
+    // The input fits into a pipe, so this write does not block.
     if let Some(mut stdin) = child.stdin.take() {
         stdin.write_all(input.as_bytes())?;
     }
@@ -182,7 +184,7 @@ fn run(command: &mut Command, input: &str) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::other(format!(
-        "{} did not make a data folder ({}). It said:\n{}",
+        "{} did not make a data folder ({}). Its output:\n{}",
         command.get_program().to_string_lossy(),
         ended.status,
         String::from_utf8_lossy(&ended.stderr)
@@ -203,7 +205,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Most of it is zeros, which need not be written.
+/// Copies a file without writing its zeros, which most of it is.
 fn copy_sparsely(from: &Path, to: &Path) -> io::Result<()> {
     let (mut old, mut new) = (File::open(from)?, File::create_new(to)?);
     let mut block = vec![0; 64 << 10];

@@ -1,4 +1,4 @@
-//! Which server, and where it is.
+//! Kinds of MySQL servers, and where their programs are.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,20 +6,20 @@ use std::sync::OnceLock;
 
 use crate::find::{self, Found};
 
-/// Which server.
+/// A kind of MySQL server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MySqlKind {
     /// MariaDB 10.x, as Debian 12 and Ubuntu 24.04 have it.
     MariaDb10,
-    /// MySQL 9.x, Oracle's.
+    /// Oracle's MySQL 9.x.
     MySql9,
 }
 
 impl MySqlKind {
-    /// All that `scripts/servers` sets up.
+    /// All kinds that `scripts/servers` sets up.
     pub const ALL: [Self; 2] = [Self::MariaDb10, Self::MySql9];
 
-    /// `mariadb-10`, `mysql-9`: for the names of tests.
+    /// Returns the name for tests: `mariadb-10`, `mysql-9`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -28,8 +28,9 @@ impl MySqlKind {
         }
     }
 
-    /// By the version alone: either may call itself by the other's path.
-    fn is_it(self, version: &str) -> bool {
+    /// Returns whether a program with this version is of this kind. Its path does not tell, since either
+    /// may be installed as the other.
+    fn matches(self, version: &str) -> bool {
         let maria = version.contains("MariaDB");
         match self {
             Self::MariaDb10 => maria && version.contains("Ver 10."),
@@ -37,15 +38,15 @@ impl MySqlKind {
         }
     }
 
-    /// The program: `TESTKIT_MARIADBD`, `TESTKIT_MYSQLD`, what `scripts/servers` unpacked, or one
-    /// on PATH or in `/usr/sbin`; the first that says it is this kind. Looked for once per process.
+    /// Returns the program: the first of this kind among `TESTKIT_MARIADBD`, `TESTKIT_MYSQLD`, those that
+    /// `scripts/servers` unpacked, and those on PATH and in `/usr/sbin`. Searched once per process.
     ///
     /// # Errors
-    /// There is none: what was found instead, and what to do.
+    /// There is none: the text says what was found instead, and what to do.
     pub fn program(self) -> Result<PathBuf, String> {
         static FOUND: OnceLock<Found> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
-            Found::look(
+            Found::search(
                 ["TESTKIT_MARIADBD", "TESTKIT_MYSQLD"]
                     .into_iter()
                     .filter_map(find::named_by)
@@ -54,10 +55,10 @@ impl MySqlKind {
                     .chain(find::on_path("mysqld")),
             )
         });
-        found.choose(self.name(), |version| self.is_it(version))
+        found.choose(self.name(), |version| self.matches(version))
     }
 
-    /// Why tests with this server are to show as ignored; `None` when they are to run. In continuous
+    /// Returns why tests with this server are shown as ignored, `None` when they run. In continuous
     /// integration (`CI` is set) they always run, and fail where the server is missing.
     #[must_use]
     pub fn ignored(self) -> Option<String> {
@@ -76,11 +77,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_told_apart_by_what_they_say() {
+    fn kinds_are_told_apart_by_version() {
         let maria =
             "/usr/sbin/mysqld  Ver 10.11.19-MariaDB-0+deb12u1 for debian-linux-gnu on x86_64";
         let mysql = "/usr/sbin/mariadbd  Ver 9.7.4-2 for Linux on x86_64 ((Debian))";
-        assert!(MySqlKind::MariaDb10.is_it(maria) && !MySqlKind::MySql9.is_it(maria));
-        assert!(MySqlKind::MySql9.is_it(mysql) && !MySqlKind::MariaDb10.is_it(mysql));
+        assert!(MySqlKind::MariaDb10.matches(maria) && !MySqlKind::MySql9.matches(maria));
+        assert!(MySqlKind::MySql9.matches(mysql) && !MySqlKind::MariaDb10.matches(mysql));
     }
 }

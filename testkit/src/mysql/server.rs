@@ -15,9 +15,9 @@ use crate::tls::Certificates;
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
 ///
-/// It has one database ([`MySqlServer::DATABASE`]) and one user who can use it, by
-/// `caching_sha2_password` on MySQL and `mysql_native_password` on MariaDB. `root` comes in by the unix
-/// socket alone, without a password.
+/// The server has one database ([`MySqlServer::DATABASE`]) and one user of it, with
+/// `caching_sha2_password` on MySQL and `mysql_native_password` on MariaDB. `root` logs in by the unix
+/// socket only, without a password.
 pub struct MySqlServer {
     kind: MySqlKind,
     options: MySqlOptions,
@@ -27,20 +27,19 @@ pub struct MySqlServer {
 }
 
 impl MySqlServer {
-    /// The user of [`MySqlServer::url`], who may do everything in [`MySqlServer::DATABASE`] and nothing
-    /// else.
+    /// The user of [`MySqlServer::url`], with all rights in [`MySqlServer::DATABASE`] and no others.
     pub const USER: &'static str = "keeper";
     /// The user's password.
     pub const PASSWORD: &'static str = "open-sesame";
     /// The database of [`MySqlServer::url`], empty at first.
     pub const DATABASE: &'static str = "shop";
 
-    /// Starts a server and returns when it answers, in another second than it was started in: locks are
-    /// not granted before that.
+    /// Starts a server and returns when it replies, in a later second than that of its start: the backend
+    /// grants no locks before that.
     ///
     /// # Errors
-    /// There is no such server on this machine (see [`MySqlKind::ignored`]), or it did not start: its own
-    /// words are in the error.
+    /// There is no such server on this machine (see [`MySqlKind::ignored`]), or it did not start: its log is in
+    /// the error.
     pub fn start(kind: MySqlKind, options: &MySqlOptions) -> io::Result<Self> {
         let program = kind
             .program()
@@ -58,7 +57,7 @@ impl MySqlServer {
             certificates,
             daemon,
         };
-        daemon::while_taken(|| {
+        daemon::retry_on_taken_port(|| {
             [server.port] = daemon::free_ports()?;
             server.launch()
         })?;
@@ -69,115 +68,115 @@ impl MySqlServer {
         Ok(server)
     }
 
-    /// Which server this is.
+    /// Returns which server this is.
     #[must_use]
     pub fn kind(&self) -> MySqlKind {
         self.kind
     }
 
-    /// The version, as the server itself says it: `10.11.6-MariaDB`, `9.7.4`.
+    /// Returns the version that the server reports: `10.11.6-MariaDB`, `9.7.4`.
     ///
     /// # Errors
     /// The server does not answer.
     pub fn version(&self) -> io::Result<String> {
         let version = greeting(&self.socket())?;
-        // MariaDB 10 says that it is a MySQL 5.5.5 to those who know no better.
+        // MariaDB 10 prefixes its version with that of a MySQL, for old clients.
         Ok(match version.strip_prefix("5.5.5-") {
             Some(version) => version.to_owned(),
             None => version,
         })
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// The certificates, if it speaks TLS.
+    /// Returns the certificates, if the server speaks TLS.
     #[must_use]
     pub fn certificates(&self) -> Option<&Certificates> {
         self.certificates.as_ref()
     }
 
-    /// The unix socket.
+    /// Returns the path of the unix socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.daemon.socket()
     }
 
-    /// The throw-away folder it runs in.
+    /// Returns the throw-away folder that the server runs in.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.daemon.folder()
     }
 
-    /// `mysql://USER:PASSWORD@127.0.0.1:PORT/DATABASE`.
+    /// Returns `mysql://USER:PASSWORD@127.0.0.1:PORT/DATABASE`.
     #[must_use]
     pub fn url(&self) -> String {
         self.url_via(self.addr())
     }
 
-    /// As [`MySqlServer::url`], by way of another address: a proxy's.
+    /// As [`MySqlServer::url`], but by way of another address, such as a proxy's.
     #[must_use]
     pub fn url_via(&self, addr: SocketAddr) -> String {
         let (user, password, database) = (Self::USER, Self::PASSWORD, Self::DATABASE);
         format!("mysql://{user}:{password}@{addr}/{database}")
     }
 
-    /// Its process id; `None` while it is killed.
+    /// Returns the process id, `None` while the server is killed.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.daemon.pid()
     }
 
-    /// Kills it (SIGKILL) and returns when it has ended. Killed already: does nothing.
+    /// Kills the server (SIGKILL) and returns when it has ended. Does nothing if it was killed before.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Stops it (SIGSTOP) and returns when it stands still: connections stay, nothing is answered.
+    /// Stops the server (SIGSTOP) and returns when it has stopped. Connections stay open without replies.
     ///
     /// # Errors
-    /// It does not run.
+    /// The server does not run.
     pub fn stop(&self) -> io::Result<()> {
         self.daemon.stop()
     }
 
-    /// Lets it go on after [`MySqlServer::stop`].
+    /// Continues the server after [`MySqlServer::stop`].
     ///
     /// # Errors
-    /// It does not run.
+    /// The server does not run.
     pub fn cont(&self) -> io::Result<()> {
         self.daemon.cont()
     }
 
-    /// Kills it if it runs, and starts it on the same port with the data that it had: rows stay, named
-    /// locks, sessions and `SET GLOBAL` do not.
+    /// Kills the server if it runs, and starts it on the same port with its data: rows stay; named locks,
+    /// sessions and `SET GLOBAL` do not.
     ///
     /// # Errors
-    /// It did not start: its own words are in the error.
+    /// The server did not start: its log is in the error.
     pub fn restart(&self) -> io::Result<()> {
         self.kill();
-        daemon::while_taken_for_a_moment(|| self.launch())
+        daemon::retry_on_former_port(|| self.launch())
     }
 
-    /// What the server has printed so far.
+    /// Returns what the server has printed so far.
     #[must_use]
     pub fn log(&self) -> String {
         self.daemon.log()
     }
 
     fn launch(&self) -> io::Result<()> {
-        // By the unix socket, which is in the server's own folder: on a TCP port somebody else might
-        // answer. It greets when all is open.
+        // By the unix socket in the server's own folder, since another process might listen on the TCP
+        // port. The server greets after it has opened both.
         self.daemon
             .launch(self.server(), || greeting(&self.socket()).map(drop))
     }
 
     fn server(&self) -> Command {
         let mut command = Command::new(self.daemon.program());
-        // First, or it is not understood.
+        // MySQL accepts this argument in the first place only.
         command.arg("--no-defaults");
         let folder = self.folder();
         for (name, path) in [
@@ -225,19 +224,19 @@ impl fmt::Debug for MySqlServer {
     }
 }
 
-/// As servers count their start.
+/// Returns the current second, which servers base their numbers on.
 fn second() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }
 
-/// What has MariaDB list the named locks.
+/// Makes MariaDB list the named locks.
 const LISTING_MARIADB: &[&str] = &[
     "--performance-schema=OFF",
     "--plugin-load-add=metadata_lock_info",
 ];
 
-/// What has MySQL list the named locks, and nothing else, which would take 200 MB.
+/// Makes MySQL list the named locks and nothing else; the whole performance schema takes 200 MB.
 const LISTING_MYSQL: &[&str] = &[
     "--performance-schema=ON",
     "--performance-schema-instrument=%=OFF",
@@ -254,7 +253,7 @@ const LISTING_MYSQL: &[&str] = &[
     "--performance-schema-max-statement-classes=0",
 ];
 
-/// The version out of the server's first words, which it says to everybody.
+/// Reads the version from the greeting that the server sends to each client.
 fn greeting(socket: &Path) -> io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(START))?;

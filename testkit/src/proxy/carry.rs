@@ -1,4 +1,4 @@
-//! The proxy's threads: one that accepts, two for each connection.
+//! The threads of the proxy: one accepts, and two carry the bytes of each connection.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,19 +9,19 @@ use std::time::Duration;
 use super::Fault;
 use super::shared::{Connection, Shared, Way};
 
-/// As many connections at once as any test makes, and no more.
-const MOST: usize = 1024;
+/// The highest number of connections at a time.
+const MAX_CONNECTIONS: usize = 1024;
 
 /// How long the target may take to accept.
 const CONNECT: Duration = Duration::from_secs(5);
 
 impl Shared {
-    /// The acceptor's thread; it ends when all connections' threads have.
+    /// Runs the acceptor's thread, which ends after the threads of all connections.
     pub(super) fn accept(self: &Arc<Self>, addr: SocketAddr, listener: TcpListener) {
         let mut listener = Some(listener);
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         for id in 0.. {
-            if !self.tend(addr, &mut listener) {
+            if !self.update_listener(addr, &mut listener) {
                 break;
             }
             let Some(open) = &listener else { continue };
@@ -30,7 +30,7 @@ impl Shared {
             };
             threads.retain(|thread| !thread.is_finished());
             let mut state = self.lock();
-            if state.closing || state.refusing || state.connections.len() >= MOST {
+            if state.closing || state.refusing || state.connections.len() >= MAX_CONNECTIONS {
                 continue;
             }
             let Ok(end) = client.try_clone() else {
@@ -62,8 +62,8 @@ impl Shared {
         }
     }
 
-    /// Opens and closes the port as wanted. False when all is over.
-    fn tend(&self, addr: SocketAddr, listener: &mut Option<TcpListener>) -> bool {
+    /// Opens and closes the port as `State::refusing` says. Returns false when the proxy is dropped.
+    fn update_listener(&self, addr: SocketAddr, listener: &mut Option<TcpListener>) -> bool {
         let mut state = self.lock();
         loop {
             if state.closing {
@@ -90,13 +90,13 @@ impl Shared {
         }
     }
 
-    /// One connection, until both its ends are closed.
+    /// Serves one connection until both its ends are closed.
     fn serve(self: &Arc<Self>, id: u64, client: &TcpStream) {
-        if let Some(server) = self.reach_target(id) {
+        if let Some(server) = self.connect_target(id) {
             let _ = client.set_nodelay(true);
             let _ = server.set_nodelay(true);
             let replies = thread::Builder::new().name(format!("proxy-{id}-replies"));
-            // The scope joins; nothing in there panics.
+            // The scope joins the thread, which does not panic.
             thread::scope(|scope| {
                 if replies
                     .spawn_scoped(scope, || self.pump(id, Way::Reply, &server, client))
@@ -111,7 +111,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn reach_target(&self, id: u64) -> Option<TcpStream> {
+    fn connect_target(&self, id: u64) -> Option<TcpStream> {
         let target = {
             let mut state = self.lock();
             while state.fault == Fault::Dark && state.connections.contains_key(&id) {
@@ -121,12 +121,12 @@ impl Shared {
         };
         let server = TcpStream::connect_timeout(&target, CONNECT).ok()?;
         let end = server.try_clone().ok()?;
-        // Cut meanwhile: nobody would ever close this end.
+        // If the connection was cut meanwhile, drop this end, which is not in the map.
         self.lock().connections.get_mut(&id)?.ends.push(end);
         Some(server)
     }
 
-    /// Carries bytes one way, until that way is closed or the connection is cut.
+    /// Carries bytes in one direction, until that is closed or the connection is cut.
     fn pump(&self, id: u64, way: Way, mut from: &TcpStream, mut to: &TcpStream) {
         let mut buffer = vec![0; 64 << 10];
         let mut cut = (0, 0);
@@ -171,7 +171,7 @@ impl Shared {
                 }
                 _ => {}
             }
-            // Before they go: who has an answer finds it counted.
+            // Count before writing, so that a client with a reply finds it counted.
             self.count(|counts| match way {
                 Way::Request => counts.request_bytes += pass.len() as u64,
                 Way::Reply => counts.reply_bytes += pass.len() as u64,
@@ -192,7 +192,7 @@ impl Shared {
     }
 }
 
-/// While it was closed, the port may for a moment be the near end of somebody's connection.
+/// Binds the former port. While it was closed, the kernel may have given it to an outgoing connection.
 fn bind_again(addr: SocketAddr) -> io::Result<TcpListener> {
     let mut bound = TcpListener::bind(addr);
     for _ in 0..50 {

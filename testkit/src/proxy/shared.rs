@@ -1,4 +1,4 @@
-//! What the proxy's threads share: what is to be done, and what has been counted.
+//! The state that the threads of the proxy share: faults, connections and counts.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,7 +11,7 @@ use super::{Counts, Fault};
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) state: Mutex<State>,
-    /// Told of every change: of what is to be done, and of what has been counted.
+    /// Notified of every change of `state`.
     pub(super) changed: Condvar,
 }
 
@@ -19,16 +19,15 @@ pub(super) struct Shared {
 pub(super) struct State {
     pub(super) target: SocketAddr,
     pub(super) fault: Fault,
-    /// Faults for single requests, in the order in which they were asked for.
+    /// Faults for single requests, in the order of the calls of `once`.
     pub(super) once: Vec<(Vec<u8>, Fault)>,
-    /// Counts decisions, so that a cut knows whether its bytes are to be counted anew, and an armed
-    /// fault whether a later `set` has overruled it.
+    /// Counts decisions: a new one restarts the bytes of a cut, and a `set` overrules earlier ones of `once`.
     pub(super) decision: u64,
     pub(super) set_at: u64,
     pub(super) connections: HashMap<u64, Connection>,
     pub(super) counts: Counts,
     pub(super) refusing: bool,
-    /// Whether the port is open; the acceptor's answer to `refusing`.
+    /// Whether the port is open; the acceptor sets it after a change of `refusing`.
     pub(super) listening: bool,
     /// Why the port could not be opened again.
     pub(super) broken: Option<io::ErrorKind>,
@@ -60,7 +59,7 @@ impl State {
         self.counts.cut += u64::from(self.close(id));
     }
 
-    /// Closes both ends. False when that has happened before.
+    /// Closes both ends. Returns false if they were closed before.
     pub(super) fn close(&mut self, id: u64) -> bool {
         let Some(connection) = self.connections.remove(&id) else {
             return false;
@@ -74,7 +73,7 @@ impl State {
 }
 
 impl Shared {
-    /// Passes everything.
+    /// Makes the state of a proxy that passes everything.
     pub(super) fn new(target: SocketAddr) -> Self {
         Self {
             state: Mutex::new(State {
@@ -118,8 +117,8 @@ impl Shared {
         }
     }
 
-    /// What is to be done with this chunk (empty: the end). Waits while it is dark; `None` once the
-    /// connection is cut.
+    /// Returns the fault for this chunk (empty: the end). Waits while the fault is `Dark`. Returns `None`
+    /// after the connection was cut.
     pub(super) fn judge(&self, id: u64, way: Way, chunk: &[u8]) -> Option<(u64, Fault)> {
         let mut state = self.lock();
         if !chunk.is_empty() {
@@ -160,7 +159,7 @@ impl Shared {
         }
     }
 
-    /// Waits out a delay. False when the connection was cut meanwhile.
+    /// Waits for a delay. Returns false if the connection was cut meanwhile.
     pub(super) fn hold(&self, id: u64, delay: Duration) -> bool {
         let until = Instant::now() + delay;
         let mut state = self.lock();

@@ -1,4 +1,4 @@
-//! Redis's protocol, as much of it as tests need to look at a server behind a backend's back.
+//! As much of the Redis protocol as tests need to look at a server.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
@@ -6,13 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a server may take to answer, unless [`RedisClient::patience`] says otherwise.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a server may take to reply, unless [`RedisClient::patience`] says otherwise.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// More than this is no answer that a test asked for.
-const LONGEST: usize = 64 << 20;
+/// A longer reply is an error.
+const MAX_REPLY: usize = 64 << 20;
 
-/// An answer.
+/// A reply of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// `+OK`
@@ -28,7 +28,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// The text of a status or a string; of anything else `None`.
+    /// Returns the text of a status or a string, `None` for other replies.
     #[must_use]
     pub fn text(&self) -> Option<String> {
         match self {
@@ -38,7 +38,7 @@ impl Reply {
         }
     }
 
-    /// The number, also where it came as text.
+    /// Returns the number, also if the server sent it as text.
     #[must_use]
     pub fn int(&self) -> Option<i64> {
         match self {
@@ -47,7 +47,7 @@ impl Reply {
         }
     }
 
-    /// The list's items; of anything else none.
+    /// Returns the items of a list, none for other replies.
     #[must_use]
     pub fn items(&self) -> &[Self] {
         match self {
@@ -56,7 +56,7 @@ impl Reply {
         }
     }
 
-    /// Whether the server has nothing there.
+    /// Returns whether the reply is nil.
     #[must_use]
     pub fn is_nil(&self) -> bool {
         matches!(self, Self::Bulk(None) | Self::Array(None))
@@ -71,8 +71,8 @@ pub struct RedisClient {
 impl RedisClient {
     pub(crate) fn connect(socket: &Path, password: Option<&str>) -> io::Result<Self> {
         let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+        stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
         let mut client = Self {
             stream: BufReader::new(stream),
         };
@@ -82,19 +82,19 @@ impl RedisClient {
         Ok(client)
     }
 
-    /// How long an answer may take before it is an error; for commands that block.
+    /// Sets how long a reply may take before it is an error, for commands that block.
     ///
     /// # Errors
-    /// Zero.
+    /// `patience` is zero.
     pub fn patience(&mut self, patience: Duration) -> io::Result<()> {
         self.stream.get_ref().set_read_timeout(Some(patience))
     }
 
-    /// Sends a command and waits for its answer, at most 10 s.
+    /// Sends a command and waits for its reply, at most 10 s.
     ///
     /// # Errors
-    /// An error that the server answered with ([`RedisClient::raw`] hands it out as an answer), no
-    /// answer in time, or a broken connection.
+    /// An error that the server replied with ([`RedisClient::raw`] returns it as a reply), no reply in
+    /// time, or a broken connection.
     pub fn command<T: AsRef<[u8]>>(&mut self, words: &[T]) -> io::Result<Reply> {
         match self.raw(words)? {
             Reply::Error(error) => Err(io::Error::other(error)),
@@ -102,16 +102,16 @@ impl RedisClient {
         }
     }
 
-    /// As [`RedisClient::command`], but that a server's error is an answer.
+    /// Sends a command and waits for its reply, which may be an error of the server.
     ///
     /// # Errors
-    /// No answer in time, or a broken connection.
+    /// No reply in time, or a broken connection.
     pub fn raw<T: AsRef<[u8]>>(&mut self, words: &[T]) -> io::Result<Reply> {
         self.send(words)?;
         self.receive()
     }
 
-    /// Sends a command and waits for nothing.
+    /// Sends a command and does not wait for its reply.
     ///
     /// # Errors
     /// A broken connection.
@@ -126,7 +126,7 @@ impl RedisClient {
         self.stream.get_mut().write_all(&bytes)
     }
 
-    /// The next answer, or what was published to a channel that was subscribed to.
+    /// Waits for the next reply, or the next message of a subscribed channel.
     ///
     /// # Errors
     /// None in time, or a broken connection.
@@ -142,21 +142,17 @@ impl fmt::Debug for RedisClient {
 }
 
 fn receive(stream: &mut impl BufRead, depth: usize) -> io::Result<Reply> {
-    let bad = |line: &str| {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("not an answer: {line:?}"),
-        )
-    };
+    let bad =
+        |line: &str| io::Error::new(io::ErrorKind::InvalidData, format!("not a reply: {line:?}"));
     let mut line = String::new();
     if stream.read_line(&mut line)? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     let rest = line.get(1..).unwrap_or_default().trim_end();
     let number = || rest.parse::<i64>().map_err(|_| bad(&line));
-    // A length of -1 means nothing.
+    // A length of -1 means nil.
     let length = || match usize::try_from(number()?) {
-        Ok(length) if length > LONGEST => Err(bad(&line)),
+        Ok(length) if length > MAX_REPLY => Err(bad(&line)),
         Ok(length) => Ok(Some(length)),
         Err(_) => Ok(None),
     };
@@ -190,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_answer_is_read() {
+    fn every_kind_of_reply_is_read() {
         let mut bytes: &[u8] = b"*6\r\n+OK\r\n-ERR no\r\n:-2\r\n$4\r\na\r\nb\r\n$-1\r\n*-1\r\n";
         let reply = receive(&mut bytes, 8).unwrap();
         assert_eq!(
@@ -207,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_an_error() {
+    fn malformed_reply_is_an_error() {
         for text in [
             "",
             "hello\r\n",

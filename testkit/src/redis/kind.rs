@@ -1,4 +1,4 @@
-//! Which server, and where it is.
+//! Kinds of Redis servers, and where their programs are.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use crate::find::{self, Found};
 
-/// Which server.
+/// A kind of Redis server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RedisKind {
     /// Redis 7.x, as Debian 12 and Ubuntu 24.04 have it.
@@ -18,10 +18,10 @@ pub enum RedisKind {
 }
 
 impl RedisKind {
-    /// All that `scripts/servers` sets up.
+    /// All kinds that `scripts/servers` sets up.
     pub const ALL: [Self; 3] = [Self::Redis7, Self::Redis8, Self::Valkey9];
 
-    /// `redis-7`, `redis-8`, `valkey-9`: for the names of tests.
+    /// Returns the name for tests: `redis-7`, `redis-8`, `valkey-9`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -31,7 +31,7 @@ impl RedisKind {
         }
     }
 
-    /// How its `--version` begins.
+    /// Returns how the output of `--version` begins.
     fn banner(self) -> &'static str {
         match self {
             Self::Redis7 => "Redis server v=7.",
@@ -40,16 +40,16 @@ impl RedisKind {
         }
     }
 
-    /// The program: `TESTKIT_REDIS_SERVER`, what `scripts/servers` unpacked, or one on PATH;
-    /// the first that says it is this kind. Looked for once per process.
+    /// Returns the program: the first of this kind among `TESTKIT_REDIS_SERVER`, those that
+    /// `scripts/servers` unpacked, and those on PATH. Searched once per process.
     ///
     /// # Errors
-    /// There is none: what was found instead, and what to do.
+    /// There is none: the text says what was found instead, and what to do.
     pub fn program(self) -> Result<PathBuf, String> {
         static FOUND: OnceLock<Found> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
             let folder = find::servers_folder();
-            Found::look(
+            Found::search(
                 find::named_by("TESTKIT_REDIS_SERVER")
                     .into_iter()
                     .chain([
@@ -63,7 +63,7 @@ impl RedisKind {
         found.choose(self.name(), |version| version.starts_with(self.banner()))
     }
 
-    /// Why tests with this server are to show as ignored; `None` when they are to run. In continuous
+    /// Returns why tests with this server are shown as ignored, `None` when they run. In continuous
     /// integration (`CI` is set) they always run, and fail where the server is missing.
     #[must_use]
     pub fn ignored(self) -> Option<String> {

@@ -1,4 +1,4 @@
-//! How a server is started.
+//! Options for starting a server.
 
 use std::io;
 use std::path::Path;
@@ -6,23 +6,23 @@ use std::path::Path;
 use super::RedisServer;
 use crate::tls::Certificates;
 
-/// How a server is started.
+/// Options for starting a server.
 #[derive(Debug, Clone, Default)]
 pub struct RedisOptions {
     pub(super) args: Vec<String>,
     pub(super) password: Option<String>,
-    /// What makes the certificates, where TLS is wanted.
+    /// Makes the certificates, if the server speaks TLS.
     pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
 }
 
 impl RedisOptions {
-    /// Without password, without TLS, without persistence.
+    /// Returns the default: no password, no TLS, no persistence.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A line of the server's configuration: `config("maxmemory", ["1mb"])`. It comes after the kit's own.
+    /// Adds a line to the server's configuration: `config("maxmemory", ["1mb"])`. It comes after the lines of this crate.
     #[must_use]
     pub fn config<V: Into<String>>(
         mut self,
@@ -34,7 +34,7 @@ impl RedisOptions {
         self
     }
 
-    /// The default user's password; the kit's own commands sign in with it.
+    /// Sets the default user's password, which the commands of this crate log in with.
     #[must_use]
     pub fn password(mut self, password: &str) -> Self {
         self.password = Some(password.to_owned());
@@ -42,7 +42,7 @@ impl RedisOptions {
             .config("masterauth", [password])
     }
 
-    /// Listens for TLS on a second port, with certificates made for it; clients need none.
+    /// Listens for TLS on a second port, with certificates made for the server; clients need none.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self) -> Self {
@@ -50,7 +50,7 @@ impl RedisOptions {
         self
     }
 
-    /// A read-only replica of `primary`; [`RedisServer::wait_for_sync`] waits for its first copy.
+    /// Makes the server a read-only replica of `primary`; [`RedisServer::wait_for_sync`] waits for its first copy.
     #[must_use]
     pub fn replica_of(self, primary: &RedisServer) -> Self {
         let replica = self.config(

@@ -23,11 +23,11 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts a server and returns when it answers.
+    /// Starts a server and returns when it replies.
     ///
     /// # Errors
-    /// There is no such server on this machine (see [`RedisKind::ignored`]), or it did not start: its own
-    /// words are in the error.
+    /// There is no such server on this machine (see [`RedisKind::ignored`]), or it did not start: its log is in
+    /// the error.
     pub fn start(kind: RedisKind, options: &RedisOptions) -> io::Result<Self> {
         let program = kind
             .program()
@@ -44,7 +44,7 @@ impl RedisServer {
             tls,
             daemon,
         };
-        daemon::while_taken(|| {
+        daemon::retry_on_taken_port(|| {
             let [plain, encrypted] = daemon::free_ports()?;
             server.port = plain;
             if let Some((port, _)) = &mut server.tls {
@@ -55,32 +55,32 @@ impl RedisServer {
         Ok(server)
     }
 
-    /// Which server this is.
+    /// Returns which server this is.
     #[must_use]
     pub fn kind(&self) -> RedisKind {
         self.kind
     }
 
-    /// The version, as the server itself says it.
+    /// Returns the version that the server reports.
     ///
     /// # Errors
     /// The server does not answer.
     pub fn version(&self) -> io::Result<String> {
         let mut info = self.info("server")?;
-        // Valkey also says which Redis it stands for.
+        // Valkey reports also the version of Redis that it is compatible with.
         let version = info
             .remove("valkey_version")
             .or_else(|| info.remove("redis_version"));
         version.ok_or_else(|| io::Error::other("no version in INFO server"))
     }
 
-    /// Where it listens without TLS.
+    /// Returns the address that the server listens on without TLS.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.port).into()
     }
 
-    /// Where it listens for TLS, if it was asked to.
+    /// Returns the address that the server listens on for TLS, if it does.
     #[must_use]
     pub fn tls_addr(&self) -> Option<SocketAddr> {
         self.tls
@@ -88,37 +88,37 @@ impl RedisServer {
             .map(|(port, _)| (Ipv4Addr::LOCALHOST, *port).into())
     }
 
-    /// The certificates of the TLS port, if there is one.
+    /// Returns the certificates of the TLS port, if there is one.
     #[must_use]
     pub fn certificates(&self) -> Option<&Certificates> {
         self.tls.as_ref().map(|(_, certificates)| certificates)
     }
 
-    /// The unix socket.
+    /// Returns the path of the unix socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.daemon.socket()
     }
 
-    /// The throw-away folder it runs in.
+    /// Returns the throw-away folder that the server runs in.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.daemon.folder()
     }
 
-    /// `redis://127.0.0.1:PORT`, with the password where there is one.
+    /// Returns `redis://127.0.0.1:PORT`, with the password if there is one.
     #[must_use]
     pub fn url(&self) -> String {
         self.url_via(self.addr())
     }
 
-    /// As [`RedisServer::url`], by way of another address: a proxy's.
+    /// As [`RedisServer::url`], but by way of another address, such as a proxy's.
     #[must_use]
     pub fn url_via(&self, addr: SocketAddr) -> String {
         format!("redis://{}{addr}", self.sign_in())
     }
 
-    /// `rediss://localhost:PORT`, if it listens for TLS. The authority to trust is in
+    /// Returns `rediss://localhost:PORT`, if the server listens for TLS. The authority to trust is in
     /// [`RedisServer::certificates`].
     #[must_use]
     pub fn tls_url(&self) -> Option<String> {
@@ -135,44 +135,44 @@ impl RedisServer {
             .unwrap_or_default()
     }
 
-    /// Its process id; `None` while it is killed.
+    /// Returns the process id, `None` while the server is killed.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.daemon.pid()
     }
 
-    /// Kills it (SIGKILL) and returns when it has ended. Killed already: does nothing.
+    /// Kills the server (SIGKILL) and returns when it has ended. Does nothing if it was killed before.
     pub fn kill(&self) {
         self.daemon.kill();
     }
 
-    /// Stops it (SIGSTOP) and returns when it stands still: connections stay, nothing is answered.
+    /// Stops the server (SIGSTOP) and returns when it has stopped. Connections stay open without replies.
     ///
     /// # Errors
-    /// It does not run.
+    /// The server does not run.
     pub fn stop(&self) -> io::Result<()> {
         self.daemon.stop()
     }
 
-    /// Lets it go on after [`RedisServer::stop`].
+    /// Continues the server after [`RedisServer::stop`].
     ///
     /// # Errors
-    /// It does not run.
+    /// The server does not run.
     pub fn cont(&self) -> io::Result<()> {
         self.daemon.cont()
     }
 
-    /// Kills it if it runs, and starts it on the same ports. It comes back empty, unless it was started
-    /// with persistence.
+    /// Kills the server if it runs, and starts it on the same ports. It is empty then, unless it was
+    /// started with persistence.
     ///
     /// # Errors
-    /// It did not start: its own words are in the error.
+    /// The server did not start: its log is in the error.
     pub fn restart(&self) -> io::Result<()> {
         self.kill();
-        daemon::while_taken_for_a_moment(|| self.launch())
+        daemon::retry_on_former_port(|| self.launch())
     }
 
-    /// A connection of its own to the server, by its unix socket.
+    /// Opens a connection to the server by its unix socket.
     ///
     /// # Errors
     /// It does not run, or refuses the password.
@@ -180,7 +180,7 @@ impl RedisServer {
         RedisClient::connect(&self.socket(), self.options.password.as_deref())
     }
 
-    /// One command on a connection of its own: `command(&["GET", "name"])`.
+    /// Runs one command on a connection of its own: `command(&["GET", "name"])`.
     ///
     /// # Errors
     /// The server's own error, no answer within 10 s, or no connection.
@@ -188,8 +188,8 @@ impl RedisServer {
         self.client()?.command(words)
     }
 
-    /// A section of INFO: `info("clients")?["connected_clients"]` counts the one that asks, and for a
-    /// moment those that have just been closed.
+    /// Returns a section of INFO. `info("clients")?["connected_clients"]` includes the connection of this
+    /// call, and for a moment connections that have just been closed.
     ///
     /// # Errors
     /// The server does not answer.
@@ -201,8 +201,8 @@ impl RedisServer {
             .collect())
     }
 
-    /// How often each command ran since the start or `CONFIG RESETSTAT`, by its name in small letters.
-    /// The kit's own `info` is among them.
+    /// Returns how often each command ran since the start or `CONFIG RESETSTAT`, by its name in lower case.
+    /// The `info` of this method is included.
     ///
     /// # Errors
     /// The server does not answer.
@@ -222,7 +222,7 @@ impl RedisServer {
         Ok(calls.collect())
     }
 
-    /// Waits until this replica has its primary's data and follows it.
+    /// Waits until this replica has the data of its primary and follows it.
     ///
     /// # Errors
     /// It has not within 20 s, or does not answer.
@@ -242,7 +242,7 @@ impl RedisServer {
         Ok(())
     }
 
-    /// What the server has printed so far.
+    /// Returns what the server has printed so far.
     #[must_use]
     pub fn log(&self) -> String {
         self.daemon.log()
@@ -253,8 +253,8 @@ impl RedisServer {
     }
 
     fn launch(&self) -> io::Result<()> {
-        // By the unix socket, which is in the server's own folder: on a TCP port somebody else might answer.
-        // Both are open before the first command is served.
+        // By the unix socket in the server's own folder, since another process might listen on the TCP
+        // port. The server opens both before it runs the first command.
         self.daemon.launch(self.server(), || {
             self.client()?.command(&["PING"]).map(drop)
         })
@@ -276,7 +276,7 @@ impl RedisServer {
         command
             .args(["--save", "", "--appendonly", "no", "--dir"])
             .arg(self.folder());
-        // Tests put a server to sleep by DEBUG SLEEP, and do not wait 5 s for more replicas to come.
+        // Tests use DEBUG SLEEP, and do not wait 5 s for further replicas before a sync.
         command.args([
             "--enable-debug-command",
             "yes",

@@ -1,19 +1,20 @@
-//! What the tests of all servers need.
+//! What the tests of all servers share.
 
 use std::env;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Makes this program the one that is killed in `dies_with_its_owner`.
+use lockkeeper_testkit::until;
+
+/// Makes this program the owner that is killed in `server_ends_with_killed_owner`.
 const CHILD: &str = "TESTKIT_CHILD";
 
-/// For what must come.
+/// A limit far longer than anything here takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Whether a process of this number is there and no zombie.
+/// Returns whether a process with this id exists and is not a zombie.
 pub(crate) fn alive(pid: u32) -> bool {
     let out = Command::new("ps")
         .args(["-o", "stat=", "-p", &pid.to_string()])
@@ -23,28 +24,20 @@ pub(crate) fn alive(pid: u32) -> bool {
     !stat.is_empty() && !stat.starts_with('Z')
 }
 
-pub(crate) fn until(what: &str, mut happened: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// The kind of server that this process is to start and be killed with, if it is such a child.
+/// Returns the kind of server that this process starts, if it is such an owner.
 pub(crate) fn child() -> Option<String> {
     env::var(CHILD).ok()
 }
 
-/// Says which server it has, and waits for its end.
-pub(crate) fn be_the_child(pid: u32, folder: &Path) -> ExitCode {
+/// Prints which server this process owns, and waits to be killed.
+pub(crate) fn run_child(pid: u32, folder: &Path) -> ExitCode {
     println!("{pid} {}", folder.display());
     let _ = std::io::stdin().read(&mut [0]);
     ExitCode::SUCCESS
 }
 
 /// Starts this program as the owner of a server, and kills it.
-pub(crate) fn dies_with_its_owner(kind: &str) {
+pub(crate) fn server_ends_with_killed_owner(kind: &str) {
     let mut owner = Command::new(env::current_exe().unwrap())
         .env(CHILD, kind)
         .stdin(Stdio::piped())

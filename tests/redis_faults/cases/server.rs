@@ -120,7 +120,7 @@ fn scripts_flushed(kind: RedisKind) {
     let flush = || {
         server.command(&["SCRIPT", "FLUSH", "SYNC"]).unwrap();
     };
-    let keeper = open(&server.url(), "ttl=3s");
+    let keeper = open(&server.url(), "ttl=2s");
     flush();
     let guards = ["a", "b", "c"].map(|name| {
         let guard = keeper.lock(name).unwrap();
@@ -131,7 +131,7 @@ fn scripts_flushed(kind: RedisKind) {
     let renewed = Instant::now();
     until("the first ttl is over", || {
         flush();
-        renewed.elapsed() > Duration::from_secs(4)
+        renewed.elapsed() > Duration::from_secs(3)
     });
     for guard in guards {
         assert!(guard.is_held());

@@ -195,7 +195,7 @@ fn waits_for_replicas(primary: &RedisServer) -> bool {
 /// The grant may have reached the new primary.
 fn grant_of_a_demoted_primary_is_unknown(kind: RedisKind) {
     let (primary, replica) = with_replica(kind);
-    let keeper = open(&primary.url(), "replicas=1&response_timeout=5s");
+    let keeper = open(&primary.url(), "replicas=1&response_timeout=3s");
     let later = open(&primary.url(), "replicas=1");
     let demote = || primary.command(&["REPLICAOF", "127.0.0.1", "1"]).unwrap();
     replica.stop().unwrap();
@@ -222,11 +222,11 @@ fn grant_of_a_demoted_primary_is_unknown(kind: RedisKind) {
 
 fn renewals_need_replicas(kind: RedisKind) {
     let (primary, replica) = with_replica(kind);
-    let keeper = open(&primary.url(), "replicas=1&ttl=3s");
+    let keeper = open(&primary.url(), "replicas=1&ttl=2s");
     let held = lock_acknowledged(&keeper);
     let began = Instant::now();
     until("two ttls are over", || {
-        began.elapsed() > Duration::from_secs(6)
+        began.elapsed() > Duration::from_secs(4)
     });
     assert!(held.is_held());
     let lease = LeasePolicy::Fixed {
