@@ -111,3 +111,39 @@ impl<K: Copy + PartialEq, S> fmt::Debug for PooledServer<K, S> {
         f.debug_struct("PooledServer").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    static STARTED: AtomicUsize = AtomicUsize::new(0);
+    static POOL: ServerPool<char, usize> = ServerPool::new(
+        |_| Ok(STARTED.fetch_add(1, Ordering::SeqCst)),
+        |server| match server {
+            0 => Err(io::ErrorKind::Other.into()),
+            _ => Ok(()),
+        },
+    );
+
+    #[test]
+    fn only_a_clean_server_of_the_same_kind_is_used_again() {
+        let take = |kind| POOL.take(kind).unwrap();
+        assert_eq!(*take('a'), 0);
+        assert_eq!(*take('a'), 1, "clean failed for the first server");
+        let used = take('a');
+        assert_eq!((*used, *take('b')), (1, 2), "the other kind has its own");
+        assert_eq!(*take('a'), 3, "server 1 is in use");
+        used.discard();
+        drop(used);
+        let both = (take('a'), take('a'));
+        assert_eq!((*both.0, *both.1), (3, 4), "server 1 was discarded");
+        let panicked = thread::spawn(move || {
+            let _used = both;
+            std::panic::resume_unwind(Box::new("as a test does"));
+        });
+        panicked.join().unwrap_err();
+        assert_eq!(*take('a'), 5, "the test of servers 3 and 4 panicked");
+    }
+}
