@@ -6,6 +6,13 @@ mod sqlite;
 #[cfg(test)]
 mod testing;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use memory::{MemoryDriver, MemoryProvider};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteDriver, SqliteProvider};
+
+/// Locks a mutex and ignores poisoning: a panic in a critical section here leaves the data consistent.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

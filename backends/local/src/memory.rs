@@ -13,7 +13,8 @@ use lockkeeper_core::{
 mod admin;
 mod wait_queue;
 
-use wait_queue::{Shard, lock};
+use crate::lock;
+use wait_queue::Shard;
 
 const BACKEND: &str = "memory";
 const SHARDS: usize = 32;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
     AcquireOptions, AcquireRequest, Backend, Capabilities, Clock, ErasedLease, Error, ErrorKind,
-    Grant, HostInstant, LockKeeper, LockProvider, Released, Renewal,
+    Grant, HostInstant, LeasePolicy, LockKeeper, LockProvider, ManualClock, Released, Renewal,
 };
 
 /// Waits until `condition` holds; far longer than it can take.
@@ -139,4 +139,39 @@ impl Spy {
     pub(crate) fn acquire(&self, keeper: &LockKeeper, name: &str) -> Raw {
         self.try_acquire(keeper, name).expect("the name is free")
     }
+}
+
+/// Tests that an expired lease is not renewed, and that its late release keeps the next lease.
+/// `late_release` is what the store answers if the name was not granted again.
+pub(crate) fn expired_lease_is_refused(
+    open: impl FnOnce(Arc<dyn Clock>) -> Arc<dyn LockProvider>,
+    late_release: Released,
+) {
+    let clock = ManualClock::new();
+    let shared: Arc<dyn Clock> = Arc::new(clock.clone());
+    let spy = Spy::new(open(Arc::clone(&shared)));
+    let ttl = Duration::from_secs(10);
+    let keeper = LockKeeper::builder(spy.provider())
+        .clock(Arc::clone(&shared))
+        .lease(LeasePolicy::Fixed { ttl })
+        .build()
+        .unwrap();
+    let mut first = spy.acquire(&keeper, "seat");
+    clock.advance(ttl - Duration::from_nanos(1));
+    assert!(spy.try_acquire(&keeper, "seat").is_none());
+    assert!(first.is_renewed(&*shared));
+    clock.advance(ttl);
+    assert!(
+        !first.is_renewed(&*shared),
+        "the name was not granted again"
+    );
+
+    let mut second = spy.acquire(&keeper, "seat");
+    assert!(second.epoch() > first.epoch());
+    assert!(!first.is_renewed(&*shared), "the name was granted again");
+    assert_eq!(first.release(), Released::AlreadyLost);
+    assert!(second.is_renewed(&*shared));
+    clock.advance(ttl);
+    assert_eq!(second.release(), late_release);
+    assert_eq!(spy.acquire(&keeper, "seat").release(), Released::Done);
 }

@@ -2,21 +2,18 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as Slot;
 use lockkeeper_core::{AcquireRequest, Clock, HostInstant, LockName, Released, Renewal};
 
+use crate::lock;
+
 /// The longest time between two checks of a waiter. Condvar time-outs do not advance while the host is
 /// suspended; leases do.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Locks a mutex and ignores poisoning: a panic in a critical section here leaves the data consistent.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The next epoch. It starts at the wall clock in eighths of a microsecond, which fits 56 bits until
 /// 2255. A process grants fewer than eight million locks a second on average, so the epochs of a later

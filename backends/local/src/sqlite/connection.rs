@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::{Error, HostInstant};
@@ -13,6 +13,7 @@ use super::db::incompatible;
 use super::location;
 use super::open::{Opened, connect};
 use super::schema::AttemptError;
+use crate::lock;
 
 /// The interval at which a provider checks that its files still exist.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -105,10 +106,6 @@ impl Slot {
         let opened = current.opened.get_or_insert(opened);
         Ok(work(&opened.connection))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn open(

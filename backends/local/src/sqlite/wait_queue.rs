@@ -38,17 +38,17 @@ const READ: &str =
     "SELECT epoch, pid, start, place, process, request, asked, expires, contended, reserved
  FROM lock WHERE namespace = ?1 AND name = ?2";
 const FREE: &str = "DELETE FROM lock WHERE namespace = ?1 AND name = ?2";
-const CONTEND: &str = "UPDATE lock SET contended = 1 WHERE namespace = ?1 AND name = ?2";
+const MARK_CONTENDED: &str = "UPDATE lock SET contended = 1 WHERE namespace = ?1 AND name = ?2";
 const RESERVE: &str = "UPDATE lock SET epoch = 0, reserved = ?3, pid = ?4, start = ?5, place = ?6,
  process = 0, request = 0, asked = ?7, expires = ?8, contended = 1 WHERE namespace = ?1 AND name = ?2";
-const JOIN: &str = "INSERT INTO waiter (namespace, name, pid, start, place, wake, stale)
+const ENQUEUE: &str = "INSERT INTO waiter (namespace, name, pid, start, place, wake, stale)
  VALUES (?1, ?2, ?3, ?4, ?5, ?6, 0)";
 const STALE: &str = "SELECT stale FROM waiter WHERE id = ?1";
 const SET_STALE: &str = "UPDATE waiter SET stale = ?2 WHERE id = ?1";
-const LEAVE: &str = "DELETE FROM waiter WHERE id = ?1";
-const NEXT: &str = "SELECT id, pid, start, place, wake, stale FROM waiter
+const DEQUEUE: &str = "DELETE FROM waiter WHERE id = ?1";
+const FIRST: &str = "SELECT id, pid, start, place, wake, stale FROM waiter
  WHERE namespace = ?1 AND name = ?2 ORDER BY stale, id LIMIT 1";
-const BEFORE: &str = "SELECT count(*) FROM (SELECT 1 FROM waiter
+const COUNT_AHEAD: &str = "SELECT count(*) FROM (SELECT 1 FROM waiter
  WHERE namespace = ?1 AND name = ?2 AND stale = 0 AND id < ?3 LIMIT 2)";
 
 /// Converts a number that is only stored and compared for equality: SQLite's integers are signed.
@@ -90,7 +90,7 @@ pub(super) struct LockRow {
     /// 0 if the name is reserved for a waiter.
     pub(super) epoch: u64,
     pub(super) holder: Process,
-    pub(super) process: u64,
+    pub(super) nonce: u64,
     pub(super) request: u64,
     pub(super) asked: HostInstant,
     pub(super) expires: HostInstant,
@@ -110,7 +110,7 @@ impl LockRow {
     }
 
     pub(super) fn is_of(&self, owner: &Owner) -> bool {
-        self.epoch != 0 && self.process == owner.nonce && self.request == owner.request
+        self.epoch != 0 && self.nonce == owner.nonce && self.request == owner.request
     }
 }
 
@@ -190,7 +190,7 @@ pub(super) fn held(row: &Row<'_>) -> rusqlite::Result<LockRow> {
     Ok(LockRow {
         epoch: row.get::<_, i64>(0)?.cast_unsigned(),
         holder: process(row, 1)?,
-        process: row.get::<_, i64>(4)?.cast_unsigned(),
+        nonce: row.get::<_, i64>(4)?.cast_unsigned(),
         request: row.get::<_, i64>(5)?.cast_unsigned(),
         asked: instant(row.get(6)?),
         expires: instant(row.get(7)?),
@@ -201,7 +201,9 @@ pub(super) fn held(row: &Row<'_>) -> rusqlite::Result<LockRow> {
 
 /// Makes the holder check for waiters when it releases.
 pub(super) fn mark_contended(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<()> {
-    session.change(CONTEND, (key.namespace, key.name)).map(drop)
+    session
+        .change(MARK_CONTENDED, (key.namespace, key.name))
+        .map(drop)
 }
 
 /// Adds a waiter of this process to the queue of a name, and returns its id.
@@ -215,7 +217,7 @@ pub(super) fn enqueue(session: &Session<'_>, key: Key<'_>, wake: &str) -> rusqli
         process.pid_scope.as_str(),
         wake,
     );
-    session.change(JOIN, params)?;
+    session.change(ENQUEUE, params)?;
     Ok(session.last_id())
 }
 
@@ -239,12 +241,12 @@ pub(super) fn is_queued(session: &Session<'_>, id: i64) -> rusqlite::Result<bool
 
 /// Removes a waiter from the queue.
 pub(super) fn dequeue(session: &Session<'_>, id: i64) -> rusqlite::Result<()> {
-    session.change(LEAVE, (id,)).map(drop)
+    session.change(DEQUEUE, (id,)).map(drop)
 }
 
 /// Returns how many waiters are ahead of a waiter: 0, 1, or 2 for more.
 pub(super) fn count_ahead(session: &Session<'_>, key: Key<'_>, id: i64) -> rusqlite::Result<u32> {
-    let count = session.first(BEFORE, (key.namespace, key.name, id), |row| row.get(0))?;
+    let count = session.first(COUNT_AHEAD, (key.namespace, key.name, id), |row| row.get(0))?;
     Ok(count.unwrap_or(0))
 }
 
@@ -257,7 +259,7 @@ pub(super) fn reserve_next(
     now: HostInstant,
 ) -> rusqlite::Result<NextHolder> {
     loop {
-        let found = session.first(NEXT, (key.namespace, key.name), |row| {
+        let found = session.first(FIRST, (key.namespace, key.name), |row| {
             Ok((
                 row.get::<_, i64>(0)?,
                 process(row, 1)?,

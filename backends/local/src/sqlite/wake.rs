@@ -5,9 +5,10 @@
 //! bound, the waiter polls.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::process::Process;
+use crate::lock;
 
 pub(super) use system::Parker;
 
@@ -44,11 +45,7 @@ impl ParkerPool {
 
     /// Returns a parker without pending notifications.
     pub(super) fn take(&self) -> Arc<Parker> {
-        let idle = self
-            .idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let idle = lock(&self.idle).pop();
         let parker = idle
             .filter(|parker| parker.exists())
             .unwrap_or_else(|| Arc::new(self.folder.bind()));
@@ -58,7 +55,7 @@ impl ParkerPool {
 
     /// Keeps a parker that is not in the row of a waiter any more.
     pub(super) fn keep(&self, parker: Arc<Parker>) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = lock(&self.idle);
         if idle.len() < MAX_IDLE {
             idle.push(parker);
         }
@@ -350,10 +347,11 @@ mod system {
 #[cfg(not(unix))]
 mod system {
     use std::path::Path;
-    use std::sync::{Condvar, Mutex, PoisonError};
+    use std::sync::{Condvar, Mutex};
     use std::time::Duration;
 
     use super::{HolderWatch, Notified, WakeReason};
+    use crate::lock;
 
     #[derive(Debug)]
     pub(super) struct SocketFolder;
@@ -391,18 +389,12 @@ mod system {
         }
 
         pub(in crate::sqlite) fn unpark(&self) {
-            *self
-                .is_notified
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = true;
+            *lock(&self.is_notified) = true;
             self.changed.notify_one();
         }
 
         pub(in crate::sqlite) fn clear(&self) {
-            *self
-                .is_notified
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = false;
+            *lock(&self.is_notified) = false;
         }
 
         pub(in crate::sqlite) fn wait(
@@ -410,13 +402,10 @@ mod system {
             _holder: Option<&HolderWatch>,
             limit: Duration,
         ) -> WakeReason {
-            let is_notified = self
-                .is_notified
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let notified = lock(&self.is_notified);
             drop(
                 self.changed
-                    .wait_timeout_while(is_notified, limit, |is_notified| !*is_notified),
+                    .wait_timeout_while(notified, limit, |notified| !*notified),
             );
             WakeReason::Poll
         }

@@ -1,6 +1,7 @@
 //! Names, epochs, leases and late commits.
 
 use super::*;
+use crate::testing::expired_lease_is_refused;
 
 #[test]
 fn different_strings_are_different_locks() {
@@ -53,41 +54,13 @@ fn epochs_grow_over_clock_steps_and_new_files() {
 #[test]
 fn expired_lease_is_neither_renewed_nor_released() {
     let store = TempStore::new();
-    let clock = ManualClock::new();
-    let shared: Arc<dyn Clock> = Arc::new(clock.clone());
     let path = store.path();
-    let open = || {
-        SqliteProvider::with_clock(path.to_str().unwrap(), "default", Arc::clone(&shared)).unwrap()
+    let open = |clock| {
+        let provider = SqliteProvider::with_clock(path.to_str().unwrap(), "default", clock);
+        Arc::new(provider.unwrap()) as _
     };
-    let spy = Spy::new(Arc::new(open()));
-    let ttl = Duration::from_secs(10);
-    let asker = LockKeeper::builder(spy.provider())
-        .clock(Arc::clone(&shared))
-        .lease(LeasePolicy::Fixed { ttl })
-        .build()
-        .unwrap();
-    let mut first = spy.acquire(&asker, "seat");
-    clock.advance(ttl - Duration::from_nanos(1));
-    assert!(spy.try_acquire(&asker, "seat").is_none());
-    assert!(first.is_renewed(&*shared));
-    clock.advance(ttl);
-    assert!(
-        !first.is_renewed(&*shared),
-        "an expired lease is not renewed"
-    );
-    let mut second = spy.acquire(&asker, "seat");
-    assert!(second.epoch() > first.epoch());
-    assert!(!first.is_renewed(&*shared));
-    assert_eq!(first.release(), Released::AlreadyLost);
-    assert!(second.is_renewed(&*shared));
-    clock.advance(ttl);
-    assert_eq!(
-        second.release(),
-        Released::AlreadyLost,
-        "the release is late"
-    );
+    expired_lease_is_refused(open, Released::AlreadyLost);
     assert_eq!(locks(&store.raw()), 0);
-    assert_eq!(spy.acquire(&asker, "seat").release(), Released::Done);
 }
 
 /// An open transaction sees the locks as they were when it first read: no SQL in it can prove a hold.
