@@ -173,7 +173,7 @@ impl Run {
         }
         let mut arguments = Arguments::from_args();
         // More threads than processors: cases mostly wait.
-        arguments.test_threads.get_or_insert(8);
+        arguments.test_threads.get_or_insert(16);
         let mut trials: Vec<Trial> = Vec::new();
         for case in TABLE {
             trials.extend(self.suites.iter().map(|suite| suite.trial(case)));

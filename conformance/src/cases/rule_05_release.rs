@@ -129,7 +129,7 @@ pub(super) fn renewal_after_the_store_ended_the_lease(rig: &Rig<'_>) -> Outcome 
 }
 
 pub(super) fn release_in_an_outage_is_bounded(rig: &Rig<'_>) -> Outcome {
-    let keeper = rig.keeper_with(rig.renewed(2_000));
+    let keeper = rig.keeper_with(rig.renewed(1_000));
     let (released, dropped) = (take(&keeper, "released"), take(&keeper, "dropped"));
     let fault = rig.cut_off()?;
     let began = Instant::now();
