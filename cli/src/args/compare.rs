@@ -9,8 +9,8 @@ use lockkeeper_compare::{Scenario, Strategy};
 
 use super::duration;
 
-pub(super) const ABOUT: &str = include_str!("compare_about.txt");
-pub(super) const DETAILS: &str = include_str!("compare_details.txt");
+pub(super) const ABOUT: &str = include_str!("compare_about.txt").trim_ascii_end();
+pub(super) const DETAILS: &str = include_str!("compare_details.txt").trim_ascii_end();
 
 /// The options of `compare`.
 #[derive(Clone, Debug, clap::Args)]
