@@ -71,6 +71,7 @@ pub struct Capabilities {
     has: u32,
     min_ttl: Duration,
     renew_batch: usize,
+    attempt_limit: Duration,
 }
 
 impl Capabilities {
@@ -83,6 +84,7 @@ impl Capabilities {
             has: 0,
             min_ttl: Self::MIN_TTL,
             renew_batch: 1,
+            attempt_limit: Duration::from_secs(2),
         }
     }
 
@@ -107,6 +109,13 @@ impl Capabilities {
         self
     }
 
+    /// Sets how long the engine repeats a single attempt whose reply was lost. Default: 2 s.
+    #[must_use]
+    pub const fn with_attempt_limit(mut self, limit: Duration) -> Self {
+        self.attempt_limit = limit;
+        self
+    }
+
     /// Whether it has `capability`.
     pub const fn has(&self, capability: Capability) -> bool {
         self.has & (1 << capability as u32) != 0
@@ -117,7 +126,12 @@ impl Capabilities {
         self.min_ttl
     }
 
-    /// How many leases one call of [`renew_batch`](crate::LockProvider::renew_batch) takes.
+    /// Returns how long the engine repeats a single attempt whose reply was lost.
+    pub const fn attempt_limit(&self) -> Duration {
+        self.attempt_limit
+    }
+
+    /// How many leases one call of [`renew_batch`](crate::Backend::renew_batch) takes.
     pub const fn renew_batch(&self) -> usize {
         self.renew_batch
     }

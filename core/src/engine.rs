@@ -1,25 +1,36 @@
 //! What all backends have in common between a caller and a store: asking for a name, standing in
 //! line for it, and giving it back.
 
+pub(crate) mod hold;
+mod queue;
+pub(crate) mod renewal;
+mod retry;
+mod visits;
+
 use std::cell::Cell;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Bounds, Hold, OnLost};
 use crate::name::LockName;
 use crate::observer::Notifier;
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{AcquireRequest, ErasedLease, Grant, LockProvider, Released, Renewal};
-use crate::queue::{Entered, Finished, Given, Key, Left, Queue, Ticket, Unserved};
 use crate::sync::run_caught;
-use crate::upkeep::{Upkeep, tell_lost};
+use crate::timer::{MAX_SLEEP, Timer};
+use crate::workers::Workers;
+
+use hold::{Bounds, Hold, OnLost};
+use queue::{Entered, Finished, Given, Key, Left, Queue, Ticket, Unserved};
+use renewal::{Job, tell_lost};
+use retry::Retry;
+use visits::Visits;
 
 /// The longest that a release waits for the store.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
@@ -50,7 +61,11 @@ pub(crate) struct Engine {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) watcher: Notifier,
     pub(crate) queue: Queue<LockName, Hold, LeasePolicy, Error>,
-    pub(crate) upkeep: Arc<Upkeep>,
+    timer: Timer,
+    workers: Arc<Workers<Job>>,
+    visits: Arc<Visits>,
+    /// The number of threads that wait in the queue with a deadline.
+    waiting: AtomicUsize,
     started: AtomicBool,
 }
 
@@ -101,7 +116,7 @@ impl Turn<'_> {
         self.over = true;
         let due = hold.due();
         self.engine.queue.hold(self.name, Arc::clone(hold), due);
-        self.engine.upkeep.note(due);
+        self.engine.timer.note(HostInstant::from_nanos(due));
     }
 }
 
@@ -120,6 +135,7 @@ impl Engine {
         clock: Arc<dyn Clock>,
         watcher: Notifier,
     ) -> Arc<Shared> {
+        let timer = Timer::new(Arc::clone(&clock));
         let engine = Arc::new(Self {
             capabilities: provider.capabilities(),
             provider,
@@ -127,15 +143,12 @@ impl Engine {
             clock,
             watcher,
             queue: Queue::new(SHARDS),
-            upkeep: Arc::new(Upkeep::new()),
+            timer,
+            workers: Workers::new(),
+            visits: Arc::default(),
+            waiting: AtomicUsize::new(0),
             started: AtomicBool::new(false),
         });
-        let upkeep = Arc::downgrade(&engine.upkeep);
-        engine.clock.on_jump(Arc::new(move || {
-            if let Some(upkeep) = upkeep.upgrade() {
-                upkeep.jump();
-            }
-        }));
         Arc::new(Shared(engine))
     }
 
@@ -176,7 +189,7 @@ impl Engine {
 
     fn start_and_enter(self: &Arc<Self>, request: &Request<'_>) -> Result<Option<Granted>, Error> {
         if !self.started.load(Ordering::Acquire) {
-            self.upkeep.start(self)?;
+            renewal::start(self)?;
             self.started.store(true, Ordering::Release);
         }
         if request.is_cancelled() {
@@ -236,7 +249,7 @@ impl Engine {
             token.on_cancel(move || ticket.poke())
         });
         let deadline = request.deadline.unwrap_or(request.began + ATTEMPT_LIMIT);
-        let _waiting = (deadline != HostInstant::NEVER).then(|| self.upkeep.waiting(request.began));
+        let _waiting = (deadline != HostInstant::NEVER).then(|| self.count_waiting(request.began));
         loop {
             let now = self.clock.now();
             let given = if now >= deadline || request.is_cancelled() {
@@ -283,6 +296,14 @@ impl Engine {
         }
     }
 
+    /// Counts a thread that waits since `now` until the result is dropped: meanwhile the watching
+    /// thread wakes it when the clock jumps.
+    fn count_waiting(&self, now: HostInstant) -> Waiting<'_> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.timer.note(now + MAX_SLEEP);
+        Waiting(&self.waiting)
+    }
+
     /// The answer to a waiter that got nothing in its time.
     fn unserved(
         &self,
@@ -313,7 +334,9 @@ impl Engine {
         }
         let backend = self.provider.backend();
         let placed = |error: Error| error.with_name(request.name).with_backend(backend);
+        let was_reached = Cell::new(false);
         let contended = || {
+            was_reached.set(true);
             self.queue.contended(request.name);
             self.tell_contended(request);
         };
@@ -324,16 +347,25 @@ impl Engine {
             started: now,
             requests: &REQUESTS,
             owner: Cell::new(None),
+            is_retry: Cell::new(false),
             cancel: request.cancel,
             clock: &*self.clock,
             contended: &contended,
         };
+        let until = request
+            .deadline
+            .unwrap_or(now + self.capabilities.attempt_limit());
+        let mut retry = Retry::new(&*self.clock, until, request.cancel);
         loop {
+            asked.is_retry.set(retry.lost_reply().is_some());
             let grant = match self.provider.acquire(&asked) {
                 Ok(Some(grant)) => grant,
                 Ok(None) => {
-                    // Who was cancelled need not have seen anybody hold it.
+                    // A cancelled request need not have seen a holder.
                     let is_cancelled = request.is_cancelled();
+                    if is_cancelled && retry.lost_reply().is_some() {
+                        self.provider.abandon(&asked);
+                    }
                     if !is_cancelled {
                         contended();
                     }
@@ -345,6 +377,16 @@ impl Engine {
                     };
                 }
                 Err(error) => {
+                    let Err(error) = retry.after(error, was_reached.get()) else {
+                        continue;
+                    };
+                    if retry.lost_reply().is_some() {
+                        self.provider.abandon(&asked);
+                    }
+                    if request.is_cancelled() {
+                        turn.pass(None);
+                        return Err(cancelled(request.name));
+                    }
                     let error = placed(error);
                     turn.pass(Some(error.clone()));
                     return Err(error);
@@ -505,7 +547,7 @@ impl Engine {
             None => Ok(Released::AlreadyLost),
             // A guard may be dropped while its thread panics; a second panic would abort.
             Some(mut lease) => catch_unwind(AssertUnwindSafe(|| {
-                self.provider.release(&mut lease, deadline)
+                self.release_lease(&mut lease, deadline)
             }))
                 .unwrap_or_else(|_| {
                     Err(Error::new(
@@ -514,6 +556,41 @@ impl Engine {
                     ))
                 }),
         }
+    }
+}
+
+impl Engine {
+    /// Releases a lease, and asks again while time is left if the reply was lost.
+    fn release_lease(
+        &self,
+        lease: &mut ErasedLease,
+        deadline: HostInstant,
+    ) -> Result<Released, Error> {
+        let until = deadline.min(self.clock.now() + ATTEMPT_LIMIT);
+        let mut retry = Retry::new(&*self.clock, until, None);
+        loop {
+            match (self.provider.release(lease, deadline), retry.lost_reply()) {
+                // The first request may have released the lock, or may have found that it was lost.
+                (Ok(Released::AlreadyLost), Some(lost)) => {
+                    return Err(Error::new(
+                        ErrorKind::Unknown,
+                        "the reply to the release did not come, and the lock was gone when it was asked for again: it was released, or it had been lost before; where that matters, have the data refuse smaller tokens",
+                    )
+                    .with_source(lost.clone()));
+                }
+                (Ok(released), _) => return Ok(released),
+                (Err(error), _) => retry.after(error, false)?,
+            }
+        }
+    }
+}
+
+/// A thread that waits in the queue with a deadline.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -530,7 +607,10 @@ impl Deref for Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.upkeep.close();
+        self.visits.close();
+        self.timer.stop();
+        self.workers.stop();
+        self.visits.wait();
     }
 }
 

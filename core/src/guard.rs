@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
+use crate::engine::hold::{Gone, Hold, Standing};
 use crate::engine::{Granted, Shared};
 use crate::error::{Error, ErrorKind};
-use crate::hold::{Gone, Hold, Standing};
 use crate::name::LockName;
 use crate::proof::CommitProof;
 use crate::provider::{Released, Renewal};
@@ -124,7 +124,7 @@ impl LockGuard {
             .engine
             .provider
             .renew(&mut lease, hold.policy.ttl(), deadline);
-        crate::upkeep::settle(&self.engine, hold, lease, &answer, asked_at);
+        crate::engine::renewal::settle(&self.engine, hold, lease, &answer, asked_at);
         match answer {
             Ok(Renewal::Renewed) => self.ensure_held(),
             Ok(Renewal::Lost) => Err(self.lost_error()),

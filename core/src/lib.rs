@@ -15,19 +15,18 @@ mod driver;
 mod engine;
 mod error;
 mod guard;
-mod hold;
 mod keeper;
 mod name;
 mod observer;
 mod options;
 mod proof;
 mod provider;
-mod queue;
 mod reentrant;
 mod sync;
+mod timer;
 mod token;
-mod upkeep;
 mod url;
+mod workers;
 
 pub use admin::{Admin, Finding, HeldName, Holder, Severity};
 pub use backend::Backend;
@@ -47,5 +46,6 @@ pub use provider::{
     AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, RenewRequest, Renewal, Usage,
 };
 pub use reentrant::{ReentrantGuard, ReentrantKeeper};
+pub use timer::{Tick, Timer};
 pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS};
 pub use url::StoreUrl;

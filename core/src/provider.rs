@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::admin::Admin;
 use crate::cancel::CancelToken;
@@ -186,6 +186,8 @@ pub struct Owner {
     pub nonce: u64,
     /// The number of the request within the process.
     pub request: u64,
+    /// The wall-clock time of the request, for people.
+    pub since: SystemTime,
 }
 
 impl Owner {
@@ -204,6 +206,7 @@ impl Owner {
             pid,
             nonce,
             request,
+            since: SystemTime::now(),
         }
     }
 }
@@ -217,6 +220,7 @@ pub struct AcquireRequest<'a> {
     /// Counts the requests of the process whose owner was asked for.
     pub(crate) requests: &'a AtomicU64,
     pub(crate) owner: Cell<Option<Owner>>,
+    pub(crate) is_retry: Cell<bool>,
     pub(crate) cancel: Option<&'a CancelToken>,
     pub(crate) clock: &'a dyn Clock,
     pub(crate) contended: &'a dyn Fn(),
@@ -246,6 +250,12 @@ impl<'a> AcquireRequest<'a> {
             self.owner.set(Some(owner));
             owner
         })
+    }
+
+    /// Returns whether an earlier attempt of this request got no reply, so that the name may be this
+    /// owner's already.
+    pub fn is_retry(&self) -> bool {
+        self.is_retry.get()
     }
 
     /// Wakes a wait in the store early; after that the answer is `Ok(None)`.

@@ -13,7 +13,7 @@
 
 // What the engine uses and this model does not.
 #[allow(dead_code)]
-#[path = "../src/queue.rs"]
+#[path = "../src/engine/queue.rs"]
 mod queue;
 
 /// Stands in for `src/sync.rs`.

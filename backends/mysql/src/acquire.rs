@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant};
-use lockkeeper_remote::{Failure, pause_before_retry};
+use lockkeeper_remote::Failure;
 
 use crate::connection::{Connection, Sight};
 use crate::detached;
@@ -47,12 +47,7 @@ pub(crate) fn acquire(
         name: EncodedName::new(&store.namespace, request.name().as_str()),
         idle_seconds: idle_seconds(request.ttl()),
     };
-    match ask.run() {
-        Ok(won) => Ok(won),
-        // It gave up on the server because it was told to.
-        Err(_) if request.is_cancelled() => Ok(None),
-        Err(failure) => Err(failure.into_error()),
-    }
+    ask.run().map_err(Failure::into_error)
 }
 
 impl Ask<'_> {
@@ -62,26 +57,21 @@ impl Ask<'_> {
             Some(deadline) => deadline.max(self.request.now() + GRACE),
         };
         let mut was_busy = false;
-        let mut backoff = None;
+        let mut closed = 0;
         loop {
-            let failure = match self.look_and_wait(until, &mut was_busy) {
+            match self.look_and_wait(until, &mut was_busy) {
                 Ok(Some(won)) => return Ok(won),
-                Ok(None) => {
-                    backoff = None;
-                    continue;
+                Ok(None) => {}
+                // The server may have closed every idle connection of the pool. A closed one is
+                // dropped, so that the attempt after the last of them is on a new one.
+                Err(Failure::Closed(_))
+                    if closed < self.store.options.remote.pool_size
+                        && !was_busy
+                        && self.request.now() < until =>
+                {
+                    closed += 1;
                 }
-                Err(failure) => failure,
-            };
-            // What was sent is asked again: the connection is closed, and what it was granted with
-            // it. Who waits rides out what may pass.
-            let again = was_busy || matches!(failure, Failure::Unanswered(_) | Failure::Closed(_));
-            let is_cancelled = || self.request.is_cancelled();
-            let clock = &*self.store.clock;
-            if !again
-                || !failure.may_pass()
-                || !pause_before_retry(&mut backoff, clock, until, &is_cancelled)
-            {
-                return Err(failure);
+                Err(failure) => return Err(failure),
             }
         }
     }

@@ -24,7 +24,6 @@ mod provider;
 mod session;
 mod statements;
 mod store;
-mod sweeper;
 mod wire;
 
 pub use driver::MySqlDriver;

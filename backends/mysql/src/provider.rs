@@ -128,6 +128,7 @@ impl Backend for MySqlProvider {
             .with(Capability::DeadOwnerTakeOver)
             .with(Capability::CommitProof)
             .with_renew_batch(RENEW_BATCH)
+            .with_attempt_limit(self.store.attempt())
     }
 
     fn usage(&self) -> Option<Usage> {

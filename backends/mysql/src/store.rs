@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, HostInstant};
+use lockkeeper_core::{Clock, Error, HostInstant, Timer};
 use lockkeeper_remote::{Failure, Pool};
 use parking_lot::Mutex;
 
@@ -16,7 +16,6 @@ use crate::opening::Found;
 use crate::options::MySqlOptions;
 use crate::session::Session;
 use crate::statements::{self, Flavour, SessionId};
-use crate::sweeper::Sweeper;
 
 /// When to try again to end a lease.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -30,7 +29,9 @@ pub(crate) struct Store {
     pub(crate) namespace: String,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) flavour: Flavour,
-    pub(crate) sweeper: Arc<Sweeper>,
+    /// Ends leases that nobody renews, while other names keep their session alive. It never waits for
+    /// the server.
+    pub(crate) sweeper: Timer,
     /// How many wait in the server.
     pub(crate) waiting: AtomicU32,
     pool: Pool<Connection>,
@@ -44,12 +45,6 @@ impl fmt::Debug for Store {
             .field("server", &self.connector.server)
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        self.sweeper.stop();
     }
 }
 
@@ -71,14 +66,17 @@ impl Store {
             connector,
             options: options.clone(),
             namespace: namespace.to_owned(),
+            sweeper: Timer::new(Arc::clone(&clock)),
             clock,
             flavour: found.flavour,
-            sweeper: Sweeper::new(),
             waiting: AtomicU32::new(0),
             pool,
             sessions: Mutex::default(),
         });
-        Sweeper::start(&store)?;
+        let weak = Arc::downgrade(&store);
+        store.sweeper.start("lockkeeper-mysql-sweep", move |tick| {
+            Some(weak.upgrade()?.sweep(tick.now))
+        })?;
         Ok(store)
     }
 

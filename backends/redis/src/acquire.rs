@@ -1,7 +1,7 @@
 //! Asking for a name, and waiting for it in line with other processes.
 
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 use lockkeeper_remote::{Failure, senseless};
@@ -58,26 +58,15 @@ pub(crate) fn acquire(
         None => ask.attempt(),
         Some(deadline) => ask.wait(deadline),
     };
-    match answer {
-        Ok(Some((epoch, asked_at))) => Ok(Some(Grant {
-            lease: RedisLease {
-                keys: ask.keys,
-                owner: ask.owner,
-            },
-            epoch,
-            asked_at,
-        })),
-        Ok(None) => Ok(None),
-        // It gave up on the server because it was told to.
-        Err(failure) if request.is_cancelled() => {
-            if !matches!(failure, Failure::NotSent(_)) {
-                // It may have been granted, and nobody asks again.
-                store.give_back(&ask.keys, &ask.owner);
-            }
-            Ok(None)
-        }
-        Err(failure) => Err(failure.into_error()),
-    }
+    let granted = answer.map_err(Failure::into_error)?;
+    Ok(granted.map(|(epoch, asked_at)| Grant {
+        lease: RedisLease {
+            keys: ask.keys,
+            owner: ask.owner,
+        },
+        epoch,
+        asked_at,
+    }))
 }
 
 type Granted = Option<(u64, HostInstant)>;
@@ -193,7 +182,13 @@ impl Ask<'_> {
         // Who does not stand in line does not say how.
         let said = if me.is_empty() { 2 } else { args.len() };
         let args = args.get(..said).unwrap_or_default();
-        let answer = self.store.run(&scripts::ACQUIRE, &keys, args, &patience)?;
+        let mut answer = if self.request.deadline().is_none() {
+            self.store
+                .attempt_once(&scripts::ACQUIRE, &keys, args, &patience)?
+        } else {
+            self.store.run(&scripts::ACQUIRE, &keys, args, &patience)?
+        };
+        answer.again |= self.request.is_retry();
         match answer.value {
             Value::BulkString(epoch) => {
                 let epoch = std::str::from_utf8(&epoch).ok();
@@ -255,15 +250,13 @@ pub(crate) fn millis(span: Duration) -> u64 {
 }
 
 /// What the lock's key holds: who asks, for the scripts, and the same for people.
-fn owner(request: &AcquireRequest<'_>) -> String {
+pub(crate) fn owner(request: &AcquireRequest<'_>) -> String {
     static HOST: OnceLock<String> = OnceLock::new();
     let host = HOST.get_or_init(host);
     let owner = request.owner();
     let thread = std::thread::current();
     let thread = thread.name().unwrap_or("unnamed");
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let since = owner.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     format!(
         "{:016x}-{} host={host} pid={} thread={thread} since={}",
         owner.nonce,

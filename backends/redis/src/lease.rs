@@ -56,7 +56,7 @@ impl RedisLease {
     pub(crate) fn release(&self, store: &Store, deadline: HostInstant) -> Result<Released, Error> {
         let patience = patience(store, deadline);
         let keys = [self.keys.lock.as_str(), self.keys.line.as_str()];
-        let answer = store.run(&scripts::RELEASE, &keys, &[&self.owner], &patience);
+        let answer = store.attempt_once(&scripts::RELEASE, &keys, &[&self.owner], &patience);
         let is_released = answer.map_err(Failure::into_error)?.released()?;
         Ok(if is_released {
             Released::Done

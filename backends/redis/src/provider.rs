@@ -11,7 +11,7 @@ use lockkeeper_core::{
 use lockkeeper_remote::{Endpoint, Failure, nothing_granted, senseless};
 use redis::{Value, cmd};
 
-use crate::acquire::acquire;
+use crate::acquire::{acquire, owner};
 use crate::connection::Connection;
 use crate::failure::refused_command;
 use crate::keys::Keys;
@@ -171,6 +171,7 @@ impl Backend for RedisProvider {
             .with(Capability::CrossProcess)
             .with(Capability::CrossHost)
             .with_renew_batch(RENEW_BATCH)
+            .with_attempt_limit(self.store.attempt())
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -183,6 +184,15 @@ impl Backend for RedisProvider {
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<RedisLease>>, Error> {
         acquire(&self.store, request)
+    }
+
+    /// Releases the grant of a cancelled request. A server that has not replied until the end of a
+    /// wait is not asked once more.
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        if request.is_cancelled() {
+            let keys = self.store.keys(request.name());
+            self.store.give_back(&keys, &owner(request));
+        }
     }
 
     fn renew(

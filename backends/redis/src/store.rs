@@ -144,6 +144,23 @@ impl Store {
         }
     }
 
+    /// Runs a script in one attempt: the caller asks again.
+    pub(crate) fn attempt_once(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        args: &[&str],
+        patience: &Patience<'_>,
+    ) -> Result<Answer, Failure> {
+        let left = patience.until.saturating_since(self.clock.now());
+        let (value, asked_at) = self.try_once(script, keys, args, left)?;
+        Ok(Answer {
+            value,
+            asked_at,
+            again: false,
+        })
+    }
+
     fn try_once(
         &self,
         script: &Script,

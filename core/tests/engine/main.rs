@@ -11,4 +11,5 @@
 mod lease;
 mod line;
 mod reentrant;
+mod retry;
 mod script;

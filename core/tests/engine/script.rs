@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, Clock as _, Error, ErrorKind, Grant, HostInstant,
-    LockKeeper, LockProvider, ManualClock, Proof, ProofValue, Released, Renewal,
+    LockKeeper, LockProvider, ManualClock, Owner, Proof, ProofValue, Released, Renewal,
 };
 
 /// How long a test waits for what must happen before it fails.
@@ -36,13 +36,32 @@ pub(crate) enum Grants {
     Panic,
     /// Granted, but the reply takes this long by the test's clock.
     Late(Duration),
+    /// Granted, and the reply is lost. From then on the store works, or is gone.
+    ReplyLost {
+        then_works: bool,
+    },
+    /// As unreachable, and an attempt takes a second by the test's clock.
+    Gone,
     /// No answer until the test wants another, and none to who was cancelled meanwhile.
     Silent,
+}
+
+/// How the store answers the next release.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) enum Releases {
+    #[default]
+    Work,
+    /// Released, and the reply is lost.
+    ReplyLost,
+    /// Not released, and there is no reply.
+    RequestLost,
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     held: HashMap<String, u64>,
+    owners: HashMap<String, Owner>,
+    pub(crate) releases: Releases,
     epoch: u64,
     pub(crate) renewals: HashMap<String, Renewals>,
     pub(crate) grants: Grants,
@@ -170,13 +189,25 @@ impl Backend for Script {
             Grants::Unreachable => {
                 return Err(Error::new(ErrorKind::Unavailable, "out of reach"));
             }
+            Grants::Gone => {
+                self.clock.advance(Duration::from_secs(1));
+                return Err(Error::new(ErrorKind::Unavailable, "out of reach"));
+            }
+            Grants::ReplyLost { .. } => {}
             Grants::Panic => panic!("as the test wants"),
             Grants::Late(span) => {
                 state.grants = Grants::Work;
                 self.clock.advance(span);
             }
         }
-        if state.held.contains_key(&name) {
+        if let Some(&epoch) = state.held.get(&name) {
+            if request.is_retry() && state.owners.get(&name) == Some(&request.owner()) {
+                return Ok(Some(Grant {
+                    lease: ScriptLease { name, epoch },
+                    epoch,
+                    asked_at,
+                }));
+            }
             drop(state);
             request.contended();
             return Ok(None);
@@ -184,11 +215,28 @@ impl Backend for Script {
         state.epoch += 1;
         let epoch = state.epoch;
         state.held.insert(name.clone(), epoch);
+        state.owners.insert(name.clone(), request.owner());
+        if let Grants::ReplyLost { then_works } = state.grants {
+            state.grants = if then_works {
+                Grants::Work
+            } else {
+                Grants::Gone
+            };
+            return Err(Error::new(ErrorKind::Unknown, "no reply"));
+        }
         Ok(Some(Grant {
             lease: ScriptLease { name, epoch },
             epoch,
             asked_at,
         }))
+    }
+
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        let name = request.name().as_str();
+        let mut state = self.shared.call(name, "abandon");
+        if state.owners.get(name) == Some(&request.owner()) {
+            state.held.remove(name);
+        }
     }
 
     fn renew(
@@ -226,8 +274,16 @@ impl Backend for Script {
         if state.held.get(&lease.name) != Some(&lease.epoch) {
             return Ok(Released::AlreadyLost);
         }
-        state.held.remove(&lease.name);
-        Ok(Released::Done)
+        let releases = std::mem::take(&mut state.releases);
+        if releases != Releases::RequestLost {
+            state.held.remove(&lease.name);
+        }
+        match releases {
+            Releases::Work => Ok(Released::Done),
+            Releases::ReplyLost | Releases::RequestLost => {
+                Err(Error::new(ErrorKind::Unknown, "no reply"))
+            }
+        }
     }
 
     fn proof(&self, lease: &ScriptLease) -> Option<Proof> {

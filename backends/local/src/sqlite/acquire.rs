@@ -54,7 +54,7 @@ fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Acq
         key: store.key(request.name()),
         owner: request.owner(),
         ttl: request.ttl(),
-        recover: false,
+        recover: request.is_retry(),
     };
     let is_cancelled = || request.is_cancelled();
     let patience = |deadline| Patience {
@@ -68,7 +68,7 @@ fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Acq
     });
     acquisition.recover = match granted {
         Ok(Some(acquired)) => return Ok(Some(acquired)),
-        Ok(None) => false,
+        Ok(None) => acquisition.recover,
         // The name may have been granted; the next attempt recognises the grant by its owner.
         Err(error) if error.kind() == ErrorKind::Unknown => true,
         Err(error) => return Err(error),

@@ -12,8 +12,8 @@ use crate::name::LockName;
 use crate::options::LeasePolicy;
 use crate::provider::{ErasedLease, Renewal};
 use crate::sync::{lock, wait};
+use crate::timer::MAX_SLEEP;
 use crate::token::FencingToken;
-use crate::upkeep::SOON;
 
 /// `until` of a lease that is lost; it never counts again.
 const LOST: u64 = 0;
@@ -217,7 +217,7 @@ impl Hold {
     ) -> MutexGuard<'a, Inside> {
         inside.waiting += 1;
         // Few threads wait here, so each looks at the clock by itself.
-        inside = wait(&self.changed, inside, Some(limit.min(SOON)));
+        inside = wait(&self.changed, inside, Some(limit.min(MAX_SLEEP)));
         inside.waiting -= 1;
         inside
     }

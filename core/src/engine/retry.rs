@@ -1,0 +1,118 @@
+//! Asking a store again: after a reply that was lost, and after a failure that may pass.
+//!
+//! Providers make one attempt a call. Whether another one follows, and what the last error means
+//! after a lost reply, is decided here for every store.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use crate::cancel::CancelToken;
+use crate::clock::{Clock, HostInstant};
+use crate::error::{Error, ErrorKind};
+use crate::sync::{lock, wait};
+
+/// The back-off before the second retry; it doubles with every further one. The first retry follows
+/// at once: most lost replies are a connection that the server or the network has closed.
+const FIRST_BACKOFF: Duration = Duration::from_millis(10);
+const MAX_BACKOFF: Duration = Duration::from_millis(250);
+
+/// The retries of one operation, until a deadline or until it is cancelled.
+pub(super) struct Retry<'a> {
+    clock: &'a dyn Clock,
+    until: HostInstant,
+    cancel: Option<&'a CancelToken>,
+    retries: u32,
+    lost_reply: Option<Error>,
+}
+
+impl<'a> Retry<'a> {
+    pub(super) fn new(
+        clock: &'a dyn Clock,
+        until: HostInstant,
+        cancel: Option<&'a CancelToken>,
+    ) -> Self {
+        Self {
+            clock,
+            until,
+            cancel,
+            retries: 0,
+            lost_reply: None,
+        }
+    }
+
+    /// Returns the error of the first attempt whose reply was lost.
+    pub(super) fn lost_reply(&self) -> Option<&Error> {
+        self.lost_reply.as_ref()
+    }
+
+    /// Backs off before the next attempt. `was_reached` says that the store has answered this
+    /// operation before, so that an outage may be a short one.
+    ///
+    /// # Errors
+    /// The error to end with, when there is no next attempt. After a lost reply nothing may have been
+    /// granted or released for sure, so an unreachable store is [`ErrorKind::Unknown`] then.
+    pub(super) fn after(&mut self, error: Error, was_reached: bool) -> Result<(), Error> {
+        let may_pass = match error.kind() {
+            ErrorKind::Unknown => {
+                self.lost_reply.get_or_insert_with(|| error.clone());
+                true
+            }
+            ErrorKind::Unavailable => was_reached || self.lost_reply.is_some(),
+            _ => false,
+        };
+        if may_pass && self.back_off() {
+            return Ok(());
+        }
+        Err(match error.kind() {
+            ErrorKind::Unavailable | ErrorKind::PoolExhausted if self.lost_reply.is_some() => {
+                Error::new(
+                    ErrorKind::Unknown,
+                    "the store did not reply, and could not be asked again; what it may have granted expires with its ttl",
+                )
+                .with_source(error)
+            }
+            _ => error,
+        })
+    }
+
+    /// Waits before the next attempt. False: no time is left, or the operation was cancelled.
+    fn back_off(&mut self) -> bool {
+        let left = self.until.saturating_since(self.clock.now());
+        if left.is_zero() || self.is_cancelled() {
+            return false;
+        }
+        if let Some(doublings) = self.retries.checked_sub(1) {
+            let longest = FIRST_BACKOFF
+                .saturating_mul(1 << doublings.min(10))
+                .min(MAX_BACKOFF);
+            self.pause(longest.mul_f64(jitter()).min(left));
+        }
+        self.retries = self.retries.saturating_add(1);
+        !self.is_cancelled() && self.clock.now() < self.until
+    }
+
+    fn pause(&self, time: Duration) {
+        let parker = Arc::new((Mutex::new(()), Condvar::new()));
+        let _registration = self.cancel.map(|cancel| {
+            let parker = Arc::clone(&parker);
+            cancel.on_cancel(move || {
+                drop(lock(&parker.0));
+                parker.1.notify_one();
+            })
+        });
+        let guard = lock(&parker.0);
+        if !self.is_cancelled() {
+            drop(wait(&parker.1, guard, Some(time)));
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(CancelToken::is_cancelled)
+    }
+}
+
+/// Returns a factor from 0.5 to 1: processes that lost the same server do not come back together.
+fn jitter() -> f64 {
+    let random = getrandom::u32().unwrap_or(u32::MAX);
+    0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0
+}

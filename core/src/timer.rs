@@ -1,0 +1,181 @@
+//! A thread that runs a closure when something is due.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::clock::{Clock, HostInstant};
+use crate::error::{Error, ErrorKind};
+use crate::sync::{lock, wait};
+
+/// The longest sleep while something has a deadline. Condvar time-outs do not advance while the host
+/// is suspended, so this is how late a deadline can be noticed after a suspend.
+pub(crate) const MAX_SLEEP: Duration = Duration::from_secs(1);
+/// By how much the clock must be ahead of the time that a Condvar counts, to have jumped.
+const JUMP: Duration = Duration::from_millis(100);
+/// The next poll of a thread that was not started, or has nothing due: any due time is earlier.
+const NONE_DUE: u64 = u64::MAX;
+
+/// A thread that calls a closure when something is due by a [`Clock`], for keepers and backends.
+///
+/// The closure returns when it is due next. [`note`](Timer::note) brings that time forward, and a
+/// clock that jumps makes it due at once.
+pub struct Timer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    clock: Arc<dyn Clock>,
+    /// When the closure is due next, in nanoseconds.
+    next: AtomicU64,
+    /// The clock has reported that it jumped.
+    jumped: AtomicBool,
+    state: Mutex<State>,
+    alarm: Condvar,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    New,
+    Running,
+    Stopped,
+}
+
+/// One call of a [`Timer`]'s closure.
+#[derive(Clone, Copy, Debug)]
+pub struct Tick {
+    /// The time by the timer's clock.
+    pub now: HostInstant,
+    /// Whether the clock has jumped since the last call: by its own report, or because the host was
+    /// suspended.
+    pub jumped: bool,
+}
+
+impl Timer {
+    /// Makes a timer without a thread.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        let shared = Arc::new(Shared {
+            next: AtomicU64::new(NONE_DUE),
+            jumped: AtomicBool::new(false),
+            state: Mutex::new(State::New),
+            alarm: Condvar::new(),
+            clock,
+        });
+        let weak = Arc::downgrade(&shared);
+        shared.clock.on_jump(Arc::new(move || {
+            if let Some(shared) = weak.upgrade() {
+                shared.jumped.store(true, Ordering::Release);
+                shared.note(0);
+            }
+        }));
+        Self { shared }
+    }
+
+    /// Makes the closure due at `due` at the latest. Cheap if it is due earlier anyway.
+    pub fn note(&self, due: HostInstant) {
+        self.shared.note(due.as_nanos());
+    }
+
+    /// Starts the thread, named `name`, unless it was started before.
+    ///
+    /// `poll` is called at once, and then whenever the time that it has returned is reached; `None`
+    /// ends the thread. Let `poll` keep a weak reference to the timer's owner, so that the owner can
+    /// end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] if the system starts no thread.
+    pub fn start(
+        &self,
+        name: &str,
+        poll: impl FnMut(Tick) -> Option<HostInstant> + Send + 'static,
+    ) -> Result<(), Error> {
+        let mut state = lock(&self.shared.state);
+        if *state != State::New {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.shared);
+        // Read here, so that a jump before the thread's first poll is noticed, too.
+        let began = (shared.clock.now(), Instant::now());
+        spawn(name, move || shared.run(began, poll))?;
+        *state = State::Running;
+        Ok(())
+    }
+
+    /// Ends the thread without waiting for it.
+    pub fn stop(&self) {
+        *lock(&self.shared.state) = State::Stopped;
+        self.shared.alarm.notify_one();
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for Timer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Timer").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn note(&self, due: u64) {
+        if due < self.next.load(Ordering::SeqCst)
+            && due < self.next.fetch_min(due, Ordering::AcqRel)
+        {
+            let _state = lock(&self.state);
+            self.alarm.notify_one();
+        }
+    }
+
+    fn run(
+        &self,
+        began: (HostInstant, Instant),
+        mut poll: impl FnMut(Tick) -> Option<HostInstant>,
+    ) {
+        let mut last = began;
+        loop {
+            // Before the poll: what is noted from here on lowers it again, and is not missed.
+            self.next.store(NONE_DUE, Ordering::SeqCst);
+            // `Instant` is the time that a Condvar counts: it stands still while the host is
+            // suspended.
+            let now = (self.clock.now(), Instant::now());
+            let by_condvar = now.1.saturating_duration_since(last.1);
+            let jumped = self.jumped.swap(false, Ordering::AcqRel)
+                || now.0.saturating_since(last.0) > by_condvar + JUMP;
+            last = now;
+            let Some(next) = poll(Tick { now: now.0, jumped }) else {
+                return;
+            };
+            self.next.fetch_min(next.as_nanos(), Ordering::AcqRel);
+            let state = lock(&self.state);
+            if *state == State::Stopped {
+                return;
+            }
+            let next = self.next.load(Ordering::Acquire);
+            let left = HostInstant::from_nanos(next).saturating_since(self.clock.now());
+            if !left.is_zero() {
+                let limit = (next != NONE_DUE).then(|| left.min(MAX_SLEEP));
+                drop(wait(&self.alarm, state, limit));
+            }
+        }
+    }
+}
+
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .map(drop)
+        .map_err(|error| {
+            Error::new(
+                ErrorKind::Unavailable,
+                format!("the thread `{name}`, which watches leases, cannot be started; raise the limit of threads"),
+            )
+            .with_source(error)
+        })
+}
