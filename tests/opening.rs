@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use lockkeeper::{
     AcquireRequest, Backend, Capabilities, Config, Driver, Drivers, Error, ErrorKind, Grant,
-    HostInstant, LockProvider, Observer, OpenContext, Released, Renewal,
+    HostInstant, KeySpec, LockProvider, Observer, OpenContext, Released, Renewal,
 };
 
 /// A driver that cannot reach its store, and counts how often it is opened.
@@ -26,8 +26,15 @@ impl Driver for Unreachable {
         &["far"]
     }
 
-    fn keys(&self) -> &'static [&'static str] {
-        &["password"]
+    fn keys(&self) -> &'static [KeySpec] {
+        const {
+            &[KeySpec::new(
+                "password",
+                "text",
+                "none",
+                "what to log in with",
+            )]
+        }
     }
 
     fn open(&self, _: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
@@ -45,7 +52,7 @@ impl Driver for Full {
         &["full"]
     }
 
-    fn keys(&self) -> &'static [&'static str] {
+    fn keys(&self) -> &'static [KeySpec] {
         &[]
     }
 
@@ -63,7 +70,7 @@ impl Driver for Slow {
         &["slow"]
     }
 
-    fn keys(&self) -> &'static [&'static str] {
+    fn keys(&self) -> &'static [KeySpec] {
         &[]
     }
 

@@ -2,57 +2,125 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::capabilities::Capability;
+use crate::capabilities::{Capabilities, Capability};
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::name::check_length;
 use crate::observer::Observer;
-use crate::options::{LeasePolicy, Wait};
+use crate::options::{LeasePolicy, MAX_DURATION, Settings, Wait};
+use crate::token::MAX_HANDOVERS;
 use crate::url::StoreUrl;
 
-/// The keys that every store takes; a backend adds its own.
-pub const COMMON_KEYS: [&str; 9] = [
-    "namespace",
-    "ttl",
-    "wait",
-    "lease",
-    "margin",
-    "handover_max",
-    "handover_time",
-    "require",
-    "fallback",
+/// One key of a URL, the environment or a config file, as documentation and error messages show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeySpec {
+    /// The key.
+    pub name: &'static str,
+    /// The values that it takes.
+    pub takes: &'static str,
+    /// The value if the key is not given.
+    pub default: &'static str,
+    /// What it decides.
+    pub meaning: &'static str,
+}
+
+impl KeySpec {
+    /// Describes a key.
+    pub const fn new(
+        name: &'static str,
+        takes: &'static str,
+        default: &'static str,
+        meaning: &'static str,
+    ) -> Self {
+        Self {
+            name,
+            takes,
+            default,
+            meaning,
+        }
+    }
+}
+
+/// The keys that every store takes; a backend adds its own with [`Driver::keys`](crate::Driver::keys).
+pub const COMMON_KEYS: [KeySpec; 9] = [
+    KeySpec::new(
+        "namespace",
+        "1 to 512 bytes",
+        "default",
+        "keeps applications apart on one store",
+    ),
+    KeySpec::new(
+        "ttl",
+        "a duration from 100ms",
+        "30s",
+        "how long a lock outlives the last renewal of its holder",
+    ),
+    KeySpec::new(
+        "wait",
+        "a duration, or forever",
+        "10s",
+        "how long an acquisition may block",
+    ),
+    KeySpec::new(
+        "lease",
+        "renewed or fixed",
+        "renewed",
+        "whether the keeper renews the lease",
+    ),
+    KeySpec::new(
+        "margin",
+        "a duration",
+        "a tenth of the ttl, at most 1s",
+        "how much earlier than the store a guard considers itself lost",
+    ),
+    KeySpec::new(
+        "handover_max",
+        "a number from 0 to 127",
+        "100",
+        "how many hand-overs in a row stay within the process",
+    ),
+    KeySpec::new(
+        "handover_time",
+        "a duration",
+        "50ms",
+        "how long a process may hand a lock on within itself",
+    ),
+    KeySpec::new(
+        "require",
+        "cross_process, cross_host, dead_owner_take_over or commit_proof; several with commas",
+        "none",
+        "what the store must promise",
+    ),
+    KeySpec::new(
+        "fallback",
+        "a URL; can be repeated",
+        "none",
+        "the store to open if the first one is unreachable",
+    ),
 ];
 
-/// Variables with the prefix `LOCKKEEPER_` that are not settings: where the command finds its config
-/// file, where tests find servers, and what `lockkeeper run` tells its child.
-const NOT_SETTINGS: [&str; 8] = [
-    "config",
-    "servers",
-    "redis_server",
-    "mariadbd",
-    "mysqld",
-    "name",
-    "token",
-    "deadline_unix_ms",
-];
+/// Variables with the prefix `LOCKKEEPER_` that are not settings: the command's config file, and
+/// what `lockkeeper run` passes to its child.
+const NOT_SETTINGS: [&str; 4] = ["config", "name", "token", "deadline_unix_ms"];
+
+/// A config whose common keys are parsed and checked.
+#[derive(Clone, Debug)]
+pub(crate) struct ParsedConfig<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) namespace: &'a str,
+    pub(crate) required: Vec<Capability>,
+    pub(crate) settings: Settings,
+}
 
 /// Which store, and how to lock on it.
 ///
-/// | key | value | default |
-/// |---|---|---|
-/// | `namespace` | 1 to 512 bytes; keeps applications apart on one store | `default` |
-/// | `ttl` | duration from `100ms`; how long a lock outlives its holder's last sign of life | `30s` |
-/// | `wait` | duration or `forever`; how long an acquisition may block | `10s` |
-/// | `lease` | `renewed` or `fixed` | `renewed` |
-/// | `margin` | duration; how much earlier than the store a guard calls itself lost | a tenth of the ttl, at most `1s` |
-/// | `handover_max` | 0 to 127; hand-overs in a row within the process | `100` |
-/// | `handover_time` | duration; how long a process may hand a lock on within itself | `50ms` |
-/// | `require` | `cross_process`, `cross_host`, `dead_owner_take_over`, `commit_proof`; several with commas | none |
-/// | `fallback` | a URL to open when nobody answers at the first store; can be repeated | none |
+/// [`COMMON_KEYS`] lists the keys that every store takes, with their values and defaults.
 ///
 /// Durations are written `500ms`, `30s`, `2m`. Backends add keys of their own. A key that nobody
 /// knows is an error, and so is one that is given twice. In a URL keys are query parameters; in
@@ -216,7 +284,7 @@ impl Config {
         let mut configs = Vec::new();
         for url in urls {
             let mut other = Self::from_url(url)?;
-            for key in COMMON_KEYS {
+            for KeySpec { name: key, .. } in COMMON_KEYS {
                 if other.values.contains_key(key) {
                     return Err(Error::new(
                         ErrorKind::InvalidValue,
@@ -238,13 +306,63 @@ impl Config {
         Ok(configs)
     }
 
-    pub(crate) fn namespace(&self) -> Result<&str, Error> {
+    /// Parses and checks the common keys. Talks to no store.
+    pub(crate) fn parse(&self) -> Result<ParsedConfig<'_>, Error> {
         let namespace = self.get("namespace").unwrap_or("default");
         check_length("a namespace", namespace)?;
-        Ok(namespace)
+        let required = self.required()?;
+        let settings = Settings {
+            lease: self.lease()?,
+            wait: self.wait()?,
+            margin: self.duration("margin")?,
+            handover_max: self
+                .number("handover_max", 0..=MAX_HANDOVERS)?
+                .unwrap_or(LockKeeper::DEFAULT_HANDOVER_MAX),
+            handover_time: self
+                .duration("handover_time")?
+                .unwrap_or(LockKeeper::DEFAULT_HANDOVER_TIME),
+        };
+        settings.lease.check(&Capabilities::new())?;
+        settings.wait.check()?;
+        Ok(ParsedConfig {
+            config: self,
+            namespace,
+            required,
+            settings,
+        })
     }
 
-    pub(crate) fn required(&self) -> Result<Vec<Capability>, Error> {
+    pub(crate) fn parse_key<T: FromStr>(&self, key: &str, takes: &str) -> Result<Option<T>, Error> {
+        let parse = |text: &str| text.parse().map_err(|_| refused(key, takes, text));
+        self.get(key).map(parse).transpose()
+    }
+
+    pub(crate) fn number<T>(&self, key: &str, range: RangeInclusive<T>) -> Result<Option<T>, Error>
+    where
+        T: FromStr + PartialOrd + fmt::Display,
+    {
+        let takes = format!("a whole number from {} to {}", range.start(), range.end());
+        match self.parse_key(key, &takes)? {
+            Some(number) if !range.contains(&number) => {
+                Err(refused(key, &takes, &number.to_string()))
+            }
+            number => Ok(number),
+        }
+    }
+
+    pub(crate) fn duration(&self, key: &str) -> Result<Option<Duration>, Error> {
+        let text = self.get(key);
+        match duration(text, key, ErrorKind::InvalidValue)? {
+            Some(time) if time > MAX_DURATION => Err(refused(
+                key,
+                "a duration of at most a hundred years",
+                text.unwrap_or_default(),
+            )),
+            time => Ok(time),
+        }
+    }
+
+    fn required(&self) -> Result<Vec<Capability>, Error> {
         let values = self.values.get("require").map_or(&[][..], Vec::as_slice);
         values
             .iter()
@@ -253,7 +371,7 @@ impl Config {
             .collect()
     }
 
-    pub(crate) fn lease(&self) -> Result<LeasePolicy, Error> {
+    fn lease(&self) -> Result<LeasePolicy, Error> {
         let ttl = duration(self.get("ttl"), "ttl", ErrorKind::InvalidTtl)?;
         let ttl = ttl.unwrap_or(LockKeeper::DEFAULT_TTL);
         match self.get("lease") {
@@ -266,7 +384,7 @@ impl Config {
         }
     }
 
-    pub(crate) fn wait(&self) -> Result<Wait, Error> {
+    fn wait(&self) -> Result<Wait, Error> {
         if self.get("wait") == Some("forever") {
             return Ok(Wait::Forever);
         }
@@ -279,11 +397,14 @@ fn is_list(key: &str) -> bool {
     matches!(key, "require" | "fallback")
 }
 
-pub(crate) fn duration(
-    text: Option<&str>,
-    key: &str,
-    kind: ErrorKind,
-) -> Result<Option<Duration>, Error> {
+fn refused(key: &str, takes: &str, given: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidValue,
+        format!("`{key}` takes {takes}, and not {given:?}"),
+    )
+}
+
+fn duration(text: Option<&str>, key: &str, kind: ErrorKind) -> Result<Option<Duration>, Error> {
     text.map(|text| {
         humantime::parse_duration(text).map_err(|error| {
             let forever = if key == "wait" { ", or forever" } else { "" };
@@ -371,7 +492,7 @@ mod tests {
             ("APP_URL", "memory:"),
             ("APP_TTL", "5s"),
             ("APP_REQUIRE", "cross_process cross_host"),
-            ("APP_MARIADBD", "/usr/sbin/mariadbd"),
+            ("APP_TOKEN", "7"),
             ("APP_NAMESPACE", ""),
             ("OTHER", "x"),
         ]);
@@ -397,10 +518,7 @@ mod tests {
     fn bad_values_have_a_kind_of_their_own_and_a_way_out() {
         let kind = |url: &str| {
             let config = Config::from_url(url)?;
-            config.lease()?;
-            config.wait()?;
-            config.namespace()?;
-            config.required().map(drop)
+            config.parse().map(drop)
         };
         for (url, expected) in [
             ("not a url", ErrorKind::InvalidUrl),

@@ -8,13 +8,11 @@ use std::time::Duration;
 
 use crate::capabilities::Capability;
 use crate::clock::Clock;
-use crate::config::{COMMON_KEYS, Config, duration};
+use crate::config::{COMMON_KEYS, Config, KeySpec, ParsedConfig};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::observer::Notifier;
-use crate::options::MAX_DURATION;
 use crate::provider::LockProvider;
-use crate::token::MAX_HANDOVERS;
 use crate::url::StoreUrl;
 
 /// Opens stores of some URL schemes.
@@ -22,9 +20,9 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// The schemes that it answers to, in lower case.
     fn schemes(&self) -> &'static [&'static str];
 
-    /// The config keys of its own, beside those that all stores take. Keys beyond these never
-    /// reach [`open`](Driver::open).
-    fn keys(&self) -> &'static [&'static str];
+    /// Returns the config keys of its own, beside [`COMMON_KEYS`]. Other keys never reach
+    /// [`open`](Driver::open).
+    fn keys(&self) -> &'static [KeySpec];
 
     /// Opens the store. Only here may a store be talked to.
     ///
@@ -75,8 +73,7 @@ impl<'a> OpenContext<'a> {
     /// # Errors
     /// [`ErrorKind::InvalidValue`], saying what the key `takes`.
     pub fn parse<T: FromStr>(&self, key: &str, takes: &str) -> Result<Option<T>, Error> {
-        let parse = |text: &'a str| text.parse().map_err(|_| refused(key, takes, Some(text)));
-        self.get(key).map(parse).transpose()
+        self.config.parse_key(key, takes)
     }
 
     /// Returns the value of a key of this driver's own as a whole number within `range`.
@@ -90,11 +87,7 @@ impl<'a> OpenContext<'a> {
     where
         T: FromStr + PartialOrd + fmt::Display,
     {
-        let takes = format!("a whole number from {} to {}", range.start(), range.end());
-        match self.parse(key, &takes)? {
-            Some(number) if !range.contains(&number) => Err(refused(key, &takes, self.get(key))),
-            number => Ok(number),
-        }
+        self.config.number(key, range)
     }
 
     /// Returns the value of a key of this driver's own as a duration such as `500ms`, of at most
@@ -103,22 +96,8 @@ impl<'a> OpenContext<'a> {
     /// # Errors
     /// [`ErrorKind::InvalidValue`].
     pub fn duration(&self, key: &str) -> Result<Option<Duration>, Error> {
-        let takes = "a duration of at most a hundred years";
-        match duration(self.get(key), key, ErrorKind::InvalidValue)? {
-            Some(time) if time > MAX_DURATION => Err(refused(key, takes, self.get(key))),
-            time => Ok(time),
-        }
+        self.config.duration(key)
     }
-}
-
-fn refused(key: &str, takes: &str, given: Option<&str>) -> Error {
-    Error::new(
-        ErrorKind::InvalidValue,
-        format!(
-            "`{key}` takes {takes}, and not {:?}",
-            given.unwrap_or_default()
-        ),
-    )
 }
 
 /// The drivers that a program has.
@@ -156,6 +135,13 @@ impl Drivers {
             .copied()
     }
 
+    /// Returns the keys of all drivers beside [`COMMON_KEYS`], with the schemes that take them.
+    pub fn keys(&self) -> impl Iterator<Item = (&'static [&'static str], &'static KeySpec)> {
+        let keys = |driver: &Arc<dyn Driver>| (driver.schemes(), driver.keys());
+        let each = self.known.iter().map(keys);
+        each.flat_map(|(schemes, keys)| keys.iter().map(move |key| (schemes, key)))
+    }
+
     /// Opens a keeper.
     ///
     /// Everything that can be wrong with `config` and its fallbacks is found before a store is
@@ -167,30 +153,31 @@ impl Drivers {
     /// not be opened.
     pub fn open(&self, config: &Config) -> Result<LockKeeper, Error> {
         let fallbacks = config.fallbacks()?;
-        let required = config.required()?;
-        if !fallbacks.is_empty() && required.contains(&Capability::CrossHost) {
+        let first = self.check(config)?;
+        if !fallbacks.is_empty() && first.1.required.contains(&Capability::CrossHost) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "`require=cross_host` and `fallback` exclude each other: hosts that fell back would not exclude those that did not",
             ));
         }
-        let mut candidates = vec![(config, self.check(config)?)];
+        let mut candidates = vec![first];
         for fallback in &fallbacks {
-            candidates.push((fallback, self.check(fallback)?));
+            candidates.push(self.check(fallback)?);
         }
         let watcher = Notifier::new(config.the_observer().cloned());
         let mut failed: Option<(&Config, Error)> = None;
-        for (candidate, driver) in candidates {
+        for (driver, parsed) in candidates {
+            let candidate = parsed.config;
             if let Some((from, reason)) = &failed {
                 let (from, to) = (from.url().to_string(), candidate.url().to_string());
                 watcher.tell(|o| o.fallback(&from, &to, reason));
             }
             let target = OpenContext {
                 config: candidate,
-                namespace: candidate.namespace()?,
+                namespace: parsed.namespace,
             };
             match driver.open(&target) {
-                Ok(provider) => return build(candidate, provider),
+                Ok(provider) => return build(parsed, provider),
                 Err(error) if error.is_unreachable() => {
                     failed = Some((candidate, error));
                 }
@@ -203,20 +190,15 @@ impl Drivers {
         }
     }
 
-    /// The driver of `config`, if all its keys and values are known to be good.
-    fn check(&self, config: &Config) -> Result<&Arc<dyn Driver>, Error> {
+    /// Returns the driver of `config` and its parsed keys, if all of them are known and valid.
+    fn check<'a>(&self, config: &'a Config) -> Result<(&Arc<dyn Driver>, ParsedConfig<'a>), Error> {
         let driver = self.driver(config.url().scheme())?;
         for key in config.keys() {
-            if !COMMON_KEYS.contains(&key) && !driver.keys().contains(&key) {
+            if !known_keys(driver.as_ref()).any(|known| known == key) {
                 return Err(unknown_key(key, driver.as_ref()));
             }
         }
-        config.namespace()?;
-        config.required()?;
-        config.lease()?.check(&crate::Capabilities::new())?;
-        config.wait()?.check()?;
-        settings(config)?;
-        Ok(driver)
+        Ok((driver, config.parse()?))
     }
 
     fn driver(&self, scheme: &str) -> Result<&Arc<dyn Driver>, Error> {
@@ -240,52 +222,26 @@ impl Drivers {
     }
 }
 
-/// The settings that are neither lease nor wait.
-struct Further {
-    margin: Option<Duration>,
-    handover_max: Option<u32>,
-    handover_time: Option<Duration>,
-}
-
-fn settings(config: &Config) -> Result<Further, Error> {
-    let target = OpenContext {
-        config,
-        namespace: "",
-    };
-    Ok(Further {
-        margin: target.duration("margin")?,
-        handover_max: target.number("handover_max", 0..=MAX_HANDOVERS)?,
-        handover_time: target.duration("handover_time")?,
-    })
-}
-
-fn build(config: &Config, provider: Arc<dyn LockProvider>) -> Result<LockKeeper, Error> {
-    let further = settings(config)?;
+fn build(parsed: ParsedConfig<'_>, provider: Arc<dyn LockProvider>) -> Result<LockKeeper, Error> {
     let mut builder = LockKeeper::builder(provider)
-        .lease(config.lease()?)
-        .wait(config.wait()?)
-        .clock(Arc::clone(config.the_clock()));
-    for capability in config.required()? {
+        .settings(parsed.settings)
+        .clock(Arc::clone(parsed.config.the_clock()));
+    for capability in parsed.required {
         builder = builder.require(capability);
     }
-    if let Some(margin) = further.margin {
-        builder = builder.margin(margin);
-    }
-    if let Some(times) = further.handover_max {
-        builder = builder.handover_max(times);
-    }
-    if let Some(time) = further.handover_time {
-        builder = builder.handover_time(time);
-    }
-    if let Some(observer) = config.the_observer() {
+    if let Some(observer) = parsed.config.the_observer() {
         builder = builder.observer(Arc::clone(observer));
     }
     builder.build()
 }
 
+fn known_keys(driver: &dyn Driver) -> impl Iterator<Item = &'static str> {
+    COMMON_KEYS.iter().chain(driver.keys()).map(|key| key.name)
+}
+
 /// Names the key and the nearest one that there is, never the value: it may be a secret.
 fn unknown_key(key: &str, driver: &dyn Driver) -> Error {
-    let known = || COMMON_KEYS.iter().chain(driver.keys()).copied();
+    let known = || known_keys(driver);
     let nearest = known()
         .map(|known| (strsim::damerau_levenshtein(key, known), known))
         .min()
@@ -296,6 +252,6 @@ fn unknown_key(key: &str, driver: &dyn Driver) -> Error {
     };
     Error::new(
         ErrorKind::UnknownKey,
-        format!("nobody knows the key `{key}`; {hint}"),
+        format!("unknown key `{key}`; {hint}"),
     )
 }

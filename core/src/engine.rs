@@ -20,7 +20,7 @@ use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
 use crate::observer::Notifier;
-use crate::options::{AcquireOptions, LeasePolicy, Wait};
+use crate::options::{AcquireOptions, LeasePolicy, Settings, Wait};
 use crate::provider::{AcquireRequest, ErasedLease, Grant, LockProvider, Released, Renewal};
 use crate::sync::run_caught;
 use crate::timer::{MAX_SLEEP, Timer};
@@ -43,16 +43,6 @@ const SHARDS: usize = 32;
 
 /// Counts the requests of all keepers of the process.
 static REQUESTS: AtomicU64 = AtomicU64::new(1);
-
-/// Defaults of a keeper.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) wait: Wait,
-    pub(crate) lease: LeasePolicy,
-    pub(crate) margin: Option<Duration>,
-    pub(crate) handover_max: u32,
-    pub(crate) handover_time: Duration,
-}
 
 pub(crate) struct Engine {
     pub(crate) provider: Arc<dyn LockProvider>,

@@ -2,17 +2,17 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::admin::Admin;
 use crate::capabilities::{Capabilities, Capability};
 use crate::clock::{Clock, SystemClock};
-use crate::engine::{Engine, Settings, Shared};
+use crate::engine::{Engine, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::name::{AsLockName, LockName};
 use crate::observer::{Notifier, Observer};
-use crate::options::{AcquireOptions, LeasePolicy, Wait};
+use crate::options::{AcquireOptions, LeasePolicy, Settings, Wait};
 use crate::provider::{LockProvider, Released, Usage};
 use crate::token::MAX_HANDOVERS;
 
@@ -108,6 +108,20 @@ impl LockKeeper {
         self.acquire(name, &AcquireOptions::new().wait(wait))
     }
 
+    /// Takes the lock, waiting until `deadline` at most. `None`: another holder had it until then.
+    ///
+    /// A deadline that has passed allows one attempt.
+    ///
+    /// # Errors
+    /// When the store could not say; see [`ErrorKind`].
+    pub fn try_lock_until(
+        &self,
+        name: impl AsLockName,
+        deadline: Instant,
+    ) -> Result<Option<LockGuard>, Error> {
+        self.try_lock_for(name, deadline.saturating_duration_since(Instant::now()))
+    }
+
     /// Takes the lock with `options`. `None`: somebody else held it until the end of the wait.
     ///
     /// # Errors
@@ -184,7 +198,7 @@ impl LockKeeper {
     /// are moments of the keeper's clock, which is [`SystemClock`] unless it was given another.
     ///
     /// ```
-    /// use std::time::Duration;
+    /// use std::time::{Duration, Instant};
     /// use lockkeeper_core::{Clock, Error, LockKeeper, LockName, SystemClock};
     ///
     /// fn free(keeper: &LockKeeper, name: &LockName) -> Result<bool, Error> {
@@ -257,6 +271,11 @@ pub struct LockKeeperBuilder {
 }
 
 impl LockKeeperBuilder {
+    pub(crate) fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
     /// The lease where an acquisition names none. Default: renewed, 30 s.
     pub fn lease(mut self, policy: LeasePolicy) -> Self {
         self.settings.lease = policy;

@@ -33,7 +33,7 @@ pub use backend::Backend;
 pub use cancel::{CancelRegistration, CancelToken};
 pub use capabilities::{Capabilities, Capability};
 pub use clock::{Clock, HostInstant, ManualClock, SystemClock};
-pub use config::{COMMON_KEYS, Config};
+pub use config::{COMMON_KEYS, Config, KeySpec};
 pub use driver::{Driver, Drivers, OpenContext};
 pub use error::{Error, ErrorKind};
 pub use guard::{LockGuard, LostSignal, WaitOutcome};

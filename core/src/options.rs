@@ -140,3 +140,13 @@ impl AcquireOptions {
         self
     }
 }
+
+/// What an acquisition goes by where it names nothing else.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) wait: Wait,
+    pub(crate) lease: LeasePolicy,
+    pub(crate) margin: Option<Duration>,
+    pub(crate) handover_max: u32,
+    pub(crate) handover_time: Duration,
+}

@@ -1,6 +1,7 @@
 //! Fencing tokens: numbers by which a store of data can refuse a late writer.
 
 use std::fmt;
+use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind};
 
@@ -18,7 +19,19 @@ pub const MAX_EPOCH: u64 = (1 << 56) - 1;
 /// than the one that stands there: then a holder that lost its lock without noticing cannot
 /// overwrite what its successor wrote. (Martin Kleppmann, *How to do distributed locking*, 2016.)
 ///
-/// Always above zero, and fits a signed 64-bit column.
+/// Always above zero, and fits a signed 64-bit column. It serializes as text (feature `serde`),
+/// since JavaScript rounds larger numbers than 2^53.
+///
+/// ```
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::FencingToken;
+///
+/// let stored: u64 = 16_384;
+/// let token = FencingToken::try_from(stored)?;
+/// assert_eq!(token, "16384".parse()?);
+/// assert_eq!(u64::from(token), stored);
+/// # Ok::<(), lockkeeper::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 
@@ -49,6 +62,43 @@ impl FencingToken {
     }
 }
 
+impl From<FencingToken> for u64 {
+    fn from(token: FencingToken) -> Self {
+        token.0
+    }
+}
+
+impl TryFrom<u64> for FencingToken {
+    type Error = Error;
+
+    /// Reads a token that was stored as a number.
+    fn try_from(number: u64) -> Result<Self, Error> {
+        let handovers = number as u32 & MAX_HANDOVERS;
+        Self::new(number >> HANDOVER_BITS, handovers).map_err(|_| not_a_token(&number.to_string()))
+    }
+}
+
+impl FromStr for FencingToken {
+    type Err = Error;
+
+    /// Reads a token that was stored as text.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let number = text.parse::<u64>().map_err(|_| not_a_token(text))?;
+        Self::try_from(number)
+    }
+}
+
+fn not_a_token(given: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidValue,
+        format!(
+            "{given:?} is not a fencing token; a token is a number from {} to {}",
+            1_u64 << HANDOVER_BITS,
+            i64::MAX
+        ),
+    )
+}
+
 impl fmt::Display for FencingToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
@@ -58,7 +108,15 @@ impl fmt::Display for FencingToken {
 #[cfg(feature = "serde")]
 impl serde::Serialize for FencingToken {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(self.0)
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for FencingToken {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -75,6 +133,23 @@ mod tests {
         for (epoch, handovers) in [(0, 0), (MAX_EPOCH + 1, 0), (1, MAX_HANDOVERS + 1)] {
             let error = FencingToken::new(epoch, handovers).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Incompatible);
+        }
+    }
+
+    #[test]
+    fn stored_token_is_read_back() {
+        let token = FencingToken::new(7, 3).unwrap();
+        assert_eq!(FencingToken::try_from(u64::from(token)).unwrap(), token);
+        assert_eq!(token.to_string().parse::<FencingToken>().unwrap(), token);
+        for text in ["", "0", "127", "-1", "9223372036854775808", "x"] {
+            let error = text.parse::<FencingToken>().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidValue, "{text}");
+        }
+        #[cfg(feature = "serde")]
+        {
+            let text = serde_json::to_string(&token).unwrap();
+            assert_eq!(text, format!("\"{token}\""));
+            assert_eq!(serde_json::from_str::<FencingToken>(&text).unwrap(), token);
         }
     }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Clock, Driver, Error, ErrorKind, Grant,
-    HostInstant, LockName, LockProvider, OpenContext, Released, Renewal, StoreUrl, SystemClock,
+    HostInstant, KeySpec, LockName, LockProvider, OpenContext, Released, Renewal, StoreUrl,
+    SystemClock,
 };
 
 mod admin;
@@ -29,7 +30,7 @@ impl Driver for MemoryDriver {
         &["memory"]
     }
 
-    fn keys(&self) -> &'static [&'static str] {
+    fn keys(&self) -> &'static [KeySpec] {
         &[]
     }
 

@@ -62,9 +62,10 @@ impl Ask<'_> {
             match self.look_and_wait(until, &mut was_busy) {
                 Ok(Some(won)) => return Ok(won),
                 Ok(None) => {}
-                // The server may have closed every idle connection of the pool. A closed one is
-                // dropped, so that the attempt after the last of them is on a new one.
-                Err(Failure::Closed(_))
+                // The server may have closed every idle connection of the pool; one that does not reply
+                // is closed, and what it was granted ends with it. The attempt after the last of them
+                // is on a new connection, and tells whether the server can be reached.
+                Err(Failure::Closed(_) | Failure::Unanswered(_))
                     if closed < self.store.options.remote.pool_size
                         && !was_busy
                         && self.request.now() < until =>

@@ -2,21 +2,14 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{Driver, Error, ErrorKind, LockProvider, OpenContext};
+use lockkeeper_core::{Driver, Error, ErrorKind, KeySpec, LockProvider, OpenContext};
 use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
 use crate::{BACKEND, MySqlOptions, MySqlProvider};
 
 /// Opens `mysql://USER:PASSWORD@HOST:PORT/DATABASE` and the same with `mariadb:`.
 ///
-/// It takes the keys of every [remote store](lockkeeper_remote#options) (`ca_file` with `tls=on` only;
-/// default: the authorities that browsers trust, which are always trusted), and:
-///
-/// | key | value | default |
-/// |---|---|---|
-/// | `db` | the database to be in, if the URL does not give it; locks know no databases | none |
-/// | `socket` | a Unix socket's path, for a URL without host: `mysql:?socket=/run/mysqld/mysqld.sock` | none |
-/// | `tls` | `on` or `off` | `off` |
+/// [`keys`](Driver::keys) lists its config keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MySqlDriver;
 
@@ -36,18 +29,65 @@ impl Driver for MySqlDriver {
         &["mysql", "mariadb"]
     }
 
-    fn keys(&self) -> &'static [&'static str] {
-        &[
-            "user",
-            "password",
-            "db",
-            "socket",
-            "pool_size",
-            "connect_timeout",
-            "response_timeout",
-            "tls",
-            "ca_file",
-        ]
+    fn keys(&self) -> &'static [KeySpec] {
+        const {
+            &[
+                KeySpec::new(
+                    "user",
+                    "text",
+                    "none",
+                    "the user to log in with, unless the URL names one",
+                ),
+                KeySpec::new(
+                    "password",
+                    "text",
+                    "none",
+                    "the password to log in with, unless the URL has one",
+                ),
+                KeySpec::new(
+                    "db",
+                    "text",
+                    "none",
+                    "the database to be in, unless the URL names it; locks know no databases",
+                ),
+                KeySpec::new(
+                    "socket",
+                    "a path",
+                    "none",
+                    "the server's Unix socket, for a URL without host",
+                ),
+                KeySpec::new(
+                    "pool_size",
+                    "a number from 1 to 1000",
+                    "10",
+                    "the most connections",
+                ),
+                KeySpec::new(
+                    "connect_timeout",
+                    "a duration from 1ms to a day",
+                    "2s",
+                    "the longest that opening a connection may take",
+                ),
+                KeySpec::new(
+                    "response_timeout",
+                    "a duration from 1ms to a day",
+                    "1s",
+                    "the longest wait for one reply",
+                ),
+                KeySpec::new(
+                    "tls",
+                    "on or off",
+                    "off",
+                    "whether the connection is encrypted",
+                ),
+                KeySpec::new(
+                    "ca_file",
+                    "a path",
+                    "none",
+                    "with `tls=on`: a PEM file of certificates to trust, too",
+                ),
+            ]
+        }
     }
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {

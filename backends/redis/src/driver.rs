@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{Driver, Error, ErrorKind, LockProvider, OpenContext};
+use lockkeeper_core::{Driver, Error, ErrorKind, KeySpec, LockProvider, OpenContext};
 use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
 use crate::options::{DATABASES, REPLICAS};
@@ -10,13 +10,7 @@ use crate::{BACKEND, RedisOptions, RedisProvider};
 
 /// Opens `redis://HOST:PORT/DB`, `rediss://…` (with TLS) and `unix:/PATH`.
 ///
-/// It takes the keys of every [remote store](lockkeeper_remote#options), `ca_file` for `rediss:` only
-/// (default: the system's certificates), and:
-///
-/// | key | value | default |
-/// |---|---|---|
-/// | `db` | the database's number, if the URL does not give it | `0` |
-/// | `replicas` | how many replicas must acknowledge a grant and each renewal, from 0 to 1000 | `0` |
+/// [`keys`](Driver::keys) lists its config keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RedisDriver;
 
@@ -25,17 +19,59 @@ impl Driver for RedisDriver {
         &["redis", "rediss", "unix"]
     }
 
-    fn keys(&self) -> &'static [&'static str] {
-        &[
-            "user",
-            "password",
-            "db",
-            "pool_size",
-            "connect_timeout",
-            "response_timeout",
-            "ca_file",
-            "replicas",
-        ]
+    fn keys(&self) -> &'static [KeySpec] {
+        const {
+            &[
+                KeySpec::new(
+                    "user",
+                    "text",
+                    "none",
+                    "the user to log in with, unless the URL names one",
+                ),
+                KeySpec::new(
+                    "password",
+                    "text",
+                    "none",
+                    "the password to log in with, unless the URL has one",
+                ),
+                KeySpec::new(
+                    "db",
+                    "a number",
+                    "0",
+                    "the database's number, unless the URL names it",
+                ),
+                KeySpec::new(
+                    "pool_size",
+                    "a number from 1 to 1000",
+                    "10",
+                    "the most connections",
+                ),
+                KeySpec::new(
+                    "connect_timeout",
+                    "a duration from 1ms to a day",
+                    "2s",
+                    "the longest that opening a connection may take",
+                ),
+                KeySpec::new(
+                    "response_timeout",
+                    "a duration from 1ms to a day",
+                    "1s",
+                    "the longest wait for one reply",
+                ),
+                KeySpec::new(
+                    "ca_file",
+                    "a path",
+                    "the system's certificates",
+                    "`rediss:` only: a PEM file of certificates to trust",
+                ),
+                KeySpec::new(
+                    "replicas",
+                    "a number from 0 to 1000",
+                    "0",
+                    "how many replicas must acknowledge a grant and each renewal",
+                ),
+            ]
+        }
     }
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {

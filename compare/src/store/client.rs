@@ -104,7 +104,7 @@ impl<D: Driver, T: Send + 'static> Driver for CapturingDriver<D, T> {
         self.driver.schemes()
     }
 
-    fn keys(&self) -> &'static [&'static str] {
+    fn keys(&self) -> &'static [lockkeeper::KeySpec] {
         self.driver.keys()
     }
 

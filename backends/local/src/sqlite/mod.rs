@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
-    Grant, HostInstant, LockProvider, OpenContext, Released, Renewal, StoreUrl, SystemClock, Usage,
+    Grant, HostInstant, KeySpec, LockProvider, OpenContext, Released, Renewal, StoreUrl,
+    SystemClock, Usage,
 };
 
 use db::Db;
@@ -41,8 +42,15 @@ impl Driver for SqliteDriver {
         &["sqlite"]
     }
 
-    fn keys(&self) -> &'static [&'static str] {
-        &["create"]
+    fn keys(&self) -> &'static [KeySpec] {
+        const {
+            &[KeySpec::new(
+                "create",
+                "true or false",
+                "true",
+                "whether a missing file is created",
+            )]
+        }
     }
 
     fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
