@@ -128,13 +128,18 @@ pub(crate) struct ParsedConfig<'a> {
 /// with `url` (feature `serde`).
 ///
 /// ```
-/// use lockkeeper_core::Config;
+/// # use lockkeeper_core as lockkeeper;
+/// use std::time::Duration;
+/// use lockkeeper::{Config, Wait};
 ///
-/// let config = Config::from_url("sqlite:/var/lib/shop/locks.db?ttl=10s")?.set("namespace", "shop")?;
+/// let config = Config::from_url("sqlite:/var/lib/shop/locks.db?ttl=10s")?
+///     .namespace("shop")
+///     .wait(Wait::AtMost(Duration::from_secs(5)))
+///     .set("create", "false")?;
 /// assert_eq!(config.url().scheme(), "sqlite");
 /// assert_eq!(Config::from_url("memory:?ttl=1s&ttl=2s").unwrap_err().to_string(),
 ///     "`ttl` is given twice; say it once");
-/// # Ok::<(), lockkeeper_core::Error>(())
+/// # Ok::<(), lockkeeper::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Config {
@@ -227,13 +232,69 @@ impl Config {
     fn add(&mut self, key: &str, value: String) -> Result<(), Error> {
         let values = self.values.entry(key.to_owned()).or_default();
         if !values.is_empty() && !is_list(key) {
-            return Err(Error::new(
-                ErrorKind::InvalidValue,
-                format!("`{key}` is given twice; say it once"),
-            ));
+            return Err(given_twice(key));
         }
         values.push(value);
         Ok(())
+    }
+
+    /// Sets how long an acquisition may block.
+    #[must_use]
+    pub fn wait(self, wait: Wait) -> Self {
+        match wait {
+            Wait::AtMost(time) => self.put_duration("wait", time),
+            Wait::Forever => self.put("wait", "forever".to_owned()),
+        }
+    }
+
+    /// Sets whether the keeper renews leases, and their ttl.
+    #[must_use]
+    pub fn lease(self, policy: LeasePolicy) -> Self {
+        let (lease, ttl) = match policy {
+            LeasePolicy::Renewed { ttl } => ("renewed", ttl),
+            LeasePolicy::Fixed { ttl } => ("fixed", ttl),
+        };
+        self.put("lease", lease.to_owned()).put_duration("ttl", ttl)
+    }
+
+    /// Sets how long a lock outlives the last renewal of its holder.
+    #[must_use]
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.put_duration("ttl", ttl)
+    }
+
+    /// Sets how much earlier than the store a guard considers itself lost.
+    #[must_use]
+    pub fn margin(self, margin: Duration) -> Self {
+        self.put_duration("margin", margin)
+    }
+
+    /// Sets the namespace, which keeps applications apart on one store.
+    #[must_use]
+    pub fn namespace(self, namespace: &str) -> Self {
+        self.put("namespace", namespace.to_owned())
+    }
+
+    /// Refuses a store without `capability`.
+    #[must_use]
+    pub fn require(self, capability: Capability) -> Self {
+        self.put("require", capability.to_string())
+    }
+
+    /// Adds a store to open if the stores before it are unreachable.
+    #[must_use]
+    pub fn fallback(self, url: &str) -> Self {
+        self.put("fallback", url.to_owned())
+    }
+
+    fn put_duration(self, key: &str, time: Duration) -> Self {
+        self.put(key, humantime::format_duration(time).to_string())
+    }
+
+    /// Adds a value that [`parse`](Self::parse) checks.
+    fn put(mut self, key: &str, value: String) -> Self {
+        self.values.entry(key.to_owned()).or_default().push(value);
+        self
     }
 
     /// Leaves the fallbacks out, for whoever looks after the first store itself.
@@ -308,12 +369,17 @@ impl Config {
 
     /// Parses and checks the common keys. Talks to no store.
     pub(crate) fn parse(&self) -> Result<ParsedConfig<'_>, Error> {
+        for (key, values) in &self.values {
+            if values.len() > 1 && !is_list(key) {
+                return Err(given_twice(key));
+            }
+        }
         let namespace = self.get("namespace").unwrap_or("default");
         check_length("a namespace", namespace)?;
-        let required = self.required()?;
+        let required = self.parse_required()?;
         let settings = Settings {
-            lease: self.lease()?,
-            wait: self.wait()?,
+            lease: self.parse_lease()?,
+            wait: self.parse_wait()?,
             margin: self.duration("margin")?,
             handover_max: self
                 .number("handover_max", 0..=MAX_HANDOVERS)?
@@ -362,7 +428,7 @@ impl Config {
         }
     }
 
-    fn required(&self) -> Result<Vec<Capability>, Error> {
+    fn parse_required(&self) -> Result<Vec<Capability>, Error> {
         let values = self.values.get("require").map_or(&[][..], Vec::as_slice);
         values
             .iter()
@@ -371,7 +437,7 @@ impl Config {
             .collect()
     }
 
-    fn lease(&self) -> Result<LeasePolicy, Error> {
+    fn parse_lease(&self) -> Result<LeasePolicy, Error> {
         let ttl = duration(self.get("ttl"), "ttl", ErrorKind::InvalidTtl)?;
         let ttl = ttl.unwrap_or(LockKeeper::DEFAULT_TTL);
         match self.get("lease") {
@@ -384,13 +450,20 @@ impl Config {
         }
     }
 
-    fn wait(&self) -> Result<Wait, Error> {
+    fn parse_wait(&self) -> Result<Wait, Error> {
         if self.get("wait") == Some("forever") {
             return Ok(Wait::Forever);
         }
         let wait = duration(self.get("wait"), "wait", ErrorKind::InvalidWait)?;
         Ok(Wait::AtMost(wait.unwrap_or(LockKeeper::DEFAULT_WAIT)))
     }
+}
+
+fn given_twice(key: &str) -> Error {
+    Error::new(
+        ErrorKind::InvalidValue,
+        format!("`{key}` is given twice; say it once"),
+    )
 }
 
 fn is_list(key: &str) -> bool {
@@ -497,8 +570,11 @@ mod tests {
             ("OTHER", "x"),
         ]);
         let config = Config::from_vars("APP", env.into_iter()).unwrap();
-        assert_eq!(config.lease().unwrap().ttl(), Duration::from_secs(5));
-        assert_eq!(config.required().unwrap().len(), 2);
+        assert_eq!(
+            config.parse().unwrap().settings.lease.ttl(),
+            Duration::from_secs(5)
+        );
+        assert_eq!(config.parse().unwrap().required.len(), 2);
         assert_eq!(config.keys().collect::<Vec<_>>(), ["require", "ttl"]);
 
         for env in [vars(&[("APP_TTL", "5s")]), vars(&[("APP_URL", "")])] {
@@ -511,6 +587,27 @@ mod tests {
     fn a_key_given_twice_is_an_error_wherever_it_comes_from() {
         let env = vars(&[("APP_URL", "memory:?ttl=1s"), ("APP_TTL", "5s")]);
         let error = Config::from_vars("APP", env.into_iter()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidValue);
+    }
+
+    #[test]
+    fn typed_settings_are_the_keys_of_a_url() {
+        let ttl = Duration::from_millis(1_500);
+        let config = Config::from_url("memory:").unwrap();
+        let config = config
+            .lease(LeasePolicy::Fixed { ttl })
+            .wait(Wait::Forever)
+            .margin(Duration::from_millis(7))
+            .namespace("shop")
+            .require(Capability::CrossHost);
+        let parsed = config.parse().unwrap();
+        assert_eq!(parsed.settings.lease, LeasePolicy::Fixed { ttl });
+        assert_eq!(parsed.settings.wait, Wait::Forever);
+        assert_eq!(parsed.settings.margin, Some(Duration::from_millis(7)));
+        assert_eq!(parsed.namespace, "shop");
+        assert_eq!(parsed.required, [Capability::CrossHost]);
+        let twice = Config::from_url("memory:?ttl=1s").unwrap().ttl(ttl);
+        let error = twice.parse().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidValue);
     }
 
@@ -541,7 +638,7 @@ mod tests {
             r#"{"url": "memory:", "ttl": "5s", "handover_max": 3, "require": ["cross_host"]}"#;
         let config: Config = serde_json::from_str(text).unwrap();
         assert_eq!(config.get("handover_max"), Some("3"));
-        assert_eq!(config.required().unwrap(), [Capability::CrossHost]);
+        assert_eq!(config.parse().unwrap().required, [Capability::CrossHost]);
         let text = r#"{"url": "memory:", "require": [], "fallback": []}"#;
         assert!(serde_json::from_str::<Config>(text).is_ok());
         for (text, says) in [
