@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant};
 use lockkeeper_remote::Failure;
 
-use crate::connection::{Connection, Sight};
+use crate::connection::{Connection, LockReply};
 use crate::detached;
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
@@ -138,10 +138,10 @@ impl Ask<'_> {
             Ok((sight, connection.session()))
         })?;
         match sight {
-            Sight::Won(epoch) => Ok(Look::Won(self.won(place, id, epoch, asked_at))),
-            Sight::Busy => Ok(Look::Busy(Some(place))),
-            Sight::Abandoned => Err(Failure::Unanswered(abandoned())),
-            Sight::Disturbed => {
+            LockReply::Granted(epoch) => Ok(Look::Won(self.won(place, id, epoch, asked_at))),
+            LockReply::Busy => Ok(Look::Busy(Some(place))),
+            LockReply::Abandoned => Err(Failure::Unanswered(abandoned())),
+            LockReply::Disturbed => {
                 place.connection = None;
                 Err(Failure::Refused(disturbed()))
             }
@@ -186,10 +186,10 @@ impl Ask<'_> {
                 "the server was asked and did not answer in time; what it grants is given back",
             )));
         };
-        if let Ok(Sight::Won(epoch)) = sight {
+        if let Ok(LockReply::Granted(epoch)) = sight {
             let now = self.request.now();
             let until = now + self.request.ttl();
-            session.settle(&self.name, epoch, now, until);
+            session.record_grant(&self.name, epoch, now, until);
             store.sweeper.note(until);
             let lease = MySqlLease::new(session, &self.name, epoch);
             return Ok(Look::Won(Won {
@@ -204,9 +204,9 @@ impl Ask<'_> {
             store.leave(session, &self.name);
         }
         match sight? {
-            Sight::Disturbed => Err(Failure::Refused(disturbed())),
-            Sight::Abandoned => Err(Failure::Unanswered(abandoned())),
-            Sight::Won(_) | Sight::Busy => Ok(Look::Busy(None)),
+            LockReply::Disturbed => Err(Failure::Refused(disturbed())),
+            LockReply::Abandoned => Err(Failure::Unanswered(abandoned())),
+            LockReply::Granted(_) | LockReply::Busy => Ok(Look::Busy(None)),
         }
     }
 
@@ -253,7 +253,7 @@ impl Ask<'_> {
         let asked_at = self.request.now();
         let span = left().min(LONGEST_WAIT).min(LONGEST_CALL);
         let answer = if span.is_zero() {
-            Ok(Sight::Busy)
+            Ok(LockReply::Busy)
         } else {
             store.waiting.fetch_add(1, Ordering::Relaxed);
             let answer = connection.wait(store.flavour, &self.name, span, GRACE);
@@ -261,7 +261,7 @@ impl Ask<'_> {
             answer
         };
         let answer = match answer {
-            Ok(Sight::Busy) if self.request.now() >= deadline => {
+            Ok(LockReply::Busy) if self.request.now() >= deadline => {
                 store.confirm_busy(&mut connection, &self.name, GRACE)
             }
             answer => answer,
@@ -273,21 +273,21 @@ impl Ask<'_> {
             return Ok(Some(None));
         }
         match answer? {
-            Sight::Won(epoch) => {
+            LockReply::Granted(epoch) => {
                 let id = connection.session();
                 place.connection = Some(connection);
                 Ok(Some(Some(self.won(place, id, epoch, asked_at))))
             }
-            Sight::Busy => {
+            LockReply::Busy => {
                 place.connection = Some(connection);
                 let is_over = self.request.now() >= deadline;
                 Ok(is_over.then_some(None))
             }
-            Sight::Abandoned => {
+            LockReply::Abandoned => {
                 place.connection = Some(connection);
                 Err(Failure::Unanswered(abandoned()))
             }
-            Sight::Disturbed => Err(Failure::Refused(disturbed())),
+            LockReply::Disturbed => Err(Failure::Refused(disturbed())),
         }
     }
 }
@@ -298,19 +298,19 @@ fn try_lock(
     connection: &mut Connection,
     name: &EncodedName,
     limit: Duration,
-) -> Result<Sight, Failure> {
+) -> Result<LockReply, Failure> {
     match connection.try_lock(name, limit)? {
-        Sight::Busy => store.confirm_busy(connection, name, limit),
+        LockReply::Busy => store.confirm_busy(connection, name, limit),
         sight => Ok(sight),
     }
 }
 
 /// Whether the server may have granted what was asked for on a session that lives on.
-fn may_be_held(sight: &Result<Sight, Failure>) -> bool {
+fn may_be_held(sight: &Result<LockReply, Failure>) -> bool {
     match sight {
-        Ok(Sight::Won(_) | Sight::Disturbed) | Err(Failure::Refused(_)) => true,
+        Ok(LockReply::Granted(_) | LockReply::Disturbed) | Err(Failure::Refused(_)) => true,
         // What did not answer is in doubt, and closed in the end.
-        Ok(Sight::Busy | Sight::Abandoned)
+        Ok(LockReply::Busy | LockReply::Abandoned)
         | Err(Failure::NotSent(_) | Failure::Closed(_) | Failure::Unanswered(_)) => false,
     }
 }

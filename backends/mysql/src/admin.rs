@@ -1,4 +1,4 @@
-//! Answers from the server, for every program that reaches it.
+//! The operators' commands: who holds what, forced release, and examination.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use crate::names::EncodedName;
 use crate::statements::{self, Flavour, SessionId};
 use crate::store::Store;
 
-/// How long between two looks whether a session that is being ended has ended.
-const LOOK: Duration = Duration::from_millis(5);
+/// The pause between two checks whether a session has ended.
+const CHECK_EVERY: Duration = Duration::from_millis(5);
 
 const LIST_MYSQL: &str = "SELECT object_name, processlist_id FROM performance_schema.metadata_locks JOIN performance_schema.threads ON owner_thread_id = thread_id WHERE object_type = 'USER LEVEL LOCK' AND lock_status = 'GRANTED'";
 const LIST_MARIADB: &str = "SELECT table_schema, thread_id FROM information_schema.metadata_lock_info WHERE lock_type = 'User lock'";
 /// Without it, MySQL's list is empty.
 const IS_LISTING: &str = "SELECT enabled = 'YES' FROM performance_schema.setup_instruments WHERE name = 'wait/lock/metadata/sql/mdl'";
-/// What clients say of themselves: all of them, and those of this user on this host, which everybody may
-/// see. Both are empty where the performance schema is off, as it is at first on MariaDB.
+/// The process ids that clients report: those of all clients, and those of this user on this host, which
+/// every user may read. Both are empty while the performance schema is off, MariaDB's default.
 const PIDS: [&str; 2] = [
     "SELECT processlist_id, attr_value FROM performance_schema.session_connect_attrs WHERE attr_name = '_pid'",
     "SELECT processlist_id, attr_value FROM performance_schema.session_account_connect_attrs WHERE attr_name = '_pid'",
@@ -56,16 +56,16 @@ impl Admin for Store {
                 "this hold was not shown by a MySQL or MariaDB store; ask again who holds the name",
             )
         })?;
-        // Nobody but the session itself can free one name of its own.
+        // Only the session itself can free a single name of its own.
         let ended = self.ask_apart(deadline, |connection, limit| {
             connection.query(&statements::end_holder(&name, session), limit)
         });
         let is_free = || Ok(self.holder(&name, deadline)? != Some(session));
         if let Err(error) = ended {
-            // It may hold the name no more, and then it is not ended.
+            // A session that does not hold the name any more is not ended.
             return if is_free()? { Ok(false) } else { Err(error) };
         }
-        // The server ends it in its own time.
+        // The server ends the session in the background.
         while !is_free()? {
             if self.clock.now() >= deadline {
                 return Err(Error::new(
@@ -73,7 +73,7 @@ impl Admin for Store {
                     "the server was told to end the session that holds it, and has not done so yet",
                 ));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_EVERY);
         }
         Ok(true)
     }
@@ -108,13 +108,13 @@ impl Admin for Store {
 }
 
 /// A name that is held.
-struct Seen {
+struct HeldLock {
     held: HeldName,
     encoded: EncodedName,
     session: u64,
 }
 
-impl Seen {
+impl HeldLock {
     fn new(name: &str, is_whole: bool, encoded: EncodedName, session: SessionId) -> Self {
         let SessionId { id, start } = session;
         let mut held = HeldName::new(name, format!("{id} {start} {encoded}"));
@@ -127,7 +127,7 @@ impl Seen {
     }
 }
 
-/// Reads what [`Seen::new`] writes.
+/// Reads what [`HeldLock::new`] writes.
 fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
     let (id, rest) = mark.split_once(' ')?;
     let (start, name) = rest.split_once(' ')?;
@@ -136,7 +136,7 @@ fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
 }
 
 impl Store {
-    /// Asks on a connection of the pool that holds nothing.
+    /// Runs `work` on a connection of the pool that holds no name.
     fn ask_apart<T>(
         &self,
         deadline: HostInstant,
@@ -162,14 +162,14 @@ impl Store {
         self.ask_apart(deadline, |connection, limit| connection.holder(name, limit))
     }
 
-    fn held_one(&self, name: &LockName, deadline: HostInstant) -> Result<Vec<Seen>, Error> {
+    fn held_one(&self, name: &LockName, deadline: HostInstant) -> Result<Vec<HeldLock>, Error> {
         let encoded = EncodedName::new(&self.namespace, name.as_str());
         let session = self.holder(&encoded, deadline)?;
-        let seen = session.map(|session| Seen::new(name.as_str(), true, encoded, session));
+        let seen = session.map(|session| HeldLock::new(name.as_str(), true, encoded, session));
         Ok(seen.into_iter().collect())
     }
 
-    fn held_all(&self, deadline: HostInstant) -> Result<Vec<Seen>, Error> {
+    fn held_all(&self, deadline: HostInstant) -> Result<Vec<HeldLock>, Error> {
         let start = self.rows(statements::START, deadline)?;
         let start = start.first().and_then(|row| number(row, 0));
         let start = start.ok_or_else(senseless)?;
@@ -177,12 +177,17 @@ impl Store {
         let own = own.filter_map(|(shown, id)| {
             let encoded = EncodedName::parse(&shown)?;
             let (name, is_whole) = encoded.decode(&self.namespace)?;
-            Some(Seen::new(&name, is_whole, encoded, SessionId { id, start }))
+            Some(HeldLock::new(
+                &name,
+                is_whole,
+                encoded,
+                SessionId { id, start },
+            ))
         });
         Ok(own.collect())
     }
 
-    /// All named locks of the server, and the session that holds each.
+    /// Returns all named locks of the server, and the session that holds each.
     fn list(&self, deadline: HostInstant) -> Result<Vec<(String, u64)>, Error> {
         let (sql, advice) = match self.flavour {
             Flavour::MySql => (LIST_MYSQL, NO_LIST_MYSQL),
@@ -205,8 +210,8 @@ impl Store {
         Ok(rows.iter().filter_map(read).collect())
     }
 
-    /// Adds who holds them and who waits, as far as this user may see.
-    fn describe(&self, held: &mut [Seen], deadline: HostInstant) -> Result<(), Error> {
+    /// Adds the holders and the numbers of waiters, as far as this user may see them.
+    fn describe(&self, held: &mut [HeldLock], deadline: HostInstant) -> Result<(), Error> {
         let sessions = self.rows(SESSIONS, deadline)?;
         let hosts: HashMap<u64, String> = sessions
             .iter()
@@ -222,7 +227,7 @@ impl Store {
         for seen in held {
             let asks = format!("GET_LOCK('{}',", seen.encoded);
             let waiting = statements.iter().filter(|sql| sql.contains(&asks)).count();
-            // Of other users, who may not look sees neither session nor statement.
+            // Without a permission, a user sees neither sessions nor statements of other users.
             let sees = hosts.contains_key(&seen.session);
             seen.held.waiting = sees.then(|| u64::try_from(waiting).unwrap_or(u64::MAX));
             seen.held.holder = Holder {
@@ -236,7 +241,7 @@ impl Store {
     }
 }
 
-/// The client's host without its port.
+/// Returns the client's host without its port.
 fn host(client: &str) -> String {
     let host = match client.rsplit_once(':') {
         Some((host, port)) if port.parse::<u16>().is_ok() => host,
@@ -261,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_known_by_its_host() {
+    fn host_of_a_client_has_no_port() {
         for (client, known) in [
             ("localhost", "localhost"),
             ("web-1:53412", "web-1"),

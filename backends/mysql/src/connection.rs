@@ -1,7 +1,6 @@
-//! One connection: opening it, and asking on it.
+//! One connection to a server, and requests on it.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,17 +15,17 @@ use mysql::{Conn, Opts, OptsBuilder, Row, Statement, Value};
 use mysql_common::proto::codec::error::PacketCodecError;
 use parking_lot::Mutex;
 
-use crate::failure::{asked, closed, is_time_over, not_connected};
+use crate::failure::{classify, closed, is_time_over, not_connected};
 use crate::names::EncodedName;
 use crate::options::{MySqlOptions, bracketed};
 use crate::statements::{self, EPOCH_BITS, Flavour, SessionId};
 use crate::wire::Wire;
 
-/// Longer than anything that is sent here; asking the server for its limit would cost a round trip.
+/// More than any request needs. Asking the server for its limit would cost a round trip.
 const MOST_BYTES: usize = 1 << 20;
 /// How many abandoned sessions are remembered.
 const MOST_ABANDONED: usize = 100;
-/// How long a server may stand still before it comes to a statement that it was sent.
+/// The longest time that a server may take to begin with a statement that it received.
 const STALL: Duration = Duration::from_secs(60);
 
 /// Sessions whose connection was closed while a reply was missing, and until when each may hold the
@@ -49,7 +48,7 @@ impl AbandonedSessions {
         !abandoned.is_empty()
     }
 
-    /// Returns whether this session, as the server names it, is one of them.
+    /// Returns whether a session, as the server names it, is one of them.
     pub(crate) fn has(&self, session: SessionId) -> bool {
         let abandoned = self.0.lock();
         abandoned.iter().any(|(known, _)| known.is(session))
@@ -129,7 +128,7 @@ impl Connector {
             .tcp_connect_timeout(Some(left))
             .read_timeout(Some(left))
             .write_timeout(Some(left));
-        // The crate takes it for granted that a server's packets have the right form.
+        // The crate panics on packets of a wrong form.
         let opened = catch_unwind(AssertUnwindSafe(|| Conn::new(opts)));
         let conn = match opened {
             Ok(Ok(conn)) => conn,
@@ -163,14 +162,15 @@ impl Connector {
     }
 }
 
-/// What an attempt or a wait found.
+/// The result of an attempt or a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sight {
-    Won(u64),
+pub(crate) enum LockReply {
+    /// The lock was granted, with this epoch.
+    Granted(u64),
     Busy,
-    /// An earlier request of this store has it, whose answer did not come: it is being given back.
+    /// An earlier request of this store, which got no reply, holds the lock; it is being released.
     Abandoned,
-    /// The server was disturbed: it says neither.
+    /// The server was disturbed: the lock is neither granted nor busy.
     Disturbed,
 }
 
@@ -181,25 +181,16 @@ pub(crate) struct Connection {
     open: OpenConnection,
     abandoned: Arc<AbandonedSessions>,
     server: Server,
-    /// When the server was started, in seconds.
+    /// The second in which the server was started.
     start: u64,
-    /// An answer is missing.
+    /// Whether a reply is missing.
     is_in_doubt: bool,
-    /// The session's wait_timeout, where it was set.
+    /// The session's wait_timeout, if it was set.
     idle_seconds: Option<u64>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
     try_statement: Option<Statement>,
     release_statement: Option<Statement>,
-}
-
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection")
-            .field("id", &self.id())
-            .field("server", &self.server)
-            .finish_non_exhaustive()
-    }
 }
 
 impl lockkeeper_remote::Connection for Connection {
@@ -220,12 +211,12 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// What the server calls it.
+    /// Returns the server's number of the session.
     pub(crate) fn id(&self) -> u32 {
         self.conn.connection_id()
     }
 
-    /// Returns what the server calls it, also after the server was started anew.
+    /// Returns the identity of the session, which stays unique when the server is started again.
     pub(crate) fn session(&self) -> SessionId {
         SessionId {
             id: self.id().into(),
@@ -246,7 +237,7 @@ impl Connection {
         }
         self.open.counts().add_commands(1);
         self.is_in_doubt = true;
-        // As on connecting.
+        // The crate panics on packets of a wrong form.
         let answer = catch_unwind(AssertUnwindSafe(|| work(&mut self.conn)))
             .map_err(|_| Failure::Unanswered(senseless()))?;
         self.is_in_doubt = !matches!(answer, Ok(_) | Err(mysql::Error::MySqlError(_)));
@@ -262,7 +253,7 @@ impl Connection {
             mysql::Error::CodecError(PacketCodecError::PacketsOutOfSync)
         );
         if !is_out_of_turn {
-            return asked(error, &self.server);
+            return classify(error, &self.server);
         }
         if self.wire.has_ended() {
             return closed(error, &self.server);
@@ -270,13 +261,13 @@ impl Connection {
         Failure::Unanswered(self.server.silent().with_source(error))
     }
 
-    /// The first row of what a statement gives.
+    /// Runs a statement and returns its first row.
     pub(crate) fn query(&mut self, sql: &str, limit: Duration) -> Result<Option<Row>, Failure> {
         self.call(limit, |conn| conn.query_first(sql))?
             .map_err(|error| self.failed(error))
     }
 
-    /// All rows.
+    /// Runs a statement and returns all rows.
     pub(crate) fn rows(&mut self, sql: &str, limit: Duration) -> Result<Vec<Row>, Failure> {
         self.call(limit, |conn| conn.query(sql))?
             .map_err(|error| self.failed(error))
@@ -299,15 +290,15 @@ impl Connection {
         Ok(number(row.as_ref()))
     }
 
-    /// Epochs count on from the second in which the server was started. One that dies within that
-    /// second can be back in the same one, so nothing is granted before it is over.
+    /// Waits until the second of the server's start is over. Epochs begin with that second: a server
+    /// that is started again within it would repeat them.
     fn outlast_first_second(&mut self, until: Instant) -> Result<(), Failure> {
         let left = until.saturating_duration_since(Instant::now());
         let row = self.query(statements::FIRST_SECOND, left)?;
         let (millis, start) = two(row.as_ref());
         let millis = millis.ok_or_else(|| Failure::Refused(senseless()))?;
         self.start = start.ok_or_else(|| Failure::Refused(senseless()))?;
-        // More is a clock that was set back.
+        // More than a second: the clock was set back.
         let rest = Duration::from_millis(millis.min(1_000));
         if rest > until.saturating_duration_since(Instant::now()) {
             return Err(Failure::NotSent(Error::new(
@@ -319,7 +310,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Has the server end the session when it was idle for so long, unless that is set already.
+    /// Sets the time after which the server ends the idle session, unless it is set already.
     pub(crate) fn set_idle(
         &mut self,
         flavour: Flavour,
@@ -333,8 +324,8 @@ impl Connection {
         Ok(())
     }
 
-    /// One attempt.
-    pub(crate) fn try_lock(&mut self, name: &str, limit: Duration) -> Result<Sight, Failure> {
+    /// Tries to take a lock without waiting.
+    pub(crate) fn try_lock(&mut self, name: &str, limit: Duration) -> Result<LockReply, Failure> {
         let statement = match &self.try_statement {
             Some(statement) => statement.clone(),
             None => {
@@ -343,30 +334,30 @@ impl Connection {
             }
         };
         let answer = self.execute(&statement, name, limit)?;
-        Ok(sight(answer))
+        Ok(lock_reply(answer))
     }
 
-    /// Waits in the server for `wait`; the answer may take `grace` more to come.
+    /// Waits in the server for `wait`; the reply may take `grace` longer.
     pub(crate) fn wait(
         &mut self,
         flavour: Flavour,
         name: &EncodedName,
         wait: Duration,
         grace: Duration,
-    ) -> Result<Sight, Failure> {
+    ) -> Result<LockReply, Failure> {
         let sql = statements::wait(flavour, name, wait);
         match self.call(wait + grace, |conn| conn.query_first::<Row, _>(sql))? {
-            Ok(row) => Ok(sight(number(row.as_ref()))),
+            Ok(row) => Ok(lock_reply(number(row.as_ref()))),
             Err(error) if is_time_over(&error) => {
-                // It may have been granted at the very end, and the statement ended after that.
+                // The lock may have been granted just before the statement was ended.
                 self.release(name, grace)?;
-                Ok(Sight::Busy)
+                Ok(LockReply::Busy)
             }
             Err(error) => Err(self.failed(error)),
         }
     }
 
-    /// Whether the name was this session's until now.
+    /// Releases a lock, and returns whether this session held it.
     pub(crate) fn release(&mut self, name: &str, limit: Duration) -> Result<bool, Failure> {
         let statement = match &self.release_statement {
             Some(statement) => statement.clone(),
@@ -394,7 +385,7 @@ impl Connection {
         Ok(id.zip(start).map(|(id, start)| SessionId { id, start }))
     }
 
-    /// Which of the names this session holds.
+    /// Returns for each name whether this session holds it.
     pub(crate) fn holds(
         &mut self,
         names: &[EncodedName],
@@ -410,26 +401,26 @@ impl Connection {
     }
 }
 
-fn sight(answer: Option<u64>) -> Sight {
+fn lock_reply(answer: Option<u64>) -> LockReply {
     match answer {
-        None => Sight::Disturbed,
-        Some(0) => Sight::Busy,
-        Some(number) => Sight::Won(number & EPOCH_BITS),
+        None => LockReply::Disturbed,
+        Some(0) => LockReply::Busy,
+        Some(number) => LockReply::Granted(number & EPOCH_BITS),
     }
 }
 
-/// The only number of a row; `None` for NULL.
+/// Returns the only number of a row, or `None` for NULL.
 fn number(row: Option<&Row>) -> Option<u64> {
     row.and_then(|row| row.as_ref(0)).and_then(whole)
 }
 
-/// The two numbers of a row.
+/// Returns the two numbers of a row.
 fn two(row: Option<&Row>) -> (Option<u64>, Option<u64>) {
     let at = |at| row.and_then(|row| row.as_ref(at)).and_then(whole);
     (at(0), at(1))
 }
 
-/// Servers differ in the type of a number.
+/// Reads a number, for which servers use several types.
 pub(crate) fn whole(value: &Value) -> Option<u64> {
     match value {
         Value::UInt(number) => Some(*number),

@@ -1,5 +1,5 @@
-//! Calls that go on when nobody waits for them any more: one that is cut short leaves its
-//! connection in doubt, and with it the locks of others.
+//! Calls that continue after their caller has stopped waiting: a call that is cut short leaves its
+//! connection in doubt, and with it the locks of other callers.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,8 +16,8 @@ enum State<T> {
 /// A call that runs on a thread of its own.
 pub(crate) struct Call<T>(Arc<(Mutex<State<T>>, Condvar)>);
 
-/// Starts `work`. What it gives goes to `late` where nobody waits any more. `None`: no thread can be
-/// had.
+/// Starts `work` on a thread. If the caller has stopped waiting, the result goes to `late`. Returns
+/// `None` if no thread can be started.
 pub(crate) fn start<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
     late: impl FnOnce(T) + Send + 'static,
@@ -43,7 +43,7 @@ pub(crate) fn start<T: Send + 'static>(
 }
 
 impl<T> Call<T> {
-    /// Waits for it, at most until `until`. After `None` it is on its own.
+    /// Waits for the result until `until`. After `None` the call continues, and ends with `late`.
     pub(crate) fn wait(self, until: Instant) -> Option<T> {
         let (state, done) = &*self.0;
         let mut state = state.lock();
@@ -59,7 +59,7 @@ impl<T> Call<T> {
     }
 }
 
-/// `Instant` ends before a `Duration` does.
+/// Returns the time after `left`, or after a day: an `Instant` ends before a `Duration`.
 pub(crate) fn after(left: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(left.min(Duration::from_secs(86_400)))
@@ -72,7 +72,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     #[test]
-    fn what_comes_in_time_is_given_and_what_comes_late_is_not_lost() {
+    fn result_in_time_is_returned_and_late_one_is_handed_on() {
         let call = start(|| 1, |_| unreachable!()).unwrap();
         assert_eq!(call.wait(after(Duration::from_secs(60))), Some(1));
 

@@ -1,4 +1,4 @@
-//! What is known to break named locks on a server, looked for.
+//! Finds settings of a server that are known to break named locks.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ const LIMITS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', '
 const CONNECTED: &str = "SHOW GLOBAL STATUS LIKE 'Threads_connected'";
 const TIME: &str = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS UNSIGNED)";
 const IDLE: &str = "SELECT @@SESSION.wait_timeout";
-/// For how many seconds a session may be idle, to see whether the server does as it is told.
+/// A wait_timeout in seconds, to check whether the server keeps it.
 const TRIED: u64 = 7;
 
 pub(crate) fn examine(
@@ -67,7 +67,7 @@ fn clock(connection: &mut Connection, limit: Duration) -> Result<Finding, Failur
     Ok(Finding::clocks(before, theirs, after))
 }
 
-/// Leases lean on it: the server ends the session of a holder that is silent.
+/// Checks that the server ends the session of a silent holder: leases rely on it.
 fn idle(
     connection: &mut Connection,
     flavour: Flavour,
@@ -86,7 +86,7 @@ fn idle(
         topic,
         "the server does not keep a session's own wait_timeout",
         "a holder that has stopped keeps its lock for hours",
-        "find out who sets it: init_connect, a proxy, a limit of the provider's",
+        "find out what sets it: init_connect, a proxy, a limit of the provider's",
     ))
 }
 

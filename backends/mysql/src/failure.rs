@@ -1,4 +1,4 @@
-//! What a server's or a connection's error means here, and what to do about it.
+//! The meaning of errors of the server and of the connection, with advice.
 
 use std::io;
 
@@ -7,8 +7,8 @@ use lockkeeper_remote::{Failure, Server, is_timeout, senseless};
 use mysql::{DriverError, MySqlError};
 use mysql_common::proto::codec::error::PacketCodecError;
 
-/// What an error of the mysql crate's means on a connection that was open.
-pub(crate) fn asked(error: mysql::Error, server: &Server) -> Failure {
+/// Classifies an error of the mysql crate on a connection that was open.
+pub(crate) fn classify(error: mysql::Error, server: &Server) -> Failure {
     match &error {
         mysql::Error::MySqlError(said) if ENDED.contains(&said.code) => closed(error, server),
         mysql::Error::MySqlError(said) => Failure::Refused(refused(said)),
@@ -25,7 +25,7 @@ pub(crate) fn asked(error: mysql::Error, server: &Server) -> Failure {
     }
 }
 
-/// What the socket said, where it is that.
+/// Returns the kind of an error of the socket.
 fn io_kind(error: &mysql::Error) -> Option<io::ErrorKind> {
     match error {
         mysql::Error::IoError(io) | mysql::Error::CodecError(PacketCodecError::Io(io)) => {
@@ -40,31 +40,31 @@ pub(crate) fn closed(error: mysql::Error, server: &Server) -> Failure {
     Failure::Closed(server.closed().with_source(error))
 }
 
-/// A call that goes on by itself.
+/// Returns the error of a call that continues in the background.
 pub(crate) fn slow() -> Error {
     Error::new(
         ErrorKind::Unknown,
-        "the server was asked and did not answer soon; the question stands",
+        "no reply yet; the request is still in flight",
     )
 }
 
-/// Server shutdown, session killed, gone away, lost, idle for too long, and errors of the network
-/// as the server sees them: the session is over.
+/// The session is over: server shutdown, session killed, gone away, lost, idle for too long, and errors
+/// of the network as the server sees them.
 const ENDED: [u16; 11] = [
     1053, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 4031,
 ];
 
-/// The bound of a statement is over: MySQL's, and MariaDB's.
+/// The time limit of a statement is over, on MySQL and on MariaDB.
 pub(crate) const TIME_IS_OVER: [u16; 2] = [3024, 1969];
 
-/// Whether the server ended a wait at its bound.
+/// Returns whether the server ended a wait at its time limit.
 pub(crate) fn is_time_over(error: &mysql::Error) -> bool {
     matches!(error, mysql::Error::MySqlError(said) if TIME_IS_OVER.contains(&said.code))
 }
 
 const ACCESS_DENIED: u16 = 1045;
 
-/// Numbers of the server's, what they mean, and what to do.
+/// Error numbers of the server, the kind of error that they are, and the advice for the user.
 struct Meaning(&'static [u16], ErrorKind, &'static str);
 
 const MEANINGS: [Meaning; 15] = [
@@ -116,7 +116,7 @@ const MEANINGS: [Meaning; 15] = [
     Meaning(
         &[1317, 3024, 1969, 1205],
         ErrorKind::Unavailable,
-        "somebody ended the statement; ask again",
+        "the statement was ended by a KILL or a limit; try again",
     ),
     Meaning(
         &[1047],
@@ -145,7 +145,7 @@ const MEANINGS: [Meaning; 15] = [
     ),
 ];
 
-/// What the server's word means.
+/// Returns the error for an error reply.
 pub(crate) fn refused(said: &MySqlError) -> Error {
     let known = MEANINGS
         .iter()
@@ -226,11 +226,11 @@ mod tests {
             message: "so it is".to_owned(),
             code,
         };
-        asked(mysql::Error::MySqlError(said), &server())
+        classify(mysql::Error::MySqlError(said), &server())
     }
 
     #[test]
-    fn each_word_of_the_servers_has_its_outcome() {
+    fn error_numbers_have_their_outcomes() {
         for ended in ENDED {
             assert!(matches!(meaning(ended), Failure::Closed(_)), "{ended}");
         }
@@ -252,8 +252,8 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_in_time_is_unknown_and_a_closed_socket_is_the_end() {
-        let io = |kind| asked(mysql::Error::IoError(io::Error::from(kind)), &server());
+    fn missing_reply_is_unknown_and_closed_socket_ends_the_session() {
+        let io = |kind| classify(mysql::Error::IoError(io::Error::from(kind)), &server());
         let Failure::Unanswered(error) = io(io::ErrorKind::WouldBlock) else {
             panic!("it may have been carried out");
         };

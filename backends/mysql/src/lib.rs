@@ -2,9 +2,9 @@
 //! 10.0.2 on.
 //!
 //! A lock is a named lock (`GET_LOCK`) of a session that does nothing else. The server itself ends
-//! that session, and with it the lock, when it was idle for the lease's ttl in whole seconds; each
-//! renewal is a question on it. Names that are free are taken on sessions that already hold some;
-//! only who waits has a session alone.
+//! that session, and with it the lock, after it was idle for the lease's ttl in whole seconds. Each
+//! renewal is a query on it. Free names are taken on sessions that already hold some; only a caller
+//! that waits has a session of its own.
 //!
 //! Epochs are the server's `UUID_SHORT()`: the second of its start and a counter. They grow over a
 //! restart however quick it is, unless the server's clock was set back over it.
@@ -31,5 +31,5 @@ pub use mysql::Opts;
 pub use options::MySqlOptions;
 pub use provider::MySqlProvider;
 
-/// The store's short name.
+/// The backend's name in errors and capabilities.
 const BACKEND: &str = "mysql";

@@ -1,5 +1,4 @@
-//! What a lock is called on the server: readable for people where that is safe, and different for
-//! different locks on both servers.
+//! The names of locks on the server: legible where that is safe, and different for different locks.
 
 use std::borrow::Borrow;
 use std::fmt::{self, Write};
@@ -12,12 +11,12 @@ use sha2::{Digest, Sha256};
 const LONGEST: usize = 64;
 /// Bytes of the hash that are kept: 160 bits.
 const KEPT: usize = 20;
-/// What is left for people beside `~` and the hash.
-const READABLE: usize = LONGEST - 1 - 2 * KEPT;
+/// The length of the legible part before `~` and the hash.
+const LEGIBLE: usize = LONGEST - 1 - 2 * KEPT;
 
-/// What a lock is called on the server. It has only letters that SQL need not quote, so it is the
-/// only text that [`statements`](crate::statements) may paste; a name that the server shows may be
-/// anybody's, and becomes one by [`parse`](Self::parse) alone.
+/// The name of a lock on the server. It has only letters that SQL need not quote, so it is the only
+/// text that [`statements`](crate::statements) may paste. A name that the server shows may come from any
+/// program, and becomes one by [`parse`](Self::parse) alone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct EncodedName(Arc<str>);
 
@@ -55,7 +54,7 @@ impl EncodedName {
             hash.len() == 2 * KEPT && hash.chars().all(is_hex)
         };
         let readable = match text.split_once('~') {
-            Some((readable, hash)) if readable.len() <= READABLE && is_hash(hash) => readable,
+            Some((readable, hash)) if readable.len() <= LEGIBLE && is_hash(hash) => readable,
             None if text.len() <= LONGEST => text,
             _ => return None,
         };
@@ -83,7 +82,7 @@ impl Deref for EncodedName {
     }
 }
 
-/// Maps that have these as keys are asked by text.
+/// Maps with these keys can be searched by text.
 impl Borrow<str> for EncodedName {
     fn borrow(&self) -> &str {
         &self.0
@@ -102,18 +101,17 @@ impl fmt::Debug for EncodedName {
     }
 }
 
-/// What of namespace and name can be read, where they are not written as they are.
+/// Returns the legible part of a name that cannot be written unchanged.
 fn like(namespace: &str, name: &str) -> String {
     let legible = namespace.chars().chain([':']).chain(name.chars());
-    let letters = legible.take(READABLE).map(|letter| {
+    let letters = legible.take(LEGIBLE).map(|letter| {
         let letter = letter.to_ascii_lowercase();
         if is_plain(letter) { letter } else { '_' }
     });
     letters.collect()
 }
 
-/// Neither case nor accents nor what a collation passes over; and nothing that would have to be
-/// quoted in SQL.
+/// Returns whether a letter needs no quotes in SQL, and no collation folds or ignores it.
 fn is_plain(letter: char) -> bool {
     matches!(letter, 'a'..='z' | '0'..='9' | ':' | '.' | '_' | '-' | '/' | '@' | '#')
 }
@@ -128,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_plain_names_are_as_they_are() {
+    fn short_plain_names_are_unchanged() {
         assert_eq!(&*encode("shop", "seat:42"), "shop:seat:42");
         assert_eq!(
             &*encode("default", "a/b_c-d.e@f#g"),
@@ -139,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_like_themselves_and_have_a_hash() {
+    fn other_names_get_a_legible_part_and_a_hash() {
         let encoded = encode("shop", "Seat 42");
         assert_eq!(encoded.get(..13), Some("shop:seat_42~"));
         assert_eq!(encoded.len(), 13 + 2 * KEPT);
@@ -159,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_back_or_their_likeness_is() {
+    fn names_are_decoded_whole_or_in_part() {
         for name in ["seat:42", "a/b_c-d.e@f#g"] {
             let encoded = encode("shop", name);
             assert_eq!(encoded.decode("shop"), Some((name.to_owned(), true)));
@@ -170,7 +168,7 @@ mod tests {
             let (known, is_whole) = decoded.unwrap();
             assert!(known.starts_with(like) && !is_whole, "{known}");
         }
-        for (theirs, plain) in [("mysql_migration_lock", true), ("somebody else's", false)] {
+        for (theirs, plain) in [("mysql_migration_lock", true), ("another program's", false)] {
             let parsed = EncodedName::parse(theirs);
             assert_eq!(parsed.is_some(), plain, "{theirs}");
             assert_eq!(parsed.and_then(|name| name.decode("shop")), None);
@@ -178,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_encoded_is_read() {
+    fn only_encoded_names_are_parsed() {
         let long = "x".repeat(LONGEST);
         for name in ["seat:42", "Seat 42", &long, "~", "'; drop table t; -- ", ""] {
             let encoded = encode("shop", name);
@@ -197,7 +195,7 @@ mod tests {
             format!("shop:a~{hash}'"),
             format!("shop:a~{hash}~{hash}"),
             format!("shop:a~{}g", &hash[1..]),
-            format!("{}~{hash}", "x".repeat(READABLE + 1)),
+            format!("{}~{hash}", "x".repeat(LEGIBLE + 1)),
         ] {
             assert_eq!(EncodedName::parse(&bad), None, "{bad}");
         }

@@ -1,5 +1,4 @@
-//! What is looked at before the first lock: whether this server, and what stands before it, keeps
-//! named locks as they should be.
+//! Inspects a server, and any proxy before it, on opening: do they keep named locks correctly?
 
 use std::time::Duration;
 
@@ -11,29 +10,29 @@ use crate::connection::{Connection, whole};
 use crate::names::EncodedName;
 use crate::statements::Flavour;
 
-/// The variables that matter; a server that lacks one does not list it.
+/// Lists the variables that matter; a server that lacks one leaves it out.
 const VARIABLES: &str = "SHOW SESSION VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'wsrep_on', 'read_only', 'super_read_only', 'group_replication_group_name')";
 
-/// What was found.
+/// The result of an inspection.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) flavour: Flavour,
-    /// What may break locks, in words for people.
+    /// Conditions that may break locks, for people.
     pub(crate) warnings: Vec<String>,
 }
 
-/// Looks, and does all that a lock needs once.
-pub(crate) fn look(connection: &mut Connection, limit: Duration) -> Result<Found, Error> {
-    let look = |connection: &mut Connection| -> Result<Found, Failure> {
+/// Inspects the server, and does once all that a lock needs.
+pub(crate) fn inspect(connection: &mut Connection, limit: Duration) -> Result<Found, Error> {
+    let inspect = |connection: &mut Connection| -> Result<Found, Failure> {
         let rows = connection.rows(VARIABLES, limit)?;
         let found = judge(&rows).map_err(Failure::Refused)?;
         rehearse(connection, found.flavour, limit)?;
         Ok(found)
     };
-    look(connection).map_err(nothing_granted)
+    inspect(connection).map_err(nothing_granted)
 }
 
-/// What may break locks, as [`look`] finds it, and nothing else.
+/// Returns the conditions that may break locks.
 pub(crate) fn warnings(
     connection: &mut Connection,
     limit: Duration,
@@ -106,20 +105,20 @@ fn multiplexed() -> String {
     "something between this program and the server shares out its connections (ProxySQL, MaxScale or the like), and a named lock belongs to one connection; connect to the server itself".to_owned()
 }
 
-/// `10.11.19-MariaDB-…` begins with three numbers, after the `5.5.5-` of old.
+/// Returns the three numbers of a version such as `10.11.19-MariaDB-…`, without an old prefix `5.5.5-`.
 fn numbers(version: &str) -> [u32; 3] {
     let version = match version.strip_prefix("5.5.5-") {
         Some(rest) if rest.contains("MariaDB") => rest,
         _ => version,
     };
     let mut parts = version.split(['.', '-']).map(|part| part.parse().ok());
-    // What is no number stands for a recent one: some makers write `8.0.mysql_aurora.3.04.0`.
+    // A word counts as a recent version: some vendors write `8.0.mysql_aurora.3.04.0`.
     let mut next = || parts.next().flatten().unwrap_or(u32::MAX);
     [next(), next(), next()]
 }
 
-/// Takes, sees and frees a name of its own, in several statements: between two of them a
-/// multiplexer would change the connection, and who lacks a permission hears of it now.
+/// Takes, inspects and frees a name of its own, in several statements: a multiplexer would change the
+/// connection between two of them, and a missing permission shows.
 fn rehearse(connection: &mut Connection, flavour: Flavour, limit: Duration) -> Result<(), Failure> {
     let row = connection.query("SELECT CONNECTION_ID() + 0", limit)?;
     let id = row.as_ref().and_then(|row| row.as_ref(0)).and_then(whole);
@@ -131,11 +130,10 @@ fn rehearse(connection: &mut Connection, flavour: Flavour, limit: Duration) -> R
             multiplexed(),
         )));
     }
-    // As many seconds as a connection that nobody uses may lie there.
     connection.set_idle(flavour, IDLE, limit)?;
     let probe = format!("probe:{}:{:x}", std::process::id(), fastrand::u64(..));
     let name = EncodedName::new("lockkeeper", &probe);
-    let crate::connection::Sight::Won(_) = connection.try_lock(&name, limit)? else {
+    let crate::connection::LockReply::Granted(_) = connection.try_lock(&name, limit)? else {
         return Err(Failure::Refused(senseless()));
     };
     let held = connection.holds(std::slice::from_ref(&name), limit)?;
@@ -149,7 +147,7 @@ fn rehearse(connection: &mut Connection, flavour: Flavour, limit: Duration) -> R
     )))
 }
 
-/// The usual ttl, so that it is not set again for the first lock.
+/// The default ttl in seconds, so that it is not set again for the first lock.
 const IDLE: u64 = 30;
 
 #[cfg(test)]
@@ -163,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_told_apart_and_old_ones_refused() {
+    fn servers_are_distinguished_and_old_ones_refused() {
         for (version, flavour) in [
             ("10.11.19-MariaDB-0+deb12u1", Flavour::MariaDb),
             ("5.5.5-10.0.38-MariaDB", Flavour::MariaDb),
@@ -183,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_named_locks_is_refused_or_warned_of() {
+    fn conditions_that_break_locks_are_refused_or_warned_of() {
         let error = judged("10.11.1-MariaDB", &[("wsrep_on", "ON")]).unwrap_err();
         assert!(error.message().contains("Galera"), "{error}");
         let pairs = [("version", "8.0.30"), ("version_comment", "(ProxySQL)")];

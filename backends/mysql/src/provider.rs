@@ -77,7 +77,7 @@ impl MySqlProvider {
             options.check()?;
             let connector = Connector::new(options);
             let mut connection = connector.connect(options.remote.connect_timeout)?;
-            let found = opening::look(&mut connection, options.remote.connect_timeout)?;
+            let found = opening::inspect(&mut connection, options.remote.connect_timeout)?;
             let store = Store::new(options, namespace, clock, connector, &found, connection)?;
             Ok(Self {
                 store,

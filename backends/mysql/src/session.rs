@@ -1,8 +1,7 @@
-//! A session that holds names: until when each of them is believed in, and asking on the one
-//! connection that all of them share.
+//! A session that holds names: how long each lease lasts, and calls on the one connection that all of
+//! them share.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant};
@@ -14,47 +13,46 @@ use crate::names::EncodedName;
 use crate::statements::SessionId;
 use crate::store::PooledConn;
 
-/// How many names a session remembers that ended by their time.
-const MOST_ENDED: usize = 1_000;
+/// The number of expired names that a session remembers.
+const MOST_EXPIRED: usize = 1_000;
 
-/// A hold that lasts so long can have been shown to somebody, who knows it by its session.
-const SEEN: Duration = Duration::from_secs(1);
+/// A hold of this length may have been shown to an operator, who knows it by its session.
+const SHOWN_AFTER: Duration = Duration::from_secs(1);
 
-/// How a session stands.
+/// The state of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Health {
     Good,
-    /// An answer did not come. It is asked no more, and stays open until nobody believes in what
-    /// it holds: closing it would free that at once.
+    /// A reply is missing. The session gets no more requests, and stays open until all leases on it are
+    /// over: closing it would free them at once.
     Doubt,
-    /// The server has ended it, or nothing is held on it any more.
+    /// The server has ended the session, or it holds no names any more.
     Over,
 }
 
-/// What is known of a name of the session's.
+/// A name of the session.
 #[derive(Debug)]
 struct Entry {
-    /// Which grant; 0 while it is being asked for.
+    /// The epoch of the grant; 0 while the request is under way.
     epoch: u64,
-    /// When it was granted.
+    /// The time of the grant.
     since: HostInstant,
-    /// The lease is over then, whether the server knows or not.
+    /// The end of the lease, whether the server knows it or not.
     until: HostInstant,
-    /// It is being given back.
+    /// Whether the name is being released.
     is_ending: bool,
 }
 
 struct State {
     health: Health,
-    /// No more names come in, and the connection is not used again.
+    /// Whether the session takes no more names, and the connection is not used again.
     is_spent: bool,
-    /// A hold on it can have been shown to somebody: the pool must not grant the name on the same
-    /// connection again.
-    was_seen: bool,
-    /// Names whose leases ended by their time: a late proof of such a lease must not hold for a
-    /// later one.
-    ended: HashSet<EncodedName>,
-    /// `GET_LOCK` grants a session what it has already, so no name is asked for twice on one.
+    /// Whether a hold on it may have been shown to an operator: then the pool must not grant the name on
+    /// the same connection again.
+    was_shown: bool,
+    /// Names with an expired lease: a late proof of such a lease must not hold for a later one.
+    expired: HashSet<EncodedName>,
+    /// `GET_LOCK` grants a session a name that it holds already, so no name is requested twice.
     names: HashMap<EncodedName, Entry>,
 }
 
@@ -62,44 +60,36 @@ pub(crate) struct Session {
     pub(crate) id: SessionId,
     /// Its wait_timeout: the leases on it have a ttl of as many whole seconds.
     pub(crate) idle_seconds: u64,
-    /// Taken out when the session is over.
-    place: Mutex<Option<PooledConn>>,
+    /// The connection, until the session is over.
+    slot: Mutex<Option<PooledConn>>,
     state: Mutex<State>,
 }
 
-impl fmt::Debug for Session {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session")
-            .field("id", &self.id)
-            .finish_non_exhaustive()
-    }
-}
-
 impl State {
-    /// The server holds nothing on the connection for sure, and it can serve others.
+    /// Returns whether the server certainly holds nothing on the connection, so that it can serve others.
     fn is_clean(&self) -> bool {
         self.names.is_empty()
-            && self.ended.is_empty()
+            && self.expired.is_empty()
             && self.health != Health::Doubt
             && !self.is_spent
-            && !self.was_seen
+            && !self.was_shown
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if let Some(place) = self.place.get_mut()
+        if let Some(slot) = self.slot.get_mut()
             && !self.state.get_mut().is_clean()
         {
-            place.connection = None;
+            slot.connection = None;
         }
     }
 }
 
 impl Session {
-    /// Of a connection that was just granted `name`.
+    /// A session on a connection that was just granted `name`.
     pub(crate) fn new(
-        place: PooledConn,
+        slot: PooledConn,
         id: SessionId,
         idle_seconds: u64,
         name: EncodedName,
@@ -116,64 +106,64 @@ impl Session {
         Self {
             id,
             idle_seconds,
-            place: Mutex::new(Some(place)),
+            slot: Mutex::new(Some(slot)),
             state: Mutex::new(State {
                 health: Health::Good,
                 is_spent: false,
-                was_seen: false,
-                ended: HashSet::new(),
+                was_shown: false,
+                expired: HashSet::new(),
                 names: HashMap::from([(name, entry)]),
             }),
         }
     }
 
-    /// Asks on its connection, within `left`.
+    /// Runs `work` on the connection within `left`.
     pub(crate) fn run<T>(
         &self,
         left: Duration,
         work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let (place, left) = match self.place.try_lock() {
-            Some(place) => (place, left),
+        let (slot, left) = match self.slot.try_lock() {
+            Some(slot) => (slot, left),
             None => {
                 let began = Instant::now();
-                let place = self.place.try_lock_for(left);
+                let slot = self.slot.try_lock_for(left);
                 let left = left.saturating_sub(began.elapsed());
-                (place.ok_or_else(|| Failure::NotSent(busy()))?, left)
+                (slot.ok_or_else(|| Failure::NotSent(busy()))?, left)
             }
         };
-        self.run_in(place, left, work)
+        self.run_in(slot, left, work)
     }
 
     fn run_in<T>(
         &self,
-        mut place: MutexGuard<'_, Option<PooledConn>>,
+        mut slot: MutexGuard<'_, Option<PooledConn>>,
         left: Duration,
         work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         if self.state.lock().health == Health::Doubt {
             return Err(Failure::Unanswered(in_doubt()));
         }
-        let connection = place.as_mut().and_then(|place| place.connection.as_mut());
+        let connection = slot.as_mut().and_then(|slot| slot.connection.as_mut());
         let connection = connection.ok_or_else(|| Failure::Closed(ended()))?;
         let result = work(connection, left);
         match &result {
             Err(Failure::Closed(_)) => {
                 self.state.lock().health = Health::Over;
-                if let Some(mut place) = place.take() {
-                    place.connection = None;
+                if let Some(mut slot) = slot.take() {
+                    slot.connection = None;
                 }
             }
             Err(Failure::Unanswered(_)) => self.state.lock().health = Health::Doubt,
             _ => {}
         }
-        drop(place);
-        // Its last name may have been forgotten meanwhile.
+        drop(slot);
+        // The last name may have been forgotten meanwhile.
         self.retire();
         result
     }
 
-    /// Asks as [`run`](Self::run) does, if the session has no more than one name: a call that is cut
+    /// Runs `work` as [`run`](Self::run) does, if the session has at most one name: a call that is cut
     /// short costs all of them. Returns `None` if it has several, or if another call is under way. No
     /// other name is granted on the session during the call.
     pub(crate) fn run_alone<T>(
@@ -181,13 +171,13 @@ impl Session {
         left: Duration,
         work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Option<Result<T, Failure>> {
-        let place = self.place.try_lock()?;
-        (self.count() <= 1).then(|| self.run_in(place, left, work))
+        let slot = self.slot.try_lock()?;
+        (self.count() <= 1).then(|| self.run_in(slot, left, work))
     }
 
-    /// Lets go of the connection where no name is on the session any more: back to the pool, or
-    /// closed. A guard that lost its lease may keep the session itself for long. Who asks on it right
-    /// now does this afterwards.
+    /// Returns the connection to the pool, or closes it, if the session has no name any more. A guard
+    /// that lost its lease may keep the session itself for long. During a call, the call does this at its
+    /// end.
     pub(crate) fn retire(&self) {
         let is_clean = {
             let state = self.state.lock();
@@ -196,32 +186,32 @@ impl Session {
             }
             state.is_clean()
         };
-        if let Some(mut place) = self.place.try_lock()
-            && let Some(mut place) = place.take()
+        if let Some(mut slot) = self.slot.try_lock()
+            && let Some(mut slot) = slot.take()
             && !is_clean
         {
-            place.connection = None;
+            slot.connection = None;
         }
     }
 
-    /// Whether somebody asks on it right now.
+    /// Returns whether a call is under way.
     pub(crate) fn is_busy(&self) -> bool {
-        self.place.is_locked()
+        self.slot.is_locked()
     }
 
-    /// How many names it holds.
+    /// Returns the number of names.
     pub(crate) fn count(&self) -> usize {
         self.state.lock().names.len()
     }
 
-    /// Keeps a place for a name that is about to be asked for. Returns false if the session takes no
-    /// names: that is also so while its last one is given back, since that call may be cut short.
+    /// Enters a name that is about to be requested. Returns false if the session takes no names, also
+    /// while its last one is released, since that call may be cut short.
     pub(crate) fn enter(&self, name: &EncodedName) -> bool {
         let mut state = self.state.lock();
         let is_open = state.health == Health::Good
             && !state.is_spent
             && state.names.values().any(|entry| !entry.is_ending);
-        if !is_open || state.names.contains_key(name) || state.ended.contains(name) {
+        if !is_open || state.names.contains_key(name) || state.expired.contains(name) {
             return false;
         }
         let entry = Entry {
@@ -234,8 +224,14 @@ impl Session {
         true
     }
 
-    /// The name was granted.
-    pub(crate) fn settle(&self, name: &str, epoch: u64, now: HostInstant, until: HostInstant) {
+    /// Records the grant of a name.
+    pub(crate) fn record_grant(
+        &self,
+        name: &str,
+        epoch: u64,
+        now: HostInstant,
+        until: HostInstant,
+    ) {
         if let Some(entry) = self.state.lock().names.get_mut(name) {
             entry.epoch = epoch;
             entry.since = now;
@@ -243,7 +239,7 @@ impl Session {
         }
     }
 
-    /// Whether the lease lasts, as far as this process knows.
+    /// Returns whether the lease lasts, as far as this process knows.
     pub(crate) fn lasts(&self, name: &str, epoch: u64, now: HostInstant) -> bool {
         let state = self.state.lock();
         state.health != Health::Over
@@ -253,7 +249,7 @@ impl Session {
                 .is_some_and(|entry| entry.epoch == epoch && !entry.is_ending && now < entry.until)
     }
 
-    /// The lease was renewed. False: it was ended in the meantime.
+    /// Extends a lease that was renewed. Returns false if it was ended meanwhile.
     pub(crate) fn extend(&self, name: &str, epoch: u64, until: HostInstant) -> bool {
         match self.state.lock().names.get_mut(name) {
             Some(entry) if entry.epoch == epoch && !entry.is_ending => {
@@ -264,8 +260,8 @@ impl Session {
         }
     }
 
-    /// Begins to give a lease back. `None`: it is over. Else whether it lasted until now, and
-    /// whether other names are on the session.
+    /// Begins to release a lease. Returns whether it lasted until now, and whether the session has other
+    /// names; `None` if the lease is over.
     pub(crate) fn end(&self, name: &str, epoch: u64, now: HostInstant) -> Option<(bool, bool)> {
         let mut state = self.state.lock();
         let is_shared = state.names.len() > 1;
@@ -276,20 +272,20 @@ impl Session {
         }
         entry.is_ending = true;
         let lasted = now < entry.until;
-        let was_seen = now.saturating_since(entry.since) >= SEEN;
-        state.was_seen |= was_seen;
+        let was_shown = now.saturating_since(entry.since) >= SHOWN_AFTER;
+        state.was_shown |= was_shown;
         Some((lasted, is_shared))
     }
 
     /// Returns whether the server may hold the name on this session while no guard of this process
-    /// does: it is being asked for, or it is to be given back.
+    /// does: it is being requested, or it is to be released.
     pub(crate) fn has_unclaimed(&self, name: &str, now: HostInstant) -> bool {
         let state = self.state.lock();
         let entry = state.names.get(name);
         entry.is_some_and(|entry| entry.epoch == 0 || entry.is_ending || entry.until <= now)
     }
 
-    /// It could not be given back: the sweeper is to do it.
+    /// Leaves a name that could not be released to the sweeper.
     pub(crate) fn leave_to_sweeper(&self, name: &str, now: HostInstant) {
         if let Some(entry) = self.state.lock().names.get_mut(name) {
             entry.until = now;
@@ -297,7 +293,7 @@ impl Session {
         }
     }
 
-    /// Forgets a name. True where it was the last one: then the session takes no more, and is to
+    /// Forgets a name. Returns true if it was the last one: then the session takes no more, and has to
     /// [`retire`](Self::retire).
     pub(crate) fn leave(&self, name: &str) -> bool {
         let mut state = self.state.lock();
@@ -305,8 +301,8 @@ impl Session {
         state.names.is_empty()
     }
 
-    /// Takes the names whose leases are over by now, and tells when the next one is.
-    pub(crate) fn expired(&self, now: HostInstant) -> (Vec<EncodedName>, HostInstant) {
+    /// Returns the names whose leases are over by now, and the end of the next one.
+    pub(crate) fn take_expired(&self, now: HostInstant) -> (Vec<EncodedName>, HostInstant) {
         let mut state = self.state.lock();
         let state = &mut *state;
         let mut expired = Vec::new();
@@ -322,17 +318,17 @@ impl Session {
                 next = next.min(entry.until);
             }
         }
-        state.ended.extend(expired.iter().cloned());
-        state.is_spent |= state.ended.len() > MOST_ENDED;
+        state.expired.extend(expired.iter().cloned());
+        state.is_spent |= state.expired.len() > MOST_EXPIRED;
         (expired, next)
     }
 
-    /// Whether it is asked no more.
+    /// Returns whether a reply is missing, so that the session gets no more requests.
     pub(crate) fn is_in_doubt(&self) -> bool {
         self.state.lock().health == Health::Doubt
     }
 
-    /// Lets no more names in, and has the connection closed in the end.
+    /// Lets the session take no more names, and has the connection closed in the end.
     pub(crate) fn spend(&self) {
         self.state.lock().is_spent = true;
     }
@@ -341,7 +337,7 @@ impl Session {
 fn busy() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "the connection that holds this lock waits for an answer of the server's",
+        "the connection that holds this lock waits for a reply of the server",
     )
 }
 
@@ -369,12 +365,12 @@ mod tests {
         let pool = lockkeeper_remote::Pool::new(1);
         let id = SessionId { id: 1, start: 1 };
         let name = EncodedName::new("shop", "a");
-        let place = pool.try_checkout().unwrap();
-        Session::new(place, id, 30, name, 7, now, now + 30 * SECOND)
+        let slot = pool.try_checkout().unwrap();
+        Session::new(slot, id, 30, name, 7, now, now + 30 * SECOND)
     }
 
     #[test]
-    fn session_takes_no_name_while_its_last_one_is_given_back() {
+    fn session_takes_no_name_while_its_last_one_is_released() {
         let now = HostInstant::default();
         let session = session(now);
         let [first, second] = ["b", "c"].map(|name| EncodedName::new("shop", name));
@@ -386,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_of_a_hold_that_was_shown_is_not_used_again() {
+    fn connection_of_a_long_hold_is_not_used_again() {
         let now = HostInstant::default();
         for (lasted, is_clean) in [(SECOND / 2, true), (SECOND, false)] {
             let session = session(now);

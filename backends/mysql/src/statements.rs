@@ -6,31 +6,32 @@ use std::time::Duration;
 
 use crate::names::EncodedName;
 
-/// Which server it is: they differ in how a wait is bounded.
+/// The kind of server; the two bound a wait differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
     MariaDb,
     MySql,
 }
 
-/// One attempt, prepared: the epoch, 0 where somebody holds it, NULL where the server was disturbed.
+/// Tries to take a lock, prepared. Returns the epoch, 0 if the lock is held, NULL if the server was
+/// disturbed.
 pub(crate) const TRY: &str =
     "SELECT CASE GET_LOCK(?, 0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
 
-/// Prepared: 1, 0 where another session holds it, NULL where none does.
+/// Releases a lock, prepared. Returns 1, 0 if another session holds it, NULL if none does.
 pub(crate) const RELEASE: &str = "SELECT RELEASE_LOCK(?)";
 
-/// The low 56 bits of UUID_SHORT: the server's start in seconds and a counter. Above them is the
-/// server's number.
+/// The low 56 bits of UUID_SHORT: the server's start in seconds and a counter. The server's id is above
+/// them.
 pub(crate) const EPOCH_BITS: u64 = (1 << 56) - 1;
 
-/// MySQL counts a wait's milliseconds in 32 bits. Nobody waits as long in one go.
+/// The longest wait of one statement: MySQL counts its milliseconds in 32 bits.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000);
 
 /// The longest that a server lets a session be idle: a year.
 const LONGEST_IDLE: u64 = 31_536_000;
 
-/// How many whole seconds a session may be idle that holds a lease of `ttl`.
+/// Returns the whole seconds that a session with a lease of `ttl` may be idle.
 pub(crate) fn idle_seconds(ttl: Duration) -> u64 {
     let rounded = ttl
         .as_secs()
@@ -38,8 +39,8 @@ pub(crate) fn idle_seconds(ttl: Duration) -> u64 {
     rounded.clamp(1, LONGEST_IDLE)
 }
 
-/// Lets the server end a session that was idle for so long; no statement of ours is ended by a
-/// bound that the server has for statements.
+/// Has the server end a session after so long without a request, and removes the server's limit for the
+/// time of a statement.
 pub(crate) fn set_idle(flavour: Flavour, seconds: u64) -> String {
     let unbounded = match flavour {
         Flavour::MariaDb => "max_statement_time",
@@ -48,7 +49,8 @@ pub(crate) fn set_idle(flavour: Flavour, seconds: u64) -> String {
     format!("SET SESSION wait_timeout = {seconds}, {unbounded} = 0")
 }
 
-/// Waits for at most `wait`, to the millisecond. Answers as [`TRY`]; MySQL ends it with error 3024.
+/// Waits for a lock for at most `wait`, to the millisecond. Returns what [`TRY`] does; MySQL ends the
+/// wait with error 3024.
 pub(crate) fn wait(flavour: Flavour, name: &EncodedName, wait: Duration) -> String {
     let wait = wait.min(LONGEST_WAIT);
     let answer = "WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
@@ -57,7 +59,7 @@ pub(crate) fn wait(flavour: Flavour, name: &EncodedName, wait: Duration) -> Stri
             let seconds = wait.as_secs_f64();
             format!("SELECT CASE GET_LOCK('{name}', {seconds:.6}) {answer}")
         }
-        // It rounds to whole seconds: more of them, and a bound for the statement.
+        // MySQL rounds to whole seconds, so the statement gets the exact limit.
         Flavour::MySql => {
             let millis = wait.as_nanos().div_ceil(1_000_000).max(1);
             let seconds = wait.as_secs() + 2;
@@ -68,7 +70,7 @@ pub(crate) fn wait(flavour: Flavour, name: &EncodedName, wait: Duration) -> Stri
     }
 }
 
-/// Whether this session holds each of them: 1 where it does.
+/// Returns 1 for each name that this session holds.
 pub(crate) fn holds(names: &[EncodedName]) -> String {
     let mut query = String::from("SELECT ");
     for (place, name) in names.iter().enumerate() {
@@ -81,35 +83,35 @@ pub(crate) fn holds(names: &[EncodedName]) -> String {
     query
 }
 
-/// A session, also after the server was started anew and counts its sessions from the beginning.
+/// The identity of a session. A server that is started again counts its sessions from the beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SessionId {
-    /// What `CONNECTION_ID()`, `IS_USED_LOCK()` and `KILL` call it.
+    /// The number that `CONNECTION_ID()`, `IS_USED_LOCK()` and `KILL` use.
     pub(crate) id: u64,
-    /// When the server was started, in seconds.
+    /// The second in which the server was started.
     pub(crate) start: u64,
 }
 
 impl SessionId {
-    /// Compares what a connection knows of itself with what the server says: the server may count
-    /// further than the 32 bits of its greeting.
+    /// Compares the number that a connection knows with the one that the server reports: the server may
+    /// count further than the 32 bits of its greeting.
     pub(crate) fn is(self, seen: Self) -> bool {
         self.start == seen.start && self.id == seen.id & u64::from(u32::MAX)
     }
 }
 
-/// Two numbers: how many milliseconds are left of the second in which the server was started, and
-/// that second.
+/// Returns the milliseconds that are left of the second of the server's start, and that second.
 pub(crate) const FIRST_SECOND: &str = "SELECT CEIL(1000 * GREATEST(0, CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED) + 1 - UNIX_TIMESTAMP(SYSDATE(3)))), UUID_SHORT() >> 24 & 4294967295";
 
-/// Prepared: the two numbers of the [`SessionId`] that holds the name, NULL first where none does.
+/// Returns the two numbers of the [`SessionId`] that holds a name, prepared; the first is NULL if none
+/// does.
 pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?), UUID_SHORT() >> 24 & 4294967295";
 
-/// The second in which the server was started.
+/// Returns the second in which the server was started.
 pub(crate) const START: &str = "SELECT UUID_SHORT() >> 24 & 4294967295";
 
-/// Ends the session if it holds the name: both in one statement, since a connection soon holds
-/// something else. Error 1094 (no such session) where it does not. MySQL binds nothing in a KILL.
+/// Ends the session if it holds the name, in one statement, since a connection soon holds another name.
+/// If it does not hold the name, the reply is error 1094 (no such session). A KILL takes no parameters.
 pub(crate) fn end_holder(name: &EncodedName, session: SessionId) -> String {
     let SessionId { id, start } = session;
     format!(
@@ -117,8 +119,7 @@ pub(crate) fn end_holder(name: &EncodedName, session: SessionId) -> String {
     )
 }
 
-/// Prepared: 1 while the session with this number, of a server that was started then, holds the
-/// name, else 0.
+/// Returns 1 while this session, of a server that was started then, holds the name, else 0; prepared.
 pub(crate) const PROOF: &str =
     "SELECT COALESCE(IS_USED_LOCK(?) = ? AND UUID_SHORT() >> 24 & 4294967295 = ?, 0)";
 
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_is_never_shorter_than_its_ttl() {
+    fn lease_is_never_shorter_than_its_ttl() {
         for (millis, seconds) in [(100, 1), (1_000, 1), (1_001, 2), (30_000, 30)] {
             assert_eq!(idle_seconds(Duration::from_millis(millis)), seconds);
         }

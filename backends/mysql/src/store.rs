@@ -1,4 +1,4 @@
-//! What a provider and its leases share: the pool, and the sessions that hold names.
+//! The parts that a provider and its leases share: the pool, and the sessions that hold names.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use lockkeeper_core::{Clock, Error, HostInstant, Timer};
 use lockkeeper_remote::{Failure, Pool};
 use parking_lot::Mutex;
 
-use crate::connection::{Connection, Connector, Sight};
+use crate::connection::{Connection, Connector, LockReply};
 use crate::names::EncodedName;
 use crate::opening::Found;
 use crate::options::MySqlOptions;
 use crate::session::Session;
 use crate::statements::{self, Flavour, SessionId};
 
-/// When to try again to end a lease.
-const AGAIN: Duration = Duration::from_millis(100);
+/// The time until the next attempt to end a lease.
+const SWEEP_RETRY: Duration = Duration::from_millis(100);
 
 /// A slot of the pool. Its connection, if one is open, holds no name while it is in the pool.
 pub(crate) type PooledConn = lockkeeper_remote::PooledConn<Connection>;
@@ -32,10 +32,10 @@ pub(crate) struct Store {
     /// Ends leases that nobody renews, while other names keep their session alive. It never waits for
     /// the server.
     pub(crate) sweeper: Timer,
-    /// How many wait in the server.
+    /// The number of callers that wait in the server.
     pub(crate) waiting: AtomicU32,
     pool: Pool<Connection>,
-    /// Those that hold names.
+    /// The sessions that hold names.
     sessions: Mutex<Vec<Arc<Session>>>,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Of a server that was looked at by means of `connection`.
+    /// A store on a server that was inspected on `connection`, which goes into the pool.
     pub(crate) fn new(
         options: &MySqlOptions,
         namespace: &str,
@@ -80,7 +80,7 @@ impl Store {
         Ok(store)
     }
 
-    /// How long a single attempt may take.
+    /// Returns the time that a single attempt may take.
     pub(crate) fn attempt(&self) -> Duration {
         self.options.remote.attempt_time()
     }
@@ -122,13 +122,13 @@ impl Store {
         })
     }
 
-    /// Keeps a session that holds a name now.
+    /// Adds a session that now holds a name.
     pub(crate) fn keep(&self, session: &Arc<Session>, until: HostInstant) {
         self.sessions.lock().push(Arc::clone(session));
         self.sweeper.note(until);
     }
 
-    /// Forgets a name of a session's, and the session where that was the last one.
+    /// Forgets a name of a session, and the session with its last name.
     pub(crate) fn leave(&self, session: &Arc<Session>, name: &str) {
         if session.leave(name) {
             self.forget(session);
@@ -136,8 +136,8 @@ impl Store {
         }
     }
 
-    /// Forgets a name that was given back, or leaves that to the sweeper where the server was not
-    /// asked or would not do it.
+    /// Forgets a name that was released, or leaves it to the sweeper if the server did not get the
+    /// request or refused it.
     pub(crate) fn given_back(
         &self,
         session: &Arc<Session>,
@@ -148,7 +148,7 @@ impl Store {
             Err(Failure::NotSent(_)) => self.leave_to_sweeper(session, name),
             Err(Failure::Refused(_)) => {
                 session.spend();
-                // With the last name goes the connection, and then the server frees it.
+                // The connection closes with its last name, and then the server frees that.
                 if session.count() > 1 {
                     self.leave_to_sweeper(session, name);
                 } else {
@@ -159,29 +159,28 @@ impl Store {
         }
     }
 
-    /// Has the sweeper give back a name that nobody believes in.
+    /// Has the sweeper release a name that no guard holds.
     pub(crate) fn leave_to_sweeper(&self, session: &Session, name: &str) {
-        let soon = self.clock.now() + AGAIN;
+        let soon = self.clock.now() + SWEEP_RETRY;
         session.leave_to_sweeper(name, soon);
         self.sweeper.note(soon);
     }
 
-    /// No more names come to a session, and it counts no more.
+    /// Removes a session, so that it gets no more names.
     fn forget(&self, session: &Arc<Session>) {
         self.sessions
             .lock()
             .retain(|other| !Arc::ptr_eq(other, session));
     }
 
-    /// Whether names that are taken from now on share the sessions that there are. Half of the pool
-    /// is for waits.
+    /// Returns whether new names share the existing sessions. Half of the pool is for waits.
     pub(crate) fn shares(&self) -> bool {
         let most = usize::try_from(self.options.remote.pool_size / 2).unwrap_or(usize::MAX);
         self.sessions.lock().len() >= most.max(1)
     }
 
-    /// A session of the same ttl on which `name` may be asked for, with a place for it there: one
-    /// on which nobody asks right now, and of these the one with the fewest names.
+    /// Enters `name` in a session of the same ttl, and returns the session. Prefers sessions without a
+    /// call under way, and of these the one with the fewest names.
     pub(crate) fn enter(&self, name: &EncodedName, idle_seconds: u64) -> Option<Arc<Session>> {
         let sessions = self.sessions.lock();
         let mut fit: Vec<_> = sessions
@@ -202,29 +201,29 @@ impl Store {
         connection: &mut Connection,
         name: &EncodedName,
         limit: Duration,
-    ) -> Result<Sight, Failure> {
+    ) -> Result<LockReply, Failure> {
         let abandoned = &self.connector.abandoned;
         let own = self.unclaimed(name, connection.session());
         if own.is_empty() && !abandoned.any() {
-            return Ok(Sight::Busy);
+            return Ok(LockReply::Busy);
         }
         let Some(holder) = connection.holder(name, limit)? else {
-            // It was free by then, so the holder may have been such a request.
-            return Ok(Sight::Abandoned);
+            // The name is free by now, so the holder may have been such a request.
+            return Ok(LockReply::Abandoned);
         };
         if abandoned.has(holder) {
             let end = statements::end_holder(name, holder);
             return match connection.query(&end, limit) {
                 // Refused: the session has ended by itself.
-                Ok(_) | Err(Failure::Refused(_)) => Ok(Sight::Abandoned),
+                Ok(_) | Err(Failure::Refused(_)) => Ok(LockReply::Abandoned),
                 Err(failure) => Err(failure),
             };
         }
         let is_own = own.iter().any(|session| session.is(holder));
         Ok(if is_own {
-            Sight::Abandoned
+            LockReply::Abandoned
         } else {
-            Sight::Busy
+            LockReply::Busy
         })
     }
 
@@ -239,17 +238,17 @@ impl Store {
         unclaimed.map(|session| session.id).collect()
     }
 
-    /// Asks on a session; one that has ended holds nothing more.
+    /// Runs `work` on a session. A session that has ended holds no names any more.
     pub(crate) fn ask<T>(
         &self,
         session: &Arc<Session>,
         left: Duration,
         work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        self.asked(session, session.run(left, work))
+        self.forget_if_closed(session, session.run(left, work))
     }
 
-    /// Asks on a session that holds one name; see [`Session::run_alone`].
+    /// Runs `work` on a session that holds one name: see [`Session::run_alone`].
     pub(crate) fn ask_alone<T>(
         &self,
         session: &Arc<Session>,
@@ -257,22 +256,27 @@ impl Store {
         work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Option<Result<T, Failure>> {
         let result = session.run_alone(left, work)?;
-        Some(self.asked(session, result))
+        Some(self.forget_if_closed(session, result))
     }
 
-    fn asked<T>(&self, session: &Arc<Session>, result: Result<T, Failure>) -> Result<T, Failure> {
+    fn forget_if_closed<T>(
+        &self,
+        session: &Arc<Session>,
+        result: Result<T, Failure>,
+    ) -> Result<T, Failure> {
         if matches!(result, Err(Failure::Closed(_))) {
             self.forget(session);
         }
         result
     }
 
-    /// Ends what is over, each session's on a thread of its own. Returns when to look again.
+    /// Ends expired leases, those of each session on a thread of its own. Returns the time of the next
+    /// sweep.
     pub(crate) fn sweep(self: &Arc<Self>, now: HostInstant) -> HostInstant {
         let sessions = self.sessions.lock().clone();
         let mut next = HostInstant::NEVER;
         for session in sessions {
-            let (expired, then) = session.expired(now);
+            let (expired, then) = session.take_expired(now);
             next = next.min(then);
             if expired.is_empty() {
                 continue;
@@ -288,7 +292,7 @@ impl Store {
                 .name("lockkeeper-mysql-call".to_owned())
                 .spawn(move || store.end(&theirs, &names));
             if spawned.is_err() {
-                let again = now + AGAIN;
+                let again = now + SWEEP_RETRY;
                 for name in &expired {
                     session.leave_to_sweeper(name, again);
                 }
@@ -298,7 +302,7 @@ impl Store {
         next
     }
 
-    /// Gives back what nobody claims.
+    /// Releases names that no guard holds.
     pub(crate) fn end(&self, session: &Arc<Session>, names: &[EncodedName]) {
         let limit = Duration::from_secs(session.idle_seconds);
         for name in names {

@@ -1,5 +1,5 @@
-//! A second hand on a connection's socket: the mysql crate gives no way to change its timeouts, or
-//! to end it while another thread waits on it.
+//! A second descriptor of a connection's socket: the mysql crate offers no way to change its time-outs,
+//! or to close it while another thread waits on it.
 
 use std::io;
 use std::time::Duration;
@@ -13,7 +13,7 @@ mod platform {
     use std::net::{Shutdown, TcpStream};
     use std::os::fd::{AsRawFd, BorrowedFd};
 
-    /// Whatever kind of socket it is: the calls are the same for all of them.
+    /// A socket of any kind: the calls are the same.
     #[derive(Debug)]
     pub(crate) struct Wire(TcpStream);
 
@@ -31,8 +31,8 @@ mod platform {
             lockkeeper_remote::set_timeout(&self.0, limit)
         }
 
-        /// Whether the server has closed it, behind what it may have said last. Reads that: the
-        /// connection is of no use any more.
+        /// Returns whether the server has closed the connection. Reads what the server sent last, so the
+        /// connection cannot be used afterwards.
         pub(crate) fn has_ended(&self) -> bool {
             let mut last = [0; 512];
             let mut socket = &self.0;
@@ -52,13 +52,13 @@ mod platform {
             lockkeeper_remote::is_quiet(&self.0)
         }
 
-        /// Who waits on it is told that it is closed, and so is the server.
+        /// Closes the connection for the server and for a thread that waits on it.
         pub(crate) fn close(&self) {
             let _ = self.0.shutdown(Shutdown::Both);
         }
     }
 
-    /// No wait has to be cut into pieces.
+    /// A wait is one call.
     pub(crate) const LONGEST_CALL: Duration = Duration::MAX;
 }
 
@@ -74,12 +74,12 @@ mod platform {
             Ok(Self)
         }
 
-        /// The timeouts stay as they were when it was opened.
+        /// Does nothing: the time-outs of opening stay.
         pub(crate) fn set_timeout(&self, _: Duration) -> io::Result<()> {
             Ok(())
         }
 
-        /// It cannot be looked at; nothing else is known to come out of turn.
+        /// Returns true: the socket cannot be read, and no other packet is known to come out of turn.
         pub(crate) fn has_ended(&self) -> bool {
             true
         }
@@ -91,7 +91,7 @@ mod platform {
         pub(crate) fn close(&self) {}
     }
 
-    /// A wait is a row of short ones, so that a cancel is noticed and no timeout is met.
+    /// A wait is several short calls, so that a cancel is noticed and no time-out is reached.
     pub(crate) const LONGEST_CALL: Duration = Duration::from_millis(250);
 }
 

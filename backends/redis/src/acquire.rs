@@ -87,13 +87,13 @@ impl Ask<'_> {
     }
 
     fn wait(&self, deadline: HostInstant) -> Result<Granted, Failure> {
-        let hub = &self.store.hub;
-        let waiter = hub.enter();
-        let bell = Arc::clone(&waiter.bell);
+        let listener = &self.store.listener;
+        let waiter = listener.enter();
+        let parker = Arc::clone(&waiter.parker);
         let _wake = self
             .request
             .cancel()
-            .map(|cancel| cancel.on_cancel(move || bell.ring()));
+            .map(|cancel| cancel.on_cancel(move || parker.unpark()));
         let mut place = Place {
             ask: self,
             waiter: &waiter,
@@ -103,8 +103,8 @@ impl Ask<'_> {
         let mut me = false;
         let mut told_busy = false;
         loop {
-            waiter.bell.drain();
-            me |= hub.is_listening();
+            waiter.parker.clear();
+            me |= listener.is_listening();
             let now = self.request.now();
             if self.request.is_cancelled() {
                 return Ok(None);
@@ -147,7 +147,7 @@ impl Ask<'_> {
                 place.is_in_line = false;
                 return Ok(None);
             }
-            if !me && !hub.is_about_to_listen(self.store) {
+            if !me && !listener.is_about_to_listen(self.store) {
                 me = true;
                 continue;
             }
@@ -156,7 +156,9 @@ impl Ask<'_> {
             if let Some(ends) = ends {
                 until = until.min(now + ends);
             }
-            waiter.bell.wait(until.min(deadline).saturating_since(now));
+            waiter
+                .parker
+                .park(until.min(deadline).saturating_since(now));
         }
     }
 
@@ -197,7 +199,7 @@ impl Ask<'_> {
                 let epoch = epoch.ok_or_else(|| Failure::Refused(senseless()))?;
                 if !answer.again {
                     // It is the server's time.
-                    self.store.server_clock.learn(epoch, answer.asked_at);
+                    self.store.server_clock.update(epoch, answer.asked_at);
                 }
                 Ok(Sight::Won {
                     epoch: epoch.unsigned_abs(),

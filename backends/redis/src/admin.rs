@@ -1,4 +1,4 @@
-//! Answers from the server, for every program that reaches it.
+//! The operators' commands: who holds what, forced release, and examination.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,7 +13,7 @@ use crate::keys::{Keys, decode_name, pattern};
 use crate::scripts;
 use crate::store::{Patience, Store, packed, told};
 
-/// How many keys the server looks at before it answers.
+/// The number of keys that the server scans before it replies.
 const PAGE: u32 = 1_000;
 
 impl Admin for Store {
@@ -23,9 +23,9 @@ impl Admin for Store {
             None => self.names(deadline)?,
         };
         let mut held = Vec::new();
-        // Some hundred at a time: their answers come after all of them were sent.
+        // At most 200 at a time: replies are read after all requests were sent.
         for some in names.chunks(200) {
-            held.extend(self.look_at(some, deadline)?);
+            held.extend(self.inspect(some, deadline)?);
         }
         held.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(held)
@@ -50,8 +50,8 @@ impl Admin for Store {
 }
 
 impl Store {
-    /// Has a connection do something that no lock needs.
-    pub(crate) fn ask_for_operator<T>(
+    /// Runs a request that no lock needs, so that the user may lack the permission for it.
+    pub(crate) fn ask_for_admin<T>(
         &self,
         deadline: HostInstant,
         work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
@@ -76,7 +76,7 @@ impl Store {
         })
     }
 
-    /// The names that have a lock's key.
+    /// Returns the names that have a lock's key.
     fn names(&self, deadline: HostInstant) -> Result<Vec<LockName>, Error> {
         let pattern = pattern(&self.namespace);
         let mut names = HashMap::new();
@@ -86,7 +86,7 @@ impl Store {
             scan.arg(&cursor).arg("MATCH").arg(&pattern);
             scan.arg("COUNT").arg(PAGE);
             let packed = scan.get_packed_command();
-            let page = self.ask_for_operator(deadline, |connection, limit| {
+            let page = self.ask_for_admin(deadline, |connection, limit| {
                 connection.ask(&packed, limit).and_then(told)
             })?;
             let Value::Array(page) = page else {
@@ -118,15 +118,15 @@ impl Store {
         }
     }
 
-    /// Those of `names` that are held.
-    fn look_at(&self, names: &[LockName], deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
+    /// Returns those of `names` that are held.
+    fn inspect(&self, names: &[LockName], deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let mut commands = Vec::new();
         for name in names {
             let Keys { lock, epoch, line } = self.keys(name);
             let keys = [lock.as_str(), &epoch, &line];
-            commands.extend_from_slice(&packed("EVAL", scripts::LOOK, &keys, &[]));
+            commands.extend_from_slice(&packed("EVAL", scripts::INSPECT, &keys, &[]));
         }
-        let answers = self.ask_for_operator(deadline, |connection, limit| {
+        let answers = self.ask_for_admin(deadline, |connection, limit| {
             let answers = connection.exchange(&commands, names.len(), limit)?;
             answers.into_iter().map(told).collect::<Result<Vec<_>, _>>()
         })?;
@@ -138,7 +138,7 @@ impl Store {
     }
 }
 
-/// One name as the script [`scripts::LOOK`] saw it. `None`: nobody holds it.
+/// Reads the reply of [`scripts::INSPECT`]; `None` if the name is free.
 fn read(name: &LockName, answer: &Value) -> Result<Option<HeldName>, Error> {
     let Value::Array(parts) = answer else {
         return Err(senseless());
@@ -150,26 +150,26 @@ fn read(name: &LockName, answer: &Value) -> Result<Option<HeldName>, Error> {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
         _ => None,
     };
-    let Some(owner) = text(owner).filter(|owner| !owner.starts_with(scripts::KEPT)) else {
+    let Some(owner) = text(owner).filter(|owner| !owner.starts_with(scripts::RESERVED)) else {
         return Ok(None);
     };
     Ok(Some(HeldName {
         holder: holder(&owner),
         epoch: text(epoch).and_then(|epoch| epoch.parse().ok()),
-        // Below zero: a key without an end, which is no lease of ours.
+        // Negative: a key that does not expire, so it is not from lockkeeper.
         remaining: u64::try_from(*left).ok().map(Duration::from_millis),
         waiting: u64::try_from(*waiting).ok(),
         ..HeldName::new(name.as_str(), owner)
     }))
 }
 
-/// What `acquire` wrote for people. Whatever else stands there is nobody that is known.
+/// Reads the holder from what `acquire` wrote; empty if another program wrote the key.
 fn holder(owner: &str) -> Holder {
     let read = || {
         let (_, rest) = owner.split_once(" host=")?;
         let (host, rest) = rest.split_once(" pid=")?;
         let (pid, rest) = rest.split_once(" thread=")?;
-        // A thread's name can be anything.
+        // A thread's name may contain any text.
         let (thread, since) = rest.rsplit_once(" since=")?;
         Some(Holder {
             host: Some(host.to_owned()),
@@ -191,12 +191,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_holder_is_read_as_it_was_written() {
+    fn holder_is_read_as_acquire_writes_it() {
         let seen = holder("00ff-7 host=web-1 pid=42 thread=a pid=1 since=2 since=1500");
         assert_eq!(seen.host.as_deref(), Some("web-1"));
         assert_eq!(seen.pid, Some(42));
         assert_eq!(seen.thread.as_deref(), Some("a pid=1 since=2"));
         assert_eq!(seen.since, Some(UNIX_EPOCH + Duration::from_millis(1500)));
-        assert_eq!(holder("somebody else's recipe"), Holder::default());
+        assert_eq!(holder("the key of another program"), Holder::default());
     }
 }

@@ -1,6 +1,5 @@
-//! One connection: opening it, and asking on it.
+//! One connection to a server, and requests on it.
 
-use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use crate::options::RedisOptions;
 /// Opens connections.
 pub(crate) struct Connector {
     dialer: Dialer,
-    /// Logs in and chooses the database.
+    /// The commands that log in and choose the database.
     greeting: Vec<Cmd>,
     /// Whether the greeting begins with a password.
     logs_in: bool,
@@ -25,14 +24,6 @@ pub(crate) struct Connector {
     pub(crate) server: Server,
     limit: Duration,
     pub(crate) counts: Arc<Counts>,
-}
-
-impl fmt::Debug for Connector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connector")
-            .field("server", &self.server)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Connector {
@@ -53,7 +44,7 @@ impl Connector {
             greeting.push(select);
         }
         if remote.tls && greeting.is_empty() {
-            // TLS is agreed on with the first request, which is not to be a lock's.
+            // The first request carries the TLS handshake, so it must not be a lock's.
             greeting.push(cmd("PING"));
         }
         Ok(Self {
@@ -67,7 +58,7 @@ impl Connector {
         })
     }
 
-    /// A connection that is logged in, within `left` and the connect timeout.
+    /// Opens a connection that is logged in, within `left` and the connect timeout.
     pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
         let limit = left.min(self.limit);
         let began = Instant::now();
@@ -95,8 +86,8 @@ impl Connector {
         }
         let left = limit.saturating_sub(began.elapsed());
         let mut answers = Vec::new();
-        let heard = connection.converse(&packed, self.greeting.len(), left, &mut answers);
-        // A server that is full answers the first of them, and hangs up.
+        let conversed = connection.converse(&packed, self.greeting.len(), left, &mut answers);
+        // A server that has no client left replies to the first command and closes the connection.
         for (index, answer) in answers.iter().enumerate() {
             if let Value::ServerError(error) = answer {
                 let is_login = self.logs_in && index == 0;
@@ -107,9 +98,9 @@ impl Connector {
                 });
             }
         }
-        match heard {
+        match conversed {
             Ok(()) => Ok(connection),
-            // Nothing of what the connection is for was sent.
+            // No request of a lock was sent.
             Err(Failure::Unanswered(error)) if error.kind() == ErrorKind::Unknown => {
                 if connection.is_greeted {
                     return Err(nothing_granted(Failure::Unanswered(error)));
@@ -126,31 +117,23 @@ impl Connector {
     }
 }
 
-/// A connection; dropping it closes it. One that failed is not used again: an answer may be on its
-/// way.
+/// A connection; dropping it closes it. A connection that failed is not used again: a reply may still
+/// arrive on it.
 pub(crate) struct Connection {
     stream: Stream,
-    /// Keeps what was read of an answer that has not come whole.
+    /// Keeps the part of a reply that was read already.
     parser: Parser,
     open: OpenConnection,
     tls: bool,
     /// Whether nothing has succeeded on it yet.
     pub(crate) is_new: bool,
-    /// Whether the server has answered: then its TLS is as it should be, and it is not out of reach.
+    /// Whether the server has replied: then TLS works, and the server can be reached.
     pub(crate) is_greeted: bool,
     /// Whether the server has said that it is a replica.
     pub(crate) is_to_replica: bool,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
     server: Server,
-}
-
-impl fmt::Debug for Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection")
-            .field("server", &self.server)
-            .finish_non_exhaustive()
-    }
 }
 
 impl lockkeeper_remote::Connection for Connection {
@@ -177,7 +160,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends `count` commands and reads their answers. An error of the server's is an answer.
+    /// Sends `count` commands and reads their replies. An error reply is a reply.
     pub(crate) fn exchange(
         &mut self,
         packed: &[u8],
@@ -189,7 +172,7 @@ impl Connection {
         Ok(answers)
     }
 
-    /// The same, for whom also those answers matter that came before it failed.
+    /// Sends `count` commands and reads their replies into `answers`, also before a failure.
     fn converse(
         &mut self,
         packed: &[u8],
@@ -201,18 +184,18 @@ impl Connection {
         let began = Instant::now();
         self.open.counts().add_commands(count);
         if let Err(error) = self.stream.write_all(packed).map_err(RedisError::from) {
-            // It may have said why it hung up. What has failed once is read without waiting, but for
-            // TLS.
+            // The server may have sent its reason before it closed. A failed socket is read without
+            // waiting, except for TLS.
             if !self.tls
                 && !error.is_timeout()
                 && let Ok(answer @ Value::ServerError(_)) = self.receive()
             {
-                self.hear(answer, answers);
+                self.keep_reply(answer, answers);
                 if answers.len() == count {
                     return Ok(());
                 }
             }
-            // A plain socket takes a short command whole or not at all.
+            // A plain socket sends a short command completely or not at all.
             let whole = !self.tls && count == 1;
             let error = self.cut(error);
             return Err(if whole && error.kind() == ErrorKind::Unknown {
@@ -223,7 +206,7 @@ impl Connection {
         }
         while answers.len() < count {
             match self.receive() {
-                Ok(answer) => self.hear(answer, answers),
+                Ok(answer) => self.keep_reply(answer, answers),
                 Err(error) => return Err(Failure::Unanswered(self.cut(error))),
             }
             if answers.len() < count && began.elapsed() > limit {
@@ -233,26 +216,26 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads one answer, or one message of a channel. After a time-out the next call goes on where
+    /// Reads one reply, or one message of a channel. After a time-out the next call continues where
     /// this one stopped.
     pub(crate) fn receive(&mut self) -> Result<Value, RedisError> {
         self.parser.parse_value(&mut self.stream)
     }
 
-    /// Sends one command without reading its answer.
+    /// Sends one command without reading its reply.
     pub(crate) fn send(&mut self, command: &Cmd) -> io::Result<()> {
         self.open.counts().add_commands(1);
         self.stream.write_all(&command.get_packed_command())
     }
 
-    fn hear(&mut self, answer: Value, answers: &mut Vec<Value>) {
+    fn keep_reply(&mut self, answer: Value, answers: &mut Vec<Value>) {
         self.is_greeted = true;
         self.is_to_replica |=
             matches!(&answer, Value::ServerError(error) if is_from_replica(error));
         answers.push(answer);
     }
 
-    /// The same for one command.
+    /// Sends one command and reads its reply.
     pub(crate) fn ask(&mut self, packed: &[u8], limit: Duration) -> Result<Value, Failure> {
         let answers = self.exchange(packed, 1, limit)?;
         let answer = answers.into_iter().next();

@@ -1,4 +1,4 @@
-//! From a URL and its keys to a provider.
+//! Opens a provider by its URL and keys.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What is known to break locks on a Redis or Valkey server, looked for.
+//! Finds settings of a Redis or Valkey server that are known to break locks.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -55,7 +55,7 @@ fn ask(store: &Store, words: &[&str], deadline: HostInstant) -> Result<Value, Er
     let mut command = cmd(words.first().copied().unwrap_or_default());
     command.arg(words.get(1..).unwrap_or_default());
     let packed = command.get_packed_command();
-    store.ask_for_operator(deadline, |connection, limit| -> Result<_, Failure> {
+    store.ask_for_admin(deadline, |connection, limit| -> Result<_, Failure> {
         connection.ask(&packed, limit).and_then(told)
     })
 }
@@ -163,7 +163,7 @@ fn persistence(info: &Info) -> Finding {
         topic,
         "the append-only file is off",
         "a server that restarts has forgotten who holds what; a holder notices at its next \
-         renewal, and until then somebody else can have its lock",
+         renewal, and until then another process can get its lock",
         "set appendonly yes, or have the data refuse smaller tokens",
     )
 }
@@ -184,7 +184,7 @@ fn cluster(info: &Info) -> Finding {
 fn clients(info: &Info, pool: u32) -> Finding {
     let topic = "clients";
     let (now, most) = (info.number("connected_clients"), info.number("maxclients"));
-    // The pool and the listener; the one that asks is counted already.
+    // The pool and the listener; the connection of this request is counted already.
     let ours = u64::from(pool) + 1;
     let what = format!("{now} clients are connected, of at most {most}");
     if most == 0 || now.saturating_add(ours) <= most {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn eviction_is_a_trap_only_with_a_limit() {
+    fn eviction_is_warned_of_only_with_a_memory_limit() {
         for (text, severity) in [
             (
                 "maxmemory:0\nmaxmemory_policy:allkeys-lru\n",
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_that_are_missing_or_not_waited_for() {
+    fn missing_and_ignored_replicas_are_found() {
         for (there, wanted, severity) in [
             (0, 0, Severity::Fine),
             (0, 1, Severity::Unusable),
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn replicas_and_clusters_are_no_place_for_locks() {
+    fn replica_is_unusable_and_cluster_is_warned_of() {
         assert_eq!(role(&info("role:master\n")).severity, Severity::Fine);
         assert_eq!(role(&info("role:slave\n")).severity, Severity::Unusable);
         let on = |on| cluster(&info(&format!("cluster_enabled:{on}\n"))).severity;
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn full_memory_and_too_few_clients() {
+    fn full_memory_and_too_few_clients_are_warned_of() {
         assert!(memory(&info("used_memory:95\nmaxmemory:100\n")).is_some());
         assert!(memory(&info("used_memory:95\nmaxmemory:0\n")).is_none());
         let few = info("connected_clients:95\nmaxclients:100\n");

@@ -1,4 +1,4 @@
-//! What a server's or a connection's error means here, and what to do about it.
+//! The meaning of the server's errors, with advice.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::Server;
 use redis::{RedisError, ServerError};
 
-/// A code of the server's, what it means, and what to do.
+/// An error code of the server, the kind of error that it is, and the advice for the user.
 struct Meaning(&'static str, ErrorKind, &'static str);
 
 const MEANINGS: [Meaning; 18] = [
@@ -52,7 +52,7 @@ const MEANINGS: [Meaning; 18] = [
     Meaning(
         "BUSY",
         ErrorKind::Unavailable,
-        "the server is busy with somebody's long script; end that with SCRIPT KILL",
+        "the server is busy with a long script; end that with SCRIPT KILL",
     ),
     Meaning(
         "MASTERDOWN",
@@ -89,16 +89,16 @@ const MEANINGS: [Meaning; 18] = [
 const NO_PERMISSION: &str = "the user may not do what a lock needs; allow it the keys ~lockkeeper:*, the channels &lockkeeper:* and the commands +eval +evalsha +set +get +del +pexpire +pttl +time +lpos +lpush +rpush +lpop +lrem +pubsub|numsub +publish +subscribe +unsubscribe +ping +select +wait";
 const CLUSTER: &str = "this server is one node of a cluster, and the lock's key belongs to another one; lockkeeper talks to single servers: name a server that is not in cluster mode";
 
-/// What the server's word means. Scripts hand on their commands' errors: from version 7 on as they
-/// are, before that with the code somewhere in the text.
+/// Returns the error for an error reply. Scripts pass on the errors of their commands: from version 7
+/// on unchanged, before that with the code somewhere in the text.
 pub(crate) fn refused(error: &ServerError) -> Error {
     explain(error.code(), error.details().unwrap_or_default(), "")
 }
 
 /// Returns the error for a login that the server refused.
 ///
-/// What the server said is neither shown nor kept as the cause: a server that does not know the
-/// command repeats its arguments, and the password is one of them.
+/// The server's text is neither shown nor kept as the cause: a server that does not know the command
+/// repeats its arguments, and the password is one of them.
 pub(crate) fn login_refused(error: &ServerError) -> Error {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
     let known = MEANINGS
@@ -118,8 +118,8 @@ pub(crate) fn login_refused(error: &ServerError) -> Error {
     )
 }
 
-/// The same for what a command within a script was told. Before version 7 that begins with the
-/// script's line, and may have no code: `@user_script: 3: -OOM …`, `@user_script: 3: The user …`.
+/// Returns the error for an error reply to a command within a script. Before version 7 the text begins
+/// with the script's line, and may have no code: `@user_script: 3: -OOM …`, `@user_script: 3: The user …`.
 pub(crate) fn refused_command(command: &str, said: &str) -> Error {
     let at_line = said.strip_prefix("@user_script: ");
     let said = at_line
@@ -163,7 +163,7 @@ fn meaning(code: &str, details: &str) -> Option<&'static Meaning> {
     })
 }
 
-/// What a replica says means after opening.
+/// Returns the error for an error reply of a replica after opening, when it was a primary.
 pub(crate) fn demoted(error: &ServerError) -> Error {
     Error::new(
         ErrorKind::Unavailable,
@@ -175,10 +175,10 @@ pub(crate) fn demoted(error: &ServerError) -> Error {
     )
 }
 
-/// Whether it is what a replica says: a primary that another one has replaced is one, too.
+/// Returns whether the error comes from a replica. A primary that another one has replaced is one, too.
 pub(crate) fn is_from_replica(error: &ServerError) -> bool {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
-    // The last two are about a WAIT: one that waited when the server became a replica, and a later one.
+    // The last two answer a WAIT: one that waited when the server became a replica, and a later one.
     meaning(code, details)
         .is_some_and(|Meaning(code, ..)| ["READONLY", "MASTERDOWN"].contains(code))
         || code == "UNBLOCKED"
@@ -227,7 +227,7 @@ pub(crate) fn tls_failed(error: &RedisError, server: &Server) -> Option<Error> {
     })
 }
 
-/// The kind of the input/output error that is in there.
+/// Finds the input/output error inside of another error.
 pub(crate) trait AsIoErrorKind {
     fn as_io_error_kind(&self) -> Option<io::ErrorKind>;
 }
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redis_6_says_where_in_the_script() {
+    fn error_of_redis_6_is_found_behind_the_scripts_line() {
         for (said, kind, advice) in [
             (
                 "@user_script: 3: -OOM command not allowed when used memory > 'maxmemory'.",
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_a_cluster_says_names_it() {
+    fn errors_of_a_cluster_say_so() {
         // The keys of a lock share a slot, so only something in between can say CROSSSLOT.
         for said in [
             "MOVED 866 127.0.0.1:7001",

@@ -1,21 +1,21 @@
-//! The keys of a lock: readable for people, and different for different locks.
+//! The keys of a lock: legible, and different for different locks.
 
 use std::fmt::Write;
 
 /// The keys of one name. They share a hash tag, so that a cluster keeps them on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Keys {
-    /// Who holds it, or for whom it is kept.
+    /// Holds the owner, or the waiter for which the name is reserved.
     pub(crate) lock: String,
-    /// The last epoch.
+    /// Holds the last epoch.
     pub(crate) epoch: String,
-    /// The waiters, the first one first.
+    /// Lists the waiters, the first one first.
     pub(crate) line: String,
 }
 
 impl Keys {
-    /// `lockkeeper:{shop:seat:42}` and what hangs on it. No name has a `}` there, so no lock's key
-    /// is another one's sibling; no namespace has a `:`.
+    /// Returns `lockkeeper:{shop:seat:42}` and the keys beside it. An encoded name has no `}`, so the
+    /// keys of two locks never collide. An encoded namespace has no `:`.
     pub(crate) fn new(namespace: &str, name: &str) -> Self {
         let mut lock = String::with_capacity(namespace.len() + name.len() + 16);
         lock.push_str("lockkeeper:{");
@@ -31,7 +31,7 @@ impl Keys {
     }
 }
 
-/// What all lock keys of a namespace match, and no other key does: a pattern as `SCAN` takes it.
+/// Returns the pattern for `SCAN` that matches all lock keys of a namespace and no other key.
 pub(crate) fn pattern(namespace: &str) -> String {
     let mut pattern = String::from("lockkeeper:{");
     let mut encoded = String::new();
@@ -46,7 +46,7 @@ pub(crate) fn pattern(namespace: &str) -> String {
     pattern
 }
 
-/// The name whose lock's key this is. `None`: it is another key.
+/// Returns the name of a lock's key, or `None` if `key` is none of the namespace's lock keys.
 pub(crate) fn decode_name(namespace: &str, key: &[u8]) -> Option<String> {
     let mut start = String::from("lockkeeper:{");
     encode(&mut start, namespace, true);
@@ -67,7 +67,7 @@ pub(crate) fn decode_name(namespace: &str, key: &[u8]) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// What could be taken for a part of the key's own form, or cannot be read, is written as `%XX`.
+/// Appends `text`, with `%XX` for control characters and for those that the key's own form uses.
 fn encode(into: &mut String, text: &str, with_colon: bool) {
     for letter in text.chars() {
         let special = matches!(letter, '%' | '{' | '}' | ' ') || (with_colon && letter == ':');
@@ -89,7 +89,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn readable_and_in_one_slot() {
+    fn keys_are_legible_and_share_a_slot() {
         let keys = Keys::new("shop", "seat:42");
         assert_eq!(keys.lock, "lockkeeper:{shop:seat:42}");
         assert_eq!(keys.epoch, "lockkeeper:{shop:seat:42}:epoch");
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_read_back_from_its_key() {
+    fn name_is_decoded_from_its_key() {
         for namespace in ["shop", "a:b*", "가게"] {
             for name in ["seat:42", "{자리} 1\n", "%", "a}:epoch", "*?[x]"] {
                 let keys = Keys::new(namespace, name);

@@ -1,9 +1,9 @@
 //! The Redis backend: `redis:`, `rediss:` (TLS) and `unix:` (sockets), for Redis from 6.2 on and
 //! Valkey.
 //!
-//! A lock is one key, set by `SET … NX PX` within a script that also mints the epoch. Beside it a
-//! key keeps the name's last epoch for a day, and while somebody waits there is a list of waiters.
-//! All keys of a name share a hash tag.
+//! A lock is one key, set by `SET … NX PX` within a script that also mints the epoch. A second key
+//! keeps the name's last epoch for a day. While callers wait there is a list of waiters. All keys of
+//! a name share a hash tag.
 
 mod acquire;
 mod admin;
@@ -24,5 +24,5 @@ pub use driver::RedisDriver;
 pub use options::RedisOptions;
 pub use provider::RedisProvider;
 
-/// The store's short name.
+/// The backend's name in errors and capabilities.
 const BACKEND: &str = "redis";

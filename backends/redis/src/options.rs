@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Endpoint, RemoteOptions, remote_setters};
 
-/// The server counts in signed numbers of 32 bits.
+/// The server counts databases in signed numbers of 32 bits.
 pub(crate) const DATABASES: RangeInclusive<u32> = 0..=2_147_483_647;
 pub(crate) const REPLICAS: RangeInclusive<u32> = 0..=1_000;
 

@@ -80,14 +80,14 @@ impl RedisProvider {
 /// Runs every command that a lock needs.
 fn probe(store: &Store) -> Result<(), Error> {
     let Keys { lock, epoch, line } = Keys::new(&store.namespace, "");
-    let waiter = store.hub.probe();
+    let waiter = store.listener.probe();
     let (keys, args) = ([lock.as_str(), &epoch, &line], [waiter.as_str()]);
     let by_sha = packed("EVALSHA", &scripts::PROBE.sha, &keys, &args);
     let script = packed("EVAL", &scripts::PROBE.code, &keys, &args);
     let mut channel = Vec::new();
     for verb in ["SUBSCRIBE", "UNSUBSCRIBE"] {
         let mut command = cmd(verb);
-        command.arg(store.hub.channel());
+        command.arg(store.listener.channel());
         command.write_packed_command(&mut channel);
     }
     let limit = store.options.remote.connect_timeout;
@@ -99,7 +99,7 @@ fn probe(store: &Store) -> Result<(), Error> {
             told_at_first(answer)?;
         }
         match connection.ask(&script, limit).and_then(told_at_first)? {
-            Value::Int(now) => store.server_clock.learn(now, asked_at),
+            Value::Int(now) => store.server_clock.update(now, asked_at),
             Value::Array(failed) => return Err(Failure::Refused(failed_command(&failed))),
             _ => return Err(Failure::Refused(senseless())),
         }

@@ -1,51 +1,51 @@
-//! What runs in the server. Every script can be sent again without harm.
+//! The scripts that run in the server. Every script can be sent again without harm.
 //!
-//! The lock's key holds its owner, or `kept ` and a waiter for which the name is kept for a moment
-//! after it was woken: others find the name busy, so that nobody snatches it.
+//! The lock's key holds its owner, or `kept ` and a waiter. A woken waiter has the name reserved for
+//! it for [`RESERVED_MS`]: others find the name busy meanwhile.
 
 use std::sync::LazyLock;
 
-/// For how long a name is kept for a woken waiter, in milliseconds.
-pub(crate) const GRACE_MS: u64 = 100;
-/// For how long a line outlives the last look of its waiters, in milliseconds: they look every
-/// second.
-const LINE_MS: u64 = 10_000;
-/// For how long the last epoch of a name is kept, in milliseconds. Epochs follow the server's
-/// clock, so it matters only where that steps back.
+/// The time that a name is reserved for a woken waiter, in milliseconds.
+pub(crate) const RESERVED_MS: u64 = 100;
+/// The time that a list of waiters outlives their last attempt, in milliseconds. Waiters make an attempt
+/// every second.
+const LIST_MS: u64 = 10_000;
+/// The time that the last epoch of a name is kept, in milliseconds. Epochs follow the server's clock,
+/// so the last one matters only if that clock steps back.
 const EPOCH_MS: u64 = 86_400_000;
 
-/// How channels begin; a provider's number follows.
+/// The prefix of channels, followed by a provider's number.
 pub(crate) const CHANNEL: &str = "lockkeeper:wake:";
-/// What the lock's key holds while the name is kept.
-pub(crate) const KEPT: &str = "kept ";
+/// The prefix of what the lock's key holds while the name is reserved, followed by the waiter.
+pub(crate) const RESERVED: &str = "kept ";
 
 pub(crate) struct Script {
     pub(crate) code: String,
     pub(crate) sha: String,
-    pub(crate) does: Deed,
+    pub(crate) effect: Effect,
 }
 
-/// What is to be heeded about a script.
+/// What a script may change, which decides how it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Deed {
-    /// It is not to grant when nobody waits for its answer any more, and the replicas are to know.
+pub(crate) enum Effect {
+    /// A grant: refused if it arrives after the caller's deadline, and acknowledged by the replicas.
     Grants,
-    /// The replicas are to know.
+    /// A renewal: acknowledged by the replicas.
     Renews,
     Other,
 }
 
 impl Script {
-    fn new(does: Deed, code: String) -> Self {
+    fn new(effect: Effect, code: String) -> Self {
         let sha = redis::Script::new(&code).get_hash().to_owned();
-        Self { code, sha, does }
+        Self { code, sha, effect }
     }
 }
 
-/// Wakes the first waiter whose process listens, and keeps the name for it. A channel without a
-/// subscriber means that the process is gone. `NUMSUB` tells; the number that `PUBLISH` answers
-/// includes the subscribers of patterns, such as a monitor.
-fn pass_on() -> String {
+/// Wakes the first waiter of a process that listens, and reserves the name for it. A channel without a
+/// subscriber means that the process is gone. `NUMSUB` counts these: the reply to `PUBLISH` includes
+/// the subscribers of patterns, such as a monitor.
+fn wake_next() -> String {
     format!(
         "while true do
   local first = call('LPOP', KEYS[2])
@@ -53,7 +53,7 @@ fn pass_on() -> String {
   local channel = '{CHANNEL}' .. string.match(first, '^[^.]*')
   if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
     call('PUBLISH', channel, first .. ' ' .. KEYS[1])
-    call('SET', KEYS[1], '{KEPT}' .. first, 'PX', '{GRACE_MS}')
+    call('SET', KEYS[1], '{RESERVED}' .. first, 'PX', '{RESERVED_MS}')
     break
   end
 end
@@ -61,17 +61,19 @@ end
     )
 }
 
-/// Keys: lock, epoch, line. Arguments: when it is too late, in microseconds by the server's clock;
-/// owner; ttl in milliseconds; and from who waits: the waiter, and how it stands: `new`, `again` (it
-/// was in line before) or `last` (it will not wait any longer).
+/// Tries to acquire a name.
 ///
-/// Answers the epoch of a grant, as a string; or the milliseconds that the name is taken for, and
-/// how many are before the waiter; or, when it came too late, the server's time.
+/// Keys: lock, epoch, list of waiters. Arguments: the latest time for a grant, in microseconds of the
+/// server's clock; owner; ttl in milliseconds. An attempt of a waiter adds the waiter and its state:
+/// `new`, `again` (it is in the list) or `last` (it will not wait any longer).
 ///
-/// Numbers that the server gets are written as strings: it would have to print them.
+/// Replies with the epoch of a grant, as a string; or with the milliseconds until the lock expires and
+/// the number of waiters before this one; or, after the latest time, with the server's time.
+///
+/// Numbers are passed to the server's commands as strings, which saves formatting them.
 pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
-        Deed::Grants,
+        Effect::Grants,
         format!(
             "local call, owner, ttl = redis.call, ARGV[2], ARGV[3]
 local me, stands = ARGV[4] or '', ARGV[5] or 'new'
@@ -89,7 +91,7 @@ if not mine then
       return epoch
     end
     mine = true
-  elseif me ~= '' and holder == '{KEPT}' .. me then
+  elseif me ~= '' and holder == '{RESERVED}' .. me then
     call('SET', KEYS[1], owner, 'PX', ttl)
     mine = true
   end
@@ -99,7 +101,7 @@ if mine then
   local epoch = string.format('%.0f', now)
   local last = redis.pcall('SET', KEYS[2], epoch, 'PX', '{EPOCH_MS}', 'GET')
   if type(last) == 'table' and last.err then
-    -- Nothing is rolled back here: a name that cannot be granted must not stay taken.
+    -- A script is not rolled back: a name that cannot be granted must not stay taken.
     call('DEL', KEYS[1])
     return last
   end
@@ -122,7 +124,7 @@ elseif me ~= '' then
       before = call('RPUSH', KEYS[3], me) - 1
     end
   end
-  call('PEXPIRE', KEYS[3], '{LINE_MS}')
+  call('PEXPIRE', KEYS[3], '{LIST_MS}')
 end
 return {{call('PTTL', KEYS[1]), before}}
 "
@@ -130,10 +132,10 @@ return {{call('PTTL', KEYS[1]), before}}
     )
 });
 
-/// Key: lock. Arguments: owner, ttl in milliseconds. Answers 1, or 0 where it is lost.
+/// Renews a lock. Key: lock. Arguments: owner, ttl in milliseconds. Replies with 1, or 0 if it is lost.
 pub(crate) static RENEW: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
-        Deed::Renews,
+        Effect::Renews,
         "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 "
@@ -141,52 +143,52 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
     )
 });
 
-/// Keys: lock, line. Argument: owner. Answers 1, or 0 where it was lost.
+/// Releases a lock. Keys: lock, list of waiters. Argument: owner. Replies with 1, or 0 if it was lost.
 pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
-        Deed::Other,
+        Effect::Other,
         format!(
             "local call = redis.call
 if call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 call('DEL', KEYS[1])
 {}return 1
 ",
-            pass_on()
+            wake_next()
         ),
     )
 });
 
-/// Keys: lock, line. Argument: a waiter that does not wait any more. What is kept for it goes to
-/// the next.
+/// Removes a waiter. Keys: lock, list of waiters. Argument: the waiter. A name that is reserved for it
+/// goes to the next one.
 pub(crate) static LEAVE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
-        Deed::Other,
+        Effect::Other,
         format!(
             "local call = redis.call
 call('LREM', KEYS[2], '0', ARGV[1])
-if call('GET', KEYS[1]) == '{KEPT}' .. ARGV[1] then
+if call('GET', KEYS[1]) == '{RESERVED}' .. ARGV[1] then
   call('DEL', KEYS[1])
   {}end
 return 1
 ",
-            pass_on()
+            wake_next()
         ),
     )
 });
 
-/// Keys: lock, epoch, line. Changes nothing. Answers who holds it, for how many milliseconds, the
-/// last epoch, and how many wait.
-pub(crate) const LOOK: &str = "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]),
+/// Inspects a lock without a change. Keys: lock, epoch, list of waiters. Replies with the owner, the
+/// milliseconds until it expires, the last epoch, and the number of waiters.
+pub(crate) const INSPECT: &str = "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]),
  redis.call('GET', KEYS[2]), redis.call('LLEN', KEYS[3])}";
 
-/// Keys: lock, epoch and line of the empty name, which no lock has. Argument: a waiter. Runs every
-/// command that the other scripts use, so that what is not allowed or not there shows on opening.
+/// Runs every command that the other scripts use, so that a missing permission or command shows on
+/// opening. Keys: those of the empty name, which no lock has. Argument: a waiter.
 ///
-/// Answers the server's time in microseconds, or the first command that failed and how: the error
-/// alone does not name it.
+/// Replies with the server's time in microseconds, or with the first command that failed and its
+/// error, which alone does not name the command.
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
-        Deed::Other,
+        Effect::Other,
         format!(
             "local failed = nil
 local function try(...)

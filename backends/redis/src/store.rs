@@ -1,4 +1,4 @@
-//! What a provider, its leases and its subscriber share: the pool, and asking with it.
+//! The parts that a provider, its leases and its listener share: the pool, and requests on it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use crate::connection::{Connection, Connector};
 use crate::failure::{demoted, is_from_replica, refused};
 use crate::keys::Keys;
 use crate::options::RedisOptions;
-use crate::scripts::{self, Deed, Script};
+use crate::scripts::{self, Effect, Script};
 use crate::server_clock::ServerClock;
-use crate::subscriber::Hub;
+use crate::subscriber::WakeListener;
 
-/// The server looks only this often whether a WAIT has waited enough.
+/// The server checks only this often whether the time of a WAIT is over.
 const TICK: Duration = Duration::from_millis(100);
-/// What leaving a line or giving back may take, when nobody waits for that.
-const BRIEFLY: Duration = Duration::from_millis(250);
+/// The time for a clean-up whose result no caller needs.
+const CLEANUP_TIME: Duration = Duration::from_millis(250);
 
-/// An answer, and the moment before it was asked for, on a connection that was there.
+/// A reply, and the time at which its request was sent.
 pub(crate) struct Answer {
     pub(crate) value: Value,
     pub(crate) asked_at: HostInstant,
-    /// Whether it was asked for before, and that may have been carried out.
+    /// Whether an earlier request got no reply, and may have been carried out.
     pub(crate) again: bool,
 }
 
@@ -47,10 +47,10 @@ impl Answer {
     }
 }
 
-/// How long to try.
+/// The limits of a request's retries.
 pub(crate) struct Patience<'a> {
     pub(crate) until: HostInstant,
-    /// Whether to try again after a failure that may pass.
+    /// Whether a failure that may pass is retried.
     pub(crate) rides_out: bool,
     pub(crate) is_cancelled: &'a dyn Fn() -> bool,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Store {
     pub(crate) options: RedisOptions,
     pub(crate) namespace: String,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) hub: Arc<Hub>,
+    pub(crate) listener: Arc<WakeListener>,
     pub(crate) server_clock: ServerClock,
     pool: Pool<Connection>,
 }
@@ -76,7 +76,7 @@ impl fmt::Debug for Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        self.hub.stop();
+        self.listener.stop();
     }
 }
 
@@ -89,7 +89,7 @@ impl Store {
         options.check()?;
         let connector = Arc::new(Connector::new(options)?);
         Ok(Self {
-            hub: Hub::new(Arc::clone(&connector)),
+            listener: WakeListener::new(Arc::clone(&connector)),
             connector,
             options: options.clone(),
             namespace: namespace.to_owned(),
@@ -103,7 +103,7 @@ impl Store {
         Keys::new(&self.namespace, name.as_str())
     }
 
-    /// How long a single attempt may take.
+    /// Returns the time that a single attempt may take.
     pub(crate) fn attempt(&self) -> Duration {
         self.options.remote.attempt_time()
     }
@@ -168,13 +168,13 @@ impl Store {
         args: &[&str],
         left: Duration,
     ) -> Result<(Value, HostInstant), Failure> {
-        // Whether it was, on whichever connection.
+        // Set while the server may hold the grant of an attempt that fails.
         let mut is_granted = false;
         let answer = self.with_connection(left, |connection, limit| {
             let began = self.clock.now();
-            if script.does != Deed::Grants {
+            if script.effect != Effect::Grants {
                 let answer = evaluate(connection, script, keys, args, limit)?;
-                let is_renewed = script.does == Deed::Renews && is_renewed(&answer);
+                let is_renewed = script.effect == Effect::Renews && is_renewed(&answer);
                 if is_renewed && !self.acknowledged(connection, began, limit)? {
                     return Err(Failure::Refused(self.few_replicas("renewal")));
                 }
@@ -188,7 +188,7 @@ impl Store {
             let refusal = match self.acknowledged(connection, began, limit) {
                 Ok(true) => return Ok((answer, began)),
                 Ok(false) => self.few_replicas("grant, so it was given back"),
-                // What is given back to a replica is not given back: the new primary may know of it.
+                // A release on a replica is none: the new primary may know of the grant.
                 Err(Failure::Refused(error)) if !connection.is_to_replica => error,
                 Err(failure) => return Err(failure),
             };
@@ -213,8 +213,8 @@ impl Store {
             .map_err(|failure| settle(failure, is_granted))
     }
 
-    /// Runs a script that grants, in a way that the server refuses it when it comes later than
-    /// anybody waits for its answer: the network may have kept it, and who asked may be gone.
+    /// Runs a script that grants, and has the server refuse it after the caller's deadline: the network
+    /// may have delayed it, and the caller may have gone.
     fn evaluate_in_time(
         &self,
         connection: &mut Connection,
@@ -230,8 +230,8 @@ impl Store {
                 .chain(args.iter().copied())
                 .collect();
             match evaluate(connection, script, keys, &args, limit)? {
-                // And yet somebody waits: the server's clock was set.
-                Value::Int(now) => self.server_clock.learn(now, asked_at),
+                // The caller still waits, so the server's clock was set.
+                Value::Int(now) => self.server_clock.update(now, asked_at),
                 answer => return Ok(answer),
             }
         }
@@ -241,7 +241,7 @@ impl Store {
         )))
     }
 
-    /// Waits for the replicas, where that is wanted, on the connection that wrote.
+    /// Waits for the replicas if `replicas` asks for it, on the connection that wrote.
     pub(crate) fn acknowledged(
         &self,
         connection: &mut Connection,
@@ -253,7 +253,7 @@ impl Store {
             return Ok(true);
         }
         let limit = limit.saturating_sub(self.clock.now().saturating_since(began));
-        // Zero would be for ever. The answer has to travel, too.
+        // Zero would wait without an end. The reply has to travel, too.
         let longest = (limit.saturating_sub(TICK) * 3 / 4).max(Duration::from_millis(1));
         let mut wait = cmd("WAIT");
         wait.arg(wanted).arg(longest.as_millis());
@@ -293,9 +293,9 @@ impl Store {
         slot.run(&*self.clock, left, connect, |connection, limit| {
             let result = work(connection, limit.min(remote.response_timeout));
             if connection.is_to_replica {
-                self.hub.met_replica();
+                self.listener.met_replica();
             } else if result.is_ok() && std::mem::take(&mut connection.is_new) {
-                self.hub.met_primary();
+                self.listener.met_primary();
             }
             result
         })
@@ -307,28 +307,28 @@ impl Store {
         server.exhausted(self.options.remote.pool_size, "", advice)
     }
 
-    /// Takes a waiter out of a name's line. Where that fails, the line's own end takes care of it.
+    /// Removes a waiter from the list of a name. If that fails, the list expires by itself.
     pub(crate) fn leave(&self, lock: &str, line: &str, waiter: &str) {
         self.try_briefly(&scripts::LEAVE, &[lock, line], waiter);
     }
 
-    /// Releases what may have been granted to somebody who is gone. Where that fails, the ttl ends
-    /// it.
+    /// Releases what may have been granted to a caller that has gone. If that fails, it ends with its
+    /// ttl.
     pub(crate) fn give_back(&self, keys: &Keys, owner: &str) {
         self.try_briefly(&scripts::RELEASE, &[&keys.lock, &keys.line], owner);
     }
 
-    fn try_briefly(&self, script: &Script, keys: &[&str], whose: &str) {
+    fn try_briefly(&self, script: &Script, keys: &[&str], owner: &str) {
         let patience = Patience {
-            until: self.clock.now() + BRIEFLY,
+            until: self.clock.now() + CLEANUP_TIME,
             rides_out: false,
             is_cancelled: &|| false,
         };
-        let _ = self.run(script, keys, &[whose], &patience);
+        let _ = self.run(script, keys, &[owner], &patience);
     }
 }
 
-/// Once something may have been carried out, no later failure makes that undone.
+/// Keeps a failure unknown after a request that may have been carried out.
 fn settle(failure: Failure, again: bool) -> Failure {
     match failure {
         Failure::NotSent(error) if again => unknown(error),
@@ -344,7 +344,7 @@ fn unknown(cause: Error) -> Failure {
     Failure::Unanswered(
         Error::new(
             ErrorKind::Unknown,
-            "the server was asked, and then could not tell what came of it; what it may have granted ends with its ttl",
+            "no reply came to the request, and a later one failed; what the server may have granted ends with its ttl",
         )
         .with_source(cause),
     )
@@ -379,10 +379,10 @@ pub(crate) fn is_no_script(answer: &Value) -> bool {
     matches!(answer, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }
 
-/// An answer that is not the server's error.
+/// Returns a reply that is not an error.
 pub(crate) fn told(answer: Value) -> Result<Value, Failure> {
     match answer {
-        // It was a primary at opening, and its address may soon lead to the new one.
+        // The server was a primary at opening, and its address may soon lead to the new one.
         Value::ServerError(error) if is_from_replica(&error) => {
             Err(Failure::Refused(demoted(&error)))
         }
@@ -390,7 +390,7 @@ pub(crate) fn told(answer: Value) -> Result<Value, Failure> {
     }
 }
 
-/// The same at opening, which may be on a replica.
+/// Returns a reply that is not an error, at opening, where the server may be a replica.
 pub(crate) fn told_at_first(answer: Value) -> Result<Value, Failure> {
     match answer {
         Value::ServerError(error) => Err(Failure::Refused(refused(&error))),

@@ -1,10 +1,9 @@
-//! How a release elsewhere wakes a waiter here: one connection a provider, subscribed to a channel
-//! of its own, and one thread that listens there.
+//! The connection and the thread of a provider that listen for releases by other processes.
 //!
-//! A message says "look". A waiter also looks without one, only later.
+//! Each provider subscribes to a channel of its own. A message makes a waiter attempt again; without
+//! a message a waiter does so later.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -17,10 +16,12 @@ use crate::connection::Connector;
 use crate::scripts::CHANNEL;
 use crate::store::{Store, told};
 
-/// The thread looks whether it is to end, and the server whether it is there, this often.
-const BREATH: Duration = Duration::from_millis(500);
-const PING_EVERY: Duration = Duration::from_secs(5);
-const ANSWER: Duration = Duration::from_secs(2);
+/// The thread checks this often whether it is to end.
+const CHECK_EVERY: Duration = Duration::from_millis(500);
+/// A silent server is sent a PING after so long.
+const PING_AFTER: Duration = Duration::from_secs(5);
+/// The longest time to wait for a reply.
+const REPLY_TIME: Duration = Duration::from_secs(2);
 /// The first pause before it connects again, and the longest.
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -30,39 +31,31 @@ enum State {
     Idle,
     Connecting,
     Listening,
-    /// It tries again and again. Nobody waits for that.
+    /// The thread reconnects with pauses, and no waiter waits for that.
     Down,
 }
 
-/// Who waits here, and whether wakes come through.
-pub(crate) struct Hub {
-    /// In channel and waiters' names.
+/// The waiters of this process, and whether messages reach them.
+pub(crate) struct WakeListener {
+    /// Part of the names of the channel and of the waiters.
     id: String,
     connector: Arc<Connector>,
     next: AtomicU64,
-    waiting: Mutex<HashMap<u64, Arc<Bell>>>,
+    waiting: Mutex<HashMap<u64, Arc<Parker>>>,
     state: Mutex<State>,
     changed: Condvar,
     stopped: AtomicBool,
-    /// Whether the last server that was asked is a replica, which is told of no release.
+    /// Whether the last server that was asked is a replica, to which no release is published.
     at_replica: AtomicBool,
-    /// How often the primary was found elsewhere.
+    /// How often the primary was found at another connection.
     moves: AtomicU64,
-}
-
-impl fmt::Debug for Hub {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hub")
-            .field("id", &self.id)
-            .finish_non_exhaustive()
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Hub {
+impl WakeListener {
     pub(crate) fn new(connector: Arc<Connector>) -> Arc<Self> {
         use std::hash::{BuildHasher, RandomState};
         // Keyed from the system's random numbers: unique over all processes of the server.
@@ -84,7 +77,7 @@ impl Hub {
         format!("{CHANNEL}{}", self.id)
     }
 
-    /// A name for a waiter that is not registered.
+    /// Returns the name of a waiter that is not registered.
     pub(crate) fn probe(&self) -> String {
         format!("{}.0", self.id)
     }
@@ -96,34 +89,34 @@ impl Hub {
         self.changed.notify_all();
     }
 
-    /// The server is no primary any more, so the one that the thread listens to may be none either.
+    /// Notes that a server is no primary any more: the one that the thread listens to may be none either.
     pub(crate) fn met_replica(&self) {
         self.at_replica.store(true, Ordering::Release);
     }
 
-    /// A new connection leads to a primary: the thread, too, is to connect anew if it was in doubt.
+    /// Notes that a new connection leads to a primary, and has the thread reconnect if it was in doubt.
     pub(crate) fn met_primary(&self) {
         if self.at_replica.swap(false, Ordering::AcqRel) {
             self.moves.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Whether wakes come through right now.
+    /// Returns whether messages reach the waiters right now.
     pub(crate) fn is_listening(&self) -> bool {
         *lock(&self.state) == State::Listening
     }
 
-    /// Has the thread listen. Whether all who wait will be rung when it does: else it does already,
-    /// or cannot for now.
+    /// Starts the thread. Returns true if it will wake all waiters as soon as it listens. Otherwise it
+    /// listens already, or cannot for now.
     pub(crate) fn is_about_to_listen(self: &Arc<Self>, store: &Arc<Store>) -> bool {
         let mut state = lock(&self.state);
         if *state == State::Idle {
-            let (hub, store) = (Arc::clone(self), Arc::downgrade(store));
+            let (listener, store) = (Arc::clone(self), Arc::downgrade(store));
             let started = thread::Builder::new()
                 .name("lockkeeper-redis".to_owned())
-                .spawn(move || hub.work(&store));
+                .spawn(move || listener.run(&store));
             if started.is_err() {
-                // The waiters look by themselves; the next one tries again to have it started.
+                // The waiters attempt again by themselves, and the next one starts the thread.
                 return false;
             }
             *state = State::Connecting;
@@ -136,7 +129,7 @@ impl Hub {
         self.changed.notify_all();
     }
 
-    fn work(&self, store: &Weak<Store>) {
+    fn run(&self, store: &Weak<Store>) {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
         while !self.stopped.load(Ordering::Acquire) {
             let began = Instant::now();
@@ -160,12 +153,12 @@ impl Hub {
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
         let mut subscribe = cmd("SUBSCRIBE");
         subscribe.arg(self.channel());
-        let subscribed = connection.ask(&subscribe.get_packed_command(), ANSWER);
+        let subscribed = connection.ask(&subscribe.get_packed_command(), REPLY_TIME);
         subscribed.and_then(told).ok()?;
         self.set(State::Listening);
-        // What was published until now went nowhere.
-        self.ring_all();
-        connection.set_timeout(BREATH).ok()?;
+        // Earlier messages had no subscriber.
+        self.unpark_all();
+        connection.set_timeout(CHECK_EVERY).ok()?;
         let mut heard = Instant::now();
         let mut pinged: Option<Instant> = None;
         while !self.stopped.load(Ordering::Acquire) && self.moves.load(Ordering::Acquire) == moves {
@@ -178,10 +171,10 @@ impl Hub {
                     }
                 }
                 Err(error) if error.is_timeout() => match pinged {
-                    Some(pinged) if pinged.elapsed() > ANSWER => return None,
+                    Some(pinged) if pinged.elapsed() > REPLY_TIME => return None,
                     Some(_) => {}
-                    // A connection that was cut without a word stays silent for ever.
-                    None if heard.elapsed() > PING_EVERY => {
+                    // A connection that was cut without a notice stays silent.
+                    None if heard.elapsed() > PING_AFTER => {
                         connection.send(&cmd("PING")).ok()?;
                         pinged = Some(Instant::now());
                     }
@@ -193,7 +186,7 @@ impl Hub {
         Some(())
     }
 
-    /// A message names a waiter and the lock's key.
+    /// Wakes the waiter of a message, which names it and the lock's key.
     fn wake(&self, payload: &str, store: &Weak<Store>) {
         let Some((waiter, key)) = payload.split_once(' ') else {
             return;
@@ -201,34 +194,36 @@ impl Hub {
         let number = waiter
             .split_once('.')
             .and_then(|(_, number)| number.parse().ok());
-        let bell = number.and_then(|number: u64| lock(&self.waiting).get(&number).cloned());
-        match (bell, store.upgrade()) {
-            (Some(bell), _) => bell.ring(),
-            // It does not wait any more: what is kept for it is the next one's.
+        let parker = number.and_then(|number: u64| lock(&self.waiting).get(&number).cloned());
+        match (parker, store.upgrade()) {
+            (Some(parker), _) => parker.unpark(),
+            // The waiter has gone, so the name that is reserved for it goes to the next one.
             (None, Some(store)) => store.leave(key, &format!("{key}:line"), waiter),
             (None, None) => {}
         }
     }
 
-    fn ring_all(&self) {
-        lock(&self.waiting).values().for_each(|bell| bell.ring());
+    fn unpark_all(&self) {
+        lock(&self.waiting)
+            .values()
+            .for_each(|parker| parker.unpark());
     }
 
-    /// Enters a waiter.
+    /// Registers a waiter.
     pub(crate) fn enter(self: &Arc<Self>) -> Waiter {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let waiter = Waiter {
             name: format!("{}.{number}", self.id),
             number,
-            bell: Arc::default(),
-            hub: Arc::clone(self),
+            parker: Arc::default(),
+            listener: Arc::clone(self),
         };
-        lock(&self.waiting).insert(number, Arc::clone(&waiter.bell));
+        lock(&self.waiting).insert(number, Arc::clone(&waiter.parker));
         waiter
     }
 }
 
-/// Returns what was published. `None`: it is the answer to a PING.
+/// Returns the payload of a message, or `None` for the reply to a PING.
 fn payload(answer: &Value) -> Option<&str> {
     match answer {
         Value::Array(parts) => match parts.as_slice() {
@@ -241,43 +236,44 @@ fn payload(answer: &Value) -> Option<&str> {
     }
 }
 
-/// Somebody who waits; known to the listening thread until dropped.
-#[derive(Debug)]
+/// A waiter; the listening thread knows it until it is dropped.
 pub(crate) struct Waiter {
     pub(crate) name: String,
-    pub(crate) bell: Arc<Bell>,
+    pub(crate) parker: Arc<Parker>,
     number: u64,
-    hub: Arc<Hub>,
+    listener: Arc<WakeListener>,
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        lock(&self.hub.waiting).remove(&self.number);
+        lock(&self.listener.waiting).remove(&self.number);
     }
 }
 
-/// What a waiter sleeps on.
-#[derive(Debug, Default)]
-pub(crate) struct Bell {
-    rung: Mutex<bool>,
+/// Parks the thread of a waiter.
+#[derive(Default)]
+pub(crate) struct Parker {
+    is_notified: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Bell {
-    pub(crate) fn ring(&self) {
-        *lock(&self.rung) = true;
+impl Parker {
+    /// Wakes the thread, or has its next [`park`](Self::park) return at once.
+    pub(crate) fn unpark(&self) {
+        *lock(&self.is_notified) = true;
         self.changed.notify_one();
     }
 
-    /// Forgets what rang before.
-    pub(crate) fn drain(&self) {
-        *lock(&self.rung) = false;
+    /// Forgets earlier notifications.
+    pub(crate) fn clear(&self) {
+        *lock(&self.is_notified) = false;
     }
 
-    pub(crate) fn wait(&self, limit: Duration) {
+    /// Waits for a notification, for at most `limit`.
+    pub(crate) fn park(&self, limit: Duration) {
         drop(
             self.changed
-                .wait_timeout_while(lock(&self.rung), limit, |rung| !*rung),
+                .wait_timeout_while(lock(&self.is_notified), limit, |is| !*is),
         );
     }
 }

@@ -32,7 +32,7 @@ impl Failure {
         }
     }
 
-    /// Returns whether a later attempt may succeed without anybody changing a setting.
+    /// Returns whether a later attempt may succeed without a change of settings.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Closed(_) => true,
