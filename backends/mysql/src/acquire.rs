@@ -1,4 +1,4 @@
-//! Asking for a name, and waiting for it in the server.
+//! Acquiring a name, and waiting for it in the server.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,21 +16,21 @@ use crate::statements::{LONGEST_WAIT, SessionId, idle_seconds};
 use crate::store::{PooledConn, Store};
 use crate::wire::LONGEST_CALL;
 
-/// What the last look may take, and how late the answer to a wait may come: some round trips of a
-/// machine that is busy.
+/// The time for the last attempt, and for the reply to a wait after its end: some round trips of a busy
+/// machine.
 const GRACE: Duration = Duration::from_millis(500);
 
 type Won = Grant<MySqlLease>;
 
-/// What a look found.
-enum Look {
-    Won(Won),
-    /// With the place that was asked from, where nothing is held on it.
+/// The result of an attempt.
+enum Attempt {
+    Granted(Won),
+    /// With the connection of the attempt, if it holds no name.
     Busy(Option<PooledConn>),
 }
 
 /// One request.
-struct Ask<'a> {
+struct Acquisition<'a> {
     store: &'a Arc<Store>,
     request: &'a AcquireRequest<'a>,
     name: EncodedName,
@@ -41,16 +41,16 @@ pub(crate) fn acquire(
     store: &Arc<Store>,
     request: &AcquireRequest<'_>,
 ) -> Result<Option<Won>, Error> {
-    let ask = Ask {
+    let acquisition = Acquisition {
         store,
         request,
         name: EncodedName::new(&store.namespace, request.name().as_str()),
         idle_seconds: idle_seconds(request.ttl()),
     };
-    ask.run().map_err(Failure::into_error)
+    acquisition.run().map_err(Failure::into_error)
 }
 
-impl Ask<'_> {
+impl Acquisition<'_> {
     fn run(&self) -> Result<Option<Won>, Failure> {
         let until = match self.request.deadline() {
             None => self.request.now() + self.store.attempt(),
@@ -59,7 +59,7 @@ impl Ask<'_> {
         let mut was_busy = false;
         let mut closed = 0;
         loop {
-            match self.look_and_wait(until, &mut was_busy) {
+            match self.attempt_and_wait(until, &mut was_busy) {
                 Ok(Some(won)) => return Ok(won),
                 Ok(None) => {}
                 // The server may have closed every idle connection of the pool; one that does not reply
@@ -77,8 +77,9 @@ impl Ask<'_> {
         }
     }
 
-    /// `None`: the wait was disturbed, and there is time for another.
-    fn look_and_wait(
+    /// Makes one attempt, and waits if the name is busy. `None`: the wait was disturbed, and there is time
+    /// for another.
+    fn attempt_and_wait(
         &self,
         until: HostInstant,
         was_busy: &mut bool,
@@ -86,71 +87,75 @@ impl Ask<'_> {
         if self.request.is_cancelled() {
             return Ok(Some(None));
         }
-        let place = match self.look(until)? {
-            Look::Won(won) => return Ok(Some(Some(won))),
-            Look::Busy(place) => place,
+        let slot = match self.attempt(until)? {
+            Attempt::Granted(won) => return Ok(Some(Some(won))),
+            Attempt::Busy(slot) => slot,
         };
         self.request.contended();
         *was_busy = true;
         match self.request.deadline() {
-            Some(deadline) if self.request.now() < deadline => self.wait(place, deadline),
+            Some(deadline) if self.request.now() < deadline => self.wait(slot, deadline),
             _ => Ok(Some(None)),
         }
     }
 
-    /// One attempt: on a connection that holds nothing, as long as there are few that hold
-    /// something, else on one of these.
-    fn look(&self, until: HostInstant) -> Result<Look, Failure> {
+    /// Makes one attempt: on a connection without names while few connections hold names, else on one of
+    /// these.
+    fn attempt(&self, until: HostInstant) -> Result<Attempt, Failure> {
         let store = self.store;
         let shares = store.shares();
         if shares && let Some(session) = store.enter(&self.name, self.idle_seconds) {
-            return self.look_shared(&session, until);
+            return self.attempt_shared(&session, until);
         }
         let alone = match store.try_checkout() {
-            Some(place) => self.look_alone(place, until),
+            Some(slot) => self.attempt_alone(slot, until),
             None => Err(Failure::NotSent(store.exhausted())),
         };
-        // Where no connection is to be had, those that there are will do.
+        // Without a free connection, one that holds names serves as well.
         if matches!(alone, Err(Failure::NotSent(_)))
             && !shares
             && let Some(session) = store.enter(&self.name, self.idle_seconds)
         {
-            return self.look_shared(&session, until);
+            return self.attempt_shared(&session, until);
         }
         match alone {
             Err(Failure::NotSent(error)) if error.kind() == ErrorKind::PoolExhausted => {
-                let place = store.checkout(until.saturating_since(self.request.now()))?;
-                self.look_alone(place, until)
+                let slot = store.checkout(until.saturating_since(self.request.now()))?;
+                self.attempt_alone(slot, until)
             }
             alone => alone,
         }
     }
 
-    fn look_alone(&self, mut place: PooledConn, until: HostInstant) -> Result<Look, Failure> {
+    fn attempt_alone(&self, mut slot: PooledConn, until: HostInstant) -> Result<Attempt, Failure> {
         let store = self.store;
         let mut asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
-        let (sight, id) = store.with_connection(&mut place, left, |connection, limit| {
+        let (reply, id) = store.with_connection(&mut slot, left, |connection, limit| {
             connection.set_idle(store.flavour, self.idle_seconds, limit)?;
             asked_at = self.request.now();
             let limit = limit.min(until.saturating_since(asked_at));
-            let sight = try_lock(store, connection, &self.name, limit)?;
-            Ok((sight, connection.session()))
+            let reply = try_lock(store, connection, &self.name, limit)?;
+            Ok((reply, connection.session()))
         })?;
-        match sight {
-            LockReply::Granted(epoch) => Ok(Look::Won(self.won(place, id, epoch, asked_at))),
-            LockReply::Busy => Ok(Look::Busy(Some(place))),
+        match reply {
+            LockReply::Granted(epoch) => Ok(Attempt::Granted(self.won(slot, id, epoch, asked_at))),
+            LockReply::Busy => Ok(Attempt::Busy(Some(slot))),
             LockReply::Abandoned => Err(Failure::Unanswered(abandoned())),
             LockReply::Disturbed => {
-                place.connection = None;
+                slot.connection = None;
                 Err(Failure::Refused(disturbed()))
             }
         }
     }
 
-    /// On a session that holds others' names. The call goes on when this request has no more time:
-    /// cut short, it would leave the session in doubt.
-    fn look_shared(&self, session: &Arc<Session>, until: HostInstant) -> Result<Look, Failure> {
+    /// Makes one attempt on a session that holds other names. The call continues when this request has no
+    /// more time: cut short, it would leave the session in doubt.
+    fn attempt_shared(
+        &self,
+        session: &Arc<Session>,
+        until: HostInstant,
+    ) -> Result<Attempt, Failure> {
         let store = self.store;
         let asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
@@ -168,8 +173,8 @@ impl Ask<'_> {
         let late = {
             let (store, session) = (Arc::clone(store), Arc::clone(session));
             let name = self.name.clone();
-            move |sight| {
-                if may_be_held(&sight) {
+            move |reply| {
+                if may_be_held(&reply) {
                     store.end(&session, &[name]);
                 } else {
                     store.leave(&session, &name);
@@ -180,42 +185,42 @@ impl Ask<'_> {
             store.leave(session, &self.name);
             return Err(Failure::NotSent(no_thread()));
         };
-        let Some(sight) = call.wait(detached::after(patience)) else {
+        let Some(reply) = call.wait(detached::after(patience)) else {
             return Err(Failure::Unanswered(Error::new(
                 ErrorKind::Unknown,
                 "the server was asked and did not answer in time; what it grants is given back",
             )));
         };
-        if let Ok(LockReply::Granted(epoch)) = sight {
+        if let Ok(LockReply::Granted(epoch)) = reply {
             let now = self.request.now();
             let until = now + self.request.ttl();
             session.record_grant(&self.name, epoch, now, until);
             store.sweeper.note(until);
             let lease = MySqlLease::new(session, &self.name, epoch);
-            return Ok(Look::Won(Won {
+            return Ok(Attempt::Granted(Won {
                 lease,
                 epoch,
                 asked_at,
             }));
         }
-        if may_be_held(&sight) {
+        if may_be_held(&reply) {
             store.leave_to_sweeper(session, &self.name);
         } else {
             store.leave(session, &self.name);
         }
-        match sight? {
+        match reply? {
             LockReply::Disturbed => Err(Failure::Refused(disturbed())),
             LockReply::Abandoned => Err(Failure::Unanswered(abandoned())),
-            LockReply::Granted(_) | LockReply::Busy => Ok(Look::Busy(None)),
+            LockReply::Granted(_) | LockReply::Busy => Ok(Attempt::Busy(None)),
         }
     }
 
-    /// The connection holds the name, and from now on whatever else is taken on it.
-    fn won(&self, place: PooledConn, id: SessionId, epoch: u64, asked_at: HostInstant) -> Won {
+    /// Makes a session of a connection that was granted the name.
+    fn won(&self, slot: PooledConn, id: SessionId, epoch: u64, asked_at: HostInstant) -> Won {
         let now = self.request.now();
         let until = now + self.request.ttl();
         let name = self.name.clone();
-        let session = Session::new(place, id, self.idle_seconds, name, epoch, now, until);
+        let session = Session::new(slot, id, self.idle_seconds, name, epoch, now, until);
         let session = Arc::new(session);
         self.store.keep(&session, until);
         let lease = MySqlLease::new(&session, &self.name, epoch);
@@ -226,23 +231,23 @@ impl Ask<'_> {
         }
     }
 
-    /// Waits on a connection of its own, on which nothing is held: the server frees what a session
-    /// holds with the session, and a wait is cancelled by ending that.
+    /// Waits on a connection of its own that holds no name: a wait is cancelled by ending its session, and
+    /// that frees all names of the session.
     fn wait(
         &self,
-        place: Option<PooledConn>,
+        slot: Option<PooledConn>,
         deadline: HostInstant,
     ) -> Result<Option<Option<Won>>, Failure> {
         let store = self.store;
         let left = || deadline.saturating_since(self.request.now());
-        let mut place = match place {
-            Some(place) => place,
+        let mut slot = match slot {
+            Some(slot) => slot,
             None => store.checkout(left())?,
         };
-        store.with_connection(&mut place, left().max(GRACE), |connection, limit| {
+        store.with_connection(&mut slot, left().max(GRACE), |connection, limit| {
             connection.set_idle(store.flavour, self.idle_seconds, limit)
         })?;
-        let Some(mut connection) = place.connection.take() else {
+        let Some(mut connection) = slot.connection.take() else {
             return Ok(None);
         };
         let wire = Arc::clone(&connection.wire);
@@ -266,8 +271,8 @@ impl Ask<'_> {
             }
             answer => answer,
         };
-        // Whoever cancels may be about to close the connection, and would close it when others rely
-        // on it: either it is closed here, or nobody closes it from now on.
+        // A cancel in another thread must not close the connection when other names rely on it. Either
+        // it has closed the connection by now, or it never will.
         drop(cancel);
         if self.request.is_cancelled() {
             return Ok(Some(None));
@@ -275,16 +280,16 @@ impl Ask<'_> {
         match answer? {
             LockReply::Granted(epoch) => {
                 let id = connection.session();
-                place.connection = Some(connection);
-                Ok(Some(Some(self.won(place, id, epoch, asked_at))))
+                slot.connection = Some(connection);
+                Ok(Some(Some(self.won(slot, id, epoch, asked_at))))
             }
             LockReply::Busy => {
-                place.connection = Some(connection);
+                slot.connection = Some(connection);
                 let is_over = self.request.now() >= deadline;
                 Ok(is_over.then_some(None))
             }
             LockReply::Abandoned => {
-                place.connection = Some(connection);
+                slot.connection = Some(connection);
                 Err(Failure::Unanswered(abandoned()))
             }
             LockReply::Disturbed => Err(Failure::Refused(disturbed())),
@@ -292,7 +297,7 @@ impl Ask<'_> {
     }
 }
 
-/// Makes one attempt. Busy is what another process or guard holds.
+/// Tries to take a name on a connection. Busy means that another process or guard holds it.
 fn try_lock(
     store: &Store,
     connection: &mut Connection,
@@ -301,15 +306,15 @@ fn try_lock(
 ) -> Result<LockReply, Failure> {
     match connection.try_lock(name, limit)? {
         LockReply::Busy => store.confirm_busy(connection, name, limit),
-        sight => Ok(sight),
+        reply => Ok(reply),
     }
 }
 
-/// Whether the server may have granted what was asked for on a session that lives on.
-fn may_be_held(sight: &Result<LockReply, Failure>) -> bool {
-    match sight {
+/// Returns whether the server may have granted the name on a session that lives on.
+fn may_be_held(reply: &Result<LockReply, Failure>) -> bool {
+    match reply {
         Ok(LockReply::Granted(_) | LockReply::Disturbed) | Err(Failure::Refused(_)) => true,
-        // What did not answer is in doubt, and closed in the end.
+        // A session with a missing reply is in doubt, and closed in the end.
         Ok(LockReply::Busy | LockReply::Abandoned)
         | Err(Failure::NotSent(_) | Failure::Closed(_) | Failure::Unanswered(_)) => false,
     }

@@ -1,4 +1,4 @@
-//! Asking for a name, and waiting for it in line with other processes.
+//! Acquiring a name, and waiting for it among other processes.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, UNIX_EPOCH};
@@ -13,17 +13,17 @@ use crate::scripts;
 use crate::store::{Patience, Store};
 use crate::subscriber::Waiter;
 
-/// A waiter looks after this long at the latest, whether it was woken or not.
-const LOOK: Duration = Duration::from_secs(1);
-/// The second in line looks after the first: it may be stopped.
-const RUNNER_UP: Duration = Duration::from_millis(100);
-/// What a look may take where less time is left: some round trips of a machine that is busy. Cut off,
-/// a wait that was busy all along would end as unknown.
-const LAST_LOOK: Duration = Duration::from_millis(500);
+/// The longest time until the next attempt of a waiter that is not woken.
+const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
+/// The same for the second waiter: the first one may be stopped.
+const SECOND_ATTEMPT_EVERY: Duration = Duration::from_millis(100);
+/// The time for an attempt when less is left: some round trips of a busy machine. If it were cut off, a
+/// wait that was busy all along would end as unknown.
+const LAST_ATTEMPT: Duration = Duration::from_millis(500);
 
-/// What a look found.
-enum Sight {
-    Won {
+/// The result of an attempt.
+enum Attempt {
+    Granted {
         epoch: u64,
         asked_at: HostInstant,
         again: bool,
@@ -34,8 +34,8 @@ enum Sight {
     },
 }
 
-/// One request, as every look needs it.
-struct Ask<'a> {
+/// One request, in the form that every attempt needs.
+struct Acquisition<'a> {
     store: &'a Arc<Store>,
     request: &'a AcquireRequest<'a>,
     keys: Keys,
@@ -47,7 +47,7 @@ pub(crate) fn acquire(
     store: &Arc<Store>,
     request: &AcquireRequest<'_>,
 ) -> Result<Option<Grant<RedisLease>>, Error> {
-    let ask = Ask {
+    let acquisition = Acquisition {
         store,
         request,
         keys: store.keys(request.name()),
@@ -55,14 +55,14 @@ pub(crate) fn acquire(
         ttl: millis(request.ttl()).to_string(),
     };
     let answer = match request.deadline() {
-        None => ask.attempt(),
-        Some(deadline) => ask.wait(deadline),
+        None => acquisition.single_attempt(),
+        Some(deadline) => acquisition.wait(deadline),
     };
     let granted = answer.map_err(Failure::into_error)?;
     Ok(granted.map(|(epoch, asked_at)| Grant {
         lease: RedisLease {
-            keys: ask.keys,
-            owner: ask.owner,
+            keys: acquisition.keys,
+            owner: acquisition.owner,
         },
         epoch,
         asked_at,
@@ -71,15 +71,15 @@ pub(crate) fn acquire(
 
 type Granted = Option<(u64, HostInstant)>;
 
-impl Ask<'_> {
+impl Acquisition<'_> {
     /// A single attempt.
-    fn attempt(&self) -> Result<Granted, Failure> {
+    fn single_attempt(&self) -> Result<Granted, Failure> {
         let until = self.request.now() + self.store.attempt();
-        match self.look("", "new", until, false)? {
-            Sight::Won {
+        match self.attempt("", "new", until, false)? {
+            Attempt::Granted {
                 epoch, asked_at, ..
             } => Ok(Some((epoch, asked_at))),
-            Sight::Busy { .. } => {
+            Attempt::Busy { .. } => {
                 self.request.contended();
                 Ok(None)
             }
@@ -94,46 +94,50 @@ impl Ask<'_> {
             .request
             .cancel()
             .map(|cancel| cancel.on_cancel(move || parker.unpark()));
-        let mut place = Place {
-            ask: self,
+        let mut entry = QueueEntry {
+            acquisition: self,
             waiter: &waiter,
-            is_in_line: false,
+            is_queued: false,
         };
-        // Nobody can be woken before wakes come through, so nobody stands in line before.
-        let mut me = false;
-        let mut told_busy = false;
+        // A waiter queues only when messages reach it.
+        let mut joins_queue = false;
+        let mut was_busy = false;
         loop {
             waiter.parker.clear();
-            me |= listener.is_listening();
+            joins_queue |= listener.is_listening();
             let now = self.request.now();
             if self.request.is_cancelled() {
                 return Ok(None);
             }
-            let is_last = told_busy && now >= deadline;
-            let until = deadline.max(now + LAST_LOOK);
-            let stands = match (is_last, place.is_in_line) {
+            let is_last = was_busy && now >= deadline;
+            let until = deadline.max(now + LAST_ATTEMPT);
+            let state = match (is_last, entry.is_queued) {
                 (true, _) => "last",
                 (false, true) => "again",
                 (false, false) => "new",
             };
-            let name = if me { waiter.name.as_str() } else { "" };
-            place.is_in_line |= me;
-            let sight = self.look(name, stands, until, told_busy);
-            let (ends, before) = match sight {
-                Ok(Sight::Won {
+            let name = if joins_queue {
+                waiter.name.as_str()
+            } else {
+                ""
+            };
+            entry.is_queued |= joins_queue;
+            let result = self.attempt(name, state, until, was_busy);
+            let (ends, before) = match result {
+                Ok(Attempt::Granted {
                     epoch,
                     asked_at,
                     again,
                 }) => {
-                    // The first try may have entered the line before the second one was granted.
-                    place.is_in_line &= again;
+                    // The first try may have queued before the second one was granted.
+                    entry.is_queued &= again;
                     return Ok(Some((epoch, asked_at)));
                 }
-                Ok(Sight::Busy { ends, before }) => (ends, before),
+                Ok(Attempt::Busy { ends, before }) => (ends, before),
                 Err(failure) => {
-                    // A server that does not answer is not asked to forget the place: that ends by
-                    // itself. Who was cancelled tries: the server may be well, and one reply lost.
-                    place.is_in_line &= match failure {
+                    // A server that does not reply gets no request to remove the waiter, which expires
+                    // by itself. After a cancel it does: only one reply may have been lost.
+                    entry.is_queued &= match failure {
                         Failure::NotSent(_) | Failure::Closed(_) => false,
                         Failure::Unanswered(_) => self.request.is_cancelled(),
                         Failure::Refused(_) => true,
@@ -142,17 +146,17 @@ impl Ask<'_> {
                 }
             };
             self.request.contended();
-            told_busy = true;
+            was_busy = true;
             if is_last {
-                place.is_in_line = false;
+                entry.is_queued = false;
                 return Ok(None);
             }
-            if !me && !listener.is_about_to_listen(self.store) {
-                me = true;
+            if !joins_queue && !listener.is_about_to_listen(self.store) {
+                joins_queue = true;
                 continue;
             }
             let now = self.request.now();
-            let mut until = now + next_look(before);
+            let mut until = now + next_attempt(before);
             if let Some(ends) = ends {
                 until = until.min(now + ends);
             }
@@ -162,14 +166,14 @@ impl Ask<'_> {
         }
     }
 
-    /// One look at the name; takes it where it may.
-    fn look(
+    /// Tries to take the name once.
+    fn attempt(
         &self,
-        me: &str,
-        stands: &str,
+        waiter: &str,
+        state: &str,
         until: HostInstant,
         rides_out: bool,
-    ) -> Result<Sight, Failure> {
+    ) -> Result<Attempt, Failure> {
         let patience = Patience {
             until,
             rides_out,
@@ -180,9 +184,9 @@ impl Ask<'_> {
             self.keys.epoch.as_str(),
             self.keys.line.as_str(),
         ];
-        let args = [self.owner.as_str(), self.ttl.as_str(), me, stands];
-        // Who does not stand in line does not say how.
-        let said = if me.is_empty() { 2 } else { args.len() };
+        let args = [self.owner.as_str(), self.ttl.as_str(), waiter, state];
+        // An attempt that does not queue has no waiter and no state.
+        let said = if waiter.is_empty() { 2 } else { args.len() };
         let args = args.get(..said).unwrap_or_default();
         let mut answer = if self.request.deadline().is_none() {
             self.store
@@ -198,18 +202,18 @@ impl Ask<'_> {
                 let epoch = epoch.filter(|epoch| *epoch > 0);
                 let epoch = epoch.ok_or_else(|| Failure::Refused(senseless()))?;
                 if !answer.again {
-                    // It is the server's time.
+                    // The epoch is the server's time.
                     self.store.server_clock.update(epoch, answer.asked_at);
                 }
-                Ok(Sight::Won {
+                Ok(Attempt::Granted {
                     epoch: epoch.unsigned_abs(),
                     asked_at: answer.asked_at,
                     again: answer.again,
                 })
             }
             Value::Array(numbers) => match numbers.as_slice() {
-                [Value::Int(ends), Value::Int(before)] => Ok(Sight::Busy {
-                    // Below zero: a key without an end, which is nobody's lease.
+                [Value::Int(ends), Value::Int(before)] => Ok(Attempt::Busy {
+                    // Negative: a key that does not expire, so it is no lease.
                     ends: u64::try_from(*ends)
                         .ok()
                         .map(|ends| Duration::from_millis(ends.saturating_add(1))),
@@ -222,36 +226,40 @@ impl Ask<'_> {
     }
 }
 
-/// A place in the name's line, given up on every way out.
-struct Place<'a> {
-    ask: &'a Ask<'a>,
+/// An entry in the name's list of waiters, removed on every way out.
+struct QueueEntry<'a> {
+    acquisition: &'a Acquisition<'a>,
     waiter: &'a Waiter,
-    is_in_line: bool,
+    is_queued: bool,
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
-        if self.is_in_line {
-            let Keys { lock, line, .. } = &self.ask.keys;
-            self.ask.store.leave(lock, line, &self.waiter.name);
+        if self.is_queued {
+            let Keys { lock, line, .. } = &self.acquisition.keys;
+            self.acquisition.store.leave(lock, line, &self.waiter.name);
         }
     }
 }
 
-/// How long a waiter sleeps where nothing wakes it; never the same for two of them.
-fn next_look(before: i64) -> Duration {
-    let longest = if before == 1 { RUNNER_UP } else { LOOK };
+/// Returns the time until the next attempt of a waiter that is not woken, different for each.
+fn next_attempt(before: i64) -> Duration {
+    let longest = if before == 1 {
+        SECOND_ATTEMPT_EVERY
+    } else {
+        ATTEMPT_EVERY
+    };
     longest.mul_f64(0.8 + fastrand::f64() / 5.0)
 }
 
 pub(crate) fn millis(span: Duration) -> u64 {
-    // Up, so that no lease is shorter than was asked for. The server counts in signed numbers,
-    // from 1970.
+    // Rounded up, so that no lease is shorter than requested. The server counts in signed numbers from
+    // 1970.
     let millis = span.as_nanos().div_ceil(1_000_000);
     u64::try_from(millis).unwrap_or(u64::MAX).min(1 << 52)
 }
 
-/// What the lock's key holds: who asks, for the scripts, and the same for people.
+/// Returns the value of the lock's key: the owner for the scripts, and the same for people.
 pub(crate) fn owner(request: &AcquireRequest<'_>) -> String {
     static HOST: OnceLock<String> = OnceLock::new();
     let host = HOST.get_or_init(host);
