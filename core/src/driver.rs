@@ -59,8 +59,8 @@ impl<'a> OpenContext<'a> {
     /// [`Observer::warning`](crate::Observer::warning). What breaks them for sure is an error.
     pub fn warn(&self, text: &str) {
         let store = self.url().to_string();
-        let watcher = Notifier::new(self.config.the_observer().cloned());
-        watcher.tell(|o| o.warning(&store, text));
+        let notifier = Notifier::new(self.config.the_observer().cloned());
+        notifier.tell(|o| o.warning(&store, text));
     }
 
     /// The value of a key of this driver's own.
@@ -164,13 +164,13 @@ impl Drivers {
         for fallback in &fallbacks {
             candidates.push(self.check(fallback)?);
         }
-        let watcher = Notifier::new(config.the_observer().cloned());
+        let notifier = Notifier::new(config.the_observer().cloned());
         let mut failed: Option<(&Config, Error)> = None;
         for (driver, parsed) in candidates {
             let candidate = parsed.config;
             if let Some((from, reason)) = &failed {
                 let (from, to) = (from.url().to_string(), candidate.url().to_string());
-                watcher.tell(|o| o.fallback(&from, &to, reason));
+                notifier.tell(|o| o.fallback(&from, &to, reason));
             }
             let target = OpenContext {
                 config: candidate,

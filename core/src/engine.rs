@@ -28,7 +28,7 @@ use crate::workers::Workers;
 
 use hold::{Bounds, Hold, OnLost};
 use queue::{Entered, Finished, Given, Key, Left, Queue, Ticket, Unserved};
-use renewal::{Job, tell_lost};
+use renewal::{Job, notify_lost};
 use retry::Retry;
 use visits::Visits;
 
@@ -49,7 +49,7 @@ pub(crate) struct Engine {
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) watcher: Notifier,
+    pub(crate) notifier: Notifier,
     pub(crate) queue: Queue<LockName, Hold, LeasePolicy, Error>,
     timer: Timer,
     workers: Arc<Workers<Job>>,
@@ -68,7 +68,7 @@ impl Key for LockName {
 /// A guard to be: the lease, and whose turn it is.
 pub(crate) struct Granted {
     pub(crate) hold: Arc<Hold>,
-    pub(crate) turn: u32,
+    pub(crate) handovers: u32,
 }
 
 /// One acquisition, from when it was asked for.
@@ -89,14 +89,14 @@ impl Request<'_> {
     }
 }
 
-/// The head's turn: passed on also when the provider panics.
-struct Turn<'a> {
+/// The head's handovers: passed on also when the provider panics.
+struct HeadPermit<'a> {
     engine: &'a Engine,
     name: &'a LockName,
     over: bool,
 }
 
-impl Turn<'_> {
+impl HeadPermit<'_> {
     fn pass(mut self, trouble: Option<Error>) {
         self.over = true;
         self.engine.queue.pass(self.name, trouble);
@@ -110,7 +110,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for HeadPermit<'_> {
     fn drop(&mut self) {
         if !self.over {
             self.engine.queue.pass(self.name, None);
@@ -123,7 +123,7 @@ impl Engine {
         provider: Arc<dyn LockProvider>,
         settings: Settings,
         clock: Arc<dyn Clock>,
-        watcher: Notifier,
+        notifier: Notifier,
     ) -> Arc<Shared> {
         let timer = Timer::new(Arc::clone(&clock));
         let engine = Arc::new(Self {
@@ -131,7 +131,7 @@ impl Engine {
             provider,
             settings,
             clock,
-            watcher,
+            notifier,
             queue: Queue::new(SHARDS),
             timer,
             workers: Workers::new(),
@@ -171,8 +171,8 @@ impl Engine {
             told: Cell::new(false),
         };
         let result = self.start_and_enter(&request);
-        if self.watcher.is_some() {
-            self.tell_acquired(&request, &result);
+        if self.notifier.is_some() {
+            self.notify_acquired(&request, &result);
         }
         result
     }
@@ -189,54 +189,54 @@ impl Engine {
             .queue
             .enter(request.name, request.policy, request.deadline.is_none())
         {
-            Entered::Turn => self.ask(request, request.began),
+            Entered::HeadPermit => self.ask(request, request.began),
             Entered::Busy => {
-                self.tell_contended(request);
+                self.notify_contended(request);
                 Ok(None)
             }
             Entered::Queued(ticket) => {
                 if request.deadline.is_some() {
-                    self.tell_contended(request);
+                    self.notify_contended(request);
                 }
-                self.stand_in_line(request, &ticket)
+                self.wait_in_queue(request, &ticket)
             }
         }
     }
 
     /// Once an acquisition.
-    fn tell_contended(&self, request: &Request<'_>) {
+    fn notify_contended(&self, request: &Request<'_>) {
         if !request.told.replace(true) {
-            self.watcher.tell(|o| o.contended(request.name));
+            self.notifier.tell(|o| o.contended(request.name));
         }
     }
 
-    fn tell_acquired(&self, request: &Request<'_>, result: &Result<Option<Granted>, Error>) {
+    fn notify_acquired(&self, request: &Request<'_>, result: &Result<Option<Granted>, Error>) {
         let waited = self.clock.now().saturating_since(request.began);
         match result {
             Ok(Some(granted)) => {
-                if let Ok(token) = granted.hold.token(granted.turn) {
-                    let handed = granted.turn > 0;
-                    self.watcher
+                if let Ok(token) = granted.hold.token(granted.handovers) {
+                    let handed = granted.handovers > 0;
+                    self.notifier
                         .tell(|o| o.acquired(request.name, token, waited, handed));
                 }
             }
             Ok(None) => self
-                .watcher
+                .notifier
                 .tell(|o| o.not_acquired(request.name, waited, None)),
             Err(error) => self
-                .watcher
+                .notifier
                 .tell(|o| o.not_acquired(request.name, waited, Some(error))),
         }
     }
 
-    fn stand_in_line(
+    fn wait_in_queue(
         &self,
         request: &Request<'_>,
         ticket: &Ticket<Hold, LeasePolicy, Error>,
     ) -> Result<Option<Granted>, Error> {
         let _wake = request.cancel.map(|token| {
             let ticket = ticket.clone();
-            token.on_cancel(move || ticket.poke())
+            token.on_cancel(move || ticket.unpark())
         });
         let deadline = request.deadline.unwrap_or(request.began + ATTEMPT_LIMIT);
         let _waiting = (deadline != HostInstant::NEVER).then(|| self.count_waiting(request.began));
@@ -257,7 +257,7 @@ impl Engine {
                 }
             };
             return match given {
-                Given::Turn => {
+                Given::HeadPermit => {
                     let now = self.clock.now();
                     let over = request.deadline.is_some_and(|deadline| now >= deadline);
                     if over && !request.is_cancelled() {
@@ -267,13 +267,13 @@ impl Engine {
                     self.ask(request, now)
                 }
                 Given::Busy => {
-                    self.tell_contended(request);
+                    self.notify_contended(request);
                     Ok(None)
                 }
                 Given::Failed(error) => Err(error),
                 Given::Hold(hold) => {
                     let granted = Granted {
-                        turn: hold.turn(),
+                        handovers: hold.handovers(),
                         hold,
                     };
                     if request.is_cancelled() {
@@ -314,7 +314,7 @@ impl Engine {
 
     /// The head of the line asks the store.
     fn ask(&self, request: &Request<'_>, now: HostInstant) -> Result<Option<Granted>, Error> {
-        let turn = Turn {
+        let permit = HeadPermit {
             engine: self,
             name: request.name,
             over: false,
@@ -328,7 +328,7 @@ impl Engine {
         let contended = || {
             was_reached.set(true);
             self.queue.contended(request.name);
-            self.tell_contended(request);
+            self.notify_contended(request);
         };
         let asked = AcquireRequest {
             name: request.name,
@@ -359,7 +359,7 @@ impl Engine {
                     if !is_cancelled {
                         contended();
                     }
-                    turn.pass(None);
+                    permit.pass(None);
                     return if is_cancelled {
                         Err(cancelled(request.name))
                     } else {
@@ -374,18 +374,18 @@ impl Engine {
                         self.provider.abandon(&asked);
                     }
                     if request.is_cancelled() {
-                        turn.pass(None);
+                        permit.pass(None);
                         return Err(cancelled(request.name));
                     }
                     let error = placed(error);
-                    turn.pass(Some(error.clone()));
+                    permit.pass(Some(error.clone()));
                     return Err(error);
                 }
             };
-            match self.believe(request, grant, asked.started()) {
+            match self.confirm_grant(request, grant, asked.started()) {
                 Ok(Some(hold)) => {
-                    turn.hold(&hold);
-                    return Ok(Some(Granted { hold, turn: 0 }));
+                    permit.hold(&hold);
+                    return Ok(Some(Granted { hold, handovers: 0 }));
                 }
                 // Granted and lost again before it was seen: nobody else was seen to hold it, so
                 // that is no "busy". Once more, while there is time.
@@ -400,7 +400,7 @@ impl Engine {
                 }
                 Err(error) => {
                     let error = placed(error);
-                    turn.pass((error.kind() != ErrorKind::Cancelled).then(|| error.clone()));
+                    permit.pass((error.kind() != ErrorKind::Cancelled).then(|| error.clone()));
                     return Err(error);
                 }
             }
@@ -408,7 +408,7 @@ impl Engine {
     }
 
     /// Makes a hold of a grant, if the lease is as fresh as it seems.
-    fn believe(
+    fn confirm_grant(
         &self,
         request: &Request<'_>,
         grant: Grant<ErasedLease>,
@@ -475,11 +475,11 @@ impl Engine {
     /// Ends a guard: its lease goes to the next waiter, or back to the store.
     pub(crate) fn release(&self, granted: &Granted) -> Result<Released, Error> {
         let result = self.finish(granted);
-        if self.watcher.is_some()
-            && let Ok(token) = granted.hold.token(granted.turn)
+        if self.notifier.is_some()
+            && let Ok(token) = granted.hold.token(granted.handovers)
         {
             let name = &granted.hold.name;
-            self.watcher.tell(|o| o.released(name, token, &result));
+            self.notifier.tell(|o| o.released(name, token, &result));
         }
         result
     }
@@ -494,12 +494,12 @@ impl Engine {
         let finished = self.queue.finish(&hold.name, hold, |wish| {
             let fits = hold.fits(*wish, now, &bounds);
             if fits {
-                hold.next_turn();
+                hold.count_handover();
             }
             fits
         });
         if finished == Finished::HandedOver {
-            forget(hold.end_turn(granted.turn));
+            forget(hold.end_handover(granted.handovers));
             return Ok(Released::Done);
         }
         let ended = hold.end(now);
@@ -509,8 +509,8 @@ impl Engine {
         }
         // The user's code comes last: it may lock this very name.
         forget(ended.callbacks);
-        if !ended.in_time && hold.must_tell() {
-            tell_lost(self, hold);
+        if !ended.in_time && hold.must_notify_loss() {
+            notify_lost(self, hold);
         }
         match result {
             Ok(_) if !ended.in_time => Ok(Released::AlreadyLost),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
-use crate::engine::hold::{Gone, Hold, Standing};
+use crate::engine::hold::{Gone, Hold, HoldState};
 use crate::engine::{Granted, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
@@ -36,7 +36,7 @@ pub struct LockGuard {
 
 impl LockGuard {
     pub(crate) fn new(engine: Arc<Shared>, granted: Granted) -> Result<Self, Error> {
-        let token = granted.hold.token(granted.turn)?;
+        let token = granted.hold.token(granted.handovers)?;
         Ok(Self {
             engine,
             granted,
@@ -57,12 +57,12 @@ impl LockGuard {
 
     /// Whether the lock can be proved to be held right now. Costs no call to the store.
     pub fn is_held(&self) -> bool {
-        self.standing() == Standing::Held
+        self.standing() == HoldState::Held
     }
 
-    fn standing(&self) -> Standing {
+    fn standing(&self) -> HoldState {
         let now = self.engine.clock.now();
-        self.granted.hold.standing(self.granted.turn, now)
+        self.granted.hold.standing(self.granted.handovers, now)
     }
 
     /// An error where the lock is lost. Costs no call to the store.
@@ -88,11 +88,11 @@ impl LockGuard {
     /// How long the lock is sure to be held without another renewal; zero when it is lost.
     pub fn remaining(&self) -> Duration {
         match self.standing() {
-            Standing::Held => {
+            HoldState::Held => {
                 let now = self.engine.clock.now();
                 self.granted.hold.until().saturating_since(now)
             }
-            Standing::Lost | Standing::Over => Duration::ZERO,
+            HoldState::Lost | HoldState::Over => Duration::ZERO,
         }
     }
 
@@ -101,7 +101,7 @@ impl LockGuard {
     pub fn lost_signal(&self) -> LostSignal {
         LostSignal {
             hold: Arc::clone(&self.granted.hold),
-            turn: self.granted.turn,
+            handovers: self.granted.handovers,
             clock: Arc::clone(&self.engine.clock),
         }
     }
@@ -124,7 +124,7 @@ impl LockGuard {
             .engine
             .provider
             .renew(&mut lease, hold.policy.ttl(), deadline);
-        crate::engine::renewal::settle(&self.engine, hold, lease, &answer, asked_at);
+        crate::engine::renewal::apply_renewal(&self.engine, hold, lease, &answer, asked_at);
         match answer {
             Ok(Renewal::Renewed) => self.ensure_held(),
             Ok(Renewal::Lost) => Err(self.lost_error()),
@@ -195,7 +195,7 @@ impl fmt::Debug for LockGuard {
 #[derive(Clone)]
 pub struct LostSignal {
     hold: Arc<Hold>,
-    turn: u32,
+    handovers: u32,
     clock: Arc<dyn Clock>,
 }
 
@@ -213,16 +213,19 @@ pub enum WaitOutcome {
 impl LostSignal {
     /// Whether the guard is lost. False after it was released in time.
     pub fn is_lost(&self) -> bool {
-        self.hold.standing(self.turn, self.clock.now()) == Standing::Lost
+        self.hold.standing(self.handovers, self.clock.now()) == HoldState::Lost
     }
 
     /// Blocks until the guard is lost or released, at most `limit`.
     pub fn wait(&self, limit: Duration) -> WaitOutcome {
         let deadline: HostInstant = self.clock.now() + limit;
-        match self.hold.wait_until_lost(self.turn, deadline, &*self.clock) {
-            Standing::Held => WaitOutcome::TimedOut,
-            Standing::Lost => WaitOutcome::Lost,
-            Standing::Over => WaitOutcome::Released,
+        match self
+            .hold
+            .wait_until_lost(self.handovers, deadline, &*self.clock)
+        {
+            HoldState::Held => WaitOutcome::TimedOut,
+            HoldState::Lost => WaitOutcome::Lost,
+            HoldState::Over => WaitOutcome::Released,
         }
     }
 
@@ -236,7 +239,7 @@ impl LostSignal {
     pub fn on_lost(&self, callback: impl FnOnce() + Send + 'static) {
         let late = self
             .hold
-            .on_lost(self.turn, Box::new(callback), &*self.clock);
+            .on_lost(self.handovers, Box::new(callback), &*self.clock);
         if let Some(callback) = late {
             run_caught(callback);
         }

@@ -359,9 +359,9 @@ impl LockKeeperBuilder {
         checked
             .and(self.settings.wait.check())
             .map_err(|error| error.with_backend(backend))?;
-        let watcher = Notifier::new(self.observer);
+        let notifier = Notifier::new(self.observer);
         Ok(LockKeeper {
-            engine: Engine::open(self.provider, self.settings, self.clock, watcher),
+            engine: Engine::open(self.provider, self.settings, self.clock, notifier),
         })
     }
 }

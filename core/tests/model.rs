@@ -120,7 +120,7 @@ impl World {
 
     fn given(&self, who: usize, given: Given<Lease, &'static str>) -> Got {
         match given {
-            Given::Turn => self.ask(who),
+            Given::HeadPermit => self.ask(who),
             Given::Hold(lease) => self.work(who, &lease),
             Given::Busy => Got::Busy,
             Given::Failed(_) => Got::Failed,
@@ -129,7 +129,7 @@ impl World {
 
     fn lock(&self, who: usize, once: bool) -> Got {
         match self.queue.enter(&Name, (), once) {
-            Entered::Turn => self.ask(who),
+            Entered::HeadPermit => self.ask(who),
             Entered::Busy => Got::Busy,
             Entered::Queued(ticket) => self.wait(who, &ticket),
         }
@@ -146,14 +146,14 @@ impl World {
     /// The wait is over right now, or was cancelled.
     fn give_up(&self, who: usize, ticket: &Ticket<Lease, (), &'static str>) -> Got {
         match self.queue.leave(&Name, ticket) {
-            Left::Given(Given::Turn) => unserved(&self.queue.decline(&Name, ticket)),
+            Left::Given(Given::HeadPermit) => unserved(&self.queue.decline(&Name, ticket)),
             Left::Given(given) => self.given(who, given),
             Left::Gone(why) => unserved(&why),
         }
     }
 
     fn assert_over(&self) {
-        let free = matches!(self.queue.enter(&Name, (), true), Entered::Turn);
+        let free = matches!(self.queue.enter(&Name, (), true), Entered::HeadPermit);
         assert!(free, "the name stayed behind");
         assert!(!*self.stored.lock().unwrap(), "the store still holds it");
     }
@@ -168,7 +168,10 @@ impl World {
 
     /// Takes the name as the only thread there is.
     fn held(&self) -> Arc<Lease> {
-        assert!(matches!(self.queue.enter(&Name, (), false), Entered::Turn));
+        assert!(matches!(
+            self.queue.enter(&Name, (), false),
+            Entered::HeadPermit
+        ));
         *self.stored.lock().unwrap() = true;
         let lease = Arc::new(Lease(AtomicU32::new(0)));
         self.queue.hold(&Name, Arc::clone(&lease), 0);
@@ -261,9 +264,9 @@ fn a_cancel_while_the_lease_is_handed_over() {
         let world = World::new(9);
         let lease = world.held();
         let ticket = world.queued();
-        let poked = ticket.clone();
-        let cancel = thread::spawn(move || poked.poke());
-        // Wakes by the poke or by the hand-over; in the first case it gives up, whatever comes.
+        let unparked = ticket.clone();
+        let cancel = thread::spawn(move || unparked.unpark());
+        // Wakes by the unpark or by the hand-over; in the first case it gives up, whatever comes.
         let waiter = spawn(&world, move |world| match ticket.wait(None) {
             Some(given) => world.given(1, given),
             None => world.give_up(1, &ticket),
@@ -281,8 +284,8 @@ fn a_poke_alone_wakes() {
         let world = World::new(9);
         let lease = world.held();
         let ticket = world.queued();
-        let poked = ticket.clone();
-        let cancel = thread::spawn(move || poked.poke());
+        let unparked = ticket.clone();
+        let cancel = thread::spawn(move || unparked.unpark());
         assert!(ticket.wait(None).is_none());
         assert_eq!(world.give_up(1, &ticket), Got::Busy);
         cancel.join().unwrap();
@@ -321,7 +324,10 @@ fn a_store_that_fails_is_not_busy() {
 
 /// Enters as the head that waits for the store's first answer.
 fn head_of(world: &Arc<World>) {
-    assert!(matches!(world.queue.enter(&Name, (), false), Entered::Turn));
+    assert!(matches!(
+        world.queue.enter(&Name, (), false),
+        Entered::HeadPermit
+    ));
 }
 
 #[test]

@@ -22,7 +22,7 @@ const OVER: u64 = u64::MAX;
 
 pub(crate) type OnLost = Box<dyn FnOnce() + Send>;
 
-/// A lease and its guards, one after the other: hand-over makes it the next waiter's `turn`.
+/// A lease and its guards, one after the other: hand-over makes it the next waiter's `handovers`.
 pub(crate) struct Hold {
     pub(crate) name: LockName,
     pub(crate) policy: LeasePolicy,
@@ -34,24 +34,24 @@ pub(crate) struct Hold {
     /// so a guard that has once called itself lost stays so.
     until: AtomicU64,
     /// Which guard it belongs to: the number of hand-overs so far.
-    turn: AtomicU32,
+    handovers: AtomicU32,
     /// When it is to be renewed next, in nanoseconds; `u64::MAX` while a renewal is under way.
     pub(crate) renew_at: AtomicU64,
-    told: AtomicBool,
+    is_loss_notified: AtomicBool,
     inside: Mutex<Inside>,
     /// The lease came back, or a guard of it is lost or over.
     changed: Condvar,
 }
 
 struct Inside {
-    lease: Place,
+    lease: LeaseSlot,
     /// With the turn of the guard that each belongs to.
     on_lost: Vec<(u32, OnLost)>,
     /// Threads that wait for `changed`: waking nobody would cost a system call on every release.
     waiting: usize,
 }
 
-enum Place {
+enum LeaseSlot {
     Here(ErasedLease),
     /// A renewal has it. With `true` it is released as soon as it returns.
     Away(bool),
@@ -61,8 +61,8 @@ enum Place {
 impl Inside {
     /// Takes the lease out for a renewal, if it is here.
     fn take(&mut self) -> Option<ErasedLease> {
-        match std::mem::replace(&mut self.lease, Place::Away(false)) {
-            Place::Here(lease) => Some(lease),
+        match std::mem::replace(&mut self.lease, LeaseSlot::Away(false)) {
+            LeaseSlot::Here(lease) => Some(lease),
             other => {
                 self.lease = other;
                 None
@@ -86,7 +86,7 @@ pub(crate) struct Ended {
 
 /// How a guard stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum HoldState {
     Held,
     Lost,
     Over,
@@ -110,11 +110,11 @@ impl Hold {
             epoch,
             began: now,
             until: AtomicU64::new(until.as_nanos().clamp(LOST + 1, OVER - 1)),
-            turn: AtomicU32::new(0),
+            handovers: AtomicU32::new(0),
             renew_at: AtomicU64::new(u64::MAX),
-            told: AtomicBool::new(false),
+            is_loss_notified: AtomicBool::new(false),
             inside: Mutex::new(Inside {
-                lease: Place::Here(lease),
+                lease: LeaseSlot::Here(lease),
                 on_lost: Vec::new(),
                 waiting: 0,
             }),
@@ -124,9 +124,9 @@ impl Hold {
         hold
     }
 
-    /// The token of the guard whose turn is `turn`.
-    pub(crate) fn token(&self, turn: u32) -> Result<FencingToken, Error> {
-        FencingToken::new(self.epoch, turn)
+    /// The token of the guard after `handovers` hand-overs.
+    pub(crate) fn token(&self, handovers: u32) -> Result<FencingToken, Error> {
+        FencingToken::new(self.epoch, handovers)
     }
 
     /// A third of the ttl after the store was asked, the lease is renewed.
@@ -155,27 +155,27 @@ impl Hold {
         HostInstant::from_nanos(self.until.load(Ordering::Acquire))
     }
 
-    /// How the guard of `turn` stands.
-    pub(crate) fn standing(&self, turn: u32, now: HostInstant) -> Standing {
-        if self.turn.load(Ordering::Acquire) == turn {
+    /// How the guard after `handovers` hand-overs stands.
+    pub(crate) fn standing(&self, handovers: u32, now: HostInstant) -> HoldState {
+        if self.handovers.load(Ordering::Acquire) == handovers {
             self.state(now)
         } else {
-            Standing::Over
+            HoldState::Over
         }
     }
 
     /// How the lease stands, whoever's turn it is; from its deadline on it is lost, whoever looks
     /// first.
-    pub(crate) fn state(&self, now: HostInstant) -> Standing {
+    pub(crate) fn state(&self, now: HostInstant) -> HoldState {
         loop {
             match self.until.load(Ordering::Acquire) {
-                LOST => return Standing::Lost,
-                OVER => return Standing::Over,
-                until if now.as_nanos() < until => return Standing::Held,
+                LOST => return HoldState::Lost,
+                OVER => return HoldState::Over,
+                until if now.as_nanos() < until => return HoldState::Held,
                 until => {
                     if self.replace_until(until, LOST) {
                         self.announce();
-                        return Standing::Lost;
+                        return HoldState::Lost;
                     }
                 }
             }
@@ -201,10 +201,10 @@ impl Hold {
 
     /// Lets those who wait for a change look. Under the mutex, so that none misses it.
     fn announce(&self) {
-        self.ring(&lock(&self.inside));
+        self.notify(&lock(&self.inside));
     }
 
-    fn ring(&self, inside: &Inside) {
+    fn notify(&self, inside: &Inside) {
         if inside.waiting > 0 {
             self.changed.notify_all();
         }
@@ -223,8 +223,8 @@ impl Hold {
     }
 
     /// Whether the loss still has to be told; true once.
-    pub(crate) fn must_tell(&self) -> bool {
-        !self.told.swap(true, Ordering::AcqRel)
+    pub(crate) fn must_notify_loss(&self) -> bool {
+        !self.is_loss_notified.swap(true, Ordering::AcqRel)
     }
 
     /// Moves the deadline after a renewal that was asked for at `asked_at`, unless it has passed.
@@ -234,7 +234,7 @@ impl Hold {
             .clamp(LOST + 1, OVER - 1);
         loop {
             let old = self.until.load(Ordering::Acquire);
-            if self.state(clock.now()) != Standing::Held
+            if self.state(clock.now()) != HoldState::Held
                 || new <= old
                 || self.replace_until(old, new)
             {
@@ -273,8 +273,8 @@ impl Hold {
         read: impl FnOnce(&ErasedLease) -> R,
     ) -> Result<R, Gone> {
         match &self.wait_for_lease(clock)?.0.lease {
-            Place::Here(lease) => Ok(read(lease)),
-            Place::Away(_) | Place::Gone => Err(Gone),
+            LeaseSlot::Here(lease) => Ok(read(lease)),
+            LeaseSlot::Away(_) | LeaseSlot::Gone => Err(Gone),
         }
     }
 
@@ -289,9 +289,9 @@ impl Hold {
             let left = until.saturating_since(clock.now());
             match &inside.lease {
                 _ if left.is_zero() => return Err(Gone),
-                Place::Here(_) => return Ok((inside, until)),
-                Place::Away(_) => inside = self.wait_for_change(inside, left),
-                Place::Gone => return Err(Gone),
+                LeaseSlot::Here(_) => return Ok((inside, until)),
+                LeaseSlot::Away(_) => inside = self.wait_for_change(inside, left),
+                LeaseSlot::Gone => return Err(Gone),
             }
         }
     }
@@ -315,11 +315,11 @@ impl Hold {
         // another ttl, for nobody. (A guard that is over has a release waiting for the lease.)
         let late =
             matches!(answer, Ok(Renewal::Renewed)) && self.until.load(Ordering::Acquire) == LOST;
-        let back = if late || matches!(inside.lease, Place::Away(true)) {
-            inside.lease = Place::Gone;
+        let back = if late || matches!(inside.lease, LeaseSlot::Away(true)) {
+            inside.lease = LeaseSlot::Gone;
             Some(lease)
         } else {
-            inside.lease = Place::Here(lease);
+            inside.lease = LeaseSlot::Here(lease);
             None
         };
         // Only now: a renewal that is due before the lease is here would not find it, and there
@@ -329,7 +329,7 @@ impl Hold {
             Ok(Renewal::Lost) => {}
             Err(_) => self.retry(clock.now()),
         }
-        self.ring(&inside);
+        self.notify(&inside);
         back
     }
 
@@ -342,12 +342,12 @@ impl Hold {
     ) -> Result<Option<ErasedLease>, Error> {
         let mut inside = lock(&self.inside);
         loop {
-            match std::mem::replace(&mut inside.lease, Place::Gone) {
-                Place::Here(lease) => return Ok(Some(lease)),
-                Place::Gone => return Ok(None),
-                Place::Away(_) => {
+            match std::mem::replace(&mut inside.lease, LeaseSlot::Gone) {
+                LeaseSlot::Here(lease) => return Ok(Some(lease)),
+                LeaseSlot::Gone => return Ok(None),
+                LeaseSlot::Away(_) => {
                     let left = deadline.saturating_since(clock.now());
-                    inside.lease = Place::Away(left.is_zero());
+                    inside.lease = LeaseSlot::Away(left.is_zero());
                     if left.is_zero() {
                         return Err(Error::new(
                             ErrorKind::Unknown,
@@ -375,20 +375,20 @@ impl Hold {
                 break true;
             }
         };
-        // Of a guard that was lost before, the loss may still have to be told.
+        // Of a guard that was lost before, the loss may still have to be is_loss_notified.
         let callbacks = if in_time {
             std::mem::take(&mut inside.on_lost)
         } else {
             Vec::new()
         };
-        let lease = match std::mem::replace(&mut inside.lease, Place::Gone) {
-            Place::Here(lease) => Some(lease),
+        let lease = match std::mem::replace(&mut inside.lease, LeaseSlot::Gone) {
+            LeaseSlot::Here(lease) => Some(lease),
             other => {
                 inside.lease = other;
                 None
             }
         };
-        self.ring(&inside);
+        self.notify(&inside);
         Ended {
             in_time,
             lease,
@@ -402,7 +402,7 @@ impl Hold {
         let until = self.until.load(Ordering::Acquire);
         self.policy == policy
             && policy.is_renewed()
-            && self.turn.load(Ordering::Acquire) < bounds.count
+            && self.handovers.load(Ordering::Acquire) < bounds.count
             && now.saturating_since(self.began) < bounds.time
             && until != LOST
             && until != OVER
@@ -410,27 +410,27 @@ impl Hold {
     }
 
     /// Makes it the next guard's.
-    pub(crate) fn next_turn(&self) {
-        self.turn.fetch_add(1, Ordering::AcqRel);
+    pub(crate) fn count_handover(&self) {
+        self.handovers.fetch_add(1, Ordering::AcqRel);
     }
 
     /// After a hand-over: lets those go who wait for the loss of the guard before, and takes what
     /// was to be called then.
-    pub(crate) fn end_turn(&self, turn: u32) -> Vec<(u32, OnLost)> {
+    pub(crate) fn end_handover(&self, handovers: u32) -> Vec<(u32, OnLost)> {
         let mut inside = lock(&self.inside);
-        self.ring(&inside);
+        self.notify(&inside);
         if inside.on_lost.is_empty() {
             return Vec::new();
         }
         let (ended, kept) = std::mem::take(&mut inside.on_lost)
             .into_iter()
-            .partition(|(of, _)| *of <= turn);
+            .partition(|(of, _)| *of <= handovers);
         inside.on_lost = kept;
         ended
     }
 
-    pub(crate) fn turn(&self) -> u32 {
-        self.turn.load(Ordering::Acquire)
+    pub(crate) fn handovers(&self) -> u32 {
+        self.handovers.load(Ordering::Acquire)
     }
 
     /// Takes what was to be called when the guard that has it now, or an earlier one, is lost.
@@ -438,38 +438,44 @@ impl Hold {
         std::mem::take(&mut lock(&self.inside).on_lost)
     }
 
-    /// Has `callback` called when the guard of `turn` is lost; gives it back where it is already.
-    pub(crate) fn on_lost(&self, turn: u32, callback: OnLost, clock: &dyn Clock) -> Option<OnLost> {
-        match self.standing(turn, clock.now()) {
-            Standing::Over => return None,
-            Standing::Lost => return Some(callback),
-            Standing::Held => {}
+    /// Has `callback` called when the guard after `handovers` hand-overs is lost; gives it back where it is already.
+    pub(crate) fn on_lost(
+        &self,
+        handovers: u32,
+        callback: OnLost,
+        clock: &dyn Clock,
+    ) -> Option<OnLost> {
+        match self.standing(handovers, clock.now()) {
+            HoldState::Over => return None,
+            HoldState::Lost => return Some(callback),
+            HoldState::Held => {}
         }
         let mut inside = lock(&self.inside);
         // Told in between: nobody will come back for the callback.
-        if self.told.load(Ordering::Acquire) {
+        if self.is_loss_notified.load(Ordering::Acquire) {
             return Some(callback);
         }
-        inside.on_lost.push((turn, callback));
+        inside.on_lost.push((handovers, callback));
         None
     }
 
-    /// Blocks until the guard of `turn` is lost or over, at most until `deadline`.
+    /// Blocks until the guard after `handovers` hand-overs is lost or over, at most until `deadline`.
     pub(crate) fn wait_until_lost(
         &self,
-        turn: u32,
+        handovers: u32,
         deadline: HostInstant,
         clock: &dyn Clock,
-    ) -> Standing {
+    ) -> HoldState {
         loop {
             let now = clock.now();
-            let standing = self.standing(turn, now);
-            if standing != Standing::Held || now >= deadline {
+            let standing = self.standing(handovers, now);
+            if standing != HoldState::Held || now >= deadline {
                 return standing;
             }
             let inside = lock(&self.inside);
             let until = self.until.load(Ordering::Acquire);
-            if until != LOST && until != OVER && self.turn.load(Ordering::Acquire) == turn {
+            if until != LOST && until != OVER && self.handovers.load(Ordering::Acquire) == handovers
+            {
                 let left = deadline
                     .min(HostInstant::from_nanos(until))
                     .saturating_since(now);
@@ -491,7 +497,7 @@ impl fmt::Debug for Hold {
         f.debug_struct("Hold")
             .field("name", &self.name)
             .field("until", &self.until())
-            .field("turn", &self.turn())
+            .field("turn", &self.handovers())
             .finish_non_exhaustive()
     }
 }

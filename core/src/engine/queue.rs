@@ -1,7 +1,7 @@
 //! The queue inside the process: who of its threads talks to the store about a name, who holds,
 //! and who is next.
 //!
-//! A table of names, each with a stage and a FIFO line of waiters. Every change of a name happens
+//! A table of names, each with a stage and a FIFO wait queue. Every change of a name happens
 //! under its shard's mutex, and that alone decides races such as "the wait ends while the lease is
 //! handed over". The queue knows neither time nor store: what it cannot decide it is told. That is
 //! why a model checker can run all of it (`tests/model.rs` compiles this very file).
@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use hashbrown::HashTable;
-use hashbrown::hash_table::Entry as Place;
+use hashbrown::hash_table::Entry as TableEntry;
 
 use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock, wait};
 
@@ -42,17 +42,17 @@ struct Names<K, H, W, E> {
 struct Name<K, H, W, E> {
     key: K,
     stage: Stage<H>,
-    line: VecDeque<Arc<Waiter<H, W, E>>>,
+    wait_queue: VecDeque<Arc<Waiter<H, W, E>>>,
     /// Why the store did not answer the last head that asked.
-    trouble: Option<E>,
+    store_error: Option<E>,
     /// How often the store's answer to a head showed a holder, of this process or another.
-    sightings: u64,
+    holders_seen: u64,
 }
 
 enum Stage<H> {
     /// The head asks the store, and its first answer is not there yet.
     Asking,
-    /// The head waits in the store: somebody else holds.
+    /// The head waits in the store: another holder was seen.
     Contended,
     /// A guard of this process holds.
     Held(Arc<H>),
@@ -64,24 +64,24 @@ struct Waiter<H, W, E> {
     wish: W,
     /// Goes as soon as it is known that somebody holds.
     once: bool,
-    /// The name's `sightings` before this waiter could have seen one.
+    /// The name's `holders_seen` before this waiter could have seen one.
     before: u64,
     slot: Mutex<Slot<H, E>>,
-    bell: Condvar,
+    condvar: Condvar,
 }
 
 struct Slot<H, E> {
     given: Option<Given<H, E>>,
-    poked: bool,
+    unparked: bool,
 }
 
 /// What a waiter is given, once.
 pub(crate) enum Given<H, E> {
     /// It is the head now, and asks the store.
-    Turn,
+    HeadPermit,
     /// The lease was handed over.
     Hold(Arc<H>),
-    /// Somebody holds, and this one would not wait.
+    /// The name is held, and this waiter would not wait.
     Busy,
     /// The store did not answer the head, and this one would not wait.
     Failed(E),
@@ -90,21 +90,21 @@ pub(crate) enum Given<H, E> {
 /// The first answer to a thread that wants a name.
 pub(crate) enum Entered<H, W, E> {
     /// It is the head, and asks the store.
-    Turn,
-    /// Somebody holds, and it would not wait.
+    HeadPermit,
+    /// The name is held, and the caller would not wait.
     Busy,
-    /// It stands in line.
+    /// It waits in the queue.
     Queued(Ticket<H, W, E>),
 }
 
-/// A place in a name's line.
+/// A waiter of a name's queue.
 pub(crate) struct Ticket<H, W, E>(Arc<Waiter<H, W, E>>);
 
-/// What leaving the line found.
+/// What leaving the queue found.
 pub(crate) enum Left<H, E> {
     /// It was given something at that very moment, and has to deal with it.
     Given(Given<H, E>),
-    /// The waiter is no longer in line.
+    /// The waiter is no longer in the queue.
     Gone(Unserved<E>),
 }
 
@@ -161,18 +161,18 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
             .table
             .entry(hash, |name| name.key == *key, |name| name.key.hash64())
         {
-            Place::Vacant(place) => {
-                place.insert(Name {
+            TableEntry::Vacant(entry) => {
+                entry.insert(Name {
                     key: key.clone(),
                     stage: Stage::Asking,
-                    line: VecDeque::new(),
-                    trouble: None,
-                    sightings: 0,
+                    wait_queue: VecDeque::new(),
+                    store_error: None,
+                    holders_seen: 0,
                 });
-                Entered::Turn
+                Entered::HeadPermit
             }
-            Place::Occupied(mut place) => {
-                let name = place.get_mut();
+            TableEntry::Occupied(mut entry) => {
+                let name = entry.get_mut();
                 if once && matches!(name.stage, Stage::Held(_) | Stage::Contended) {
                     return Entered::Busy;
                 }
@@ -180,26 +180,27 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
                 let waiter = Arc::new(Waiter {
                     wish,
                     once,
-                    before: name.sightings.wrapping_sub(u64::from(is_seen)),
+                    before: name.holders_seen.wrapping_sub(u64::from(is_seen)),
                     slot: Mutex::new(Slot {
                         given: None,
-                        poked: false,
+                        unparked: false,
                     }),
-                    bell: Condvar::new(),
+                    condvar: Condvar::new(),
                 });
-                name.line.push_back(Arc::clone(&waiter));
+                name.wait_queue.push_back(Arc::clone(&waiter));
                 Entered::Queued(Ticket(waiter))
             }
         }
     }
 
-    /// Leaves the line, because the wait is over or was cancelled.
+    /// Leaves the wait queue, because the wait is over or was cancelled.
     pub(crate) fn leave(&self, key: &K, ticket: &Ticket<H, W, E>) -> Left<H, E> {
         let mut names = self.names(key);
         let mut unserved = Unserved::Silent;
         if let Some(name) = names.find(key) {
             unserved = name.unserved(&ticket.0);
-            name.line.retain(|waiter| !Arc::ptr_eq(waiter, &ticket.0));
+            name.wait_queue
+                .retain(|waiter| !Arc::ptr_eq(waiter, &ticket.0));
         }
         match lock(&ticket.0.slot).given.take() {
             Some(given) => Left::Given(given),
@@ -213,13 +214,13 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         let unserved = names
             .find(key)
             .map_or(Unserved::Silent, |name| name.unserved(&ticket.0));
-        let next = names.next_turn(key);
+        let next = names.pass_head(key);
         drop(names);
-        ring(next);
+        notify(next);
         unserved
     }
 
-    /// The head saw that somebody else holds: those who would not wait go.
+    /// The head saw that another holder was seen: those who would not wait go.
     pub(crate) fn contended(&self, key: &K) {
         let mut names = self.names(key);
         let mut gone = Vec::new();
@@ -227,10 +228,10 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
             && matches!(name.stage, Stage::Asking)
         {
             name.stage = Stage::Contended;
-            gone = name.sight();
+            gone = name.record_holder();
         }
         drop(names);
-        ring(gone);
+        notify(gone);
     }
 
     /// The head was granted `hold`, which wants to be looked at when it is `due`.
@@ -240,25 +241,25 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         let mut gone = Vec::new();
         if let Some(name) = names.find(key) {
             name.stage = Stage::Held(hold);
-            gone = name.sight();
+            gone = name.record_holder();
         }
         drop(names);
-        ring(gone);
+        notify(gone);
     }
 
     /// The head steps down without a grant, or the lease is back in the store: the next one's turn.
-    /// `trouble` is the error of a store that did not answer.
-    pub(crate) fn pass(&self, key: &K, trouble: Option<E>) {
+    /// `store_error` is the error of a store that did not answer.
+    pub(crate) fn pass(&self, key: &K, store_error: Option<E>) {
         let mut names = self.names(key);
         let mut gone = Vec::new();
-        if let (Some(name), Some(error)) = (names.find(key), trouble) {
-            gone = name.settle(&|| Given::Failed(error.clone()));
-            name.trouble = Some(error);
+        if let (Some(name), Some(error)) = (names.find(key), store_error) {
+            gone = name.answer_single_attempts(&|| Given::Failed(error.clone()));
+            name.store_error = Some(error);
         }
-        let next = names.next_turn(key);
+        let next = names.pass_head(key);
         drop(names);
-        ring(gone);
-        ring(next);
+        notify(gone);
+        notify(next);
     }
 
     /// The guard of `hold` is done. `hand_over` is asked, under the shard's mutex, whether the
@@ -276,16 +277,20 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         if !name.is_held_by(hold) {
             return Finished::Detached;
         }
-        if !name.line.front().is_some_and(|next| hand_over(&next.wish)) {
+        if !name
+            .wait_queue
+            .front()
+            .is_some_and(|next| hand_over(&next.wish))
+        {
             name.stage = Stage::Releasing;
             return Finished::Release;
         }
-        let next = name.line.pop_front();
+        let next = name.wait_queue.pop_front();
         if let Some(waiter) = &next {
             waiter.give(Given::Hold(Arc::clone(hold)));
         }
         drop(names);
-        ring(next);
+        notify(next);
         Finished::HandedOver
     }
 
@@ -294,10 +299,10 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         let mut names = self.names(key);
         let mut next = None;
         if names.find(key).is_some_and(|name| name.is_held_by(hold)) {
-            next = names.next_turn(key);
+            next = names.pass_head(key);
         }
         drop(names);
-        ring(next);
+        notify(next);
     }
 
     /// Has a hold looked at when it is `due`, if the name is still its own.
@@ -307,24 +312,24 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
     }
 
     /// Has every waiter look at the clock and at its cancel token.
-    pub(crate) fn poke_all(&self) {
+    pub(crate) fn unpark_all(&self) {
         for shard in self.shards() {
             let names = lock(&shard.0);
             let waiting: Vec<_> = names
                 .table
                 .iter()
-                .flat_map(|name| name.line.iter().cloned())
+                .flat_map(|name| name.wait_queue.iter().cloned())
                 .collect();
             drop(names);
             for waiter in waiting {
-                waiter.poke();
+                waiter.unpark();
             }
         }
     }
 
-    /// Looks at the holds of every shard that has one due by `horizon`; `look` answers when it is
+    /// Looks at the holds of every shard that has one due by `horizon`; `poll` answers when it is
     /// due again. Returns when the next look is due.
-    pub(crate) fn scan(&self, horizon: u64, mut look: impl FnMut(&Arc<H>) -> u64) -> u64 {
+    pub(crate) fn scan(&self, horizon: u64, mut poll: impl FnMut(&Arc<H>) -> u64) -> u64 {
         let mut next = u64::MAX;
         for shard in self.shards() {
             let mut names = lock(&shard.0);
@@ -333,7 +338,7 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
                     .table
                     .iter()
                     .filter_map(|name| match &name.stage {
-                        Stage::Held(hold) => Some(look(hold)),
+                        Stage::Held(hold) => Some(poll(hold)),
                         _ => None,
                     })
                     .min()
@@ -350,19 +355,19 @@ impl<K: Key, H, W, E> Names<K, H, W, E> {
         self.table.find_mut(key.hash64(), |name| name.key == *key)
     }
 
-    /// Makes the first of the line the head, or forgets the name where nobody waits.
-    fn next_turn(&mut self, key: &K) -> Option<Arc<Waiter<H, W, E>>> {
-        let mut place = self
+    /// Makes the first waiter the head, or forgets the name if there is none.
+    fn pass_head(&mut self, key: &K) -> Option<Arc<Waiter<H, W, E>>> {
+        let mut entry = self
             .table
             .find_entry(key.hash64(), |name| name.key == *key)
             .ok()?;
-        let name = place.get_mut();
-        let Some(waiter) = name.line.pop_front() else {
-            place.remove();
+        let name = entry.get_mut();
+        let Some(waiter) = name.wait_queue.pop_front() else {
+            entry.remove();
             return None;
         };
         name.stage = Stage::Asking;
-        waiter.give(Given::Turn);
+        waiter.give(Given::HeadPermit);
         Some(waiter)
     }
 }
@@ -373,17 +378,20 @@ impl<K, H, W, E> Name<K, H, W, E> {
     }
 
     /// The store showed the head a holder: those who would not wait go.
-    fn sight(&mut self) -> Vec<Arc<Waiter<H, W, E>>> {
-        self.sightings = self.sightings.wrapping_add(1);
-        self.settle(&|| Given::Busy)
+    fn record_holder(&mut self) -> Vec<Arc<Waiter<H, W, E>>> {
+        self.holders_seen = self.holders_seen.wrapping_add(1);
+        self.answer_single_attempts(&|| Given::Busy)
     }
 
     /// The store has answered the head, or will not: those who would not wait get theirs too.
-    fn settle(&mut self, given: &dyn Fn() -> Given<H, E>) -> Vec<Arc<Waiter<H, W, E>>> {
-        self.trouble = None;
+    fn answer_single_attempts(
+        &mut self,
+        given: &dyn Fn() -> Given<H, E>,
+    ) -> Vec<Arc<Waiter<H, W, E>>> {
+        self.store_error = None;
         let mut gone = Vec::new();
-        if self.line.iter().any(|waiter| waiter.once) {
-            self.line.retain(|waiter| {
+        if self.wait_queue.iter().any(|waiter| waiter.once) {
+            self.wait_queue.retain(|waiter| {
                 if waiter.once {
                     waiter.give(given());
                     gone.push(Arc::clone(waiter));
@@ -397,9 +405,9 @@ impl<K, H, W, E> Name<K, H, W, E> {
 
 impl<K, H, W, E: Clone> Name<K, H, W, E> {
     fn unserved(&self, waiter: &Waiter<H, W, E>) -> Unserved<E> {
-        match &self.trouble {
+        match &self.store_error {
             Some(error) => Unserved::Failed(error.clone()),
-            None if self.sightings == waiter.before => Unserved::Silent,
+            None if self.holders_seen == waiter.before => Unserved::Silent,
             None => Unserved::Busy,
         }
     }
@@ -410,36 +418,36 @@ impl<H, W, E> Waiter<H, W, E> {
         lock(&self.slot).given = Some(given);
     }
 
-    fn poke(&self) {
-        lock(&self.slot).poked = true;
-        self.bell.notify_one();
+    fn unpark(&self) {
+        lock(&self.slot).unparked = true;
+        self.condvar.notify_one();
     }
 }
 
 /// Wakes those who were given something; after the shard's mutex is free again, so that they do
 /// not run into it.
-fn ring<H, W, E>(waiters: impl IntoIterator<Item = Arc<Waiter<H, W, E>>>) {
+fn notify<H, W, E>(waiters: impl IntoIterator<Item = Arc<Waiter<H, W, E>>>) {
     for waiter in waiters {
-        waiter.bell.notify_one();
+        waiter.condvar.notify_one();
     }
 }
 
 impl<H, W, E> Ticket<H, W, E> {
-    /// Blocks until something is given, `limit` is over, or [`poke`](Self::poke) was called since
+    /// Blocks until something is given, `limit` is over, or [`unpark`](Self::unpark) was called since
     /// the last look. `None` says nothing about why: look at clock and token, and
     /// [`leave`](Queue::leave) or wait on.
     pub(crate) fn wait(&self, limit: Option<Duration>) -> Option<Given<H, E>> {
         let mut slot = lock(&self.0.slot);
-        if slot.given.is_none() && !slot.poked {
-            slot = wait(&self.0.bell, slot, limit);
+        if slot.given.is_none() && !slot.unparked {
+            slot = wait(&self.0.condvar, slot, limit);
         }
-        slot.poked = false;
+        slot.unparked = false;
         slot.given.take()
     }
 
     /// Has a waiting thread look at its cancel token.
-    pub(crate) fn poke(&self) {
-        self.0.poke();
+    pub(crate) fn unpark(&self) {
+        self.0.unpark();
     }
 }
 

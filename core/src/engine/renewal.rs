@@ -16,7 +16,7 @@ use crate::timer::{MAX_SLEEP, Tick};
 use crate::workers::MAX_QUEUED;
 
 use super::Engine;
-use super::hold::{Hold, Standing};
+use super::hold::{Hold, HoldState};
 
 /// What a worker does.
 pub(super) enum Job {
@@ -32,7 +32,7 @@ pub(super) fn start(engine: &Arc<Engine>) -> Result<(), Error> {
     engine.timer.start("lockkeeper-watch", move |tick| {
         visits.visit(&weak, |engine| {
             if tick.jumped {
-                engine.queue.poke_all();
+                engine.queue.unpark_all();
             }
             poll(engine, tick)
         })
@@ -61,7 +61,7 @@ fn poll(engine: &Arc<Engine>, tick: Tick) -> HostInstant {
     let run = move |job| {
         let done = visits.visit(&weak, |engine| match job {
             Job::Renew(batch) => renew(engine, &batch),
-            Job::NotifyLost(hold) => tell_lost(engine, &hold),
+            Job::NotifyLost(hold) => notify_lost(engine, &hold),
         });
         done.is_some()
     };
@@ -88,8 +88,8 @@ impl Due {
     /// that early. Returns when the next one is due, in nanoseconds.
     fn gather(&mut self, engine: &Engine, now: HostInstant, ahead: Duration) -> u64 {
         engine.queue.scan((now + ahead).as_nanos(), |hold| {
-            if hold.state(now) == Standing::Lost {
-                if hold.must_tell() {
+            if hold.state(now) == HoldState::Lost {
+                if hold.must_notify_loss() {
                     self.lost.push(Arc::clone(hold));
                 }
                 return u64::MAX;
@@ -106,14 +106,14 @@ impl Due {
 }
 
 /// Tells the observer and calls back whoever asked for it.
-pub(crate) fn tell_lost(engine: &Engine, hold: &Arc<Hold>) {
-    let turn = hold.turn();
-    if let Ok(token) = hold.token(turn) {
-        engine.watcher.tell(|o| o.lost(&hold.name, token));
+pub(crate) fn notify_lost(engine: &Engine, hold: &Arc<Hold>) {
+    let handovers = hold.handovers();
+    if let Ok(token) = hold.token(handovers) {
+        engine.notifier.tell(|o| o.lost(&hold.name, token));
     }
     for (of, callback) in hold.take_callbacks() {
         run_caught(|| {
-            if of == turn {
+            if of == handovers {
                 callback();
             }
         });
@@ -151,7 +151,7 @@ pub(crate) fn renew(engine: &Engine, holds: &[Arc<Hold>]) {
         })
         .collect();
     for ((hold, lease, _), answer) in taken.into_iter().zip(answers) {
-        settle(engine, hold, lease, &answer, asked_at);
+        apply_renewal(engine, hold, lease, &answer, asked_at);
     }
 }
 
@@ -165,7 +165,7 @@ fn no_answer(panicked: bool) -> Error {
 }
 
 /// Brings a lease back from its renewal and tells whom it concerns.
-pub(crate) fn settle(
+pub(crate) fn apply_renewal(
     engine: &Engine,
     hold: &Arc<Hold>,
     lease: ErasedLease,
@@ -179,21 +179,21 @@ pub(crate) fn settle(
             engine.provider.release(&mut lease, deadline)
         }));
     }
-    if engine.watcher.is_some()
-        && let Ok(token) = hold.token(hold.turn())
+    if engine.notifier.is_some()
+        && let Ok(token) = hold.token(hold.handovers())
     {
         match answer {
-            Ok(Renewal::Renewed) => engine.watcher.tell(|o| o.renewed(&hold.name, token)),
+            Ok(Renewal::Renewed) => engine.notifier.tell(|o| o.renewed(&hold.name, token)),
             Ok(Renewal::Lost) => {}
             Err(error) => engine
-                .watcher
+                .notifier
                 .tell(|o| o.renewal_unknown(&hold.name, token, error)),
         }
     }
     let due = match hold.state(engine.clock.now()) {
-        Standing::Held => hold.due(),
-        Standing::Lost => 0,
-        Standing::Over => return,
+        HoldState::Held => hold.due(),
+        HoldState::Lost => 0,
+        HoldState::Over => return,
     };
     engine.queue.touch(&hold.name, due);
     engine.timer.note(HostInstant::from_nanos(due));
