@@ -122,8 +122,8 @@ pub(crate) struct ParsedConfig<'a> {
 ///
 /// [`COMMON_KEYS`] lists the keys that every store takes, with their values and defaults.
 ///
-/// Durations are written `500ms`, `30s`, `2m`. Backends add keys of their own. A key that nobody
-/// knows is an error, and so is one that is given twice. In a URL keys are query parameters; in
+/// Durations are written `500ms`, `30s`, `2m`. Backends add keys of their own. An unknown key
+/// is an error, and so is one that is given twice. In a URL keys are query parameters; in
 /// the environment they are upper-case variables with a prefix; in a config file they are a table
 /// with `url` (feature `serde`).
 ///
@@ -297,7 +297,7 @@ impl Config {
         self
     }
 
-    /// Leaves the fallbacks out, for whoever looks after the first store itself.
+    /// Leaves the fallbacks out, for operators' questions about the first store itself.
     #[must_use]
     pub fn without_fallbacks(mut self) -> Self {
         self.values.remove("fallback");

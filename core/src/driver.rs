@@ -27,8 +27,8 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// Opens the store. Only here may a store be talked to.
     ///
     /// # Errors
-    /// [`Error::unreachable`] only where nobody answered: it is what makes a listed fallback be
-    /// tried.
+    /// [`Error::unreachable`] only if the store did not answer: only this error makes the keeper try
+    /// the listed fallback.
     fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error>;
 }
 
@@ -145,7 +145,7 @@ impl Drivers {
     /// Opens a keeper.
     ///
     /// Everything that can be wrong with `config` and its fallbacks is found before a store is
-    /// talked to. A fallback is used only when nobody answers at the store before it
+    /// talked to. A fallback is used only when the store before it does not answer
     /// ([`Error::is_unreachable`]); it is told to the observer, and the keeper stays with it.
     ///
     /// # Errors

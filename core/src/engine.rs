@@ -65,7 +65,7 @@ impl Key for LockName {
     }
 }
 
-/// A guard to be: the lease, and whose turn it is.
+/// A lease for a new guard, and the number of its hand-overs so far.
 pub(crate) struct Granted {
     pub(crate) hold: Arc<Hold>,
     pub(crate) handovers: u32,
@@ -305,7 +305,7 @@ impl Engine {
             Unserved::Failed(error) => Err(error),
             Unserved::Silent => Err(Error::new(
                 ErrorKind::Unavailable,
-                "the store has not answered another thread of this process that asked for the lock before, so nobody knows whether it is free; try again later",
+                "the store has not answered another thread of this process that asked for the lock before, so it is not known whether it is free; try again later",
             )
             .with_name(request.name)
             .with_backend(self.provider.backend())),
@@ -387,8 +387,8 @@ impl Engine {
                     permit.hold(&hold);
                     return Ok(Some(Granted { hold, handovers: 0 }));
                 }
-                // Granted and lost again before it was seen: nobody else was seen to hold it, so
-                // that is no "busy". Once more, while there is time.
+                // Granted and lost again before it was seen: no other holder was seen, so
+                // that is no "busy". Ask again while there is time.
                 Ok(None) => {
                     let now = self.clock.now();
                     if request.deadline.is_some_and(|deadline| now >= deadline) {
@@ -434,7 +434,7 @@ impl Engine {
         // The store did the waiting, or this process was stopped while the reply lay there.
         if now.saturating_since(asked_at) > margin {
             asked_at = now;
-            // Who asked waits for this answer, too, and not for the rest of a whole lease.
+            // The caller waits for this answer, too, and not for the rest of a whole lease.
             let ends = request.deadline.unwrap_or(now).max(now) + CONFIRM_LIMIT;
             match self
                 .provider

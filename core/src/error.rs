@@ -20,7 +20,7 @@ pub enum ErrorKind {
     UnknownScheme,
     /// The scheme is known, but its feature was not compiled in.
     FeatureDisabled,
-    /// A parameter, variable or config key that nobody knows; the text names the nearest one.
+    /// An unknown parameter, variable or config key; the text names the nearest known one.
     UnknownKey,
     /// A known key with a value that it does not take.
     InvalidValue,
@@ -34,14 +34,14 @@ pub enum ErrorKind {
     InvalidName,
     /// A promise was required that this store cannot keep.
     Unsupported,
-    /// Somebody else held the lock until the wait was over.
+    /// Another holder had the lock until the wait was over.
     TimedOut,
     /// The acquisition was woken by its [`CancelToken`](crate::CancelToken).
     Cancelled,
     /// The store is out of reach, or cannot serve now: nothing was granted.
     Unavailable,
-    /// The store was asked, and its answer never came. The engine has already asked again under
-    /// the same owner; what the store holds now is freed by it at the latest after ttl.
+    /// The store was asked, and its reply never came. The engine has asked again under the same
+    /// owner while time was left; what the store may have granted expires with its ttl.
     Unknown,
     /// The guard can no longer prove that it holds.
     Lost,
@@ -58,7 +58,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Whether the same call can succeed later without anybody changing anything.
+    /// Returns whether the same call can succeed later although nothing is changed.
     pub fn is_retryable(self) -> bool {
         matches!(
             self,
@@ -105,7 +105,7 @@ impl Error {
         }
     }
 
-    /// [`ErrorKind::Unavailable`] because nobody answered. A store that can be reached may still be
+    /// [`ErrorKind::Unavailable`] because the store did not answer. A store that can be reached may still be
     /// unavailable, and others may lock on it meanwhile (all its connections are taken, say): that
     /// is [`new`](Self::new)'s, and opens no fallback.
     pub fn unreachable(message: impl Into<String>) -> Self {
@@ -144,12 +144,12 @@ impl Error {
         self.inner.kind
     }
 
-    /// Whether the same call can succeed later without anybody changing anything.
+    /// Returns whether the same call can succeed later although nothing is changed.
     pub fn is_retryable(&self) -> bool {
         self.inner.kind.is_retryable()
     }
 
-    /// Whether nobody answered; of all errors, only this one lets a listed fallback be opened.
+    /// Returns whether the store did not answer; only such an error lets a listed fallback be opened.
     pub fn is_unreachable(&self) -> bool {
         self.inner.unreachable
     }

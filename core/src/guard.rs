@@ -21,7 +21,7 @@ use crate::token::FencingToken;
 /// It can be moved to another thread and shared by several.
 ///
 /// # Loss
-/// A guard can be lost: the store was out of reach for too long, the process was stopped, somebody
+/// A guard can be lost: the store was out of reach for too long, the process was stopped, an operator
 /// removed the lock, or a fixed lease ran out. It calls itself lost at its own deadline, before the
 /// store grants the name to anyone else, with or without word from the store; from then on it
 /// stays lost. Ask [`ensure_held`](Self::ensure_held) before what must not happen without the

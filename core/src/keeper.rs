@@ -62,7 +62,7 @@ impl LockKeeper {
     /// Not reentrant: a thread that holds it already waits like any other.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when somebody else held it until the end of the wait;
+    /// [`ErrorKind::TimedOut`] when another holder had it until the end of the wait;
     /// [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others when the store could not say.
     pub fn lock(&self, name: impl AsLockName) -> Result<LockGuard, Error> {
         self.lock_named(&*name.as_lock_name()?)
@@ -77,14 +77,14 @@ impl LockKeeper {
             };
             Error::new(
                 ErrorKind::TimedOut,
-                format!("somebody else held the lock for all of {wait}; wait longer, or try later"),
+                format!("another holder had the lock for all of {wait}; wait longer, or try later"),
             )
             .with_name(name)
             .with_backend(self.engine.provider.backend())
         })
     }
 
-    /// Takes the lock if nobody holds it: one attempt. `None`: somebody does.
+    /// Takes the lock if it is free, in one attempt. `None`: it is held.
     ///
     /// Where another thread of this process asks the store for the same name at this moment, its
     /// answer counts for both. It is waited for, 2 s at most; after that the error is
@@ -96,7 +96,7 @@ impl LockKeeper {
         self.try_lock_for(name, Duration::ZERO)
     }
 
-    /// Takes the lock, waiting at most `wait`. `None`: somebody else held it until then.
+    /// Takes the lock, waiting at most `wait`. `None`: another holder had it until then.
     ///
     /// # Errors
     /// When the store could not say; see [`ErrorKind`].
@@ -122,7 +122,7 @@ impl LockKeeper {
         self.try_lock_for(name, deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes the lock with `options`. `None`: somebody else held it until the end of the wait.
+    /// Takes the lock with `options`. `None`: another holder had it until the end of the wait.
     ///
     /// # Errors
     /// [`ErrorKind::Cancelled`] when it was cancelled; else when the store could not say, or an
@@ -191,8 +191,8 @@ impl LockKeeper {
         self.engine.margin(ttl)
     }
 
-    /// For the one on call: who holds what, taking it from them, and whether the store is fit for
-    /// locks. `None` where the backend has no answers.
+    /// Returns the operators' interface: the holders, forced releases, and whether the store is fit
+    /// for locks. `None` where the backend has no answers.
     ///
     /// It answers from the store, for this keeper's namespace, whichever process holds. Deadlines
     /// are moments of the keeper's clock, which is [`SystemClock`] unless it was given another.

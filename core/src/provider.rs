@@ -172,12 +172,12 @@ pub enum Renewal {
 pub enum Released {
     /// The name was this owner's until now.
     Done,
-    /// It had been lost before; nobody else's lock was touched.
+    /// It had been lost before; no other owner's lock was touched.
     AlreadyLost,
 }
 
 /// Identifies one request. Unique over all hosts, processes and times; a store keeps it beside the
-/// lock to recognise its own grant after a lost reply, and to tell people who holds.
+/// lock to recognise its own grant after a lost reply, and to show the holder to people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     /// The id of the process that asks.
@@ -217,7 +217,7 @@ pub struct AcquireRequest<'a> {
     pub(crate) ttl: Duration,
     pub(crate) deadline: Option<HostInstant>,
     pub(crate) started: HostInstant,
-    /// Counts the requests of the process whose owner was asked for.
+    /// Counts the process's requests that drew an owner.
     pub(crate) requests: &'a AtomicU64,
     pub(crate) owner: Cell<Option<Owner>>,
     pub(crate) is_retry: Cell<bool>,
@@ -243,7 +243,7 @@ impl<'a> AcquireRequest<'a> {
         self.deadline
     }
 
-    /// Who asks. The same for every attempt of this request.
+    /// Returns the owner of this request, which is the same for every attempt.
     pub fn owner(&self) -> Owner {
         self.owner.get().unwrap_or_else(|| {
             let owner = Owner::draw(self.requests.fetch_add(1, Ordering::Relaxed));
@@ -285,7 +285,7 @@ impl<'a> AcquireRequest<'a> {
         self.started
     }
 
-    /// Tells the engine that somebody else was seen to hold the name: threads of this process that
+    /// Tells the engine that another holder was seen: threads of this process that
     /// would not wait can go. Cheap, and may be called again.
     pub fn contended(&self) {
         (self.contended)();

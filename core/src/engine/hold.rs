@@ -1,5 +1,5 @@
-//! One lease while this process has it: until when it is believed in, whose turn it is, and what
-//! the store gave for it.
+//! One lease while this process has it: its local deadline, its guards one after the other, and the
+//! provider's lease.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -47,7 +47,7 @@ struct Inside {
     lease: LeaseSlot,
     /// With the turn of the guard that each belongs to.
     on_lost: Vec<(u32, OnLost)>,
-    /// Threads that wait for `changed`: waking nobody would cost a system call on every release.
+    /// Threads that wait for `changed`: a wake-up without a waiter would cost a system call on every release.
     waiting: usize,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Gone;
 pub(crate) struct Ended {
     /// It was held until now.
     pub(crate) in_time: bool,
-    /// `None`: a renewal has it, or nobody any more.
+    /// `None`: a renewal has it, or it was released.
     pub(crate) lease: Option<ErasedLease>,
     /// To be dropped with no lock held: it is the caller's code.
     pub(crate) callbacks: Vec<(u32, OnLost)>,
@@ -199,7 +199,7 @@ impl Hold {
         }
     }
 
-    /// Lets those who wait for a change look. Under the mutex, so that none misses it.
+    /// Wakes the threads that wait for a change. Under the mutex, so that none misses it.
     fn announce(&self) {
         self.notify(&lock(&self.inside));
     }
@@ -312,7 +312,7 @@ impl Hold {
         }
         let mut inside = lock(&self.inside);
         // Renewed in the store after the guard had called itself lost: it would block the name for
-        // another ttl, for nobody. (A guard that is over has a release waiting for the lease.)
+        // another ttl without a guard. (A guard that is over has a release waiting for the lease.)
         let late =
             matches!(answer, Ok(Renewal::Renewed)) && self.until.load(Ordering::Acquire) == LOST;
         let back = if late || matches!(inside.lease, LeaseSlot::Away(true)) {
@@ -414,7 +414,7 @@ impl Hold {
         self.handovers.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// After a hand-over: lets those go who wait for the loss of the guard before, and takes what
+    /// After a hand-over: wakes the threads that wait for the loss of the guard before, and takes what
     /// was to be called then.
     pub(crate) fn end_handover(&self, handovers: u32) -> Vec<(u32, OnLost)> {
         let mut inside = lock(&self.inside);
@@ -451,7 +451,7 @@ impl Hold {
             HoldState::Held => {}
         }
         let mut inside = lock(&self.inside);
-        // Told in between: nobody will come back for the callback.
+        // The loss was reported in between, and the callbacks were taken.
         if self.is_loss_notified.load(Ordering::Acquire) {
             return Some(callback);
         }

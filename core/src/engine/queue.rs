@@ -1,5 +1,5 @@
-//! The queue inside the process: who of its threads talks to the store about a name, who holds,
-//! and who is next.
+//! The queue inside the process: for every name the thread that asks the store, the hold, and the
+//! threads that wait, in order.
 //!
 //! A table of names, each with a stage and a FIFO wait queue. Every change of a name happens
 //! under its shard's mutex, and that alone decides races such as "the wait ends while the lease is
@@ -62,7 +62,7 @@ enum Stage<H> {
 
 struct Waiter<H, W, E> {
     wish: W,
-    /// Goes as soon as it is known that somebody holds.
+    /// Ends as soon as the name is known to be held: a single attempt.
     once: bool,
     /// The name's `holders_seen` before this waiter could have seen one.
     before: u64,
@@ -114,7 +114,7 @@ pub(crate) enum Unserved<E> {
     Busy,
     /// The store failed the last head that asked.
     Failed(E),
-    /// The store has answered nobody while it waited.
+    /// The store has answered no head while the waiter waited.
     Silent,
 }
 
@@ -123,7 +123,7 @@ pub(crate) enum Unserved<E> {
 pub(crate) enum Finished {
     /// Nothing: the next waiter has it.
     HandedOver,
-    /// Give it back to the store, then call [`Queue::pass`]: until then nobody else asks for it.
+    /// Give it back to the store, then call [`Queue::pass`]: until then no other thread asks for it.
     Release,
     /// The name was taken from this hold before.
     Detached,
@@ -208,7 +208,7 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         }
     }
 
-    /// Passes on the turn of a waiter whose wait was over when it came.
+    /// Passes the head permit on from a waiter whose wait was over when it got it.
     pub(crate) fn decline(&self, key: &K, ticket: &Ticket<H, W, E>) -> Unserved<E> {
         let mut names = self.names(key);
         let unserved = names
@@ -220,7 +220,7 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         unserved
     }
 
-    /// The head saw that another holder was seen: those who would not wait go.
+    /// Records that the store showed the head another holder: single attempts end.
     pub(crate) fn contended(&self, key: &K) {
         let mut names = self.names(key);
         let mut gone = Vec::new();
@@ -294,7 +294,8 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
         Finished::HandedOver
     }
 
-    /// Takes the name from a hold that is lost, whoever still has its guard: the next one's turn.
+    /// Takes the name from a hold that is lost, although its guard may still live; the next waiter
+    /// becomes the head.
     pub(crate) fn detach(&self, key: &K, hold: &Arc<H>) {
         let mut names = self.names(key);
         let mut next = None;
@@ -377,13 +378,13 @@ impl<K, H, W, E> Name<K, H, W, E> {
         matches!(&self.stage, Stage::Held(held) if Arc::ptr_eq(held, hold))
     }
 
-    /// The store showed the head a holder: those who would not wait go.
+    /// Records that the store showed the head a holder: single attempts end.
     fn record_holder(&mut self) -> Vec<Arc<Waiter<H, W, E>>> {
         self.holders_seen = self.holders_seen.wrapping_add(1);
         self.answer_single_attempts(&|| Given::Busy)
     }
 
-    /// The store has answered the head, or will not: those who would not wait get theirs too.
+    /// Gives the store's answer to the single attempts that wait for it.
     fn answer_single_attempts(
         &mut self,
         given: &dyn Fn() -> Given<H, E>,
@@ -424,7 +425,7 @@ impl<H, W, E> Waiter<H, W, E> {
     }
 }
 
-/// Wakes those who were given something; after the shard's mutex is free again, so that they do
+/// Wakes waiters that were given something; after the shard's mutex is free again, so that they do
 /// not run into it.
 fn notify<H, W, E>(waiters: impl IntoIterator<Item = Arc<Waiter<H, W, E>>>) {
     for waiter in waiters {

@@ -105,7 +105,7 @@ impl Due {
     }
 }
 
-/// Tells the observer and calls back whoever asked for it.
+/// Reports a loss to the observer and runs the callbacks of its guard.
 pub(crate) fn notify_lost(engine: &Engine, hold: &Arc<Hold>) {
     let handovers = hold.handovers();
     if let Ok(token) = hold.token(handovers) {
@@ -173,7 +173,7 @@ pub(crate) fn apply_renewal(
     asked_at: HostInstant,
 ) {
     if let Some(mut lease) = hold.bring_back(lease, answer, asked_at, &*engine.clock) {
-        // Its guard went while it was away, or calls itself lost already: nobody needs it.
+        // Its guard was dropped while the renewal had it, or is lost already.
         let deadline = engine.clock.now() + hold.policy.ttl();
         let _ = catch_unwind(AssertUnwindSafe(|| {
             engine.provider.release(&mut lease, deadline)

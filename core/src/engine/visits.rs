@@ -1,4 +1,4 @@
-//! Who has the engine: threads that work for it do not keep it alive, and its end waits for them.
+//! Background threads borrow the engine: they do not keep it alive, and its end waits for them.
 
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
