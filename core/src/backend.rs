@@ -215,3 +215,60 @@ fn foreign_lease() -> Error {
         "the lease belongs to another type of provider; give each provider its own leases",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Store;
+
+    impl Backend for Store {
+        type Lease = u8;
+
+        fn backend(&self) -> &'static str {
+            "store"
+        }
+
+        fn location(&self) -> String {
+            "store:".to_owned()
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities::new()
+        }
+
+        fn acquire(&self, _: &AcquireRequest<'_>) -> Result<Option<Grant<u8>>, Error> {
+            Ok(None)
+        }
+
+        fn renew(&self, _: &mut u8, _: Duration, _: HostInstant) -> Result<Renewal, Error> {
+            Ok(Renewal::Renewed)
+        }
+
+        fn release(&self, _: &mut u8, _: HostInstant) -> Result<Released, Error> {
+            Ok(Released::Done)
+        }
+    }
+
+    #[test]
+    fn lease_of_another_provider_is_an_error_and_never_lost() {
+        let store: &dyn LockProvider = &Store;
+        let (mut own, mut foreign) = (ErasedLease::new(1_u8), ErasedLease::new("foreign"));
+        let ttl = Duration::from_secs(1);
+        let mut batch = [&mut own, &mut foreign].map(|lease| RenewRequest {
+            lease,
+            ttl,
+            deadline: HostInstant::NEVER,
+            answer: None,
+        });
+        store.renew_batch(&mut batch);
+        let [renewed, refused] = batch.map(|request| request.answer.unwrap());
+        assert_eq!(renewed.unwrap(), Renewal::Renewed);
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Incompatible);
+        let released = store.release(&mut foreign, HostInstant::NEVER);
+        assert_eq!(released.unwrap_err().kind(), ErrorKind::Incompatible);
+        let released = store.release(&mut own, HostInstant::NEVER);
+        assert_eq!(released.unwrap(), Released::Done);
+    }
+}

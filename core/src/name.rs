@@ -210,6 +210,32 @@ mod tests {
     }
 
     #[test]
+    fn every_text_type_names_the_same_lock() {
+        fn named(name: impl AsLockName) -> LockName {
+            name.as_lock_name().unwrap().into_owned()
+        }
+        let name = LockName::new("a").unwrap();
+        let (text, borrowed) = ("a".to_owned(), &"a");
+        let (boxed, shared): (Box<str>, Arc<str>) = ("a".into(), "a".into());
+        for other in [
+            named("a"),
+            named(borrowed),
+            named(&text),
+            named(text),
+            named(Cow::Borrowed("a")),
+            named(&boxed),
+            named(shared),
+            named(&name),
+            "a".parse().unwrap(),
+            LockName::try_from("a").unwrap(),
+            LockName::try_from("a".to_owned()).unwrap(),
+        ] {
+            assert_eq!(other, name);
+        }
+        assert!(matches!(name.as_lock_name(), Ok(Cow::Borrowed(_))));
+    }
+
+    #[test]
     fn found_by_its_text() {
         let mut map = std::collections::HashMap::new();
         map.insert(LockName::new("자리 42").unwrap(), 1);
