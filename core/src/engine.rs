@@ -5,6 +5,7 @@ pub(crate) mod hold;
 mod queue;
 pub(crate) mod renewal;
 mod retry;
+mod state;
 mod visits;
 
 use std::cell::Cell;
@@ -15,7 +16,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::cancel::CancelToken;
-use crate::capabilities::Capabilities;
 use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
@@ -28,9 +28,9 @@ use crate::workers::Workers;
 
 use hold::{Bounds, Hold, OnLost};
 use queue::{Entered, Finished, Given, Key, Left, Queue, Ticket, Unserved};
-use renewal::{Job, notify_lost};
+use renewal::notify_lost;
 use retry::Retry;
-use visits::Visits;
+pub(crate) use state::Engine;
 
 /// The longest that a release waits for the store.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
@@ -43,21 +43,6 @@ const SHARDS: usize = 32;
 
 /// Counts the requests of all keepers of the process.
 static REQUESTS: AtomicU64 = AtomicU64::new(1);
-
-pub(crate) struct Engine {
-    pub(crate) provider: Arc<dyn LockProvider>,
-    pub(crate) capabilities: Capabilities,
-    pub(crate) settings: Settings,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) notifier: Notifier,
-    pub(crate) queue: Queue<LockName, Hold, LeasePolicy, Error>,
-    timer: Timer,
-    workers: Arc<Workers<Job>>,
-    visits: Arc<Visits>,
-    /// The number of threads that wait in the queue with a deadline.
-    waiting: AtomicUsize,
-    started: AtomicBool,
-}
 
 impl Key for LockName {
     fn hash64(&self) -> u64 {

@@ -15,15 +15,8 @@ use crate::sync::run_caught;
 use crate::timer::{MAX_SLEEP, Tick};
 use crate::workers::MAX_QUEUED;
 
-use super::Engine;
 use super::hold::{Hold, HoldState};
-
-/// What a worker does.
-pub(super) enum Job {
-    /// Renews a batch of leases.
-    Renew(Vec<Arc<Hold>>),
-    NotifyLost(Arc<Hold>),
-}
+use super::state::{Engine, Job};
 
 /// Starts the thread that watches deadlines. It has the engine only while it polls: the engine ends
 /// with its last keeper and guard, and the thread with the engine.
