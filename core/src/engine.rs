@@ -309,9 +309,10 @@ impl Engine {
         }
         let backend = self.provider.backend();
         let placed = |error: Error| error.with_name(request.name).with_backend(backend);
-        let was_reached = Cell::new(false);
+        let was_busy = Cell::new(false);
         let contended = || {
-            was_reached.set(true);
+            // A single attempt is not repeated for it.
+            was_busy.set(request.deadline.is_some());
             self.queue.contended(request.name);
             self.notify_contended(request);
         };
@@ -352,7 +353,7 @@ impl Engine {
                     };
                 }
                 Err(error) => {
-                    let Err(error) = retry.after(error, was_reached.get()) else {
+                    let Err(error) = retry.after(error, was_busy.get()) else {
                         continue;
                     };
                     if retry.lost_reply().is_some() {

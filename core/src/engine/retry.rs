@@ -45,22 +45,22 @@ impl<'a> Retry<'a> {
         self.lost_reply.as_ref()
     }
 
-    /// Backs off before the next attempt. `was_reached` says that the store has answered this
-    /// operation before, so that an outage may be a short one.
+    /// Backs off before the next attempt. `was_busy` says that this wait has seen a holder: the store
+    /// may be back soon, and one attempt at the deadline tells whether the lock is still held.
     ///
     /// # Errors
     /// The error to end with, when there is no next attempt. After a lost reply nothing may have been
     /// granted or released for sure, so an unreachable store is [`ErrorKind::Unknown`] then.
-    pub(super) fn after(&mut self, error: Error, was_reached: bool) -> Result<(), Error> {
+    pub(super) fn after(&mut self, error: Error, was_busy: bool) -> Result<(), Error> {
         let may_pass = match error.kind() {
             ErrorKind::Unknown => {
                 self.lost_reply.get_or_insert_with(|| error.clone());
                 true
             }
-            ErrorKind::Unavailable => was_reached || self.lost_reply.is_some(),
+            ErrorKind::Unavailable => was_busy || self.lost_reply.is_some(),
             _ => false,
         };
-        if may_pass && self.back_off() {
+        if may_pass && self.back_off(was_busy) {
             return Ok(());
         }
         Err(match error.kind() {
@@ -76,7 +76,7 @@ impl<'a> Retry<'a> {
     }
 
     /// Waits before the next attempt. False: no time is left, or the operation was cancelled.
-    fn back_off(&mut self) -> bool {
+    fn back_off(&mut self, until_deadline: bool) -> bool {
         let left = self.until.saturating_since(self.clock.now());
         if left.is_zero() || self.is_cancelled() {
             return false;
@@ -88,7 +88,7 @@ impl<'a> Retry<'a> {
             self.pause(longest.mul_f64(jitter()).min(left));
         }
         self.retries = self.retries.saturating_add(1);
-        !self.is_cancelled() && self.clock.now() < self.until
+        !self.is_cancelled() && (until_deadline || self.clock.now() < self.until)
     }
 
     fn pause(&self, time: Duration) {
