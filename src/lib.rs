@@ -200,7 +200,7 @@
 //!
 //! # A store of your own
 //!
-//! Implement [`LockProvider`] and give it to [`LockKeeper::builder`], or implement [`Driver`] as well
+//! Implement [`Backend`] and give it to [`LockKeeper::builder`], or implement [`Driver`] as well
 //! and add it to [`drivers`], so that a URL opens it. The package `lockkeeper-conformance` tests it against
 //! the contract.
 
