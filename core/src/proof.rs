@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-/// What a lease can say to the data's own store; see [`Lease::proof`](crate::Lease::proof).
+/// What a lease can say to the data's own store; see [`Backend::proof`](crate::Backend::proof).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     /// One SQL statement, complete.
