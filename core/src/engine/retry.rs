@@ -22,6 +22,8 @@ pub(super) struct Retry<'a> {
     until: HostInstant,
     cancel: Option<&'a CancelToken>,
     retries: u32,
+    /// Whether the one attempt behind the deadline was made.
+    is_past_deadline: bool,
     lost_reply: Option<Error>,
 }
 
@@ -36,6 +38,7 @@ impl<'a> Retry<'a> {
             until,
             cancel,
             retries: 0,
+            is_past_deadline: false,
             lost_reply: None,
         }
     }
@@ -76,19 +79,23 @@ impl<'a> Retry<'a> {
     }
 
     /// Waits before the next attempt. False: no time is left, or the operation was cancelled.
-    fn back_off(&mut self, until_deadline: bool) -> bool {
+    fn back_off(&mut self, was_busy: bool) -> bool {
         let left = self.until.saturating_since(self.clock.now());
-        if left.is_zero() || self.is_cancelled() {
-            return false;
-        }
-        if let Some(doublings) = self.retries.checked_sub(1) {
+        if !left.is_zero()
+            && !self.is_cancelled()
+            && let Some(doublings) = self.retries.checked_sub(1)
+        {
             let longest = FIRST_BACKOFF
                 .saturating_mul(1 << doublings.min(10))
                 .min(MAX_BACKOFF);
             self.pause(longest.mul_f64(jitter()).min(left));
         }
         self.retries = self.retries.saturating_add(1);
-        !self.is_cancelled() && (until_deadline || self.clock.now() < self.until)
+        if self.is_cancelled() {
+            return false;
+        }
+        self.clock.now() < self.until
+            || (was_busy && !std::mem::replace(&mut self.is_past_deadline, true))
     }
 
     fn pause(&self, time: Duration) {

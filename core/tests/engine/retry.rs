@@ -1,5 +1,7 @@
 //! Retries after a lost reply.
 
+use std::time::Duration;
+
 use lockkeeper_core::{ErrorKind, Released};
 
 use crate::script::{Grants, Releases, Script};
@@ -35,6 +37,17 @@ fn unreachable_store_fails_the_first_attempt_at_once() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert_eq!(store.count("a", "acquire"), 1);
     assert_eq!(store.count("a", "abandon"), 0);
+}
+
+#[test]
+fn wait_that_fails_behind_its_deadline_asks_once_more_whether_the_name_is_busy() {
+    let store = Script::new();
+    let other = store.keeper();
+    let _holder = other.lock("a").unwrap();
+    let wait = Duration::from_secs(1);
+    store.set(|state| state.grants = Grants::FailedWait(2 * wait));
+    assert!(store.keeper().try_lock_for("a", wait).unwrap().is_none());
+    assert_eq!(store.count("a", "acquire"), 3);
 }
 
 #[test]

@@ -42,6 +42,8 @@ pub(crate) enum Grants {
     },
     /// As unreachable, and an attempt takes a second by the test's clock.
     Gone,
+    /// Busy, and then the wait fails behind its deadline. From then on the store works.
+    FailedWait(Duration),
     /// No answer until the test wants another, and none to who was cancelled meanwhile.
     Silent,
 }
@@ -192,6 +194,16 @@ impl Backend for Script {
             Grants::Gone => {
                 self.clock.advance(Duration::from_secs(1));
                 return Err(Error::new(ErrorKind::Unavailable, "out of reach"));
+            }
+            Grants::FailedWait(span) => {
+                state.grants = Grants::Work;
+                drop(state);
+                request.contended();
+                self.clock.advance(span);
+                return Err(Error::new(
+                    ErrorKind::Unavailable,
+                    "no connection to wait on",
+                ));
             }
             Grants::ReplyLost { .. } => {}
             Grants::Panic => panic!("as the test wants"),
