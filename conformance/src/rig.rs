@@ -114,7 +114,7 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// A lease straight from the provider, which nobody renews.
+    /// Acquires a lease from the provider itself, without a keeper that renews it.
     pub(crate) fn raw_lease(&self, name: &str, ttl: Duration) -> RawLease {
         let inner = self.provider();
         let (provider, taken) = Thief::on(Arc::clone(&inner));

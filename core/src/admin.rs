@@ -16,8 +16,8 @@ use crate::token::FencingToken;
 ///
 /// [`LockKeeper::admin`]: crate::LockKeeper::admin
 pub trait Admin: fmt::Debug + Send + Sync {
-    /// The names that are held now, in the order of their text: all, or at most the one that is
-    /// asked for. A name that is on its way from one holder to the next is held by nobody.
+    /// Returns the names that are held now, in the order of their text: all names, or only `name`. A
+    /// name that is between two holders is not in the list.
     ///
     /// # Errors
     /// As [`LockProvider::acquire`](crate::LockProvider::acquire);
@@ -26,12 +26,11 @@ pub trait Admin: fmt::Debug + Send + Sync {
     /// not list all names. Both say what to allow or switch on.
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error>;
 
-    /// Takes a name from the holder that [`held`](Self::held) has shown, and wakes one waiter.
-    /// False: that hold is over; whoever has the name by now keeps it.
+    /// Takes a name from the holder that [`held`](Self::held) has shown, and wakes one waiter. Returns
+    /// false if that hold is over; a later holder keeps the name.
     ///
-    /// The holder finds itself lost at its next look at the store (its next renewal, or its
-    /// release), and goes on working until then: the next one's token is larger, which is how the
-    /// data itself can refuse what the former one still writes.
+    /// The former holder learns of it from the store, at its next renewal or release, and works on until
+    /// then. The next holder's token is larger, so the data itself can refuse late writes.
     ///
     /// # Errors
     /// As [`held`](Self::held); [`ErrorKind::Unknown`](crate::ErrorKind::Unknown) where it may or
@@ -53,7 +52,7 @@ pub trait Admin: fmt::Debug + Send + Sync {
     }
 }
 
-/// A name that somebody holds, as far as the store can tell.
+/// A name that is held, as far as the store can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldName {
     /// The name as it was asked for. Where the store keeps only a part or a hash of long names:
@@ -104,7 +103,7 @@ pub struct Holder {
     pub pid: Option<u32>,
     /// The name of the thread that asked.
     pub thread: Option<String>,
-    /// Since when the process has had the name, by the wall clock of whoever wrote it down.
+    /// When the process got the name, by the wall clock of the host or server that recorded it.
     pub since: Option<SystemTime>,
     /// The connection or session that holds it, where that is what the store knows a holder by.
     pub session: Option<String>,

@@ -31,7 +31,7 @@ pub struct LockName {
     hash: u64,
 }
 
-// Keyed at random per process, so that nobody who chooses names can choose collisions.
+// Keyed at random per process: a choice of names cannot be a choice of collisions.
 static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl LockName {

@@ -20,7 +20,7 @@ pub trait Observer: Send + Sync + 'static {
         let _ = (name, token, waited, handed_over);
     }
 
-    /// Somebody else holds it; a wait begins, or a single attempt ends.
+    /// Another holder has the name: a wait begins, or a single attempt ends.
     fn contended(&self, name: &LockName) {
         let _ = name;
     }
@@ -57,14 +57,14 @@ pub trait Observer: Send + Sync + 'static {
         let _ = (store, text);
     }
 
-    /// Nobody answered at the first store at opening, and the listed fallback is used from now on.
-    /// Both are named without their secrets.
+    /// The first store was unreachable at opening, and the listed fallback is used from now on. Both are
+    /// named without their secrets.
     fn fallback(&self, from: &str, to: &str, reason: &Error) {
         let _ = (from, to, reason);
     }
 }
 
-/// The observer of a keeper: often none, and never one whose panic would do harm.
+/// Calls the observer of a keeper, if there is one, and catches its panics.
 #[derive(Clone, Default)]
 pub(crate) struct Notifier(Option<Arc<dyn Observer>>);
 

@@ -27,7 +27,7 @@ pub enum LeasePolicy {
         /// From 100 ms (or what the store needs) to a hundred years.
         ttl: Duration,
     },
-    /// Nobody renews it: the guard is lost after `ttl`, less the margin, unless
+    /// The lease is not renewed: the guard is lost after `ttl`, less the margin, unless
     /// [`LockGuard::renew`](crate::LockGuard::renew) is called. Never handed over, so each grant
     /// costs the store an acquire and a release.
     Fixed {

@@ -91,7 +91,7 @@ impl MySqlLease {
         let freed = if is_shared {
             self.free_shared(store, left)
         } else {
-            // Nobody else loses anything when the connection is given up.
+            // The connection holds no other name, so giving it up costs no other lease.
             let left = left.min(store.options.remote.response_timeout);
             Some(store.ask(&self.session, left, |connection, limit| {
                 connection.release(&self.name, limit)

@@ -25,10 +25,10 @@ const RENEW_BATCH: usize = 500;
 /// Locks on one MySQL or MariaDB server, for all programs that reach it. Clones share their
 /// connections.
 ///
-/// Connections are opened when they are needed, at most [`MySqlOptions::pool_size`] of them, and
-/// belong to nobody else. A wait takes one of its own, and a name that was waited for keeps it while it
-/// is held. Names that were free lie on half of the pool, many on one connection where there are many;
-/// only those whose ttl is as many whole seconds share one. Who waits for more names at once than
+/// Connections are opened when they are needed, at most [`MySqlOptions::pool_size`] of them, and serve
+/// locks alone. A wait takes a connection of its own, and a name that was waited for keeps that connection
+/// while it is held. Names that were free share half of the pool, many on one connection; the names on one
+/// connection have the same ttl in whole seconds. A program that waits for more names at once than
 /// `pool_size`, or holds as many that it had to wait for, gets
 /// [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted).
 ///

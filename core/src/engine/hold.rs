@@ -164,8 +164,8 @@ impl Hold {
         }
     }
 
-    /// How the lease stands, whoever's turn it is; from its deadline on it is lost, whoever looks
-    /// first.
+    /// Returns the state of the lease, whichever guard has it. From its deadline on it is lost: the
+    /// first caller that sees the deadline passed makes it so.
     pub(crate) fn state(&self, now: HostInstant) -> HoldState {
         loop {
             match self.until.load(Ordering::Acquire) {
@@ -296,7 +296,7 @@ impl Hold {
         }
     }
 
-    /// Brings the lease back from a renewal, with the store's answer. A lease that nobody can use
+    /// Brings the lease back from a renewal, with the store's answer. A lease without a use
     /// any more comes out again, to be released.
     pub(crate) fn bring_back(
         &self,
