@@ -256,6 +256,7 @@ impl Acquisition<'_> {
             .cancel()
             .map(|cancel| cancel.on_cancel(move || wire.close()));
         let asked_at = self.request.now();
+        let unclaimed = store.unclaimed(&self.name, connection.session());
         let span = left().min(LONGEST_WAIT).min(LONGEST_CALL);
         let answer = if span.is_zero() {
             Ok(LockReply::Busy)
@@ -267,7 +268,7 @@ impl Acquisition<'_> {
         };
         let answer = match answer {
             Ok(LockReply::Busy) if self.request.now() >= deadline => {
-                store.confirm_busy(&mut connection, &self.name, GRACE)
+                store.confirm_busy(&mut connection, &self.name, unclaimed, GRACE)
             }
             answer => answer,
         };
@@ -304,8 +305,9 @@ fn try_lock(
     name: &EncodedName,
     limit: Duration,
 ) -> Result<LockReply, Failure> {
+    let unclaimed = store.unclaimed(name, connection.session());
     match connection.try_lock(name, limit)? {
-        LockReply::Busy => store.confirm_busy(connection, name, limit),
+        LockReply::Busy => store.confirm_busy(connection, name, unclaimed, limit),
         reply => Ok(reply),
     }
 }

@@ -196,14 +196,19 @@ impl Store {
     /// Finds out whether another process or guard holds a name that the server did not grant to this
     /// connection, or an earlier request of this store that was not answered. Costs a statement only
     /// while there is such a request.
+    ///
+    /// `unclaimed` is the answer of [`unclaimed`](Self::unclaimed) from before the server was asked: such
+    /// a request may have held the name then, and have given it back before the reply was here.
     pub(crate) fn confirm_busy(
         &self,
         connection: &mut Connection,
         name: &EncodedName,
+        unclaimed: Vec<SessionId>,
         limit: Duration,
     ) -> Result<LockReply, Failure> {
         let abandoned = &self.connector.abandoned;
-        let own = self.unclaimed(name, connection.session());
+        let mut own = unclaimed;
+        own.extend(self.unclaimed(name, connection.session()));
         if own.is_empty() && !abandoned.any() {
             return Ok(LockReply::Busy);
         }
@@ -229,7 +234,7 @@ impl Store {
 
     /// Returns the sessions on which the server may hold the name while no guard of this process
     /// does, except one.
-    fn unclaimed(&self, name: &EncodedName, except: SessionId) -> Vec<SessionId> {
+    pub(crate) fn unclaimed(&self, name: &EncodedName, except: SessionId) -> Vec<SessionId> {
         let now = self.clock.now();
         let sessions = self.sessions.lock();
         let unclaimed = sessions
