@@ -55,15 +55,15 @@ impl<'a> Retry<'a> {
     /// The error to end with, when there is no next attempt. After a lost reply nothing may have been
     /// granted or released for sure, so an unreachable store is [`ErrorKind::Unknown`] then.
     pub(super) fn after(&mut self, error: Error, was_busy: bool) -> Result<(), Error> {
-        let may_pass = match error.kind() {
+        let (may_pass, asks_at_deadline) = match error.kind() {
             ErrorKind::Unknown => {
                 self.lost_reply.get_or_insert_with(|| error.clone());
-                true
+                (true, false)
             }
-            ErrorKind::Unavailable => was_busy || self.lost_reply.is_some(),
-            _ => false,
+            ErrorKind::Unavailable => (was_busy || self.lost_reply.is_some(), was_busy),
+            _ => (false, false),
         };
-        if may_pass && self.back_off(was_busy) {
+        if may_pass && self.back_off(asks_at_deadline) {
             return Ok(());
         }
         Err(match error.kind() {
@@ -79,7 +79,7 @@ impl<'a> Retry<'a> {
     }
 
     /// Waits before the next attempt. False: no time is left, or the operation was cancelled.
-    fn back_off(&mut self, was_busy: bool) -> bool {
+    fn back_off(&mut self, asks_at_deadline: bool) -> bool {
         let left = self.until.saturating_since(self.clock.now());
         if !left.is_zero()
             && !self.is_cancelled()
@@ -95,7 +95,7 @@ impl<'a> Retry<'a> {
             return false;
         }
         self.clock.now() < self.until
-            || (was_busy && !std::mem::replace(&mut self.is_past_deadline, true))
+            || (asks_at_deadline && !std::mem::replace(&mut self.is_past_deadline, true))
     }
 
     fn pause(&self, time: Duration) {
