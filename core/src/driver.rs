@@ -60,7 +60,7 @@ impl<'a> OpenContext<'a> {
     pub fn warn(&self, text: &str) {
         let store = self.url().to_string();
         let notifier = Notifier::new(self.config.the_observer().cloned());
-        notifier.tell(|o| o.warning(&store, text));
+        notifier.notify(|o| o.warning(&store, text));
     }
 
     /// The value of a key of this driver's own.
@@ -170,7 +170,7 @@ impl Drivers {
             let candidate = parsed.config;
             if let Some((from, reason)) = &failed {
                 let (from, to) = (from.url().to_string(), candidate.url().to_string());
-                notifier.tell(|o| o.fallback(&from, &to, reason));
+                notifier.notify(|o| o.fallback(&from, &to, reason));
             }
             let target = OpenContext {
                 config: candidate,

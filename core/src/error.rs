@@ -1,15 +1,12 @@
-//! One error type for every backend: what kind, whether trying again can help, which lock, which
-//! store, and the cause underneath.
+//! One error type for every backend: its kind, the lock, the store and the cause.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::name::LockName;
-
 /// What went wrong. Match on it; the text is for people.
 ///
-/// Busy, out of reach and unknown are three different outcomes, and none is ever reported as
+/// Busy, unavailable and unknown are three different outcomes, and none is ever reported as
 /// another: busy is `Ok(None)` or [`TimedOut`](ErrorKind::TimedOut).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -38,17 +35,17 @@ pub enum ErrorKind {
     TimedOut,
     /// The acquisition was woken by its [`CancelToken`](crate::CancelToken).
     Cancelled,
-    /// The store is out of reach, or cannot serve now: nothing was granted.
+    /// The store cannot be reached, or cannot serve now: nothing was granted.
     Unavailable,
     /// The store was asked, and its reply never came. The engine has asked again under the same
-    /// owner while time was left; what the store may have granted expires with its ttl.
+    /// owner while time was left. What the store may have granted expires with its ttl.
     Unknown,
-    /// The guard can no longer prove that it holds.
+    /// The guard can no longer prove that it holds the lock.
     Lost,
     /// Every connection of the pool is in use.
     PoolExhausted,
-    /// The store found that holders wait for each other in a circle, and ended this wait: nothing
-    /// was granted. Release what you hold before you try again, and take names in one order.
+    /// The store found that holders wait for each other in a circle, and ended this wait: nothing was
+    /// granted. Release your locks before you try again, and take names in one order.
     Deadlock,
     /// The store answers, but refuses: permissions, a read-only file.
     PermissionDenied,
@@ -73,8 +70,24 @@ impl ErrorKind {
 
 /// What every fallible call of this project returns.
 ///
-/// [`Display`](fmt::Display) is one line for people: what failed, on which lock and store.
-/// [`Debug`] adds the kind and the chain of causes. Neither ever shows a secret. Cloning is cheap.
+/// [`Display`](fmt::Display) is one line for people: what failed, on which lock and store. The cause
+/// is not in it: [`source`](StdError::source) returns it, and [`Debug`] shows the whole chain. Neither
+/// ever shows a secret. Cloning is cheap.
+///
+/// ```
+/// use lockkeeper_core::{Error, ErrorKind};
+///
+/// fn advice(error: &Error) -> &'static str {
+///     match error.kind() {
+///         ErrorKind::Lost => "roll back",
+///         _ if error.is_retryable() => "try again later",
+///         _ => "change a setting first",
+///     }
+/// }
+///
+/// let error = Error::new(ErrorKind::TimedOut, "another holder had the lock");
+/// assert_eq!(advice(&error), "try again later");
+/// ```
 #[derive(Clone)]
 pub struct Error {
     inner: Arc<Inner>,
@@ -84,14 +97,14 @@ pub struct Error {
 struct Inner {
     kind: ErrorKind,
     message: String,
-    name: Option<LockName>,
+    name: Option<Arc<str>>,
     backend: Option<&'static str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
     unreachable: bool,
 }
 
 impl Error {
-    /// An error of `kind`; `message` says what happened and what to do about it.
+    /// Makes an error of `kind`; `message` says what happened and what to do about it.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -105,11 +118,22 @@ impl Error {
         }
     }
 
-    /// [`ErrorKind::Unavailable`] because the store did not answer. A store that can be reached may still be
-    /// unavailable, and others may lock on it meanwhile (all its connections are taken, say): that
-    /// is [`new`](Self::new)'s, and opens no fallback.
+    /// Makes an [`ErrorKind::Unavailable`] for a store that did not answer, which lets a listed
+    /// fallback be opened.
+    ///
+    /// A store that can be reached may be unavailable, too, and others may lock on it meanwhile (if
+    /// all its connections are in use, say). Use [`new`](Self::new) for that.
     pub fn unreachable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.unreachable = true)
+    }
+
+    /// Makes the [`ErrorKind::Unknown`] of a release that was repeated after a lost reply and found
+    /// nothing. Add the error of the lost reply with [`with_source`](Self::with_source).
+    pub fn release_unknown() -> Self {
+        Self::new(
+            ErrorKind::Unknown,
+            "the reply to the release did not come, and the lock was gone when it was asked for again: it was released, or it had been lost before; where that matters, have the data refuse smaller tokens",
+        )
     }
 
     fn edit(mut self, change: impl FnOnce(&mut Inner)) -> Self {
@@ -119,9 +143,9 @@ impl Error {
 
     /// Names the lock, unless one is named already.
     #[must_use]
-    pub fn with_name(self, name: &LockName) -> Self {
+    pub fn with_name(self, name: impl AsRef<str>) -> Self {
         self.edit(|inner| {
-            inner.name.get_or_insert_with(|| name.clone());
+            inner.name.get_or_insert_with(|| name.as_ref().into());
         })
     }
 
@@ -133,13 +157,22 @@ impl Error {
         })
     }
 
-    /// Keeps the cause; [`StdError::source`] gives it back.
+    /// Changes the kind, where an operation gives the failure of a request another meaning.
+    #[must_use]
+    pub fn with_kind(self, kind: ErrorKind) -> Self {
+        self.edit(|inner| {
+            inner.kind = kind;
+            inner.unreachable &= kind == ErrorKind::Unavailable;
+        })
+    }
+
+    /// Adds the cause, which [`source`](StdError::source) returns. Do not repeat it in the message.
     #[must_use]
     pub fn with_source(self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.edit(|inner| inner.source = Some(Arc::new(source)))
     }
 
-    /// What went wrong.
+    /// Returns what went wrong.
     pub fn kind(&self) -> ErrorKind {
         self.inner.kind
     }
@@ -154,17 +187,17 @@ impl Error {
         self.inner.unreachable
     }
 
-    /// The lock that it was about, if it was about one.
-    pub fn name(&self) -> Option<&LockName> {
-        self.inner.name.as_ref()
+    /// Returns the name of the lock; `None` if the error is not about one lock.
+    pub fn name(&self) -> Option<&str> {
+        self.inner.name.as_deref()
     }
 
-    /// The store that it came from, such as `"sqlite"`; `None` where no store was involved.
+    /// Returns the store's short name, such as `"sqlite"`; `None` if no store was involved.
     pub fn backend(&self) -> Option<&'static str> {
         self.inner.backend
     }
 
-    /// The text without lock and store.
+    /// Returns the text without lock and store.
     pub fn message(&self) -> &str {
         &self.inner.message
     }
@@ -208,33 +241,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_to_show_long_to_debug_and_the_cause_is_kept() {
-        let name = LockName::new("seat:42").unwrap();
+    fn display_is_one_line_and_debug_shows_each_cause_once() {
         let error = Error::new(ErrorKind::Unavailable, "the store does not answer")
             .with_source(std::io::Error::other("connection refused"))
-            .with_name(&name)
-            .with_backend("redis");
-        assert_eq!(
-            error.to_string(),
-            "the store does not answer (lock \"seat:42\" on redis)"
-        );
+            .with_name("seat:42")
+            .with_name("another")
+            .with_backend("redis")
+            .with_backend("sqlite");
+        let line = "the store does not answer (lock \"seat:42\" on redis)";
+        assert_eq!(error.to_string(), line);
         assert_eq!(
             format!("{error:?}"),
-            "Unavailable: the store does not answer (lock \"seat:42\" on redis)\n  caused by: connection refused"
+            format!("Unavailable: {line}\n  caused by: connection refused")
+        );
+        assert_eq!(
+            (error.name(), error.backend()),
+            (Some("seat:42"), Some("redis"))
         );
         assert!(error.is_retryable());
-        assert_eq!(error.source().unwrap().to_string(), "connection refused");
     }
 
     #[test]
-    fn the_first_name_and_backend_stay() {
-        let (a, b) = (LockName::new("a").unwrap(), LockName::new("b").unwrap());
-        let error = Error::new(ErrorKind::Lost, "gone")
-            .with_name(&a)
-            .with_name(&b)
-            .with_backend("memory")
-            .with_backend("sqlite");
-        assert_eq!(error.name(), Some(&a));
-        assert_eq!(error.backend(), Some("memory"));
+    fn only_an_unavailable_store_is_unreachable() {
+        let error = Error::unreachable("no answer");
+        assert!(
+            error
+                .clone()
+                .with_kind(ErrorKind::Unavailable)
+                .is_unreachable()
+        );
+        let error = error.with_kind(ErrorKind::Unknown);
+        assert!(!error.is_unreachable() && error.kind() == ErrorKind::Unknown);
     }
 }

@@ -1,12 +1,12 @@
-//! What a caller holds.
+//! The guard that a caller holds, and the signal of its loss.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::{Clock, HostInstant};
-use crate::engine::hold::{Gone, Hold, HoldState};
-use crate::engine::{Granted, Shared};
+use crate::clock::Clock;
+use crate::engine::Shared;
+use crate::engine::hold::{Acquired, HoldState};
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
 use crate::proof::CommitProof;
@@ -14,58 +14,60 @@ use crate::provider::{Released, Renewal};
 use crate::sync::run_caught;
 use crate::token::FencingToken;
 
-/// A held lock. Dropping it releases the lock, also while panicking: bounded in time, without a
-/// panic of its own, and told to the observer. [`release`](Self::release) does the same and
-/// answers.
+/// A held lock. Dropping it releases the lock, also during a panic: bounded in time, without a
+/// panic of its own, and reported to the observer. [`release`](Self::release) does the same and
+/// returns the store's answer.
 ///
 /// It can be moved to another thread and shared by several.
 ///
 /// # Loss
-/// A guard can be lost: the store was out of reach for too long, the process was stopped, an operator
+/// A guard can be lost: the store was unreachable for too long, the process was stopped, an operator
 /// removed the lock, or a fixed lease ran out. It calls itself lost at its own deadline, before the
-/// store grants the name to anyone else, with or without word from the store; from then on it
-/// stays lost. Ask [`ensure_held`](Self::ensure_held) before what must not happen without the
-/// lock, or pass [`token`](Self::token) along, so that the data itself refuses a late write.
+/// store grants the name to anyone else, with or without word from the store, and stays lost. Call
+/// [`ensure_held`](Self::ensure_held) before what must not happen without the lock, or pass
+/// [`token`](Self::token) along, so that the data itself refuses a late write.
+///
+/// ```
+/// use lockkeeper_core::{Error, LockGuard};
+///
+/// fn charge(seat: LockGuard, pay: impl Fn(u64)) -> Result<(), Error> {
+///     seat.ensure_held()?;
+///     pay(seat.token().get());
+///     seat.release().map(|_| ())
+/// }
+/// ```
 #[must_use = "a guard that is dropped at once releases the lock at once"]
 pub struct LockGuard {
     engine: Arc<Shared>,
-    granted: Granted,
-    token: FencingToken,
-    released: bool,
+    acquired: Acquired,
+    is_released: bool,
 }
 
 impl LockGuard {
-    pub(crate) fn new(engine: Arc<Shared>, granted: Granted) -> Result<Self, Error> {
-        let token = granted.hold.token(granted.handovers)?;
-        Ok(Self {
+    pub(crate) fn new(engine: Arc<Shared>, acquired: Acquired) -> Self {
+        Self {
             engine,
-            granted,
-            token,
-            released: false,
-        })
+            acquired,
+            is_released: false,
+        }
     }
 
-    /// The name that is held.
+    /// Returns the name that is held.
     pub fn name(&self) -> &LockName {
-        &self.granted.hold.name
+        &self.acquired.hold.name
     }
 
-    /// The fencing token of this grant: larger than that of every grant of the name before it.
+    /// Returns the fencing token of this grant: larger than that of every grant of the name before.
     pub fn token(&self) -> FencingToken {
-        self.token
+        self.acquired.token()
     }
 
-    /// Whether the lock can be proved to be held right now. Costs no call to the store.
+    /// Returns whether the lock can be proved to be held right now. Costs no call to the store.
     pub fn is_held(&self) -> bool {
-        self.standing() == HoldState::Held
+        self.acquired.state(self.engine.clock.now()) == HoldState::Held
     }
 
-    fn standing(&self) -> HoldState {
-        let now = self.engine.clock.now();
-        self.granted.hold.standing(self.granted.handovers, now)
-    }
-
-    /// An error where the lock is lost. Costs no call to the store.
+    /// Returns an error if the lock is lost. Costs no call to the store.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`].
@@ -77,106 +79,86 @@ impl LockGuard {
     }
 
     fn lost_error(&self) -> Error {
-        Error::new(
+        self.error(
             ErrorKind::Lost,
             "the lock was lost: its lease could not be kept until now; stop, and do not write what it protects",
         )
-        .with_name(self.name())
-        .with_backend(self.engine.provider.backend())
     }
 
-    /// How long the lock is sure to be held without another renewal; zero when it is lost.
+    fn error(&self, kind: ErrorKind, text: &str) -> Error {
+        self.engine.located(self.name(), Error::new(kind, text))
+    }
+
+    /// Returns how long the lock stays held without another renewal; zero if it is lost.
     pub fn remaining(&self) -> Duration {
-        match self.standing() {
-            HoldState::Held => {
-                let now = self.engine.clock.now();
-                self.granted.hold.until().saturating_since(now)
-            }
-            HoldState::Lost | HoldState::Over => Duration::ZERO,
+        let now = self.engine.clock.now();
+        match self.acquired.state(now) {
+            HoldState::Held => self.acquired.hold.until().saturating_since(now),
+            HoldState::Lost | HoldState::Released => Duration::ZERO,
         }
     }
 
-    /// A signal that tells the loss: to poll, to wait for, or to be called back by. It can outlive
-    /// the guard.
+    /// Returns a signal of the loss, which can be checked, waited for, and can call back. It can
+    /// outlive the guard.
     pub fn lost_signal(&self) -> LostSignal {
         LostSignal {
-            hold: Arc::clone(&self.granted.hold),
-            handovers: self.granted.handovers,
+            acquired: self.acquired.clone(),
             clock: Arc::clone(&self.engine.clock),
         }
     }
 
-    /// Renews now, whatever the policy: afterwards a full ttl (less the margin) remains. Where the
-    /// keeper's own renewal is under way, its end is waited for first, at most until the guard's
-    /// deadline.
+    /// Renews now, whatever the policy: afterwards a full ttl (less the margin) remains. It first
+    /// waits for a renewal of the keeper that is under way, at most until the guard's deadline.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] where the lock is lost; else the outcome is unknown, and the guard is
-    /// held until its old deadline.
+    /// [`ErrorKind::Lost`] if the lock is lost; else the outcome is unknown, and the guard is held
+    /// until its old deadline.
     pub fn renew(&self) -> Result<(), Error> {
         self.ensure_held()?;
-        let hold = &self.granted.hold;
-        let Ok((mut lease, deadline)) = hold.wait_to_renew(&*self.engine.clock) else {
-            return Err(self.lost_error());
-        };
-        let asked_at = self.engine.clock.now();
-        let answer = self
-            .engine
-            .provider
-            .renew(&mut lease, hold.policy.ttl(), deadline);
-        crate::engine::renewal::apply_renewal(&self.engine, hold, lease, &answer, asked_at);
-        match answer {
-            Ok(Renewal::Renewed) => self.ensure_held(),
-            Ok(Renewal::Lost) => Err(self.lost_error()),
-            Err(error) => Err(error
-                .with_name(self.name())
-                .with_backend(self.engine.provider.backend())),
+        match self.engine.renew_now(&self.acquired.hold)? {
+            Renewal::Renewed => self.ensure_held(),
+            Renewal::Lost => Err(self.lost_error()),
         }
     }
 
     /// Returns the SQL that proves this hold within the application's own transaction, where the
     /// store has [`Capability::CommitProof`](crate::Capability::CommitProof). [`CommitProof`] says how
-    /// to use it, and what to do on every other store. A renewal that is under way is waited for.
+    /// to use it, and what to do on every other store. It waits for a renewal that is under way.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] where the lock is lost, [`ErrorKind::Unsupported`] where the store has no
-    /// such SQL.
+    /// [`ErrorKind::Lost`] if the lock is lost, [`ErrorKind::Unsupported`] if the store has no such
+    /// SQL.
     pub fn commit_proof(&self) -> Result<CommitProof<'_>, Error> {
         self.ensure_held()?;
-        let provider = &self.engine.provider;
-        let proof = self
-            .granted
-            .hold
-            .read(&*self.engine.clock, |lease| provider.proof(lease));
-        // It may have been lost while a renewal was waited for.
+        let (provider, clock) = (&self.engine.provider, &*self.engine.clock);
+        let hold = &self.acquired.hold;
+        let proof = hold.read(clock, |lease| provider.proof(lease));
+        let proof = proof.ok_or_else(|| self.lost_error())?;
+        // It may have been lost during the wait for a renewal.
         self.ensure_held()?;
-        match proof {
-            Ok(Some(proof)) => Ok(CommitProof::new(proof)),
-            Ok(None) => Err(Error::new(
+        proof.map(CommitProof::new).ok_or_else(|| {
+            self.error(
                 ErrorKind::Unsupported,
                 "this store has no SQL that proves a hold within your transaction; call `renew` on the guard as the last step before the commit and roll back where it fails, write the guard's token beside the data, and refuse smaller tokens",
             )
-            .with_name(self.name())
-            .with_backend(self.engine.provider.backend())),
-            Err(Gone) => Err(self.lost_error()),
-        }
+        })
     }
 
-    /// Releases the lock and says what was found.
+    /// Releases the lock and returns what was found.
     ///
     /// # Errors
     /// The store's answer is unknown; it frees the lock by itself after the ttl.
     pub fn release(mut self) -> Result<Released, Error> {
-        self.released = true;
-        self.engine.release(&self.granted)
+        self.is_released = true;
+        self.engine.release(&self.acquired)
     }
 }
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        if !self.released {
-            // The observer is told.
-            let _ = self.engine.release(&self.granted);
+        if !self.is_released {
+            // The observer has the error.
+            let _ = self.engine.release(&self.acquired);
         }
     }
 }
@@ -185,21 +167,33 @@ impl fmt::Debug for LockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockGuard")
             .field("name", self.name())
-            .field("token", &self.token.get())
+            .field("token", &self.token().get())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
     }
 }
 
-/// Tells when a guard is lost. Clones tell the same.
+/// Reports the loss of a guard. Clones report the same loss.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use lockkeeper_core::LockGuard;
+///
+/// fn stop_on_loss(guard: &LockGuard) -> Arc<AtomicBool> {
+///     let stop = Arc::new(AtomicBool::new(false));
+///     let flag = Arc::clone(&stop);
+///     guard.lost_signal().on_lost(move || flag.store(true, Ordering::SeqCst));
+///     stop
+/// }
+/// ```
 #[derive(Clone)]
 pub struct LostSignal {
-    hold: Arc<Hold>,
-    handovers: u32,
+    acquired: Acquired,
     clock: Arc<dyn Clock>,
 }
 
-/// What a wait for a loss ended with.
+/// What ended a wait for a loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitOutcome {
     /// The guard is lost.
@@ -211,36 +205,30 @@ pub enum WaitOutcome {
 }
 
 impl LostSignal {
-    /// Whether the guard is lost. False after it was released in time.
+    /// Returns whether the guard is lost. False after it was released in time.
     pub fn is_lost(&self) -> bool {
-        self.hold.standing(self.handovers, self.clock.now()) == HoldState::Lost
+        self.acquired.state(self.clock.now()) == HoldState::Lost
     }
 
     /// Blocks until the guard is lost or released, at most `limit`.
     pub fn wait(&self, limit: Duration) -> WaitOutcome {
-        let deadline: HostInstant = self.clock.now() + limit;
-        match self
-            .hold
-            .wait_until_lost(self.handovers, deadline, &*self.clock)
-        {
+        let deadline = self.clock.now() + limit;
+        match self.acquired.wait_until_lost(deadline, &*self.clock) {
             HoldState::Held => WaitOutcome::TimedOut,
             HoldState::Lost => WaitOutcome::Lost,
-            HoldState::Over => WaitOutcome::Released,
+            HoldState::Released => WaitOutcome::Released,
         }
     }
 
-    /// Has `callback` called once when the guard is lost: from a thread of the keeper, or from the
-    /// one that drops the guard where that is first to notice; at once, from this thread, when the
-    /// guard is lost already. It is dropped uncalled when the guard is released.
+    /// Calls `callback` once when the guard is lost, and drops it uncalled when the guard is
+    /// released. If the guard is lost already, this thread calls it at once.
     ///
-    /// When it is called, the keeper has let go of the name, so the callback may lock it again. It
-    /// should be quick: a few callbacks that hang can delay renewals. A panic in it, also in the
-    /// drop of what it captured, is caught.
+    /// It is called on a thread of the keeper, or on the one that drops the guard if that is the
+    /// first to notice the loss. The keeper has let go of the name by then, so the callback may lock
+    /// it again. It should be quick: a few callbacks that hang can delay renewals. A panic in it, also
+    /// in the drop of what it captured, is caught.
     pub fn on_lost(&self, callback: impl FnOnce() + Send + 'static) {
-        let late = self
-            .hold
-            .on_lost(self.handovers, Box::new(callback), &*self.clock);
-        if let Some(callback) = late {
+        if let Some(callback) = self.acquired.on_lost(callback, &*self.clock) {
             run_caught(callback);
         }
     }
@@ -249,7 +237,7 @@ impl LostSignal {
 impl fmt::Debug for LostSignal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LostSignal")
-            .field("name", &self.hold.name)
+            .field("name", &self.acquired.hold.name)
             .field("lost", &self.is_lost())
             .finish_non_exhaustive()
     }

@@ -1,93 +1,92 @@
-//! What a program holds to lock with: a provider with queue, renewal and defaults.
+//! The keeper: what a program calls to lock names.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::admin::Admin;
-use crate::capabilities::{Capabilities, Capability};
-use crate::clock::{Clock, SystemClock};
+use crate::capabilities::Capabilities;
+use crate::clock::Clock;
 use crate::engine::{Engine, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
-use crate::name::{AsLockName, LockName};
-use crate::observer::{Notifier, Observer};
+use crate::name::AsLockName;
+use crate::observer::Notifier;
 use crate::options::{AcquireOptions, LeasePolicy, Settings, Wait};
 use crate::provider::{LockProvider, Released, Usage};
-use crate::token::MAX_HANDOVERS;
 
 /// Locks names on one store. Cloning is cheap, and clones are the same keeper; make one per store
 /// and program.
 ///
-/// Its threads (one that watches, one that renews, up to three more while store calls hang) start
-/// with the first lock and end with the last clone and guard. Guards outlive their keeper. Dropping
-/// the last of them all closes the store; a call to it that is under way is waited for, for 100 ms
-/// at most.
+/// ```
+/// use std::time::Duration;
+/// use lockkeeper_core::{Error, LockKeeper};
+///
+/// fn book(keeper: &LockKeeper) -> Result<bool, Error> {
+///     let Some(seat) = keeper.try_lock_for("seat:42", Duration::from_millis(200))? else {
+///         return Ok(false); // another holder had it until then
+///     };
+///     // Work; the guard is released when it is dropped.
+///     seat.ensure_held().map(|()| true)
+/// }
+/// ```
+///
+/// Its threads start with the first lock and end with the last clone and guard: one watches
+/// deadlines, one renews, and up to three more renew while store calls hang. Guards outlive their
+/// keeper. Dropping the last of them all closes the store, and waits for a store call that is under
+/// way, for 100 ms at most.
 #[derive(Clone)]
 pub struct LockKeeper {
     engine: Arc<Shared>,
 }
 
 impl LockKeeper {
-    /// Ttl where none is set.
+    /// The ttl where none is set.
     pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
-    /// Wait where none is set.
+    /// The wait where none is set.
     pub const DEFAULT_WAIT: Duration = Duration::from_secs(10);
     /// How often in a row a lease is handed over within the process, where nothing is set.
     pub const DEFAULT_HANDOVER_MAX: u32 = 100;
-    /// How long a process may hand a lease on within itself, where nothing is set.
+    /// For how long a lease is handed over within the process, where nothing is set.
     pub const DEFAULT_HANDOVER_TIME: Duration = Duration::from_millis(50);
 
-    /// A keeper over `provider`, with the defaults.
-    pub fn builder(provider: Arc<dyn LockProvider>) -> LockKeeperBuilder {
-        LockKeeperBuilder {
-            provider,
-            settings: Settings {
-                wait: Wait::AtMost(Self::DEFAULT_WAIT),
-                lease: LeasePolicy::Renewed {
-                    ttl: Self::DEFAULT_TTL,
-                },
-                margin: None,
-                handover_max: Self::DEFAULT_HANDOVER_MAX,
-                handover_time: Self::DEFAULT_HANDOVER_TIME,
-            },
-            required: Vec::new(),
-            clock: Arc::new(SystemClock),
-            observer: None,
+    pub(crate) fn open(
+        provider: Arc<dyn LockProvider>,
+        settings: Settings,
+        clock: Arc<dyn Clock>,
+        notifier: Notifier,
+    ) -> Self {
+        Self {
+            engine: Engine::open(provider, settings, clock, notifier),
         }
     }
 
-    /// Takes the lock, waiting as long as the keeper's default wait.
+    /// Acquires the lock, and waits for it as long as the keeper's default.
     ///
-    /// Not reentrant: a thread that holds it already waits like any other.
+    /// It is not reentrant: a thread that holds the name already waits like any other.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when another holder had it until the end of the wait;
     /// [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others when the store could not say.
     pub fn lock(&self, name: impl AsLockName) -> Result<LockGuard, Error> {
-        self.lock_named(&*name.as_lock_name()?)
-    }
-
-    pub(crate) fn lock_named(&self, name: &LockName) -> Result<LockGuard, Error> {
-        let guard = self.acquire_named(name, &AcquireOptions::new())?;
+        let name = name.as_lock_name()?;
+        let guard = self.acquire(&*name, &AcquireOptions::new())?;
         guard.ok_or_else(|| {
             let wait = match self.engine.settings.wait {
                 Wait::AtMost(wait) => format!("{wait:?}"),
                 Wait::Forever => "the wait".to_owned(),
             };
-            Error::new(
-                ErrorKind::TimedOut,
-                format!("another holder had the lock for all of {wait}; wait longer, or try later"),
-            )
-            .with_name(name)
-            .with_backend(self.engine.provider.backend())
+            let text =
+                format!("another holder had the lock for all of {wait}; wait longer, or try later");
+            let error = Error::new(ErrorKind::TimedOut, text);
+            self.engine.located(&name, error)
         })
     }
 
-    /// Takes the lock if it is free, in one attempt. `None`: it is held.
+    /// Acquires the lock if it is free, in one attempt. `None` if it is held.
     ///
-    /// Where another thread of this process asks the store for the same name at this moment, its
-    /// answer counts for both. It is waited for, 2 s at most; after that the error is
+    /// If another thread of this process is asking the store for the same name, the store's answer
+    /// counts for both threads. The wait for that answer is at most 2 s, and ends with
     /// [`ErrorKind::Unavailable`].
     ///
     /// # Errors
@@ -96,7 +95,7 @@ impl LockKeeper {
         self.try_lock_for(name, Duration::ZERO)
     }
 
-    /// Takes the lock, waiting at most `wait`. `None`: another holder had it until then.
+    /// Acquires the lock, and waits at most `wait`. `None` if another holder had it until then.
     ///
     /// # Errors
     /// When the store could not say; see [`ErrorKind`].
@@ -108,7 +107,8 @@ impl LockKeeper {
         self.acquire(name, &AcquireOptions::new().wait(wait))
     }
 
-    /// Takes the lock, waiting until `deadline` at most. `None`: another holder had it until then.
+    /// Acquires the lock, and waits at most until `deadline`. `None` if another holder had it until
+    /// then.
     ///
     /// A deadline that has passed allows one attempt.
     ///
@@ -122,7 +122,7 @@ impl LockKeeper {
         self.try_lock_for(name, deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes the lock with `options`. `None`: another holder had it until the end of the wait.
+    /// Acquires the lock with `options`. `None` if another holder had it until the end of the wait.
     ///
     /// # Errors
     /// [`ErrorKind::Cancelled`] when it was cancelled; else when the store could not say, or an
@@ -132,25 +132,15 @@ impl LockKeeper {
         name: impl AsLockName,
         options: &AcquireOptions,
     ) -> Result<Option<LockGuard>, Error> {
-        self.acquire_named(&*name.as_lock_name()?, options)
+        let acquired = self.engine.acquire(&*name.as_lock_name()?, options)?;
+        Ok(acquired.map(|acquired| LockGuard::new(Arc::clone(&self.engine), acquired)))
     }
 
-    pub(crate) fn acquire_named(
-        &self,
-        name: &LockName,
-        options: &AcquireOptions,
-    ) -> Result<Option<LockGuard>, Error> {
-        match self.engine.acquire(name, options)? {
-            None => Ok(None),
-            Some(granted) => LockGuard::new(Arc::clone(&self.engine), granted).map(Some),
-        }
-    }
-
-    /// Takes the lock as [`lock`](Self::lock) does, calls `work` with it, and releases it. What
-    /// `work` returned is kept, whatever the release said.
+    /// Acquires the lock as [`lock`](Self::lock) does, calls `work` with it, and releases it. The
+    /// value of `work` is returned whatever the release found.
     ///
     /// # Errors
-    /// Those of [`lock`](Self::lock); then `work` was not called.
+    /// As [`lock`](Self::lock); `work` was not called.
     pub fn with_lock<T>(
         &self,
         name: impl AsLockName,
@@ -164,12 +154,12 @@ impl LockKeeper {
         })
     }
 
-    /// What the store promises beyond the contract.
+    /// Returns what the store promises beyond the contract.
     pub fn capabilities(&self) -> Capabilities {
         self.engine.capabilities
     }
 
-    /// What this keeper has cost its store so far; `None` where the backend does not count.
+    /// Returns what this keeper has cost its store so far; `None` if the backend does not count.
     pub fn usage(&self) -> Option<Usage> {
         self.engine.provider.usage()
     }
@@ -181,21 +171,21 @@ impl LockKeeper {
         self.engine.provider.location()
     }
 
-    /// The lease of an acquisition that names none.
+    /// Returns the lease of an acquisition that names none.
     pub fn lease(&self) -> LeasePolicy {
         self.engine.settings.lease
     }
 
-    /// How much earlier than the store a guard with this ttl calls itself lost.
+    /// Returns how much earlier than the store a guard with this ttl calls itself lost.
     pub fn margin(&self, ttl: Duration) -> Duration {
         self.engine.margin(ttl)
     }
 
     /// Returns the operators' interface: the holders, forced releases, and whether the store is fit
-    /// for locks. `None` where the backend has no answers.
+    /// for locks. `None` if the backend has no answers.
     ///
-    /// It answers from the store, for this keeper's namespace, whichever process holds. Deadlines
-    /// are moments of the keeper's clock, which is [`SystemClock`] unless it was given another.
+    /// It answers from the store, for this keeper's namespace, whichever process holds a name.
+    /// Deadlines are counted by the keeper's clock, by default [`SystemClock`](crate::SystemClock).
     ///
     /// ```
     /// use std::time::{Duration, Instant};
@@ -216,7 +206,7 @@ impl LockKeeper {
         self.engine.provider.admin()
     }
 
-    /// The store's short name, such as `"sqlite"`.
+    /// Returns the store's short name, such as `"sqlite"`.
     pub fn backend(&self) -> &'static str {
         self.engine.provider.backend()
     }
@@ -231,23 +221,23 @@ impl fmt::Debug for LockKeeper {
     }
 }
 
-/// What [`LockKeeper::with_lock`] brings back.
+/// The result of [`LockKeeper::with_lock`].
 #[derive(Debug)]
 #[must_use = "the release may have found that the lock was lost during the work"]
 pub struct WithLock<T> {
-    /// What the work returned.
+    /// The value that the work returned.
     pub value: T,
-    /// What the release found. [`Released::AlreadyLost`] says that the lock was lost before the
-    /// work was done.
+    /// What the release found: [`Released::AlreadyLost`] if the lock was lost before the work was
+    /// done.
     pub released: Result<Released, Error>,
 }
 
 impl<T> WithLock<T> {
-    /// The value, if the lock was held until the work was done.
+    /// Returns the value, if the lock was held until the work was done.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] where it was lost before. An unknown answer to the release is no error
-    /// here: the lock was held until then.
+    /// [`ErrorKind::Lost`] if it was lost before. An unknown answer to the release is no error here:
+    /// the lock was held until then.
     pub fn held(self) -> Result<T, Error> {
         match self.released {
             Ok(Released::AlreadyLost) => Err(Error::new(
@@ -256,122 +246,5 @@ impl<T> WithLock<T> {
             )),
             Ok(Released::Done) | Err(_) => Ok(self.value),
         }
-    }
-}
-
-/// Makes a [`LockKeeper`].
-#[derive(Clone)]
-#[must_use = "a builder does nothing until `build`"]
-pub struct LockKeeperBuilder {
-    provider: Arc<dyn LockProvider>,
-    settings: Settings,
-    required: Vec<Capability>,
-    clock: Arc<dyn Clock>,
-    observer: Option<Arc<dyn Observer>>,
-}
-
-impl LockKeeperBuilder {
-    pub(crate) fn settings(mut self, settings: Settings) -> Self {
-        self.settings = settings;
-        self
-    }
-
-    /// The lease where an acquisition names none. Default: renewed, 30 s.
-    pub fn lease(mut self, policy: LeasePolicy) -> Self {
-        self.settings.lease = policy;
-        self
-    }
-
-    /// The wait where an acquisition names none. Default: 10 s.
-    pub fn wait(mut self, wait: Wait) -> Self {
-        self.settings.wait = wait;
-        self
-    }
-
-    /// How much earlier than the store a guard calls itself lost: for the time between looking and
-    /// acting, and for clocks that run at different speeds. Default: a tenth of the ttl, at most
-    /// 1 s. Never more than half of the ttl.
-    pub fn margin(mut self, margin: Duration) -> Self {
-        self.settings.margin = Some(margin);
-        self
-    }
-
-    /// How often in a row a lease is handed over within the process before other processes get
-    /// their turn: 0 (never) to 127. Default: 100.
-    pub fn handover_max(mut self, times: u32) -> Self {
-        self.settings.handover_max = times;
-        self
-    }
-
-    /// How long a process may hand a lease on within itself before other processes get their
-    /// turn. Default: 50 ms.
-    pub fn handover_time(mut self, time: Duration) -> Self {
-        self.settings.handover_time = time;
-        self
-    }
-
-    /// Refuses a store without `capability`.
-    pub fn require(mut self, capability: Capability) -> Self {
-        self.required.push(capability);
-        self
-    }
-
-    /// Tells `observer` what happens.
-    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.observer = Some(observer);
-        self
-    }
-
-    /// Counts deadlines on another clock; for tests.
-    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
-        self.clock = clock;
-        self
-    }
-
-    /// The keeper. Talks to no store.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] for a required capability that the store lacks;
-    /// [`ErrorKind::InvalidTtl`], [`ErrorKind::TtlTooShort`], [`ErrorKind::InvalidWait`] and
-    /// [`ErrorKind::InvalidValue`] for a setting out of bounds.
-    pub fn build(self) -> Result<LockKeeper, Error> {
-        let backend = self.provider.backend();
-        let capabilities = self.provider.capabilities();
-        for required in &self.required {
-            if !capabilities.has(*required) {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!("`{required}` is required, and this store cannot promise it; choose another store or drop the requirement"),
-                )
-                .with_backend(backend));
-            }
-        }
-        if self.settings.handover_max > MAX_HANDOVERS {
-            return Err(Error::new(
-                ErrorKind::InvalidValue,
-                format!(
-                    "`handover_max` is {}, and a lease is handed over at most {MAX_HANDOVERS} times",
-                    self.settings.handover_max
-                ),
-            ));
-        }
-        let checked = self.settings.lease.check(&capabilities);
-        checked
-            .and(self.settings.wait.check())
-            .map_err(|error| error.with_backend(backend))?;
-        let notifier = Notifier::new(self.observer);
-        Ok(LockKeeper {
-            engine: Engine::open(self.provider, self.settings, self.clock, notifier),
-        })
-    }
-}
-
-impl fmt::Debug for LockKeeperBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockKeeperBuilder")
-            .field("provider", &self.provider)
-            .field("settings", &self.settings)
-            .field("required", &self.required)
-            .finish_non_exhaustive()
     }
 }

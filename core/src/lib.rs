@@ -7,6 +7,7 @@
 
 mod admin;
 mod backend;
+mod builder;
 mod cancel;
 mod capabilities;
 mod clock;
@@ -30,6 +31,7 @@ mod workers;
 
 pub use admin::{Admin, Finding, HeldName, Holder, Severity};
 pub use backend::Backend;
+pub use builder::LockKeeperBuilder;
 pub use cancel::{CancelRegistration, CancelToken};
 pub use capabilities::{Capabilities, Capability};
 pub use clock::{Clock, HostInstant, ManualClock, SystemClock};
@@ -37,7 +39,7 @@ pub use config::{COMMON_KEYS, Config, KeySpec};
 pub use driver::{Driver, Drivers, OpenContext};
 pub use error::{Error, ErrorKind};
 pub use guard::{LockGuard, LostSignal, WaitOutcome};
-pub use keeper::{LockKeeper, LockKeeperBuilder, WithLock};
+pub use keeper::{LockKeeper, WithLock};
 pub use name::{AsLockName, LockName, MAX_NAME_BYTES};
 pub use observer::Observer;
 pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, Wait};

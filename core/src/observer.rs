@@ -1,4 +1,4 @@
-//! Being told what a keeper does.
+//! Reports of what a keeper does.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,12 +10,24 @@ use crate::provider::Released;
 use crate::sync::run_caught;
 use crate::token::FencingToken;
 
-/// Hears of everything that happens to a keeper's locks; override what is of interest.
+/// Receives the events of a keeper's locks. Override the methods that are of interest.
 ///
-/// Called on the thread on which it happens (the acquiring or releasing one, or one of the
-/// keeper's own), so it should be quick. A panic in it is caught and goes no further.
+/// A method is called on the thread on which the event happens (the acquiring or releasing one, or
+/// one of the keeper's own), so it should be quick. A panic in it is caught and goes no further.
+///
+/// ```
+/// use lockkeeper_core::{FencingToken, LockName, Observer};
+///
+/// struct LogLosses;
+///
+/// impl Observer for LogLosses {
+///     fn lost(&self, name: &LockName, token: FencingToken) {
+///         eprintln!("{name} was lost, token {token}");
+///     }
+/// }
+/// ```
 pub trait Observer: Send + Sync + 'static {
-    /// Granted, `waited` after it was asked for; `handed_over` within this process.
+    /// The lock was granted, `waited` after it was requested; `handed_over` within this process.
     fn acquired(&self, name: &LockName, token: FencingToken, waited: Duration, handed_over: bool) {
         let _ = (name, token, waited, handed_over);
     }
@@ -25,7 +37,7 @@ pub trait Observer: Send + Sync + 'static {
         let _ = name;
     }
 
-    /// Not granted: `None` when it was busy until the end of the wait.
+    /// The lock was not granted. Without an `error` another holder had it until the end of the wait.
     fn not_acquired(&self, name: &LockName, waited: Duration, error: Option<&Error>) {
         let _ = (name, waited, error);
     }
@@ -35,30 +47,30 @@ pub trait Observer: Send + Sync + 'static {
         let _ = (name, token);
     }
 
-    /// A renewal has no answer; the deadline stays, and it is tried again while time is left.
+    /// A renewal has no answer. The deadline stays, and the renewal is repeated while time is left.
     fn renewal_unknown(&self, name: &LockName, token: FencingToken, error: &Error) {
         let _ = (name, token, error);
     }
 
-    /// The guard can no longer prove that it holds.
+    /// The guard can no longer prove that it holds the lock.
     fn lost(&self, name: &LockName, token: FencingToken) {
         let _ = (name, token);
     }
 
-    /// A guard was released or dropped; an error means that the store's answer is unknown, and
-    /// that it frees the name after the ttl.
+    /// A guard was released or dropped. After an error the store's answer is unknown, and the store
+    /// frees the name after the ttl.
     fn released(&self, name: &LockName, token: FencingToken, result: &Result<Released, Error>) {
         let _ = (name, token, result);
     }
 
-    /// Something about the store may break locks that work now; told at opening, in words that say
-    /// what it means. `store` is named without its secrets.
+    /// Opening found something about the store that may break locks; `text` says what it means.
+    /// `store` is its URL without secrets.
     fn warning(&self, store: &str, text: &str) {
         let _ = (store, text);
     }
 
-    /// The first store was unreachable at opening, and the listed fallback is used from now on. Both are
-    /// named without their secrets.
+    /// Opening found the first store unreachable, and the listed fallback is used from now on. Both
+    /// are URLs without secrets.
     fn fallback(&self, from: &str, to: &str, reason: &Error) {
         let _ = (from, to, reason);
     }
@@ -77,7 +89,7 @@ impl Notifier {
         self.0.is_some()
     }
 
-    pub(crate) fn tell(&self, event: impl FnOnce(&dyn Observer)) {
+    pub(crate) fn notify(&self, event: impl FnOnce(&dyn Observer)) {
         if let Some(observer) = &self.0 {
             run_caught(|| event(observer.as_ref()));
         }

@@ -14,22 +14,31 @@ pub const MAX_DURATION: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
 pub enum Wait {
     /// At most this long. Zero is one attempt.
     AtMost(Duration),
-    /// Until it is granted or cancelled.
+    /// Until the lock is granted, or the acquisition is cancelled.
     Forever,
 }
 
 /// Whether a lease is renewed while its guard lives.
+///
+/// ```
+/// use std::time::Duration;
+/// use lockkeeper_core::LeasePolicy;
+///
+/// let nightly = LeasePolicy::Fixed { ttl: Duration::from_secs(3600) };
+/// assert!(!nightly.is_renewed());
+/// assert_eq!(nightly.ttl().as_secs(), 3600);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeasePolicy {
-    /// The keeper renews it. `ttl` is the longest time that the lock outlives the holder's last
-    /// sign of life.
+    /// The keeper renews the lease. `ttl` is the longest time that the lock outlives the last
+    /// renewal of its holder.
     Renewed {
         /// From 100 ms (or what the store needs) to a hundred years.
         ttl: Duration,
     },
-    /// The lease is not renewed: the guard is lost after `ttl`, less the margin, unless
-    /// [`LockGuard::renew`](crate::LockGuard::renew) is called. Never handed over, so each grant
-    /// costs the store an acquire and a release.
+    /// The keeper does not renew the lease: the guard is lost after `ttl` less the margin, unless
+    /// [`LockGuard::renew`](crate::LockGuard::renew) is called. It is never handed over, so each
+    /// grant costs the store an acquire and a release.
     Fixed {
         /// From 100 ms (or what the store needs) to a hundred years.
         ttl: Duration,
@@ -37,39 +46,36 @@ pub enum LeasePolicy {
 }
 
 impl LeasePolicy {
-    /// The ttl of either.
+    /// Returns the ttl of either policy.
     pub const fn ttl(self) -> Duration {
         match self {
             LeasePolicy::Renewed { ttl } | LeasePolicy::Fixed { ttl } => ttl,
         }
     }
 
-    /// Whether the keeper renews it.
+    /// Returns whether the keeper renews the lease.
     pub const fn is_renewed(self) -> bool {
         matches!(self, LeasePolicy::Renewed { .. })
     }
 
     pub(crate) fn check(self, capabilities: &Capabilities) -> Result<(), Error> {
         let (ttl, least) = (self.ttl(), capabilities.min_ttl());
-        if ttl.is_zero() {
-            return Err(Error::new(
-                ErrorKind::InvalidTtl,
-                format!("a ttl of zero would be over before it begins; use {least:?} or more"),
-            ));
-        }
-        if ttl > MAX_DURATION {
-            return Err(Error::new(
-                ErrorKind::InvalidTtl,
-                format!("a ttl of {ttl:?} cannot be represented; use a hundred years or less"),
-            ));
-        }
-        if ttl < least {
-            return Err(Error::new(
-                ErrorKind::TtlTooShort,
-                format!("a ttl of {ttl:?} is too short for this store; use {least:?} or more"),
-            ));
-        }
-        Ok(())
+        let (kind, text) = if ttl.is_zero() {
+            let text =
+                format!("a ttl of zero would be over before it begins; use {least:?} or more");
+            (ErrorKind::InvalidTtl, text)
+        } else if ttl > MAX_DURATION {
+            let text =
+                format!("a ttl of {ttl:?} cannot be represented; use a hundred years or less");
+            (ErrorKind::InvalidTtl, text)
+        } else if ttl < least {
+            let text =
+                format!("a ttl of {ttl:?} is too short for this store; use {least:?} or more");
+            (ErrorKind::TtlTooShort, text)
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(kind, text))
     }
 }
 
@@ -107,7 +113,7 @@ pub struct AcquireOptions {
 }
 
 impl AcquireOptions {
-    /// The keeper's defaults.
+    /// Makes options with which everything is the keeper's default.
     pub fn new() -> Self {
         Self::default()
     }
@@ -119,21 +125,21 @@ impl AcquireOptions {
         self
     }
 
-    /// Blocks until it is granted or cancelled.
+    /// Blocks until the lock is granted, or the acquisition is cancelled.
     #[must_use]
     pub fn wait_forever(mut self) -> Self {
         self.wait = Some(Wait::Forever);
         self
     }
 
-    /// The ttl, and whether it is renewed.
+    /// Sets the ttl, and whether the lease is renewed.
     #[must_use]
     pub fn lease(mut self, policy: LeasePolicy) -> Self {
         self.lease = Some(policy);
         self
     }
 
-    /// Lets `token` wake the wait.
+    /// Ends the wait when `token` is cancelled.
     #[must_use]
     pub fn cancel(mut self, token: &CancelToken) -> Self {
         self.cancel = Some(token.clone());
@@ -141,7 +147,7 @@ impl AcquireOptions {
     }
 }
 
-/// What an acquisition goes by where it names nothing else.
+/// The settings of a keeper, which an acquisition uses where its options name nothing else.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) wait: Wait,

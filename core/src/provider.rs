@@ -1,5 +1,5 @@
-//! What the engine and a store say to each other: requests, grants and answers, and the trait by
-//! which the engine calls a store of any type.
+//! Requests to a store, its grants and answers, and the trait by which the engine calls a store of
+//! any type.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -158,21 +158,21 @@ pub struct RenewRequest<'a, L> {
     pub answer: Option<Result<Renewal, Error>>,
 }
 
-/// The store's word on a renewal.
+/// The store's answer to a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// Still this owner's, for another ttl.
+    /// The lease is still this owner's, for another ttl.
     Renewed,
-    /// Not this owner's any more.
+    /// The lease is not this owner's any more.
     Lost,
 }
 
 /// What a release found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Released {
-    /// The name was this owner's until now.
+    /// The lock was held until now.
     Done,
-    /// It had been lost before; no other owner's lock was touched.
+    /// The lock had been lost before; no other owner's lock was touched.
     AlreadyLost,
 }
 
@@ -191,54 +191,54 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Draws the identity anew for every request. Nothing that is cached would do: forked siblings,
-    /// and processes restored from one snapshot, share all memory, also the keys of `RandomState`.
-    /// A pid does not tell them apart: two pid namespaces have the same pids, and pids are used
-    /// again. The kernel's random numbers differ in all of these cases. The two system calls cost
-    /// 0.3 to 2 µs, and only on stores that ask for the owner.
-    fn draw(request: u64) -> Self {
+    /// Draws the identity anew for every request. Nothing cached would do: forked siblings, and
+    /// processes restored from one snapshot, share all memory, also the keys of `RandomState`. Pids
+    /// are used again, and in other pid namespaces. Only the kernel's random numbers differ. The two
+    /// system calls cost 0.3 to 2 µs, and only on stores that read the owner.
+    fn draw() -> Self {
+        static REQUESTS: AtomicU64 = AtomicU64::new(1);
         let pid = std::process::id();
         let nonce = getrandom::u64().unwrap_or_else(|_| {
-            // No random numbers on this system: then as different as std can make it.
+            // This system has no random numbers: as different as std can make it.
             RandomState::new().hash_one((pid, SystemClock.now()))
         });
         Self {
             pid,
             nonce,
-            request,
+            request: REQUESTS.fetch_add(1, Ordering::Relaxed),
             since: SystemTime::now(),
         }
     }
 }
 
-/// What the engine asks of a provider.
+/// A request of the engine to acquire a name.
 pub struct AcquireRequest<'a> {
     pub(crate) name: &'a LockName,
     pub(crate) ttl: Duration,
     pub(crate) deadline: Option<HostInstant>,
-    pub(crate) started: HostInstant,
-    /// Counts the process's requests that drew an owner.
-    pub(crate) requests: &'a AtomicU64,
+    pub(crate) started: Cell<HostInstant>,
     pub(crate) owner: Cell<Option<Owner>>,
     pub(crate) is_retry: Cell<bool>,
+    /// Whether the store has shown another holder to this request.
+    pub(crate) has_seen_holder: Cell<bool>,
     pub(crate) cancel: Option<&'a CancelToken>,
     pub(crate) clock: &'a dyn Clock,
     pub(crate) contended: &'a dyn Fn(),
 }
 
 impl<'a> AcquireRequest<'a> {
-    /// Which lock; the namespace is the provider's own matter, known since it was opened.
+    /// Returns the name to lock. The provider knows its namespace since it was opened.
     pub fn name(&self) -> &'a LockName {
         self.name
     }
 
-    /// How long the lease lives without a renewal.
+    /// Returns how long the lease lives without a renewal.
     pub fn ttl(&self) -> Duration {
         self.ttl
     }
 
-    /// When the wait is over; `None`: a single attempt, no waiting.
-    /// [`HostInstant::NEVER`] waits for ever.
+    /// Returns when the wait is over. `None` is a single attempt without a wait, and
+    /// [`HostInstant::NEVER`] a wait without an end.
     pub fn deadline(&self) -> Option<HostInstant> {
         self.deadline
     }
@@ -246,7 +246,7 @@ impl<'a> AcquireRequest<'a> {
     /// Returns the owner of this request, which is the same for every attempt.
     pub fn owner(&self) -> Owner {
         self.owner.get().unwrap_or_else(|| {
-            let owner = Owner::draw(self.requests.fetch_add(1, Ordering::Relaxed));
+            let owner = Owner::draw();
             self.owner.set(Some(owner));
             owner
         })
@@ -258,36 +258,37 @@ impl<'a> AcquireRequest<'a> {
         self.is_retry.get()
     }
 
-    /// Wakes a wait in the store early; after that the answer is `Ok(None)`.
+    /// Returns the token that ends a wait in the store early; the answer is `Ok(None)` then.
     pub fn cancel(&self) -> Option<&'a CancelToken> {
         self.cancel
     }
 
-    /// Whether the wait was cancelled.
+    /// Returns whether the wait was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.cancel.is_some_and(CancelToken::is_cancelled)
     }
 
-    /// The engine's clock: deadlines are its moments.
+    /// Returns the engine's clock, by which deadlines are counted.
     pub fn clock(&self) -> &'a dyn Clock {
         self.clock
     }
 
-    /// Now, by [`clock`](Self::clock).
+    /// Returns the time by [`clock`](Self::clock).
     pub fn now(&self) -> HostInstant {
         self.clock.now()
     }
 
-    /// When the engine made this request. A store inside the process may give it as
-    /// [`Grant::asked_at`] of a grant for which it neither waited nor did any I/O: that saves two
-    /// looks at the clock, since the engine takes such a grant for fresh.
+    /// Returns when the engine made this request. A store inside the process may use it as the
+    /// [`Grant::asked_at`] of a grant for which it neither waited nor did any I/O. That saves reading
+    /// the clock twice, since the engine does not check the age of such a grant.
     pub fn started(&self) -> HostInstant {
-        self.started
+        self.started.get()
     }
 
-    /// Tells the engine that another holder was seen: threads of this process that
-    /// would not wait can go. Cheap, and may be called again.
+    /// Tells the engine that another holder was seen, so that single attempts of other threads of
+    /// this process end. Cheap, and may be called again.
     pub fn contended(&self) {
+        self.has_seen_holder.set(true);
         (self.contended)();
     }
 }

@@ -1,4 +1,4 @@
-//! Locks that a thread can take again while it holds them.
+//! Locks that a thread can acquire again while it holds them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,25 +16,25 @@ use crate::name::{AsLockName, LockName};
 use crate::options::AcquireOptions;
 use crate::sync::lock;
 
-type Held = Mutex<HashMap<(ThreadId, LockName), Weak<Outermost>>>;
+type Key = (ThreadId, LockName);
+type Held = Mutex<HashMap<Key, Weak<Outermost>>>;
 
 /// A keeper whose locks are reentrant: a thread that holds a name gets it again at once, without
 /// asking the store, and the name is released once, with the last of its guards.
 ///
-/// A type of its own, because code that relies on it reads differently: the inner guard's token is
-/// the outer one's, and the inner release releases nothing. Other threads wait as ever. Only locks
-/// taken through (clones of) the same `ReentrantKeeper` count.
+/// It is a type of its own because code that relies on it reads differently: the inner guard's token
+/// is the outer one's, and the inner release releases nothing. Other threads wait as usual. Only locks
+/// that were acquired through (clones of) the same `ReentrantKeeper` count.
 ///
 /// ```
-/// # use std::sync::Arc;
-/// use lockkeeper_core::{LockKeeper, ReentrantKeeper};
+/// use lockkeeper_core::{Error, ReentrantKeeper};
 ///
-/// fn book(keeper: &ReentrantKeeper) -> Result<(), lockkeeper_core::Error> {
+/// fn book(keeper: &ReentrantKeeper) -> Result<(), Error> {
 ///     let _outer = keeper.lock("product:7")?;
-///     take_stock(keeper) // takes the same lock
+///     take_stock(keeper) // locks the same name
 /// }
 ///
-/// fn take_stock(keeper: &ReentrantKeeper) -> Result<(), lockkeeper_core::Error> {
+/// fn take_stock(keeper: &ReentrantKeeper) -> Result<(), Error> {
 ///     let inner = keeper.lock("product:7")?;
 ///     inner.ensure_held()
 /// }
@@ -46,7 +46,7 @@ pub struct ReentrantKeeper {
 }
 
 impl ReentrantKeeper {
-    /// Reentrant locks on the store of `keeper`.
+    /// Makes reentrant locks of the store of `keeper`.
     pub fn new(keeper: LockKeeper) -> Self {
         Self {
             keeper,
@@ -54,23 +54,24 @@ impl ReentrantKeeper {
         }
     }
 
-    /// As [`LockKeeper::lock`], or at once where this thread holds it.
+    /// Acquires the lock as [`LockKeeper::lock`] does, or at once if this thread holds it.
     ///
     /// # Errors
-    /// As [`LockKeeper::lock`]; [`ErrorKind::Lost`](crate::ErrorKind::Lost) where this thread held it and has lost it.
+    /// As [`LockKeeper::lock`]; [`ErrorKind::Lost`](crate::ErrorKind::Lost) if this thread held the
+    /// lock and has lost it.
     pub fn lock(&self, name: impl AsLockName) -> Result<ReentrantGuard, Error> {
         let name = name.as_lock_name()?;
-        match self.again(&name)? {
+        match self.inner_guard(&name)? {
             Some(guard) => Ok(guard),
-            None => Ok(self.outermost(self.keeper.lock_named(&name)?)),
+            None => Ok(self.outermost_guard(self.keeper.lock(&*name)?)),
         }
     }
 
-    /// As [`LockKeeper::try_lock_for`], or at once where this thread holds it. A wait of zero is
-    /// one attempt.
+    /// Acquires the lock as [`LockKeeper::try_lock_for`] does, or at once if this thread holds it. A
+    /// wait of zero is one attempt.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), but that busy is `None`.
+    /// As [`acquire`](Self::acquire).
     pub fn try_lock_for(
         &self,
         name: impl AsLockName,
@@ -79,8 +80,8 @@ impl ReentrantKeeper {
         self.acquire(name, &AcquireOptions::new().wait(wait))
     }
 
-    /// As [`LockKeeper::acquire`], or at once where this thread holds it; the outermost guard's
-    /// lease stays as it is.
+    /// Acquires the lock as [`LockKeeper::acquire`] does, or at once if this thread holds it; the
+    /// outermost guard's lease stays as it is.
     ///
     /// # Errors
     /// As [`lock`](Self::lock), but that busy is `None`.
@@ -90,17 +91,15 @@ impl ReentrantKeeper {
         options: &AcquireOptions,
     ) -> Result<Option<ReentrantGuard>, Error> {
         let name = name.as_lock_name()?;
-        match self.again(&name)? {
-            Some(guard) => Ok(Some(guard)),
-            None => Ok(self
-                .keeper
-                .acquire_named(&name, options)?
-                .map(|guard| self.outermost(guard))),
+        if let Some(guard) = self.inner_guard(&name)? {
+            return Ok(Some(guard));
         }
+        let guard = self.keeper.acquire(&*name, options)?;
+        Ok(guard.map(|guard| self.outermost_guard(guard)))
     }
 
-    /// The guard of this thread, once more.
-    fn again(&self, name: &LockName) -> Result<Option<ReentrantGuard>, Error> {
+    /// Returns one more guard of a lock that this thread holds.
+    fn inner_guard(&self, name: &LockName) -> Result<Option<ReentrantGuard>, Error> {
         let key = (thread::current().id(), name.clone());
         let Some(outermost) = lock(&self.held).get(&key).and_then(Weak::upgrade) else {
             return Ok(None);
@@ -109,7 +108,7 @@ impl ReentrantKeeper {
         Ok(Some(ReentrantGuard::new(outermost)))
     }
 
-    fn outermost(&self, guard: LockGuard) -> ReentrantGuard {
+    fn outermost_guard(&self, guard: LockGuard) -> ReentrantGuard {
         let key = (thread::current().id(), guard.name().clone());
         let outermost = Arc::new(Outermost {
             guard,
@@ -121,23 +120,22 @@ impl ReentrantKeeper {
     }
 }
 
-/// The lock itself; its guards share it.
+/// The lock that the guards of a thread share.
 struct Outermost {
     guard: LockGuard,
-    key: (ThreadId, LockName),
+    key: Key,
     held: Arc<Held>,
 }
 
 impl Drop for Outermost {
     fn drop(&mut self) {
-        // Before the guard goes: afterwards this thread has to ask like any other.
+        // Before the guard is released: from then on this thread has to ask like any other.
         lock(&self.held).remove(&self.key);
     }
 }
 
-/// One of the holds of a reentrant lock; the last one that is dropped releases the lock. It stays
-/// on its thread, because that thread is who holds. Everything that can be asked of a
-/// [`LockGuard`] can be asked of it.
+/// One of the guards of a reentrant lock; the last one that is dropped releases the lock. It stays on
+/// its thread, because the thread is the holder. It has all methods of a [`LockGuard`] that borrow it.
 #[must_use = "a guard that is dropped at once releases the lock at once"]
 pub struct ReentrantGuard {
     outermost: Arc<Outermost>,
@@ -152,13 +150,12 @@ impl ReentrantGuard {
         }
     }
 
-    /// How many guards share the lock now; 1 for the outermost alone.
+    /// Returns how many guards share the lock now; 1 for the outermost alone.
     pub fn depth(&self) -> usize {
         Arc::strong_count(&self.outermost)
     }
 
-    /// Drops this guard, and says whether the lock was held until now: also an inner guard can
-    /// tell that the work was done without the lock.
+    /// Drops this guard, also an inner one, and returns whether the lock was held until now.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`](crate::ErrorKind::Lost).

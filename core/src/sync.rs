@@ -1,11 +1,14 @@
-//! The primitives that the queue is built on, named once: `tests/model.rs` compiles the queue
-//! against a model checker's instead. And the fence around the user's code.
+//! The primitives that the queue is built on (`tests/model.rs` compiles the queue against those of a
+//! model checker instead), and the fence around the user's code.
 
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::time::Duration;
+
+/// The number of parts of the queue, each with a mutex of its own.
+pub(crate) const SHARDS: usize = 32;
 
 /// Locks, also after a panic elsewhere: every critical section here leaves its data whole.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::error::{Error, ErrorKind};
 
 /// How many bits of a token count the hand-overs of one lease.
-pub(crate) const HANDOVER_BITS: u32 = 7;
+const HANDOVER_BITS: u32 = 7;
 /// The most hand-overs of one lease that the low bits of a token can tell apart.
 pub const MAX_HANDOVERS: u32 = (1 << HANDOVER_BITS) - 1;
 /// The largest epoch that a store may mint: 56 bits, so that a token stays positive in an `i64`.
@@ -15,9 +15,9 @@ pub const MAX_EPOCH: u64 = (1 << 56) - 1;
 /// A number that grows with every grant of a name: to other threads, processes and hosts, and
 /// after the store was restarted or wiped.
 ///
-/// Write it beside the data that the lock protects, and refuse a write whose token is smaller
-/// than the one that stands there: then a holder that lost its lock without noticing cannot
-/// overwrite what its successor wrote. (Martin Kleppmann, *How to do distributed locking*, 2016.)
+/// Write it beside the data that the lock protects, and refuse a write whose token is smaller than
+/// the stored one. Then a holder that lost its lock without noticing cannot overwrite what the next
+/// holder wrote. (Martin Kleppmann, *How to do distributed locking*, 2016.)
 ///
 /// Always above zero, and fits a signed 64-bit column. It serializes as text (feature `serde`),
 /// since JavaScript rounds larger numbers than 2^53.
@@ -50,12 +50,17 @@ impl FencingToken {
         Ok(Self(epoch << HANDOVER_BITS | u64::from(handovers)))
     }
 
-    /// The number, from 1 to `i64::MAX`.
+    /// Returns the token after `handovers` hand-overs of the lease whose first token this is.
+    pub(crate) fn after_handovers(self, handovers: u32) -> Self {
+        Self(self.0 | u64::from(handovers.min(MAX_HANDOVERS)))
+    }
+
+    /// Returns the number, from 128 to `i64::MAX`.
     pub fn get(self) -> u64 {
         self.0
     }
 
-    /// The number for a signed column; never negative.
+    /// Returns the number for a signed column; never negative.
     pub fn as_i64(self) -> i64 {
         // 56 + 7 bits: the sign bit is never set.
         self.0.cast_signed()

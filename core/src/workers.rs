@@ -69,7 +69,7 @@ impl<J: Send + 'static> Workers<J> {
     pub(crate) fn push(
         self: &Arc<Self>,
         jobs: Vec<J>,
-        run: impl Fn(J) -> bool + Clone + Send + 'static,
+        run: &(impl Fn(J) -> bool + Clone + Send + 'static),
     ) -> bool {
         let mut state = lock(&self.state);
         state.jobs.extend(jobs);

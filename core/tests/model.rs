@@ -1,5 +1,5 @@
-//! The queue under a model checker: the very file that the engine runs, on shuttle's primitives,
-//! over many thousand schedules. A wait that never ends is a deadlock, and fails.
+//! The queue under a model checker: the file that the engine runs, on shuttle's primitives, over many
+//! thousand schedules. A wait that never ends is a deadlock, and fails.
 //!
 //! Time-outs do not happen by themselves in a model; a thread that gives up calls `leave` at
 //! whatever point the scheduler puts it.
@@ -11,7 +11,7 @@
     clippy::indexing_slicing
 )]
 
-// What the engine uses and this model does not.
+// The engine uses more of it than this model.
 #[allow(dead_code)]
 #[path = "../src/engine/queue.rs"]
 mod queue;
@@ -19,6 +19,8 @@ mod queue;
 /// Stands in for `src/sync.rs`.
 mod sync {
     pub(crate) use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+    pub(crate) const SHARDS: usize = 2;
 
     pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap()
@@ -34,82 +36,115 @@ mod sync {
     }
 }
 
-use queue::{Entered, Finished, Given, Key, Left, Queue, Ticket, Unserved};
+/// Stands in for `src/name.rs`: there is one name.
+mod name {
+    #[derive(Clone, PartialEq, Eq)]
+    pub(crate) struct LockName;
+
+    impl LockName {
+        pub(crate) fn hash64(&self) -> u64 {
+            1 << 40
+        }
+    }
+}
+
+/// Stands in for `src/engine/hold.rs`: a lease of the modelled store, which counts its hand-overs.
+mod hold {
+    #[derive(Default)]
+    pub(crate) struct Hold {
+        pub(crate) handovers: shuttle::sync::atomic::AtomicU32,
+    }
+}
+
+/// Stands in for `src/options.rs`.
+mod options {
+    #[derive(Clone, Copy)]
+    pub(crate) struct LeasePolicy;
+}
+
+/// Stands in for `src/error.rs`.
+mod error {
+    #[derive(Clone)]
+    pub(crate) struct Error;
+}
+
+use error::Error;
+use hold::Hold;
+use name::LockName;
+use options::LeasePolicy;
+use queue::{Entered, Finished, Given, Queue, Unserved, Waiter};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
-#[derive(Clone, PartialEq, Eq)]
-struct Name;
-
-impl Key for Name {
-    fn hash64(&self) -> u64 {
-        1 << 40
-    }
-}
-
-/// A lease of the modelled store; counts its hand-overs.
-struct Lease(AtomicU32);
-
 /// One keeper over a store that knows one lock.
 struct World {
-    queue: Queue<Name, Lease, (), &'static str>,
+    queue: Queue,
     /// Whether the store has granted the name.
     stored: Mutex<bool>,
-    inside: AtomicU32,
+    holders: AtomicU32,
     grants: Mutex<Vec<usize>>,
-    most_handovers: u32,
+    max_handovers: u32,
 }
 
-/// What one thread got.
+/// The outcome of one thread.
 #[derive(Debug, PartialEq, Eq)]
-enum Got {
+enum Outcome {
     Held,
     Busy,
     Failed,
-    /// The store answered nobody.
+    /// The store answered no thread.
     Silent,
 }
 
 impl World {
-    fn new(most_handovers: u32) -> Arc<Self> {
+    fn new(max_handovers: u32) -> Arc<Self> {
         Arc::new(Self {
-            queue: Queue::new(2),
+            queue: Queue::new(),
             stored: Mutex::new(false),
-            inside: AtomicU32::new(0),
+            holders: AtomicU32::new(0),
             grants: Mutex::new(Vec::new()),
-            most_handovers,
+            max_handovers,
         })
     }
 
+    fn enter(&self, is_single_attempt: bool) -> Entered {
+        self.queue.enter(&LockName, LeasePolicy, is_single_attempt)
+    }
+
     /// The head asks the store, holds, and is done.
-    fn ask(&self, who: usize) -> Got {
+    fn acquire_as_head(&self, thread: usize) -> Outcome {
+        let lease = self.grant();
+        self.work(thread, &lease)
+    }
+
+    fn grant(&self) -> Arc<Hold> {
         let before = std::mem::replace(&mut *self.stored.lock().unwrap(), true);
         assert!(!before, "two heads asked the store at once");
-        let lease = Arc::new(Lease(AtomicU32::new(0)));
-        self.queue.hold(&Name, Arc::clone(&lease), 0);
-        self.work(who, &lease)
+        let lease = Arc::new(Hold::default());
+        self.queue.hold(&LockName, Arc::clone(&lease), 0);
+        lease
     }
 
-    fn work(&self, who: usize, lease: &Arc<Lease>) -> Got {
-        let others = self.inside.fetch_add(1, Ordering::SeqCst);
+    fn work(&self, thread: usize, lease: &Arc<Hold>) -> Outcome {
+        let others = self.holders.fetch_add(1, Ordering::SeqCst);
         assert_eq!(others, 0, "two hold at once");
-        self.grants.lock().unwrap().push(who);
-        self.inside.fetch_sub(1, Ordering::SeqCst);
+        self.grants.lock().unwrap().push(thread);
+        self.holders.fetch_sub(1, Ordering::SeqCst);
         self.finish(lease);
-        Got::Held
+        Outcome::Held
     }
 
-    fn finish(&self, lease: &Arc<Lease>) {
-        let finished = self.queue.finish(&Name, lease, |()| {
-            lease.0.fetch_add(1, Ordering::SeqCst) < self.most_handovers
+    fn finish(&self, lease: &Arc<Hold>) {
+        let finished = self.queue.finish(&LockName, lease, |_| {
+            lease.handovers.fetch_add(1, Ordering::SeqCst) < self.max_handovers
         });
         match finished {
             Finished::HandedOver => {}
             Finished::Detached => panic!("taken away from a hold that was not lost"),
             Finished::Release => {
                 self.store_release();
-                self.queue.pass(&Name, None);
+                self.queue.pass(&LockName, None);
             }
         }
     }
@@ -118,81 +153,80 @@ impl World {
         *self.stored.lock().unwrap() = false;
     }
 
-    fn given(&self, who: usize, given: Given<Lease, &'static str>) -> Got {
+    fn use_given(&self, thread: usize, given: Given) -> Outcome {
         match given {
-            Given::HeadPermit => self.ask(who),
-            Given::Hold(lease) => self.work(who, &lease),
-            Given::Busy => Got::Busy,
-            Given::Failed(_) => Got::Failed,
+            Given::HeadPermit => self.acquire_as_head(thread),
+            Given::Hold(lease) => self.work(thread, &lease),
+            Given::Nothing(why) => unserved(&why),
         }
     }
 
-    fn lock(&self, who: usize, once: bool) -> Got {
-        match self.queue.enter(&Name, (), once) {
-            Entered::HeadPermit => self.ask(who),
-            Entered::Busy => Got::Busy,
-            Entered::Queued(ticket) => self.wait(who, &ticket),
+    fn lock(&self, thread: usize, is_single_attempt: bool) -> Outcome {
+        match self.enter(is_single_attempt) {
+            Entered::Given(given) => self.use_given(thread, given),
+            Entered::Queued(waiter) => self.wait(thread, &waiter),
         }
     }
 
-    fn wait(&self, who: usize, ticket: &Ticket<Lease, (), &'static str>) -> Got {
+    fn wait(&self, thread: usize, waiter: &Waiter) -> Outcome {
         loop {
-            if let Some(given) = ticket.wait(None) {
-                return self.given(who, given);
+            if let Some(given) = waiter.wait(None) {
+                return self.use_given(thread, given);
             }
         }
     }
 
     /// The wait is over right now, or was cancelled.
-    fn give_up(&self, who: usize, ticket: &Ticket<Lease, (), &'static str>) -> Got {
-        match self.queue.leave(&Name, ticket) {
-            Left::Given(Given::HeadPermit) => unserved(&self.queue.decline(&Name, ticket)),
-            Left::Given(given) => self.given(who, given),
-            Left::Gone(why) => unserved(&why),
+    fn give_up(&self, thread: usize, waiter: &Arc<Waiter>) -> Outcome {
+        match self.queue.leave(&LockName, waiter) {
+            Given::HeadPermit => unserved(&self.queue.decline(&LockName, waiter)),
+            given => self.use_given(thread, given),
         }
     }
 
-    fn assert_over(&self) {
-        let free = matches!(self.queue.enter(&Name, (), true), Entered::HeadPermit);
-        assert!(free, "the name stayed behind");
+    fn assert_nothing_left(&self) {
+        self.assert_head();
         assert!(!*self.stored.lock().unwrap(), "the store still holds it");
     }
 
-    /// Stands in line behind a holder.
-    fn queued(&self) -> Ticket<Lease, (), &'static str> {
-        match self.queue.enter(&Name, (), false) {
-            Entered::Queued(ticket) => ticket,
-            _ => panic!("the name should be in use"),
+    /// Enters as the only thread there is.
+    fn assert_head(&self) {
+        let entered = self.enter(false);
+        let is_head = matches!(entered, Entered::Given(Given::HeadPermit));
+        assert!(is_head, "the name is in use");
+    }
+
+    /// Acquires the name as the only thread there is.
+    fn held(&self) -> Arc<Hold> {
+        self.assert_head();
+        self.grant()
+    }
+
+    /// Enters the wait queue behind a holder or a head.
+    fn queued(&self) -> Arc<Waiter> {
+        match self.enter(false) {
+            Entered::Queued(waiter) => waiter,
+            Entered::Given(_) => panic!("the name should be in use"),
         }
     }
-
-    /// Takes the name as the only thread there is.
-    fn held(&self) -> Arc<Lease> {
-        assert!(matches!(
-            self.queue.enter(&Name, (), false),
-            Entered::HeadPermit
-        ));
-        *self.stored.lock().unwrap() = true;
-        let lease = Arc::new(Lease(AtomicU32::new(0)));
-        self.queue.hold(&Name, Arc::clone(&lease), 0);
-        lease
-    }
 }
 
-fn unserved(why: &Unserved<&'static str>) -> Got {
+fn unserved(why: &Unserved) -> Outcome {
     match why {
-        Unserved::Busy => Got::Busy,
-        Unserved::Failed(_) => Got::Failed,
-        Unserved::Silent => Got::Silent,
+        Unserved::Busy => Outcome::Busy,
+        Unserved::Failed(Error) => Outcome::Failed,
+        Unserved::Silent => Outcome::Silent,
     }
 }
 
-/// Every schedule of a small model as far as the count goes, then random and adversarial ones.
+/// Runs every schedule of a small model as far as the count goes, then random and adversarial ones.
 fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_dfs(model.clone(), Some(10_000));
     shuttle::check_random(model.clone(), 2_000);
     shuttle::check_pct(model, 2_000, 3);
 }
+
+type Thread = thread::JoinHandle<Outcome>;
 
 fn spawn<T: Send + 'static>(
     world: &Arc<World>,
@@ -202,259 +236,224 @@ fn spawn<T: Send + 'static>(
     thread::spawn(move || body(&world))
 }
 
+/// Has `count` threads wait in the queue, in order, until they hold the name.
+fn spawn_waiting(world: &Arc<World>, count: usize) -> Vec<Thread> {
+    let wait = |thread| {
+        let waiter = world.queued();
+        spawn(world, move |world| world.wait(thread, &waiter))
+    };
+    (0..count).map(wait).collect()
+}
+
+/// Has two threads enter the queue and give up, at any time.
+fn spawn_giving_up(world: &Arc<World>) -> Vec<Thread> {
+    let give_up = |thread| {
+        let waiter = world.queued();
+        spawn(world, move |world| world.give_up(thread, &waiter))
+    };
+    (0..2).map(give_up).collect()
+}
+
+fn assert_outcomes(threads: Vec<Thread>, allowed: &[Outcome]) {
+    for thread in threads {
+        let outcome = thread.join().unwrap();
+        assert!(allowed.contains(&outcome), "{outcome:?}");
+    }
+}
+
 #[test]
-fn exclusion_and_no_lost_wake_up() {
-    for most_handovers in [0, 1, 9] {
+fn one_thread_holds_at_a_time_and_no_wake_up_is_lost() {
+    for max_handovers in [0, 1, 9] {
         check(move || {
-            let world = World::new(most_handovers);
-            let threads: Vec<_> = (0..3)
-                .map(|who| spawn(&world, move |world| world.lock(who, false)))
-                .collect();
-            for thread in threads {
-                assert_eq!(thread.join().unwrap(), Got::Held);
-            }
+            let world = World::new(max_handovers);
+            let lock = |thread| spawn(&world, move |world| world.lock(thread, false));
+            assert_outcomes((0..3).map(lock).collect(), &[Outcome::Held]);
             assert_eq!(world.grants.lock().unwrap().len(), 3);
-            world.assert_over();
+            world.assert_nothing_left();
         });
     }
 }
 
 #[test]
 fn first_come_first_served() {
-    for most_handovers in [0, 1, 9] {
+    for max_handovers in [0, 1, 9] {
         check(move || {
-            let world = World::new(most_handovers);
+            let world = World::new(max_handovers);
             let lease = world.held();
-            let threads: Vec<_> = (0..3)
-                .map(|who| {
-                    let ticket = world.queued();
-                    spawn(&world, move |world| world.wait(who, &ticket))
-                })
-                .collect();
+            let threads = spawn_waiting(&world, 3);
             world.finish(&lease);
-            for thread in threads {
-                assert_eq!(thread.join().unwrap(), Got::Held);
-            }
+            assert_outcomes(threads, &[Outcome::Held]);
             assert_eq!(*world.grants.lock().unwrap(), [0, 1, 2]);
-            world.assert_over();
+            world.assert_nothing_left();
         });
     }
 }
 
 #[test]
-fn the_wait_ends_while_the_lease_is_handed_over() {
-    for most_handovers in [0, 9] {
+fn wait_ends_while_the_lease_is_handed_over() {
+    for max_handovers in [0, 9] {
         check(move || {
-            let world = World::new(most_handovers);
+            let world = World::new(max_handovers);
             let lease = world.held();
             let (first, second) = (world.queued(), world.queued());
             let first = spawn(&world, move |world| world.give_up(1, &first));
             let second = spawn(&world, move |world| world.wait(2, &second));
             world.finish(&lease);
-            assert!(matches!(first.join().unwrap(), Got::Held | Got::Busy));
-            assert_eq!(second.join().unwrap(), Got::Held);
-            world.assert_over();
+            assert_outcomes(vec![first], &[Outcome::Held, Outcome::Busy]);
+            assert_outcomes(vec![second], &[Outcome::Held]);
+            world.assert_nothing_left();
         });
     }
 }
 
 #[test]
-fn a_cancel_while_the_lease_is_handed_over() {
+fn cancel_while_the_lease_is_handed_over() {
     check(|| {
         let world = World::new(9);
         let lease = world.held();
-        let ticket = world.queued();
-        let unparked = ticket.clone();
+        let waiter = world.queued();
+        let unparked = Arc::clone(&waiter);
         let cancel = thread::spawn(move || unparked.unpark());
-        // Wakes by the unpark or by the hand-over; in the first case it gives up, whatever comes.
-        let waiter = spawn(&world, move |world| match ticket.wait(None) {
-            Some(given) => world.given(1, given),
-            None => world.give_up(1, &ticket),
+        // It wakes by the unpark or by the hand-over. After the unpark it gives up in any case.
+        let thread = spawn(&world, move |world| match waiter.wait(None) {
+            Some(given) => world.use_given(1, given),
+            None => world.give_up(1, &waiter),
         });
         world.finish(&lease);
         cancel.join().unwrap();
-        waiter.join().unwrap();
-        world.assert_over();
+        thread.join().unwrap();
+        world.assert_nothing_left();
     });
 }
 
 #[test]
-fn a_poke_alone_wakes() {
+fn unpark_alone_wakes_a_waiter() {
     check(|| {
         let world = World::new(9);
         let lease = world.held();
-        let ticket = world.queued();
-        let unparked = ticket.clone();
+        let waiter = world.queued();
+        let unparked = Arc::clone(&waiter);
         let cancel = thread::spawn(move || unparked.unpark());
-        assert!(ticket.wait(None).is_none());
-        assert_eq!(world.give_up(1, &ticket), Got::Busy);
+        assert!(waiter.wait(None).is_none());
+        assert_eq!(world.give_up(1, &waiter), Outcome::Busy);
         cancel.join().unwrap();
         world.finish(&lease);
-        world.assert_over();
+        world.assert_nothing_left();
     });
 }
 
 #[test]
-fn one_attempt_never_hangs_and_never_lies() {
+fn single_attempt_always_ends_with_the_truth() {
     check(|| {
         let world = World::new(9);
-        let threads: Vec<_> = (0..3)
-            .map(|who| spawn(&world, move |world| world.lock(who, who > 0)))
-            .collect();
-        let got: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
-        assert_eq!(got[0], Got::Held, "the one that waits gets it");
-        assert!(got.iter().all(|got| matches!(got, Got::Held | Got::Busy)));
-        world.assert_over();
+        let lock = |thread| spawn(&world, move |world| world.lock(thread, thread > 0));
+        let mut threads: Vec<_> = (0..3).map(lock).collect();
+        let single_attempts = threads.split_off(1);
+        assert_outcomes(threads, &[Outcome::Held]);
+        assert_outcomes(single_attempts, &[Outcome::Held, Outcome::Busy]);
+        world.assert_nothing_left();
     });
 }
 
 #[test]
-fn a_store_that_fails_is_not_busy() {
+fn failing_store_is_not_busy() {
     check(|| {
         let world = World::new(9);
-        head_of(&world);
-        let once = spawn(&world, |world| world.lock(1, true));
-        let head = spawn(&world, |world| world.queue.pass(&Name, Some("gone")));
-        head.join().unwrap();
-        // Failed with the head, or came later and asked for itself.
-        assert!(matches!(once.join().unwrap(), Got::Failed | Got::Held));
-        world.assert_over();
+        world.assert_head();
+        let single_attempt = spawn(&world, |world| world.lock(1, true));
+        world.queue.pass(&LockName, Some(Error));
+        // It fails with the head, or comes later and asks the store itself.
+        assert_outcomes(vec![single_attempt], &[Outcome::Failed, Outcome::Held]);
+        world.assert_nothing_left();
     });
 }
 
-/// Enters as the head that waits for the store's first answer.
-fn head_of(world: &Arc<World>) {
-    assert!(matches!(
-        world.queue.enter(&Name, (), false),
-        Entered::HeadPermit
-    ));
-}
-
 #[test]
-fn behind_a_head_without_an_answer_a_wait_that_ends_is_not_busy() {
+fn wait_that_ends_before_the_store_answers_is_not_busy() {
     check(|| {
         let world = World::new(9);
-        head_of(&world);
-        let waiters: Vec<_> = (0..2)
-            .map(|who| {
-                let ticket = world.queued();
-                spawn(&world, move |world| world.give_up(who, &ticket))
-            })
-            .collect();
-        // The head steps down without an answer: it was cancelled.
-        let head = spawn(&world, |world| world.queue.pass(&Name, None));
-        head.join().unwrap();
-        for waiter in waiters {
-            assert_eq!(waiter.join().unwrap(), Got::Silent);
-        }
-        world.assert_over();
+        world.assert_head();
+        let threads = spawn_giving_up(&world);
+        // The head was cancelled.
+        world.queue.pass(&LockName, None);
+        assert_outcomes(threads, &[Outcome::Silent]);
+        world.assert_nothing_left();
     });
 }
 
 #[test]
-fn a_wait_that_ends_as_the_head_fails_is_not_busy() {
+fn wait_that_ends_while_the_store_fails_is_not_busy() {
     check(|| {
         let world = World::new(9);
-        head_of(&world);
-        let waiters: Vec<_> = (0..2)
-            .map(|who| {
-                let ticket = world.queued();
-                spawn(&world, move |world| world.give_up(who, &ticket))
-            })
-            .collect();
-        let head = spawn(&world, |world| world.queue.pass(&Name, Some("gone")));
-        head.join().unwrap();
-        for waiter in waiters {
-            let got = waiter.join().unwrap();
-            assert!(matches!(got, Got::Silent | Got::Failed), "{got:?}");
-        }
-        world.assert_over();
+        world.assert_head();
+        let threads = spawn_giving_up(&world);
+        world.queue.pass(&LockName, Some(Error));
+        assert_outcomes(threads, &[Outcome::Silent, Outcome::Failed]);
+        world.assert_nothing_left();
     });
 }
 
 #[test]
-fn a_wait_that_ends_is_busy_only_once_a_holder_was_seen() {
+fn wait_that_ends_is_busy_only_once_a_holder_was_seen() {
     check(|| {
         let world = World::new(0);
-        head_of(&world);
-        let seen = Arc::new(Mutex::new(false));
-        let waiters: Vec<_> = (0..2)
-            .map(|who| {
-                let (ticket, seen) = (world.queued(), Arc::clone(&seen));
-                spawn(&world, move |world| {
-                    let got = world.give_up(who, &ticket);
-                    assert!(got != Got::Busy || *seen.lock().unwrap(), "nobody held it");
-                    got
-                })
-            })
-            .collect();
-        let head = {
-            let (world, seen) = (Arc::clone(&world), Arc::clone(&seen));
-            thread::spawn(move || {
-                *seen.lock().unwrap() = true;
-                world.ask(9)
+        world.assert_head();
+        let is_held = Arc::new(Mutex::new(false));
+        let give_up = |thread| {
+            let (waiter, is_held) = (world.queued(), Arc::clone(&is_held));
+            spawn(&world, move |world| {
+                let outcome = world.give_up(thread, &waiter);
+                let is_true = outcome != Outcome::Busy || *is_held.lock().unwrap();
+                assert!(is_true, "no thread held it");
+                outcome
             })
         };
-        assert_eq!(head.join().unwrap(), Got::Held);
-        for waiter in waiters {
-            let got = waiter.join().unwrap();
-            assert!(matches!(got, Got::Silent | Got::Busy), "{got:?}");
-        }
-        world.assert_over();
+        let threads: Vec<_> = (0..2).map(give_up).collect();
+        *is_held.lock().unwrap() = true;
+        assert_eq!(world.acquire_as_head(9), Outcome::Held);
+        assert_outcomes(threads, &[Outcome::Silent, Outcome::Busy]);
+        world.assert_nothing_left();
     });
 }
 
 #[test]
-fn a_lost_hold_is_passed_on_once() {
+fn lost_hold_is_passed_on_once() {
     check(|| {
         let world = World::new(0);
         let lease = world.held();
-        let waiters: Vec<_> = (0..2)
-            .map(|who| {
-                let ticket = world.queued();
-                spawn(&world, move |world| world.wait(who, &ticket))
-            })
-            .collect();
+        let waiters = spawn_waiting(&world, 2);
         let lost = Arc::clone(&lease);
         // The store has given up the lease, so the next head may be granted.
         world.store_release();
-        let watch = spawn(&world, move |world| world.queue.detach(&Name, &lost));
-        match world.queue.finish(&Name, &lease, |()| false) {
+        let detach = spawn(&world, move |world| world.queue.detach(&LockName, &lost));
+        match world.queue.finish(&LockName, &lease, |_| false) {
             Finished::Detached => {}
-            Finished::Release => world.queue.pass(&Name, None),
-            other => panic!("two wait, and it says {other:?}"),
+            Finished::Release => world.queue.pass(&LockName, None),
+            Finished::HandedOver => panic!("a lost lease was handed over"),
         }
-        watch.join().unwrap();
-        for waiter in waiters {
-            assert_eq!(waiter.join().unwrap(), Got::Held);
-        }
-        world.assert_over();
+        detach.join().unwrap();
+        assert_outcomes(waiters, &[Outcome::Held]);
+        world.assert_nothing_left();
     });
 }
 
 #[test]
-fn the_guard_is_dropped_while_the_keeper_is() {
+fn guard_is_dropped_while_the_keeper_is() {
     check(|| {
         let world = World::new(9);
         let lease = world.held();
-        let of = Arc::downgrade(&world);
-        let waiter = {
-            let ticket = world.queued();
-            spawn(&world, move |world| world.wait(1, &ticket))
-        };
-        let guard = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.finish(&lease))
-        };
-        // The watching thread looks at what is there, if anything still is.
-        let watch = thread::spawn(move || {
-            if let Some(world) = of.upgrade() {
+        let weak = Arc::downgrade(&world);
+        let waiters = spawn_waiting(&world, 1);
+        let guard = spawn(&world, move |world| world.finish(&lease));
+        // The thread that watches deadlines scans the queue, if that still exists.
+        let scan = thread::spawn(move || {
+            if let Some(world) = weak.upgrade() {
                 world.queue.scan(u64::MAX, |_| u64::MAX);
             }
         });
         drop(world);
         guard.join().unwrap();
-        watch.join().unwrap();
-        assert_eq!(waiter.join().unwrap(), Got::Held);
+        scan.join().unwrap();
+        assert_outcomes(waiters, &[Outcome::Held]);
     });
 }

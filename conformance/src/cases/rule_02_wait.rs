@@ -100,7 +100,7 @@ pub(super) fn busy_lock_times_out(rig: &Rig<'_>) -> Outcome {
     let error = build(rig.builder().wait(wait)).lock("a").map(drop);
     let error = error.expect_err("the name is held");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
-    assert_eq!(error.name().map(|name| name.as_str()), Some("a"));
+    assert_eq!(error.name(), Some("a"));
     Ok(())
 }
 

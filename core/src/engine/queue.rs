@@ -1,10 +1,9 @@
-//! The queue inside the process: for every name the thread that asks the store, the hold, and the
-//! threads that wait, in order.
+//! The queue inside the process: for every name in use, which thread asks the store, the hold, and
+//! the threads that wait, first come, first served.
 //!
-//! A table of names, each with a stage and a FIFO wait queue. Every change of a name happens
-//! under its shard's mutex, and that alone decides races such as "the wait ends while the lease is
-//! handed over". The queue knows neither time nor store: what it cannot decide it is told. That is
-//! why a model checker can run all of it (`tests/model.rs` compiles this very file).
+//! Every change of a name happens under its shard's mutex, and that alone decides races such as "the
+//! wait ends while the lease is handed over". The queue knows neither time nor store, so a model
+//! checker can run all of it: `tests/model.rs` compiles this very file.
 //!
 //! Lock order: a shard, then a waiter's slot. Closures that run under a shard's mutex must not
 //! call the queue.
@@ -15,122 +14,107 @@ use std::time::Duration;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as TableEntry;
 
-use crate::sync::{Arc, Condvar, Mutex, MutexGuard, lock, wait};
+use super::hold::Hold;
+use crate::error::Error;
+use crate::name::LockName;
+use crate::options::LeasePolicy;
+use crate::sync::{Arc, Condvar, Mutex, MutexGuard, SHARDS, lock, wait};
 
-/// What names are looked up by.
-pub(crate) trait Key: Clone + Eq {
-    fn hash64(&self) -> u64;
-}
-
-/// The queue of one keeper. `H` is a hold that can be handed over, `W` what a waiter wishes for,
-/// `E` the error of a store that did not answer the head.
-pub(crate) struct Queue<K, H, W, E> {
-    first: Shard<K, H, W, E>,
-    rest: Box<[Shard<K, H, W, E>]>,
+/// The queue of one keeper.
+pub(crate) struct Queue {
+    shards: [Shard; SHARDS],
 }
 
 // On a cache line of its own, so that two names of two shards do not share one.
 #[repr(align(64))]
-struct Shard<K, H, W, E>(Mutex<Names<K, H, W, E>>);
+struct Shard(Mutex<Names>);
 
-struct Names<K, H, W, E> {
-    table: HashTable<Name<K, H, W, E>>,
-    /// No hold of this shard is due before this; may be too early, never too late.
+struct Names {
+    table: HashTable<Name>,
+    /// No hold of this shard is due before this time; may be too early, never too late.
     due: u64,
 }
 
-struct Name<K, H, W, E> {
-    key: K,
-    stage: Stage<H>,
-    wait_queue: VecDeque<Arc<Waiter<H, W, E>>>,
+/// A name that is in use.
+struct Name {
+    name: LockName,
+    stage: Stage,
+    waiters: VecDeque<Arc<Waiter>>,
     /// Why the store did not answer the last head that asked.
-    store_error: Option<E>,
+    store_error: Option<Error>,
     /// How often the store's answer to a head showed a holder, of this process or another.
     holders_seen: u64,
 }
 
-enum Stage<H> {
+enum Stage {
     /// The head asks the store, and its first answer is not there yet.
     Asking,
     /// The head waits in the store: another holder was seen.
     Contended,
-    /// A guard of this process holds.
-    Held(Arc<H>),
-    /// The store is being given the lease back; then the next one's turn comes.
+    /// A guard of this process holds the name.
+    Held(Arc<Hold>),
+    /// The lease is on its way back to the store; afterwards the next waiter becomes the head.
     Releasing,
 }
 
-struct Waiter<H, W, E> {
-    wish: W,
-    /// Ends as soon as the name is known to be held: a single attempt.
-    once: bool,
+/// A thread in the wait queue of a name.
+pub(crate) struct Waiter {
+    /// The lease that it wants.
+    policy: LeasePolicy,
+    /// Whether its wait ends as soon as the name is known to be held.
+    is_single_attempt: bool,
     /// The name's `holders_seen` before this waiter could have seen one.
-    before: u64,
-    slot: Mutex<Slot<H, E>>,
+    seen_before: u64,
+    slot: Mutex<Slot>,
     condvar: Condvar,
 }
 
-struct Slot<H, E> {
-    given: Option<Given<H, E>>,
+struct Slot {
+    given: Option<Given>,
     unparked: bool,
 }
 
-/// What a waiter is given, once.
-pub(crate) enum Given<H, E> {
-    /// It is the head now, and asks the store.
+/// What the queue gives to a thread that wants a name, once.
+pub(crate) enum Given {
+    /// The thread is the head: it alone asks the store.
     HeadPermit,
     /// The lease was handed over.
-    Hold(Arc<H>),
-    /// The name is held, and this waiter would not wait.
-    Busy,
-    /// The store did not answer the head, and this one would not wait.
-    Failed(E),
+    Hold(Arc<Hold>),
+    /// Nothing: the wait is over.
+    Nothing(Unserved),
 }
 
-/// The first answer to a thread that wants a name.
-pub(crate) enum Entered<H, W, E> {
-    /// It is the head, and asks the store.
-    HeadPermit,
-    /// The name is held, and the caller would not wait.
-    Busy,
-    /// It waits in the queue.
-    Queued(Ticket<H, W, E>),
-}
-
-/// A waiter of a name's queue.
-pub(crate) struct Ticket<H, W, E>(Arc<Waiter<H, W, E>>);
-
-/// What leaving the queue found.
-pub(crate) enum Left<H, E> {
-    /// It was given something at that very moment, and has to deal with it.
-    Given(Given<H, E>),
-    /// The waiter is no longer in the queue.
-    Gone(Unserved<E>),
-}
-
-/// Why a waiter got nothing in its time.
-pub(crate) enum Unserved<E> {
+/// Why a thread got nothing in its time.
+pub(crate) enum Unserved {
     /// A holder was seen while it waited.
     Busy,
     /// The store failed the last head that asked.
-    Failed(E),
-    /// The store has answered no head while the waiter waited.
+    Failed(Error),
+    /// The store has answered no head while the thread waited.
     Silent,
 }
 
-/// What is to be done with the lease of a guard that is done.
+/// How a thread enters the queue of a name.
+pub(crate) enum Entered {
+    /// It has its answer, and does not wait.
+    Given(Given),
+    /// It waits in the queue.
+    Queued(Arc<Waiter>),
+}
+
+/// What to do with the lease of a guard that is done.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Finished {
     /// Nothing: the next waiter has it.
     HandedOver,
     /// Give it back to the store, then call [`Queue::pass`]: until then no other thread asks for it.
     Release,
-    /// The name was taken from this hold before.
+    /// Give it back to the store. The name was taken from this hold before.
     Detached,
 }
 
-impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
-    pub(crate) fn new(shards: usize) -> Self {
+impl Queue {
+    pub(crate) fn new() -> Self {
         let shard = |_| {
             Shard(Mutex::new(Names {
                 table: HashTable::new(),
@@ -138,212 +122,198 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
             }))
         };
         Self {
-            first: shard(0),
-            rest: (1..shards).map(shard).collect(),
+            shards: std::array::from_fn(shard),
         }
     }
 
-    fn names(&self, key: &K) -> MutexGuard<'_, Names<K, H, W, E>> {
+    fn names(&self, name: &LockName) -> MutexGuard<'_, Names> {
         // The table itself uses the low and the topmost bits.
-        let index = (key.hash64() >> 32) as usize % (self.rest.len() + 1);
-        lock(&self.rest.get(index).unwrap_or(&self.first).0)
+        let index = (name.hash64() >> 32) as usize % SHARDS;
+        let [first, ..] = &self.shards;
+        lock(&self.shards.get(index).unwrap_or(first).0)
     }
 
-    fn shards(&self) -> impl Iterator<Item = &Shard<K, H, W, E>> {
-        std::iter::once(&self.first).chain(&self.rest)
-    }
-
-    /// Wants `key`. With `once` it never waits for a holder, only for the head's first answer.
-    pub(crate) fn enter(&self, key: &K, wish: W, once: bool) -> Entered<H, W, E> {
-        let mut names = self.names(key);
-        let hash = key.hash64();
-        match names
-            .table
-            .entry(hash, |name| name.key == *key, |name| name.key.hash64())
-        {
+    /// Enters the queue of a name. A single attempt never waits for a holder, only for the head's
+    /// first answer.
+    pub(crate) fn enter(
+        &self,
+        name: &LockName,
+        policy: LeasePolicy,
+        is_single_attempt: bool,
+    ) -> Entered {
+        let mut names = self.names(name);
+        let entry = names.table.entry(
+            name.hash64(),
+            |used| used.name == *name,
+            |used| used.name.hash64(),
+        );
+        let mut entry = match entry {
+            TableEntry::Occupied(entry) => entry,
             TableEntry::Vacant(entry) => {
                 entry.insert(Name {
-                    key: key.clone(),
+                    name: name.clone(),
                     stage: Stage::Asking,
-                    wait_queue: VecDeque::new(),
+                    waiters: VecDeque::new(),
                     store_error: None,
                     holders_seen: 0,
                 });
-                Entered::HeadPermit
+                return Entered::Given(Given::HeadPermit);
             }
-            TableEntry::Occupied(mut entry) => {
-                let name = entry.get_mut();
-                if once && matches!(name.stage, Stage::Held(_) | Stage::Contended) {
-                    return Entered::Busy;
-                }
-                let is_seen = !matches!(name.stage, Stage::Asking);
-                let waiter = Arc::new(Waiter {
-                    wish,
-                    once,
-                    before: name.holders_seen.wrapping_sub(u64::from(is_seen)),
-                    slot: Mutex::new(Slot {
-                        given: None,
-                        unparked: false,
-                    }),
-                    condvar: Condvar::new(),
-                });
-                name.wait_queue.push_back(Arc::clone(&waiter));
-                Entered::Queued(Ticket(waiter))
-            }
+        };
+        let used = entry.get_mut();
+        if is_single_attempt && matches!(used.stage, Stage::Held(_) | Stage::Contended) {
+            return Entered::Given(Given::Nothing(Unserved::Busy));
         }
+        let is_seen = !matches!(used.stage, Stage::Asking);
+        let waiter = Arc::new(Waiter {
+            policy,
+            is_single_attempt,
+            seen_before: used.holders_seen.wrapping_sub(u64::from(is_seen)),
+            slot: Mutex::new(Slot {
+                given: None,
+                unparked: false,
+            }),
+            condvar: Condvar::new(),
+        });
+        used.waiters.push_back(Arc::clone(&waiter));
+        Entered::Queued(waiter)
     }
 
-    /// Leaves the wait queue, because the wait is over or was cancelled.
-    pub(crate) fn leave(&self, key: &K, ticket: &Ticket<H, W, E>) -> Left<H, E> {
-        let mut names = self.names(key);
-        let mut unserved = Unserved::Silent;
-        if let Some(name) = names.find(key) {
-            unserved = name.unserved(&ticket.0);
-            name.wait_queue
-                .retain(|waiter| !Arc::ptr_eq(waiter, &ticket.0));
+    /// Leaves the wait queue because the wait is over or was cancelled. The caller has to deal with
+    /// what the waiter was given at that very moment.
+    pub(crate) fn leave(&self, name: &LockName, waiter: &Arc<Waiter>) -> Given {
+        let mut names = self.names(name);
+        let unserved = names.unserved(name, waiter);
+        if let Some(used) = names.find(name) {
+            used.waiters.retain(|other| !Arc::ptr_eq(other, waiter));
         }
-        match lock(&ticket.0.slot).given.take() {
-            Some(given) => Left::Given(given),
-            None => Left::Gone(unserved),
-        }
+        let given = lock(&waiter.slot).given.take();
+        given.unwrap_or(Given::Nothing(unserved))
     }
 
-    /// Passes the head permit on from a waiter whose wait was over when it got it.
-    pub(crate) fn decline(&self, key: &K, ticket: &Ticket<H, W, E>) -> Unserved<E> {
-        let mut names = self.names(key);
-        let unserved = names
-            .find(key)
-            .map_or(Unserved::Silent, |name| name.unserved(&ticket.0));
-        let next = names.pass_head(key);
+    /// Passes the head permit on from a waiter whose wait was over when it got the permit.
+    pub(crate) fn decline(&self, name: &LockName, waiter: &Waiter) -> Unserved {
+        let mut names = self.names(name);
+        let unserved = names.unserved(name, waiter);
+        let next = names.pass_head(name);
         drop(names);
         notify(next);
         unserved
     }
 
     /// Records that the store showed the head another holder: single attempts end.
-    pub(crate) fn contended(&self, key: &K) {
-        let mut names = self.names(key);
-        let mut gone = Vec::new();
-        if let Some(name) = names.find(key)
-            && matches!(name.stage, Stage::Asking)
+    pub(crate) fn contended(&self, name: &LockName) {
+        let mut names = self.names(name);
+        let mut answered = Vec::new();
+        if let Some(used) = names.find(name)
+            && matches!(used.stage, Stage::Asking)
         {
-            name.stage = Stage::Contended;
-            gone = name.record_holder();
+            used.stage = Stage::Contended;
+            answered = used.record_holder();
         }
         drop(names);
-        notify(gone);
+        notify(answered);
     }
 
-    /// The head was granted `hold`, which wants to be looked at when it is `due`.
-    pub(crate) fn hold(&self, key: &K, hold: Arc<H>, due: u64) {
-        let mut names = self.names(key);
+    /// Records that the head was granted `hold`, which [`scan`](Self::scan) polls when it is `due`.
+    pub(crate) fn hold(&self, name: &LockName, hold: Arc<Hold>, due: u64) {
+        let mut names = self.names(name);
         names.due = names.due.min(due);
-        let mut gone = Vec::new();
-        if let Some(name) = names.find(key) {
-            name.stage = Stage::Held(hold);
-            gone = name.record_holder();
+        let mut answered = Vec::new();
+        if let Some(used) = names.find(name) {
+            used.stage = Stage::Held(hold);
+            answered = used.record_holder();
         }
         drop(names);
-        notify(gone);
+        notify(answered);
     }
 
-    /// The head steps down without a grant, or the lease is back in the store: the next one's turn.
-    /// `store_error` is the error of a store that did not answer.
-    pub(crate) fn pass(&self, key: &K, store_error: Option<E>) {
-        let mut names = self.names(key);
-        let mut gone = Vec::new();
-        if let (Some(name), Some(error)) = (names.find(key), store_error) {
-            gone = name.answer_single_attempts(&|| Given::Failed(error.clone()));
-            name.store_error = Some(error);
+    /// Makes the next waiter the head, after the head got no grant or the lease went back to the
+    /// store. `store_error` is the error of a store that did not answer.
+    pub(crate) fn pass(&self, name: &LockName, store_error: Option<Error>) {
+        let mut names = self.names(name);
+        let mut answered = Vec::new();
+        if let (Some(used), Some(error)) = (names.find(name), store_error) {
+            answered = used.answer_single_attempts(|| Unserved::Failed(error.clone()));
+            used.store_error = Some(error);
         }
-        let next = names.pass_head(key);
+        let next = names.pass_head(name);
         drop(names);
-        notify(gone);
+        notify(answered);
         notify(next);
     }
 
-    /// The guard of `hold` is done. `hand_over` is asked, under the shard's mutex, whether the
-    /// lease fits the wish of the next waiter, and makes it theirs if so.
+    /// Ends the guard of `hold`. `hand_over` decides, under the shard's mutex, whether the lease
+    /// serves the policy that the next waiter wants, and counts the hand-over if so.
     pub(crate) fn finish(
         &self,
-        key: &K,
-        hold: &Arc<H>,
-        hand_over: impl FnOnce(&W) -> bool,
+        name: &LockName,
+        hold: &Arc<Hold>,
+        hand_over: impl FnOnce(LeasePolicy) -> bool,
     ) -> Finished {
-        let mut names = self.names(key);
-        let Some(name) = names.find(key) else {
+        let mut names = self.names(name);
+        let Some(used) = names.find(name).filter(|used| used.is_held_by(hold)) else {
             return Finished::Detached;
         };
-        if !name.is_held_by(hold) {
-            return Finished::Detached;
-        }
-        if !name
-            .wait_queue
-            .front()
-            .is_some_and(|next| hand_over(&next.wish))
-        {
-            name.stage = Stage::Releasing;
-            return Finished::Release;
-        }
-        let next = name.wait_queue.pop_front();
-        if let Some(waiter) = &next {
-            waiter.give(Given::Hold(Arc::clone(hold)));
+        let next = match used.waiters.front() {
+            Some(next) if hand_over(next.policy) => used.waiters.pop_front(),
+            _ => None,
+        };
+        match &next {
+            Some(next) => next.give(Given::Hold(Arc::clone(hold))),
+            None => used.stage = Stage::Releasing,
         }
         drop(names);
+        if next.is_none() {
+            return Finished::Release;
+        }
         notify(next);
         Finished::HandedOver
     }
 
     /// Takes the name from a hold that is lost, although its guard may still live; the next waiter
     /// becomes the head.
-    pub(crate) fn detach(&self, key: &K, hold: &Arc<H>) {
-        let mut names = self.names(key);
+    pub(crate) fn detach(&self, name: &LockName, hold: &Arc<Hold>) {
+        let mut names = self.names(name);
         let mut next = None;
-        if names.find(key).is_some_and(|name| name.is_held_by(hold)) {
-            next = names.pass_head(key);
+        if names.find(name).is_some_and(|used| used.is_held_by(hold)) {
+            next = names.pass_head(name);
         }
         drop(names);
         notify(next);
     }
 
-    /// Has a hold looked at when it is `due`, if the name is still its own.
-    pub(crate) fn touch(&self, key: &K, due: u64) {
-        let mut names = self.names(key);
+    /// Has [`scan`](Self::scan) poll the hold of `name` at `due` at the latest.
+    pub(crate) fn note_due(&self, name: &LockName, due: u64) {
+        let mut names = self.names(name);
         names.due = names.due.min(due);
     }
 
-    /// Has every waiter look at the clock and at its cancel token.
+    /// Makes every waiter check the clock and its cancel token.
     pub(crate) fn unpark_all(&self) {
-        for shard in self.shards() {
+        for shard in &self.shards {
             let names = lock(&shard.0);
-            let waiting: Vec<_> = names
-                .table
-                .iter()
-                .flat_map(|name| name.wait_queue.iter().cloned())
-                .collect();
+            let waiters = names.table.iter().flat_map(|used| &used.waiters);
+            let waiters: Vec<_> = waiters.cloned().collect();
             drop(names);
-            for waiter in waiting {
+            for waiter in waiters {
                 waiter.unpark();
             }
         }
     }
 
-    /// Looks at the holds of every shard that has one due by `horizon`; `poll` answers when it is
-    /// due again. Returns when the next look is due.
-    pub(crate) fn scan(&self, horizon: u64, mut poll: impl FnMut(&Arc<H>) -> u64) -> u64 {
+    /// Polls the holds of every shard that has one due by `horizon`; `poll` returns when its hold is
+    /// due again. Returns when the next scan is due.
+    pub(crate) fn scan(&self, horizon: u64, mut poll: impl FnMut(&Arc<Hold>) -> u64) -> u64 {
         let mut next = u64::MAX;
-        for shard in self.shards() {
+        for shard in &self.shards {
             let mut names = lock(&shard.0);
             if names.due <= horizon {
-                names.due = names
-                    .table
-                    .iter()
-                    .filter_map(|name| match &name.stage {
-                        Stage::Held(hold) => Some(poll(hold)),
-                        _ => None,
-                    })
-                    .min()
-                    .unwrap_or(u64::MAX);
+                let holds = names.table.iter().filter_map(|used| match &used.stage {
+                    Stage::Held(hold) => Some(hold),
+                    _ => None,
+                });
+                names.due = holds.map(&mut poll).min().unwrap_or(u64::MAX);
             }
             next = next.min(names.due);
         }
@@ -351,75 +321,86 @@ impl<K: Key, H, W, E: Clone> Queue<K, H, W, E> {
     }
 }
 
-impl<K: Key, H, W, E> Names<K, H, W, E> {
-    fn find(&mut self, key: &K) -> Option<&mut Name<K, H, W, E>> {
-        self.table.find_mut(key.hash64(), |name| name.key == *key)
+impl Names {
+    fn find(&mut self, name: &LockName) -> Option<&mut Name> {
+        self.table
+            .find_mut(name.hash64(), |used| used.name == *name)
+    }
+
+    /// Returns why `waiter` gets nothing if its wait ends now.
+    fn unserved(&mut self, name: &LockName, waiter: &Waiter) -> Unserved {
+        match self.find(name) {
+            None => Unserved::Silent,
+            Some(used) => match &used.store_error {
+                Some(error) => Unserved::Failed(error.clone()),
+                None if used.holders_seen == waiter.seen_before => Unserved::Silent,
+                None => Unserved::Busy,
+            },
+        }
     }
 
     /// Makes the first waiter the head, or forgets the name if there is none.
-    fn pass_head(&mut self, key: &K) -> Option<Arc<Waiter<H, W, E>>> {
+    fn pass_head(&mut self, name: &LockName) -> Option<Arc<Waiter>> {
         let mut entry = self
             .table
-            .find_entry(key.hash64(), |name| name.key == *key)
+            .find_entry(name.hash64(), |used| used.name == *name)
             .ok()?;
-        let name = entry.get_mut();
-        let Some(waiter) = name.wait_queue.pop_front() else {
+        let used = entry.get_mut();
+        let Some(waiter) = used.waiters.pop_front() else {
             entry.remove();
             return None;
         };
-        name.stage = Stage::Asking;
+        used.stage = Stage::Asking;
         waiter.give(Given::HeadPermit);
         Some(waiter)
     }
 }
 
-impl<K, H, W, E> Name<K, H, W, E> {
-    fn is_held_by(&self, hold: &Arc<H>) -> bool {
+impl Name {
+    fn is_held_by(&self, hold: &Arc<Hold>) -> bool {
         matches!(&self.stage, Stage::Held(held) if Arc::ptr_eq(held, hold))
     }
 
-    /// Records that the store showed the head a holder: single attempts end.
-    fn record_holder(&mut self) -> Vec<Arc<Waiter<H, W, E>>> {
+    /// Records that the store's answer to the head showed a holder: single attempts end.
+    fn record_holder(&mut self) -> Vec<Arc<Waiter>> {
         self.holders_seen = self.holders_seen.wrapping_add(1);
-        self.answer_single_attempts(&|| Given::Busy)
+        self.answer_single_attempts(|| Unserved::Busy)
     }
 
-    /// Gives the store's answer to the single attempts that wait for it.
-    fn answer_single_attempts(
-        &mut self,
-        given: &dyn Fn() -> Given<H, E>,
-    ) -> Vec<Arc<Waiter<H, W, E>>> {
+    /// Ends the single attempts that wait for the store's answer. Returns them, to be notified.
+    fn answer_single_attempts(&mut self, answer: impl Fn() -> Unserved) -> Vec<Arc<Waiter>> {
         self.store_error = None;
-        let mut gone = Vec::new();
-        if self.wait_queue.iter().any(|waiter| waiter.once) {
-            self.wait_queue.retain(|waiter| {
-                if waiter.once {
-                    waiter.give(given());
-                    gone.push(Arc::clone(waiter));
-                }
-                !waiter.once
-            });
-        }
-        gone
+        let mut answered = Vec::new();
+        self.waiters.retain(|waiter| {
+            if waiter.is_single_attempt {
+                waiter.give(Given::Nothing(answer()));
+                answered.push(Arc::clone(waiter));
+            }
+            !waiter.is_single_attempt
+        });
+        answered
     }
 }
 
-impl<K, H, W, E: Clone> Name<K, H, W, E> {
-    fn unserved(&self, waiter: &Waiter<H, W, E>) -> Unserved<E> {
-        match &self.store_error {
-            Some(error) => Unserved::Failed(error.clone()),
-            None if self.holders_seen == waiter.before => Unserved::Silent,
-            None => Unserved::Busy,
-        }
-    }
-}
-
-impl<H, W, E> Waiter<H, W, E> {
-    fn give(&self, given: Given<H, E>) {
+impl Waiter {
+    fn give(&self, given: Given) {
         lock(&self.slot).given = Some(given);
     }
 
-    fn unpark(&self) {
+    /// Blocks until something is given, `limit` is over, or [`unpark`](Self::unpark) was called since
+    /// the last call. `None` does not say why: check clock and cancel token, then wait on or
+    /// [`leave`](Queue::leave).
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> Option<Given> {
+        let mut slot = lock(&self.slot);
+        if slot.given.is_none() && !slot.unparked {
+            slot = wait(&self.condvar, slot, limit);
+        }
+        slot.unparked = false;
+        slot.given.take()
+    }
+
+    /// Makes a waiting thread check the clock and its cancel token.
+    pub(crate) fn unpark(&self) {
         lock(&self.slot).unparked = true;
         self.condvar.notify_one();
     }
@@ -427,33 +408,8 @@ impl<H, W, E> Waiter<H, W, E> {
 
 /// Wakes waiters that were given something; after the shard's mutex is free again, so that they do
 /// not run into it.
-fn notify<H, W, E>(waiters: impl IntoIterator<Item = Arc<Waiter<H, W, E>>>) {
+fn notify(waiters: impl IntoIterator<Item = Arc<Waiter>>) {
     for waiter in waiters {
         waiter.condvar.notify_one();
-    }
-}
-
-impl<H, W, E> Ticket<H, W, E> {
-    /// Blocks until something is given, `limit` is over, or [`unpark`](Self::unpark) was called since
-    /// the last look. `None` says nothing about why: look at clock and token, and
-    /// [`leave`](Queue::leave) or wait on.
-    pub(crate) fn wait(&self, limit: Option<Duration>) -> Option<Given<H, E>> {
-        let mut slot = lock(&self.0.slot);
-        if slot.given.is_none() && !slot.unparked {
-            slot = wait(&self.0.condvar, slot, limit);
-        }
-        slot.unparked = false;
-        slot.given.take()
-    }
-
-    /// Has a waiting thread look at its cancel token.
-    pub(crate) fn unpark(&self) {
-        self.0.unpark();
-    }
-}
-
-impl<H, W, E> Clone for Ticket<H, W, E> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
     }
 }

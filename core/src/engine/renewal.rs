@@ -1,7 +1,7 @@
-//! Renewal: what is due, batches of it, the answers, and telling about losses.
+//! Renewal: which leases are due, the batches in which they are renewed, and losses.
 //!
 //! One thread watches the deadlines of all leases and never does I/O; workers renew the leases and
-//! call the user back.
+//! call the user's code.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,58 +15,158 @@ use crate::sync::run_caught;
 use crate::timer::{MAX_SLEEP, Tick};
 use crate::workers::MAX_QUEUED;
 
-use super::hold::{Hold, HoldState};
-use super::state::{Engine, Job};
+use super::hold::{Acquired, Hold, HoldState};
+use super::{Engine, Job};
 
-/// Starts the thread that watches deadlines. It has the engine only while it polls: the engine ends
-/// with its last keeper and guard, and the thread with the engine.
-pub(super) fn start(engine: &Arc<Engine>) -> Result<(), Error> {
-    let (weak, visits) = (Arc::downgrade(engine), Arc::clone(&engine.visits));
-    engine.timer.start("lockkeeper-watch", move |tick| {
-        visits.visit(&weak, |engine| {
-            if tick.jumped {
-                engine.queue.unpark_all();
+impl Engine {
+    /// Starts the thread that watches deadlines, once. It uses the engine only while it polls: the
+    /// engine ends with its last keeper and guard, and the thread with the engine.
+    pub(super) fn start_timer(self: &Arc<Self>) -> Result<(), Error> {
+        if self.is_started.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
+        let run = {
+            let (weak, background) = (weak.clone(), Arc::clone(&background));
+            move |job| background.with(&weak, |engine| engine.run(job)).is_some()
+        };
+        self.timer.start("lockkeeper-watch", move |tick| {
+            background.with(&weak, |engine| engine.poll(tick, &run))
+        })?;
+        self.is_started.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Hands what is due to the workers, which `run` it. Returns when to poll again.
+    fn poll(
+        &self,
+        tick: Tick,
+        run: &(impl Fn(Job) -> bool + Clone + Send + 'static),
+    ) -> HostInstant {
+        let now = tick.now;
+        if tick.jumped {
+            self.queue.unpark_all();
+        }
+        let mut due = Due::default();
+        let mut next = due.gather(self, now, Duration::ZERO);
+        // A lease that is due soon goes along with those that are due: many leases, few round trips.
+        // It is no reason for a batch of its own.
+        if !due.renew.is_empty() {
+            next = due.gather(self, now, self.settings.lease.ttl() / 12);
+        }
+        for hold in &due.lost {
+            self.queue.detach(&hold.name, hold);
+        }
+        let batches = due.renew.chunks(self.capabilities.renew_batch().max(1));
+        let renewals = batches.map(|batch| Job::Renew(batch.to_vec()));
+        let jobs = renewals
+            .chain(due.lost.into_iter().map(Job::NotifyLost))
+            .collect();
+        let mut next = HostInstant::from_nanos(next);
+        if self.workers.push(jobs, run) {
+            next = next.min(now + MAX_QUEUED);
+        }
+        // Threads of the wait queue rely on the poll to notice a clock that jumped.
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            next = next.min(now + MAX_SLEEP);
+        }
+        next
+    }
+
+    fn run(&self, job: Job) {
+        match job {
+            Job::Renew(batch) => self.renew_batch(&batch),
+            Job::NotifyLost(hold) => self.notify_lost(&hold),
+        }
+    }
+
+    /// Reports a loss to the observer and runs the callbacks of the guard that had the hold.
+    pub(super) fn notify_lost(&self, hold: &Arc<Hold>) {
+        let acquired = Acquired::new(Arc::clone(hold));
+        self.notifier
+            .notify(|o| o.lost(&hold.name, acquired.token()));
+        for (of, callback) in acquired.take_callbacks() {
+            run_caught(|| {
+                if of == acquired.handovers {
+                    callback();
+                }
+            });
+        }
+    }
+
+    /// Renews the leases of a batch; each gets its answer.
+    fn renew_batch(&self, holds: &[Arc<Hold>]) {
+        let clock = &*self.clock;
+        let mut taken: Vec<(&Arc<Hold>, ErasedLease, HostInstant)> = holds
+            .iter()
+            .filter_map(|hold| {
+                let (lease, deadline) = hold.take_to_renew(clock)?;
+                Some((hold, lease, deadline))
+            })
+            .collect();
+        let asked_at = clock.now();
+        let mut batch: Vec<RenewRequest<'_, ErasedLease>> = taken
+            .iter_mut()
+            .map(|(hold, lease, deadline)| RenewRequest {
+                lease,
+                ttl: hold.policy.ttl(),
+                deadline: *deadline,
+                answer: None,
+            })
+            .collect();
+        // A backend's panic must not end the renewal of all leases.
+        let result = catch_unwind(AssertUnwindSafe(|| self.provider.renew_batch(&mut batch)));
+        let no_answer = if result.is_err() {
+            "the backend panicked while it renewed"
+        } else {
+            "the backend gave no answer to a renewal"
+        };
+        let no_answer = || Err(Error::new(ErrorKind::Unknown, no_answer));
+        let answers = batch.into_iter().map(|request| request.answer);
+        let answers: Vec<_> = answers.map(|it| it.unwrap_or_else(no_answer)).collect();
+        for ((hold, lease, _), answer) in taken.into_iter().zip(answers) {
+            self.apply_renewal(hold, lease, &answer, asked_at);
+        }
+    }
+
+    /// Renews a lease for its guard's holder, after a renewal that is under way.
+    pub(crate) fn renew_now(&self, hold: &Arc<Hold>) -> Result<Renewal, Error> {
+        let Some((mut lease, deadline)) = hold.wait_to_renew(&*self.clock) else {
+            return Ok(Renewal::Lost);
+        };
+        let (asked_at, ttl) = (self.clock.now(), hold.policy.ttl());
+        let answer = self.provider.renew(&mut lease, ttl, deadline);
+        self.apply_renewal(hold, lease, &answer, asked_at);
+        answer.map_err(|error| self.located(&hold.name, error))
+    }
+
+    /// Brings a lease back from its renewal, and reports the store's answer.
+    fn apply_renewal(
+        &self,
+        hold: &Arc<Hold>,
+        lease: ErasedLease,
+        answer: &Result<Renewal, Error>,
+        asked_at: HostInstant,
+    ) {
+        if let Some(unwanted) = hold.bring_back(lease, answer, asked_at, &*self.clock) {
+            self.discard(unwanted, ());
+        }
+        self.notifier.notify(|o| {
+            let token = Acquired::new(Arc::clone(hold)).token();
+            match answer {
+                Ok(Renewal::Renewed) => o.renewed(&hold.name, token),
+                Ok(Renewal::Lost) => {}
+                Err(error) => o.renewal_unknown(&hold.name, token, error),
             }
-            poll(engine, tick)
-        })
-    })
-}
-
-/// Hands what is due to the workers. Returns when to poll again.
-fn poll(engine: &Arc<Engine>, tick: Tick) -> HostInstant {
-    let now = tick.now;
-    let mut due = Due::default();
-    let mut next = due.gather(engine, now, Duration::ZERO);
-    // A lease that is due soon goes along with those that are due: many leases, few round trips. It
-    // is no reason for a poll's batch of its own.
-    if !due.renew.is_empty() {
-        next = due.gather(engine, now, engine.settings.lease.ttl() / 12);
-    }
-    for hold in &due.lost {
-        engine.queue.detach(&hold.name, hold);
-    }
-    let batches = due.renew.chunks(engine.capabilities.renew_batch().max(1));
-    let renewals = batches.map(|batch| Job::Renew(batch.to_vec()));
-    let jobs = renewals
-        .chain(due.lost.into_iter().map(Job::NotifyLost))
-        .collect();
-    let (weak, visits) = (Arc::downgrade(engine), Arc::clone(&engine.visits));
-    let run = move |job| {
-        let done = visits.visit(&weak, |engine| match job {
-            Job::Renew(batch) => renew(engine, &batch),
-            Job::NotifyLost(hold) => notify_lost(engine, &hold),
         });
-        done.is_some()
-    };
-    let mut next = HostInstant::from_nanos(next);
-    if engine.workers.push(jobs, run) {
-        next = next.min(now + MAX_QUEUED);
+        let due = match hold.state(self.clock.now()) {
+            HoldState::Held => hold.due(),
+            HoldState::Lost => 0,
+            HoldState::Released => return,
+        };
+        self.queue.note_due(&hold.name, due);
+        self.timer.note(HostInstant::from_nanos(due));
     }
-    // Threads of the wait queue rely on the poll to notice a clock that jumped.
-    if engine.waiting.load(Ordering::SeqCst) > 0 {
-        next = next.min(now + MAX_SLEEP);
-    }
-    next
 }
 
 /// The holds that need a worker.
@@ -87,107 +187,10 @@ impl Due {
                 }
                 return u64::MAX;
             }
-            let at = hold.renew_at.load(Ordering::Acquire);
-            let by = now + ahead.min(hold.policy.ttl() / 12);
-            if at <= by.as_nanos() {
-                hold.renew_at.store(u64::MAX, Ordering::Release);
+            if hold.take_due_renewal(now + ahead.min(hold.policy.ttl() / 12)) {
                 self.renew.push(Arc::clone(hold));
             }
             hold.due()
         })
     }
-}
-
-/// Reports a loss to the observer and runs the callbacks of its guard.
-pub(crate) fn notify_lost(engine: &Engine, hold: &Arc<Hold>) {
-    let handovers = hold.handovers();
-    if let Ok(token) = hold.token(handovers) {
-        engine.notifier.tell(|o| o.lost(&hold.name, token));
-    }
-    for (of, callback) in hold.take_callbacks() {
-        run_caught(|| {
-            if of == handovers {
-                callback();
-            }
-        });
-    }
-}
-
-/// Renews the leases of a batch; each gets its answer.
-pub(crate) fn renew(engine: &Engine, holds: &[Arc<Hold>]) {
-    let clock = &*engine.clock;
-    let mut taken: Vec<(&Arc<Hold>, ErasedLease, HostInstant)> = holds
-        .iter()
-        .filter_map(|hold| {
-            let (lease, deadline) = hold.take_to_renew(clock)?;
-            Some((hold, lease, deadline))
-        })
-        .collect();
-    let asked_at = clock.now();
-    let mut batch: Vec<RenewRequest<'_, ErasedLease>> = taken
-        .iter_mut()
-        .map(|(hold, lease, deadline)| RenewRequest {
-            lease,
-            ttl: hold.policy.ttl(),
-            deadline: *deadline,
-            answer: None,
-        })
-        .collect();
-    // A backend's panic must not end the renewal of everybody's leases.
-    let whole = catch_unwind(AssertUnwindSafe(|| engine.provider.renew_batch(&mut batch)));
-    let answers: Vec<_> = batch
-        .into_iter()
-        .map(|renew| {
-            renew
-                .answer
-                .unwrap_or_else(|| Err(no_answer(whole.is_err())))
-        })
-        .collect();
-    for ((hold, lease, _), answer) in taken.into_iter().zip(answers) {
-        apply_renewal(engine, hold, lease, &answer, asked_at);
-    }
-}
-
-fn no_answer(panicked: bool) -> Error {
-    let what = if panicked {
-        "the backend panicked while it renewed"
-    } else {
-        "the backend gave no answer to a renewal"
-    };
-    Error::new(ErrorKind::Unknown, what)
-}
-
-/// Brings a lease back from its renewal and tells whom it concerns.
-pub(crate) fn apply_renewal(
-    engine: &Engine,
-    hold: &Arc<Hold>,
-    lease: ErasedLease,
-    answer: &Result<Renewal, Error>,
-    asked_at: HostInstant,
-) {
-    if let Some(mut lease) = hold.bring_back(lease, answer, asked_at, &*engine.clock) {
-        // Its guard was dropped while the renewal had it, or is lost already.
-        let deadline = engine.clock.now() + hold.policy.ttl();
-        let _ = catch_unwind(AssertUnwindSafe(|| {
-            engine.provider.release(&mut lease, deadline)
-        }));
-    }
-    if engine.notifier.is_some()
-        && let Ok(token) = hold.token(hold.handovers())
-    {
-        match answer {
-            Ok(Renewal::Renewed) => engine.notifier.tell(|o| o.renewed(&hold.name, token)),
-            Ok(Renewal::Lost) => {}
-            Err(error) => engine
-                .notifier
-                .tell(|o| o.renewal_unknown(&hold.name, token, error)),
-        }
-    }
-    let due = match hold.state(engine.clock.now()) {
-        HoldState::Held => hold.due(),
-        HoldState::Lost => 0,
-        HoldState::Over => return,
-    };
-    engine.queue.touch(&hold.name, due);
-    engine.timer.note(HostInstant::from_nanos(due));
 }

@@ -1,0 +1,153 @@
+//! Making a keeper from a provider and settings.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::capabilities::Capability;
+use crate::clock::{Clock, SystemClock};
+use crate::error::{Error, ErrorKind};
+use crate::keeper::LockKeeper;
+use crate::observer::{Notifier, Observer};
+use crate::options::{LeasePolicy, Settings, Wait};
+use crate::provider::LockProvider;
+use crate::token::MAX_HANDOVERS;
+
+impl LockKeeper {
+    /// Begins to make a keeper over `provider`, with the defaults.
+    pub fn builder(provider: Arc<dyn LockProvider>) -> LockKeeperBuilder {
+        LockKeeperBuilder {
+            provider,
+            settings: Settings {
+                wait: Wait::AtMost(Self::DEFAULT_WAIT),
+                lease: LeasePolicy::Renewed {
+                    ttl: Self::DEFAULT_TTL,
+                },
+                margin: None,
+                handover_max: Self::DEFAULT_HANDOVER_MAX,
+                handover_time: Self::DEFAULT_HANDOVER_TIME,
+            },
+            required: Vec::new(),
+            clock: Arc::new(SystemClock),
+            observer: None,
+        }
+    }
+}
+
+/// Makes a [`LockKeeper`].
+#[derive(Clone)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct LockKeeperBuilder {
+    provider: Arc<dyn LockProvider>,
+    settings: Settings,
+    required: Vec<Capability>,
+    clock: Arc<dyn Clock>,
+    observer: Option<Arc<dyn Observer>>,
+}
+
+impl LockKeeperBuilder {
+    pub(crate) fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Sets the lease of an acquisition that names none. Default: renewed, 30 s.
+    pub fn lease(mut self, policy: LeasePolicy) -> Self {
+        self.settings.lease = policy;
+        self
+    }
+
+    /// Sets the wait of an acquisition that names none. Default: 10 s.
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.settings.wait = wait;
+        self
+    }
+
+    /// Sets how much earlier than the store a guard calls itself lost. That covers the time between
+    /// a check and the work after it, and clocks that run at different speeds. Default: a tenth of
+    /// the ttl, at most 1 s. Never more than half of the ttl.
+    pub fn margin(mut self, margin: Duration) -> Self {
+        self.settings.margin = Some(margin);
+        self
+    }
+
+    /// Sets how often in a row a lease is handed over within the process before other processes can
+    /// get the name: 0 (never) to 127. Default: 100.
+    pub fn handover_max(mut self, times: u32) -> Self {
+        self.settings.handover_max = times;
+        self
+    }
+
+    /// Sets for how long a lease is handed over within the process before other processes can get
+    /// the name. Default: 50 ms.
+    pub fn handover_time(mut self, time: Duration) -> Self {
+        self.settings.handover_time = time;
+        self
+    }
+
+    /// Refuses a store without `capability`.
+    pub fn require(mut self, capability: Capability) -> Self {
+        self.required.push(capability);
+        self
+    }
+
+    /// Reports events to `observer`.
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
+    /// Counts deadlines by another clock; for tests.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Makes the keeper. The store is not contacted.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a required capability that the store lacks;
+    /// [`ErrorKind::InvalidTtl`], [`ErrorKind::TtlTooShort`], [`ErrorKind::InvalidWait`] and
+    /// [`ErrorKind::InvalidValue`] for a setting out of bounds.
+    pub fn build(self) -> Result<LockKeeper, Error> {
+        let backend = self.provider.backend();
+        let capabilities = self.provider.capabilities();
+        if let Some(missing) = self.required.iter().find(|it| !capabilities.has(**it)) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("`{missing}` is required, and this store cannot promise it; choose another store or drop the requirement"),
+            )
+            .with_backend(backend));
+        }
+        if self.settings.handover_max > MAX_HANDOVERS {
+            return Err(Error::new(
+                ErrorKind::InvalidValue,
+                format!(
+                    "`handover_max` is {}, and a lease is handed over at most {MAX_HANDOVERS} times",
+                    self.settings.handover_max
+                ),
+            ));
+        }
+        let checked = self.settings.lease.check(&capabilities);
+        checked
+            .and(self.settings.wait.check())
+            .map_err(|error| error.with_backend(backend))?;
+        let notifier = Notifier::new(self.observer);
+        Ok(LockKeeper::open(
+            self.provider,
+            self.settings,
+            self.clock,
+            notifier,
+        ))
+    }
+}
+
+impl fmt::Debug for LockKeeperBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockKeeperBuilder")
+            .field("provider", &self.provider)
+            .field("settings", &self.settings)
+            .field("required", &self.required)
+            .finish_non_exhaustive()
+    }
+}

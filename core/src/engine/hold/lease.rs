@@ -1,0 +1,222 @@
+//! The provider's lease of a hold: who has it, and how it comes back.
+
+use crate::clock::{Clock, HostInstant};
+use crate::error::{Error, ErrorKind};
+use crate::provider::{ErasedLease, Renewal};
+use crate::sync::{MutexGuard, lock};
+
+use super::{Callbacks, Hold, HoldState, Inside, LeaseSlot};
+
+/// What a guard that is released leaves behind.
+pub(crate) struct Ended {
+    /// Whether the lock was held until now.
+    pub(crate) in_time: bool,
+    /// `None` if a renewal has the lease, or if it was released.
+    pub(crate) lease: Option<ErasedLease>,
+    /// The caller's code, to be dropped with no lock held.
+    pub(crate) callbacks: Callbacks,
+}
+
+impl LeaseSlot {
+    /// Takes the lease out if it is here, and leaves `instead`.
+    fn take(&mut self, instead: LeaseSlot) -> Option<ErasedLease> {
+        match std::mem::replace(self, instead) {
+            LeaseSlot::Here(lease) => Some(lease),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    fn take_to_renew(&mut self) -> Option<ErasedLease> {
+        self.take(LeaseSlot::Away { is_unwanted: false })
+    }
+}
+
+impl Hold {
+    /// Takes the lease out for a renewal, with the renewal's deadline. `None` if the lease is lost,
+    /// released, or with another renewal.
+    pub(crate) fn take_to_renew(&self, clock: &dyn Clock) -> Option<(ErasedLease, HostInstant)> {
+        let mut inside = lock(&self.inside);
+        // The guard is not released while the lease is here, so the deadline is not `NEVER`.
+        let until = self.until();
+        if clock.now() >= until {
+            return None;
+        }
+        Some((inside.lease.take_to_renew()?, until))
+    }
+
+    /// Takes the lease out for a renewal by a caller. Waits for a renewal that is under way, at most
+    /// until the deadline. `None` if the lease is lost or released.
+    pub(crate) fn wait_to_renew(&self, clock: &dyn Clock) -> Option<(ErasedLease, HostInstant)> {
+        let (mut inside, until) = self.wait_for_lease(clock)?;
+        Some((inside.lease.take_to_renew()?, until))
+    }
+
+    /// Returns what `read` finds in the lease. Waits for a renewal that is under way, at most until
+    /// the deadline. `None` if the lease is lost or released.
+    pub(crate) fn read<R>(
+        &self,
+        clock: &dyn Clock,
+        read: impl FnOnce(&ErasedLease) -> R,
+    ) -> Option<R> {
+        match &self.wait_for_lease(clock)?.0.lease {
+            LeaseSlot::Here(lease) => Some(read(lease)),
+            LeaseSlot::Away { .. } | LeaseSlot::Gone => None,
+        }
+    }
+
+    /// Waits until no renewal has the lease, at most until the deadline, which is returned as well.
+    fn wait_for_lease(&self, clock: &dyn Clock) -> Option<(MutexGuard<'_, Inside>, HostInstant)> {
+        let mut inside = lock(&self.inside);
+        loop {
+            let until = self.until();
+            let left = until.saturating_since(clock.now());
+            match &inside.lease {
+                _ if left.is_zero() => return None,
+                LeaseSlot::Here(_) => return Some((inside, until)),
+                LeaseSlot::Away { .. } => inside = self.wait_for_change(inside, left),
+                LeaseSlot::Gone => return None,
+            }
+        }
+    }
+
+    /// Brings the lease back from a renewal, with the store's answer. Returns a lease that is of no
+    /// use any more, to be released.
+    pub(crate) fn bring_back(
+        &self,
+        lease: ErasedLease,
+        answer: &Result<Renewal, Error>,
+        asked_at: HostInstant,
+        clock: &dyn Clock,
+    ) -> Option<ErasedLease> {
+        let ttl = self.policy.ttl();
+        let (is_late, renew_at) = match answer {
+            Ok(Renewal::Renewed) => {
+                let until = asked_at + ttl - self.margin;
+                self.deadline.extend(until, || clock.now());
+                // Renewed in the store after the guard was lost: the lease would keep the name for
+                // another ttl without a guard.
+                let is_late = self.state(clock.now()) == HoldState::Lost;
+                (is_late, Some(asked_at + ttl / 3))
+            }
+            Ok(Renewal::Lost) => {
+                self.lose();
+                (false, None)
+            }
+            Err(_) => (false, Some(clock.now() + ttl / 12)),
+        };
+        let mut inside = lock(&self.inside);
+        let is_unwanted = is_late || matches!(inside.lease, LeaseSlot::Away { is_unwanted: true });
+        let unwanted = if is_unwanted {
+            inside.lease = LeaseSlot::Gone;
+            Some(lease)
+        } else {
+            inside.lease = LeaseSlot::Here(lease);
+            None
+        };
+        // Only now: a renewal that is due before the lease is here would not find it, and there
+        // would be no other.
+        if let Some(at) = renew_at {
+            self.schedule_renewal(at);
+        }
+        self.notify(&inside);
+        unwanted
+    }
+
+    /// Takes the lease out to release it. Waits until `deadline` for a renewal that has it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unknown`] if the renewal still has it then; it is released when it comes back.
+    pub(crate) fn take_to_release(
+        &self,
+        deadline: HostInstant,
+        clock: &dyn Clock,
+    ) -> Result<Option<ErasedLease>, Error> {
+        let mut inside = lock(&self.inside);
+        while let LeaseSlot::Away { is_unwanted } = &mut inside.lease {
+            let left = deadline.saturating_since(clock.now());
+            if left.is_zero() {
+                *is_unwanted = true;
+                return Err(Error::new(
+                    ErrorKind::Unknown,
+                    "a renewal has no reply yet; the lock is released when the renewal returns, and by the store after its ttl at the latest",
+                ));
+            }
+            inside = self.wait_for_change(inside, left);
+        }
+        Ok(inside.lease.take(LeaseSlot::Gone))
+    }
+
+    /// Ends the guard that has the hold: from here on nothing is renewed, and no loss is reported.
+    /// It takes one lock for everything, since every release comes through here.
+    pub(crate) fn end(&self, now: HostInstant) -> Ended {
+        let mut inside = lock(&self.inside);
+        let in_time = self.deadline.release(now);
+        // The loss of a guard that was lost may still have to be reported.
+        let callbacks = if in_time {
+            std::mem::take(&mut inside.on_lost)
+        } else {
+            Vec::new()
+        };
+        let lease = inside.lease.take(LeaseSlot::Gone);
+        self.notify(&inside);
+        Ended {
+            in_time,
+            lease,
+            callbacks,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::name::LockName;
+    use crate::options::LeasePolicy;
+    use crate::token::FencingToken;
+
+    /// The reply takes so long that the next renewal is due at once.
+    #[test]
+    fn no_renewal_is_due_before_the_lease_is_back() {
+        let (clock, ttl) = (ManualClock::new(), Duration::from_secs(12));
+        let asked_at = clock.now();
+        let hold = Hold::new(
+            LockName::new("a").unwrap(),
+            LeasePolicy::Renewed { ttl },
+            Duration::ZERO,
+            ErasedLease::new(()),
+            FencingToken::new(1, 0).unwrap(),
+            asked_at,
+            asked_at,
+        );
+        let (lease, until) = hold.take_to_renew(&clock).unwrap();
+        hold.renew_at.store(u64::MAX, Ordering::SeqCst);
+        clock.advance(ttl / 2);
+        let asked_at = asked_at + ttl / 8;
+        // The lease cannot come back while this is locked.
+        let inside = lock(&hold.inside);
+        let answer = Ok(Renewal::Renewed);
+        thread::scope(|scope| {
+            let back = scope.spawn(|| hold.bring_back(lease, &answer, asked_at, &clock));
+            while hold.until() == until {
+                thread::yield_now();
+            }
+            // Time to do it wrong; a test that is too quick sees less, and fails no more for it.
+            for _ in 0..1_000 {
+                thread::yield_now();
+            }
+            let is_due = hold.renew_at.load(Ordering::SeqCst) != u64::MAX;
+            drop(inside);
+            assert!(back.join().unwrap().is_none());
+            assert!(!is_due, "a renewal that comes now finds no lease");
+        });
+        assert!(hold.take_due_renewal(clock.now()) && hold.take_to_renew(&clock).is_some());
+    }
+}
