@@ -1,4 +1,4 @@
-//! What the one on call asks of a store: who holds what, take it from them, is the store fit.
+//! The operators' interface of a store: its holders, forced releases, and whether it is fit for locks.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -8,45 +8,43 @@ use crate::error::Error;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
-/// The questions of the one on call to a store; see [`LockKeeper::admin`].
+/// The operators' interface of a store; see [`LockKeeper::admin`](crate::LockKeeper::admin).
 ///
-/// A provider answers them for its own namespace, from the store itself: what is true for every
-/// process that uses it. Nothing here is on the way of a lock, so it may cost several round trips.
-/// Every call returns by its deadline, plus what one attempt takes.
-///
-/// [`LockKeeper::admin`]: crate::LockKeeper::admin
+/// A provider answers for its own namespace, from the store itself, so the answer counts for every
+/// process that uses the store. No lock waits for these calls, so they may cost several round trips.
+/// Every call returns by its deadline, plus the time of one attempt.
 pub trait Admin: fmt::Debug + Send + Sync {
     /// Returns the names that are held now, in the order of their text: all names, or only `name`. A
     /// name that is between two holders is not in the list.
     ///
     /// # Errors
     /// As [`LockProvider::acquire`](crate::LockProvider::acquire);
-    /// [`ErrorKind::PermissionDenied`](crate::ErrorKind::PermissionDenied) where this user may lock
-    /// but not look; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) where the server does
+    /// [`ErrorKind::PermissionDenied`](crate::ErrorKind::PermissionDenied) if this user may lock, but
+    /// not list locks; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the server does
     /// not list all names. Both say what to allow or switch on.
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error>;
 
     /// Takes a name from the holder that [`held`](Self::held) has shown, and wakes one waiter. Returns
     /// false if that hold is over; a later holder keeps the name.
     ///
-    /// The former holder learns of it from the store, at its next renewal or release, and works on until
-    /// then. The next holder's token is larger, so the data itself can refuse late writes.
+    /// The former holder learns of it at its next renewal or release, and works on until then. The
+    /// next holder's token is larger, so the data itself can refuse late writes.
     ///
     /// # Errors
-    /// As [`held`](Self::held); [`ErrorKind::Unknown`](crate::ErrorKind::Unknown) where it may or
-    /// may not have happened.
+    /// As [`held`](Self::held); [`ErrorKind::Unknown`](crate::ErrorKind::Unknown) if the name may or
+    /// may not have been taken.
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error>;
 
-    /// Looks for what is known to break locks on this kind of store, changing nothing. What an
-    /// ordinary keeper can find out by locking is not looked for here.
+    /// Checks for what is known to break locks on this kind of store, and changes nothing. It does
+    /// not check what an ordinary keeper notices when it locks.
     ///
     /// # Errors
-    /// Only where the store could not be asked at all. What this user may not look at is a
+    /// Only if the store could not be asked at all. What this user may not read is a
     /// [`Severity::Warning`].
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error>;
 
-    /// What [`held`](Self::held) never tells on this store, each in a few words such as "the
-    /// holder's thread".
+    /// Returns what [`held`](Self::held) never contains on this store, each in a few words such as
+    /// "the holder's thread".
     fn cannot_tell(&self) -> &'static [&'static str] {
         &[]
     }
@@ -55,25 +53,24 @@ pub trait Admin: fmt::Debug + Send + Sync {
 /// A name that is held, as far as the store can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldName {
-    /// The name as it was asked for. Where the store keeps only a part or a hash of long names:
-    /// what it keeps, and [`is_whole`](Self::is_whole) is false.
+    /// The name as it was requested, or what the store keeps of a long name: a part or a hash.
     pub name: String,
-    /// Whether [`name`](Self::name) is the name itself.
+    /// Whether [`name`](Self::name) is the whole name.
     pub is_whole: bool,
-    /// Who holds it.
+    /// The holder, as far as it is known.
     pub holder: Holder,
     /// The number that the store gave this grant.
     pub epoch: Option<u64>,
-    /// How long the store keeps it without another sign of life from its holder.
+    /// How long the store keeps the lease without another renewal.
     pub remaining: Option<Duration>,
-    /// How many processes wait for it (a keeper counts as one however many of its threads wait).
+    /// How many processes wait for it. A keeper counts as one, however many of its threads wait.
     pub waiting: Option<u64>,
-    /// What the store knows this very hold by; of use to [`Admin::force_release`] alone.
+    /// How the store identifies this hold; only [`Admin::force_release`] reads it.
     pub mark: String,
 }
 
 impl HeldName {
-    /// A name, and the store's mark of its hold; everything else is not known yet.
+    /// Makes a held name of which only the name and the store's mark are known.
     pub fn new(name: impl Into<String>, mark: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -86,26 +83,26 @@ impl HeldName {
         }
     }
 
-    /// The token of the grant. A holder that got the name by hand-over within its process has one
-    /// that is larger by the number of hand-overs, of which the store does not know.
+    /// Returns the first token of the grant. Hand-overs within the holder's process, which the store
+    /// does not see, add one each.
     pub fn token(&self) -> Option<FencingToken> {
         self.epoch
             .and_then(|epoch| FencingToken::new(epoch, 0).ok())
     }
 }
 
-/// Who holds a name. `None` is what is not known.
+/// The holder of a name. `None` means not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
     /// The name of its host, or its address.
     pub host: Option<String>,
-    /// Its process's id there.
+    /// The id of its process on that host.
     pub pid: Option<u32>,
-    /// The name of the thread that asked.
+    /// The name of the thread that requested the lock.
     pub thread: Option<String>,
-    /// When the process got the name, by the wall clock of the host or server that recorded it.
+    /// When the name was granted, by the wall clock of the host or server that recorded it.
     pub since: Option<SystemTime>,
-    /// The connection or session that holds it, where that is what the store knows a holder by.
+    /// The connection or session that holds the name, if the store identifies a holder by it.
     pub session: Option<String>,
 }
 
@@ -121,7 +118,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// `fine`, `warning` or `unusable`.
+    /// Returns `fine`, `warning` or `unusable`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Severity::Fine => "fine",
@@ -137,26 +134,26 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One thing that was looked at: what was found, what it means, and what to do about it.
+/// The result of one check: what was found, what it means, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// What was looked at, in one or two words: the same on every run, for programs to look for.
+    /// What was checked, in one or two words that are the same on every run, for programs.
     pub topic: &'static str,
     /// What was found, such as "maxmemory-policy is allkeys-lru".
     pub what: String,
-    /// What that means for locks. Empty where it goes without saying.
+    /// What that means for locks. Empty if that is obvious.
     pub meaning: String,
-    /// What to do. Empty where there is nothing to do.
+    /// What to do. Empty if there is nothing to do.
     pub advice: String,
 }
 
-/// Further off than this, the wall clocks of two hosts are not kept in step.
+/// The difference from which on the wall clocks of two hosts are not synchronised.
 const CLOCKS_APART: Duration = Duration::from_secs(1);
 
 impl Finding {
-    /// As it should be.
+    /// Makes a finding of something that is as it should be.
     pub fn fine(topic: &'static str, what: impl Into<String>) -> Self {
         Self {
             severity: Severity::Fine,
@@ -167,7 +164,7 @@ impl Finding {
         }
     }
 
-    /// Locks work, and this can break them or take them away.
+    /// Makes a finding of something that can break locks or take them away.
     pub fn warning(
         topic: &'static str,
         what: impl Into<String>,
@@ -182,7 +179,7 @@ impl Finding {
         }
     }
 
-    /// Locks do not work here, or do not exclude.
+    /// Makes a finding of something with which locks do not work, or do not exclude.
     pub fn unusable(
         topic: &'static str,
         what: impl Into<String>,
@@ -195,15 +192,15 @@ impl Finding {
         }
     }
 
-    /// Adds what it means to one that is fine.
+    /// Adds what a fine finding means.
     #[must_use]
     pub fn meaning(mut self, meaning: impl Into<String>) -> Self {
         self.meaning = meaning.into();
         self
     }
 
-    /// How far the store's wall clock is from this host's: the store said `theirs` at some time
-    /// between `before` and `after` here.
+    /// Compares the store's wall clock, which was `theirs` at some time between `before` and `after`,
+    /// with this host's.
     pub fn clocks(before: SystemTime, theirs: SystemTime, after: SystemTime) -> Self {
         let ahead = theirs.duration_since(after).unwrap_or_default();
         let behind = before.duration_since(theirs).unwrap_or_default();
@@ -231,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_says_its_first_token() {
+    fn held_name_has_the_first_token_of_its_epoch() {
         let mut held = HeldName::new("seat:42", "1");
         assert_eq!(held.token(), None);
         held.epoch = Some(3);
@@ -241,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_are_told_apart_no_finer_than_they_were_read() {
+    fn clocks_are_compared_no_finer_than_they_were_read() {
         let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         let severity = |theirs| Finding::clocks(at(100), at(theirs), at(110)).severity;
         for agree in [100, 105, 110] {

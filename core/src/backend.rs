@@ -31,14 +31,14 @@ use crate::provider::{
 /// - **Names.** Two different strings are two different locks. A name that the store cannot hold as
 ///   it is, is encoded without collisions.
 /// - **Truth.** `Ok(None)` only when another holder was seen. An unreachable store is
-///   [`ErrorKind::Unavailable`]; a reply that did not come is [`ErrorKind::Unknown`].
-/// - **Waiting** is by notification, with a bounded (at most 1 s) and jittered poll behind it. One
-///   release wakes one waiter. When one process has kept a name busy, the processes that waited
-///   before get the name before it does; a notified waiter that does not come delays the others by a
-///   short grace only.
+///   [`ErrorKind::Unavailable`]; a reply that did not come is [`ErrorKind::Unknown`]. The engine asks
+///   again then, under the same [`owner`](AcquireRequest::owner); a backend makes one attempt.
+/// - **Waiting** is by notification; a jittered poll at most every 1 s covers lost notifications. One
+///   release wakes one waiter. Processes that waited get the name before the process that kept it
+///   busy; a notified waiter that does not come delays the others for a short time only.
 /// - **Nothing stays behind** after an acquisition that was not granted: no waiter's entry, no
 ///   connection, no thread.
-/// - **No panic, no call without an end:** every call returns by its deadline, plus the time of one
+/// - **No panic, no call without an end.** Every call returns by its deadline, plus the time of one
 ///   attempt if the deadline has passed already.
 ///
 /// The suite of `lockkeeper-conformance` tests each of these.
@@ -92,7 +92,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Proves that the store still keeps this lease, and has it live for `ttl` from now on.
     ///
-    /// [`Renewal::Lost`] is the store's word only: the lease has expired, or another lease has taken
+    /// [`Renewal::Lost`] comes from the store alone: the lease has expired, or another lease has taken
     /// its place. An expired lease is not revived, even if the name is free.
     ///
     /// # Errors
@@ -117,8 +117,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Frees the name if, and only if, it is still this lease's, and wakes one waiter.
     ///
     /// # Errors
-    /// The outcome is unknown; the store frees the name by itself after ttl. The call returns by
-    /// `deadline`, plus the time of one attempt if that has passed already.
+    /// The outcome is unknown; the engine asks again while time is left, and the store frees the name
+    /// by itself after ttl. The call returns by `deadline`, plus the time of one attempt if that has passed already.
     fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error>;
 
     /// Returns SQL by which a transaction of the application can check that this lease stands;

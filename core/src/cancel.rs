@@ -1,4 +1,4 @@
-//! Waking a thread that waits for a lock.
+//! Ending a wait for a lock from another thread.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,11 +11,17 @@ type Callback = Arc<dyn Fn() + Send + Sync>;
 #[derive(Default)]
 struct Inner {
     cancelled: AtomicBool,
-    next: AtomicU64,
+    next_id: AtomicU64,
     callbacks: Mutex<Vec<(u64, Callback)>>,
 }
 
-/// Wakes every acquisition that was started with a clone of it, now and later; they return
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cancelled: {:?}", self.cancelled)
+    }
+}
+
+/// Ends every acquisition that has a clone of it, now and later. They return
 /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled) and leave nothing behind in the store.
 ///
 /// ```
@@ -26,13 +32,13 @@ struct Inner {
 /// also.cancel();
 /// assert!(stop.is_cancelled());
 /// ```
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct CancelToken {
     inner: Arc<Inner>,
 }
 
 impl CancelToken {
-    /// A token that is not cancelled.
+    /// Makes a token that is not cancelled.
     pub fn new() -> Self {
         Self::default()
     }
@@ -41,22 +47,24 @@ impl CancelToken {
     pub fn cancel(&self) {
         self.inner.cancelled.store(true, Ordering::SeqCst);
         let callbacks: Vec<_> = lock(&self.inner.callbacks).clone();
-        for (_, wake) in callbacks {
-            wake();
+        for (_, callback) in callbacks {
+            callback();
         }
     }
 
-    /// Whether [`cancel`](Self::cancel) was called.
+    /// Returns whether [`cancel`](Self::cancel) was called.
     pub fn is_cancelled(&self) -> bool {
         self.inner.cancelled.load(Ordering::SeqCst)
     }
 
-    /// For backends: calls `wake` on [`cancel`](Self::cancel), at once where that has happened
-    /// already, until the registration is dropped. `wake` must not block, and may come late by one:
-    /// it only says "look again".
+    /// Calls `wake` on [`cancel`](Self::cancel) until the registration is dropped; at once if the
+    /// token is cancelled already. For backends.
+    ///
+    /// `wake` must not block. It may run once more after the registration was dropped, so all it may
+    /// do is make a thread check the token.
     pub fn on_cancel(&self, wake: impl Fn() + Send + Sync + 'static) -> CancelRegistration {
         let wake: Callback = Arc::new(wake);
-        let id = self.inner.next.fetch_add(1, Ordering::Relaxed);
+        let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
         lock(&self.inner.callbacks).push((id, Arc::clone(&wake)));
         if self.is_cancelled() {
             wake();
@@ -68,16 +76,9 @@ impl CancelToken {
     }
 }
 
-impl fmt::Debug for CancelToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CancelToken")
-            .field("cancelled", &self.is_cancelled())
-            .finish_non_exhaustive()
-    }
-}
-
 /// Keeps a callback of [`CancelToken::on_cancel`] registered until it is dropped.
-#[must_use = "dropping it takes the callback back"]
+#[derive(Debug)]
+#[must_use = "dropping it removes the callback"]
 pub struct CancelRegistration {
     id: u64,
     inner: Arc<Inner>,
@@ -89,31 +90,25 @@ impl Drop for CancelRegistration {
     }
 }
 
-impl fmt::Debug for CancelRegistration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CancelRegistration").finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn calls_back_while_registered_and_at_once_when_late() {
+    fn callback_runs_while_registered_and_at_once_after_the_cancel() {
         let token = CancelToken::new();
         let calls = Arc::new(AtomicU64::new(0));
-        let count = |calls: &Arc<AtomicU64>| {
-            let calls = Arc::clone(calls);
-            move || {
+        let register = || {
+            let calls = Arc::clone(&calls);
+            token.on_cancel(move || {
                 calls.fetch_add(1, Ordering::SeqCst);
-            }
+            })
         };
-        drop(token.on_cancel(count(&calls)));
-        let _kept = token.on_cancel(count(&calls));
+        drop(register());
+        let _kept = register();
         token.cancel();
         assert_eq!(calls.load(Ordering::SeqCst), 1);
-        let _late = token.on_cancel(count(&calls));
+        let _late = register();
         assert_eq!(calls.load(Ordering::SeqCst), 2);
     }
 }

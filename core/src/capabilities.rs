@@ -1,4 +1,4 @@
-//! What a store promises beyond the contract that all of them keep.
+//! What a store promises beyond the contract that all stores keep.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
-/// A promise that not every store can keep. Require it, and opening fails where it is missing.
+/// A promise that not every store can keep. If it is required, opening a store without it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Capability {
@@ -14,16 +14,15 @@ pub enum Capability {
     CrossProcess,
     /// Excludes the processes of other hosts.
     CrossHost,
-    /// A lock whose holder's process has died is granted to the next at once rather than after
-    /// its ttl.
+    /// Grants the lock of a process that has died to the next holder at once, not after its ttl.
     DeadOwnerTakeOver,
-    /// SQL within the application's own transaction can prove a hold; see
+    /// Has SQL by which the application's own transaction can prove a hold; see
     /// [`LockGuard::commit_proof`](crate::LockGuard::commit_proof).
     CommitProof,
 }
 
 impl Capability {
-    /// All there are.
+    /// All capabilities.
     pub const ALL: [Capability; 4] = [
         Capability::CrossProcess,
         Capability::CrossHost,
@@ -31,7 +30,7 @@ impl Capability {
         Capability::CommitProof,
     ];
 
-    /// The name by which a config requires it, such as `cross_host`.
+    /// Returns the name by which a config requires it, such as `cross_host`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Capability::CrossProcess => "cross_process",
@@ -75,10 +74,10 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// The smallest ttl that the engine keeps: below it, scheduling delays would eat the lease.
+    /// The smallest ttl of any store: scheduling delays would use up a shorter lease.
     pub const MIN_TTL: Duration = Duration::from_millis(100);
 
-    /// No capability beyond the contract, the smallest ttl, one renewal a call.
+    /// Makes capabilities with nothing beyond the contract, the smallest ttl, and one renewal a call.
     pub const fn new() -> Self {
         Self {
             has: 0,
@@ -116,12 +115,12 @@ impl Capabilities {
         self
     }
 
-    /// Whether it has `capability`.
+    /// Returns whether the store has `capability`.
     pub const fn has(&self, capability: Capability) -> bool {
         self.has & (1 << capability as u32) != 0
     }
 
-    /// The smallest ttl that this store can keep.
+    /// Returns the smallest ttl that this store can keep.
     pub const fn min_ttl(&self) -> Duration {
         self.min_ttl
     }
@@ -131,7 +130,7 @@ impl Capabilities {
         self.attempt_limit
     }
 
-    /// How many leases one call of [`renew_batch`](crate::Backend::renew_batch) takes.
+    /// Returns how many leases one call of [`renew_batch`](crate::Backend::renew_batch) takes.
     pub const fn renew_batch(&self) -> usize {
         self.renew_batch
     }
@@ -148,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_its_own_and_found_by_its_name() {
+    fn capabilities_are_distinct_and_parsed_by_name() {
         for capability in Capability::ALL {
             let only = Capabilities::new().with(capability);
             for other in Capability::ALL {

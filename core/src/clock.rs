@@ -1,12 +1,14 @@
-//! The clock that leases are counted on.
+//! The clock by which leases are counted.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A point on a [`Clock`], in nanoseconds since the host started.
+use crate::sync::lock;
+
+/// A time by a [`Clock`], in nanoseconds since the host started.
 ///
 /// Unlike [`std::time::Instant`] it can be stored in an atomic, and (by [`SystemClock`]) it runs on
 /// while the host sleeps. Sums saturate: [`HostInstant::NEVER`] is later than everything.
@@ -14,84 +16,76 @@ use std::time::Duration;
 pub struct HostInstant(u64);
 
 impl HostInstant {
-    /// The end of time: a deadline that does not come.
+    /// The deadline that is never reached.
     pub const NEVER: HostInstant = HostInstant(u64::MAX);
 
-    /// The point `nanos` nanoseconds after the host started.
+    /// Makes the time `nanos` nanoseconds after the host started.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// Nanoseconds since the host started.
+    /// Returns the nanoseconds since the host started.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// The time from `earlier` to this, zero where `earlier` is later.
+    /// Returns the time from `earlier` to this; zero if `earlier` is later.
     pub fn saturating_since(self, earlier: HostInstant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Whole nanoseconds of a duration; what does not fit is the largest there is.
-fn nanos(duration: Duration) -> u64 {
+fn saturating_nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Add<Duration> for HostInstant {
     type Output = HostInstant;
     fn add(self, span: Duration) -> HostInstant {
-        HostInstant(self.0.saturating_add(nanos(span)))
+        HostInstant(self.0.saturating_add(saturating_nanos(span)))
     }
 }
 
 impl Sub<Duration> for HostInstant {
     type Output = HostInstant;
     fn sub(self, span: Duration) -> HostInstant {
-        HostInstant(self.0.saturating_sub(nanos(span)))
+        HostInstant(self.0.saturating_sub(saturating_nanos(span)))
     }
 }
 
 impl fmt::Debug for HostInstant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == HostInstant::NEVER {
-            return f.write_str("never");
+        match *self {
+            HostInstant::NEVER => f.write_str("never"),
+            HostInstant(nanos) => write!(f, "boot+{:?}", Duration::from_nanos(nanos)),
         }
-        write!(f, "boot+{:?}", Duration::from_nanos(self.0))
     }
 }
 
-/// Where the time comes from. Programs use [`SystemClock`]; tests can use [`ManualClock`].
+/// The source of time. Programs use [`SystemClock`]; tests can use [`ManualClock`].
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// Now. Never less than an earlier answer.
+    /// Returns the time now, which is never before an earlier answer.
     fn now(&self) -> HostInstant;
 
-    /// Asks to be woken whenever the time jumps. Only clocks that are moved by hand need it.
+    /// Calls `wake` whenever the time jumps. Only clocks that are moved by hand need it.
     fn on_jump(&self, wake: Arc<dyn Fn() + Send + Sync>) {
         drop(wake);
     }
 }
 
-/// The host's clock that never steps and runs on in suspend: `CLOCK_BOOTTIME` on Linux and
-/// Android, `CLOCK_MONOTONIC` on Apple systems (where it does the same), else
+/// The host's clock that never steps and keeps running during suspend: `CLOCK_BOOTTIME` on Linux and
+/// Android, `CLOCK_MONOTONIC` on Apple systems (which does the same there), else
 /// [`std::time::Instant`].
 ///
-/// Processes of one host agree on it, so backends for one host may store its moments; but for those
-/// of a time namespace with an offset of its own, see clock_gettime(2) and time_namespaces(7).
+/// Processes of one host agree on it, so backends for one host may store its times. Only a time
+/// namespace may have an offset of its own, see clock_gettime(2) and time_namespaces(7).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
-#[cfg(unix)]
-const HOST_CLOCK: rustix::time::ClockId = {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    {
-        rustix::time::ClockId::Boottime
-    }
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    {
-        rustix::time::ClockId::Monotonic
-    }
-};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const HOST_CLOCK: rustix::time::ClockId = rustix::time::ClockId::Boottime;
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
+const HOST_CLOCK: rustix::time::ClockId = rustix::time::ClockId::Monotonic;
 
 impl Clock for SystemClock {
     #[cfg(unix)]
@@ -106,37 +100,42 @@ impl Clock for SystemClock {
     fn now(&self) -> HostInstant {
         static START: std::sync::LazyLock<std::time::Instant> =
             std::sync::LazyLock::new(std::time::Instant::now);
-        HostInstant(nanos(START.elapsed()))
+        HostInstant(saturating_nanos(START.elapsed()))
     }
 }
-
-type Wakers = Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>;
 
 /// A clock that stands still until a test moves it.
 ///
-/// Deadlines, lost state, renewal and waits in line follow it. How long a thread sleeps in a store
+/// Deadlines, losses, renewals and waits in the process go by it. How long a thread sleeps in a store
 /// does not: that is the operating system's time.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct ManualClock {
     nanos: Arc<AtomicU64>,
-    wakers: Arc<Wakers>,
+    wakers: Arc<Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>>,
 }
 
 impl ManualClock {
-    /// A clock that stands one hour after the host's start.
+    /// Makes a clock that stands one hour after the host's start.
     pub fn new() -> Self {
-        let clock = Self::default();
-        clock.nanos.store(3_600_000_000_000, Ordering::SeqCst);
-        clock
+        Self {
+            nanos: Arc::new(AtomicU64::new(3_600_000_000_000)),
+            wakers: Arc::default(),
+        }
     }
 
-    /// Moves the time forward and wakes whatever waits for it.
+    /// Moves the time forward and wakes the threads that wait for it.
     pub fn advance(&self, span: Duration) {
-        self.nanos.fetch_add(nanos(span), Ordering::SeqCst);
-        let wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
-        for wake in wakers.iter() {
+        let nanos = saturating_nanos(span);
+        self.nanos.fetch_add(nanos, Ordering::SeqCst);
+        for wake in lock(&self.wakers).iter() {
             wake();
         }
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -152,10 +151,7 @@ impl Clock for ManualClock {
     }
 
     fn on_jump(&self, wake: Arc<dyn Fn() + Send + Sync>) {
-        self.wakers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(wake);
+        lock(&self.wakers).push(wake);
     }
 }
 
@@ -164,17 +160,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_saturate() {
-        assert_eq!(HostInstant::NEVER + Duration::MAX, HostInstant::NEVER);
+    fn sums_saturate_and_the_system_clock_runs() {
+        let never = HostInstant::NEVER;
+        assert_eq!(never + Duration::MAX, never);
         assert_eq!(HostInstant(5) - Duration::from_secs(1), HostInstant(0));
-        assert_eq!(
-            HostInstant(5).saturating_since(HostInstant::NEVER),
-            Duration::ZERO
-        );
-    }
-
-    #[test]
-    fn the_system_clock_moves_on() {
+        assert_eq!(HostInstant(5).saturating_since(never), Duration::ZERO);
         let first = SystemClock.now();
         while SystemClock.now() == first {}
         assert!(SystemClock.now() > first);

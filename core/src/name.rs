@@ -8,14 +8,14 @@ use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, ErrorKind};
 
-/// The longest name or namespace, in bytes.
+/// The length of the longest name or namespace, in bytes.
 pub const MAX_NAME_BYTES: usize = 512;
 
-/// Any UTF-8 string of 1 to 512 bytes. Two different strings are two different locks, on every
-/// store: nothing is folded, trimmed, normalised or cut.
+/// The name of a lock: any UTF-8 string of 1 to 512 bytes. Two different strings are two different
+/// locks on every store: nothing is folded, trimmed, normalised or cut.
 ///
-/// Cloning is cheap, and a name that is kept is hashed only once: in a hot loop make the
-/// `LockName` first and lock by reference to it.
+/// Cloning is cheap, and a name that is kept is hashed only once: before a hot loop make the
+/// `LockName`, and lock by reference to it.
 ///
 /// ```
 /// use lockkeeper_core::{ErrorKind, LockName};
@@ -46,18 +46,18 @@ impl LockName {
         Ok(Self { text, hash })
     }
 
-    /// The text as it was given.
+    /// Returns the text as it was given.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// A hash of the name that holds for this process only; for tables that should not hash again.
+    /// Returns a hash of the name for this process only, for tables that should not hash again.
     pub fn hash64(&self) -> u64 {
         self.hash
     }
 }
 
-/// 1 to 512 bytes, else an error that says how many there were and what to do.
+/// Checks that `text`, which is `what`, has 1 to 512 bytes.
 pub(crate) fn check_length(what: &str, text: &str) -> Result<(), Error> {
     match text.len() {
         0 => Err(Error::new(
@@ -127,7 +127,7 @@ impl fmt::Debug for LockName {
 
 /// Text that names a lock: any of std's text types, and [`LockName`], which is not checked again.
 ///
-/// A type of one's own that is `AsRef<str>` names locks with `impl AsLockName for SeatId {}`.
+/// Your own type that is `AsRef<str>` names locks after `impl AsLockName for SeatId {}`.
 pub trait AsLockName: AsRef<str> {
     /// Returns the checked name.
     ///
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds() {
+    fn a_name_has_1_to_512_bytes() {
         assert!(LockName::new("a".repeat(512)).is_ok());
         for bad in [String::new(), "a".repeat(513), "자".repeat(171)] {
             let error = LockName::new(bad).unwrap_err();
@@ -236,9 +236,8 @@ mod tests {
     }
 
     #[test]
-    fn found_by_its_text() {
-        let mut map = std::collections::HashMap::new();
-        map.insert(LockName::new("자리 42").unwrap(), 1);
-        assert_eq!(map.get("자리 42"), Some(&1));
+    fn a_map_finds_a_name_by_its_text() {
+        let name = LockName::new("자리 42").unwrap();
+        assert!(std::collections::HashSet::from([name]).contains("자리 42"));
     }
 }

@@ -1,14 +1,14 @@
-//! Proving a hold where the data is: in the transaction that the lock protects.
+//! Proof of a hold in the transaction that the lock protects.
 
 use std::fmt;
 use std::marker::PhantomData;
 
-/// What a lease can say to the data's own store; see [`Backend::proof`](crate::Backend::proof).
+/// A backend's proof of a lease, in SQL; see [`Backend::proof`](crate::Backend::proof).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
     /// One SQL statement, complete.
     pub sql: String,
-    /// The same with `?` for each value.
+    /// The statement with `?` for each value.
     pub statement: &'static str,
     /// The values, in order.
     pub params: Vec<ProofValue>,
@@ -19,7 +19,7 @@ pub struct Proof {
 pub enum ProofValue {
     /// A text.
     Text(String),
-    /// A whole number.
+    /// An integer.
     Integer(i64),
 }
 
@@ -32,35 +32,44 @@ impl fmt::Display for ProofValue {
     }
 }
 
-/// One SQL statement that asks the store, from within the application's own transaction, whether
-/// the guard that it was made for still holds: it gives one row with one number, 1 where it does
-/// and 0 where it does not.
+/// One SQL statement by which the application's own transaction checks that a guard still holds its
+/// lock. It returns one row with one number: 1 if the lock is held, else 0.
 ///
-/// Run it as the last statement before `COMMIT`, and roll back unless it gave 1: then a holder that
-/// was stopped for too long, or whose session was ended, does not commit what it began in time. It
-/// borrows the guard, so that a guard which was released cannot be proved.
+/// Run it as the last statement before `COMMIT`, and roll back unless it returned 1. Then a holder
+/// that was stopped for too long, or lost its session, does not commit what it began in time. The
+/// proof borrows the guard, so a guard that was released cannot be proved.
 ///
-/// What is left is the time between this statement and the commit. Where that must be closed, too,
-/// write [`LockGuard::token`](crate::LockGuard::token) beside the data as well.
+/// ```
+/// use lockkeeper_core::{Error, LockGuard};
+///
+/// /// `query` runs a statement in the open transaction. Commit if this returns true, else roll back.
+/// fn may_commit(guard: &LockGuard, query: impl Fn(&str) -> i64) -> Result<bool, Error> {
+///     let proof = guard.commit_proof()?;
+///     Ok(query(proof.sql()) == 1)
+/// }
+/// ```
+///
+/// The lock can still be lost between this statement and the commit. If that must not matter, also
+/// write [`LockGuard::token`](crate::LockGuard::token) beside the data.
 ///
 /// # Stores without a proof
-/// MySQL and MariaDB have a proof: `IS_USED_LOCK` answers for the moment at which it is asked. Leases
+/// MySQL and MariaDB have a proof: `IS_USED_LOCK` answers for the time at which it is asked. Leases
 /// that are rows, as on SQLite, cannot be proved by SQL: a transaction sees them as they were when it
-/// first read, however long ago that was. Such a statement would say 1 after the loss, so there is
-/// none. On every store, also where data and locks are on different servers, this works:
+/// first read, so such a statement would return 1 after the loss. On every store, also if data and
+/// locks are on different servers, this works:
 ///
 /// 1. Begin the transaction as a writer, on the data's own connection: `BEGIN IMMEDIATE` on SQLite.
 ///    Do not attach the lock file: that would lock it for all processes.
-/// 2. Do the work. Write [`LockGuard::token`](crate::LockGuard::token) along, and refuse smaller ones:
-///    `UPDATE product SET stock = ?1, token = ?2 WHERE id = ?3 AND token <= ?2`. Roll back where no row
-///    was changed.
+/// 2. Do the work. Write [`LockGuard::token`](crate::LockGuard::token) as well, and refuse smaller
+///    tokens: `UPDATE product SET stock = ?1, token = ?2 WHERE id = ?3 AND token <= ?2`. Roll back if no
+///    row was changed.
 /// 3. As the last step, [`LockGuard::renew`](crate::LockGuard::renew): the keeper asks the store on a
-///    connection of its own. Roll back where it fails; that includes an outcome that is unknown. It
-///    gives a fixed lease a full ttl again, too.
+///    connection of its own. Roll back if it fails, also if the outcome is unknown. A fixed lease has
+///    a full ttl again afterwards, too.
 /// 4. Commit.
 ///
-/// Between the third step and the fourth a whole lease lies: only a program that is stopped there for
-/// that long commits late, and the token of a later holder's write refuses that of an earlier one.
+/// Only a program that is stopped between steps 3 and 4 for a whole lease commits late, and then the
+/// tokens decide.
 #[derive(Clone, Debug)]
 pub struct CommitProof<'g> {
     proof: Proof,
@@ -75,17 +84,17 @@ impl CommitProof<'_> {
         }
     }
 
-    /// The statement with its values in it. They are quoted as the store needs it.
+    /// Returns the statement with its values in it, quoted as the store needs it.
     pub fn sql(&self) -> &str {
         &self.proof.sql
     }
 
-    /// The statement with `?` for each value, to be prepared.
+    /// Returns the statement with `?` for each value, to be prepared.
     pub fn statement(&self) -> &'static str {
         self.proof.statement
     }
 
-    /// The values of [`statement`](Self::statement), in order.
+    /// Returns the values of [`statement`](Self::statement), in order.
     pub fn params(&self) -> &[ProofValue] {
         &self.proof.params
     }

@@ -11,9 +11,9 @@ use crate::error::{Error, ErrorKind};
 use crate::sync::{lock, wait};
 
 /// The longest sleep while something has a deadline. Condvar time-outs do not advance while the host
-/// is suspended, so this is how late a deadline can be noticed after a suspend.
+/// is suspended, so this is how late a deadline may be noticed after a suspend.
 pub(crate) const MAX_SLEEP: Duration = Duration::from_secs(1);
-/// By how much the clock must be ahead of the time that a Condvar counts, to have jumped.
+/// The clock has jumped if it is ahead of the time that a Condvar counts by more than this.
 const JUMP: Duration = Duration::from_millis(100);
 /// The next poll of a thread that was not started, or has nothing due: any due time is earlier.
 const NONE_DUE: u64 = u64::MAX;
@@ -139,10 +139,9 @@ impl Shared {
     ) {
         let mut last = began;
         loop {
-            // Before the poll: what is noted from here on lowers it again, and is not missed.
+            // Before the poll, so that what is noted from here on is not missed.
             self.next.store(NONE_DUE, Ordering::SeqCst);
-            // `Instant` is the time that a Condvar counts: it stands still while the host is
-            // suspended.
+            // A Condvar counts by `Instant`, which stands still while the host is suspended.
             let now = (self.clock.now(), Instant::now());
             let by_condvar = now.1.saturating_duration_since(last.1);
             let jumped = self.jumped.swap(false, Ordering::AcqRel)
@@ -172,10 +171,7 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
         .spawn(body)
         .map(drop)
         .map_err(|error| {
-            Error::new(
-                ErrorKind::Unavailable,
-                format!("the thread `{name}`, which watches leases, cannot be started; raise the limit of threads"),
-            )
-            .with_source(error)
+            let text = format!("the thread `{name}`, which watches leases, cannot be started; raise the limit of threads");
+            Error::new(ErrorKind::Unavailable, text).with_source(error)
         })
 }

@@ -36,7 +36,8 @@ pub const MAX_EPOCH: u64 = (1 << 56) - 1;
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// `epoch << 7 | handovers`: the store mints the epoch, the engine counts the hand-overs.
+    /// Composes a token, `epoch << 7 | handovers`: the store mints the epoch, the engine counts the
+    /// hand-overs.
     pub(crate) fn new(epoch: u64, handovers: u32) -> Result<Self, Error> {
         if epoch == 0 || epoch > MAX_EPOCH || handovers > MAX_HANDOVERS {
             return Err(Error::new(
@@ -131,7 +132,12 @@ mod tests {
 
     #[test]
     fn grows_by_hand_over_and_by_epoch_and_stays_positive() {
-        let token = |epoch, handovers| FencingToken::new(epoch, handovers).unwrap();
+        let token = |epoch, handovers| {
+            FencingToken::new(epoch, 0)
+                .unwrap()
+                .after_handovers(handovers)
+        };
+        assert_eq!(token(7, 3), FencingToken::new(7, 3).unwrap());
         assert!(token(1, 0) < token(1, 1));
         assert!(token(1, MAX_HANDOVERS) < token(2, 0));
         assert!(token(MAX_EPOCH, MAX_HANDOVERS).as_i64() == i64::MAX);

@@ -13,8 +13,8 @@ const MAX_WORKERS: usize = 4;
 /// The time after which untaken jobs bring in more threads.
 pub(crate) const MAX_QUEUED: Duration = Duration::from_millis(5);
 
-/// The queue of jobs and its threads. There is one thread, and further ones start only while jobs
-/// hang, so that a store call that hangs does not delay the others.
+/// The queue of jobs and its threads: one, and further ones only while jobs hang, so that a store call
+/// that hangs does not delay the others.
 pub(crate) struct Workers<J> {
     state: Mutex<State<J>>,
     work: Condvar,
@@ -27,12 +27,12 @@ struct State<J> {
     threads: usize,
     /// The number of jobs taken so far.
     taken: u64,
-    /// What `taken` was when jobs were first seen untaken, and when that was.
+    /// When jobs were first seen untaken, after `taken` before.
     stalled: Option<(u64, Instant)>,
 }
 
 impl<J> State<J> {
-    /// Returns whether all threads hang: none is idle, and none has taken a job for a while.
+    /// Returns whether all threads hang: none is idle, and none has taken a job for [`MAX_QUEUED`].
     fn is_stuck(&mut self) -> bool {
         if self.idle > 0 {
             self.stalled = None;
