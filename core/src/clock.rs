@@ -104,6 +104,8 @@ impl Clock for SystemClock {
     }
 }
 
+type Wake = Arc<dyn Fn() + Send + Sync>;
+
 /// A clock that stands still until a test moves it.
 ///
 /// Deadlines, losses, renewals and waits in the process go by it. How long a thread sleeps in a store
@@ -111,7 +113,7 @@ impl Clock for SystemClock {
 #[derive(Clone)]
 pub struct ManualClock {
     nanos: Arc<AtomicU64>,
-    wakers: Arc<Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>>,
+    wakers: Arc<Mutex<Vec<Wake>>>,
 }
 
 impl ManualClock {

@@ -14,7 +14,7 @@ use lockkeeper_core::{
     Released, Renewal,
 };
 
-/// Keeps the owner of the last request and grants nothing.
+/// Records the owner of the last request, and grants nothing.
 #[derive(Debug, Default)]
 struct Recorder(Mutex<Option<Owner>>);
 
@@ -63,9 +63,9 @@ fn owner() -> Owner {
 /// The pid and the nonce of a request that a forked child makes.
 fn owner_of_a_fork() -> (u32, u64) {
     let (mut here, mut there) = UnixStream::pair().unwrap();
-    // SAFETY: only this thread goes on in the child. It uses memory (which the C library keeps
-    // usable over a fork), a thread and a socket of its own, and ends without running what the
-    // parent has registered for its exit.
+    // SAFETY: only this thread continues in the child. It uses memory (which the C library keeps
+    // usable over a fork), a thread and a socket of its own, and ends without the exit handlers that
+    // the parent has registered.
     #[allow(
         unsafe_code,
         reason = "there is no safe fork, and forks are what is tested"
@@ -94,7 +94,7 @@ fn owner_of_a_fork() -> (u32, u64) {
 }
 
 #[test]
-fn forked_siblings_of_a_process_that_used_a_lock_have_owners_of_their_own() {
+fn forked_siblings_have_different_owners() {
     let parent = owner();
     let siblings = [owner_of_a_fork(), owner_of_a_fork()];
     let nonces: HashSet<u64> = siblings.iter().map(|(_, nonce)| *nonce).collect();

@@ -1,5 +1,5 @@
-//! The engine over a provider that does what the test says: renewal, loss, hand-over and errors,
-//! at exact times.
+//! The engine over a store that does what the test says: renewal, loss, hand-over and errors, at
+//! exact times.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,8 +8,10 @@
     clippy::indexing_slicing
 )]
 
-mod lease;
-mod line;
+mod close;
+mod loss;
 mod reentrant;
+mod renewal;
 mod retry;
-mod script;
+mod scripted_store;
+mod wait_queue;

@@ -1,15 +1,27 @@
-//! Retries after a lost reply.
+//! Retries after a lost reply, and the errors that they end with.
 
-use std::time::Duration;
+use std::error::Error as _;
 
-use lockkeeper_core::{ErrorKind, Released};
+use lockkeeper_core::{Error, ErrorKind, Released};
 
-use crate::script::{Grants, Releases, Script};
+use crate::scripted_store::{Grants, Releases, SECOND, ScriptedStore};
+
+/// Checks that printing an error and its causes, one after the other, repeats no text.
+fn assert_causes_are_shown_once(error: &Error) {
+    let (mut shown, mut cause) = (error.to_string(), error.source());
+    assert!(cause.is_some(), "{error} has a cause");
+    while let Some(error) = cause {
+        let text = error.to_string();
+        assert!(!shown.contains(&text), "{text:?} twice: {shown:?}");
+        shown = format!("{shown}: {text}");
+        cause = error.source();
+    }
+}
 
 #[test]
 fn acquisition_is_repeated_under_the_same_owner_after_a_lost_reply() {
-    let store = Script::new();
-    store.set(|state| state.grants = Grants::ReplyLost { then_works: true });
+    let store = ScriptedStore::new();
+    store.grants(Grants::ReplyLost { then_works: true });
     let guard = store.keeper().try_lock("a").unwrap().unwrap();
     assert!(guard.is_held());
     assert_eq!(store.count("a", "acquire"), 2);
@@ -18,21 +30,22 @@ fn acquisition_is_repeated_under_the_same_owner_after_a_lost_reply() {
 
 #[test]
 fn unreachable_store_after_a_lost_reply_is_unknown_and_the_grant_is_abandoned() {
-    let store = Script::new();
-    store.set(|state| state.grants = Grants::ReplyLost { then_works: false });
+    let store = ScriptedStore::new();
+    store.grants(Grants::ReplyLost { then_works: false });
     let keeper = store.keeper();
     let error = keeper.try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert_causes_are_shown_once(&error);
     assert!(store.count("a", "acquire") > 2);
     assert_eq!(store.count("a", "abandon"), 1);
-    store.set(|state| state.grants = Grants::Work);
+    store.grants(Grants::Work);
     assert!(keeper.try_lock("a").unwrap().is_some());
 }
 
 #[test]
 fn unreachable_store_fails_the_first_attempt_at_once() {
-    let store = Script::new();
-    store.set(|state| state.grants = Grants::Gone);
+    let store = ScriptedStore::new();
+    store.grants(Grants::Unreachable(SECOND));
     let error = store.keeper().lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert_eq!(store.count("a", "acquire"), 1);
@@ -41,20 +54,18 @@ fn unreachable_store_fails_the_first_attempt_at_once() {
 
 #[test]
 fn wait_that_fails_behind_its_deadline_asks_once_more_whether_the_name_is_busy() {
-    let store = Script::new();
+    let store = ScriptedStore::new();
     let other = store.keeper();
     let _holder = other.lock("a").unwrap();
-    let wait = Duration::from_secs(1);
-    store.set(|state| state.grants = Grants::FailedWait(2 * wait));
-    assert!(store.keeper().try_lock_for("a", wait).unwrap().is_none());
+    store.grants(Grants::FailedWait(2 * SECOND));
+    assert!(store.keeper().try_lock_for("a", SECOND).unwrap().is_none());
     assert_eq!(store.count("a", "acquire"), 3);
 }
 
 #[test]
 fn release_is_repeated_after_a_lost_request() {
-    let store = Script::new();
-    let keeper = store.keeper();
-    let guard = keeper.lock("a").unwrap();
+    let store = ScriptedStore::new();
+    let guard = store.keeper().lock("a").unwrap();
     store.set(|state| state.releases = Releases::RequestLost);
     assert_eq!(guard.release().unwrap(), Released::Done);
     assert_eq!(store.count("a", "release"), 2);
@@ -62,11 +73,13 @@ fn release_is_repeated_after_a_lost_request() {
 
 #[test]
 fn release_that_finds_nothing_after_a_lost_reply_is_unknown() {
-    let store = Script::new();
+    let store = ScriptedStore::new();
     let keeper = store.keeper();
     let guard = keeper.lock("a").unwrap();
     store.set(|state| state.releases = Releases::ReplyLost);
-    assert_eq!(guard.release().unwrap_err().kind(), ErrorKind::Unknown);
+    let error = guard.release().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown);
+    assert_causes_are_shown_once(&error);
     assert_eq!(store.count("a", "release"), 2);
     assert!(keeper.try_lock("a").unwrap().is_some());
 }

@@ -1,0 +1,386 @@
+//! A store that does what a test says, on a clock that the test moves.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{
+    AcquireOptions, AcquireRequest, Backend, Capabilities, Clock, Error, ErrorKind, FencingToken,
+    Grant, HostInstant, LeasePolicy, LockKeeper, LockKeeperBuilder, LockName, ManualClock,
+    Observer, Owner, Proof, ProofValue, Released, Renewal,
+};
+
+/// How long a test waits for an event before it fails.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+/// How the store answers the renewals of a name from now on.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) enum Renewals {
+    #[default]
+    Work,
+    Lost,
+    /// There is no answer.
+    Fail,
+    /// There is no answer, and the call does not return.
+    Hang,
+    Panic,
+    /// Renewed, but the reply takes this long by the test's clock.
+    Late(Duration),
+}
+
+/// How the store answers acquisitions from now on.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) enum Grants {
+    #[default]
+    Work,
+    /// No connection; an attempt takes this long by the test's clock.
+    Unreachable(Duration),
+    Panic,
+    /// Granted, but the first reply takes this long by the test's clock.
+    Late(Duration),
+    /// Granted, and the reply is lost. From then on the store works, or is gone.
+    ReplyLost {
+        then_works: bool,
+    },
+    /// Busy, and then the wait fails this long behind its start. From then on the store works.
+    FailedWait(Duration),
+    /// No answer until the test changes this, and none to a cancelled request.
+    Silent,
+}
+
+/// How the store answers the next release.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) enum Releases {
+    #[default]
+    Work,
+    /// Released, and the reply is lost.
+    ReplyLost,
+    /// Not released, and there is no reply.
+    RequestLost,
+}
+
+#[derive(Default, Debug)]
+pub(crate) struct State {
+    /// The epoch and the owner of each name that is held.
+    held: HashMap<String, (u64, Owner)>,
+    epoch: u64,
+    pub(crate) grants: Grants,
+    pub(crate) renewals: HashMap<String, Renewals>,
+    pub(crate) releases: Releases,
+    /// For how long the last renewal may wait for its answer.
+    pub(crate) renewal_limit: Duration,
+    /// The number of calls so far, by name and verb.
+    calls: HashMap<(String, &'static str), usize>,
+}
+
+impl State {
+    fn count(&self, name: &str, verb: &'static str) -> usize {
+        let count = self.calls.get(&(name.to_owned(), verb));
+        count.copied().unwrap_or_default()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct ScriptedStore {
+    pub(crate) clock: ManualClock,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl ScriptedStore {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// A keeper with a ttl of 12 s: renewed every 4 s, and after 1 s where that failed.
+    pub(crate) fn keeper(self: &Arc<Self>) -> LockKeeper {
+        self.builder().build().unwrap()
+    }
+
+    pub(crate) fn builder(self: &Arc<Self>) -> LockKeeperBuilder {
+        let ttl = 12 * SECOND;
+        LockKeeper::builder(Arc::clone(self) as _)
+            .lease(LeasePolicy::Renewed { ttl })
+            .clock(Arc::new(self.clock.clone()))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap()
+    }
+
+    fn record(&self, name: &str, verb: &'static str) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        *state.calls.entry((name.to_owned(), verb)).or_default() += 1;
+        self.changed.notify_all();
+        state
+    }
+
+    pub(crate) fn set(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn grants(&self, how: Grants) {
+        self.set(|state| state.grants = how);
+    }
+
+    pub(crate) fn renewals(&self, name: &str, how: Renewals) {
+        self.set(|state| {
+            state.renewals.insert(name.to_owned(), how);
+        });
+    }
+
+    /// Returns how often `verb` was called for `name`.
+    pub(crate) fn count(&self, name: &str, verb: &'static str) -> usize {
+        self.state().count(name, verb)
+    }
+
+    /// Blocks until `verb` was called `count` times for `name`.
+    pub(crate) fn wait_for(&self, name: &str, verb: &'static str, count: usize) {
+        let is_missing = |state: &mut State| state.count(name, verb) < count;
+        let state = self.state();
+        let waited = self.changed.wait_timeout_while(state, LIMIT, is_missing);
+        let is_late = waited.unwrap().1.timed_out();
+        assert!(!is_late, "{verb} of {name} was not called {count} times");
+    }
+
+    /// Moves the clock on by the time between two renewals, and waits until there is one more.
+    pub(crate) fn next_renewal(&self, name: &str) {
+        let before = self.count(name, "renew");
+        self.clock.advance(4 * SECOND);
+        self.wait_for(name, "renew", before + 1);
+    }
+}
+
+impl Backend for ScriptedStore {
+    type Lease = ScriptedLease;
+
+    fn backend(&self) -> &'static str {
+        "scripted"
+    }
+
+    fn location(&self) -> String {
+        "scripted:".to_owned()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ScriptedLease>>, Error> {
+        let name = request.name().as_str().to_owned();
+        // A call takes time: its start is later than what the engine read before.
+        self.clock.advance(Duration::from_nanos(1));
+        let asked_at = request.now();
+        let mut state = self.record(&name, "acquire");
+        while state.grants == Grants::Silent {
+            state = self.wait(state);
+            if request.is_cancelled() {
+                return Ok(None);
+            }
+        }
+        match state.grants {
+            Grants::Work | Grants::Silent | Grants::ReplyLost { .. } => {}
+            Grants::Unreachable(span) => {
+                self.clock.advance(span);
+                return Err(Error::new(ErrorKind::Unavailable, "out of reach"));
+            }
+            Grants::FailedWait(span) => {
+                state.grants = Grants::Work;
+                drop(state);
+                request.contended();
+                self.clock.advance(span);
+                return Err(Error::new(ErrorKind::Unavailable, "no connection"));
+            }
+            Grants::Panic => panic!("as the test wants"),
+            Grants::Late(span) => {
+                state.grants = Grants::Work;
+                self.clock.advance(span);
+            }
+        }
+        let epoch = match state.held.get(&name) {
+            Some((epoch, owner)) if request.is_retry() && *owner == request.owner() => *epoch,
+            Some(_) => {
+                drop(state);
+                request.contended();
+                return Ok(None);
+            }
+            None => {
+                state.epoch += 1;
+                let epoch = state.epoch;
+                state.held.insert(name.clone(), (epoch, request.owner()));
+                if let Grants::ReplyLost { then_works } = state.grants {
+                    state.grants = match then_works {
+                        true => Grants::Work,
+                        false => Grants::Unreachable(SECOND),
+                    };
+                    return Err(no_reply());
+                }
+                epoch
+            }
+        };
+        Ok(Some(Grant {
+            lease: ScriptedLease { name, epoch },
+            epoch,
+            asked_at,
+        }))
+    }
+
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        let name = request.name().as_str();
+        let mut state = self.record(name, "abandon");
+        let owner = request.owner();
+        state
+            .held
+            .retain(|held, (_, of)| held != name || *of != owner);
+    }
+
+    fn renew(
+        &self,
+        lease: &mut ScriptedLease,
+        _: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        let mut state = self.record(&lease.name, "renew");
+        state.renewal_limit = deadline.saturating_since(self.clock.now());
+        loop {
+            let how = state.renewals.get(&lease.name).copied();
+            match how.unwrap_or_default() {
+                Renewals::Hang => state = self.wait(state),
+                Renewals::Work => return Ok(Renewal::Renewed),
+                Renewals::Late(span) => {
+                    self.clock.advance(span);
+                    return Ok(Renewal::Renewed);
+                }
+                Renewals::Lost => {
+                    state.held.remove(&lease.name);
+                    return Ok(Renewal::Lost);
+                }
+                Renewals::Panic => {
+                    drop(state);
+                    panic!("as the test wants")
+                }
+                Renewals::Fail => return Err(no_reply()),
+            }
+        }
+    }
+
+    fn release(&self, lease: &mut ScriptedLease, _: HostInstant) -> Result<Released, Error> {
+        let mut state = self.record(&lease.name, "release");
+        if state.held.get(&lease.name).map(|held| held.0) != Some(lease.epoch) {
+            return Ok(Released::AlreadyLost);
+        }
+        let how = std::mem::take(&mut state.releases);
+        if how != Releases::RequestLost {
+            state.held.remove(&lease.name);
+        }
+        match how {
+            Releases::Work => Ok(Released::Done),
+            Releases::ReplyLost | Releases::RequestLost => Err(no_reply()),
+        }
+    }
+
+    fn proof(&self, lease: &ScriptedLease) -> Option<Proof> {
+        (lease.name != "unproven").then(|| Proof {
+            sql: format!("{} {}", lease.name, lease.epoch),
+            statement: "? ?",
+            params: vec![
+                ProofValue::Text(lease.name.clone()),
+                ProofValue::Integer(lease.epoch.cast_signed()),
+            ],
+        })
+    }
+}
+
+fn no_reply() -> Error {
+    Error::new(ErrorKind::Unknown, "no reply")
+}
+
+#[derive(Debug)]
+pub(crate) struct ScriptedLease {
+    name: String,
+    epoch: u64,
+}
+
+/// Options for a lease that is not renewed.
+pub(crate) fn fixed(ttl: Duration) -> AcquireOptions {
+    AcquireOptions::new().lease(LeasePolicy::Fixed { ttl })
+}
+
+/// Waits until `is_done`, which other threads bring about.
+pub(crate) fn eventually(what: &str, is_done: impl Fn() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !is_done() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// What an observer was told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Event {
+    Contended,
+    RenewalUnknown,
+    Lost(FencingToken),
+}
+
+struct SendEvents(Mutex<Sender<Event>>);
+
+impl SendEvents {
+    fn send(&self, event: Event) {
+        let _ = self.0.lock().unwrap().send(event);
+    }
+}
+
+impl Observer for SendEvents {
+    fn contended(&self, _: &LockName) {
+        self.send(Event::Contended);
+    }
+
+    fn renewal_unknown(&self, _: &LockName, _: FencingToken, _: &Error) {
+        self.send(Event::RenewalUnknown);
+    }
+
+    fn lost(&self, _: &LockName, token: FencingToken) {
+        self.send(Event::Lost(token));
+    }
+}
+
+/// The events of one keeper.
+pub(crate) struct Events(Receiver<Event>);
+
+impl Events {
+    /// Waits for the next event, which must be `event`.
+    pub(crate) fn expect(&self, event: Event) {
+        assert_eq!(self.0.recv_timeout(LIMIT).unwrap(), event);
+    }
+
+    /// Returns whether there is no further event so far.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.try_recv().is_err()
+    }
+}
+
+pub(crate) fn observed(builder: LockKeeperBuilder) -> (LockKeeper, Events) {
+    let (sender, receiver) = mpsc::channel();
+    let observer = Arc::new(SendEvents(Mutex::new(sender)));
+    let keeper = builder.observer(observer).build().unwrap();
+    (keeper, Events(receiver))
+}
+
+/// A clock that jumps without a report, as the host's does when it was suspended.
+#[derive(Clone, Debug)]
+pub(crate) struct JumpingClock(pub(crate) ManualClock);
+
+impl Clock for JumpingClock {
+    fn now(&self) -> HostInstant {
+        self.0.now()
+    }
+}
