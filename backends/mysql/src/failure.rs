@@ -173,13 +173,11 @@ pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> 
             Error::new(error.kind(), text)
         }
         mysql::Error::MySqlError(said) => refused(said),
-        mysql::Error::DriverError(DriverError::ConnectTimeout) => server.no_answer_to_connect(),
+        mysql::Error::DriverError(DriverError::ConnectTimeout) => {
+            server.not_connected(io::ErrorKind::TimedOut.into())
+        }
         mysql::Error::DriverError(DriverError::CouldNotConnect(Some((_, why, kind)))) => {
-            if *kind == io::ErrorKind::PermissionDenied {
-                server.not_permitted()
-            } else {
-                server.unreachable(why)
-            }
+            server.not_connected(io::Error::new(*kind, why.clone()))
         }
         mysql::Error::DriverError(DriverError::TlsNotSupported) => Error::new(
             ErrorKind::Incompatible,

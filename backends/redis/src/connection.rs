@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{
-    Counts, Dialer, Failure, OpenConnection, Server, Stream, nothing_granted, senseless,
+    Counts, Dialer, Failure, OpenConnection, Server, Stream, is_quiet, nothing_granted, senseless,
+    set_timeout,
 };
 use redis::{Cmd, Parser, RedisError, Value, cmd};
 
-use crate::failure::{is_from_replica, login_refused, not_redis, refused, tls_failed};
+use crate::failure::{login_refused, not_redis, refused, tls_failed};
 use crate::options::RedisOptions;
 
 /// Opens connections.
@@ -73,7 +74,6 @@ impl Connector {
             tls: self.tls,
             is_new: true,
             is_greeted: false,
-            is_to_replica: false,
             timeout: None,
             server: self.server.clone(),
         };
@@ -129,8 +129,6 @@ pub(crate) struct Connection {
     pub(crate) is_new: bool,
     /// Whether the server has replied: then TLS works, and the server can be reached.
     pub(crate) is_greeted: bool,
-    /// Whether the server has said that it is a replica.
-    pub(crate) is_to_replica: bool,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
     server: Server,
@@ -138,12 +136,7 @@ pub(crate) struct Connection {
 
 impl lockkeeper_remote::Connection for Connection {
     fn is_quiet(&self) -> bool {
-        self.stream.is_quiet()
-    }
-
-    /// Nothing is written to a replica, and the address may lead to the new primary.
-    fn is_misdirected(&self) -> bool {
-        self.is_to_replica
+        is_quiet(self.stream.socket())
     }
 }
 
@@ -152,8 +145,7 @@ impl Connection {
     pub(crate) fn set_timeout(&mut self, limit: Duration) -> Result<(), Failure> {
         let limit = limit.max(Duration::from_millis(1));
         if self.timeout != Some(limit) {
-            self.stream
-                .set_timeout(limit)
+            set_timeout(self.stream.socket(), limit)
                 .map_err(|error| Failure::NotSent(self.server.closed().with_source(error)))?;
             self.timeout = Some(limit);
         }
@@ -230,8 +222,6 @@ impl Connection {
 
     fn keep_reply(&mut self, answer: Value, answers: &mut Vec<Value>) {
         self.is_greeted = true;
-        self.is_to_replica |=
-            matches!(&answer, Value::ServerError(error) if is_from_replica(error));
         answers.push(answer);
     }
 

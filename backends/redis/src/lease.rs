@@ -9,7 +9,9 @@ use redis::Value;
 use crate::acquire::millis;
 use crate::keys::Keys;
 use crate::scripts;
-use crate::store::{Patience, Store, is_no_script, is_renewed, packed, told};
+use crate::store::{
+    Patience, Store, accepted, from_primary, is_no_script, is_renewed, packed, told,
+};
 
 /// A grant of a [`RedisProvider`](crate::RedisProvider).
 #[derive(Debug)]
@@ -100,7 +102,8 @@ pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, RedisLeas
             }
             let is_acknowledged =
                 !answers.iter().any(is_renewed) || store.acknowledged(connection, began, limit)?;
-            Ok((answers, is_acknowledged))
+            let answers = answers.into_iter().map(from_primary);
+            Ok((answers.collect::<Result<Vec<_>, _>>()?, is_acknowledged))
         })
     };
     let mut answers = renew(left);
@@ -117,8 +120,8 @@ pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, RedisLeas
                 renew.answer = Some(if !is_acknowledged && is_renewed(&answer) {
                     Err(store.few_replicas("renewal"))
                 } else {
-                    let told = told(answer).map_err(Failure::into_error);
-                    told.and_then(|value| renewed(&value))
+                    let accepted = accepted(answer).map_err(Failure::into_error);
+                    accepted.and_then(|value| renewed(&value))
                 });
             }
         }

@@ -17,7 +17,7 @@ use crate::failure::refused_command;
 use crate::keys::Keys;
 use crate::lease::{RedisLease, renew_batch};
 use crate::scripts;
-use crate::store::{Store, is_no_script, packed, told_at_first};
+use crate::store::{Store, accepted, is_no_script, packed};
 use crate::{BACKEND, RedisOptions};
 
 /// How many renewals travel together.
@@ -96,15 +96,15 @@ fn probe(store: &Store) -> Result<(), Error> {
         let asked_at = store.clock.now();
         let answer = connection.ask(&by_sha, limit)?;
         if !is_no_script(&answer) {
-            told_at_first(answer)?;
+            accepted(answer)?;
         }
-        match connection.ask(&script, limit).and_then(told_at_first)? {
+        match connection.ask(&script, limit).and_then(accepted)? {
             Value::Int(now) => store.server_clock.update(now, asked_at),
             Value::Array(failed) => return Err(Failure::Refused(failed_command(&failed))),
             _ => return Err(Failure::Refused(senseless())),
         }
         for answer in connection.exchange(&channel, 2, limit)? {
-            told_at_first(answer)?;
+            accepted(answer)?;
         }
         Ok(())
     };

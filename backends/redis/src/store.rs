@@ -189,7 +189,7 @@ impl Store {
                 Ok(true) => return Ok((answer, began)),
                 Ok(false) => self.few_replicas("grant, so it was given back"),
                 // A release on a replica is none: the new primary may know of the grant.
-                Err(Failure::Refused(error)) if !connection.is_to_replica => error,
+                Err(Failure::Refused(error)) => error,
                 Err(failure) => return Err(failure),
             };
             let (&[lock, _, line], &[owner, ..]) = (keys, args) else {
@@ -203,13 +203,13 @@ impl Store {
                 limit,
             );
             release
-                .and_then(told)
+                .and_then(accepted)
                 .map_err(|failure| unknown(failure.into_error()))?;
             is_granted = false;
             Err(Failure::Refused(refusal))
         });
         answer
-            .and_then(|(answer, began)| Ok((told(answer)?, began)))
+            .and_then(|(answer, began)| Ok((accepted(answer)?, began)))
             .map_err(|failure| settle(failure, is_granted))
     }
 
@@ -292,10 +292,10 @@ impl Store {
         let connect = |limit| self.connector.connect(limit);
         slot.run(&*self.clock, left, connect, |connection, limit| {
             let result = work(connection, limit.min(remote.response_timeout));
-            if connection.is_to_replica {
-                self.listener.met_replica();
-            } else if result.is_ok() && std::mem::take(&mut connection.is_new) {
-                self.listener.met_primary();
+            match &result {
+                Err(Failure::Closed(_)) => self.listener.met_replica(),
+                Ok(_) if std::mem::take(&mut connection.is_new) => self.listener.met_primary(),
+                _ => {}
             }
             result
         })
@@ -331,7 +331,7 @@ impl Store {
 /// Keeps a failure unknown after a request that may have been carried out.
 fn settle(failure: Failure, again: bool) -> Failure {
     match failure {
-        Failure::NotSent(error) if again => unknown(error),
+        Failure::NotSent(error) | Failure::Closed(error) if again => unknown(error),
         // Other refusals say what is to be changed.
         Failure::Refused(error) if again && error.kind() == ErrorKind::Unavailable => {
             unknown(error)
@@ -357,12 +357,12 @@ fn evaluate(
     args: &[&str],
     limit: Duration,
 ) -> Result<Value, Failure> {
-    let answer = connection.ask(&packed("EVALSHA", &script.sha, keys, args), limit)?;
+    let mut answer = connection.ask(&packed("EVALSHA", &script.sha, keys, args), limit)?;
     if is_no_script(&answer) {
         // New there, or forgotten by SCRIPT FLUSH or a restart. EVAL loads it, too.
-        return connection.ask(&packed("EVAL", &script.code, keys, args), limit);
+        answer = connection.ask(&packed("EVAL", &script.code, keys, args), limit)?;
     }
-    Ok(answer)
+    from_primary(answer)
 }
 
 pub(crate) fn is_renewed(answer: &Value) -> bool {
@@ -379,21 +379,26 @@ pub(crate) fn is_no_script(answer: &Value) -> bool {
     matches!(answer, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }
 
-/// Returns a reply that is not an error.
-pub(crate) fn told(answer: Value) -> Result<Value, Failure> {
-    match answer {
-        // The server was a primary at opening, and its address may soon lead to the new one.
-        Value::ServerError(error) if is_from_replica(&error) => {
-            Err(Failure::Refused(demoted(&error)))
-        }
-        answer => told_at_first(answer),
-    }
-}
-
-/// Returns a reply that is not an error, at opening, where the server may be a replica.
-pub(crate) fn told_at_first(answer: Value) -> Result<Value, Failure> {
+/// Returns a reply that is no error.
+pub(crate) fn accepted(answer: Value) -> Result<Value, Failure> {
     match answer {
         Value::ServerError(error) => Err(Failure::Refused(refused(&error))),
         answer => Ok(answer),
     }
+}
+
+/// Returns a reply that does not come from a replica. The server was a primary at opening, and its
+/// address may soon lead to the new one.
+pub(crate) fn from_primary(answer: Value) -> Result<Value, Failure> {
+    match answer {
+        Value::ServerError(error) if is_from_replica(&error) => {
+            Err(Failure::Closed(demoted(&error)))
+        }
+        answer => Ok(answer),
+    }
+}
+
+/// Returns a reply of a primary that is no error.
+pub(crate) fn told(answer: Value) -> Result<Value, Failure> {
+    from_primary(answer).and_then(accepted)
 }

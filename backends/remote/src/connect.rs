@@ -1,6 +1,6 @@
 //! Connecting to a host that may have several addresses.
 
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::Error;
@@ -15,8 +15,9 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// A connection ends after so many probes without a reply.
 pub const KEEPALIVE_PROBES: u32 = 2;
 
-/// Connects to one of several addresses, such as those of a host, within `limit`. Each address gets an equal share of the
-/// time that is left. Finding the addresses takes as long as the system's resolver does.
+/// Connects to one of several addresses, such as those of a host, within `limit`. Each address gets an
+/// equal share of the time that is left. Finding the addresses takes as long as the system's resolver
+/// does.
 ///
 /// # Errors
 /// The error of the last address, or the first error of an address that could be reached.
@@ -39,37 +40,9 @@ pub fn connect_any<T>(
         }
         match connect(address, share) {
             Ok(connected) => return Ok(connected),
-            Err(error) => {
-                let is_news = failed.as_ref().is_none_or(Error::is_unreachable);
-                failed = if is_news { Some(error) } else { failed };
-            }
+            Err(error) if failed.as_ref().is_none_or(Error::is_unreachable) => failed = Some(error),
+            Err(_) => {}
         }
     }
     Err(failed.unwrap_or_else(|| server.no_time_to_connect()))
-}
-
-/// Opens a socket to one of the addresses of a host: see [`connect_any`].
-pub(crate) fn connect_tcp(
-    server: &Server,
-    host: (&str, u16),
-    limit: Duration,
-) -> Result<TcpStream, Error> {
-    connect_any(server, host, limit, |address, share| {
-        let connected = TcpStream::connect_timeout(&address, share);
-        let prepared = connected.and_then(|socket| prepare(&socket).map(|()| socket));
-        prepared.map_err(|error| server.not_connected(error))
-    })
-}
-
-fn prepare(socket: &TcpStream) -> std::io::Result<()> {
-    socket.set_nodelay(true)?;
-    #[cfg(any(target_os = "linux", target_os = "macos"))]
-    {
-        use rustix::net::sockopt;
-        sockopt::set_socket_keepalive(socket, true)?;
-        sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;
-        sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
-        sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
-    }
-    Ok(())
 }

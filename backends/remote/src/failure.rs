@@ -13,7 +13,8 @@ use crate::options::Endpoint;
 pub enum Failure {
     /// The request never reached the server.
     NotSent(Error),
-    /// The connection has ended, and with it everything that the server granted on it.
+    /// The connection has ended, and with it everything that the server granted on it; or it leads to
+    /// the wrong server, such as a former primary. A new connection may be better.
     Closed(Error),
     /// No reply came: the server may have carried out the request, or may do so later.
     Unanswered(Error),
@@ -22,25 +23,23 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Returns what went wrong.
+    pub fn error(&self) -> &Error {
+        let (Self::NotSent(error)
+        | Self::Closed(error)
+        | Self::Unanswered(error)
+        | Self::Refused(error)) = self;
+        error
+    }
+
     /// Returns the error for the caller.
     pub fn into_error(self) -> Error {
-        match self {
-            Self::NotSent(error)
-            | Self::Closed(error)
-            | Self::Unanswered(error)
-            | Self::Refused(error) => error,
-        }
+        self.error().clone()
     }
 
     /// Returns whether a later attempt may succeed without a change of settings.
     pub fn may_pass(&self) -> bool {
-        match self {
-            Self::Closed(_) => true,
-            Self::NotSent(error) | Self::Unanswered(error) | Self::Refused(error) => matches!(
-                error.kind(),
-                ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::PoolExhausted
-            ),
-        }
+        self.error().is_retryable()
     }
 }
 
@@ -74,6 +73,12 @@ pub struct Server {
     address: Arc<str>,
 }
 
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the server at {}", self.address)
+    }
+}
+
 impl Server {
     /// A server at an endpoint that speaks `protocol`, such as `Redis`.
     pub fn new(protocol: &'static str, endpoint: &Endpoint) -> Self {
@@ -91,8 +96,8 @@ impl Server {
     /// The server cannot be reached, so a listed fallback may be used.
     pub fn unreachable(&self, why: impl fmt::Display) -> Error {
         Error::unreachable(format!(
-            "the server at {} cannot be reached: {why}; is it running, a {} server, and the address right?",
-            self.address, self.protocol
+            "{self} cannot be reached: {why}; is it running, a {} server, and the address right?",
+            self.protocol
         ))
     }
 
@@ -104,22 +109,14 @@ impl Server {
     /// The socket could not be opened.
     pub fn not_connected(&self, error: io::Error) -> Error {
         let described = match error.kind() {
-            io::ErrorKind::PermissionDenied => self.not_permitted(),
-            kind if is_timeout(kind) => self.no_answer_to_connect(),
+            io::ErrorKind::PermissionDenied => Error::new(
+                ErrorKind::PermissionDenied,
+                format!("this user may not open {}", self.address),
+            ),
+            kind if is_timeout(kind) => self.unreachable("no answer within the connect timeout"),
             _ => self.unreachable(&error),
         };
         described.with_source(error)
-    }
-
-    /// The network did not answer while the socket was opened.
-    pub fn no_answer_to_connect(&self) -> Error {
-        self.unreachable("no answer within the connect timeout")
-    }
-
-    /// The operating system does not let this user open the socket.
-    pub fn not_permitted(&self) -> Error {
-        let text = format!("this user may not open {}", self.address);
-        Error::new(ErrorKind::PermissionDenied, text)
     }
 
     /// A socket was opened, and then no reply came to the first request. `hint` follows the text.
@@ -131,63 +128,47 @@ impl Server {
 
     /// No reply came within the time for it.
     pub fn silent(&self) -> Error {
-        Error::new(
-            ErrorKind::Unknown,
-            format!(
-                "the server at {} did not answer in time; the request may still be in flight, and what it granted ends with its ttl",
-                self.address
-            ),
-        )
+        let text = format!(
+            "{self} did not answer in time; the request may still be in flight, and what it granted ends with its ttl"
+        );
+        Error::new(ErrorKind::Unknown, text)
     }
 
     /// The connection broke between a request and its reply.
     pub fn cut(&self) -> Error {
-        Error::new(
-            ErrorKind::Unknown,
-            format!(
-                "the connection to the server at {} was cut before it answered",
-                self.address
-            ),
-        )
+        let text = format!("the connection to {self} was cut before it answered");
+        Error::new(ErrorKind::Unknown, text)
     }
 
     /// The server has closed the connection, and nothing of the request is left there.
     pub fn closed(&self) -> Error {
-        Error::new(
-            ErrorKind::Unavailable,
-            format!("the server at {} has closed the connection", self.address),
-        )
+        let text = format!("{self} has closed the connection");
+        Error::new(ErrorKind::Unavailable, text)
     }
 
     /// What answers is no such server. `hint` is a question for the reader.
     pub fn wrong_protocol(&self, hint: &str) -> Error {
-        Error::new(
-            ErrorKind::Incompatible,
-            format!(
-                "what answers at {} does not speak the {} protocol; is it a {} server{hint}",
-                self.address, self.protocol, self.protocol
-            ),
-        )
+        let Self { protocol, address } = self;
+        let text = format!(
+            "what answers at {address} does not speak the {protocol} protocol; is it a {protocol} server{hint}"
+        );
+        Error::new(ErrorKind::Incompatible, text)
     }
 
     /// The server's certificate is not trusted; `text` is the TLS library's reason.
     pub fn untrusted(&self, text: &str) -> Error {
-        Error::new(
-            ErrorKind::PermissionDenied,
-            format!(
-                "the certificate of {} is not trusted; name its authority with `ca_file`, and the host as the certificate does ({text})",
-                self.address
-            ),
-        )
+        let text = format!(
+            "the certificate of {} is not trusted; name its authority with `ca_file`, and the host as the certificate does ({text})",
+            self.address
+        );
+        Error::new(ErrorKind::PermissionDenied, text)
     }
 
     /// All connections of the pool are in use; `users` says by what, `advice` what to do about it.
     pub fn exhausted(&self, pool_size: u32, users: &str, advice: &str) -> Error {
-        Error::new(
-            ErrorKind::PoolExhausted,
-            format!(
-                "all {pool_size} connections to the server are in use{users}; raise `pool_size`{advice}"
-            ),
-        )
+        let text = format!(
+            "all {pool_size} connections to the server are in use{users}; raise `pool_size`{advice}"
+        );
+        Error::new(ErrorKind::PoolExhausted, text)
     }
 }

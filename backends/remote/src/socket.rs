@@ -11,9 +11,9 @@ use lockkeeper_core::Error;
 #[cfg(unix)]
 use rustix::net::{RecvFlags, recv};
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use rustls::{ClientConfig, ClientConnection};
 
-use crate::connect::connect_tcp;
+use crate::connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 use crate::failure::Server;
 use crate::options::{Endpoint, RemoteOptions};
 use crate::tls::{client_config, invalid};
@@ -52,54 +52,55 @@ impl Dialer {
     /// # Errors
     /// [`Server::not_connected`].
     pub fn dial(&self, server: &Server, limit: Duration) -> Result<Stream, Error> {
-        let opened = match &self.endpoint {
+        let failed = |error| server.not_connected(error);
+        let socket = match &self.endpoint {
             Endpoint::Tcp { host, port } => {
-                let socket = connect_tcp(server, (host, *port), limit)?;
-                let Some((config, name)) = &self.tls else {
-                    return Ok(Stream::Plain(socket));
-                };
-                ClientConnection::new(Arc::clone(config), name.clone())
-                    .map(|session| Stream::Tls(Box::new(StreamOwned::new(session, socket))))
-                    .map_err(io::Error::other)
+                connect_any(server, (host.as_str(), *port), limit, |address, share| {
+                    let connected = TcpStream::connect_timeout(&address, share);
+                    connected.and_then(prepare).map_err(failed)
+                })?
             }
             // A socket's calls are the same, whatever its kind.
             #[cfg(unix)]
             Endpoint::Unix(path) => UnixStream::connect(path)
-                .map(|socket| Stream::Plain(TcpStream::from(OwnedFd::from(socket)))),
+                .map(|socket| TcpStream::from(OwnedFd::from(socket)))
+                .map_err(failed)?,
             #[cfg(not(unix))]
-            Endpoint::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+            Endpoint::Unix(_) => return Err(failed(io::ErrorKind::Unsupported.into())),
         };
-        opened.map_err(|error| server.not_connected(error))
+        let tls = self.tls.as_ref().map(|(config, name)| {
+            let session = ClientConnection::new(Arc::clone(config), name.clone());
+            session.map(Box::new).map_err(io::Error::other)
+        });
+        let tls = tls.transpose().map_err(failed)?;
+        Ok(Stream { socket, tls })
     }
+}
+
+/// Has a socket send at once, and notice a dead network.
+fn prepare(socket: TcpStream) -> io::Result<TcpStream> {
+    socket.set_nodelay(true)?;
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    {
+        use rustix::net::sockopt;
+        sockopt::set_socket_keepalive(&socket, true)?;
+        sockopt::set_tcp_keepidle(&socket, KEEPALIVE_IDLE)?;
+        sockopt::set_tcp_keepintvl(&socket, KEEPALIVE_INTERVAL)?;
+        sockopt::set_tcp_keepcnt(&socket, KEEPALIVE_PROBES)?;
+    }
+    Ok(socket)
 }
 
 /// A connection to a server. Dropping it closes it.
-pub enum Stream {
-    /// Without TLS.
-    Plain(TcpStream),
-    /// With TLS.
-    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+pub struct Stream {
+    socket: TcpStream,
+    tls: Option<Box<ClientConnection>>,
 }
 
 impl Stream {
-    fn socket(&self) -> &TcpStream {
-        match self {
-            Self::Plain(socket) => socket,
-            Self::Tls(tls) => tls.get_ref(),
-        }
-    }
-
-    /// Sets the longest time that one read or one write may take.
-    ///
-    /// # Errors
-    /// Those of the socket.
-    pub fn set_timeout(&self, limit: Duration) -> io::Result<()> {
-        set_timeout(self.socket(), limit)
-    }
-
-    /// Returns whether the connection can take a request: see [`is_quiet`].
-    pub fn is_quiet(&self) -> bool {
-        is_quiet(self.socket())
+    /// Returns the socket, for [`set_timeout`] and [`is_quiet`].
+    pub fn socket(&self) -> &TcpStream {
+        &self.socket
     }
 }
 
@@ -116,45 +117,40 @@ pub fn set_timeout(socket: &TcpStream, limit: Duration) -> io::Result<()> {
 ///
 /// A server speaks only when it is asked. What waits on a connection of which nothing was asked is
 /// therefore the end of the stream, an error, or a farewell before the end, such as TLS's own alert.
-#[cfg(unix)]
 pub fn is_quiet(socket: &TcpStream) -> bool {
-    let peeked = recv(socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-    matches!(peeked, Err(rustix::io::Errno::AGAIN))
-}
-
-/// Returns the same where a socket has to be switched.
-#[cfg(not(unix))]
-pub fn is_quiet(socket: &TcpStream) -> bool {
-    let peek = || -> io::Result<usize> {
-        socket.set_nonblocking(true)?;
+    #[cfg(unix)]
+    let peeked =
+        recv(socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT).map_err(io::Error::from);
+    // No single call can be kept from blocking here.
+    #[cfg(not(unix))]
+    let peeked = socket.set_nonblocking(true).and_then(|()| {
         let peeked = socket.peek(&mut [0]);
-        socket.set_nonblocking(false)?;
-        peeked
-    };
-    matches!(peek(), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        socket.set_nonblocking(false).and(peeked)
+    });
+    matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
 }
 
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Plain(socket) => socket.read(buffer),
-            Self::Tls(tls) => tls.read(buffer),
+        match &mut self.tls {
+            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.socket).read(buffer),
+            None => self.socket.read(buffer),
         }
     }
 }
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Self::Plain(socket) => socket.write(bytes),
-            Self::Tls(tls) => tls.write(bytes),
+        match &mut self.tls {
+            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.socket).write(bytes),
+            None => self.socket.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Self::Plain(socket) => socket.flush(),
-            Self::Tls(tls) => tls.flush(),
+        match &mut self.tls {
+            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.socket).flush(),
+            None => self.socket.flush(),
         }
     }
 }

@@ -16,7 +16,7 @@ use lockkeeper_remote::{
 
 #[test]
 fn pauses_double_and_stay_under_the_limit() {
-    let mut backoff = Backoff::default();
+    let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(250));
     for longest in [10, 20, 40, 80, 160, 250, 250] {
         let longest = Duration::from_millis(longest);
         let pause = backoff.next_pause();
@@ -77,19 +77,6 @@ fn error_of_a_server_outlasts_that_of_an_address_that_is_gone() {
             })
         });
         assert_eq!(error.unwrap_err().kind(), ErrorKind::PermissionDenied);
-    }
-}
-
-#[test]
-fn failures_that_a_setting_causes_do_not_pass() {
-    let error = |kind| Error::new(kind, "");
-    assert!(Failure::Closed(error(ErrorKind::Incompatible)).may_pass());
-    assert!(Failure::NotSent(error(ErrorKind::PoolExhausted)).may_pass());
-    assert!(Failure::Unanswered(error(ErrorKind::Unknown)).may_pass());
-    assert!(Failure::Refused(error(ErrorKind::Unavailable)).may_pass());
-    for kind in [ErrorKind::PermissionDenied, ErrorKind::Incompatible] {
-        assert!(!Failure::NotSent(error(kind)).may_pass(), "{kind:?}");
-        assert!(!Failure::Unanswered(error(kind)).may_pass(), "{kind:?}");
     }
 }
 
