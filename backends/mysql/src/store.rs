@@ -117,7 +117,8 @@ impl Store {
     ) -> Result<T, Failure> {
         let longest = self.options.remote.response_timeout;
         let connect = |limit| self.connector.connect(limit);
-        slot.run(&*self.clock, left, connect, |connection, limit| {
+        let deadline = self.clock.now() + left;
+        slot.run(&*self.clock, deadline, connect, |connection, limit| {
             work(connection, limit.min(longest))
         })
     }

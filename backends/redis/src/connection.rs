@@ -9,18 +9,19 @@ use lockkeeper_remote::{
     Counts, Dialer, Failure, OpenConnection, Server, Stream, is_quiet, nothing_granted, senseless,
     set_timeout,
 };
-use redis::{Cmd, Parser, RedisError, Value, cmd};
+use redis::{Cmd, Parser, RedisError, ServerError, Value, cmd};
 
-use crate::failure::{login_refused, not_redis, refused, tls_failed};
+use crate::failure::{accepted_by_primary, login_refused, not_redis, refused, tls_failed};
 use crate::options::RedisOptions;
+
+/// Returns what it means that a server refused a command.
+type Meaning = fn(&ServerError) -> Error;
 
 /// Opens connections.
 pub(crate) struct Connector {
     dialer: Dialer,
-    /// The commands that log in and choose the database.
-    greeting: Vec<Cmd>,
-    /// Whether the greeting begins with a password.
-    logs_in: bool,
+    /// The commands that log in and choose the database, and what it means if the server refuses one.
+    greeting: Vec<(Vec<u8>, Meaning)>,
     tls: bool,
     pub(crate) server: Server,
     limit: Duration,
@@ -30,28 +31,23 @@ pub(crate) struct Connector {
 impl Connector {
     pub(crate) fn new(options: &RedisOptions) -> Result<Self, Error> {
         let remote = &options.remote;
-        let mut greeting = Vec::new();
+        let mut greeting: Vec<(_, Meaning)> = Vec::new();
         if let Some(password) = &remote.password {
             let mut auth = cmd("AUTH");
-            if let Some(user) = &remote.user {
-                auth.arg(user);
-            }
-            auth.arg(password);
-            greeting.push(auth);
+            auth.arg(&remote.user).arg(password);
+            greeting.push((auth.get_packed_command(), login_refused));
         }
         if options.database != 0 {
-            let mut select = cmd("SELECT");
-            select.arg(options.database);
-            greeting.push(select);
+            let select = cmd("SELECT").arg(options.database).get_packed_command();
+            greeting.push((select, refused));
         }
         if remote.tls && greeting.is_empty() {
             // The first request carries the TLS handshake, so it must not be a lock's.
-            greeting.push(cmd("PING"));
+            greeting.push((cmd("PING").get_packed_command(), refused));
         }
         Ok(Self {
             dialer: Dialer::new(remote)?,
             greeting,
-            logs_in: remote.password.is_some(),
             tls: remote.tls,
             server: Server::new("Redis", &remote.endpoint),
             limit: remote.connect_timeout,
@@ -66,54 +62,24 @@ impl Connector {
         if limit.is_zero() {
             return Err(self.server.no_time_to_connect());
         }
-        let stream = self.dialer.dial(&self.server, limit)?;
         let mut connection = Connection {
-            stream,
+            stream: self.dialer.dial(&self.server, limit)?,
             parser: Parser::new(),
             open: self.counts.add_connection(),
             tls: self.tls,
             is_new: true,
-            is_greeted: false,
+            has_replied: false,
             timeout: None,
             server: self.server.clone(),
         };
-        if self.greeting.is_empty() {
-            return Ok(connection);
-        }
-        let mut packed = Vec::new();
-        for command in &self.greeting {
-            command.write_packed_command(&mut packed);
-        }
-        let left = limit.saturating_sub(began.elapsed());
-        let mut answers = Vec::new();
-        let conversed = connection.converse(&packed, self.greeting.len(), left, &mut answers);
-        // A server that has no client left replies to the first command and closes the connection.
-        for (index, answer) in answers.iter().enumerate() {
-            if let Value::ServerError(error) = answer {
-                let is_login = self.logs_in && index == 0;
-                return Err(if is_login {
-                    login_refused(error)
-                } else {
-                    refused(error)
-                });
+        for (command, refused) in &self.greeting {
+            let left = limit.saturating_sub(began.elapsed());
+            let answer = connection.ask(command, left);
+            if let Value::ServerError(error) = answer.map_err(|f| connection.nothing_granted(f))? {
+                return Err(refused(&error));
             }
         }
-        match conversed {
-            Ok(()) => Ok(connection),
-            // No request of a lock was sent.
-            Err(Failure::Unanswered(error)) if error.kind() == ErrorKind::Unknown => {
-                if connection.is_greeted {
-                    return Err(nothing_granted(Failure::Unanswered(error)));
-                }
-                let hint = if self.tls {
-                    "; a server without TLS does so, and is reached by redis:"
-                } else {
-                    ""
-                };
-                Err(self.server.says_nothing(hint).with_source(error))
-            }
-            Err(failure) => Err(failure.into_error()),
-        }
+        Ok(connection)
     }
 }
 
@@ -128,7 +94,7 @@ pub(crate) struct Connection {
     /// Whether nothing has succeeded on it yet.
     pub(crate) is_new: bool,
     /// Whether the server has replied: then TLS works, and the server can be reached.
-    pub(crate) is_greeted: bool,
+    has_replied: bool,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
     server: Server,
@@ -152,6 +118,18 @@ impl Connection {
         Ok(())
     }
 
+    /// Sends one command and reads its reply.
+    pub(crate) fn ask(&mut self, packed: &[u8], limit: Duration) -> Result<Value, Failure> {
+        let answer = self.exchange(packed, 1, limit)?.pop();
+        answer.ok_or_else(|| Failure::Unanswered(senseless()))
+    }
+
+    /// Runs one command on a primary.
+    pub(crate) fn run(&mut self, command: &Cmd, limit: Duration) -> Result<Value, Failure> {
+        let answer = self.ask(&command.get_packed_command(), limit)?;
+        accepted_by_primary(answer)
+    }
+
     /// Sends `count` commands and reads their replies. An error reply is a reply.
     pub(crate) fn exchange(
         &mut self,
@@ -159,59 +137,44 @@ impl Connection {
         count: usize,
         limit: Duration,
     ) -> Result<Vec<Value>, Failure> {
-        let mut answers = Vec::with_capacity(count);
-        self.converse(packed, count, limit, &mut answers)?;
-        Ok(answers)
-    }
-
-    /// Sends `count` commands and reads their replies into `answers`, also before a failure.
-    fn converse(
-        &mut self,
-        packed: &[u8],
-        count: usize,
-        limit: Duration,
-        answers: &mut Vec<Value>,
-    ) -> Result<(), Failure> {
         self.set_timeout(limit)?;
         let began = Instant::now();
         self.open.counts().add_commands(count);
         if let Err(error) = self.stream.write_all(packed).map_err(RedisError::from) {
+            // A plain socket sends a short command completely or not at all.
+            let is_unsent = !self.tls && count == 1;
             // The server may have sent its reason before it closed. A failed socket is read without
-            // waiting, except for TLS.
-            if !self.tls
+            // waiting.
+            if is_unsent
                 && !error.is_timeout()
                 && let Ok(answer @ Value::ServerError(_)) = self.receive()
             {
-                self.keep_reply(answer, answers);
-                if answers.len() == count {
-                    return Ok(());
-                }
+                return Ok(vec![answer]);
             }
-            // A plain socket sends a short command completely or not at all.
-            let whole = !self.tls && count == 1;
             let error = self.cut(error);
-            return Err(if whole && error.kind() == ErrorKind::Unknown {
+            return Err(if is_unsent && error.kind() == ErrorKind::Unknown {
                 Failure::NotSent(self.server.closed())
             } else {
                 Failure::Unanswered(error)
             });
         }
+        let mut answers = Vec::with_capacity(count);
         while answers.len() < count {
-            match self.receive() {
-                Ok(answer) => self.keep_reply(answer, answers),
-                Err(error) => return Err(Failure::Unanswered(self.cut(error))),
-            }
-            if answers.len() < count && began.elapsed() > limit {
+            if !answers.is_empty() && began.elapsed() > limit {
                 return Err(Failure::Unanswered(self.server.silent()));
             }
+            let answer = self.receive();
+            answers.push(answer.map_err(|error| Failure::Unanswered(self.cut(error)))?);
         }
-        Ok(())
+        Ok(answers)
     }
 
     /// Reads one reply, or one message of a channel. After a time-out the next call continues where
     /// this one stopped.
     pub(crate) fn receive(&mut self) -> Result<Value, RedisError> {
-        self.parser.parse_value(&mut self.stream)
+        let value = self.parser.parse_value(&mut self.stream)?;
+        self.has_replied = true;
+        Ok(value)
     }
 
     /// Sends one command without reading its reply.
@@ -220,16 +183,19 @@ impl Connection {
         self.stream.write_all(&command.get_packed_command())
     }
 
-    fn keep_reply(&mut self, answer: Value, answers: &mut Vec<Value>) {
-        self.is_greeted = true;
-        answers.push(answer);
-    }
-
-    /// Sends one command and reads its reply.
-    pub(crate) fn ask(&mut self, packed: &[u8], limit: Duration) -> Result<Value, Failure> {
-        let answers = self.exchange(packed, 1, limit)?;
-        let answer = answers.into_iter().next();
-        answer.ok_or_else(|| Failure::Unanswered(senseless()))
+    /// Returns the error of a request that cannot have granted anything, and that may have been the first
+    /// one on this connection.
+    pub(crate) fn nothing_granted(&self, failure: Failure) -> Error {
+        if self.has_replied || failure.error().kind() != ErrorKind::Unknown {
+            return nothing_granted(failure);
+        }
+        let hint = if self.tls {
+            "; a server without TLS does so, and is reached by redis:"
+        } else {
+            "; a server with TLS does so, and is reached by rediss:"
+        };
+        let error = self.server.says_nothing(hint);
+        error.with_source(failure.into_error())
     }
 
     fn cut(&self, error: RedisError) -> Error {
@@ -237,7 +203,7 @@ impl Connection {
             return not_redis(error, &self.server, self.tls);
         }
         if self.tls
-            && !self.is_greeted
+            && !self.has_replied
             && let Some(error) = tls_failed(&error, &self.server)
         {
             return error;

@@ -3,10 +3,10 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{Error, Finding, HostInstant};
-use lockkeeper_remote::{Failure, senseless};
-use redis::{Value, cmd};
+use lockkeeper_remote::senseless;
+use redis::cmd;
 
-use crate::store::{Store, told};
+use crate::store::Store;
 
 /// `INFO`'s fields.
 struct Info(String);
@@ -31,15 +31,15 @@ impl Info {
 
 pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
     let before = SystemTime::now();
-    let time = ask(store, &["TIME"], deadline)?;
+    let (seconds, micros): (u64, u64) = store.run_for_admin(&cmd("TIME"), deadline)?;
     let after = SystemTime::now();
-    let Value::BulkString(info) = ask(store, &["INFO"], deadline)? else {
-        return Err(senseless());
-    };
+    let time = Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros));
+    let time = UNIX_EPOCH.checked_add(time).ok_or_else(senseless)?;
+    let info: Vec<u8> = store.run_for_admin(&cmd("INFO"), deadline)?;
     let info = Info(String::from_utf8_lossy(&info).into_owned());
     let mut findings = vec![
         version(&info),
-        Finding::clocks(before, wall(&time)?, after),
+        Finding::clocks(before, time, after),
         role(&info),
         replicas(&info, store.options.replicas),
         eviction(&info),
@@ -49,31 +49,6 @@ pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Findin
     ];
     findings.extend(memory(&info));
     Ok(findings)
-}
-
-fn ask(store: &Store, words: &[&str], deadline: HostInstant) -> Result<Value, Error> {
-    let mut command = cmd(words.first().copied().unwrap_or_default());
-    command.arg(words.get(1..).unwrap_or_default());
-    let packed = command.get_packed_command();
-    store.ask_for_admin(deadline, |connection, limit| -> Result<_, Failure> {
-        connection.ask(&packed, limit).and_then(told)
-    })
-}
-
-fn wall(time: &Value) -> Result<SystemTime, Error> {
-    let number = |value: &Value| match value {
-        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse::<u64>().ok(),
-        _ => None,
-    };
-    let Value::Array(parts) = time else {
-        return Err(senseless());
-    };
-    let [seconds, micros] = parts.as_slice() else {
-        return Err(senseless());
-    };
-    let (seconds, micros) = number(seconds).zip(number(micros)).ok_or_else(senseless)?;
-    let since = Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros));
-    UNIX_EPOCH.checked_add(since).ok_or_else(senseless)
 }
 
 fn version(info: &Info) -> Finding {

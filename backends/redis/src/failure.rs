@@ -3,8 +3,8 @@
 use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::Server;
-use redis::{RedisError, ServerError};
+use lockkeeper_remote::{Failure, Server, senseless};
+use redis::{FromRedisValue, RedisError, ServerError, Value};
 
 /// An error code of the server, the kind of error that it is, and the advice for the user.
 struct Meaning(&'static str, ErrorKind, &'static str);
@@ -137,8 +137,8 @@ fn explain(code: &str, details: &str, command: &str) -> Error {
     let to = if command.is_empty() { "" } else { " to " };
     let said = format!("(the server says{to}{command}: {code} {details})");
     let lacks = |word| details.contains(word);
-    let (kind, advice) = if let Some(Meaning(_, kind, advice)) = meaning(code, details) {
-        (*kind, *advice)
+    let (kind, advice) = if let Some(&Meaning(_, kind, advice)) = meaning(code, details) {
+        (kind, advice)
     } else if lacks("The user executing the script can't") || lacks("ACL failure") {
         (ErrorKind::PermissionDenied, NO_PERMISSION)
     } else if lacks("Unknown Redis command") || lacks("unknown command") {
@@ -154,35 +154,55 @@ fn explain(code: &str, details: &str, command: &str) -> Error {
 
 fn meaning(code: &str, details: &str) -> Option<&'static Meaning> {
     let exact = MEANINGS.iter().find(|Meaning(known, ..)| *known == code);
+    let is_coded = code != "ERR";
     exact.or_else(|| {
-        (code == "ERR").then(|| {
-            MEANINGS
-                .iter()
-                .find(|Meaning(known, ..)| has_word(details, known))
-        })?
+        let mut inside = MEANINGS.iter();
+        inside.find(|Meaning(known, ..)| !is_coded && has_word(details, known))
     })
 }
 
-/// Returns the error for an error reply of a replica after opening, when it was a primary.
-pub(crate) fn demoted(error: &ServerError) -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        format!(
-            "the server has become a replica; if its address does not lead to the new primary soon, name that one (the server says: {} {})",
-            error.code(),
-            error.details().unwrap_or_default()
-        ),
-    )
-}
-
 /// Returns whether the error comes from a replica. A primary that another one has replaced is one, too.
-pub(crate) fn is_from_replica(error: &ServerError) -> bool {
+fn is_from_replica(error: &ServerError) -> bool {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
     // The last two answer a WAIT: one that waited when the server became a replica, and a later one.
     meaning(code, details)
         .is_some_and(|Meaning(code, ..)| ["READONLY", "MASTERDOWN"].contains(code))
         || code == "UNBLOCKED"
         || details.starts_with("WAIT cannot be used with replica")
+}
+
+/// Returns a reply that does not come from a replica. The server was a primary at opening, and its
+/// address may soon lead to the new one.
+pub(crate) fn from_primary(answer: Value) -> Result<Value, Failure> {
+    match &answer {
+        Value::ServerError(error) if is_from_replica(error) => {
+            let text = format!(
+                "the server has become a replica; if its address does not lead to the new primary soon, name that one (the server says: {} {})",
+                error.code(),
+                error.details().unwrap_or_default()
+            );
+            Err(Failure::Closed(Error::new(ErrorKind::Unavailable, text)))
+        }
+        _ => Ok(answer),
+    }
+}
+
+/// Returns a reply that is no error.
+pub(crate) fn accepted(answer: Value) -> Result<Value, Failure> {
+    match answer {
+        Value::ServerError(error) => Err(Failure::Refused(refused(&error))),
+        answer => Ok(answer),
+    }
+}
+
+/// Returns a reply of a primary that is no error.
+pub(crate) fn accepted_by_primary(answer: Value) -> Result<Value, Failure> {
+    from_primary(answer).and_then(accepted)
+}
+
+/// Reads a reply.
+pub(crate) fn parse<T: FromRedisValue>(answer: Value) -> Result<T, Error> {
+    T::from_redis_value(answer).map_err(|error| senseless().with_source(error))
 }
 
 fn has_word(text: &str, word: &str) -> bool {
@@ -213,7 +233,7 @@ pub(crate) fn tls_failed(error: &RedisError, server: &Server) -> Option<Error> {
         return Some(server.untrusted(&text));
     }
     matches!(
-        error.as_io_error_kind(),
+        io_error_kind(error),
         Some(io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
     )
     .then(|| {
@@ -227,23 +247,16 @@ pub(crate) fn tls_failed(error: &RedisError, server: &Server) -> Option<Error> {
     })
 }
 
-/// Finds the input/output error inside of another error.
-pub(crate) trait AsIoErrorKind {
-    fn as_io_error_kind(&self) -> Option<io::ErrorKind>;
-}
-
-impl AsIoErrorKind for RedisError {
-    fn as_io_error_kind(&self) -> Option<io::ErrorKind> {
-        // The redis crate keeps its cause in an `Arc`, and shows that as the cause.
-        type Shared = std::sync::Arc<dyn std::error::Error + Send + Sync>;
-        let source = std::error::Error::source(self)?;
-        let inner = source.downcast_ref::<Shared>();
-        let io = match inner {
-            Some(inner) => inner.downcast_ref::<io::Error>(),
-            None => source.downcast_ref(),
-        };
-        io.map(io::Error::kind)
-    }
+/// Returns the kind of the input/output error inside of another error.
+fn io_error_kind(error: &RedisError) -> Option<io::ErrorKind> {
+    // The redis crate keeps its cause in an `Arc`, and shows that as the cause.
+    type Shared = std::sync::Arc<dyn std::error::Error + Send + Sync>;
+    let source = std::error::Error::source(error)?;
+    let io = match source.downcast_ref::<Shared>() {
+        Some(inner) => inner.downcast_ref::<io::Error>(),
+        None => source.downcast_ref(),
+    };
+    io.map(io::Error::kind)
 }
 
 #[cfg(test)]

@@ -10,50 +10,60 @@ pub(crate) struct Keys {
     /// Holds the last epoch.
     pub(crate) epoch: String,
     /// Lists the waiters, the first one first.
-    pub(crate) line: String,
+    pub(crate) queue: String,
 }
 
 impl Keys {
     /// Returns `lockkeeper:{shop:seat:42}` and the keys beside it. An encoded name has no `}`, so the
     /// keys of two locks never collide. An encoded namespace has no `:`.
     pub(crate) fn new(namespace: &str, name: &str) -> Self {
-        let mut lock = String::with_capacity(namespace.len() + name.len() + 16);
-        lock.push_str("lockkeeper:{");
-        encode(&mut lock, namespace, true);
-        lock.push(':');
+        let mut lock = prefix(namespace);
         encode(&mut lock, name, false);
         lock.push('}');
+        Self::beside(lock)
+    }
+
+    /// Returns the keys of the name that has this lock's key.
+    pub(crate) fn beside(lock: String) -> Self {
         Self {
             epoch: format!("{lock}:epoch"),
-            line: format!("{lock}:line"),
+            queue: format!("{lock}:queue"),
             lock,
         }
     }
+
+    /// Returns all of them, in the order of the scripts.
+    pub(crate) fn all(&self) -> [&str; 3] {
+        [&self.lock, &self.epoch, &self.queue]
+    }
+}
+
+/// Returns what all lock keys of a namespace begin with.
+fn prefix(namespace: &str) -> String {
+    let mut prefix = String::from("lockkeeper:{");
+    encode(&mut prefix, namespace, true);
+    prefix.push(':');
+    prefix
 }
 
 /// Returns the pattern for `SCAN` that matches all lock keys of a namespace and no other key.
 pub(crate) fn pattern(namespace: &str) -> String {
-    let mut pattern = String::from("lockkeeper:{");
-    let mut encoded = String::new();
-    encode(&mut encoded, namespace, true);
-    for letter in encoded.chars() {
+    let mut pattern = String::new();
+    for letter in prefix(namespace).chars() {
         if matches!(letter, '*' | '?' | '[' | ']' | '^' | '-' | '\\') {
             pattern.push('\\');
         }
         pattern.push(letter);
     }
-    pattern.push_str(":*}");
+    pattern.push_str("*}");
     pattern
 }
 
 /// Returns the name of a lock's key, or `None` if `key` is none of the namespace's lock keys.
 pub(crate) fn decode_name(namespace: &str, key: &[u8]) -> Option<String> {
-    let mut start = String::from("lockkeeper:{");
-    encode(&mut start, namespace, true);
-    start.push(':');
-    let name = key.strip_prefix(start.as_bytes())?.strip_suffix(b"}")?;
-    let mut bytes = Vec::with_capacity(name.len());
-    let mut rest = name;
+    let key = key.strip_prefix(prefix(namespace).as_bytes())?;
+    let mut rest = key.strip_suffix(b"}")?;
+    let mut bytes = Vec::with_capacity(rest.len());
     while let Some((&first, after)) = rest.split_first() {
         rest = after;
         if first != b'%' {
@@ -93,7 +103,7 @@ mod tests {
         let keys = Keys::new("shop", "seat:42");
         assert_eq!(keys.lock, "lockkeeper:{shop:seat:42}");
         assert_eq!(keys.epoch, "lockkeeper:{shop:seat:42}:epoch");
-        assert_eq!(keys.line, "lockkeeper:{shop:seat:42}:line");
+        assert_eq!(keys.queue, "lockkeeper:{shop:seat:42}:queue");
         assert_eq!(
             Keys::new("a:b", "{자리} 1\n").lock,
             "lockkeeper:{a%3Ab:%7B자리%7D%201%0A}"
@@ -118,16 +128,15 @@ mod tests {
     fn different_locks_have_different_keys() {
         let parts = [
             "a", "b", "a:b", "b:a", ":", "::", "a:", ":a", "%", "%3A", "{", "}", "a}:epoch",
-            "a}:line", "", " ", "%20", "\0",
+            "a}:queue", "", " ", "%20", "\0",
         ];
         let mut seen = HashSet::new();
         for namespace in parts {
             for name in parts {
                 let keys = Keys::new(namespace, name);
-                for key in [keys.lock, keys.epoch, keys.line] {
-                    assert_eq!(key.matches('{').count(), 1, "{key}");
-                    assert_eq!(key.matches('}').count(), 1, "{key}");
-                    assert!(seen.insert(key.clone()), "{key} twice");
+                for key in keys.all() {
+                    assert_eq!(key.matches(['{', '}']).count(), 2, "{key}");
+                    assert!(seen.insert(key.to_owned()), "{key} twice");
                 }
             }
         }

@@ -1,17 +1,15 @@
-//! A grant: renewing it, one or many, and giving it back.
+//! A grant, and the renewal of many grants in one round trip.
 
 use std::time::Duration;
 
-use lockkeeper_core::{Error, HostInstant, Released, RenewRequest, Renewal};
-use lockkeeper_remote::{Failure, LAST_ATTEMPT as ATTEMPT, senseless};
+use lockkeeper_core::{HostInstant, RenewRequest, Renewal};
+use lockkeeper_remote::Failure;
 use redis::Value;
 
-use crate::acquire::millis;
+use crate::failure::{accepted, accepted_by_primary, from_primary, parse};
 use crate::keys::Keys;
-use crate::scripts;
-use crate::store::{
-    Patience, Store, accepted, from_primary, is_no_script, is_renewed, packed, told,
-};
+use crate::scripts::{RENEW, is_no_script};
+use crate::store::Store;
 
 /// A grant of a [`RedisProvider`](crate::RedisProvider).
 #[derive(Debug)]
@@ -20,116 +18,72 @@ pub struct RedisLease {
     pub(crate) owner: String,
 }
 
-/// A server that is gone is not waited for as long as the lease would last: who renews asks
-/// again, and who releases has other things to do.
-fn patience(store: &Store, deadline: HostInstant) -> Patience<'static> {
-    let now = store.clock.now();
-    let longest = now + 2 * store.options.remote.response_timeout;
-    Patience {
-        until: deadline.min(longest).max(now + ATTEMPT),
-        rides_out: false,
-        is_cancelled: &|| false,
-    }
-}
-
-fn renewed(answer: &Value) -> Result<Renewal, Error> {
-    match answer {
-        Value::Int(0) => Ok(Renewal::Lost),
-        Value::Int(_) => Ok(Renewal::Renewed),
-        _ => Err(senseless()),
-    }
-}
-
-impl RedisLease {
-    pub(crate) fn renew(
-        &self,
-        store: &Store,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        let patience = patience(store, deadline);
-        let ttl_ms = millis(ttl).to_string();
-        let args = [self.owner.as_str(), ttl_ms.as_str()];
-        let answer = store.run(&scripts::RENEW, &[&self.keys.lock], &args, &patience);
-        let answer = answer.map_err(Failure::into_error)?;
-        renewed(&answer.value)
-    }
-
-    pub(crate) fn release(&self, store: &Store, deadline: HostInstant) -> Result<Released, Error> {
-        let patience = patience(store, deadline);
-        let keys = [self.keys.lock.as_str(), self.keys.line.as_str()];
-        let answer = store.attempt_once(&scripts::RELEASE, &keys, &[&self.owner], &patience);
-        let is_released = answer.map_err(Failure::into_error)?.released()?;
-        Ok(if is_released {
-            Released::Done
-        } else {
-            Released::AlreadyLost
-        })
-    }
-}
-
 /// Renews all of them in one round trip.
 pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, RedisLease>]) {
     let mut commands = Vec::new();
-    // The first of them as `EVAL`, which loads the script.
+    // The first renewal, with the script.
     let mut load = Vec::new();
-    let mut asked = Vec::new();
     let mut deadline = HostInstant::NEVER;
-    for renew in batch.iter_mut() {
-        let lease = &*renew.lease;
+    for renew in &*batch {
+        let keys = [renew.lease.keys.lock.as_str()];
         let ttl = millis(renew.ttl).to_string();
-        let args = [lease.owner.as_str(), ttl.as_str()];
-        let keys = [lease.keys.lock.as_str()];
-        commands.extend_from_slice(&packed("EVALSHA", &scripts::RENEW.sha, &keys, &args));
+        let args = [renew.lease.owner.as_str(), ttl.as_str()];
+        commands.extend(RENEW.by_sha(&keys, &args));
         if load.is_empty() {
-            load = packed("EVAL", &scripts::RENEW.code, &keys, &args);
+            load = RENEW.by_code(&keys, &args);
         }
         deadline = deadline.min(renew.deadline);
-        asked.push(renew);
     }
-    let count = asked.len();
+    let count = batch.len();
     if count == 0 {
         return;
     }
-    let left = deadline.saturating_since(store.clock.now()).max(ATTEMPT);
-    let renew = |left| {
-        store.with_connection(left, |connection, limit| {
+    let renew_all = || {
+        let until = store.at_least_one_attempt(deadline);
+        store.with_connection(until, |connection, limit| {
             let began = store.clock.now();
             let mut answers = connection.exchange(&commands, count, limit)?;
             if answers.iter().any(is_no_script) {
-                connection.ask(&load, limit).and_then(told)?;
+                connection.ask(&load, limit).and_then(accepted_by_primary)?;
                 answers = connection.exchange(&commands, count, limit)?;
             }
-            let is_acknowledged =
-                !answers.iter().any(is_renewed) || store.acknowledged(connection, began, limit)?;
-            let answers = answers.into_iter().map(from_primary);
-            Ok((answers.collect::<Result<Vec<_>, _>>()?, is_acknowledged))
+            let answers: Result<Vec<_>, _> = answers.into_iter().map(from_primary).collect();
+            let answers = answers?;
+            let is_renewed = answers
+                .iter()
+                .any(|answer| matches!(answer, Value::Int(1..)));
+            let is_acknowledged = !is_renewed || store.acknowledged(connection, began, limit)?;
+            Ok((answers, is_acknowledged))
         })
     };
-    let mut answers = renew(left);
-    if let Err(Failure::Unanswered(_)) = answers {
-        // Leases that were renewed twice are none the worse.
-        let left = deadline.saturating_since(store.clock.now());
-        if !left.is_zero() {
-            answers = renew(left);
-        }
-    }
-    match answers {
-        Ok((answers, is_acknowledged)) => {
-            for (renew, answer) in asked.into_iter().zip(answers) {
-                renew.answer = Some(if !is_acknowledged && is_renewed(&answer) {
-                    Err(store.few_replicas("renewal"))
-                } else {
-                    let accepted = accepted(answer).map_err(Failure::into_error);
-                    accepted.and_then(|value| renewed(&value))
-                });
-            }
-        }
+    let answers = match renew_all() {
+        // A lease that is renewed twice is none the worse.
+        Err(Failure::Unanswered(_)) if store.clock.now() < deadline => renew_all(),
+        answers => answers,
+    };
+    let (answers, is_acknowledged) = match answers {
+        Ok(answers) => answers,
         Err(failure) => {
-            let error = failure.into_error();
-            for renew in asked {
-                renew.answer = Some(Err(error.clone()));
+            for renew in batch {
+                renew.answer = Some(Err(failure.error().clone()));
             }
+            return;
         }
+    };
+    for (renew, answer) in batch.iter_mut().zip(answers) {
+        let found = accepted(answer).map_err(Failure::into_error);
+        renew.answer = Some(match found.and_then(parse::<i64>) {
+            Ok(0) => Ok(Renewal::Lost),
+            Ok(_) if is_acknowledged => Ok(Renewal::Renewed),
+            Ok(_) => Err(store.few_replicas("renewal")),
+            Err(error) => Err(error),
+        });
     }
+}
+
+/// Returns a ttl for the server, which counts in signed numbers from 1970. Rounded up, so that no lease is
+/// shorter than requested.
+pub(crate) fn millis(span: Duration) -> u64 {
+    let millis = span.as_nanos().div_ceil(1_000_000);
+    u64::try_from(millis).unwrap_or(u64::MAX).min(1 << 52)
 }

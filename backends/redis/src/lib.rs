@@ -2,7 +2,7 @@
 //! Valkey.
 //!
 //! A lock is one key, set by `SET … NX PX` within a script that also mints the epoch. A second key
-//! keeps the name's last epoch for a day. While callers wait there is a list of waiters. All keys of
+//! keeps the name's last epoch for a day. While callers wait there is a queue of them. All keys of
 //! a name share a hash tag.
 
 mod acquire;
@@ -14,6 +14,7 @@ mod failure;
 mod keys;
 mod lease;
 mod options;
+mod owner;
 mod provider;
 mod scripts;
 mod server_clock;

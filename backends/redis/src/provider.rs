@@ -4,20 +4,23 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(doc)]
+use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant,
-    HostInstant, Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
+    Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
 };
-use lockkeeper_remote::{Endpoint, Failure, nothing_granted, senseless};
+use lockkeeper_remote::{Endpoint, Failure, senseless};
 use redis::{Value, cmd};
 
-use crate::acquire::{acquire, owner};
+use crate::acquire::acquire;
 use crate::connection::Connection;
-use crate::failure::refused_command;
+use crate::failure::{accepted, parse, refused_command};
 use crate::keys::Keys;
 use crate::lease::{RedisLease, renew_batch};
-use crate::scripts;
-use crate::store::{Store, accepted, is_no_script, packed};
+use crate::owner::owner;
+use crate::scripts::{PROBE, is_no_script};
+use crate::store::{CLEANUP_TIME, Store};
 use crate::{BACKEND, RedisOptions};
 
 /// How many renewals travel together.
@@ -79,63 +82,46 @@ impl RedisProvider {
 
 /// Runs every command that a lock needs.
 fn probe(store: &Store) -> Result<(), Error> {
-    let Keys { lock, epoch, line } = Keys::new(&store.namespace, "");
+    let keys = Keys::new(&store.namespace, "");
     let waiter = store.listener.probe();
-    let (keys, args) = ([lock.as_str(), &epoch, &line], [waiter.as_str()]);
-    let by_sha = packed("EVALSHA", &scripts::PROBE.sha, &keys, &args);
-    let script = packed("EVAL", &scripts::PROBE.code, &keys, &args);
+    let (keys, args) = (keys.all(), [waiter.as_str()]);
     let mut channel = Vec::new();
     for verb in ["SUBSCRIBE", "UNSUBSCRIBE"] {
         let mut command = cmd(verb);
         command.arg(store.listener.channel());
         command.write_packed_command(&mut channel);
     }
-    let limit = store.options.remote.connect_timeout;
-    let mut is_greeted = false;
-    let ask = |connection: &mut Connection, limit| {
+    let try_all = |connection: &mut Connection, limit| {
         let asked_at = store.clock.now();
-        let answer = connection.ask(&by_sha, limit)?;
+        let answer = connection.ask(&PROBE.by_sha(&keys, &args), limit)?;
         if !is_no_script(&answer) {
             accepted(answer)?;
         }
-        match connection.ask(&script, limit).and_then(accepted)? {
+        let answer = connection.ask(&PROBE.by_code(&keys, &args), limit)?;
+        match accepted(answer)? {
             Value::Int(now) => store.server_clock.update(now, asked_at),
-            Value::Array(failed) => return Err(Failure::Refused(failed_command(&failed))),
-            _ => return Err(Failure::Refused(senseless())),
+            failed => return Err(Failure::Refused(failed_command(failed))),
         }
-        for answer in connection.exchange(&channel, 2, limit)? {
-            accepted(answer)?;
-        }
-        Ok(())
+        let answers = connection.exchange(&channel, 2, limit)?;
+        answers
+            .into_iter()
+            .try_for_each(|answer| accepted(answer).map(drop))
     };
-    let probed = store.with_connection(limit, |connection, limit| {
-        let asked = ask(connection, limit);
-        is_greeted = connection.is_greeted;
-        asked
+    let until = store.clock.now() + store.options.remote.connect_timeout;
+    let tried = store.with_connection(until, |connection, limit| {
+        let tried = try_all(connection, limit);
+        tried.map_err(|failure| Failure::Refused(connection.nothing_granted(failure)))
     });
-    probed.map_err(|failure| match failure {
-        // Nothing was asked for that could have been granted.
-        Failure::Unanswered(error) if error.kind() == ErrorKind::Unknown && is_greeted => {
-            nothing_granted(Failure::Unanswered(error))
-        }
-        Failure::Unanswered(error) if error.kind() == ErrorKind::Unknown => Error::unreachable(
-            format!(
-                "{}; is it a Redis server? One that wants TLS does so, too: that is reached by rediss:",
-                error.message()
-            ),
-        )
-        .with_source(error),
-        failure => failure.into_error(),
-    })
+    tried.map_err(Failure::into_error)
 }
 
-fn failed_command(failed: &[Value]) -> Error {
-    match failed {
-        [Value::BulkString(command), Value::BulkString(said)] => refused_command(
-            &String::from_utf8_lossy(command),
-            &String::from_utf8_lossy(said),
+fn failed_command(failed: Value) -> Error {
+    match parse::<(Vec<u8>, Vec<u8>)>(failed) {
+        Ok((command, said)) => refused_command(
+            &String::from_utf8_lossy(&command),
+            &String::from_utf8_lossy(&said),
         ),
-        _ => senseless(),
+        Err(error) => error,
     }
 }
 
@@ -191,7 +177,8 @@ impl Backend for RedisProvider {
     fn abandon(&self, request: &AcquireRequest<'_>) {
         if request.is_cancelled() {
             let keys = self.store.keys(request.name());
-            self.store.give_back(&keys, &owner(request));
+            let until = request.now() + CLEANUP_TIME;
+            let _ = self.store.release(&keys, &owner(request), until);
         }
     }
 
@@ -201,11 +188,28 @@ impl Backend for RedisProvider {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        lease.renew(&self.store, ttl, deadline)
+        let mut batch = [RenewRequest {
+            lease,
+            ttl,
+            deadline,
+            answer: None,
+        }];
+        renew_batch(&self.store, &mut batch);
+        let [request] = batch;
+        request.answer.unwrap_or_else(|| Err(senseless()))
     }
 
     fn release(&self, lease: &mut RedisLease, deadline: HostInstant) -> Result<Released, Error> {
-        lease.release(&self.store, deadline)
+        // A server that is gone is not waited for as long as the lease would last.
+        let longest = 2 * self.store.options.remote.response_timeout;
+        let until = deadline.min(self.store.clock.now() + longest);
+        let until = self.store.at_least_one_attempt(until);
+        let is_released = self.store.release(&lease.keys, &lease.owner, until)?;
+        Ok(if is_released {
+            Released::Done
+        } else {
+            Released::AlreadyLost
+        })
     }
 
     fn renew_batch(&self, batch: &mut [RenewRequest<'_, RedisLease>]) {

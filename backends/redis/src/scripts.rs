@@ -4,12 +4,19 @@
 //! it for [`RESERVED_MS`]: others find the name busy meanwhile.
 
 use std::sync::LazyLock;
+use std::time::Duration;
+
+use lockkeeper_remote::Failure;
+use redis::Value;
+
+use crate::connection::Connection;
+use crate::failure::from_primary;
 
 /// The time that a name is reserved for a woken waiter, in milliseconds.
-pub(crate) const RESERVED_MS: u64 = 100;
-/// The time that a list of waiters outlives their last attempt, in milliseconds. Waiters make an attempt
-/// every second.
-const LIST_MS: u64 = 10_000;
+const RESERVED_MS: u64 = 100;
+/// The time that a wait queue outlives the last attempt of its waiters, in milliseconds. Waiters make an
+/// attempt every second.
+const QUEUE_MS: u64 = 10_000;
 /// The time that the last epoch of a name is kept, in milliseconds. Epochs follow the server's clock,
 /// so the last one matters only if that clock steps back.
 const EPOCH_MS: u64 = 86_400_000;
@@ -20,26 +27,53 @@ pub(crate) const CHANNEL: &str = "lockkeeper:wake:";
 pub(crate) const RESERVED: &str = "kept ";
 
 pub(crate) struct Script {
-    pub(crate) code: String,
-    pub(crate) sha: String,
-    pub(crate) effect: Effect,
-}
-
-/// What a script may change, which decides how it is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Effect {
-    /// A grant: refused if it arrives after the caller's deadline, and acknowledged by the replicas.
-    Grants,
-    /// A renewal: acknowledged by the replicas.
-    Renews,
-    Other,
+    code: String,
+    sha: String,
 }
 
 impl Script {
-    fn new(effect: Effect, code: String) -> Self {
+    fn new(code: impl Into<String>) -> Self {
+        let code = code.into();
         let sha = redis::Script::new(&code).get_hash().to_owned();
-        Self { code, sha, effect }
+        Self { code, sha }
     }
+
+    /// Returns the command that runs the script if the server has it.
+    pub(crate) fn by_sha(&self, keys: &[&str], args: &[&str]) -> Vec<u8> {
+        packed("EVALSHA", &self.sha, keys, args)
+    }
+
+    /// Returns the command that runs the script, and loads it.
+    pub(crate) fn by_code(&self, keys: &[&str], args: &[&str]) -> Vec<u8> {
+        packed("EVAL", &self.code, keys, args)
+    }
+
+    /// Runs the script on a primary.
+    pub(crate) fn run(
+        &self,
+        connection: &mut Connection,
+        keys: &[&str],
+        args: &[&str],
+        limit: Duration,
+    ) -> Result<Value, Failure> {
+        let mut answer = connection.ask(&self.by_sha(keys, args), limit)?;
+        if is_no_script(&answer) {
+            answer = connection.ask(&self.by_code(keys, args), limit)?;
+        }
+        from_primary(answer)
+    }
+}
+
+/// Returns whether the server does not have the script: it is new there, or was forgotten by SCRIPT FLUSH
+/// or a restart.
+pub(crate) fn is_no_script(answer: &Value) -> bool {
+    matches!(answer, Value::ServerError(error) if error.code() == "NOSCRIPT")
+}
+
+fn packed(command: &str, script: &str, keys: &[&str], args: &[&str]) -> Vec<u8> {
+    let mut command = redis::cmd(command);
+    command.arg(script).arg(keys.len()).arg(keys).arg(args);
+    command.get_packed_command()
 }
 
 /// Wakes the first waiter of a process that listens, and reserves the name for it. A channel without a
@@ -63,20 +97,18 @@ end
 
 /// Tries to acquire a name.
 ///
-/// Keys: lock, epoch, list of waiters. Arguments: the latest time for a grant, in microseconds of the
+/// Keys: lock, epoch, wait queue. Arguments: the latest time for a grant, in microseconds of the
 /// server's clock; owner; ttl in milliseconds. An attempt of a waiter adds the waiter and its state:
-/// `new`, `again` (it is in the list) or `last` (it will not wait any longer).
+/// `new`, `queued` (it is in the queue) or `last` (it will not wait any longer).
 ///
 /// Replies with the epoch of a grant, as a string; or with the milliseconds until the lock expires and
 /// the number of waiters before this one; or, after the latest time, with the server's time.
 ///
 /// Numbers are passed to the server's commands as strings, which saves formatting them.
 pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        Effect::Grants,
-        format!(
-            "local call, owner, ttl = redis.call, ARGV[2], ARGV[3]
-local me, stands = ARGV[4] or '', ARGV[5] or 'new'
+    Script::new(format!(
+        "local call, owner, ttl = redis.call, ARGV[2], ARGV[3]
+local me, state = ARGV[4] or '', ARGV[5] or 'new'
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 if now > tonumber(ARGV[1]) then return now end
@@ -87,7 +119,7 @@ if not mine then
     call('PEXPIRE', KEYS[1], ttl)
     local epoch = call('GET', KEYS[2])
     if epoch then
-      if stands ~= 'new' then call('LREM', KEYS[3], '0', me) end
+      if state ~= 'new' then call('LREM', KEYS[3], '0', me) end
       return epoch
     end
     mine = true
@@ -97,7 +129,7 @@ if not mine then
   end
 end
 if mine then
-  if stands ~= 'new' then call('LREM', KEYS[3], '0', me) end
+  if state ~= 'new' then call('LREM', KEYS[3], '0', me) end
   local epoch = string.format('%.0f', now)
   local last = redis.pcall('SET', KEYS[2], epoch, 'PX', '{EPOCH_MS}', 'GET')
   if type(last) == 'table' and last.err then
@@ -112,74 +144,69 @@ if mine then
   return epoch
 end
 local before = 0
-if stands == 'last' then
+if state == 'last' then
   call('LREM', KEYS[3], '0', me)
 elseif me ~= '' then
   before = call('LPOS', KEYS[3], me)
   if not before then
-    if stands == 'again' then
+    if state == 'queued' then
       call('LPUSH', KEYS[3], me)
       before = 0
     else
       before = call('RPUSH', KEYS[3], me) - 1
     end
   end
-  call('PEXPIRE', KEYS[3], '{LIST_MS}')
+  call('PEXPIRE', KEYS[3], '{QUEUE_MS}')
 end
 return {{call('PTTL', KEYS[1]), before}}
 "
-        ),
-    )
+    ))
 });
 
 /// Renews a lock. Key: lock. Arguments: owner, ttl in milliseconds. Replies with 1, or 0 if it is lost.
 pub(crate) static RENEW: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
-        Effect::Renews,
         "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])
-"
-        .to_owned(),
+",
     )
 });
 
-/// Releases a lock. Keys: lock, list of waiters. Argument: owner. Replies with 1, or 0 if it was lost.
+/// Releases a lock. Keys: lock, wait queue. Argument: owner. Replies with 1, or 0 if it was lost.
 pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        Effect::Other,
-        format!(
-            "local call = redis.call
+    Script::new(format!(
+        "local call = redis.call
 if call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 call('DEL', KEYS[1])
 {}return 1
 ",
-            wake_next()
-        ),
-    )
+        wake_next()
+    ))
 });
 
-/// Removes a waiter. Keys: lock, list of waiters. Argument: the waiter. A name that is reserved for it
+/// Removes a waiter. Keys: lock, wait queue. Argument: the waiter. A name that is reserved for it
 /// goes to the next one.
 pub(crate) static LEAVE: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        Effect::Other,
-        format!(
-            "local call = redis.call
+    Script::new(format!(
+        "local call = redis.call
 call('LREM', KEYS[2], '0', ARGV[1])
 if call('GET', KEYS[1]) == '{RESERVED}' .. ARGV[1] then
   call('DEL', KEYS[1])
   {}end
 return 1
 ",
-            wake_next()
-        ),
-    )
+        wake_next()
+    ))
 });
 
-/// Inspects a lock without a change. Keys: lock, epoch, list of waiters. Replies with the owner, the
+/// Inspects a lock without a change. Keys: lock, epoch, wait queue. Replies with the owner, the
 /// milliseconds until it expires, the last epoch, and the number of waiters.
-pub(crate) const INSPECT: &str = "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]),
- redis.call('GET', KEYS[2]), redis.call('LLEN', KEYS[3])}";
+pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| {
+    Script::new(
+        "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]),
+ redis.call('GET', KEYS[2]), redis.call('LLEN', KEYS[3])}",
+    )
+});
 
 /// Runs every command that the other scripts use, so that a missing permission or command shows on
 /// opening. Keys: those of the empty name, which no lock has. Argument: a waiter.
@@ -187,10 +214,8 @@ pub(crate) const INSPECT: &str = "return {redis.call('GET', KEYS[1]), redis.call
 /// Replies with the server's time in microseconds, or with the first command that failed and its
 /// error, which alone does not name the command.
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(
-        Effect::Other,
-        format!(
-            "local failed = nil
+    Script::new(format!(
+        "local failed = nil
 local function try(...)
   local answer = redis.pcall(...)
   if not failed and type(answer) == 'table' and answer.err then
@@ -218,6 +243,5 @@ try('DEL', KEYS[2])
 try('DEL', KEYS[3])
 return failed or time[1] * 1000000 + time[2]
 "
-        ),
-    )
+    ))
 });

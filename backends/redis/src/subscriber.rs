@@ -5,16 +5,20 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::sync::{Parker, Unparker};
 use lockkeeper_remote::Backoff;
+use parking_lot::{Condvar, Mutex};
 use redis::{Value, cmd};
 
 use crate::connection::Connector;
+use crate::failure::parse;
+use crate::keys::Keys;
 use crate::scripts::CHANNEL;
-use crate::store::{Store, told};
+use crate::store::Store;
 
 /// The thread checks this often whether it is to end.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
@@ -41,7 +45,7 @@ pub(crate) struct WakeListener {
     id: String,
     connector: Arc<Connector>,
     next: AtomicU64,
-    waiting: Mutex<HashMap<u64, Arc<Parker>>>,
+    waiting: Mutex<HashMap<u64, Unparker>>,
     state: Mutex<State>,
     changed: Condvar,
     stopped: AtomicBool,
@@ -49,10 +53,6 @@ pub(crate) struct WakeListener {
     at_replica: AtomicBool,
     /// How often the primary was found at another connection.
     moves: AtomicU64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl WakeListener {
@@ -85,7 +85,7 @@ impl WakeListener {
     /// Ends the thread, soon.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        let _state = lock(&self.state);
+        let _state = self.state.lock();
         self.changed.notify_all();
     }
 
@@ -103,13 +103,13 @@ impl WakeListener {
 
     /// Returns whether messages reach the waiters right now.
     pub(crate) fn is_listening(&self) -> bool {
-        *lock(&self.state) == State::Listening
+        *self.state.lock() == State::Listening
     }
 
     /// Starts the thread. Returns true if it will wake all waiters as soon as it listens. Otherwise it
     /// listens already, or cannot for now.
     pub(crate) fn is_about_to_listen(self: &Arc<Self>, store: &Arc<Store>) -> bool {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if *state == State::Idle {
             let (listener, store) = (Arc::clone(self), Arc::downgrade(store));
             let started = thread::Builder::new()
@@ -125,7 +125,7 @@ impl WakeListener {
     }
 
     fn set(&self, state: State) {
-        *lock(&self.state) = state;
+        *self.state.lock() = state;
         self.changed.notify_all();
     }
 
@@ -139,11 +139,9 @@ impl WakeListener {
                 backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
             }
             let pause = backoff.next_pause();
-            let stopped = |_: &mut State| !self.stopped.load(Ordering::Acquire);
-            drop(
-                self.changed
-                    .wait_timeout_while(lock(&self.state), pause, stopped),
-            );
+            let runs = |_: &mut State| !self.stopped.load(Ordering::Acquire);
+            let mut state = self.state.lock();
+            self.changed.wait_while_for(&mut state, runs, pause);
         }
     }
 
@@ -153,8 +151,7 @@ impl WakeListener {
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
         let mut subscribe = cmd("SUBSCRIBE");
         subscribe.arg(self.channel());
-        let subscribed = connection.ask(&subscribe.get_packed_command(), REPLY_TIME);
-        subscribed.and_then(told).ok()?;
+        connection.run(&subscribe, REPLY_TIME).ok()?;
         self.set(State::Listening);
         // Earlier messages had no subscriber.
         self.unpark_all();
@@ -166,8 +163,8 @@ impl WakeListener {
                 Ok(answer) => {
                     heard = Instant::now();
                     pinged = None;
-                    if let Some(payload) = payload(&answer) {
-                        self.wake(payload, store);
+                    if let Some(payload) = payload(answer) {
+                        self.wake(&payload, store);
                     }
                 }
                 Err(error) if error.is_timeout() => match pinged {
@@ -191,22 +188,20 @@ impl WakeListener {
         let Some((waiter, key)) = payload.split_once(' ') else {
             return;
         };
-        let number = waiter
-            .split_once('.')
-            .and_then(|(_, number)| number.parse().ok());
-        let parker = number.and_then(|number: u64| lock(&self.waiting).get(&number).cloned());
-        match (parker, store.upgrade()) {
-            (Some(parker), _) => parker.unpark(),
+        let number = waiter.split_once('.');
+        let number = number.and_then(|(_, number)| number.parse().ok());
+        if let Some(unparker) =
+            number.and_then(|number: u64| self.waiting.lock().get(&number).cloned())
+        {
+            unparker.unpark();
+        } else if let Some(store) = store.upgrade() {
             // The waiter has gone, so the name that is reserved for it goes to the next one.
-            (None, Some(store)) => store.leave(key, &format!("{key}:line"), waiter),
-            (None, None) => {}
+            store.leave(&Keys::beside(key.to_owned()), waiter);
         }
     }
 
     fn unpark_all(&self) {
-        lock(&self.waiting)
-            .values()
-            .for_each(|parker| parker.unpark());
+        self.waiting.lock().values().for_each(Unparker::unpark);
     }
 
     /// Registers a waiter.
@@ -215,65 +210,31 @@ impl WakeListener {
         let waiter = Waiter {
             name: format!("{}.{number}", self.id),
             number,
-            parker: Arc::default(),
+            parker: Parker::new(),
             listener: Arc::clone(self),
         };
-        lock(&self.waiting).insert(number, Arc::clone(&waiter.parker));
+        let unparker = waiter.parker.unparker().clone();
+        self.waiting.lock().insert(number, unparker);
         waiter
     }
 }
 
 /// Returns the payload of a message, or `None` for the reply to a PING.
-fn payload(answer: &Value) -> Option<&str> {
-    match answer {
-        Value::Array(parts) => match parts.as_slice() {
-            [Value::BulkString(kind), _, Value::BulkString(payload)] if kind == b"message" => {
-                std::str::from_utf8(payload).ok()
-            }
-            _ => None,
-        },
-        _ => None,
-    }
+fn payload(answer: Value) -> Option<String> {
+    let (kind, _, payload): (String, String, String) = parse(answer).ok()?;
+    (kind == "message").then_some(payload)
 }
 
 /// A waiter; the listening thread knows it until it is dropped.
 pub(crate) struct Waiter {
     pub(crate) name: String,
-    pub(crate) parker: Arc<Parker>,
+    pub(crate) parker: Parker,
     number: u64,
     listener: Arc<WakeListener>,
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        lock(&self.listener.waiting).remove(&self.number);
-    }
-}
-
-/// Parks the thread of a waiter.
-#[derive(Default)]
-pub(crate) struct Parker {
-    is_notified: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Parker {
-    /// Wakes the thread, or has its next [`park`](Self::park) return at once.
-    pub(crate) fn unpark(&self) {
-        *lock(&self.is_notified) = true;
-        self.changed.notify_one();
-    }
-
-    /// Forgets earlier notifications.
-    pub(crate) fn clear(&self) {
-        *lock(&self.is_notified) = false;
-    }
-
-    /// Waits for a notification, for at most `limit`.
-    pub(crate) fn park(&self, limit: Duration) {
-        drop(
-            self.changed
-                .wait_timeout_while(lock(&self.is_notified), limit, |is| !*is),
-        );
+        self.listener.waiting.lock().remove(&self.number);
     }
 }

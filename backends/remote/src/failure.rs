@@ -36,11 +36,6 @@ impl Failure {
     pub fn into_error(self) -> Error {
         self.error().clone()
     }
-
-    /// Returns whether a later attempt may succeed without a change of settings.
-    pub fn may_pass(&self) -> bool {
-        self.error().is_retryable()
-    }
 }
 
 /// Returns the error of a request that cannot have granted anything: where its reply is missing, that

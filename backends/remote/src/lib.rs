@@ -23,7 +23,7 @@ mod pool;
 mod socket;
 mod tls;
 
-pub use backoff::{Backoff, pause_before_retry};
+pub use backoff::Backoff;
 pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 pub use counts::{Counts, OpenConnection};
 pub use failure::{Failure, Server, is_timeout, nothing_granted, senseless};

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error};
+use lockkeeper_core::{Clock, Error, HostInstant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::failure::Failure;
@@ -75,7 +75,7 @@ impl<C> Drop for PooledConn<C> {
 }
 
 impl<C: Connection> PooledConn<C> {
-    /// Runs `work` on the connection within `left`; `work` gets the time that it has. `connect` opens
+    /// Runs `work` on the connection until `deadline`; `work` gets the time that it has. `connect` opens
     /// a connection where none is open.
     ///
     /// A connection on which something failed is closed, and one that was in use before is replaced at
@@ -88,11 +88,10 @@ impl<C: Connection> PooledConn<C> {
     pub fn run<T>(
         &mut self,
         clock: &dyn Clock,
-        left: Duration,
+        deadline: HostInstant,
         connect: impl Fn(Duration) -> Result<C, Error>,
         mut work: impl FnMut(&mut C, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let deadline = clock.now() + left;
         let left = || deadline.saturating_since(clock.now());
         loop {
             let idle = self.connection.take().filter(Connection::is_quiet);

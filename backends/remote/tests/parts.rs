@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind, SystemClock};
+use lockkeeper_core::{Error, ErrorKind, HostInstant, SystemClock};
 use lockkeeper_remote::{
     Backoff, Connection, Endpoint, Failure, Pool, RemoteOptions, Server, connect_any,
     read_certificates,
@@ -119,8 +119,6 @@ fn values_out_of_bounds_are_refused() {
     }
 }
 
-const LONG: Duration = Duration::from_secs(60);
-
 #[derive(Debug, PartialEq)]
 struct Numbered(u32);
 
@@ -175,7 +173,7 @@ fn only_a_connection_that_was_open_is_replaced() {
         let seen = Cell::new(Vec::new());
         let result = slot.run(
             &SystemClock,
-            LONG,
+            HostInstant::NEVER,
             |_| Ok(Numbered(1)),
             |connection, _| {
                 let mut numbers = seen.take();

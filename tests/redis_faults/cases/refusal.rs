@@ -135,7 +135,7 @@ fn epoch_key_of_other_type(kind: RedisKind) {
 fn queue_key_of_other_type(kind: RedisKind) {
     let server = start(kind);
     let [keeper, rival] = [(); 2].map(|()| open(&server.url(), ""));
-    let key = "lockkeeper:{default:a}:line";
+    let key = "lockkeeper:{default:a}:queue";
     server.command(&["HSET", key, "x", "y"]).unwrap();
     let held = keeper.lock("a").unwrap();
     let error = rival.try_lock_for("a", HANG).unwrap_err();

@@ -53,7 +53,7 @@ impl FaultServer for RedisServer {
     }
 
     fn queue_length(&self, name: &str) -> usize {
-        let queue = format!("lockkeeper:{{default:{name}}}:line");
+        let queue = format!("lockkeeper:{{default:{name}}}:queue");
         let length = self.command(&["LLEN", &queue]).unwrap().int();
         usize::try_from(length.unwrap()).unwrap()
     }
