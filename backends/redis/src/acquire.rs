@@ -1,19 +1,13 @@
 //! Acquiring a name, and waiting for it among other processes.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant};
-use lockkeeper_remote::{Backoff, Failure, senseless};
-use redis::Value;
+use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
+use lockkeeper_remote::{Backoff, Failure};
 
-use crate::connection::Connection;
-use crate::failure::{accepted, parse};
-use crate::keys::Keys;
-use crate::lease::{RedisLease, millis};
-use crate::owner::owner;
-use crate::scripts::{ACQUIRE, RELEASE};
+use crate::attempt::{Acquisition, Answer};
+use crate::lease::RedisLease;
 use crate::store::Store;
 use crate::subscriber::Waiter;
 
@@ -28,66 +22,32 @@ const MIN_ATTEMPT_TIME: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The reply to an attempt.
-enum Attempt {
-    Granted {
-        epoch: u64,
-        asked_at: HostInstant,
-    },
-    Busy {
-        /// The time until the holder's lease ends, if it has an end.
-        ends: Option<Duration>,
-        /// The number of waiters before this one.
-        before: i64,
-    },
-}
-
-/// One request, in the form that every attempt needs.
-struct Acquisition<'a> {
-    store: &'a Arc<Store>,
-    request: &'a AcquireRequest<'a>,
-    keys: Keys,
-    owner: String,
-    ttl: String,
-    /// Whether the server may have granted the name in an attempt that failed.
-    may_be_granted: Cell<bool>,
-}
-
 pub(crate) fn acquire(
     store: &Arc<Store>,
     request: &AcquireRequest<'_>,
 ) -> Result<Option<Grant<RedisLease>>, Error> {
-    let acquisition = Acquisition {
-        store,
-        request,
-        keys: store.keys(request.name()),
-        owner: owner(request),
-        ttl: millis(request.ttl()).to_string(),
-        may_be_granted: Cell::new(false),
-    };
+    let acquisition = Acquisition::new(store, request);
     let granted = match request.deadline() {
         None => acquisition.single_attempt(),
         Some(deadline) => acquisition.wait(deadline),
     };
     let granted = granted.map_err(Failure::into_error)?;
     Ok(granted.map(|(epoch, asked_at)| Grant {
-        lease: RedisLease {
-            keys: acquisition.keys,
-            owner: acquisition.owner,
-        },
+        lease: acquisition.lease,
         epoch,
         asked_at,
     }))
 }
 
+/// The epoch of a grant, and the time of its request; `None` if the name is busy.
 type Granted = Option<(u64, HostInstant)>;
 
 impl Acquisition<'_> {
     fn single_attempt(&self) -> Result<Granted, Failure> {
         let until = self.request.now() + self.store.attempt();
         Ok(match self.attempt(&[], until)? {
-            Attempt::Granted { epoch, asked_at } => Some((epoch, asked_at)),
-            Attempt::Busy { .. } => {
+            Answer::Granted { epoch, asked_at } => Some((epoch, asked_at)),
+            Answer::Busy { .. } => {
                 self.request.contended();
                 None
             }
@@ -128,12 +88,12 @@ impl Acquisition<'_> {
             };
             let until = deadline.max(now + MIN_ATTEMPT_TIME);
             let (ends, before) = match self.repeat_attempt(&waiter, in_queue, until, was_busy) {
-                Ok(Attempt::Granted { epoch, asked_at }) => {
+                Ok(Answer::Granted { epoch, asked_at }) => {
                     // A request without a reply may have queued after a later one was granted.
                     entry.is_queued &= self.is_repeated();
                     return Ok(Some((epoch, asked_at)));
                 }
-                Ok(Attempt::Busy { ends, before }) => (ends, before),
+                Ok(Answer::Busy { ends, before }) => (ends, before),
                 Err(failure) => {
                     // A server that does not reply gets no request to remove the waiter, which expires
                     // by itself. After a cancel it does: only one reply may have been lost.
@@ -176,7 +136,7 @@ impl Acquisition<'_> {
         in_queue: &[&str],
         until: HostInstant,
         was_busy: bool,
-    ) -> Result<Attempt, Failure> {
+    ) -> Result<Answer, Failure> {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
         // The first retry follows at once.
         let mut pause = Duration::ZERO;
@@ -197,123 +157,6 @@ impl Acquisition<'_> {
             pause = backoff.next_pause();
         }
     }
-
-    /// Returns whether an earlier request of this owner may have been granted.
-    fn is_repeated(&self) -> bool {
-        self.may_be_granted.get() || self.request.is_retry()
-    }
-
-    /// Tries to take the name once. `in_queue` has the waiter and its state, if it queues.
-    fn attempt(&self, in_queue: &[&str], until: HostInstant) -> Result<Attempt, Failure> {
-        let result = self.store.with_connection(until, |connection, limit| {
-            let (answer, asked_at) = self.request_in_time(connection, in_queue, limit)?;
-            if matches!(answer, Value::BulkString(_)) {
-                self.await_replicas(connection, asked_at, limit)?;
-            }
-            Ok((answer, asked_at))
-        });
-        let attempt = result.and_then(|(answer, asked_at)| self.read(accepted(answer)?, asked_at));
-        attempt.map_err(|failure| match failure {
-            Failure::Unanswered(_) => {
-                self.may_be_granted.set(true);
-                failure
-            }
-            Failure::NotSent(error) | Failure::Closed(error) if self.may_be_granted.get() => {
-                unknown(error)
-            }
-            // Other refusals say what is to be changed.
-            Failure::Refused(error)
-                if self.may_be_granted.get() && error.kind() == ErrorKind::Unavailable =>
-            {
-                unknown(error)
-            }
-            failure => failure,
-        })
-    }
-
-    /// Runs the script, and has the server refuse it after the caller's deadline: the network may have
-    /// delayed it, and the caller may have gone. Returns the reply and the time of the request.
-    fn request_in_time(
-        &self,
-        connection: &mut Connection,
-        in_queue: &[&str],
-        limit: Duration,
-    ) -> Result<(Value, HostInstant), Failure> {
-        let clock = &self.store.server_clock;
-        for _ in 0..2 {
-            let asked_at = self.request.now();
-            let latest = clock.at(asked_at + limit).to_string();
-            let mut args = vec![latest.as_str(), &self.owner, &self.ttl];
-            args.extend(in_queue);
-            match ACQUIRE.run(connection, &self.keys.all(), &args, limit)? {
-                // The caller still waits, so the server's clock was set.
-                Value::Int(now) => clock.update(now, asked_at),
-                answer => return Ok((answer, asked_at)),
-            }
-        }
-        Err(Failure::Refused(Error::new(
-            ErrorKind::Unavailable,
-            "the server's clock jumps; see to its time service",
-        )))
-    }
-
-    /// Waits for the replicas to acknowledge a grant, and gives it back if they do not.
-    fn await_replicas(
-        &self,
-        connection: &mut Connection,
-        asked_at: HostInstant,
-        limit: Duration,
-    ) -> Result<(), Failure> {
-        let may_be_granted = self.may_be_granted.replace(true);
-        let refusal = match self.store.acknowledged(connection, asked_at, limit) {
-            Ok(true) => None,
-            Ok(false) => Some(self.store.few_replicas("grant, so it was given back")),
-            Err(Failure::Refused(error)) => Some(error),
-            // A release on a replica is none: the new primary may know of the grant.
-            Err(failure) => return Err(failure),
-        };
-        if refusal.is_some() {
-            let keys = [self.keys.lock.as_str(), &self.keys.queue];
-            let released = RELEASE.run(connection, &keys, &[&self.owner], limit);
-            let released = released.and_then(accepted);
-            released.map_err(|failure| unknown(failure.into_error()))?;
-        }
-        self.may_be_granted.set(may_be_granted);
-        refusal.map_or(Ok(()), |error| Err(Failure::Refused(error)))
-    }
-
-    fn read(&self, answer: Value, asked_at: HostInstant) -> Result<Attempt, Failure> {
-        if matches!(answer, Value::BulkString(_)) {
-            let epoch: i64 = parse(answer).map_err(Failure::Refused)?;
-            if !self.is_repeated() {
-                // The epoch is the server's time.
-                self.store.server_clock.update(epoch, asked_at);
-            }
-            return match u64::try_from(epoch) {
-                Ok(epoch @ 1..) => Ok(Attempt::Granted { epoch, asked_at }),
-                _ => Err(Failure::Refused(senseless())),
-            };
-        }
-        let (ends, before): (i64, i64) = parse(answer).map_err(Failure::Refused)?;
-        self.may_be_granted.set(false);
-        Ok(Attempt::Busy {
-            // Negative: a key that does not expire, so it is no lease.
-            ends: u64::try_from(ends)
-                .ok()
-                .map(|ends| Duration::from_millis(ends.saturating_add(1))),
-            before,
-        })
-    }
-}
-
-fn unknown(cause: Error) -> Failure {
-    Failure::Unanswered(
-        Error::new(
-            ErrorKind::Unknown,
-            "no reply came to the request, and a later one failed; what the server may have granted ends with its ttl",
-        )
-        .with_source(cause),
-    )
 }
 
 /// An entry in the wait queue of a name, removed on every way out.
@@ -326,8 +169,8 @@ struct QueueEntry<'a> {
 impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         if self.is_queued {
-            let Acquisition { store, keys, .. } = self.acquisition;
-            store.leave(keys, &self.waiter.name);
+            let Acquisition { store, lease, .. } = self.acquisition;
+            store.leave(&lease.keys, &self.waiter.name);
         }
     }
 }

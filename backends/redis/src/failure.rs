@@ -6,91 +6,61 @@ use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Failure, Server, senseless};
 use redis::{FromRedisValue, RedisError, ServerError, Value};
 
-/// An error code of the server, the kind of error that it is, and the advice for the user.
-struct Meaning(&'static str, ErrorKind, &'static str);
-
-const MEANINGS: [Meaning; 18] = [
-    Meaning(
-        "WRONGPASS",
-        ErrorKind::PermissionDenied,
-        "the server does not accept this user and password; check `user` and `password`",
-    ),
-    Meaning(
-        "NOAUTH",
-        ErrorKind::PermissionDenied,
-        "the server wants a password; give one in the URL or as `password`",
-    ),
-    Meaning("NOPERM", ErrorKind::PermissionDenied, NO_PERMISSION),
-    Meaning(
-        "READONLY",
-        ErrorKind::PermissionDenied,
-        "this is a read-only replica; connect to its primary",
-    ),
-    Meaning("MOVED", ErrorKind::Incompatible, CLUSTER),
-    Meaning("ASK", ErrorKind::Incompatible, CLUSTER),
-    Meaning("CROSSSLOT", ErrorKind::Incompatible, CLUSTER),
-    Meaning(
-        "CLUSTERDOWN",
-        ErrorKind::Unavailable,
-        "the cluster that this server belongs to is down",
-    ),
-    Meaning(
-        "OOM",
-        ErrorKind::Unavailable,
-        "the server is at its `maxmemory` and takes no new key; raise that, or free something, but let it evict nothing: locks are keys, too",
-    ),
-    Meaning(
-        "WRONGTYPE",
-        ErrorKind::Incompatible,
-        "a key under the lock's name is of another type, so it is not lockkeeper's; delete it, or use another `namespace`",
-    ),
-    Meaning(
-        "LOADING",
-        ErrorKind::Unavailable,
-        "the server is still loading its data; try again soon",
-    ),
-    Meaning(
-        "BUSY",
-        ErrorKind::Unavailable,
-        "the server is busy with a long script; end that with SCRIPT KILL",
-    ),
-    Meaning(
-        "MASTERDOWN",
-        ErrorKind::Unavailable,
-        "this is a replica that has lost its primary",
-    ),
-    Meaning(
-        "NOREPLICAS",
-        ErrorKind::Unavailable,
-        "the server has fewer replicas than its `min-replicas-to-write`",
-    ),
-    Meaning(
-        "MISCONF",
-        ErrorKind::Unavailable,
-        "the server takes no writes since it cannot save its data; see its log",
-    ),
-    Meaning(
-        "DENIED",
-        ErrorKind::PermissionDenied,
-        "the server runs in protected mode and takes no connections from elsewhere; set a password or its `bind`",
-    ),
-    Meaning(
-        "max number of clients",
-        ErrorKind::Unavailable,
-        "the server has all the clients that its `maxclients` allows",
-    ),
-    Meaning(
-        "DB index",
-        ErrorKind::InvalidValue,
-        "the server has no database of that number; see its `databases`, and `db` here",
-    ),
-];
-
 const NO_PERMISSION: &str = "the user may not do what a lock needs; allow it the keys ~lockkeeper:*, the channels &lockkeeper:* and the commands +eval +evalsha +set +get +del +pexpire +pttl +time +lpos +lpush +rpush +lpop +lrem +pubsub|numsub +publish +subscribe +unsubscribe +ping +select +wait";
-const CLUSTER: &str = "this server is one node of a cluster, and the lock's key belongs to another one; lockkeeper talks to single servers: name a server that is not in cluster mode";
 
-/// Returns the error for an error reply. Scripts pass on the errors of their commands: from version 7
-/// on unchanged, before that with the code somewhere in the text.
+/// Returns the kind of an error and the advice for the user, by the error's code.
+fn meaning(code: &str, details: &str) -> Option<(ErrorKind, &'static str)> {
+    let kind = match code {
+        "WRONGPASS" | "NOAUTH" | "NOPERM" | "READONLY" | "DENIED" => ErrorKind::PermissionDenied,
+        "MOVED" | "ASK" | "CROSSSLOT" | "WRONGTYPE" => ErrorKind::Incompatible,
+        "ERR" if details.starts_with("DB index") => ErrorKind::InvalidValue,
+        _ => ErrorKind::Unavailable,
+    };
+    let advice = match code {
+        "WRONGPASS" => {
+            "the server does not accept this user and password; check `user` and `password`"
+        }
+        "NOAUTH" => "the server wants a password; give one in the URL or as `password`",
+        "NOPERM" => NO_PERMISSION,
+        "READONLY" => "this is a read-only replica; connect to its primary",
+        "DENIED" => {
+            "the server runs in protected mode and takes no connections from elsewhere; set a password or its `bind`"
+        }
+        "MOVED" | "ASK" | "CROSSSLOT" => {
+            "this server is one node of a cluster, and the lock's key belongs to another one; lockkeeper talks to single servers: name a server that is not in cluster mode"
+        }
+        "WRONGTYPE" => {
+            "a key under the lock's name is of another type, so it is not lockkeeper's; delete it, or use another `namespace`"
+        }
+        "ERR" if details.starts_with("DB index") => {
+            "the server has no database of that number; see its `databases`, and `db` here"
+        }
+        "ERR" if details.starts_with("max number of clients") => {
+            "the server has all the clients that its `maxclients` allows"
+        }
+        "CLUSTERDOWN" => "the cluster that this server belongs to is down",
+        "OOM" => {
+            "the server is at its `maxmemory` and takes no new key; raise that, or free something, but let it evict nothing: locks are keys, too"
+        }
+        "LOADING" => "the server is still loading its data; try again soon",
+        "BUSY" => "the server is busy with a long script; end that with SCRIPT KILL",
+        "MASTERDOWN" => "this is a replica that has lost its primary",
+        "NOREPLICAS" => "the server has fewer replicas than its `min-replicas-to-write`",
+        "MISCONF" => "the server takes no writes since it cannot save its data; see its log",
+        _ => return None,
+    };
+    Some((kind, advice))
+}
+
+/// Returns the code of an error. Scripts pass on the errors of their commands: from version 7 on
+/// unchanged, before that with the code somewhere in the text.
+fn find_code<'a>(code: &'a str, details: &'a str) -> &'a str {
+    let mut words = details.split(|letter: char| !letter.is_alphanumeric());
+    let inside = words.find(|word| code == "ERR" && meaning(word, "").is_some());
+    inside.unwrap_or(code)
+}
+
+/// Returns the error for an error reply.
 pub(crate) fn refused(error: &ServerError) -> Error {
     explain(error.code(), error.details().unwrap_or_default(), "")
 }
@@ -101,21 +71,17 @@ pub(crate) fn refused(error: &ServerError) -> Error {
 /// repeats its arguments, and the password is one of them.
 pub(crate) fn login_refused(error: &ServerError) -> Error {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
-    let known = MEANINGS
-        .iter()
-        .find(|Meaning(known, ..)| *known == code || (code == "ERR" && details.starts_with(known)));
-    let (said, kind, advice) = match known {
-        Some(Meaning(said, kind, advice)) => (*said, *kind, *advice),
-        None => (
-            if code == "ERR" { code } else { "another error" },
-            ErrorKind::PermissionDenied,
-            "the server takes no password, or not this way; leave `user` and `password` out, or set a password there",
-        ),
+    let known = meaning(code, details);
+    let said = match known {
+        None if code != "ERR" => "another error",
+        _ => code,
     };
-    Error::new(
-        kind,
-        format!("{advice} (the server answers AUTH with {said})"),
-    )
+    let (kind, advice) = known.unwrap_or((
+        ErrorKind::PermissionDenied,
+        "the server takes no password, or not this way; leave `user` and `password` out, or set a password there",
+    ));
+    let text = format!("{advice} (the server answers AUTH with {said})");
+    Error::new(kind, text)
 }
 
 /// Returns the error for an error reply to a command within a script. Before version 7 the text begins
@@ -135,13 +101,12 @@ pub(crate) fn refused_command(command: &str, said: &str) -> Error {
 
 fn explain(code: &str, details: &str, command: &str) -> Error {
     let to = if command.is_empty() { "" } else { " to " };
-    let said = format!("(the server says{to}{command}: {code} {details})");
-    let lacks = |word| details.contains(word);
-    let (kind, advice) = if let Some(&Meaning(_, kind, advice)) = meaning(code, details) {
-        (kind, advice)
-    } else if lacks("The user executing the script can't") || lacks("ACL failure") {
+    let has = |text| details.contains(text);
+    let (kind, advice) = if let Some(known) = meaning(find_code(code, details), details) {
+        known
+    } else if has("The user executing the script can't") || has("ACL failure") {
         (ErrorKind::PermissionDenied, NO_PERMISSION)
-    } else if lacks("Unknown Redis command") || lacks("unknown command") {
+    } else if has("Unknown Redis command") || has("unknown command") {
         (
             ErrorKind::Incompatible,
             "the server lacks a command that a lock needs; Redis from 6.2 on and Valkey have them all",
@@ -149,25 +114,15 @@ fn explain(code: &str, details: &str, command: &str) -> Error {
     } else {
         (ErrorKind::Incompatible, "the server refuses")
     };
-    Error::new(kind, format!("{advice} {said}"))
-}
-
-fn meaning(code: &str, details: &str) -> Option<&'static Meaning> {
-    let exact = MEANINGS.iter().find(|Meaning(known, ..)| *known == code);
-    let is_coded = code != "ERR";
-    exact.or_else(|| {
-        let mut inside = MEANINGS.iter();
-        inside.find(|Meaning(known, ..)| !is_coded && has_word(details, known))
-    })
+    let text = format!("{advice} (the server says{to}{command}: {code} {details})");
+    Error::new(kind, text)
 }
 
 /// Returns whether the error comes from a replica. A primary that another one has replaced is one, too.
 fn is_from_replica(error: &ServerError) -> bool {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
     // The last two answer a WAIT: one that waited when the server became a replica, and a later one.
-    meaning(code, details)
-        .is_some_and(|Meaning(code, ..)| ["READONLY", "MASTERDOWN"].contains(code))
-        || code == "UNBLOCKED"
+    ["READONLY", "MASTERDOWN", "UNBLOCKED"].contains(&find_code(code, details))
         || details.starts_with("WAIT cannot be used with replica")
 }
 
@@ -203,17 +158,6 @@ pub(crate) fn accepted_by_primary(answer: Value) -> Result<Value, Failure> {
 /// Reads a reply.
 pub(crate) fn parse<T: FromRedisValue>(answer: Value) -> Result<T, Error> {
     T::from_redis_value(answer).map_err(|error| senseless().with_source(error))
-}
-
-fn has_word(text: &str, word: &str) -> bool {
-    text.match_indices(word).any(|(at, _)| {
-        let before = text.get(..at).and_then(|text| text.chars().next_back());
-        let after = text
-            .get(at + word.len()..)
-            .and_then(|text| text.chars().next());
-        let inside = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
-        !inside(before) && !inside(after)
-    })
 }
 
 /// Returns the error for a reply that is not in Redis's protocol.
@@ -264,40 +208,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_of_redis_6_is_found_behind_the_scripts_line() {
+    fn errors_of_a_script_keep_their_meaning() {
+        use ErrorKind::{Incompatible, PermissionDenied, Unavailable};
+        let cluster = "one node of a cluster";
         for (said, kind, advice) in [
             (
                 "@user_script: 3: -OOM command not allowed when used memory > 'maxmemory'.",
-                ErrorKind::Unavailable,
+                Unavailable,
                 "takes no new key",
             ),
             (
                 "@user_script: 3: The user executing the script can't run this command or subcommand",
-                ErrorKind::PermissionDenied,
+                PermissionDenied,
                 "+eval",
+            ),
+            ("MOVED 866 127.0.0.1:7001", Incompatible, cluster),
+            ("-ASK 866 127.0.0.1:7001", Incompatible, cluster),
+            // The keys of a lock share a slot, so only something in between can say this.
+            (
+                "CROSSSLOT Keys in request don't hash to the same slot",
+                Incompatible,
+                cluster,
+            ),
+            (
+                "ERR CROSSSLOT Keys in request don't hash to the same slot script: f_0",
+                Incompatible,
+                cluster,
             ),
         ] {
             let error = refused_command("SET", said);
             assert_eq!(error.kind(), kind, "{error:?}");
             assert!(error.to_string().contains(advice), "{error}");
-        }
-    }
-
-    #[test]
-    fn errors_of_a_cluster_say_so() {
-        // The keys of a lock share a slot, so only something in between can say CROSSSLOT.
-        for said in [
-            "MOVED 866 127.0.0.1:7001",
-            "-ASK 866 127.0.0.1:7001",
-            "CROSSSLOT Keys in request don't hash to the same slot",
-            "ERR CROSSSLOT Keys in request don't hash to the same slot script: f_0",
-        ] {
-            let error = refused_command("set", said);
-            assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
-            assert!(
-                error.to_string().contains("one node of a cluster"),
-                "{error}"
-            );
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod acquire;
 mod admin;
+mod attempt;
 mod connection;
 mod driver;
 mod examine;

@@ -40,12 +40,6 @@ impl fmt::Debug for Store {
     }
 }
 
-impl Drop for Store {
-    fn drop(&mut self) {
-        self.listener.stop();
-    }
-}
-
 impl Store {
     pub(crate) fn new(
         options: &RedisOptions,

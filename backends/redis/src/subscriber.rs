@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_utils::sync::{Parker, Unparker};
 use lockkeeper_remote::Backoff;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use redis::{Value, cmd};
 
 use crate::connection::Connector;
@@ -20,7 +20,7 @@ use crate::keys::Keys;
 use crate::scripts::CHANNEL;
 use crate::store::Store;
 
-/// The thread checks this often whether it is to end.
+/// The thread checks this often whether the store was dropped.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// A silent server is sent a PING after so long.
 const PING_AFTER: Duration = Duration::from_secs(5);
@@ -28,7 +28,7 @@ const PING_AFTER: Duration = Duration::from_secs(5);
 const REPLY_TIME: Duration = Duration::from_secs(2);
 /// The first pause before it connects again, and the longest.
 const PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -47,8 +47,6 @@ pub(crate) struct WakeListener {
     next: AtomicU64,
     waiting: Mutex<HashMap<u64, Unparker>>,
     state: Mutex<State>,
-    changed: Condvar,
-    stopped: AtomicBool,
     /// Whether the last server that was asked is a replica, to which no release is published.
     at_replica: AtomicBool,
     /// How often the primary was found at another connection.
@@ -66,8 +64,6 @@ impl WakeListener {
             next: AtomicU64::new(1),
             waiting: Mutex::default(),
             state: Mutex::new(State::Idle),
-            changed: Condvar::new(),
-            stopped: AtomicBool::new(false),
             at_replica: AtomicBool::new(false),
             moves: AtomicU64::new(0),
         })
@@ -80,13 +76,6 @@ impl WakeListener {
     /// Returns the name of a waiter that is not registered.
     pub(crate) fn probe(&self) -> String {
         format!("{}.0", self.id)
-    }
-
-    /// Ends the thread, soon.
-    pub(crate) fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        let _state = self.state.lock();
-        self.changed.notify_all();
     }
 
     /// Notes that a server is no primary any more: the one that the thread listens to may be none either.
@@ -124,24 +113,17 @@ impl WakeListener {
         *state == State::Connecting
     }
 
-    fn set(&self, state: State) {
-        *self.state.lock() = state;
-        self.changed.notify_all();
-    }
-
+    /// Listens until the store is dropped.
     fn run(&self, store: &Weak<Store>) {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
-        while !self.stopped.load(Ordering::Acquire) {
+        while store.strong_count() > 0 {
             let began = Instant::now();
             let _ = self.session(store);
-            self.set(State::Down);
+            *self.state.lock() = State::Down;
             if began.elapsed() > LONGEST_PAUSE {
                 backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
             }
-            let pause = backoff.next_pause();
-            let runs = |_: &mut State| !self.stopped.load(Ordering::Acquire);
-            let mut state = self.state.lock();
-            self.changed.wait_while_for(&mut state, runs, pause);
+            thread::sleep(backoff.next_pause());
         }
     }
 
@@ -152,13 +134,13 @@ impl WakeListener {
         let mut subscribe = cmd("SUBSCRIBE");
         subscribe.arg(self.channel());
         connection.run(&subscribe, REPLY_TIME).ok()?;
-        self.set(State::Listening);
+        *self.state.lock() = State::Listening;
         // Earlier messages had no subscriber.
-        self.unpark_all();
+        self.waiting.lock().values().for_each(Unparker::unpark);
         connection.set_timeout(CHECK_EVERY).ok()?;
         let mut heard = Instant::now();
         let mut pinged: Option<Instant> = None;
-        while !self.stopped.load(Ordering::Acquire) && self.moves.load(Ordering::Acquire) == moves {
+        while store.strong_count() > 0 && self.moves.load(Ordering::Acquire) == moves {
             match connection.receive() {
                 Ok(answer) => {
                     heard = Instant::now();
@@ -189,19 +171,14 @@ impl WakeListener {
             return;
         };
         let number = waiter.split_once('.');
-        let number = number.and_then(|(_, number)| number.parse().ok());
-        if let Some(unparker) =
-            number.and_then(|number: u64| self.waiting.lock().get(&number).cloned())
+        let number = number.and_then(|(_, number)| number.parse::<u64>().ok());
+        if let Some(unparker) = number.and_then(|number| self.waiting.lock().get(&number).cloned())
         {
             unparker.unpark();
         } else if let Some(store) = store.upgrade() {
             // The waiter has gone, so the name that is reserved for it goes to the next one.
             store.leave(&Keys::beside(key.to_owned()), waiter);
         }
-    }
-
-    fn unpark_all(&self) {
-        self.waiting.lock().values().for_each(Unparker::unpark);
     }
 
     /// Registers a waiter.
