@@ -3,8 +3,6 @@
 mod memory;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-#[cfg(test)]
-mod testing;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -272,6 +272,3 @@ pub struct MemoryLease {
     hash: u64,
     epoch: u64,
 }
-
-#[cfg(test)]
-mod tests;

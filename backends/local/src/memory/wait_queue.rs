@@ -274,12 +274,6 @@ impl Shard {
         views.collect()
     }
 
-    #[cfg(test)]
-    pub(super) fn waiting(&self, name: &LockName) -> usize {
-        let mut entries = lock(&self.entries);
-        Self::find(&mut entries, name).map_or(0, |entry| entry.waiters.len())
-    }
-
     pub(super) fn unpark_all(&self) {
         for entry in lock(&self.entries).iter() {
             for waiter in &entry.waiters {

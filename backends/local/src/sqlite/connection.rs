@@ -16,7 +16,7 @@ use super::schema::AttemptError;
 use crate::lock;
 
 /// The interval at which a provider checks that its files still exist.
-pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The slots of this process. The mutex is held while a connection is opened, for two reasons:
 ///

@@ -264,3 +264,23 @@ pub(super) fn unknown(error: Error) -> Error {
     }
     Error::new(ErrorKind::Unknown, error.message()).with_source(error)
 }
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::ffi;
+
+    use super::*;
+
+    #[test]
+    fn sqlite_errors_have_the_kind_that_says_what_to_do() {
+        for (code, kind, busy) in [
+            (ffi::SQLITE_READONLY, ErrorKind::PermissionDenied, false),
+            (ffi::SQLITE_IOERR, ErrorKind::Unknown, false),
+            (ffi::SQLITE_PROTOCOL, ErrorKind::Unavailable, true),
+        ] {
+            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            assert_eq!(is_busy(&error), busy, "{error}");
+            assert_eq!(convert_error(error).kind(), kind, "code {code}");
+        }
+    }
+}

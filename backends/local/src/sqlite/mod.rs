@@ -215,6 +215,3 @@ impl Backend for SqliteProvider {
         lease.release(&self.store, deadline)
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -411,3 +411,32 @@ mod system {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn sockets_work_in_folders_with_long_paths() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("long".repeat(40));
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("locks.db"), "").unwrap();
+        let parkers = ParkerPool::new(&folder.join("locks.db"));
+        let parker = parkers.take();
+        assert_eq!(parker.address().is_empty(), !cfg!(target_os = "linux"));
+        assert_eq!(parkers.notify(parker.address()), Notified::Maybe);
+        parker.wait(None, Duration::from_secs(60));
+        let gone = parker.address().to_owned();
+        drop(parker);
+        if cfg!(target_os = "linux") {
+            assert_eq!(parkers.notify(&gone), Notified::Gone);
+        }
+        let files = fs::read_dir(&folder).unwrap().flatten();
+        let names: Vec<_> = files.map(|file| file.file_name()).collect();
+        assert_eq!(names, ["locks.db"]);
+    }
+}

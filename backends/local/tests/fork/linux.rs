@@ -11,8 +11,8 @@ use lockkeeper_core::{ErrorKind, LockKeeper, Wait};
 use lockkeeper_local::SqliteProvider;
 use nix::unistd::{ForkResult, fork};
 
-const ROLE: &str = "LOCKKEEPER_FORK_ROLE";
-const FILE: &str = "LOCKKEEPER_FORK_FILE";
+const ROLE: &str = "TESTKIT_FORK_ROLE";
+const FILE: &str = "TESTKIT_FORK_FILE";
 
 /// A test, with the role of its program under the same name.
 type Case = (&'static str, fn(), fn(&str));

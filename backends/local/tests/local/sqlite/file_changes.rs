@@ -4,9 +4,7 @@
 use std::time::Instant;
 
 #[cfg(target_os = "linux")]
-use super::connection::CHECK_INTERVAL;
-#[cfg(target_os = "linux")]
-use super::processes::{spawn, wait_until_held};
+use super::processes::spawn;
 use super::*;
 
 #[test]
@@ -113,6 +111,10 @@ fn socket_has_the_permissions_of_the_file() {
     waiter.join().unwrap();
 }
 
+/// Longer than the interval at which a provider checks that its files still exist.
+#[cfg(target_os = "linux")]
+const CHECK_INTERVAL: Duration = Duration::from_millis(60);
+
 /// Deletes files, and waits until every provider checks its files at its next use.
 #[cfg(target_os = "linux")]
 fn delete(store: &TempStore, files: &[&str]) {
@@ -141,10 +143,9 @@ fn no_lock_is_granted_on_a_deleted_shm_file() {
     let held = keeper.lock("other").unwrap();
     delete(&store, &["locks.db-shm"]);
     let mut child = spawn(&store);
-    wait_until_held(&mut child);
+    child.wait_until_held();
     assert_refused(keeper.try_lock("seat"));
-    let path = store.path();
-    assert_refused(SqliteProvider::open(path.to_str().unwrap(), "default"));
+    assert_refused(open(&store.path()));
     assert_eq!(held.renew().unwrap_err().kind(), ErrorKind::Unknown);
     drop(raw);
     held.renew().unwrap();
@@ -177,7 +178,7 @@ fn idle_keepers_close_deleted_files() {
     drop(idle.lock("other").unwrap());
     delete(&store, &["locks.db-shm"]);
     let mut child = spawn(&store);
-    wait_until_held(&mut child);
+    child.wait_until_held();
     assert!(keeper.try_lock("seat").unwrap().is_none());
     assert!(idle.try_lock("seat").unwrap().is_none());
     drop(child);
@@ -195,7 +196,7 @@ fn connection_to_a_deleted_database_does_not_block_the_new_one() {
     assert_eq!(locks(&raw), 0);
     delete(&store, &["locks.db", "locks.db-wal", "locks.db-shm"]);
     let mut child = spawn(&store);
-    wait_until_held(&mut child);
+    child.wait_until_held();
     assert!(keeper.try_lock("seat").unwrap().is_none());
     assert_eq!(locks(&raw), 0, "the connection reads the deleted file");
 }

@@ -1,25 +1,39 @@
 //! Locks and waiters of other processes, including dead ones.
 
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use super::waiting::silent_waiter;
 use super::*;
 
 /// Names the database for [`child`] when it runs as another process: it acquires a lock, and holds it
 /// until standard input ends.
-const CHILD: &str = "LOCKKEEPER_LOCAL_TEST_CHILD";
+const CHILD: &str = "TESTKIT_LOCAL_CHILD_FILE";
 
 #[test]
 fn child() {
     let Ok(path) = std::env::var(CHILD) else {
         return;
     };
-    let keeper = keeper(SqliteProvider::open(&path, "default").unwrap());
-    let guard = keeper.lock("seat").unwrap();
+    let guard = keeper(open(Path::new(&path)).unwrap())
+        .lock("seat")
+        .unwrap();
     println!("\nheld");
     // Standard input ends with the test.
     let _ = std::io::stdin().read_line(&mut String::new());
     drop(guard);
 }
 
-pub(super) struct Running(Child, Option<BufReader<ChildStdout>>);
+/// A process that runs [`child`], and is killed on drop.
+pub(super) struct Running(Child);
+
+impl Running {
+    pub(super) fn wait_until_held(&mut self) {
+        let out = BufReader::new(self.0.stdout.as_mut().unwrap());
+        let held = out.lines().map_while(Result::ok).any(|line| line == "held");
+        assert!(held, "the child reports that it holds the lock");
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -30,20 +44,12 @@ impl Drop for Running {
 
 pub(super) fn spawn(store: &TempStore) -> Running {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "sqlite::tests::processes::child", "--nocapture"])
+        .args(["--exact", "sqlite::processes::child", "--nocapture"])
         .env(CHILD, store.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn();
-    let mut child = child.unwrap();
-    let out = child.stdout.take().map(BufReader::new);
-    Running(child, out)
-}
-
-pub(super) fn wait_until_held(child: &mut Running) {
-    let out = child.1.as_mut().unwrap();
-    let held = out.lines().map_while(Result::ok).any(|line| line == "held");
-    assert!(held, "the child reports that it holds the lock");
+    Running(child.unwrap())
 }
 
 #[cfg(target_os = "linux")]
@@ -52,7 +58,7 @@ fn lock_of_a_dead_process_is_taken_over_at_once() {
     let store = TempStore::new();
     let raw = store.raw();
     let mut child = spawn(&store);
-    wait_until_held(&mut child);
+    child.wait_until_held();
     let waiting = store.keeper();
     assert!(waiting.capabilities().has(Capability::DeadOwnerTakeOver));
     assert!(waiting.try_lock("seat").unwrap().is_none());
@@ -72,7 +78,7 @@ fn lock_of_a_dead_process_is_taken_over_at_once() {
     drop(child);
 
     let mut child = spawn(&store);
-    wait_until_held(&mut child);
+    child.wait_until_held();
     drop(child);
     assert!(
         waiting.try_lock("seat").unwrap().is_some(),
@@ -103,7 +109,7 @@ fn opening_removes_the_rows_of_dead_processes_and_expired_leases() {
     let store = TempStore::new();
     let raw = store.raw();
     let mut holder = spawn(&store);
-    wait_until_held(&mut holder);
+    holder.wait_until_held();
     let waiter = spawn(&store);
     until("the waiter is queued", || waiters(&raw) == 1);
     let keeper = store.keeper();
@@ -140,8 +146,8 @@ fn opening_keeps_the_row_of_a_name_with_a_waiter() {
     let store = TempStore::new();
     let raw = store.raw();
     let mut holder = spawn(&store);
-    wait_until_held(&mut holder);
-    super::waiting::silent_waiter(&raw);
+    holder.wait_until_held();
+    silent_waiter(&store);
     drop(holder);
     drop(store.provider());
     assert_eq!((locks(&raw), waiters(&raw)), (1, 1));
@@ -156,34 +162,7 @@ fn processes_create_one_file_at_once() {
         drop(child.0.stdin.take());
     }
     for mut child in children {
-        wait_until_held(&mut child);
+        child.wait_until_held();
         assert!(child.0.wait().unwrap().success());
     }
-}
-
-#[test]
-fn sockets_work_in_folders_with_long_paths() {
-    let store = TempStore::new();
-    let folder = store.folder.path().join("long".repeat(40));
-    fs::create_dir(&folder).unwrap();
-    let path = folder.join("locks.db");
-    let provider = SqliteProvider::open(path.to_str().unwrap(), "default").unwrap();
-    let parker = provider.store.parkers.take();
-    assert_eq!(parker.address().is_empty(), !cfg!(target_os = "linux"));
-    assert_eq!(
-        provider.store.parkers.notify(parker.address()),
-        wake::Notified::Maybe
-    );
-    parker.wait(None, Duration::from_secs(60));
-    let gone = parker.address().to_owned();
-    drop(parker);
-    if cfg!(target_os = "linux") {
-        assert_eq!(provider.store.parkers.notify(&gone), wake::Notified::Gone);
-    }
-    assert!(
-        fs::read_dir(&folder)
-            .unwrap()
-            .flatten()
-            .all(|file| { !file.file_name().to_string_lossy().contains("-wake-") })
-    );
 }

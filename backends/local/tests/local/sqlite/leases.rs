@@ -1,7 +1,6 @@
 //! Names, epochs, leases and late commits.
 
 use super::*;
-use crate::testing::expired_lease_is_refused;
 
 #[test]
 fn different_strings_are_different_locks() {
@@ -26,22 +25,21 @@ fn different_strings_are_different_locks() {
 #[test]
 fn epochs_grow_over_clock_steps_and_new_files() {
     let store = TempStore::new();
-    let spy = Spy::new(Arc::new(store.provider()));
-    let asker = LockKeeper::builder(spy.provider()).build().unwrap();
-    let mut first = spy.acquire(&asker, "a");
+    let keeper = store.keeper();
+    let epoch = |guard: &LockGuard| guard.token().get() >> 7;
+    let first = keeper.lock("a").unwrap();
     // As if the clock had been an hour ahead when the last grant was made.
-    let ahead = i64::try_from(first.epoch()).unwrap() + 3_600_000_000;
-    store
-        .raw()
-        .execute("UPDATE lock SET epoch = ?1 WHERE name = ''", (ahead,))
-        .unwrap();
-    let mut second = spy.acquire(&asker, "b");
-    assert_eq!(second.epoch(), ahead.cast_unsigned() + 1);
-    assert_eq!(first.release(), Released::Done);
-    let mut third = spy.acquire(&asker, "a");
-    assert_eq!(third.epoch(), second.epoch() + 1);
-    second.release();
-    third.release();
+    let ahead = epoch(&first) + 3_600_000_000;
+    let raw = store.raw();
+    raw.execute(
+        "UPDATE lock SET epoch = ?1 WHERE name = ''",
+        [ahead.cast_signed()],
+    )
+    .unwrap();
+    let second = keeper.lock("b").unwrap();
+    assert_eq!(epoch(&second), ahead + 1);
+    assert_eq!(first.release().unwrap(), Released::Done);
+    assert_eq!(epoch(&keeper.lock("a").unwrap()), ahead + 2);
 
     let gone = TempStore::new();
     let before = gone.keeper().lock("a").unwrap().token();
@@ -54,12 +52,10 @@ fn epochs_grow_over_clock_steps_and_new_files() {
 #[test]
 fn expired_lease_is_neither_renewed_nor_released() {
     let store = TempStore::new();
-    let path = store.path();
-    let open = |clock| {
-        let provider = SqliteProvider::with_clock(path.to_str().unwrap(), "default", clock);
-        Arc::new(provider.unwrap()) as _
-    };
-    expired_lease_is_refused(open, Released::AlreadyLost);
+    expired_lease_is_refused(
+        |clock| store.provider_with_clock(clock),
+        Released::AlreadyLost,
+    );
     assert_eq!(locks(&store.raw()), 0);
 }
 
@@ -112,12 +108,7 @@ impl Clock for RenewingClock {
 fn renewal_while_holders_are_listed_hides_no_holder() {
     let store = TempStore::new();
     let clock = RenewingClock(store.keeper().lock("seat").unwrap());
-    let path = store.path();
-    let reader = SqliteProvider::with_clock(path.to_str().unwrap(), "default", Arc::new(clock));
-    let reader = reader.unwrap();
-    let held = Backend::admin(&reader)
-        .unwrap()
-        .held(None, HostInstant::NEVER)
-        .unwrap();
-    assert_eq!(held.len(), 1);
+    let reader = store.provider_with_clock(Arc::new(clock));
+    let held = reader.admin().unwrap().held(None, HostInstant::NEVER);
+    assert_eq!(held.unwrap().len(), 1);
 }

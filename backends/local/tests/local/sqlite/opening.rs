@@ -17,110 +17,76 @@ fn errors_name_what_is_wrong_with_the_url() {
     }
 }
 
+/// Asserts that opening `path` is an [`ErrorKind::Incompatible`] error whose text has `hint`.
+fn assert_refused(path: &Path, hint: &str) -> Error {
+    let error = open(path).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Incompatible, "{error}");
+    assert!(error.to_string().contains(hint), "{error}");
+    error
+}
+
 #[test]
-fn errors_name_what_is_wrong_with_the_file() {
-    use std::error::Error as _;
+fn errors_name_what_is_wrong_with_the_path() {
     let store = TempStore::new();
     let folder = store.folder.path();
-
-    let error = refused(&folder.join("missing/locks.db"));
-    assert_eq!(error.kind(), ErrorKind::Incompatible);
-    assert!(
-        error.to_string().contains("does not exist; create it"),
-        "{error}"
-    );
-    assert!(error.source().is_some());
-
-    fs::write(
-        folder.join("text"),
-        "no database, and long enough to be seen as none ".repeat(9),
-    )
-    .unwrap();
-    let error = refused(&folder.join("text"));
-    assert_eq!(error.kind(), ErrorKind::Incompatible);
-    assert!(
-        error.to_string().contains("not an intact SQLite database"),
-        "{error}"
-    );
-    assert!(error.source().is_some());
-    for no_file in [folder.to_owned(), folder.join("text/locks.db")] {
-        assert_eq!(
-            refused(&no_file).kind(),
-            ErrorKind::Incompatible,
-            "{no_file:?}"
-        );
-    }
-
-    let is_refused = |path: &Path, hint: &str| {
-        let error = refused(path);
-        assert_eq!(error.kind(), ErrorKind::Incompatible, "{error}");
-        assert!(error.to_string().contains(hint), "{error}");
-    };
-    is_refused(&folder.join("x".repeat(248)), "too long");
+    let text = "no database, and long enough to be seen as none ".repeat(9);
+    fs::write(folder.join("text"), text).unwrap();
     let deep = folder.join("y".repeat(200)).join("z".repeat(200));
     fs::create_dir_all(&deep).unwrap();
-    is_refused(&deep.join("w".repeat(140)), "too long");
-    assert_eq!(
-        fs::read_dir(&deep).unwrap().count(),
-        0,
-        "no file was created"
-    );
+    for (path, hint) in [
+        (folder.to_owned(), ""),
+        (folder.join("text/locks.db"), ""),
+        (folder.join("x".repeat(248)), "too long"),
+        (deep.join("w".repeat(140)), "too long"),
+    ] {
+        assert_refused(&path, hint);
+    }
+    for (path, hint) in [
+        ("missing/locks.db", "does not exist; create it"),
+        ("text", "not an intact SQLite database"),
+    ] {
+        let error = assert_refused(&folder.join(path), hint);
+        assert!(std::error::Error::source(&error).is_some(), "{path}");
+    }
+    let created = fs::read_dir(&deep).unwrap().count();
+    assert_eq!(created, 0, "no file was created");
+    drop(open(&folder.join("x".repeat(247))).unwrap());
+
     drop(store.provider());
-    drop(SqliteProvider::open(folder.join("x".repeat(247)).to_str().unwrap(), "n").unwrap());
     fs::hard_link(store.path(), folder.join("second.db")).unwrap();
-    is_refused(&store.path(), "more than one name");
+    assert_refused(&store.path(), "more than one name");
     fs::remove_file(folder.join("second.db")).unwrap();
     drop(store.provider());
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink(folder.join("nowhere"), folder.join("link")).unwrap();
-        is_refused(&folder.join("link"), "link to nothing");
-        is_refused(Path::new("/dev/null"), "is not a file");
+        assert_refused(&folder.join("link"), "link to nothing");
+        assert_refused(Path::new("/dev/null"), "is not a file");
     }
+}
 
-    let other = folder.join("other.db");
-    let raw = Connection::open(&other).unwrap();
+#[test]
+fn database_of_another_application_or_version_is_refused() {
+    let store = TempStore::new();
+    let raw = store.raw();
     raw.execute_batch("CREATE TABLE seats (number)").unwrap();
-    let error = refused(&other);
-    assert_eq!(error.kind(), ErrorKind::Incompatible);
-    assert!(
-        error.to_string().contains("another application's"),
-        "{error}"
-    );
-    let mode: String = raw
-        .query_row("PRAGMA journal_mode", (), |row| row.get(0))
-        .unwrap();
-    assert_eq!(mode, "delete", "the file is unchanged");
+    assert_refused(&store.path(), "another application's");
+    let mode = raw.query_row("PRAGMA journal_mode", (), |row| row.get(0));
+    assert_eq!(mode, Ok("delete".to_owned()), "the file is unchanged");
 
-    drop(store.provider());
-    store.raw().pragma_update(None, "user_version", 2).unwrap();
-    let error = refused(&store.path());
-    assert_eq!(error.kind(), ErrorKind::Incompatible);
-    assert!(error.to_string().contains("upgrade"), "{error}");
+    let newer = TempStore::new();
+    drop(newer.provider());
+    newer.raw().pragma_update(None, "user_version", 2).unwrap();
+    assert_refused(&newer.path(), "upgrade");
 }
 
 /// Root cannot create files in sysfs either.
 #[cfg(target_os = "linux")]
 #[test]
 fn unwritable_location_is_permission_denied() {
-    let error = refused(Path::new("/sys/locks.db"));
+    let error = open(Path::new("/sys/locks.db")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);
     assert!(error.to_string().contains("write permission"), "{error}");
-    assert_eq!(
-        convert_error(code(rusqlite::ffi::SQLITE_READONLY)).kind(),
-        ErrorKind::PermissionDenied
-    );
-    assert_eq!(
-        convert_error(code(rusqlite::ffi::SQLITE_IOERR)).kind(),
-        ErrorKind::Unknown
-    );
-}
-
-#[test]
-fn lost_race_for_the_log_locks_is_retried() {
-    let lost = || code(rusqlite::ffi::SQLITE_PROTOCOL);
-    assert_eq!(convert_error(lost()).kind(), ErrorKind::Unavailable);
-    assert!(db::is_busy(&lost()));
 }
 
 #[cfg(target_os = "linux")]
@@ -130,8 +96,7 @@ fn opening_a_busy_file_does_not_block_other_files() {
     let raw = store.raw();
     raw.execute_batch("BEGIN EXCLUSIVE").unwrap();
     let path = store.path();
-    let opening =
-        thread::spawn(move || SqliteProvider::open(path.to_str().unwrap(), "n").map(drop));
+    let opening = thread::spawn(move || open(&path).map(drop));
     let descriptors = || {
         let all = fs::read_dir("/proc/self/fd").unwrap().flatten();
         let files = all.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
@@ -144,10 +109,6 @@ fn opening_a_busy_file_does_not_block_other_files() {
     assert!(!opening.is_finished(), "the busy file is still locked");
     raw.execute_batch("ROLLBACK").unwrap();
     opening.join().unwrap().unwrap();
-}
-
-fn code(code: i32) -> rusqlite::Error {
-    rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None)
 }
 
 #[cfg(unix)]
@@ -167,7 +128,7 @@ fn new_files_have_permissions_for_their_owner_only() {
     drop(Connection::open(&given).unwrap());
     fs::write(&given, "").unwrap();
     fs::set_permissions(&given, fs::Permissions::from_mode(0o660)).unwrap();
-    drop(SqliteProvider::open(given.to_str().unwrap(), "default").unwrap());
+    drop(open(&given).unwrap());
     assert_eq!(
         fs::metadata(&given).unwrap().permissions().mode() & 0o777,
         0o660
@@ -184,10 +145,8 @@ fn world_accessible_file_is_a_warning() {
     let store = TempStore::new();
     let provider = store.provider();
     let examined = || {
-        let findings = Backend::admin(&provider)
-            .unwrap()
-            .examine(HostInstant::NEVER)
-            .unwrap();
+        let admin = LockProvider::admin(&provider).unwrap();
+        let findings = admin.examine(HostInstant::NEVER).unwrap();
         let mut about = findings.into_iter().filter(|it| it.topic == "permissions");
         about.next().unwrap()
     };
@@ -213,7 +172,7 @@ fn world_accessible_file_is_a_warning() {
 }
 
 #[test]
-fn debug_shows_the_place() {
+fn debug_shows_path_and_namespace() {
     let shown = format!("{:?}", TempStore::new().provider());
     assert!(
         shown.contains("locks.db") && shown.contains("default"),

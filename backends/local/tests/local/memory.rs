@@ -1,16 +1,23 @@
-use std::sync::mpsc;
+//! The in-process store.
+
+use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, Config, Drivers, LeasePolicy, LockKeeper, ManualClock, Wait,
+    AcquireOptions, CancelToken, Clock, Config, Drivers, ErrorKind, HostInstant, LeasePolicy,
+    LockKeeper, LockName, LockProvider, Released, Wait,
 };
+use lockkeeper_local::{MemoryDriver, MemoryProvider};
 
-use super::*;
-use crate::testing::{expired_lease_is_refused, until};
+use crate::{expired_lease_is_refused, manual_clock, until};
 
-fn waiters(provider: &MemoryProvider, name: &str) -> usize {
+/// Returns the number of waiters for a held name.
+fn waiters(provider: &MemoryProvider, name: &str) -> u64 {
     let name = LockName::new(name).unwrap();
-    provider.store.shard(name.hash64()).waiting(&name)
+    let admin = LockProvider::admin(provider).unwrap();
+    let held = admin.held(Some(&name), HostInstant::NEVER).unwrap();
+    held[0].waiting.unwrap()
 }
 
 fn keeper(provider: &MemoryProvider, clock: &Arc<dyn Clock>) -> LockKeeper {
@@ -20,11 +27,6 @@ fn keeper(provider: &MemoryProvider, clock: &Arc<dyn Clock>) -> LockKeeper {
         .wait(Wait::Forever)
         .build()
         .unwrap()
-}
-
-fn manual() -> (ManualClock, Arc<dyn Clock>) {
-    let clock = ManualClock::new();
-    (clock.clone(), Arc::new(clock))
 }
 
 #[test]
@@ -69,7 +71,7 @@ fn expired_lease_is_neither_renewed_nor_released() {
 
 #[test]
 fn keepers_are_served_first_in_first_out() {
-    let (_, clock) = manual();
+    let (_, clock) = manual_clock();
     let provider = MemoryProvider::with_clock(Arc::clone(&clock));
     let holder = keeper(&provider, &clock).lock("seat").unwrap();
     let (sender, order) = mpsc::channel();
@@ -95,7 +97,7 @@ fn keepers_are_served_first_in_first_out() {
 
 #[test]
 fn waiter_is_granted_the_name_when_the_lease_expires() {
-    let (clock, shared) = manual();
+    let (clock, shared) = manual_clock();
     let provider = MemoryProvider::with_clock(Arc::clone(&shared));
     let ttl = Duration::from_secs(10);
     let fixed = LeasePolicy::Fixed { ttl };
@@ -114,7 +116,7 @@ fn waiter_is_granted_the_name_when_the_lease_expires() {
 
 #[test]
 fn cancelled_and_timed_out_waiters_are_removed() {
-    let (clock, shared) = manual();
+    let (clock, shared) = manual_clock();
     let provider = MemoryProvider::with_clock(Arc::clone(&shared));
     let holder = keeper(&provider, &shared).lock("seat").unwrap();
     let cancel = CancelToken::new();

@@ -1,4 +1,4 @@
-//! Helpers of the SQLite tests.
+//! The SQLite store.
 
 mod file_changes;
 mod leases;
@@ -7,22 +7,19 @@ mod processes;
 mod waiting;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, Config, Drivers, HostInstant, LeasePolicy, LockGuard, LockKeeper,
-    ManualClock, Released, Wait,
+    AcquireOptions, CancelToken, Capability, Clock, Config, Drivers, Error, ErrorKind, HostInstant,
+    LeasePolicy, LockGuard, LockKeeper, LockProvider, Released, SystemClock, Wait,
 };
+use lockkeeper_local::{SqliteDriver, SqliteProvider};
 use rusqlite::Connection;
 
-use super::db::convert_error;
-use super::*;
-use crate::testing::{Spy, until};
+use crate::{expired_lease_is_refused, manual_clock, until};
 
 /// A temporary folder with a lock database.
 struct TempStore {
@@ -41,7 +38,13 @@ impl TempStore {
     }
 
     fn provider(&self) -> SqliteProvider {
-        SqliteProvider::open(self.path().to_str().unwrap(), "default").unwrap()
+        open(&self.path()).unwrap()
+    }
+
+    fn provider_with_clock(&self, clock: Arc<dyn Clock>) -> Arc<dyn LockProvider> {
+        let path = self.path();
+        let opened = SqliteProvider::with_clock(path.to_str().unwrap(), "default", clock);
+        Arc::new(opened.unwrap())
     }
 
     fn keeper(&self) -> LockKeeper {
@@ -87,6 +90,6 @@ fn locks(raw: &Connection) -> i64 {
     count(raw, "lock WHERE name <> ''")
 }
 
-fn refused(path: &Path) -> Error {
-    SqliteProvider::open(path.to_str().unwrap(), "default").unwrap_err()
+fn open(path: &Path) -> Result<SqliteProvider, Error> {
+    SqliteProvider::open(path.to_str().unwrap(), "default")
 }

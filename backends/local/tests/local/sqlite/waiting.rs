@@ -62,12 +62,9 @@ fn database_that_stays_locked_is_unavailable() {
 fn providers_are_served_first_in_first_out_and_leave_nothing() {
     let store = TempStore::new();
     // A clock that stands still, so that no reservation expires.
-    let clock: Arc<dyn Clock> = Arc::new(ManualClock::new());
+    let (_, clock) = manual_clock();
     let open = || {
-        let path = store.path();
-        let path = path.to_str().unwrap();
-        let provider = SqliteProvider::with_clock(path, "default", Arc::clone(&clock)).unwrap();
-        LockKeeper::builder(Arc::new(provider))
+        LockKeeper::builder(store.provider_with_clock(Arc::clone(&clock)))
             .clock(Arc::clone(&clock))
             .wait(Wait::Forever)
             .build()
@@ -129,12 +126,14 @@ fn cancelled_and_timed_out_waiters_are_removed() {
     });
 }
 
-/// Queues a waiter that lives and does not respond, like a stopped process.
-pub(super) fn silent_waiter(raw: &Connection) -> i64 {
-    let own = Process::own();
-    raw.execute(
-        "INSERT INTO waiter (namespace, name, pid, start, place, wake, stale) VALUES ('default', 'seat', ?1, ?2, ?3, '', 0)",
-        (own.pid, wait_queue::signed(own.start), &own.pid_scope),
+/// Queues a waiter of this process that does not respond, like a stopped process.
+pub(super) fn silent_waiter(store: &TempStore) -> i64 {
+    // Its row has the identity of this process.
+    let _own = store.keeper().lock("own").unwrap();
+    let raw = store.raw();
+    raw.execute_batch(
+        "INSERT INTO waiter (namespace, name, pid, start, place, wake, stale)
+         SELECT namespace, 'seat', pid, start, place, '', 0 FROM lock WHERE name = 'own'",
     )
     .unwrap();
     raw.last_insert_rowid()
@@ -145,7 +144,7 @@ fn reservation_of_an_unresponsive_waiter_goes_to_the_next() {
     let store = TempStore::new();
     let raw = store.raw();
     let holder = store.keeper().lock("seat").unwrap();
-    let late = silent_waiter(&raw);
+    let late = silent_waiter(&store);
     let waiting = store.keeper();
     let thread = thread::spawn(move || waiting.lock("seat").unwrap().release().unwrap());
     until("the waiter is queued", || waiters(&raw) == 2);
@@ -160,7 +159,7 @@ fn reservation_of_an_unresponsive_waiter_goes_to_the_next() {
     let keeper = store.keeper();
     assert!(keeper.try_lock("seat").unwrap().is_some());
     let guard = keeper.try_lock("seat").unwrap().unwrap();
-    let second = silent_waiter(&raw);
+    let second = silent_waiter(&store);
     assert!(late < second);
     raw.execute("UPDATE lock SET contended = 1 WHERE name = 'seat'", ())
         .unwrap();
