@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, CancelRegistration, Error, ErrorKind, HostInstant};
+use lockkeeper_core::{AcquireRequest, CancelRegistration, Error, ErrorKind, Grant, HostInstant};
 
-use super::db::{Patience, Session};
-use super::process::Process;
+use super::attempt::{Attempt, Busy, QueueEntry, attempt};
+use super::process::{HolderWatch, Process};
+use super::retry::BusyRetry;
 use super::store::Store;
-use super::wait_queue::{self, Acquisition, Key, LockRow, NextHolder};
-use super::wake::{HolderWatch, Parker, WakeReason};
+use super::wait_queue::{self, Acquisition, Key, SqliteLease};
+use super::wake::{Parker, WakeReason};
 
 /// The longest time between two attempts of a waiter, notified or not.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -18,139 +19,64 @@ const SECOND_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause after an attempt that failed because the database does not work.
 const ERROR_PAUSE: Duration = Duration::from_millis(500);
 
-/// A grant, and an instant before its request.
-pub(super) struct Acquired {
-    pub(super) epoch: u64,
-    pub(super) asked_at: HostInstant,
-}
-
-/// The result of one attempt.
-type AttemptResult = Result<Acquired, Busy>;
-
-/// The state of a name that is held, or that another waiter gets first.
-struct Busy {
-    /// The waiter to notify.
-    next: NextHolder,
-    /// When the lease or the reservation expires.
-    until: HostInstant,
-    holder: Option<Process>,
-    /// The number of waiters ahead in the queue, at most 2.
-    ahead: u32,
-}
-
 pub(super) fn acquire(
     store: &Store,
     request: &AcquireRequest<'_>,
-) -> Result<Option<Acquired>, Error> {
-    match try_or_wait(store, request) {
-        // The cancellation ended the retries on a locked database.
-        Err(_) if request.is_cancelled() => Ok(None),
-        result => result,
-    }
-}
-
-fn try_or_wait(store: &Store, request: &AcquireRequest<'_>) -> Result<Option<Acquired>, Error> {
+) -> Result<Option<Grant<SqliteLease>>, Error> {
+    let retry =
+        || BusyRetry::new(request.clock(), request.deadline()).cancelled_by(request.cancel());
     let mut acquisition = Acquisition {
+        request,
         key: store.key(request.name()),
-        owner: request.owner(),
-        ttl: request.ttl(),
         recover: request.is_retry(),
     };
-    let is_cancelled = || request.is_cancelled();
-    let patience = |deadline| Patience {
-        is_cancelled: &is_cancelled,
-        ..Patience::new(request.clock(), deadline)
-    };
-    let granted = store.db.run(&patience(request.deadline()), |session| {
-        let asked_at = request.now();
-        let epoch = wait_queue::take_if_free(session, &acquisition, asked_at)?;
-        Ok(epoch.map(|epoch| Acquired { epoch, asked_at }))
-    });
-    acquisition.recover = match granted {
-        Ok(Some(acquired)) => return Ok(Some(acquired)),
-        Ok(None) => acquisition.recover,
-        // The name may have been granted; the next attempt recognises the grant by its owner.
-        Err(error) if error.kind() == ErrorKind::Unknown => true,
-        Err(error) => return Err(error),
-    };
-    let Some(deadline) = request.deadline() else {
-        let patience = patience(None);
-        let result = store.db.transact(&patience, |session| {
-            attempt(session, &acquisition, None, request.now())
-        })?;
-        return Ok(match result {
-            Ok(acquired) => Some(acquired),
-            Err(busy) => {
-                store.notify_next(acquisition.key, busy.next, &patience);
-                request.contended();
-                None
-            }
-        });
-    };
-    let mut waiter = Waiter::new(store, request, acquisition.key);
-    let mut watch: Option<HolderWatch> = None;
-    // A holder that has ended although its row is live is not watched twice.
-    let mut ended: Option<Process> = None;
+    let granted = store.db.run(&retry(), |session| {
+        wait_queue::take_if_free(session, &acquisition, request.now())
+    })?;
+    if granted.is_some() {
+        return Ok(granted);
+    }
+    let mut waiter = request
+        .deadline()
+        .map(|deadline| Waiter::new(store, request, deadline));
     loop {
-        let patience = patience(Some(deadline));
-        if !waiter.parker.exists() {
-            waiter = Waiter::new(store, request, acquisition.key);
+        if let Some(waiter) = &mut waiter {
+            waiter.prepare(request);
         }
-        waiter.parker.clear();
-        let mut id = waiter.id;
-        let result = store.db.transact(&patience, |session| {
-            // A failed transaction was rolled back, and a new queue entry with it.
-            id = waiter.id;
-            let queue = Some((&mut id, &*waiter.parker));
-            attempt(session, &acquisition, queue, request.now())
+        let retry = retry();
+        let entry = waiter.as_ref().map(Waiter::entry);
+        let attempt = store.db.transact(&retry, |session| {
+            attempt(session, &acquisition, entry, request.now())
         });
-        let result = match result {
-            Ok(result) => result,
-            // The queue entry is still there.
-            Err(error) if waiter.id.is_some() && is_transient(&error) => {
-                let left = deadline.saturating_since(request.now());
-                if left.is_zero() || is_cancelled() {
-                    return Err(error);
+        let busy = match (attempt, &mut waiter) {
+            (Ok(Attempt::Granted(grant)), waiter) => {
+                if let Some(waiter) = waiter {
+                    waiter.id = None;
                 }
+                return Ok(Some(grant));
+            }
+            (Ok(Attempt::Busy(next, busy)), _) => {
+                store.notify_next(acquisition.key, next, &retry);
+                busy
+            }
+            // The engine would retry as well, but behind the other waiters: this waiter is queued.
+            (Err(error), Some(waiter)) if waiter.id.is_some() && is_transient(&error) => {
                 acquisition.recover |= error.kind() == ErrorKind::Unknown;
-                waiter.parker.wait(None, ERROR_PAUSE.min(left));
+                waiter.pause(request, error)?;
                 continue;
             }
-            Err(error) => return Err(error),
+            (Err(error), _) => return Err(error),
         };
-        waiter.id = id;
-        let busy = match result {
-            Ok(acquired) => return Ok(Some(acquired)),
-            Err(busy) => busy,
-        };
-        store.notify_next(acquisition.key, busy.next, &patience);
         request.contended();
+        let Some(waiter) = &mut waiter else {
+            return Ok(None);
+        };
+        waiter.id = busy.id;
         let now = request.now();
-        if now >= deadline || request.is_cancelled() {
+        if now >= waiter.deadline || request.is_cancelled() {
             return Ok(None);
         }
-        // Only the first waiter watches the holder, so that one waiter wakes.
-        let holder = busy
-            .holder
-            .filter(|holder| busy.ahead == 0 && ended.as_ref() != Some(holder));
-        if watch.as_ref().map(|watch| &watch.process) != holder.as_ref() {
-            watch = holder.as_ref().and_then(HolderWatch::new);
-            if holder.as_ref().is_some_and(Process::is_dead) {
-                // The holder ended between the attempt and the watch.
-                continue;
-            }
-        }
-        let unwatched = holder.is_some_and(|holder| watch.is_none() && &holder != Process::own());
-        let until = busy
-            .until
-            .min(now + poll_interval(busy.ahead, unwatched))
-            .min(deadline);
-        let woken = waiter
-            .parker
-            .wait(watch.as_ref(), until.saturating_since(now));
-        if woken == WakeReason::HolderEnded {
-            ended = watch.take().map(|watch| watch.process);
-        }
+        waiter.wait(busy, now);
     }
 }
 
@@ -159,156 +85,97 @@ fn is_transient(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)
 }
 
-/// Returns the time to the next attempt without a notification, with jitter.
-fn poll_interval(ahead: u32, unwatched: bool) -> Duration {
-    let longest = if ahead == 1 || unwatched {
-        SECOND_POLL_INTERVAL
-    } else {
-        POLL_INTERVAL
-    };
-    longest.mul_f64(0.8 + fastrand::f64() / 5.0)
-}
-
-/// Makes one attempt in a write transaction. With `queue`, an attempt that finds the name busy leaves
-/// the waiter queued under the id in `queue`.
-fn attempt(
-    session: &Session<'_>,
-    acquisition: &Acquisition<'_>,
-    queue: Option<(&mut Option<i64>, &Parker)>,
-    now: HostInstant,
-) -> rusqlite::Result<AttemptResult> {
-    let key = acquisition.key;
-    let mut id = queue.as_ref().and_then(|(id, _)| **id);
-    if let Some(known) = id
-        && !wait_queue::confirm_waiting(session, known)?
-    {
-        id = None;
-    }
-    let held = wait_queue::read(session, key)?;
-    let next = match &held {
-        None => NextHolder::Caller,
-        Some(held)
-            if acquisition.recover && held.is_of(&acquisition.owner) && held.is_live(now) =>
-        {
-            // The reply to an earlier attempt was lost.
-            leave_queue(session, queue, id)?;
-            return Ok(Ok(Acquired {
-                epoch: held.epoch,
-                asked_at: held.asked,
-            }));
-        }
-        Some(held) => next_holder(session, acquisition, held, id, now)?,
-    };
-    if let NextHolder::Caller = next {
-        leave_queue(session, queue, id)?;
-        let epoch = wait_queue::take(session, acquisition, now)?;
-        return Ok(Ok(Acquired {
-            epoch,
-            asked_at: now,
-        }));
-    }
-    let contended = held.as_ref().is_some_and(|held| held.contended);
-    let ahead = match queue {
-        None => 0,
-        Some((queued, parker)) => {
-            let id = match id {
-                Some(id) => id,
-                None => wait_queue::enqueue(session, key, parker.address())?,
-            };
-            *queued = Some(id);
-            if !contended {
-                wait_queue::mark_contended(session, key)?;
-            }
-            wait_queue::count_ahead(session, key, id)?
-        }
-    };
-    let (until, holder) = match (&next, held) {
-        // The row is unchanged.
-        (NextHolder::None, Some(held)) => (held.expires, (held.epoch != 0).then_some(held.holder)),
-        _ => (now + wait_queue::GRACE, None),
-    };
-    Ok(Err(Busy {
-        next,
-        until,
-        holder,
-        ahead,
-    }))
-}
-
-/// Returns the next holder. [`NextHolder::None`] leaves the name to its holder, or to the waiter for
-/// which it is reserved.
-fn next_holder(
-    session: &Session<'_>,
-    acquisition: &Acquisition<'_>,
-    held: &LockRow,
-    id: Option<i64>,
-    now: HostInstant,
-) -> rusqlite::Result<NextHolder> {
-    let is_reserved = held.epoch == 0;
-    if is_reserved && id == Some(held.reserved) {
-        return Ok(NextHolder::Caller);
-    }
-    if held.is_live(now) && (!is_reserved || wait_queue::is_queued(session, held.reserved)?) {
-        return Ok(NextHolder::None);
-    }
-    if is_reserved {
-        wait_queue::mark_stale(session, held.reserved)?;
-    }
-    Ok(
-        match wait_queue::reserve_next(session, acquisition.key, id, now)? {
-            NextHolder::Reserved { id, wake } => NextHolder::Reserved { id, wake },
-            NextHolder::Caller | NextHolder::None | NextHolder::Unresponsive { .. } => {
-                NextHolder::Caller
-            }
-        },
-    )
-}
-
-/// Removes a waiter that gets the name from the queue.
-fn leave_queue(
-    session: &Session<'_>,
-    queue: Option<(&mut Option<i64>, &Parker)>,
-    id: Option<i64>,
-) -> rusqlite::Result<()> {
-    if let Some((queued, _)) = queue {
-        *queued = None;
-    }
-    id.map_or(Ok(()), |id| wait_queue::dequeue(session, id))
-}
-
-/// A waiter and its entry in the queue, which is removed when this is dropped.
+/// A waiter and its row in the queue, which is removed when this is dropped.
 struct Waiter<'a> {
     store: &'a Store,
     key: Key<'a>,
+    deadline: HostInstant,
     parker: Arc<Parker>,
     id: Option<i64>,
+    /// The watched holder.
+    watch: Option<HolderWatch>,
+    /// A holder that has ended although its row is live. It is not watched again.
+    ended: Option<Process>,
     _wake: Option<CancelRegistration>,
 }
 
 impl<'a> Waiter<'a> {
-    fn new(store: &'a Store, request: &AcquireRequest<'_>, key: Key<'a>) -> Self {
+    fn new(store: &'a Store, request: &AcquireRequest<'a>, deadline: HostInstant) -> Self {
         let parker = store.parkers.take();
         let cancelled = Arc::clone(&parker);
         let cancel = request.cancel();
         Self {
             store,
-            key,
+            key: store.key(request.name()),
+            deadline,
             parker,
             id: None,
+            watch: None,
+            ended: None,
             _wake: cancel.map(|cancel| cancel.on_cancel(move || cancelled.unpark())),
+        }
+    }
+
+    /// Makes the waiter ready for notifications of what happens from now on. Another program may have
+    /// deleted the socket.
+    fn prepare(&mut self, request: &AcquireRequest<'a>) {
+        if !self.parker.exists() {
+            *self = Self::new(self.store, request, self.deadline);
+        }
+        self.parker.clear();
+    }
+
+    fn entry(&self) -> QueueEntry<'_> {
+        QueueEntry {
+            id: self.id,
+            address: self.parker.address(),
+        }
+    }
+
+    /// Pauses after an `error` that may pass. Returns the error when the wait is over.
+    fn pause(&self, request: &AcquireRequest<'_>, error: Error) -> Result<(), Error> {
+        let left = self.deadline.saturating_since(request.now());
+        if left.is_zero() || request.is_cancelled() {
+            return Err(error);
+        }
+        self.parker.wait(None, ERROR_PAUSE.min(left));
+        Ok(())
+    }
+
+    /// Waits until the next attempt is due.
+    fn wait(&mut self, busy: Busy, now: HostInstant) {
+        // Only the first waiter watches the holder, so that one waiter wakes.
+        let holder = busy
+            .holder
+            .filter(|holder| busy.ahead == 0 && self.ended.as_ref() != Some(holder));
+        if self.watch.as_ref().map(|watch| &watch.process) != holder.as_ref() {
+            self.watch = holder.as_ref().and_then(HolderWatch::new);
+            if holder.as_ref().is_some_and(Process::is_dead) {
+                // The holder ended between the attempt and the watch.
+                return;
+            }
+        }
+        let unwatched =
+            holder.is_some_and(|holder| self.watch.is_none() && &holder != Process::own());
+        let interval = if busy.ahead == 1 || unwatched {
+            SECOND_POLL_INTERVAL
+        } else {
+            POLL_INTERVAL
+        };
+        let interval = interval.mul_f64(0.8 + fastrand::f64() / 5.0);
+        let until = busy.until.min(now + interval).min(self.deadline);
+        let limit = until.saturating_since(now);
+        if self.parker.wait(self.watch.as_ref(), limit) == WakeReason::HolderEnded {
+            self.ended = self.watch.take().map(|watch| watch.process);
         }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let dequeued = match self.id {
-            None => true,
-            Some(id) => {
-                let patience = self.store.briefly();
-                self.store.dequeue(self.key, id, &patience).is_ok()
-            }
-        };
+        let dequeued = self
+            .id
+            .is_none_or(|id| self.store.dequeue(self.key, id).is_ok());
         // A row that could not be removed keeps the address of this parker. When the parker is gone,
         // the next process that notifies the address removes the row.
         if dequeued {

@@ -9,10 +9,9 @@ use std::time::Duration;
 use lockkeeper_core::{Error, HostInstant};
 use rusqlite::Connection;
 
-use super::db::incompatible;
+use super::error::{AttemptError, incompatible};
 use super::location;
 use super::open::{Opened, connect};
-use super::schema::AttemptError;
 use crate::lock;
 
 /// The interval at which a provider checks that its files still exist.
@@ -36,6 +35,8 @@ pub(super) struct Slot {
     /// The process that opened it. A forked child has a copy of its parent's connection, but not the
     /// POSIX locks that keep other processes from deleting its files.
     pid: u32,
+    /// Whether a deleted file is created again.
+    create: bool,
     current: Mutex<Current>,
 }
 
@@ -68,6 +69,7 @@ impl Slot {
         let slot = Arc::new(Self {
             path,
             pid: std::process::id(),
+            create,
             current: Mutex::new(Current {
                 opened: Some(opened),
                 checked_at: now,
@@ -81,7 +83,6 @@ impl Slot {
     /// process.
     pub(super) fn with<T>(
         &self,
-        create: bool,
         now: HostInstant,
         work: impl FnOnce(&Connection) -> T,
     ) -> Result<T, AttemptError> {
@@ -99,7 +100,7 @@ impl Slot {
             }
         }
         let mut slots = lock(&SLOTS);
-        let (_, opened) = open(&mut slots, &self.path, create)?;
+        let (_, opened) = open(&mut slots, &self.path, self.create)?;
         let mut current = lock(&self.current);
         drop(slots);
         // Another thread may have opened the files first.

@@ -6,12 +6,29 @@ use std::path::{Path, PathBuf};
 
 use lockkeeper_core::{Error, ErrorKind};
 
-use super::db::incompatible;
+use super::error::incompatible;
 
 /// The longest file name, less the longest suffix that SQLite adds (`-journal`).
 const MAX_NAME: usize = 255 - 8;
 /// SQLite's longest path, less the same suffix.
 const MAX_PATH: usize = 512 - 9;
+
+/// Refuses a URL's path that names no file.
+pub(super) fn check_path(path: &str) -> Result<(), Error> {
+    if path == ":memory:" {
+        return Err(Error::new(
+            ErrorKind::InvalidUrl,
+            "a database in memory excludes no other process; write memory: for locks within one process",
+        ));
+    }
+    if path.is_empty() || path.contains('\0') {
+        return Err(Error::new(
+            ErrorKind::InvalidUrl,
+            "`sqlite:` needs the path of a file, such as sqlite:/var/lib/app/locks.db",
+        ));
+    }
+    Ok(())
+}
 
 /// Returns the path without links, so that all processes find the same sockets. Creates a missing file.
 pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {

@@ -2,19 +2,21 @@
 
 mod acquire;
 mod admin;
+mod attempt;
 mod connection;
 mod db;
-mod lease;
+mod error;
+mod examine;
 mod location;
 mod open;
 mod process;
+mod retry;
 mod schema;
 mod store;
 mod sweep;
 mod wait_queue;
 mod wake;
 
-use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +28,11 @@ use lockkeeper_core::{
 };
 
 use db::Db;
-use lease::SqliteLease;
+use error::unknown;
 use process::Process;
+use retry::BusyRetry;
 use store::Store;
+use wait_queue::SqliteLease;
 use wake::ParkerPool;
 
 const BACKEND: &str = "sqlite";
@@ -96,7 +100,7 @@ impl Driver for SqliteDriver {
 ///   holders are found at once only within one pid namespace. Refused with
 ///   [`Incompatible`](ErrorKind::Incompatible) are a file that is mounted alone or has hard links, and
 ///   a container with an offset of its boottime clock (time_namespaces(7)).
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SqliteProvider {
     store: Arc<Store>,
 }
@@ -129,7 +133,7 @@ impl SqliteProvider {
         clock: Arc<dyn Clock>,
         create: bool,
     ) -> Result<Self, Error> {
-        open::check_path(path)?;
+        location::check_path(path)?;
         let db = Db::open(Path::new(path), create, &*clock)?;
         let store = Store {
             parkers: ParkerPool::new(db.path()),
@@ -144,16 +148,6 @@ impl SqliteProvider {
         Ok(Self {
             store: Arc::new(store),
         })
-    }
-}
-
-impl fmt::Debug for SqliteProvider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteProvider")
-            .field("path", &self.store.db.path())
-            .field("file", &open::identity(self.store.db.path()))
-            .field("namespace", &self.store.namespace)
-            .finish_non_exhaustive()
     }
 }
 
@@ -191,15 +185,7 @@ impl Backend for SqliteProvider {
     }
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<SqliteLease>>, Error> {
-        let won = acquire::acquire(&self.store, request)?;
-        Ok(won.map(|won| Grant {
-            lease: SqliteLease {
-                name: request.name().clone(),
-                epoch: won.epoch,
-            },
-            epoch: won.epoch,
-            asked_at: won.asked_at,
-        }))
+        acquire::acquire(&self.store, request)
     }
 
     fn renew(
@@ -208,10 +194,34 @@ impl Backend for SqliteProvider {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        lease.renew(&self.store, ttl, deadline)
+        let store = &*self.store;
+        let key = store.key(&lease.name);
+        let retry = BusyRetry::until(&*store.clock, deadline);
+        let renewed = store.db.run(&retry, |session| {
+            wait_queue::renew(session, key, lease.epoch, store.clock.now(), ttl)
+        });
+        Ok(if renewed.map_err(unknown)? {
+            Renewal::Renewed
+        } else {
+            Renewal::Lost
+        })
     }
 
     fn release(&self, lease: &mut SqliteLease, deadline: HostInstant) -> Result<Released, Error> {
-        lease.release(&self.store, deadline)
+        let store = &*self.store;
+        let key = store.key(&lease.name);
+        let retry = BusyRetry::new(&*store.clock, Some(deadline));
+        let released = store.db.run(&retry, |session| {
+            wait_queue::release_uncontended(session, key, lease.epoch, store.clock.now())
+        });
+        let released = released.map_err(unknown)?
+            || store
+                .end_hold(&lease.name, lease.epoch, &retry)
+                .map_err(unknown)?;
+        Ok(if released {
+            Released::Done
+        } else {
+            Released::AlreadyLost
+        })
     }
 }

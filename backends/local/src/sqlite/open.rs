@@ -4,18 +4,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind, Finding};
+use lockkeeper_core::{Error, ErrorKind};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
-use super::location;
-use super::schema::{AttemptError, prepare};
+use super::error::AttemptError;
+use super::schema::prepare;
 
 /// The capacity of the statement cache: more than the number of different statements.
 const STATEMENTS: usize = 32;
 
 /// The suffixes of the database and of SQLite's files beside it.
-const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
+pub(super) const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
 
 /// The identities of the files with these suffixes.
 type Identities = [Option<(u64, u64)>; 3];
@@ -54,7 +54,7 @@ pub(super) fn connect(path: &Path) -> Result<Opened, AttemptError> {
         files: Identities::default(),
     };
     let connection = &opened.connection;
-    // `Patience` retries instead, and lets other threads use the connection in between.
+    // `BusyRetry` retries instead, and lets other threads use the connection in between.
     connection.busy_timeout(Duration::ZERO)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     if connection.is_readonly("main")? {
@@ -129,23 +129,6 @@ impl Used {
     }
 }
 
-/// Refuses a URL's path that names no file.
-pub(super) fn check_path(path: &str) -> Result<(), Error> {
-    if path == ":memory:" {
-        return Err(Error::new(
-            ErrorKind::InvalidUrl,
-            "a database in memory excludes no other process; write memory: for locks within one process",
-        ));
-    }
-    if path.is_empty() || path.contains('\0') {
-        return Err(Error::new(
-            ErrorKind::InvalidUrl,
-            "`sqlite:` needs the path of a file, such as sqlite:/var/lib/app/locks.db",
-        ));
-    }
-    Ok(())
-}
-
 /// Returns what distinguishes files with one path, for example in two containers. Returns `None` if the
 /// file is gone.
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
@@ -167,77 +150,8 @@ fn identities(path: &Path) -> Identities {
 }
 
 /// Appends a suffix to the file name.
-fn with_suffix(path: &Path, side: &str) -> PathBuf {
+pub(super) fn with_suffix(path: &Path, side: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(side);
     PathBuf::from(name)
-}
-
-/// Examines the permissions and the file system of an open file.
-#[cfg(unix)]
-pub(super) fn examine(file: &Path) -> Vec<Finding> {
-    let mut findings = vec![permissions(file)];
-    if let Err(error) = location::check_local(file) {
-        findings.push(Finding::unusable(
-            "file system",
-            error.message(),
-            "two hosts can hold one lock",
-            "move the file",
-        ));
-    } else if cfg!(target_os = "linux") {
-        findings.push(Finding::fine("file system", "the file is on a local disk"));
-    } else {
-        findings.push(Finding::warning(
-            "file system",
-            "this system does not say whether the file is on a local disk",
-            "on a network file system SQLite's locks cannot be relied on",
-            "make sure that the file is on a local disk",
-        ));
-    }
-    findings
-}
-
-#[cfg(unix)]
-fn permissions(file: &Path) -> Finding {
-    use std::os::unix::fs::MetadataExt;
-    let topic = "permissions";
-    if identity(file).is_none() {
-        return Finding::unusable(
-            topic,
-            "the file has been deleted or moved while it was open",
-            "the next program creates another file, and does not see these locks",
-            "restart all programs that use it",
-        );
-    }
-    let mode = |side| Some(fs::metadata(with_suffix(file, side)).ok()?.mode() & 0o777);
-    // A file beside the database keeps the mode of its creation. Of equal modes `max_by_key` takes the
-    // last, which is that of the database.
-    let modes = SUFFIXES.into_iter().rev().filter_map(mode);
-    let mode = modes.max_by_key(|mode| mode & 0o006).unwrap_or_default();
-    let advice = format!("chmod o-rwx {file:?}*, and give the users that need it a group");
-    if mode & 0o002 != 0 {
-        return Finding::warning(
-            topic,
-            format!("every user of this host may write the file or one beside it (mode {mode:o})"),
-            "any user can take and free every lock",
-            advice,
-        );
-    }
-    if mode & 0o004 != 0 {
-        return Finding::warning(
-            topic,
-            format!("every user of this host may read the file or one beside it (mode {mode:o})"),
-            "any user can put a read lock on the file, which blocks all lock operations",
-            advice,
-        );
-    }
-    Finding::fine(
-        topic,
-        format!("the file can be read and written (mode {mode:o})"),
-    )
-}
-
-#[cfg(not(unix))]
-pub(super) fn examine(_file: &Path) -> Vec<Finding> {
-    Vec::new()
 }

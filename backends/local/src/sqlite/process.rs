@@ -81,14 +81,31 @@ impl Process {
         let boots = [self, other].map(|process| process.pid_scope.strip_suffix(HOST_PIDS));
         matches!(boots, [Some(its), Some(ours)] if its != ours)
     }
+}
 
-    /// Returns a descriptor that becomes readable at the end of the process, if there is one.
+/// Notices the end of a process at once.
+#[derive(Debug)]
+pub(super) struct HolderWatch {
+    pub(super) process: Process,
+    /// Becomes readable at the end of the process.
     #[cfg(target_os = "linux")]
-    pub(super) fn watch(&self) -> Option<std::os::fd::OwnedFd> {
-        if !self.has_valid_pid() || self == Self::own() {
-            return None;
-        }
-        system::pidfd(self.pid).ok()
+    pub(super) fd: std::os::fd::OwnedFd,
+}
+
+impl HolderWatch {
+    /// Returns `None` for this process, and where the system cannot watch the process or it has ended.
+    #[cfg(target_os = "linux")]
+    pub(super) fn new(process: &Process) -> Option<Self> {
+        let is_other = process.has_valid_pid() && process != Process::own();
+        Some(Self {
+            process: process.clone(),
+            fd: is_other.then(|| system::pidfd(process.pid).ok())??,
+        })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn new(_process: &Process) -> Option<Self> {
+        None
     }
 }
 
@@ -252,10 +269,10 @@ mod tests {
             "a process of another pid namespace is not known to be dead"
         );
 
-        let ends = process.watch().unwrap();
+        let watch = HolderWatch::new(&process).unwrap();
         child.kill().unwrap();
         let mut fds = [rustix::event::PollFd::new(
-            &ends,
+            &watch.fd,
             rustix::event::PollFlags::IN,
         )];
         rustix::event::poll(&mut fds, None).unwrap();

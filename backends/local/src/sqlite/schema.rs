@@ -3,7 +3,7 @@
 use lockkeeper_core::Error;
 use rusqlite::Connection;
 
-use super::db::{convert_error, incompatible, is_busy};
+use super::error::{AttemptError, incompatible};
 
 /// Identifies a lock database: "LkKp".
 const APPLICATION_ID: i32 = 0x4c6b_4b70;
@@ -77,30 +77,6 @@ fn file_kind(connection: &Connection) -> rusqlite::Result<FileKind> {
         (APPLICATION_ID, other, _) => FileKind::Newer(other),
         _ => FileKind::Other,
     })
-}
-
-/// The error of one attempt to use the database.
-pub(super) enum AttemptError {
-    /// Another process has locked the database; another attempt may succeed.
-    Busy(rusqlite::Error),
-    /// Another attempt would fail as well.
-    Failed(Error),
-}
-
-impl From<Error> for AttemptError {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl From<rusqlite::Error> for AttemptError {
-    fn from(error: rusqlite::Error) -> Self {
-        if is_busy(&error) {
-            Self::Busy(error)
-        } else {
-            Self::Failed(convert_error(error))
-        }
-    }
 }
 
 /// Prepares the connection, and creates the tables in an empty file. Does not write to the database of

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use lockkeeper_core::{Clock, Error, HostInstant, LockName, Released};
+use lockkeeper_core::{Clock, Error, LockName};
 
-use super::db::{Db, Patience, Session};
+use super::db::{Db, Session};
+use super::open;
+use super::retry::BusyRetry;
 use super::wait_queue::{self, Key, NextHolder};
 use super::wake::{Notified, ParkerPool};
 
@@ -20,6 +22,7 @@ impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
             .field("path", &self.db.path())
+            .field("file", &open::identity(self.db.path()))
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
@@ -33,46 +36,41 @@ impl Store {
         }
     }
 
-    /// Releases a name that may have waiters.
-    pub(super) fn release_to_next(
+    /// Returns the retries of an operation without a deadline.
+    pub(super) fn brief_retry(&self) -> BusyRetry<'_> {
+        BusyRetry::new(&*self.clock, None)
+    }
+
+    /// Ends the hold with this epoch; the name goes to the next waiter. Returns whether the hold was
+    /// live.
+    pub(super) fn end_hold(
         &self,
         name: &LockName,
         epoch: u64,
-        patience: &Patience<'_>,
-    ) -> Result<Released, Error> {
+        retry: &BusyRetry<'_>,
+    ) -> Result<bool, Error> {
         let key = self.key(name);
-        let (released, next) = self.db.transact(patience, |session| {
+        let (was_live, next) = self.db.transact(retry, |session| {
             let now = self.clock.now();
             match wait_queue::read(session, key)? {
-                Some(held) if held.epoch == epoch => {
-                    let released = if now < held.expires {
-                        Released::Done
-                    } else {
-                        Released::AlreadyLost
-                    };
-                    Ok((
-                        released,
-                        wait_queue::release_to_next_waiter(session, key, now)?,
-                    ))
-                }
-                _ => Ok((Released::AlreadyLost, NextHolder::None)),
+                Some(held) if held.epoch != 0 && held.epoch == epoch => Ok((
+                    held.is_live(now),
+                    wait_queue::release_to_next_waiter(session, key, now)?,
+                )),
+                _ => Ok((false, NextHolder::None)),
             }
         })?;
-        self.notify_next(key, next, patience);
-        Ok(released)
+        self.notify_next(key, next, retry);
+        Ok(was_live)
     }
 
     /// Removes a waiter from the queue. A name that was reserved for it goes to the next waiter.
-    pub(super) fn dequeue(
-        &self,
-        key: Key<'_>,
-        id: i64,
-        patience: &Patience<'_>,
-    ) -> Result<(), Error> {
+    pub(super) fn dequeue(&self, key: Key<'_>, id: i64) -> Result<(), Error> {
+        let retry = self.brief_retry();
         let next = self
             .db
-            .transact(patience, |session| self.remove(session, key, id))?;
-        self.notify_next(key, next, patience);
+            .transact(&retry, |session| self.remove(session, key, id))?;
+        self.notify_next(key, next, &retry);
         Ok(())
     }
 
@@ -90,25 +88,18 @@ impl Store {
     ///
     /// An error here is not reported, since the operation of the caller has succeeded. It delays the
     /// next waiter by [`wait_queue::GRACE`].
-    pub(super) fn notify_next(&self, key: Key<'_>, mut next: NextHolder, patience: &Patience<'_>) {
+    pub(super) fn notify_next(&self, key: Key<'_>, mut next: NextHolder, retry: &BusyRetry<'_>) {
         while let NextHolder::Reserved { id, wake } | NextHolder::Unresponsive { id, wake } = &next
         {
             if self.parkers.notify(wake) == Notified::Maybe {
                 return;
             }
             let gone = *id;
-            let after = self
+            let removed = self
                 .db
-                .transact(patience, |session| self.remove(session, key, gone));
-            match after {
-                Ok(after) => next = after,
-                Err(_) => return,
-            }
+                .transact(retry, |session| self.remove(session, key, gone));
+            let Ok(after) = removed else { return };
+            next = after;
         }
-    }
-
-    /// Returns the retry limit for an operation without a deadline.
-    pub(super) fn briefly(&self) -> Patience<'_> {
-        Patience::new(&*self.clock, None::<HostInstant>)
     }
 }

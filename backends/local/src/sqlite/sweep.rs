@@ -70,15 +70,15 @@ impl Store {
         mut find: impl FnMut(&Row<'_>) -> rusqlite::Result<Option<T>>,
         remove: impl Fn(&Session<'_>, &T) -> rusqlite::Result<()>,
     ) -> Result<(), Error> {
-        let patience = self.briefly();
+        let retry = self.brief_retry();
         let found = self
             .db
-            .run(&patience, |session| session.all(select, (), &mut find))?;
+            .run(&retry, |session| session.all(select, (), &mut find))?;
         let found: Vec<_> = found.into_iter().flatten().take(BATCH).collect();
         if found.is_empty() {
             return Ok(());
         }
-        self.db.transact(&patience, |session| {
+        self.db.transact(&retry, |session| {
             found.iter().try_for_each(|row| remove(session, row))
         })
     }

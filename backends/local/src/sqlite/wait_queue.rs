@@ -1,9 +1,9 @@
-//! The statements that grant a name and manage its queue of waiters. All but [`take_if_free`] run in
-//! a write transaction.
+//! The statements that grant, renew and end a hold and manage its queue of waiters. Those of more than
+//! one statement run in a write transaction.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{HostInstant, Owner};
+use lockkeeper_core::{AcquireRequest, Grant, HostInstant, LockName, Owner};
 use rusqlite::Row;
 
 use super::db::Session;
@@ -34,6 +34,10 @@ const TAKE: &str = grant!(
     "EXISTS (SELECT 1 FROM waiter WHERE namespace = ?1 AND name = ?2)",
     ""
 );
+const RENEW: &str = "UPDATE lock SET asked = ?4, expires = ?5
+ WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND expires > ?4";
+const RELEASE: &str = "DELETE FROM lock
+ WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND contended = 0 AND expires > ?4";
 const READ: &str =
     "SELECT epoch, pid, start, place, process, request, asked, expires, contended, reserved
  FROM lock WHERE namespace = ?1 AND name = ?2";
@@ -75,14 +79,30 @@ pub(super) struct Key<'a> {
     pub(super) name: &'a str,
 }
 
+/// A grant of a [`SqliteProvider`](super::SqliteProvider).
+#[derive(Debug)]
+pub struct SqliteLease {
+    pub(super) name: LockName,
+    pub(super) epoch: u64,
+}
+
 /// The parameters of an acquisition.
-#[derive(Clone, Copy)]
 pub(super) struct Acquisition<'a> {
+    pub(super) request: &'a AcquireRequest<'a>,
     pub(super) key: Key<'a>,
-    pub(super) owner: Owner,
-    pub(super) ttl: Duration,
     /// Whether an earlier attempt of this request may have been granted.
     pub(super) recover: bool,
+}
+
+impl Acquisition<'_> {
+    pub(super) fn grant(&self, epoch: u64, asked_at: HostInstant) -> Grant<SqliteLease> {
+        let name = self.request.name().clone();
+        Grant {
+            lease: SqliteLease { name, epoch },
+            epoch,
+            asked_at,
+        }
+    }
 }
 
 /// The row of a name that is held or reserved.
@@ -127,13 +147,14 @@ pub(super) enum NextHolder {
     Reserved { id: i64, wake: String },
 }
 
-fn grant(
+fn insert_grant(
     session: &Session<'_>,
     sql: &str,
     acquisition: &Acquisition<'_>,
     now: HostInstant,
-) -> rusqlite::Result<Option<u64>> {
+) -> rusqlite::Result<Option<Grant<SqliteLease>>> {
     let process = Process::own();
+    let owner = acquisition.request.owner();
     let unix = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
@@ -145,13 +166,14 @@ fn grant(
         process.pid,
         signed(process.start),
         process.pid_scope.as_str(),
-        signed(acquisition.owner.nonce),
-        signed(acquisition.owner.request),
+        signed(owner.nonce),
+        signed(owner.request),
         micros / 1000,
         nanos(now),
-        nanos(now + acquisition.ttl),
+        nanos(now + acquisition.request.ttl()),
     );
-    session.first(sql, params, |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))
+    let epoch = session.first(sql, params, |row| row.get::<_, i64>(0))?;
+    Ok(epoch.map(|epoch| acquisition.grant(epoch.cast_unsigned(), now)))
 }
 
 /// Grants a name that has no row, in one statement. Returns `None` if the name has a row.
@@ -159,8 +181,8 @@ pub(super) fn take_if_free(
     session: &Session<'_>,
     acquisition: &Acquisition<'_>,
     now: HostInstant,
-) -> rusqlite::Result<Option<u64>> {
-    grant(session, TAKE_FREE, acquisition, now)
+) -> rusqlite::Result<Option<Grant<SqliteLease>>> {
+    insert_grant(session, TAKE_FREE, acquisition, now)
 }
 
 /// Grants a name, and replaces its row.
@@ -168,8 +190,33 @@ pub(super) fn take(
     session: &Session<'_>,
     acquisition: &Acquisition<'_>,
     now: HostInstant,
-) -> rusqlite::Result<u64> {
-    grant(session, TAKE, acquisition, now)?.ok_or(rusqlite::Error::QueryReturnedNoRows)
+) -> rusqlite::Result<Grant<SqliteLease>> {
+    insert_grant(session, TAKE, acquisition, now)?.ok_or(rusqlite::Error::QueryReturnedNoRows)
+}
+
+/// Renews a lease in one statement. Returns `false` if it has expired or was replaced.
+pub(super) fn renew(
+    session: &Session<'_>,
+    key: Key<'_>,
+    epoch: u64,
+    now: HostInstant,
+    ttl: Duration,
+) -> rusqlite::Result<bool> {
+    let times = (nanos(now), nanos(now + ttl));
+    let params = (key.namespace, key.name, signed(epoch), times.0, times.1);
+    Ok(session.change(RENEW, params)? > 0)
+}
+
+/// Frees a name without waiters in one statement. Returns `false` if it has waiters, or its lease has
+/// expired or was replaced.
+pub(super) fn release_uncontended(
+    session: &Session<'_>,
+    key: Key<'_>,
+    epoch: u64,
+    now: HostInstant,
+) -> rusqlite::Result<bool> {
+    let params = (key.namespace, key.name, signed(epoch), nanos(now));
+    Ok(session.change(RELEASE, params)? > 0)
 }
 
 pub(super) fn read(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<Option<LockRow>> {

@@ -1,0 +1,239 @@
+//! Parkers with sockets in the folder of the database.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{Notified, WakeReason};
+use crate::sqlite::process::HolderWatch;
+
+/// `sun_path` has 108 bytes on Linux, 104 elsewhere, with the NUL at the end.
+const MAX_SOCKET_PATH: usize = 103;
+/// A younger socket may not receive yet: its file exists a little earlier.
+const MIN_AGE: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(super) struct SocketFolder {
+    database: PathBuf,
+    folder: PathBuf,
+    prefix: String,
+    /// Unbound and non-blocking.
+    sender: Option<UnixDatagram>,
+    /// Gives a folder with a long path a short path in /proc.
+    #[cfg(target_os = "linux")]
+    handle: Option<fs::File>,
+}
+
+impl SocketFolder {
+    pub(super) fn new(path: &Path) -> Self {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
+        let sender = UnixDatagram::unbound().ok();
+        Self {
+            sender: sender.filter(|socket| socket.set_nonblocking(true).is_ok()),
+            #[cfg(target_os = "linux")]
+            handle: fs::File::open(&folder).ok(),
+            prefix: format!("{file}-wake-"),
+            database: path.to_owned(),
+            folder,
+        }
+    }
+
+    /// Returns a path for the socket that fits into its address.
+    fn socket_path(&self, address: &str) -> Option<PathBuf> {
+        let direct = self.folder.join(address);
+        if direct.as_os_str().len() <= MAX_SOCKET_PATH {
+            return Some(direct);
+        }
+        #[cfg(target_os = "linux")]
+        {
+            use std::os::fd::AsRawFd;
+            let handle = self.handle.as_ref()?.as_raw_fd();
+            let short = PathBuf::from(format!("/proc/self/fd/{handle}/{address}"));
+            (short.as_os_str().len() <= MAX_SOCKET_PATH).then_some(short)
+        }
+        #[cfg(not(target_os = "linux"))]
+        None
+    }
+
+    pub(super) fn bind(&self) -> Parker {
+        for _ in 0..4 {
+            let address = format!(
+                "{}{}-{:08x}",
+                self.prefix,
+                std::process::id(),
+                fastrand::u32(..)
+            );
+            let Some(short) = self.socket_path(&address) else {
+                break;
+            };
+            let Ok(receiver) = UnixDatagram::bind(&short) else {
+                continue;
+            };
+            let file = self.folder.join(&address);
+            // Users that may write the database may notify.
+            if let Ok(data) = fs::metadata(&self.database) {
+                let _ = fs::set_permissions(&file, data.permissions());
+            }
+            let own_sender = UnixDatagram::unbound().and_then(|own_sender| {
+                own_sender.connect(&short)?;
+                Ok(own_sender)
+            });
+            if let Some(parker) = Parker::new(receiver, own_sender, address, Some(file.clone())) {
+                return parker;
+            }
+            let _ = fs::remove_file(file);
+        }
+        // Without a bound socket, only this process can notify the parker.
+        UnixDatagram::pair()
+            .ok()
+            .and_then(|(receiver, own_sender)| {
+                Parker::new(receiver, Ok(own_sender), String::new(), None)
+            })
+            .unwrap_or_default()
+    }
+
+    pub(super) fn notify(&self, address: &str) -> Notified {
+        // The address comes from another process, and must not leave the folder.
+        let (true, Some(sender)) = (address.starts_with(&self.prefix), &self.sender) else {
+            return Notified::Maybe;
+        };
+        let Some(short) = self.socket_path(address).filter(|_| !address.contains('/')) else {
+            return Notified::Maybe;
+        };
+        match sender.send_to(&[1], short) {
+            Err(error) => match error.kind() {
+                ErrorKind::NotFound => Notified::Gone,
+                ErrorKind::ConnectionRefused => {
+                    let _ = fs::remove_file(self.folder.join(address));
+                    Notified::Gone
+                }
+                _ => Notified::Maybe,
+            },
+            Ok(_) => Notified::Maybe,
+        }
+    }
+
+    pub(super) fn remove_dead_sockets(&self) {
+        let Ok(entries) = fs::read_dir(&self.folder) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str().filter(|it| it.starts_with(&self.prefix)) else {
+                continue;
+            };
+            let is_old = entry.metadata().is_ok_and(|data| {
+                let age = data.modified().map(|at| at.elapsed().unwrap_or_default());
+                data.file_type().is_socket() && age.is_ok_and(|age| age > MIN_AGE)
+            });
+            let refused = || {
+                let short = self.socket_path(name)?;
+                let error = UnixDatagram::unbound().ok()?.connect(short).err()?;
+                Some(error.kind() == ErrorKind::ConnectionRefused)
+            };
+            if is_old && refused().unwrap_or(false) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+/// The socket on which one waiter receives notifications. The default has none.
+#[derive(Debug, Default)]
+pub(in crate::sqlite) struct Parker {
+    sockets: Option<(UnixDatagram, UnixDatagram)>,
+    address: String,
+    file: Option<PathBuf>,
+}
+
+impl Parker {
+    fn new(
+        receiver: UnixDatagram,
+        own_sender: std::io::Result<UnixDatagram>,
+        address: String,
+        file: Option<PathBuf>,
+    ) -> Option<Self> {
+        let own_sender = own_sender.ok()?;
+        receiver.set_nonblocking(true).ok()?;
+        own_sender.set_nonblocking(true).ok()?;
+        Some(Self {
+            sockets: Some((receiver, own_sender)),
+            address,
+            file,
+        })
+    }
+
+    /// Returns the address for other processes. It is empty if they cannot reach this parker.
+    pub(in crate::sqlite) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Returns whether the file of the socket still exists: another program may have deleted it.
+    pub(in crate::sqlite) fn exists(&self) -> bool {
+        self.file.as_ref().is_none_or(|file| file.exists())
+    }
+
+    /// Wakes the waiter of this parker.
+    pub(in crate::sqlite) fn unpark(&self) {
+        if let Some((_, own_sender)) = &self.sockets {
+            // A full buffer contains a notification already.
+            let _ = own_sender.send(&[1]);
+        }
+    }
+
+    /// Discards pending notifications.
+    pub(in crate::sqlite) fn clear(&self) {
+        if let Some((receiver, _)) = &self.sockets {
+            let mut buffer = [0; 8];
+            while receiver.recv(&mut buffer).is_ok() {}
+        }
+    }
+
+    /// Waits for a notification, for the end of `holder`, or until `limit` has passed.
+    pub(in crate::sqlite) fn wait(
+        &self,
+        holder: Option<&HolderWatch>,
+        limit: Duration,
+    ) -> WakeReason {
+        let Some((receiver, _)) = &self.sockets else {
+            std::thread::sleep(limit.min(Duration::from_millis(5)));
+            return WakeReason::Poll;
+        };
+        let limit = Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        };
+        let receiver = PollFd::from_borrowed_fd(receiver.as_fd(), PollFlags::IN);
+        // A signal ends the wait early, which costs one attempt.
+        #[cfg(target_os = "linux")]
+        if let Some(watch) = holder {
+            let end = PollFd::from_borrowed_fd(watch.fd.as_fd(), PollFlags::IN);
+            let mut both = [end, receiver];
+            let _ = poll(&mut both, Some(&limit));
+            let [end, _] = both;
+            return if end.revents().is_empty() {
+                WakeReason::Poll
+            } else {
+                WakeReason::HolderEnded
+            };
+        }
+        let _ = holder;
+        let _ = poll(&mut [receiver], Some(&limit));
+        WakeReason::Poll
+    }
+}
+
+impl Drop for Parker {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            let _ = fs::remove_file(file);
+        }
+    }
+}
