@@ -1,8 +1,6 @@
 //! `memory:`: locks within one process, with leases, tokens and waiting as on other stores.
 
-use std::collections::HashMap;
-use std::fmt;
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -11,14 +9,13 @@ use lockkeeper_core::{
     SystemClock,
 };
 
-mod admin;
+mod store;
 mod wait_queue;
 
-use crate::lock;
-use wait_queue::Shard;
+use store::Store;
+use wait_queue::{MemoryLease, Shard};
 
 const BACKEND: &str = "memory";
-const SHARDS: usize = 32;
 
 /// Opens `memory:`, a private store, and `memory:NAME`, one store for all keepers of the process with
 /// this name and the same namespace.
@@ -58,7 +55,7 @@ impl Driver for MemoryDriver {
 }
 
 /// Grants locks in the memory of this process; see [`MemoryDriver`]. Clones are the same store.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MemoryProvider {
     store: Arc<Store>,
 }
@@ -85,19 +82,9 @@ impl MemoryProvider {
     /// Opens the store with this name and namespace on the clock of its keepers. An existing store keeps
     /// the clock of its first provider.
     pub fn shared_with_clock(name: &str, namespace: &str, clock: Arc<dyn Clock>) -> Self {
-        let key = (name.to_owned(), namespace.to_owned());
-        // Created and dropped outside of the registry's mutex, because both lock other mutexes.
-        let new = Store::new(Some(key.clone()), clock);
-        let mut shared = lock(&SHARED);
-        let store = match shared.get(&key).and_then(Weak::upgrade) {
-            Some(store) => store,
-            None => {
-                shared.insert(key, Arc::downgrade(&new));
-                Arc::clone(&new)
-            }
-        };
-        drop(shared);
-        Self { store }
+        Self {
+            store: Store::shared(name, namespace, clock),
+        }
     }
 }
 
@@ -133,14 +120,6 @@ impl Default for MemoryProvider {
     }
 }
 
-impl fmt::Debug for MemoryProvider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryProvider")
-            .field("shared", &self.store.key)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Backend for MemoryProvider {
     type Lease = MemoryLease;
 
@@ -168,19 +147,14 @@ impl Backend for MemoryProvider {
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<MemoryLease>>, Error> {
         let name = request.name();
         let now = request.started();
-        let attempt = self
-            .store
-            .shard(name.hash64())
-            .attempt(name, request.ttl(), now);
-        if let Some(epoch) = attempt {
-            return Ok(Some(grant(name, epoch, now)));
+        let shard = self.store.shard(name.hash64());
+        let grant = shard.attempt(name, request.ttl(), now);
+        if grant.is_some() {
+            return Ok(grant);
         }
         request.contended();
-        let Some(deadline) = request.deadline() else {
-            return Ok(None);
-        };
-        let won = self.store.shard(name.hash64()).wait(request, deadline);
-        Ok(won.map(|won| grant(name, won.epoch, won.asked_at)))
+        let deadline = request.deadline();
+        Ok(deadline.and_then(|deadline| shard.wait(request, deadline)))
     }
 
     fn renew(
@@ -190,85 +164,11 @@ impl Backend for MemoryProvider {
         _deadline: HostInstant,
     ) -> Result<Renewal, Error> {
         let now = self.store.clock.now();
-        let shard = self.store.shard(lease.hash);
-        Ok(shard.renew(lease.hash, lease.epoch, ttl, now))
+        Ok(self.store.shard(lease.hash).renew(lease, ttl, now))
     }
 
     fn release(&self, lease: &mut MemoryLease, _deadline: HostInstant) -> Result<Released, Error> {
         let shard = self.store.shard(lease.hash);
-        Ok(shard.release(lease.hash, lease.epoch, &*self.store.clock))
+        Ok(shard.release(lease, &*self.store.clock))
     }
-}
-
-fn grant(name: &LockName, epoch: u64, asked_at: HostInstant) -> Grant<MemoryLease> {
-    let hash = name.hash64();
-    Grant {
-        lease: MemoryLease { hash, epoch },
-        epoch,
-        asked_at,
-    }
-}
-
-/// The name and the namespace of a shared store.
-type StoreKey = (String, String);
-
-/// The shared stores. A store removes its entry when it ends.
-static SHARED: LazyLock<Mutex<HashMap<StoreKey, Weak<Store>>>> = LazyLock::new(Mutex::default);
-
-struct Store {
-    shards: [Shard; SHARDS],
-    key: Option<StoreKey>,
-    clock: Arc<dyn Clock>,
-}
-
-impl Store {
-    fn new(key: Option<StoreKey>, clock: Arc<dyn Clock>) -> Arc<Self> {
-        let store = Arc::new(Self {
-            shards: std::array::from_fn(|_| Shard::default()),
-            key,
-            clock,
-        });
-        let weak = Arc::downgrade(&store);
-        store.clock.on_jump(Arc::new(move || {
-            if let Some(store) = weak.upgrade() {
-                store.shards.iter().for_each(Shard::unpark_all);
-            }
-        }));
-        store
-    }
-
-    fn shard(&self, hash: u64) -> &Shard {
-        // The table of a shard uses the lowest and the highest bits.
-        let index = (hash >> 32) as usize % SHARDS;
-        let [first, ..] = &self.shards;
-        self.shards.get(index).unwrap_or(first)
-    }
-}
-
-impl fmt::Debug for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store")
-            .field("shared", &self.key)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        if let Some(key) = &self.key {
-            let mut shared = lock(&SHARED);
-            // A new store may have this key already.
-            if shared.get(key).is_some_and(|it| it.strong_count() == 0) {
-                shared.remove(key);
-            }
-        }
-    }
-}
-
-/// A grant of a [`MemoryProvider`].
-#[derive(Debug)]
-pub struct MemoryLease {
-    /// Finds the name: no two grants of the process have the same epoch.
-    hash: u64,
-    epoch: u64,
 }

@@ -5,9 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry as Slot;
-use lockkeeper_core::{AcquireRequest, Clock, HostInstant, LockName, Released, Renewal};
+use hashbrown::hash_table::{self, HashTable};
+use lockkeeper_core::{AcquireRequest, Clock, Grant, HostInstant, LockName, Released, Renewal};
 
 use crate::lock;
 
@@ -26,6 +25,14 @@ static EPOCH: LazyLock<AtomicU64> = LazyLock::new(|| {
 
 fn next_epoch() -> u64 {
     EPOCH.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A grant of a [`MemoryProvider`](super::MemoryProvider).
+#[derive(Debug)]
+pub struct MemoryLease {
+    /// Finds the name: no two grants of the process have the same epoch.
+    pub(super) hash: u64,
+    epoch: u64,
 }
 
 /// A part of the names. The alignment keeps two shards out of one cache line.
@@ -58,23 +65,11 @@ struct Waiter {
 }
 
 struct WaiterState {
-    acquired: Option<Acquired>,
+    granted: Option<Grant<MemoryLease>>,
     /// The end of the current sleep.
     until: HostInstant,
     /// Whether the waiter must check again.
     unparked: bool,
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Acquired {
-    pub(super) epoch: u64,
-    pub(super) asked_at: HostInstant,
-}
-
-impl Acquired {
-    fn new(epoch: u64, asked_at: HostInstant) -> Self {
-        Self { epoch, asked_at }
-    }
 }
 
 impl Waiter {
@@ -85,16 +80,26 @@ impl Waiter {
 }
 
 impl Entry {
+    fn grant(&mut self, ttl: Duration, now: HostInstant) -> Grant<MemoryLease> {
+        self.epoch = next_epoch();
+        self.expires = now + ttl;
+        Grant {
+            lease: MemoryLease {
+                hash: self.name.hash64(),
+                epoch: self.epoch,
+            },
+            epoch: self.epoch,
+            asked_at: now,
+        }
+    }
+
     /// Grants a name without a holder to the first waiter. Returns `false` if there is no waiter.
     fn grant_next(&mut self, now: HostInstant) -> bool {
         let Some(waiter) = self.waiters.pop_front() else {
             return false;
         };
-        self.epoch = next_epoch();
-        self.expires = now + waiter.ttl;
-        let mut state = lock(&waiter.state);
-        state.acquired = Some(Acquired::new(self.epoch, now));
-        drop(state);
+        let grant = self.grant(waiter.ttl, now);
+        lock(&waiter.state).granted = Some(grant);
         waiter.changed.notify_one();
         self.unpark_front();
         true
@@ -116,35 +121,36 @@ impl Shard {
     }
 
     /// Grants a name that is free or whose lease has expired, unless another thread waits for it.
-    pub(super) fn attempt(&self, name: &LockName, ttl: Duration, now: HostInstant) -> Option<u64> {
+    pub(super) fn attempt(
+        &self,
+        name: &LockName,
+        ttl: Duration,
+        now: HostInstant,
+    ) -> Option<Grant<MemoryLease>> {
         let mut entries = lock(&self.entries);
         let slot = entries.entry(
             name.hash64(),
             |entry| entry.name == *name,
             |entry| entry.name.hash64(),
         );
-        let epoch = match slot {
-            Slot::Vacant(vacant) => {
-                let epoch = next_epoch();
-                vacant.insert(Entry {
+        let entry = match slot {
+            hash_table::Entry::Vacant(vacant) => vacant
+                .insert(Entry {
                     name: name.clone(),
-                    epoch,
-                    expires: now + ttl,
+                    epoch: 0,
+                    expires: now,
                     waiters: VecDeque::new(),
-                });
-                epoch
-            }
-            Slot::Occupied(mut occupied) => {
-                let entry = occupied.get_mut();
+                })
+                .into_mut(),
+            hash_table::Entry::Occupied(occupied) => {
+                let entry = occupied.into_mut();
                 if now < entry.expires || entry.grant_next(now) {
                     return None;
                 }
-                entry.epoch = next_epoch();
-                entry.expires = now + ttl;
-                entry.epoch
+                entry
             }
         };
-        Some(epoch)
+        Some(entry.grant(ttl, now))
     }
 
     /// Waits in the queue for a grant, until a cancellation or `deadline`.
@@ -152,12 +158,12 @@ impl Shard {
         &self,
         request: &AcquireRequest<'_>,
         deadline: HostInstant,
-    ) -> Option<Acquired> {
+    ) -> Option<Grant<MemoryLease>> {
         let name = request.name();
         let waiter = Arc::new(Waiter {
             ttl: request.ttl(),
             state: Mutex::new(WaiterState {
-                acquired: None,
+                granted: None,
                 until: HostInstant::NEVER,
                 unparked: false,
             }),
@@ -171,8 +177,8 @@ impl Shard {
         loop {
             let mut entries = lock(&self.entries);
             // Grants happen under the mutex of the shard, so none can follow this check.
-            if let Some(acquired) = lock(&waiter.state).acquired {
-                return Some(acquired);
+            if let Some(grant) = lock(&waiter.state).granted.take() {
+                return Some(grant);
             }
             let now = request.now();
             let over = now >= deadline || request.is_cancelled();
@@ -183,7 +189,7 @@ impl Shard {
                     return None;
                 }
                 match self.attempt(name, waiter.ttl, now) {
-                    Some(epoch) => return Some(Acquired::new(epoch, now)),
+                    Some(grant) => return Some(grant),
                     None => continue,
                 }
             };
@@ -209,20 +215,20 @@ impl Shard {
             state.until = until;
             let unparked = std::mem::take(&mut state.unparked);
             drop(entries);
-            if unparked || state.acquired.is_some() {
+            if unparked || state.granted.is_some() {
                 continue;
             }
             let limit = until.saturating_since(now).min(POLL_INTERVAL);
             let woken = waiter.changed.wait_timeout_while(state, limit, |state| {
-                state.acquired.is_none() && !state.unparked
+                state.granted.is_none() && !state.unparked
             });
             drop(woken);
         }
     }
 
-    pub(super) fn renew(&self, hash: u64, epoch: u64, ttl: Duration, now: HostInstant) -> Renewal {
+    pub(super) fn renew(&self, lease: &MemoryLease, ttl: Duration, now: HostInstant) -> Renewal {
         let mut entries = lock(&self.entries);
-        match entries.find_mut(hash, |entry| entry.epoch == epoch) {
+        match entries.find_mut(lease.hash, |entry| entry.epoch == lease.epoch) {
             Some(entry) if now < entry.expires => {
                 entry.expires = now + ttl;
                 entry.unpark_front();
@@ -232,9 +238,9 @@ impl Shard {
         }
     }
 
-    pub(super) fn release(&self, hash: u64, epoch: u64, clock: &dyn Clock) -> Released {
+    pub(super) fn release(&self, lease: &MemoryLease, clock: &dyn Clock) -> Released {
         let mut entries = lock(&self.entries);
-        let found = entries.find_entry(hash, |entry| entry.epoch == epoch);
+        let found = entries.find_entry(lease.hash, |entry| entry.epoch == lease.epoch);
         let Ok(mut occupied) = found else {
             return Released::AlreadyLost;
         };

@@ -1,5 +1,6 @@
 //! What `doctor` finds out about the file of a lock database.
 
+#[cfg(unix)]
 use std::fs;
 use std::path::Path;
 
@@ -7,7 +8,9 @@ use lockkeeper_core::{Error, Finding};
 use rusqlite::Row;
 
 use super::db::Db;
+#[cfg(unix)]
 use super::location;
+#[cfg(unix)]
 use super::open::{SUFFIXES, identity, with_suffix};
 use super::process::Process;
 use super::retry::BusyRetry;

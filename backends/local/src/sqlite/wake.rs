@@ -10,11 +10,14 @@ use std::sync::{Arc, Mutex};
 use crate::lock;
 
 #[cfg(not(unix))]
-#[path = "wake/condvar.rs"]
-mod system;
+mod condvar;
 #[cfg(unix)]
-#[path = "wake/socket.rs"]
-mod system;
+mod socket;
+
+#[cfg(not(unix))]
+use condvar as system;
+#[cfg(unix)]
+use socket as system;
 
 pub(super) use system::Parker;
 

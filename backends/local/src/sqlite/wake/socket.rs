@@ -63,40 +63,31 @@ impl SocketFolder {
     }
 
     pub(super) fn bind(&self) -> Parker {
-        for _ in 0..4 {
-            let address = format!(
-                "{}{}-{:08x}",
-                self.prefix,
-                std::process::id(),
-                fastrand::u32(..)
-            );
-            let Some(short) = self.socket_path(&address) else {
-                break;
-            };
-            let Ok(receiver) = UnixDatagram::bind(&short) else {
-                continue;
-            };
-            let file = self.folder.join(&address);
-            // Users that may write the database may notify.
-            if let Ok(data) = fs::metadata(&self.database) {
-                let _ = fs::set_permissions(&file, data.permissions());
-            }
-            let own_sender = UnixDatagram::unbound().and_then(|own_sender| {
-                own_sender.connect(&short)?;
-                Ok(own_sender)
-            });
-            if let Some(parker) = Parker::new(receiver, own_sender, address, Some(file.clone())) {
-                return parker;
-            }
-            let _ = fs::remove_file(file);
-        }
+        let bound = (0..4).find_map(|_| self.try_bind());
         // Without a bound socket, only this process can notify the parker.
-        UnixDatagram::pair()
-            .ok()
-            .and_then(|(receiver, own_sender)| {
-                Parker::new(receiver, Ok(own_sender), String::new(), None)
-            })
-            .unwrap_or_default()
+        let unbound = || Parker::default().with_sockets(UnixDatagram::pair().ok()?);
+        bound.or_else(unbound).unwrap_or_default()
+    }
+
+    fn try_bind(&self) -> Option<Parker> {
+        let pid = std::process::id();
+        let address = format!("{}{pid}-{:08x}", self.prefix, fastrand::u32(..));
+        let short = self.socket_path(&address)?;
+        let receiver = UnixDatagram::bind(&short).ok()?;
+        let file = self.folder.join(&address);
+        // Users that may write the database may notify.
+        if let Ok(data) = fs::metadata(&self.database) {
+            let _ = fs::set_permissions(&file, data.permissions());
+        }
+        // From here on, dropping the parker removes the file.
+        let parker = Parker {
+            sockets: None,
+            address,
+            file: Some(file),
+        };
+        let own_sender = UnixDatagram::unbound().ok()?;
+        own_sender.connect(&short).ok()?;
+        parker.with_sockets((receiver, own_sender))
     }
 
     pub(super) fn notify(&self, address: &str) -> Notified {
@@ -148,26 +139,18 @@ impl SocketFolder {
 /// The socket on which one waiter receives notifications. The default has none.
 #[derive(Debug, Default)]
 pub(in crate::sqlite) struct Parker {
+    /// The receiver, and a sender that is connected to it.
     sockets: Option<(UnixDatagram, UnixDatagram)>,
     address: String,
     file: Option<PathBuf>,
 }
 
 impl Parker {
-    fn new(
-        receiver: UnixDatagram,
-        own_sender: std::io::Result<UnixDatagram>,
-        address: String,
-        file: Option<PathBuf>,
-    ) -> Option<Self> {
-        let own_sender = own_sender.ok()?;
-        receiver.set_nonblocking(true).ok()?;
-        own_sender.set_nonblocking(true).ok()?;
-        Some(Self {
-            sockets: Some((receiver, own_sender)),
-            address,
-            file,
-        })
+    fn with_sockets(mut self, sockets: (UnixDatagram, UnixDatagram)) -> Option<Self> {
+        sockets.0.set_nonblocking(true).ok()?;
+        sockets.1.set_nonblocking(true).ok()?;
+        self.sockets = Some(sockets);
+        Some(self)
     }
 
     /// Returns the address for other processes. It is empty if they cannot reach this parker.

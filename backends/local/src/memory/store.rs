@@ -1,0 +1,134 @@
+//! The shards of an in-process store, the stores that keepers share, and the admin interface.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, LazyLock, Mutex, Weak};
+
+use lockkeeper_core::{Admin, Clock, Error, Finding, HeldName, Holder, HostInstant, LockName};
+
+use super::wait_queue::Shard;
+use crate::lock;
+
+const SHARDS: usize = 32;
+
+/// The name and the namespace of a shared store.
+type StoreKey = (String, String);
+
+/// The shared stores. A store removes its entry when it ends.
+static SHARED: LazyLock<Mutex<HashMap<StoreKey, Weak<Store>>>> = LazyLock::new(Mutex::default);
+
+pub(super) struct Store {
+    pub(super) shards: [Shard; SHARDS],
+    pub(super) key: Option<StoreKey>,
+    pub(super) clock: Arc<dyn Clock>,
+}
+
+impl Store {
+    pub(super) fn new(key: Option<StoreKey>, clock: Arc<dyn Clock>) -> Arc<Self> {
+        let store = Arc::new(Self {
+            shards: std::array::from_fn(|_| Shard::default()),
+            key,
+            clock,
+        });
+        let weak = Arc::downgrade(&store);
+        store.clock.on_jump(Arc::new(move || {
+            if let Some(store) = weak.upgrade() {
+                store.shards.iter().for_each(Shard::unpark_all);
+            }
+        }));
+        store
+    }
+
+    /// Returns the store with this name and namespace. An existing store keeps its clock.
+    pub(super) fn shared(name: &str, namespace: &str, clock: Arc<dyn Clock>) -> Arc<Self> {
+        let key = (name.to_owned(), namespace.to_owned());
+        // Created and dropped outside of the registry's mutex, because both lock other mutexes.
+        let new = Self::new(Some(key.clone()), clock);
+        let mut shared = lock(&SHARED);
+        if let Some(store) = shared.get(&key).and_then(Weak::upgrade) {
+            drop(shared);
+            return store;
+        }
+        shared.insert(key, Arc::downgrade(&new));
+        drop(shared);
+        new
+    }
+
+    pub(super) fn shard(&self, hash: u64) -> &Shard {
+        // The table of a shard uses the lowest and the highest bits.
+        let index = (hash >> 32) as usize % SHARDS;
+        let [first, ..] = &self.shards;
+        self.shards.get(index).unwrap_or(first)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("shared", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Some(key) = &self.key {
+            let mut shared = lock(&SHARED);
+            // A new store may have this key already.
+            if shared.get(key).is_some_and(|it| it.strong_count() == 0) {
+                shared.remove(key);
+            }
+        }
+    }
+}
+
+impl Admin for Store {
+    fn held(
+        &self,
+        name: Option<&LockName>,
+        _deadline: HostInstant,
+    ) -> Result<Vec<HeldName>, Error> {
+        let now = self.clock.now();
+        let shards = match name {
+            Some(name) => std::slice::from_ref(self.shard(name.hash64())),
+            None => &self.shards[..],
+        };
+        let mut found: Vec<_> = shards
+            .iter()
+            .flat_map(Shard::view)
+            .filter(|entry| now < entry.expires && name.is_none_or(|name| entry.name == *name))
+            .map(|entry| HeldName {
+                holder: Holder {
+                    pid: Some(std::process::id()),
+                    ..Holder::default()
+                },
+                epoch: Some(entry.epoch),
+                remaining: Some(entry.expires.saturating_since(now)),
+                waiting: u64::try_from(entry.waiting).ok(),
+                ..HeldName::new(entry.name.as_str(), entry.epoch.to_string())
+            })
+            .collect();
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    fn force_release(&self, held: &HeldName, _deadline: HostInstant) -> Result<bool, Error> {
+        let name = LockName::new(held.name.as_str())?;
+        let epoch = held.mark.parse().unwrap_or(0);
+        let now = self.clock.now();
+        Ok(self.shard(name.hash64()).evict(&name, Some(epoch), now))
+    }
+
+    fn examine(&self, _deadline: HostInstant) -> Result<Vec<Finding>, Error> {
+        Ok(vec![Finding::warning(
+            "reach",
+            "the locks live in the memory of one process",
+            "they exclude the threads of that process, and no other process",
+            "use sqlite: for several programs of one host, or a server for several hosts",
+        )])
+    }
+
+    fn cannot_tell(&self) -> &'static [&'static str] {
+        &["the holder's thread", "since when it is held"]
+    }
+}
