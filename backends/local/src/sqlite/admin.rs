@@ -13,9 +13,12 @@ use super::retry::BusyRetry;
 use super::store::Store;
 use super::wait_queue::{self, Key, LockRow};
 
-const HELD: &str =
-    "SELECT epoch, pid, start, place, process, request, asked, expires, contended, reserved, name, since
- FROM lock WHERE namespace = ?1 AND name <> '' AND (?2 IS NULL OR name = ?2) AND epoch > 0 ORDER BY name";
+const HELD: &str = concat!(
+    "SELECT ",
+    wait_queue::lock_columns!(),
+    ", name, since FROM lock
+ WHERE namespace = ?1 AND name <> '' AND (?2 IS NULL OR name = ?2) AND epoch > 0 ORDER BY name"
+);
 const WAITING: &str = "SELECT pid, start, place FROM waiter WHERE namespace = ?1 AND name = ?2";
 
 /// A held name, with the columns for people.
@@ -27,7 +30,7 @@ struct HeldRow {
 
 fn held_row(row: &Row<'_>) -> rusqlite::Result<HeldRow> {
     Ok(HeldRow {
-        lock: wait_queue::held(row)?,
+        lock: wait_queue::lock_row(row)?,
         name: row.get(10)?,
         since: row.get(11)?,
     })

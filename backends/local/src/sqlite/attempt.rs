@@ -6,7 +6,7 @@ use super::db::Session;
 use super::process::Process;
 use super::wait_queue::{self, Acquisition, LockRow, NextHolder, SqliteLease};
 
-/// The caller's place in the queue.
+/// The caller's entry in the queue of a name.
 #[derive(Clone, Copy)]
 pub(super) struct QueueEntry<'a> {
     /// The id of the caller's row, if it has one.
@@ -62,7 +62,7 @@ pub(super) fn attempt(
             wait_queue::dequeue(session, id)?;
         }
         let grant = match recovered {
-            Some(held) => acquisition.grant(held.epoch, held.asked),
+            Some(held) => acquisition.grant(held.epoch, held.asked_at),
             None => wait_queue::take(session, acquisition, now)?,
         };
         return Ok(Attempt::Granted(grant));

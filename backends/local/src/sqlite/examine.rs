@@ -69,7 +69,7 @@ fn integrity(check: &str) -> Finding {
 
 fn dead_owners() -> Finding {
     let topic = "dead holders";
-    if Process::can_judge() {
+    if Process::can_detect_ends() {
         return Finding::fine(topic, "a dead holder's lock is taken over at once");
     }
     Finding::warning(

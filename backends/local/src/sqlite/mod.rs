@@ -166,7 +166,7 @@ impl Backend for SqliteProvider {
 
     fn capabilities(&self) -> Capabilities {
         let capabilities = Capabilities::new().with(Capability::CrossProcess);
-        if Process::can_judge() {
+        if Process::can_detect_ends() {
             capabilities.with(Capability::DeadOwnerTakeOver)
         } else {
             capabilities

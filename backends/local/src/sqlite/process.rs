@@ -51,7 +51,7 @@ impl Process {
     }
 
     /// Returns whether this system says which processes have ended.
-    pub(super) fn can_judge() -> bool {
+    pub(super) fn can_detect_ends() -> bool {
         !Self::own().pid_scope.is_empty()
     }
 
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn dead_processes_are_recognised() {
-        assert!(Process::can_judge());
+        assert!(Process::can_detect_ends());
         assert!(!Process::own().is_dead());
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let process = of(child.id());

@@ -1,5 +1,5 @@
-//! Removes the rows of dead processes and of expired leases. Without that, a name that is never asked
-//! for again would keep its row for ever, for example the name of a killed job that contains a number.
+//! Removes the rows of dead processes and of expired leases. Without that, a name that is never
+//! requested again would keep its row for ever, for example the name of a killed job with a number.
 
 use std::collections::HashMap;
 
@@ -11,16 +11,18 @@ use super::process::Process;
 use super::store::Store;
 use super::wait_queue::{self, LockRow};
 
-/// The largest number of rows that one sweep removes, and of processes that it judges. The next
+/// The largest number of rows that one sweep removes, and of processes that it checks. The next
 /// opening does the rest.
 const BATCH: usize = 1_000;
 
 const WAITERS: &str = "SELECT pid, start, place, id FROM waiter";
 /// Names with a waiter are left out: the waiter takes them over.
-const LOCKS: &str =
-    "SELECT epoch, pid, start, place, process, request, asked, expires, contended, reserved, namespace, name
- FROM lock WHERE name <> '' AND NOT EXISTS
- (SELECT 1 FROM waiter WHERE waiter.namespace = lock.namespace AND waiter.name = lock.name)";
+const LOCKS: &str = concat!(
+    "SELECT ",
+    wait_queue::lock_columns!(),
+    ", namespace, name FROM lock WHERE name <> '' AND NOT EXISTS
+ (SELECT 1 FROM waiter WHERE waiter.namespace = lock.namespace AND waiter.name = lock.name)"
+);
 /// Keeps a row that was renewed or granted since it was read, or that has a waiter now.
 const FREE: &str =
     "DELETE FROM lock WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND expires = ?4
@@ -32,11 +34,11 @@ impl Store {
     /// # Errors
     /// Where the database cannot be written. No lock depends on a sweep: the next opening repeats it.
     pub(super) fn sweep(&self) -> Result<(), Error> {
-        let mut verdicts = Verdicts::default();
+        let mut processes = KnownProcesses::default();
         self.remove_found(
             WAITERS,
             |row| {
-                let is_dead = verdicts.is_dead(wait_queue::process(row, 0)?);
+                let is_dead = processes.is_dead(wait_queue::process(row, 0)?);
                 Ok(is_dead.then_some(row.get::<_, i64>(3)?))
             },
             |session, id| wait_queue::dequeue(session, *id),
@@ -44,21 +46,18 @@ impl Store {
         self.remove_found(
             LOCKS,
             |row| {
-                let lock = wait_queue::held(row)?;
+                let lock = wait_queue::lock_row(row)?;
                 // Read after the row: a request later than `now` would count as from another boot.
                 let is_live =
-                    lock.is_unexpired(self.clock.now()) && !verdicts.is_dead(lock.holder.clone());
+                    lock.is_unexpired(self.clock.now()) && !processes.is_dead(lock.holder.clone());
                 let names: (String, String) = (row.get(10)?, row.get(11)?);
                 Ok((!is_live).then_some((lock, names)))
             },
             |session, (lock, (namespace, name)): &(LockRow, (String, String))| {
-                let (epoch, expires) = (
-                    wait_queue::signed(lock.epoch),
-                    wait_queue::nanos(lock.expires),
-                );
-                session
-                    .change(FREE, (namespace, name, epoch, expires))
-                    .map(drop)
+                let epoch = wait_queue::signed(lock.epoch);
+                let expires = wait_queue::nanos(lock.expires);
+                let params = (namespace, name, epoch, expires);
+                session.change(FREE, params).map(drop)
             },
         )
     }
@@ -84,20 +83,15 @@ impl Store {
     }
 }
 
-/// Remembers which processes are dead: many rows belong to one process.
+/// Remembers whether a process is dead: many rows belong to one process.
 #[derive(Default)]
-struct Verdicts(HashMap<Process, bool>);
+struct KnownProcesses(HashMap<Process, bool>);
 
-impl Verdicts {
+impl KnownProcesses {
     fn is_dead(&mut self, process: Process) -> bool {
-        match self.0.get(&process) {
-            Some(is_dead) => *is_dead,
-            None if self.0.len() >= BATCH => false,
-            None => {
-                let is_dead = process.is_dead();
-                self.0.insert(process, is_dead);
-                is_dead
-            }
+        if self.0.len() >= BATCH && !self.0.contains_key(&process) {
+            return false;
         }
+        *self.0.entry(process).or_insert_with_key(Process::is_dead)
     }
 }

@@ -12,6 +12,14 @@ use super::process::Process;
 /// How long a name is reserved for a notified waiter before the next waiter gets it.
 pub(super) const GRACE: Duration = Duration::from_millis(100);
 
+/// The columns that [`lock_row`] reads, in its order.
+macro_rules! lock_columns {
+    () => {
+        "epoch, pid, start, place, process, request, asked, expires, contended, reserved"
+    };
+}
+pub(super) use lock_columns;
+
 /// Builds the statement that inserts a grant. The epoch is the larger of the clock and the file's last
 /// epoch + 1, so epochs grow when the clock steps back and when the file was deleted.
 macro_rules! grant {
@@ -38,9 +46,11 @@ const RENEW: &str = "UPDATE lock SET asked = ?4, expires = ?5
  WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND expires > ?4";
 const RELEASE: &str = "DELETE FROM lock
  WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND contended = 0 AND expires > ?4";
-const READ: &str =
-    "SELECT epoch, pid, start, place, process, request, asked, expires, contended, reserved
- FROM lock WHERE namespace = ?1 AND name = ?2";
+const READ: &str = concat!(
+    "SELECT ",
+    lock_columns!(),
+    " FROM lock WHERE namespace = ?1 AND name = ?2"
+);
 const FREE: &str = "DELETE FROM lock WHERE namespace = ?1 AND name = ?2";
 const MARK_CONTENDED: &str = "UPDATE lock SET contended = 1 WHERE namespace = ?1 AND name = ?2";
 const RESERVE: &str = "UPDATE lock SET epoch = 0, reserved = ?3, pid = ?4, start = ?5, place = ?6,
@@ -112,7 +122,7 @@ pub(super) struct LockRow {
     pub(super) holder: Process,
     pub(super) nonce: u64,
     pub(super) request: u64,
-    pub(super) asked: HostInstant,
+    pub(super) asked_at: HostInstant,
     pub(super) expires: HostInstant,
     pub(super) contended: bool,
     pub(super) reserved: i64,
@@ -126,7 +136,7 @@ impl LockRow {
 
     /// Returns whether the lease has not expired. A request later than `now` is from another boot.
     pub(super) fn is_unexpired(&self, now: HostInstant) -> bool {
-        self.asked <= now && now < self.expires
+        self.asked_at <= now && now < self.expires
     }
 
     pub(super) fn is_of(&self, owner: &Owner) -> bool {
@@ -220,7 +230,7 @@ pub(super) fn release_uncontended(
 }
 
 pub(super) fn read(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<Option<LockRow>> {
-    session.first(READ, (key.namespace, key.name), held)
+    session.first(READ, (key.namespace, key.name), lock_row)
 }
 
 /// Reads the columns pid, start and place of a row, from the column `first` on.
@@ -232,14 +242,14 @@ pub(super) fn process(row: &Row<'_>, first: usize) -> rusqlite::Result<Process> 
     })
 }
 
-/// Reads a row that begins with the columns of [`READ`].
-pub(super) fn held(row: &Row<'_>) -> rusqlite::Result<LockRow> {
+/// Reads a row that begins with [`lock_columns`].
+pub(super) fn lock_row(row: &Row<'_>) -> rusqlite::Result<LockRow> {
     Ok(LockRow {
         epoch: row.get::<_, i64>(0)?.cast_unsigned(),
         holder: process(row, 1)?,
         nonce: row.get::<_, i64>(4)?.cast_unsigned(),
         request: row.get::<_, i64>(5)?.cast_unsigned(),
-        asked: instant(row.get(6)?),
+        asked_at: instant(row.get(6)?),
         expires: instant(row.get(7)?),
         contended: row.get(8)?,
         reserved: row.get(9)?,

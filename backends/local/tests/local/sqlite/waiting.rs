@@ -11,10 +11,10 @@ fn acquisition_waits_for_another_writer() {
     let options = AcquireOptions::new().wait(Duration::from_secs(60));
     let (started, has_started) = mpsc::channel();
     let before = keeper.usage().unwrap().commands;
-    let asking = keeper.clone();
+    let acquiring = keeper.clone();
     let thread = thread::spawn(move || {
         started.send(()).unwrap();
-        asking
+        acquiring
             .acquire("seat", &options)
             .unwrap()
             .unwrap()
@@ -46,9 +46,9 @@ fn database_that_stays_locked_is_unavailable() {
     }
     let cancel = CancelToken::new();
     let options = AcquireOptions::new().wait_forever().cancel(&cancel);
-    let asking = keeper.clone();
+    let acquiring = keeper.clone();
     let before = keeper.usage().unwrap().commands;
-    let thread = thread::spawn(move || asking.acquire("seat", &options).unwrap_err().kind());
+    let thread = thread::spawn(move || acquiring.acquire("seat", &options).unwrap_err().kind());
     until("the acquisition retries", || {
         keeper.usage().unwrap().commands > before + 10
     });
