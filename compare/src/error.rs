@@ -69,6 +69,12 @@ impl From<lockkeeper::Error> for Error {
     }
 }
 
+impl From<r2d2::Error> for Error {
+    fn from(error: r2d2::Error) -> Self {
+        Self::PoolExhausted(format!("no connection of the pool was free: {error}"))
+    }
+}
+
 impl From<rusqlite::Error> for Error {
     fn from(error: rusqlite::Error) -> Self {
         Self::failed(format!(

@@ -1,14 +1,15 @@
 //! How the harness itself connects to the store of a URL.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use lockkeeper::local::{MemoryDriver, SqliteDriver};
 use lockkeeper::mysql::MySqlDriver;
 use lockkeeper::redis::RedisDriver;
 use lockkeeper::{Config, Driver, Drivers, LockProvider, OpenContext};
+use parking_lot::Mutex;
 
-use super::mysql::client::MySqlConfig;
+use super::mysql::MySqlConfig;
 use super::redis::client::RedisConfig;
 use crate::error::Error;
 
@@ -26,23 +27,22 @@ pub(crate) enum ClientConfig {
 impl ClientConfig {
     /// Opens the store of `config`, and finds out what it is and how to connect to it.
     pub(crate) fn find(config: &Config) -> Result<Self, Error> {
-        let redis = CapturingDriver::new(RedisDriver, RedisConfig::from_target);
-        let mysql = CapturingDriver::new(MySqlDriver, MySqlDriver::options);
+        let captured = Captured::default();
         let drivers = Drivers::new()
-            .with(MemoryDriver)
-            .with(SqliteDriver)
-            .with(redis.clone())
-            .with(mysql.clone());
-        let backend = drivers.open(config)?.backend();
-        match (backend, redis.captured(), mysql.captured()) {
-            ("memory", ..) => Ok(Self::Memory),
-            ("sqlite", ..) => Ok(Self::Sqlite),
-            ("redis", Some(config), _) => Ok(Self::Redis(config)),
-            ("mysql", _, Some(options)) => Ok(Self::MySql(MySqlConfig::detect(options)?)),
-            (other, ..) => Err(Error::invalid(format!(
-                "a scenario's data cannot be kept on {other}; use memory:, sqlite:, redis: or \
-                 mysql:"
-            ))),
+            .with(captured.by(MemoryDriver, |_| Ok(Self::Memory)))
+            .with(captured.by(SqliteDriver, |_| Ok(Self::Sqlite)))
+            .with(captured.by(RedisDriver, |context| {
+                Ok(Self::Redis(RedisConfig::from_context(context)?))
+            }))
+            .with(captured.by(MySqlDriver, |context| {
+                let options = MySqlDriver::options(context)?;
+                Ok(Self::MySql(MySqlConfig::new(options)))
+            }));
+        drivers.open(config)?;
+        match captured.0.lock().take() {
+            Some(Self::MySql(config)) => Ok(Self::MySql(config.detect()?)),
+            Some(config) => Ok(config),
+            None => Err(Error::failed("no driver opened the store")),
         }
     }
 
@@ -52,54 +52,36 @@ impl ClientConfig {
             Self::Memory => "memory",
             Self::Sqlite => "sqlite",
             Self::Redis(_) => "redis",
-            Self::MySql(config) => config.label(),
+            Self::MySql(config) => config.label,
         }
     }
 }
 
-type Capture<T> = fn(&OpenContext<'_>) -> Result<T, lockkeeper::Error>;
+/// The settings of the store that was opened last: of several, with a fallback, only the last one
+/// could be opened.
+#[derive(Default)]
+struct Captured(Arc<Mutex<Option<ClientConfig>>>);
 
-/// Opens stores as `D` does, and captures the settings of the last store that could be opened.
-struct CapturingDriver<D, T> {
-    driver: D,
-    capture: Capture<T>,
-    captured: Arc<Mutex<Option<T>>>,
-}
+type Capture = fn(&OpenContext<'_>) -> Result<ClientConfig, lockkeeper::Error>;
 
-impl<D, T: Clone> CapturingDriver<D, T> {
-    fn new(driver: D, capture: Capture<T>) -> Self {
-        Self {
+impl Captured {
+    /// Returns a driver that opens stores as `driver` does, and captures their settings.
+    fn by<D: Driver>(&self, driver: D, capture: Capture) -> CapturingDriver<D> {
+        CapturingDriver {
             driver,
             capture,
-            captured: Arc::default(),
-        }
-    }
-
-    fn captured(&self) -> Option<T> {
-        let captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
-        captured.clone()
-    }
-}
-
-impl<D: Clone, T> Clone for CapturingDriver<D, T> {
-    fn clone(&self) -> Self {
-        Self {
-            driver: self.driver.clone(),
-            capture: self.capture,
-            captured: Arc::clone(&self.captured),
+            captured: Arc::clone(&self.0),
         }
     }
 }
 
-impl<D: fmt::Debug, T> fmt::Debug for CapturingDriver<D, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CapturingDriver")
-            .field(&self.driver)
-            .finish()
-    }
+struct CapturingDriver<D> {
+    driver: D,
+    capture: Capture,
+    captured: Arc<Mutex<Option<ClientConfig>>>,
 }
 
-impl<D: Driver, T: Send + 'static> Driver for CapturingDriver<D, T> {
+impl<D: Driver> Driver for CapturingDriver<D> {
     fn schemes(&self) -> &'static [&'static str] {
         self.driver.schemes()
     }
@@ -108,11 +90,18 @@ impl<D: Driver, T: Send + 'static> Driver for CapturingDriver<D, T> {
         self.driver.keys()
     }
 
-    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, lockkeeper::Error> {
+    fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, lockkeeper::Error> {
         // The driver comes first, since it says what is wrong with the settings.
-        let provider = self.driver.open(target)?;
-        let settings = (self.capture)(target)?;
-        *self.captured.lock().unwrap_or_else(PoisonError::into_inner) = Some(settings);
+        let provider = self.driver.open(context)?;
+        *self.captured.lock() = Some((self.capture)(context)?);
         Ok(provider)
+    }
+}
+
+impl<D: fmt::Debug> fmt::Debug for CapturingDriver<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CapturingDriver")
+            .field(&self.driver)
+            .finish()
     }
 }

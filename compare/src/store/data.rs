@@ -5,22 +5,19 @@ use std::sync::Arc;
 
 use super::client::ClientConfig;
 use super::memory::Cells;
-use super::mysql;
-use super::mysql::tables::Tables;
-use super::redis;
 use super::redis::keys::Keys;
-use super::sqlite::Rows;
+use super::sql::Tables;
 use super::state::State;
+use super::{mysql, redis, sqlite};
 use crate::error::Error;
 use crate::meter::Counter;
 
 /// The state, by the kind of its store.
-#[derive(Clone)]
 pub(crate) enum Data {
     Memory(Arc<Cells>),
-    Sqlite(Arc<Rows>),
+    Sqlite(Tables<rusqlite::Connection>),
     Redis(Arc<Keys>),
-    MySql(Arc<Tables>),
+    MySql(Tables<::mysql::Conn>),
 }
 
 impl Data {
@@ -35,7 +32,7 @@ impl Data {
             ClientConfig::Memory => Self::Memory(Arc::default()),
             ClientConfig::Sqlite => {
                 let file = folder.join(format!("state-{number}.db"));
-                Self::Sqlite(Arc::new(Rows::create(&file)?))
+                Self::Sqlite(sqlite::create(file)?)
             }
             ClientConfig::Redis(config) => {
                 let prefix = format!("lockkeeper-compare-{}-{number}", unique_name(folder)?);
@@ -43,7 +40,7 @@ impl Data {
             }
             ClientConfig::MySql(config) => {
                 let prefix = format!("lockkeeper_compare_{}_{number}", unique_name(folder)?);
-                Self::MySql(Arc::new(Tables::create(config, &prefix)?))
+                Self::MySql(config.create_tables(prefix)?)
             }
         })
     }
@@ -61,7 +58,7 @@ impl Data {
                 Some(Box::new(stats))
             }
             (Self::MySql(tables), ClientConfig::MySql(config)) => {
-                Some(Box::new(mysql::stats::Stats::open(config, tables.rows())?))
+                Some(Box::new(mysql::Stats::open(config, tables.rows())?))
             }
             _ => None,
         })
@@ -70,9 +67,9 @@ impl Data {
     /// Returns the state as the scenarios use it.
     pub(crate) fn state(&self) -> Arc<dyn State> {
         match self {
-            Self::Memory(cells) => Arc::clone(cells) as Arc<dyn State>,
-            Self::Sqlite(rows) => Arc::clone(rows) as Arc<dyn State>,
-            Self::Redis(keys) => Arc::clone(keys) as Arc<dyn State>,
+            Self::Memory(cells) => Arc::<Cells>::clone(cells),
+            Self::Sqlite(tables) => Arc::new(tables.rows().clone()),
+            Self::Redis(keys) => Arc::<Keys>::clone(keys),
             Self::MySql(tables) => Arc::new(tables.rows().clone()),
         }
     }
@@ -106,7 +103,8 @@ mod tests {
         let url = url.replace("FOLDER", folder.path().to_str().unwrap());
         let [early, late] = tokens();
         let config = ClientConfig::find(&Config::from_url(&url).unwrap()).unwrap();
-        let state = Data::create(&config, folder.path(), 0).unwrap().state();
+        let data = Data::create(&config, folder.path(), 0).unwrap();
+        let state = data.state();
         for _again in 0..2 {
             state.reset(&[7, 70]).unwrap();
             assert_eq!((state.read(0).unwrap(), state.recorded().unwrap()), (7, 0));

@@ -1,8 +1,7 @@
 //! The state of `memory:`: plain cells.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use lockkeeper::FencingToken;
+use parking_lot::Mutex;
 
 use super::state::State;
 use crate::error::Error;
@@ -26,15 +25,9 @@ impl Values {
     }
 }
 
-impl Cells {
-    fn values(&self) -> MutexGuard<'_, Values> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl State for Cells {
     fn reset(&self, values: &[i64]) -> Result<(), Error> {
-        *self.values() = Values {
+        *self.0.lock() = Values {
             cells: values.to_vec(),
             ..Values::default()
         };
@@ -42,16 +35,16 @@ impl State for Cells {
     }
 
     fn read(&self, cell: u32) -> Result<i64, Error> {
-        Ok(*self.values().cell(cell)?)
+        Ok(*self.0.lock().cell(cell)?)
     }
 
     fn write(&self, cell: u32, value: i64) -> Result<(), Error> {
-        *self.values().cell(cell)? = value;
+        *self.0.lock().cell(cell)? = value;
         Ok(())
     }
 
     fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Error> {
-        let mut values = self.values();
+        let mut values = self.0.lock();
         let is_current = token.as_i64() >= values.token;
         if is_current {
             *values.cell(0)? = value;
@@ -61,11 +54,11 @@ impl State for Cells {
     }
 
     fn record(&self, user: u32) -> Result<(), Error> {
-        self.values().users.push(user);
+        self.0.lock().users.push(user);
         Ok(())
     }
 
     fn recorded(&self) -> Result<i64, Error> {
-        Ok(i64::try_from(self.values().users.len()).unwrap_or(i64::MAX))
+        Ok(i64::try_from(self.0.lock().users.len()).unwrap_or(i64::MAX))
     }
 }

@@ -2,12 +2,13 @@
 
 pub(crate) mod client;
 pub(crate) mod data;
-pub(crate) mod memory;
+mod memory;
 pub(crate) mod mysql;
+pub(crate) mod pool;
 pub(crate) mod redis;
-pub(crate) mod round_robin;
 pub(crate) mod spec;
-pub(crate) mod sqlite;
+pub(crate) mod sql;
+mod sqlite;
 pub(crate) mod state;
 
 use std::path::Path;

@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::named::named_enum;
 use crate::store::client::ClientConfig;
 use crate::store::data::Data;
-use crate::store::mysql::tables::Tables;
+use crate::store::mysql::MySqlConfig;
 use crate::store::{Store, StoreHandle};
 
 named_enum! {
@@ -78,7 +78,7 @@ impl Strategy {
             }
             Self::NamedLock => None,
             // The pool must run dry every time.
-            Self::NamedLockSharedPool => (threads < 2 * Tables::POOL as u32)
+            Self::NamedLockSharedPool => (threads < 2 * MySqlConfig::POOL)
                 .then_some("needs twice as many --threads as its pool has connections: 20"),
         }
     }
@@ -115,15 +115,15 @@ impl Strategy {
     ) -> Result<Box<dyn Transactor>, Error> {
         let (handle, state) = (&store.handle, store.data.state());
         Ok(match (self, &handle.client, &store.data) {
-            (Self::Optimistic, _, Data::Sqlite(rows)) => {
-                Box::new(optimistic::sqlite::Versions::new(rows, cancel))
-            }
-            (Self::Optimistic, ClientConfig::Redis(config), Data::Redis(keys)) => {
-                Box::new(optimistic::redis::Watch::new(config, keys, cancel))
+            (Self::Optimistic, _, Data::Sqlite(tables)) => {
+                Box::new(optimistic::sql::Versions::new(tables.rows(), cancel))
             }
             (Self::Optimistic, _, Data::MySql(tables)) => {
-                Box::new(optimistic::mysql::Versions::new(tables.rows(), cancel))
+                Box::new(optimistic::sql::Versions::new(tables.rows(), cancel))
             }
+            (Self::Optimistic, ClientConfig::Redis(config), Data::Redis(keys)) => Box::new(
+                optimistic::redis::Watch::open(config, keys, threads, cancel)?,
+            ),
             (Self::NamedLockSharedPool, ClientConfig::MySql(config), Data::MySql(tables)) => {
                 let rows = tables.rows();
                 Box::new(named_lock_shared_pool::SharedPool::open(

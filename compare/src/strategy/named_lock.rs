@@ -6,25 +6,27 @@
 //! as long as it lives. The same session gets the same lock again, and releases it as often.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use lockkeeper::CancelRegistration;
+use mysql::Conn;
 use mysql::prelude::Queryable;
-use mysql::{Pool, PooledConn};
+use parking_lot::Mutex;
 
 use super::lock::{Held, Lock, LockRequest, held};
 use crate::cancel::Cancellation;
 use crate::error::Error;
-use crate::store::mysql::client::{MySqlConfig, from_pool};
+use crate::store::mysql::MySqlConfig;
+use crate::store::pool::{Pool, Pooled};
 
 /// How long a thread waits for a connection, if there are more threads than were planned for.
 const POOL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// `GET_LOCK` on connections of a pool.
 pub(crate) struct NamedLock {
-    pool: Pool,
+    pool: Pool<Conn>,
     timeout: Duration,
     sessions: Arc<Sessions>,
     /// Ends the waits inside the server when the comparison is cancelled.
@@ -38,15 +40,14 @@ impl NamedLock {
         threads: u32,
         cancel: &Cancellation,
     ) -> Result<Self, Error> {
-        let max = usize::try_from(threads).unwrap_or(usize::MAX);
-        let pool = config.pool(0, max)?;
+        let pool = config.pool(0..=threads)?;
         Ok(Self::on(config, &pool, POOL_TIMEOUT, cancel))
     }
 
     /// Uses this pool; a thread waits for a connection until `timeout`.
     pub(crate) fn on(
         config: &MySqlConfig,
-        pool: &Pool,
+        pool: &Pool<Conn>,
         timeout: Duration,
         cancel: &Cancellation,
     ) -> Self {
@@ -67,15 +68,15 @@ impl NamedLock {
     /// Returns the session of this thread.
     fn session(&self) -> Result<Arc<Session>, Error> {
         let thread = thread::current().id();
-        if let Some(session) = self.sessions.lock().get(&thread) {
+        if let Some(session) = self.sessions.0.lock().get(&thread) {
             return Ok(Arc::clone(session));
         }
-        let connection = from_pool(&self.pool, self.timeout)?;
+        let connection = self.pool.get_timeout(self.timeout)?;
         let session = Arc::new(Session {
             id: connection.connection_id(),
             connection: Mutex::new(connection),
         });
-        self.sessions.lock().insert(thread, Arc::clone(&session));
+        self.sessions.0.lock().insert(thread, Arc::clone(&session));
         Ok(session)
     }
 }
@@ -109,13 +110,9 @@ impl Lock for NamedLock {
 struct Sessions(Mutex<HashMap<ThreadId, Arc<Session>>>);
 
 impl Sessions {
-    fn lock(&self) -> MutexGuard<'_, HashMap<ThreadId, Arc<Session>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the session to the pool, unless its thread holds another lock.
     fn give_back(&self, thread: ThreadId, session: Arc<Session>) {
-        let mut sessions = self.lock();
+        let mut sessions = self.0.lock();
         // One reference here, and one in the map.
         if Arc::strong_count(&session) == 2 {
             sessions.remove(&thread);
@@ -125,7 +122,7 @@ impl Sessions {
 
     /// Makes the server end all sessions.
     fn kill(&self, config: &MySqlConfig) {
-        let sessions: Vec<_> = self.lock().values().map(|session| session.id).collect();
+        let sessions: Vec<_> = self.0.lock().values().map(|session| session.id).collect();
         // If the server is gone, the sessions are gone, too.
         if let Ok(mut connection) = config.connect() {
             for id in sessions {
@@ -137,13 +134,11 @@ impl Sessions {
 
 struct Session {
     id: u32,
-    connection: Mutex<PooledConn>,
+    connection: Mutex<Pooled<Conn>>,
 }
 
 impl Session {
     fn query(&self, sql: &str) -> Result<Option<i64>, Error> {
-        let connection = self.connection.lock();
-        let mut connection = connection.unwrap_or_else(PoisonError::into_inner);
-        Ok(connection.query_first(sql)?.flatten())
+        Ok(self.connection.lock().query_first(sql)?.flatten())
     }
 }

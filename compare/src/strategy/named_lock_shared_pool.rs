@@ -1,5 +1,5 @@
 //! The same named locks, but out of the pool that the application works with: ten connections, as
-//! HikariCP has them by default.
+//! HikariCP and r2d2 have them by default.
 //!
 //! Ten threads take all of them, one to hold the lock and nine to wait for it. The thread that holds
 //! it needs a second connection for its work, and there is none: it waits until its time is up, and
@@ -8,15 +8,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mysql::Pool;
+use mysql::Conn;
 
 use super::lock::Lock;
 use super::named_lock::NamedLock;
 use super::transaction::{Locked, Outcome, Transaction, Transactor};
 use crate::cancel::Cancellation;
 use crate::error::Error;
-use crate::store::mysql::client::MySqlConfig;
-use crate::store::mysql::tables::{Rows, Tables};
+use crate::store::mysql::MySqlConfig;
+use crate::store::pool::Pool;
+use crate::store::sql::Rows;
 
 /// How long the application waits for a connection before the request fails. HikariCP's 30 s do the
 /// same, only later.
@@ -26,8 +27,8 @@ const POOL_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) fn open_lock(
     config: &MySqlConfig,
     cancel: &Cancellation,
-) -> Result<(NamedLock, Pool), Error> {
-    let pool = config.pool(Tables::POOL, Tables::POOL)?;
+) -> Result<(NamedLock, Pool<Conn>), Error> {
+    let pool = config.pool(MySqlConfig::POOL..=MySqlConfig::POOL)?;
     let lock = NamedLock::on(config, &pool, POOL_TIMEOUT, cancel);
     Ok((lock, pool))
 }
@@ -39,7 +40,7 @@ impl SharedPool {
     /// Opens the pool.
     pub(crate) fn open(
         config: &MySqlConfig,
-        rows: &Rows,
+        rows: &Rows<Conn>,
         cancel: &Cancellation,
     ) -> Result<Self, Error> {
         let (lock, pool) = open_lock(config, cancel)?;

@@ -24,9 +24,9 @@ pub(crate) struct RedisConfig {
 
 impl RedisConfig {
     /// Reads the settings that the backend was opened with.
-    pub(crate) fn from_target(target: &OpenContext<'_>) -> Result<Self, lockkeeper::Error> {
-        let url = target.url().clone();
-        let key = |name| target.get(name).map(str::to_owned);
+    pub(crate) fn from_context(context: &OpenContext<'_>) -> Result<Self, lockkeeper::Error> {
+        let url = context.url().clone();
+        let key = |name| context.get(name).map(str::to_owned);
         let in_path = match url.scheme() {
             "unix" => None,
             _ => url.path()?.trim_start_matches('/').parse().ok(),
@@ -37,9 +37,9 @@ impl RedisConfig {
             password: url.password()?.or_else(|| key("password")),
             database: match in_path {
                 Some(number) => number,
-                None => target.parse("db", "a number from 0")?.unwrap_or_default(),
+                None => context.parse("db", "a number from 0")?.unwrap_or_default(),
             },
-            connect_timeout: target.duration("connect_timeout")?.unwrap_or(TIMEOUT),
+            connect_timeout: context.duration("connect_timeout")?.unwrap_or(TIMEOUT),
             url,
         })
     }

@@ -2,18 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use lockkeeper::FencingToken;
+use parking_lot::Mutex;
 use redis::{Cmd, Connection, FromRedisValue, cmd};
 
 use super::client::RedisConfig;
 use crate::error::Error;
-use crate::store::round_robin::RoundRobin;
+use crate::store::pool::{Pool, open_pool};
 use crate::store::state::State;
 
 /// Removes what a run that was killed left behind. Every write restarts it.
 const TTL_SECONDS: u32 = 3_600;
+/// One for each of 10,000 threads would be too many, and with a single one the server would never see
+/// two clients write.
+const CONNECTIONS: u32 = 4;
 /// Compares tokens as text, since numbers in Lua are not exact to the last digit.
 const WRITE_FENCED: &str = "local last, new = redis.call('GET', KEYS[2]) or '', ARGV[2]
 if #last > #new or (#last == #new and last > new) then return 0 end
@@ -23,7 +26,7 @@ return 1";
 
 /// Keys of one run. Dropping them deletes them.
 pub(crate) struct Keys {
-    connections: RoundRobin<Connection>,
+    connections: Pool<Connection>,
     prefix: String,
     /// The largest number of cells so far.
     cells: AtomicU32,
@@ -36,13 +39,12 @@ pub(crate) struct SentCommands(Mutex<BTreeMap<&'static str, u64>>);
 
 impl SentCommands {
     fn add(&self, command: &'static str) {
-        let mut sent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *sent.entry(command).or_default() += 1;
+        *self.0.lock().entry(command).or_default() += 1;
     }
 
     /// Returns how many of `commands` were sent.
     pub(crate) fn of(&self, commands: &[&str]) -> u64 {
-        let sent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = self.0.lock();
         commands.iter().filter_map(|name| sent.get(name)).sum()
     }
 }
@@ -50,8 +52,9 @@ impl SentCommands {
 impl Keys {
     /// Connects. All keys begin with `prefix`.
     pub(crate) fn create(config: &RedisConfig, prefix: &str) -> Result<Self, Error> {
+        let config = config.clone();
         Ok(Self {
-            connections: RoundRobin::new(|| config.connect())?,
+            connections: open_pool(CONNECTIONS..=CONNECTIONS, move || config.connect())?,
             prefix: format!("{{{prefix}}}"),
             cells: AtomicU32::new(1),
             sent: SentCommands::default(),
@@ -79,8 +82,7 @@ impl Keys {
 
     fn send<T: FromRedisValue>(&self, name: &'static str, command: &Cmd) -> Result<T, Error> {
         self.sent.add(name);
-        self.connections
-            .with(|connection| command.query(connection))
+        Ok(command.query(&mut *self.connections.get()?)?)
     }
 
     fn delete(&self) -> Result<(), Error> {
@@ -126,8 +128,7 @@ impl State for Keys {
         both.atomic();
         both.cmd("RPUSH").arg(self.users()).arg(user).ignore();
         both.cmd("EXPIRE").arg(self.users()).arg(TTL_SECONDS);
-        let both = both.ignore();
-        self.connections.with(|connection| both.query(connection))
+        Ok(both.ignore().query(&mut *self.connections.get()?)?)
     }
 
     fn recorded(&self) -> Result<i64, Error> {
@@ -137,7 +138,7 @@ impl State for Keys {
 
 impl Drop for Keys {
     fn drop(&mut self) {
-        // If the server is out of reach, the keys expire.
+        // If the server cannot be reached, the keys expire.
         let _ = self.delete();
     }
 }

@@ -1,8 +1,7 @@
 //! What a Redis or Valkey server counts.
 
-use std::sync::{Mutex, PoisonError};
-
-use redis::{Connection, cmd};
+use parking_lot::Mutex;
+use redis::{Connection, InfoDict, cmd};
 
 use super::client::RedisConfig;
 use super::keys::SentCommands;
@@ -31,34 +30,27 @@ impl<'a> Stats<'a> {
         })
     }
 
-    fn info(&self, section: &str) -> Result<String, Error> {
-        let connection = self.connection.lock();
-        let mut connection = connection.unwrap_or_else(PoisonError::into_inner);
+    fn info(&self, section: &str) -> Result<InfoDict, Error> {
+        let mut connection = self.connection.lock();
         Ok(cmd("INFO").arg(section).query(&mut *connection)?)
     }
 }
 
 impl Counter for Stats<'_> {
     fn commands(&self) -> Result<u64, Error> {
-        // cmdstat_set:calls=3,usec=…
         let info = self.info("commandstats")?;
-        let calls = info.lines().filter_map(|line| {
-            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-            let counts = self.commands.contains(&name);
-            let calls = rest.split(',').next()?;
-            counts.then(|| calls.parse().unwrap_or(0))
+        let calls = self.commands.iter().filter_map(|name| {
+            // calls=3,usec=…
+            let stats: String = info.get(&format!("cmdstat_{name}"))?;
+            let calls = stats.strip_prefix("calls=")?.split(',').next()?;
+            calls.parse::<u64>().ok()
         });
-        let all: u64 = calls.sum();
         let for_state = self.sent_for_state.map_or(0, |sent| sent.of(self.commands));
-        Ok(all.saturating_sub(for_state))
+        Ok(calls.sum::<u64>().saturating_sub(for_state))
     }
 
     fn connections(&self) -> Result<u32, Error> {
-        let info = self.info("clients")?;
-        let count = info.lines().find_map(|line| {
-            let count = line.strip_prefix("connected_clients:")?;
-            count.trim().parse().ok()
-        });
+        let count = self.info("clients")?.get("connected_clients");
         Ok(count.unwrap_or(0))
     }
 }

@@ -1,35 +1,39 @@
 //! `WATCH`, read, think, `MULTI`, write, `EXEC`: the server refuses the `EXEC` if a watched key was
 //! written since. A `WATCH` belongs to its connection, so every thread needs one of its own.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use redis::{Connection, cmd, pipe};
 
-use super::retry::{Attempt, retry};
+use super::{Attempt, retry};
 use crate::cancel::Cancellation;
 use crate::error::Error;
+use crate::store::pool::{Pool, open_pool};
 use crate::store::redis::client::RedisConfig;
 use crate::store::redis::keys::Keys;
 use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
 /// `WATCH`, `MULTI`, `EXEC`.
 pub(crate) struct Watch {
-    config: RedisConfig,
     keys: Arc<Keys>,
-    /// Connections that no thread uses now.
-    idle: Mutex<Vec<Connection>>,
+    connections: Pool<Connection>,
     cancel: Cancellation,
 }
 
 impl Watch {
-    /// Changes `keys`.
-    pub(crate) fn new(config: &RedisConfig, keys: &Arc<Keys>, cancel: &Cancellation) -> Self {
-        Self {
-            config: config.clone(),
+    /// Changes `keys`, with at most a connection for each of these threads.
+    pub(crate) fn open(
+        config: &RedisConfig,
+        keys: &Arc<Keys>,
+        threads: u32,
+        cancel: &Cancellation,
+    ) -> Result<Self, Error> {
+        let config = config.clone();
+        Ok(Self {
             keys: Arc::clone(keys),
-            idle: Mutex::default(),
+            connections: open_pool(0..=threads, move || config.connect())?,
             cancel: cancel.clone(),
-        }
+        })
     }
 
     fn attempt(
@@ -64,24 +68,13 @@ impl Watch {
             None => Attempt::TooLate,
         })
     }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Transactor for Watch {
     fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
-        let idle = self.idle().pop();
-        let mut connection = match idle {
-            Some(connection) => connection,
-            None => self.config.connect()?,
-        };
-        let outcome = retry(transaction, &self.cancel, || {
+        let mut connection = self.connections.get()?;
+        retry(transaction, &self.cancel, || {
             self.attempt(&mut connection, transaction)
-        })?;
-        // Not after an error, when keys may still be watched.
-        self.idle().push(connection);
-        Ok(outcome)
+        })
     }
 }

@@ -1,0 +1,176 @@
+//! The state of `sqlite:` and `mysql:`: rows in two tables, reached by a connection pool as in an
+//! application.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lockkeeper::FencingToken;
+
+use super::pool::{Pool, Pooled};
+use super::state::State;
+use crate::error::Error;
+
+/// Far longer than a queue of single-row statements can take.
+const POOL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A connection to a database. All values are numbers, so statements are plain texts.
+pub(crate) trait SqlConnection: Send + Sized + 'static {
+    /// The statement that begins a transaction that writes.
+    const BEGIN: &'static str;
+    /// What follows the columns in `CREATE TABLE`.
+    const TABLE_OPTIONS: &'static str;
+
+    /// Runs a statement, and returns whether it changed a row.
+    fn change(&mut self, sql: &str) -> Result<bool, Error>;
+
+    /// Runs a query, and returns the two numbers of its first row.
+    fn pair(&mut self, sql: &str) -> Result<(i64, i64), Error>;
+}
+
+/// The tables of one run. Dropping them removes them from the database.
+pub(crate) struct Tables<C: SqlConnection>(Rows<C>);
+
+impl<C: SqlConnection> Tables<C> {
+    /// Creates the tables, with names that begin with `prefix`.
+    pub(crate) fn create(pool: Pool<C>, prefix: String) -> Result<Self, Error> {
+        let tables = Self(Rows {
+            pool,
+            timeout: POOL_TIMEOUT,
+            prefix,
+            sent: Arc::default(),
+        });
+        let (rows, options) = (tables.rows(), C::TABLE_OPTIONS);
+        rows.change(&format!(
+            "CREATE TABLE {} (cell INTEGER PRIMARY KEY, value BIGINT NOT NULL, \
+             token BIGINT NOT NULL DEFAULT 0, version BIGINT NOT NULL DEFAULT 0) {options}",
+            rows.cells()
+        ))?;
+        rows.change(&format!(
+            "CREATE TABLE {} (user INTEGER NOT NULL) {options}",
+            rows.users()
+        ))?;
+        Ok(tables)
+    }
+
+    /// Returns the rows of the tables.
+    pub(crate) fn rows(&self) -> &Rows<C> {
+        &self.0
+    }
+}
+
+impl<C: SqlConnection> Drop for Tables<C> {
+    fn drop(&mut self) {
+        for table in [self.0.cells(), self.0.users()] {
+            // If the server cannot be reached, the tables stay.
+            let _ = self.0.change(&format!("DROP TABLE IF EXISTS {table}"));
+        }
+    }
+}
+
+/// The rows, as a program with this pool sees them.
+pub(crate) struct Rows<C: SqlConnection> {
+    pool: Pool<C>,
+    timeout: Duration,
+    prefix: String,
+    sent: Arc<AtomicU64>,
+}
+
+impl<C: SqlConnection> Clone for Rows<C> {
+    fn clone(&self) -> Self {
+        self.through(&self.pool, self.timeout)
+    }
+}
+
+impl<C: SqlConnection> Rows<C> {
+    /// Returns the same rows through another pool; a connection is waited for until `timeout`.
+    pub(crate) fn through(&self, pool: &Pool<C>, timeout: Duration) -> Self {
+        Self {
+            pool: pool.clone(),
+            timeout,
+            prefix: self.prefix.clone(),
+            sent: Arc::clone(&self.sent),
+        }
+    }
+
+    /// Returns the name of the table with the numbers.
+    pub(crate) fn cells(&self) -> String {
+        format!("{}_cells", self.prefix)
+    }
+
+    /// Returns the name of the table with the users.
+    pub(crate) fn users(&self) -> String {
+        format!("{}_users", self.prefix)
+    }
+
+    /// Returns how many statements were sent for these rows so far.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Takes a connection from the pool, for a statement or a transaction.
+    pub(crate) fn connection(&self) -> Result<Pooled<C>, Error> {
+        Ok(self.pool.get_timeout(self.timeout)?)
+    }
+
+    fn change(&self, sql: &str) -> Result<bool, Error> {
+        let mut connection = self.connection()?;
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        connection.change(sql)
+    }
+
+    fn number(&self, sql: &str) -> Result<i64, Error> {
+        let mut connection = self.connection()?;
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        Ok(connection.pair(sql)?.0)
+    }
+}
+
+impl<C: SqlConnection> State for Rows<C> {
+    fn reset(&self, values: &[i64]) -> Result<(), Error> {
+        let (cells, users) = (self.cells(), self.users());
+        self.change(&format!("DELETE FROM {cells}"))?;
+        self.change(&format!("DELETE FROM {users}"))?;
+        for (cell, value) in values.iter().enumerate() {
+            self.change(&format!(
+                "INSERT INTO {cells} (cell, value) VALUES ({cell}, {value})"
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, cell: u32) -> Result<i64, Error> {
+        let cells = self.cells();
+        self.number(&format!(
+            "SELECT value, version FROM {cells} WHERE cell = {cell}"
+        ))
+    }
+
+    fn write(&self, cell: u32, value: i64) -> Result<(), Error> {
+        let cells = self.cells();
+        self.change(&format!(
+            "UPDATE {cells} SET value = {value} WHERE cell = {cell}"
+        ))?;
+        Ok(())
+    }
+
+    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Error> {
+        let (cells, token) = (self.cells(), token.as_i64());
+        // MySQL reports only rows that changed, so the version makes each matched row change.
+        self.change(&format!(
+            "UPDATE {cells} SET value = {value}, token = {token}, version = version + 1 \
+             WHERE cell = 0 AND token <= {token}"
+        ))
+    }
+
+    fn record(&self, user: u32) -> Result<(), Error> {
+        let users = self.users();
+        self.change(&format!("INSERT INTO {users} (user) VALUES ({user})"))?;
+        Ok(())
+    }
+
+    fn recorded(&self) -> Result<i64, Error> {
+        let users = self.users();
+        self.number(&format!("SELECT COUNT(*), 0 FROM {users}"))
+    }
+}
