@@ -1,38 +1,32 @@
 //! Waiting that ends when the caller cancels the comparison.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, select};
 use lockkeeper::{CancelRegistration, CancelToken};
+use parking_lot::Mutex;
 
 use crate::error::Error;
 
 /// Opens once, for all threads that wait for it and for all that come later.
+#[derive(Clone)]
 pub(crate) struct Latch {
     /// Dropped to open the latch.
-    closed: Mutex<Option<Sender<Infallible>>>,
+    closed: Arc<Mutex<Option<Sender<Infallible>>>>,
     opened: Receiver<Infallible>,
 }
 
 impl Latch {
     pub(crate) fn new() -> Self {
         let (closed, opened) = bounded(0);
-        Self {
-            closed: Mutex::new(Some(closed)),
-            opened,
-        }
+        let closed = Arc::new(Mutex::new(Some(closed)));
+        Self { closed, opened }
     }
 
     pub(crate) fn open(&self) {
-        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-        closed.take();
-    }
-
-    pub(crate) fn wait(&self) {
-        // The only result there can be: the sender is gone.
-        let _ = self.opened.recv();
+        self.closed.lock().take();
     }
 }
 
@@ -40,14 +34,14 @@ impl Latch {
 #[derive(Clone)]
 pub(crate) struct Cancellation {
     token: CancelToken,
-    cancelled: Arc<Latch>,
+    cancelled: Latch,
     _registration: Arc<CancelRegistration>,
 }
 
 impl Cancellation {
     pub(crate) fn new(token: &CancelToken) -> Self {
-        let cancelled = Arc::new(Latch::new());
-        let on_cancel = Arc::clone(&cancelled);
+        let cancelled = Latch::new();
+        let on_cancel = cancelled.clone();
         Self {
             token: token.clone(),
             cancelled,
@@ -82,6 +76,27 @@ impl Cancellation {
             default(limit) => Ok(false),
         }
     }
+
+    /// Repeats `attempt`, which gets the rest of `wait`, until it returns something or the wait is
+    /// over, and sleeps for `pace` in between. Without a wait there is one attempt.
+    pub(crate) fn retry<T>(
+        &self,
+        wait: Duration,
+        pace: impl Fn() -> Duration,
+        mut attempt: impl FnMut(Duration) -> Result<Option<T>, Error>,
+    ) -> Result<Option<T>, Error> {
+        let started = Instant::now();
+        let mut left = wait;
+        loop {
+            let result = attempt(left)?;
+            left = wait.saturating_sub(started.elapsed());
+            if result.is_some() || left.is_zero() {
+                return Ok(result);
+            }
+            self.sleep(pace().min(left))?;
+            left = wait.saturating_sub(started.elapsed());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -112,6 +127,5 @@ mod tests {
             assert!(matches!(waited.join(), Ok(Ok(true))));
         });
         assert!(cancel.wait(&latch, Duration::ZERO).unwrap());
-        latch.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! A comparison: every scenario on every store with every strategy, one after the other.
+//! What to compare, as the caller chooses it.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,28 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::CancelToken;
-use tempfile::TempDir;
 
-use crate::cancel::Cancellation;
-use crate::error::Error;
-use crate::holder::{HolderCommand, HolderFactory, ProcessHolders, ThreadHolders};
-use crate::meter::Meter;
-use crate::report::row::{LeftOut, Report, Row};
+use crate::holder::HolderCommand;
+use crate::report::row::Row;
 use crate::scenario::Scenario;
-use crate::scenario::context::{Context, RunResult, Sizes};
-#[cfg(unix)]
-use crate::servers::Servers;
-use crate::store::Store;
-use crate::store::client::ClientConfig;
+use crate::settings::Settings;
 use crate::store::spec::StoreSpec;
 use crate::strategy::Strategy;
-use crate::verdict::{Verdict, expected};
-
-/// How often a control that happens to go right is run again. With many threads it never is.
-const MAX_RETRIES: u32 = 20;
-/// The shortest time between reading and writing with which the control fails reliably.
-const MIN_HELD: Duration = Duration::from_millis(1);
-const MAX_HELD: Duration = Duration::from_secs(10);
 
 /// What happens during a comparison; see [`Comparison::on_event`].
 #[derive(Clone, Copy, Debug)]
@@ -59,15 +44,14 @@ type Listener = Arc<dyn Fn(Event<'_>) + Send + Sync>;
 /// file that is thrown away.
 #[derive(Clone)]
 pub struct Comparison {
-    stores: Vec<StoreSpec>,
-    scenarios: Vec<Scenario>,
-    strategies: Vec<Strategy>,
-    sizes: Sizes,
-    repeat: u32,
-    servers: bool,
-    holder: Option<HolderCommand>,
-    temp_dir: Option<PathBuf>,
-    cancel: CancelToken,
+    pub(crate) stores: Vec<StoreSpec>,
+    pub(crate) scenarios: Vec<Scenario>,
+    pub(crate) strategies: Vec<Strategy>,
+    pub(crate) settings: Settings,
+    pub(crate) servers: bool,
+    pub(crate) holder: Option<HolderCommand>,
+    pub(crate) temp_dir: Option<PathBuf>,
+    pub(crate) cancel: CancelToken,
     on_event: Option<Listener>,
 }
 
@@ -77,13 +61,7 @@ impl Default for Comparison {
             stores: Vec::new(),
             scenarios: Scenario::ALL.into(),
             strategies: Strategy::ALL.into(),
-            sizes: Sizes {
-                threads: 100,
-                seats: 5,
-                items: 10,
-                held: MIN_HELD,
-            },
-            repeat: 1,
+            settings: Settings::default(),
             servers: false,
             holder: None,
             temp_dir: None,
@@ -133,32 +111,32 @@ impl Comparison {
 
     /// Sets how many threads compete: 2 to 10,000. The default is 100.
     pub fn threads(mut self, threads: u32) -> Self {
-        self.sizes.threads = threads;
+        self.settings.threads = threads;
         self
     }
 
     /// Sets the seats of `gather`: 1 or more, and fewer than threads. The default is 5.
     pub fn seats(mut self, seats: u32) -> Self {
-        self.sizes.seats = seats;
+        self.settings.seats = seats;
         self
     }
 
     /// Sets the items of `stock`: 1 or more, and fewer than threads. The default is 10.
     pub fn items(mut self, items: u32) -> Self {
-        self.sizes.items = items;
+        self.settings.items = items;
         self
     }
 
     /// Sets how long a thread thinks between reading and writing: 1 ms, the default, to 10 s.
     pub fn held(mut self, held: Duration) -> Self {
-        self.sizes.held = held;
+        self.settings.held = held;
         self
     }
 
     /// Sets how often each row is run: 1, the default, to 1,000. A row is right only if it is right
     /// each time.
     pub fn repeat(mut self, times: u32) -> Self {
-        self.repeat = times;
+        self.settings.repeat = times;
         self
     }
 
@@ -209,70 +187,7 @@ impl Comparison {
         self
     }
 
-    /// Runs the comparison. A run that ends early still has a report, of what was measured until
-    /// then; [`Report::ended_by`] says why it ended.
-    ///
-    /// # Errors
-    /// If the settings are not valid, if there is nothing to run, or if a store cannot be opened.
-    pub fn run(&self) -> Result<Report, Error> {
-        self.check()?;
-        let plan = Plan::new(self)?;
-        let mut report = Report::new(self.sizes, self.repeat);
-        report.left_out = plan.left_out();
-        report.missing = plan.missing();
-        report.ended_by = plan.run(&mut report.rows).err();
-        report.complete = report.ended_by.is_none();
-        Ok(report)
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        let Sizes {
-            threads,
-            seats,
-            items,
-            held,
-        } = self.sizes;
-        let most = |scenario| match self.scenarios.contains(&scenario) {
-            true => threads.saturating_sub(1),
-            false => u32::MAX,
-        };
-        for (name, value, range) in [
-            ("threads", threads, 2..=10_000),
-            ("repeat", self.repeat, 1..=1_000),
-        ] {
-            if !range.contains(&value) {
-                return Err(Error::invalid(format!(
-                    "{name} is {value}, and has to be in {range:?}"
-                )));
-            }
-        }
-        for (name, value, most) in [
-            ("seats", seats, most(Scenario::Gather)),
-            ("items", items, most(Scenario::Stock)),
-        ] {
-            if !(1..=most).contains(&value) {
-                return Err(Error::invalid(format!(
-                    "{value} {name} for {threads} threads: nothing could be oversold; use more \
-                     threads, or fewer {name} (at least 1)"
-                )));
-            }
-        }
-        if held < MIN_HELD {
-            return Err(Error::invalid(
-                "with less than 1ms between reading and writing the control could happen to be \
-                 right; use 1ms or more",
-            ));
-        }
-        if held > MAX_HELD {
-            return Err(Error::invalid(
-                "the threads hold the lock one after the other, so this would take too long; use \
-                 10s or less",
-            ));
-        }
-        Ok(())
-    }
-
-    fn notify(&self, event: Event<'_>) {
+    pub(crate) fn notify(&self, event: Event<'_>) {
         if let Some(listener) = &self.on_event {
             listener(event);
         }
@@ -294,251 +209,16 @@ impl fmt::Debug for Comparison {
             .field("stores", &self.stores)
             .field("scenarios", &self.scenarios)
             .field("strategies", &self.strategies)
-            .field("sizes", &self.sizes)
-            .field("repeat", &self.repeat)
+            .field("settings", &self.settings)
             .field("servers", &self.servers)
             .finish_non_exhaustive()
     }
 }
 
-/// What is to be run, on stores that could be opened. The fields are dropped in this order.
-struct Plan<'a> {
-    comparison: &'a Comparison,
-    cancel: Cancellation,
-    stores: Vec<Store>,
-    #[cfg(unix)]
-    servers: Option<Servers>,
-    folder: TempDir,
-}
-
-/// One row to come.
-#[derive(Clone, Copy)]
-struct PlannedRow<'a> {
-    scenario: Scenario,
-    store: &'a Store,
-    strategy: Strategy,
-    expected: Verdict,
-}
-
-impl<'a> Plan<'a> {
-    /// Starts the servers and opens the stores, all of them before anything is run.
-    fn new(comparison: &'a Comparison) -> Result<Self, Error> {
-        let cancel = Cancellation::new(&comparison.cancel);
-        #[cfg(unix)]
-        let servers = match comparison.servers {
-            true => {
-                comparison.notify(Event::ServersStarting);
-                Some(Servers::start(comparison.sizes.threads, &cancel)?)
-            }
-            false => None,
-        };
-        #[cfg(not(unix))]
-        if comparison.servers {
-            return Err(Error::invalid(
-                "servers cannot be started on this system; start them, and give their URLs",
-            ));
-        }
-        let mut folder = tempfile::Builder::new();
-        folder.prefix("lockkeeper-compare-");
-        let folder = match &comparison.temp_dir {
-            Some(above) => folder.tempdir_in(above),
-            None => folder.tempdir(),
-        };
-        let folder = folder.map_err(|error| {
-            Error::failed(format!(
-                "cannot make a throw-away folder: {error}; set TMPDIR to a folder that can be \
-                 written to"
-            ))
-        })?;
-        let mut specs = comparison.stores.clone();
-        if specs.is_empty() || comparison.servers {
-            specs.splice(0..0, StoreSpec::embedded(folder.path())?);
-        }
-        #[cfg(unix)]
-        specs.extend(servers.iter().flat_map(Servers::specs));
-        let plan = Self {
-            comparison,
-            cancel,
-            stores: Store::open_all(specs, folder.path())?,
-            #[cfg(unix)]
-            servers,
-            folder,
-        };
-        if plan.rows().is_empty() {
-            return Err(Error::invalid(plan.nothing_to_run()));
-        }
-        Ok(plan)
-    }
-
-    /// Returns the rows to come, in their order.
-    fn rows(&self) -> Vec<PlannedRow<'_>> {
-        let mut rows = Vec::new();
-        for &scenario in &self.comparison.scenarios {
-            for store in &self.stores {
-                if scenario == Scenario::Crash && self.lacks_holder(store) {
-                    continue;
-                }
-                for &strategy in &self.comparison.strategies {
-                    let runs_here = self.not_on(strategy, store).is_none();
-                    if let Some(expected) = expected(strategy, scenario).filter(|_| runs_here) {
-                        rows.push(PlannedRow {
-                            scenario,
-                            store,
-                            strategy,
-                            expected,
-                        });
-                    }
-                }
-            }
-        }
-        rows
-    }
-
-    /// Tells whether `crash` on this store needs a process, and the caller named no program for it.
-    fn lacks_holder(&self, store: &Store) -> bool {
-        is_cross_process(store) && self.comparison.holder.is_none()
-    }
-
-    fn not_on(&self, strategy: Strategy, store: &Store) -> Option<&'static str> {
-        strategy.not_on(&store.handle, self.comparison.sizes.threads)
-    }
-
-    /// Returns the strategies that cannot run on any store, with the reason of the last store.
-    fn left_out(&self) -> Vec<LeftOut> {
-        let strategies = self.comparison.strategies.iter();
-        let left_out = strategies.filter_map(|&strategy| {
-            let reasons = self.stores.iter().map(|store| self.not_on(strategy, store));
-            let why = reasons.collect::<Option<Vec<_>>>()?.pop()?;
-            Some(LeftOut { strategy, why })
-        });
-        left_out.collect()
-    }
-
-    /// Returns what could not be started, with what to do about it.
-    fn missing(&self) -> Vec<String> {
-        let mut missing = Vec::new();
-        #[cfg(unix)]
-        if let Some(servers) = &self.servers {
-            missing.extend_from_slice(servers.missing());
-        }
-        if self.comparison.scenarios.contains(&Scenario::Crash) {
-            let stores = self.stores.iter().filter(|store| self.lacks_holder(store));
-            missing.extend(stores.map(|store| {
-                let store = &store.label;
-                format!("the holder of crash on {store}; name a program with Comparison::holder")
-            }));
-        }
-        missing
-    }
-
-    fn nothing_to_run(&self) -> String {
-        if let Some(LeftOut { strategy, why }) = self.left_out().first() {
-            return format!("{strategy} {why}");
-        }
-        match self.missing().first() {
-            Some(missing) => format!("not started: {missing}"),
-            None => "these strategies have no part in these scenarios; choose others".to_owned(),
-        }
-    }
-
-    /// Runs all rows, and adds each that came to its end.
-    fn run(&self, rows: &mut Vec<Row>) -> Result<(), Error> {
-        let planned = self.rows();
-        self.comparison.notify(Event::Planned(planned.len()));
-        for row in planned {
-            let PlannedRow {
-                scenario,
-                store,
-                strategy,
-                expected,
-            } = row;
-            let store = store.label.as_str();
-            self.comparison.notify(Event::RowStarted {
-                scenario,
-                store,
-                strategy,
-            });
-            let runs = self.repeat(row, rows.len()).map_err(|error| {
-                // What fails while the comparison is being cancelled fails because of that.
-                let interrupted = self.cancel.check().err();
-                let what = format!("{scenario} on {store} with {strategy}");
-                interrupted.unwrap_or(error).about(&what)
-            })?;
-            let row = Row::new(scenario, store, strategy, expected, runs);
-            self.comparison.notify(Event::RowFinished(&row));
-            rows.push(row);
-        }
-        Ok(())
-    }
-
-    /// Runs a row as often as [`Comparison::repeat`] says. A row that must be wrong and happens to be right is run
-    /// again.
-    fn repeat(&self, row: PlannedRow<'_>, index: usize) -> Result<Vec<RunResult>, Error> {
-        let repeat = self.comparison.repeat;
-        let mut is_shown = row.expected == Verdict::Right;
-        let mut runs: Vec<RunResult> = Vec::new();
-        for number in 0..repeat + MAX_RETRIES {
-            if number >= repeat && is_shown {
-                break;
-            }
-            self.cancel.check()?;
-            let lock = format!("{}/{}-{index}.{number}", self.run_name(), row.scenario);
-            let run = self.run_once(row, lock)?;
-            is_shown |= !run.faults.is_empty();
-            runs.push(run);
-        }
-        Ok(runs)
-    }
-
-    fn run_once(&self, row: PlannedRow<'_>, lock: String) -> Result<RunResult, Error> {
-        let PlannedRow {
-            store, strategy, ..
-        } = row;
-        let (sizes, cancel) = (self.comparison.sizes, &self.cancel);
-        let open = || strategy.open(store, sizes.threads, cancel);
-        let holders: Box<dyn HolderFactory> = match &self.comparison.holder {
-            Some(command) if is_cross_process(store) => Box::new(ProcessHolders {
-                command,
-                spec: &store.handle.spec,
-                strategy,
-                cancel,
-            }),
-            _ => Box::new(ThreadHolders { open: &open }),
-        };
-        let meter = Meter::new(store.counters(strategy.commands())?, cancel)?;
-        // Redlock has to survive that.
-        #[cfg(unix)]
-        let _killed = match (row.scenario, strategy, &self.servers) {
-            (Scenario::Crash, Strategy::Redlock, Some(servers)) => Some(servers.kill_two()),
-            _ => None,
-        };
-        row.scenario.run(&Context {
-            sizes,
-            lock,
-            state: store.data.state().as_ref(),
-            open: &open,
-            meter: &meter,
-            holders: holders.as_ref(),
-            cancel,
-        })
-    }
-
-    /// Returns the prefix of the locks' names. On a store that others use, too, no other program has
-    /// the same, since the folder's name is unique.
-    fn run_name(&self) -> String {
-        let run = self.folder.path().file_name().unwrap_or_default();
-        run.display().to_string()
-    }
-}
-
-/// Tells whether another process can see the store.
-fn is_cross_process(store: &Store) -> bool {
-    !matches!(store.handle.client, ClientConfig::Memory)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     #[test]
     fn chosen_scenarios_keep_their_order_and_appear_once() {

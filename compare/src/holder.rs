@@ -29,16 +29,16 @@ const HELD: &str = "held";
 /// How long a holder waits for the lock, which no other program has.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// Makes holders.
-pub(crate) trait HolderFactory: Sync {
-    /// Starts a holder, and returns when it has the lock.
-    fn start(&self, name: &str, ttl: Duration) -> Result<Box<dyn Holder>, Error>;
-}
-
 /// A holder of a lock.
-pub(crate) trait Holder {
-    /// Kills the holder, and returns when it is gone. It does not release the lock.
-    fn kill(self: Box<Self>) -> Result<(), Error>;
+pub(crate) enum Holder {
+    /// A process of its own.
+    Process(HolderProcess),
+    /// A thread of this program, for stores that only one process can see. It holds the lock until
+    /// `alive` is dropped.
+    Thread {
+        thread: JoinHandle<()>,
+        alive: Sender<()>,
+    },
 }
 
 /// The program whose `main` calls [`main`], and its arguments.
@@ -51,50 +51,96 @@ pub(crate) struct HolderCommand {
 /// What a holder's process has to do. It goes through standard input, since a URL may have a
 /// password in it.
 #[derive(Serialize, Deserialize)]
-struct Order {
+pub(crate) struct Order {
     settings: Map<String, Value>,
     redlock_ports: Vec<u16>,
     strategy: Strategy,
     name: String,
-    ttl_ms: u64,
+    ttl: Duration,
 }
 
-/// Makes holders that are processes.
-pub(crate) struct ProcessHolders<'a> {
-    pub(crate) command: &'a HolderCommand,
-    pub(crate) spec: &'a StoreSpec,
-    pub(crate) strategy: Strategy,
-    pub(crate) cancel: &'a Cancellation,
+impl Order {
+    pub(crate) fn new(store: &StoreSpec, strategy: Strategy, name: String, ttl: Duration) -> Self {
+        Self {
+            settings: store.settings.clone(),
+            redlock_ports: store.redlock_ports.clone(),
+            strategy,
+            name,
+            ttl,
+        }
+    }
 }
 
-impl HolderFactory for ProcessHolders<'_> {
-    fn start(&self, name: &str, ttl: Duration) -> Result<Box<dyn Holder>, Error> {
-        let order = Order {
-            settings: self.spec.settings.clone(),
-            redlock_ports: self.spec.redlock_ports.clone(),
-            strategy: self.strategy,
-            name: name.to_owned(),
-            ttl_ms: u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX),
-        };
+impl Holder {
+    /// Starts a process that acquires the lock of `order`, and returns when it has the lock.
+    pub(crate) fn process(
+        command: &HolderCommand,
+        order: &Order,
+        cancel: &Cancellation,
+    ) -> Result<Self, Error> {
         let not_started = |error: io::Error| {
             Error::failed(format!(
                 "cannot start the process that is to hold the lock: {error}"
             ))
         };
-        let mut holder = HolderProcess::spawn(self.command).map_err(not_started)?;
-        let sent = holder.send(&order);
+        let mut holder = HolderProcess::spawn(command).map_err(not_started)?;
+        let sent = holder.send(order);
         if !matches!(sent, Ok(true)) {
-            self.cancel.check()?;
+            cancel.check()?;
         }
         match sent.map_err(not_started)? {
-            true => Ok(Box::new(holder)),
+            true => Ok(Self::Process(holder)),
             false => Err(Error::failed(holder.error_output())),
+        }
+    }
+
+    /// Starts a thread that acquires a lock of `strategy`, and returns when it has the lock.
+    pub(crate) fn thread(
+        strategy: Box<dyn Transactor>,
+        name: String,
+        ttl: Duration,
+    ) -> Result<Self, Error> {
+        let (ready, is_ready) = bounded(1);
+        let (alive, killed) = bounded::<()>(0);
+        let thread = thread::spawn(move || {
+            let lock = strategy.lock();
+            let held = lock.map(|lock| lock.acquire(&name, request(ttl)));
+            let is_held = matches!(held, Some(Ok(Some(_))));
+            if ready.send(is_held).is_ok() {
+                // Ends when the sender is dropped.
+                let _ = killed.recv();
+            }
+            // A panic without its message, which drops what is held on the way.
+            resume_unwind(Box::new("the holder dies"));
+        });
+        match is_ready.recv() {
+            Ok(true) => Ok(Self::Thread { thread, alive }),
+            _ => Err(Error::failed(
+                "the thread that is to hold the lock did not get it",
+            )),
+        }
+    }
+
+    /// Kills the holder, and returns when it is gone. It does not release the lock.
+    pub(crate) fn kill(self) -> Result<(), Error> {
+        match self {
+            Self::Process(mut process) => process.kill().map_err(|error| {
+                Error::failed(format!(
+                    "the process that holds the lock cannot be killed: {error}"
+                ))
+            }),
+            Self::Thread { thread, alive } => {
+                drop(alive);
+                // The thread ends by a panic, as it should.
+                let _ = thread.join();
+                Ok(())
+            }
         }
     }
 }
 
 /// A holder's process. It ends when its standard input does, so it does not outlive its parent.
-struct HolderProcess(Child);
+pub(crate) struct HolderProcess(Child);
 
 impl HolderProcess {
     fn spawn(holder: &HolderCommand) -> io::Result<Self> {
@@ -132,25 +178,17 @@ impl HolderProcess {
         }
         format!("the process that is to hold the lock: {}", text.trim())
     }
-}
 
-impl Holder for HolderProcess {
-    fn kill(mut self: Box<Self>) -> Result<(), Error> {
-        let dead = self.0.kill().and_then(|()| self.0.wait());
-        dead.map_err(|error| {
-            Error::failed(format!(
-                "the process that holds the lock cannot be killed: {error}"
-            ))
-        })?;
-        Ok(())
+    fn kill(&mut self) -> io::Result<()> {
+        self.0.kill()?;
+        self.0.wait().map(drop)
     }
 }
 
 impl Drop for HolderProcess {
     fn drop(&mut self) {
         // It may be dead already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.kill();
     }
 }
 
@@ -179,8 +217,7 @@ pub fn main() -> Result<(), Error> {
     })?;
     let cancel = Cancellation::new(&CancelToken::new());
     let lock = order.strategy.open_lock(&handle, 1, &cancel)?;
-    let ttl = Duration::from_millis(order.ttl_ms);
-    let held = lock.acquire(&order.name, request(ttl))?;
+    let held = lock.acquire(&order.name, request(order.ttl))?;
     if held.is_none() {
         return Err(Error::failed(format!(
             "the lock was not granted within {WAIT:?}; is the store overloaded?"
@@ -196,50 +233,4 @@ pub fn main() -> Result<(), Error> {
 
 fn request(ttl: Duration) -> LockRequest {
     LockRequest::new(LeasePolicy::Renewed { ttl }, WAIT)
-}
-
-/// Makes holders that are threads, for stores that only one process can see.
-pub(crate) struct ThreadHolders<'a> {
-    /// Opens the strategy.
-    pub(crate) open: &'a (dyn Fn() -> Result<Box<dyn Transactor>, Error> + Sync),
-}
-
-impl HolderFactory for ThreadHolders<'_> {
-    fn start(&self, name: &str, ttl: Duration) -> Result<Box<dyn Holder>, Error> {
-        let (strategy, name) = ((self.open)()?, name.to_owned());
-        let (ready, is_ready) = bounded(1);
-        let (alive, killed) = bounded::<()>(0);
-        let thread = thread::spawn(move || {
-            let held = strategy
-                .lock()
-                .map(|lock| lock.acquire(&name, request(ttl)));
-            let is_held = matches!(held, Some(Ok(Some(_))));
-            if ready.send(is_held).is_ok() {
-                // Ends when the sender is dropped.
-                let _ = killed.recv();
-            }
-            // A panic without its message, which drops what is held on the way.
-            resume_unwind(Box::new("the holder dies"));
-        });
-        if is_ready.recv() != Ok(true) {
-            return Err(Error::failed(
-                "the thread that is to hold the lock did not get it",
-            ));
-        }
-        Ok(Box::new(HolderThread { thread, alive }))
-    }
-}
-
-struct HolderThread {
-    thread: JoinHandle<()>,
-    alive: Sender<()>,
-}
-
-impl Holder for HolderThread {
-    fn kill(self: Box<Self>) -> Result<(), Error> {
-        drop(self.alive);
-        // The thread ends by a panic, as it should.
-        let _ = self.thread.join();
-        Ok(())
-    }
 }

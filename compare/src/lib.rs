@@ -38,9 +38,11 @@ pub mod holder;
 mod meter;
 mod named;
 mod report;
+mod run;
 mod scenario;
 #[cfg(unix)]
 mod servers;
+mod settings;
 mod stopwatch;
 mod store;
 mod strategy;
@@ -50,8 +52,9 @@ mod waits;
 
 pub use comparison::{Comparison, Event};
 pub use error::Error;
-pub use report::row::{LeftOut, Report, Row, Settings};
+pub use report::row::{LeftOut, Report, Row};
 pub use scenario::Scenario;
+pub use settings::Settings;
 pub use store::spec::StoreSpec;
 pub use strategy::Strategy;
 pub use verdict::Verdict;

@@ -5,10 +5,10 @@
 //! counting sent is subtracted. On SQLite the provider counts. Connections are read when the run is
 //! done and before anything is closed, since pools keep theirs open.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper::Usage;
+use parking_lot::Mutex;
 
 use crate::cancel::Cancellation;
 use crate::error::Error;
@@ -42,12 +42,6 @@ struct Server<'a> {
     commands: Mutex<Option<u64>>,
 }
 
-impl Server<'_> {
-    fn commands(&self) -> std::sync::MutexGuard<'_, Option<u64>> {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl<'a> Meter<'a> {
     /// Begins to count. Make the meter before the strategy is opened.
     pub(crate) fn new(
@@ -71,7 +65,7 @@ impl<'a> Meter<'a> {
     pub(crate) fn restart(&self) {
         for server in &self.servers {
             // A server that was killed for the scenario counts nothing.
-            *server.commands() = server.counter.commands().ok();
+            *server.commands.lock() = server.counter.commands().ok();
         }
     }
 
@@ -80,7 +74,7 @@ impl<'a> Meter<'a> {
     pub(crate) fn read(&self) -> Result<Option<Usage>, Error> {
         let mut sum = Usage::default();
         for server in &self.servers {
-            let Some(before) = *server.commands() else {
+            let Some(before) = *server.commands.lock() else {
                 continue;
             };
             let connections = server.counter.connections()?;

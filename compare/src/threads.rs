@@ -1,12 +1,10 @@
 //! Many threads that start at the same moment.
 
-use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::sync::OnceLock;
+use std::thread::{self, ScopedJoinHandle};
 
 use crossbeam_utils::sync::WaitGroup;
 
-use crate::cancel::Latch;
 use crate::error::Error;
 use crate::stopwatch::{Elapsed, Stopwatch};
 
@@ -23,60 +21,47 @@ pub(crate) fn barrier_start<T: Send>(
     threads: u32,
     work: impl Fn(u32) -> Result<T, Error> + Sync,
 ) -> Result<(Vec<T>, Elapsed), Error> {
-    let (arrivals, barrier) = (WaitGroup::new(), Latch::new());
-    let is_complete = AtomicBool::new(true);
-    let (barrier, is_complete, work) = (&barrier, &is_complete, &work);
+    let (arrivals, is_complete) = (WaitGroup::new(), OnceLock::new());
+    let (is_complete, work) = (&is_complete, &work);
     thread::scope(|scope| {
-        let mut started = Vec::new();
-        let mut refused = None;
-        for number in 0..threads {
+        let spawn = |number| {
             let arrived = arrivals.clone();
             let body = move || {
                 drop(arrived);
-                barrier.wait();
-                // Without all threads there is nothing to measure.
-                let may_work = is_complete.load(Ordering::SeqCst);
-                may_work.then(|| work(number))
+                match is_complete.wait() {
+                    true => work(number),
+                    // Without all threads there is nothing to measure.
+                    false => Err(Error::Interrupted),
+                }
             };
             let builder = thread::Builder::new().stack_size(STACK_BYTES);
-            match builder.spawn_scoped(scope, body) {
-                Ok(thread) => started.push(thread),
-                Err(error) => {
-                    is_complete.store(false, Ordering::SeqCst);
-                    refused = Some(Error::failed(format!(
-                        "the system refused thread {} of {threads}: {error}; use fewer threads",
-                        number + 1
-                    )));
-                    break;
-                }
-            }
-        }
+            builder.spawn_scoped(scope, body).map_err(|error| {
+                Error::failed(format!(
+                    "the system refused thread {} of {threads}: {error}; use fewer threads",
+                    number + 1
+                ))
+            })
+        };
+        let started = (0..threads).map(spawn).collect::<Result<Vec<_>, _>>();
         arrivals.wait();
         let watch = Stopwatch::start();
-        barrier.open();
-        let joined = started.into_iter().map(|thread| {
-            let joined = thread.join();
-            joined.unwrap_or_else(|panic| Some(Err(panicked(panic.as_ref()))))
-        });
-        let results: Vec<_> = joined.flatten().collect();
+        let _ = is_complete.set(started.is_ok());
+        let results: Vec<_> = started?.into_iter().map(joined).collect();
         let elapsed = watch.elapsed();
-        match refused {
-            Some(error) => Err(error),
-            None => Ok((collect(results)?, elapsed)),
-        }
+        Ok((collect(results)?, elapsed))
     })
 }
 
-/// Describes the panic of a thread.
-pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let text = panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("no message");
-    Error::failed(format!(
-        "a thread panicked: {text}; this is a defect, please report it"
-    ))
+/// Returns the result of a thread; a panic is an error, too.
+pub(crate) fn joined<T>(thread: ScopedJoinHandle<'_, Result<T, Error>>) -> Result<T, Error> {
+    thread.join().unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(Error::failed(format!(
+            "a thread panicked: {}; this is a defect, please report it",
+            text.unwrap_or("no message")
+        )))
+    })
 }
 
 fn collect<T>(results: Vec<Result<T, Error>>) -> Result<Vec<T>, Error> {

@@ -1,5 +1,6 @@
 //! The distribution of waits.
 
+use std::fmt;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -11,7 +12,9 @@ const MAX_US: u64 = 3_600_000_000;
 const DIGITS: u8 = 3;
 
 /// The distribution of waits, from asking for the lock to having it.
-#[derive(Clone, Debug, PartialEq)]
+///
+/// Its `Debug` shows their number and the longest one.
+#[derive(Clone, PartialEq)]
 pub struct Waits {
     histogram: Histogram<u64>,
     max_us: u64,
@@ -75,6 +78,15 @@ impl Waits {
     }
 }
 
+impl fmt::Debug for Waits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waits")
+            .field("count", &self.count())
+            .field("max_us", &self.max_us)
+            .finish_non_exhaustive()
+    }
+}
+
 fn milliseconds(us: u64) -> f64 {
     us as f64 / 1e3
 }
@@ -90,6 +102,10 @@ mod tests {
         assert!((ms.p50 - 50.0).abs() < 0.1, "{ms:?}");
         assert!((ms.p99 - 99.0).abs() < 0.1, "{ms:?}");
         assert!((ms.max - 100.0).abs() < 0.1, "{ms:?}");
+        assert_eq!(
+            format!("{waits:?}"),
+            "Waits { count: 100, max_us: 100000, .. }"
+        );
         assert_eq!(Waits::of([]), None);
     }
 

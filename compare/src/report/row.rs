@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use crate::error::Error;
 use crate::scenario::Scenario;
-use crate::scenario::context::{RunResult, Sizes};
+use crate::scenario::context::RunResult;
+use crate::settings::Settings;
 use crate::strategy::Strategy;
 use crate::verdict::Verdict;
 use crate::waits::{WaitMs, Waits};
@@ -61,10 +62,11 @@ impl Row {
     ) -> Self {
         let wall = median(runs.iter().map(|run| run.elapsed.wall).collect());
         let cpu: Option<Vec<_>> = runs.iter().map(|run| run.elapsed.cpu).collect();
-        let commands: Option<u64> = runs.iter().map(|run| run.cost.commands).sum();
+        let usage = || runs.iter().map(|run| run.cost.usage);
+        let commands: Option<u64> = usage().map(|usage| Some(usage?.commands)).sum();
         let waits = Waits::of(runs.iter().flat_map(|run| &run.cost.waits).copied());
         let grants = waits.as_ref().map_or(0, Waits::count);
-        let connections = runs.iter().map(|run| run.cost.connections).max();
+        let connections = usage().map(|usage| Some(usage?.connections)).max();
 
         // A stable sort: of equally bad repetitions the first one is shown.
         runs.sort_by_key(|run| Reverse((!run.faults.is_empty(), run.oversold)));
@@ -105,7 +107,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-fn milliseconds(time: Duration) -> f64 {
+pub(crate) fn milliseconds(time: Duration) -> f64 {
     rounded(time.as_secs_f64() * 1e3)
 }
 
@@ -145,38 +147,16 @@ pub struct Report {
     pub ended_by: Option<Error>,
 }
 
-/// What a comparison was run with; see the methods of [`Comparison`](crate::Comparison).
-#[derive(Clone, Debug, Serialize)]
-#[non_exhaustive]
-pub struct Settings {
-    /// Threads that compete.
-    pub threads: u32,
-    /// Seats in `gather`.
-    pub seats: u32,
-    /// Items in `stock`.
-    pub items: u32,
-    /// How long a thread thinks between reading and writing.
-    pub held_ms: f64,
-    /// How often each row was run.
-    pub repeat: u32,
-}
-
 impl Report {
     /// The version of the JSON object; it grows when a field changes its meaning or is removed.
     const VERSION: u32 = 1;
 
-    pub(crate) fn new(sizes: Sizes, repeat: u32) -> Self {
+    pub(crate) fn new(settings: Settings) -> Self {
         Self {
             schema: "lockkeeper-compare",
             version: Self::VERSION,
             complete: false,
-            settings: Settings {
-                threads: sizes.threads,
-                seats: sizes.seats,
-                items: sizes.items,
-                held_ms: milliseconds(sizes.held),
-                repeat,
-            },
+            settings,
             left_out: Vec::new(),
             missing: Vec::new(),
             rows: Vec::new(),
@@ -193,13 +173,16 @@ impl Report {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use lockkeeper::Usage;
 
     /// Returns a report with a row that is as wide as those of `--servers` can be.
     pub(crate) fn widest() -> Report {
         let mut wide = run(100, 9_999);
         wide.cost.waits = [1_000, 1_000, 5_000].map(Duration::from_millis).into();
-        wide.cost.commands = Some(1_500);
-        wide.cost.connections = Some(100);
+        wide.cost.usage = Some(Usage {
+            commands: 1_500,
+            connections: 100,
+        });
         wide.elapsed.cpu = Some(Duration::from_millis(999));
         let row = Row::new(
             Scenario::Gather,
@@ -208,13 +191,7 @@ pub(crate) mod tests {
             Verdict::Wrong,
             vec![wide],
         );
-        let sizes = Sizes {
-            threads: 100,
-            seats: 5,
-            items: 10,
-            held: Duration::from_millis(1),
-        };
-        let mut report = Report::new(sizes, 1);
+        let mut report = Report::new(Settings::default());
         report.rows.push(row);
         report
     }
@@ -226,7 +203,10 @@ pub(crate) mod tests {
         };
         run.elapsed.wall = Duration::from_millis(wall_ms);
         run.cost.waits = vec![Duration::from_millis(wall_ms)];
-        run.cost.commands = Some(3);
+        run.cost.usage = Some(Usage {
+            commands: 3,
+            connections: 0,
+        });
         if oversold > 0 {
             run.faults.push(format!("{oversold} too many"));
         }

@@ -1,7 +1,8 @@
 //! What the table says, in sentences.
 
-use super::row::{Report, Row, Settings};
+use super::row::{Report, Row};
 use crate::scenario::Scenario;
+use crate::settings::Settings;
 use crate::strategy::Strategy;
 use crate::verdict::Verdict;
 

@@ -1,14 +1,15 @@
 //! What the scenarios share: the programs that take part, and the result of a run.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LeasePolicy, Usage};
+use parking_lot::Mutex;
 
 use crate::cancel::Cancellation;
 use crate::error::Error;
-use crate::holder::HolderFactory;
+use crate::holder::Holder;
 use crate::meter::Meter;
+use crate::settings::Settings;
 use crate::stopwatch::Elapsed;
 use crate::store::state::State;
 use crate::strategy::lock::{Held, Lock, LockRequest};
@@ -22,22 +23,9 @@ const EXTRA_WAIT: Duration = Duration::from_secs(60);
 /// Between two attempts of a program whose strategy does not wait.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How big the scenarios are.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
-    /// Threads that compete.
-    pub(crate) threads: u32,
-    /// Seats in `gather`.
-    pub(crate) seats: u32,
-    /// Items in `stock`.
-    pub(crate) items: u32,
-    /// How long a thread thinks between reading and writing.
-    pub(crate) held: Duration,
-}
-
 /// Where a scenario runs.
 pub(crate) struct Context<'a> {
-    pub(crate) sizes: Sizes,
+    pub(crate) settings: &'a Settings,
     /// The prefix of the locks' names; no other run has the same.
     pub(crate) lock: String,
     /// What the locks protect.
@@ -46,8 +34,8 @@ pub(crate) struct Context<'a> {
     pub(crate) open: &'a (dyn Fn() -> Result<Box<dyn Transactor>, Error> + Sync),
     /// Measures what the strategy costs the store.
     pub(crate) meter: &'a Meter<'a>,
-    /// Makes holders that can be killed.
-    pub(crate) holders: &'a dyn HolderFactory,
+    /// Starts a holder of the lock of this name with this ttl, and returns when it has the lock.
+    pub(crate) start_holder: &'a (dyn Fn(String, Duration) -> Result<Holder, Error> + Sync),
     pub(crate) cancel: &'a Cancellation,
 }
 
@@ -71,7 +59,7 @@ impl Context<'_> {
 
     /// Returns a request that waits until all others are done, with a lease that does not expire.
     pub(super) fn long_wait(&self) -> LockRequest {
-        let all = (self.sizes.held + Duration::from_millis(10)) * 2 * self.sizes.threads;
+        let all = (self.settings.held + Duration::from_millis(10)) * 2 * self.settings.threads;
         LockRequest::new(LeasePolicy::Renewed { ttl: TTL }, EXTRA_WAIT + all)
     }
 }
@@ -90,14 +78,52 @@ pub(crate) struct RunResult {
 }
 
 impl RunResult {
-    pub(super) fn fault(&mut self, fault: &str) {
-        self.faults.push(fault.to_owned());
+    /// Counts how the requests of many threads ended.
+    pub(super) fn of(outcomes: &[Outcome], elapsed: Elapsed) -> Self {
+        let mut run = Self {
+            elapsed,
+            ..Self::default()
+        };
+        let mut broken = Vec::new();
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Done => run.admitted += 1,
+                Outcome::TurnedAway => run.turned_away += 1,
+                Outcome::Broken(why) => broken.push(why),
+            }
+        }
+        run.turned_away += broken.len() as u64;
+        if let Some(why) = broken.first() {
+            // A request that fails is wrong, whatever the data says.
+            run.fault(format!("{} requests failed: {why}", broken.len()));
+        }
+        run
+    }
+
+    /// Adds the time and the faults of a second round to those of this one.
+    pub(super) fn then(mut self, second: Self) -> Self {
+        self.oversold += second.oversold;
+        self.elapsed = self.elapsed + second.elapsed;
+        self.faults.extend(second.faults);
+        self
+    }
+
+    /// Prefixes all faults with what the threads did.
+    pub(super) fn about(mut self, what: &str) -> Self {
+        for fault in &mut self.faults {
+            fault.insert_str(0, what);
+        }
+        self
+    }
+
+    pub(super) fn fault(&mut self, fault: impl Into<String>) {
+        self.faults.push(fault.into());
     }
 
     /// Adds a fault if something `is_wrong`.
-    pub(super) fn fault_if(&mut self, is_wrong: bool, fault: impl FnOnce() -> String) {
+    pub(super) fn fault_if(&mut self, is_wrong: bool, fault: impl Into<String>) {
         if is_wrong {
-            self.faults.push(fault());
+            self.fault(fault);
         }
     }
 }
@@ -107,10 +133,9 @@ impl RunResult {
 pub(crate) struct Cost {
     /// From asking for the lock to having it, for every grant.
     pub(crate) waits: Vec<Duration>,
-    /// Commands that the store received, where they can be counted.
-    pub(crate) commands: Option<u64>,
-    /// Connections at the end of the run, where they can be counted.
-    pub(crate) connections: Option<u32>,
+    /// Commands that the store received, and connections at the end of the run, where they can be
+    /// counted.
+    pub(crate) usage: Option<Usage>,
 }
 
 /// One program of a scenario, with its strategy and its waits.
@@ -123,10 +148,6 @@ pub(super) struct Program<'a> {
 }
 
 impl Program<'_> {
-    fn waits(&self) -> MutexGuard<'_, Vec<Duration>> {
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Executes a transaction on these cells, which are in ascending order, with a time to think.
     pub(super) fn execute(
         &self,
@@ -157,8 +178,8 @@ impl Program<'_> {
             decide: &decide,
             on_step: &|step| {
                 match step {
-                    Step::Granted(waited) => self.waits().push(waited),
-                    Step::Read => context.cancel.sleep(context.sizes.held)?,
+                    Step::Granted(waited) => self.waits.lock().push(waited),
+                    Step::Read => context.cancel.sleep(context.settings.held)?,
                     Step::Released | Step::LateCommit => {}
                 }
                 on_step(step)
@@ -176,19 +197,14 @@ impl Program<'_> {
     /// Acquires the lock of cell 0; `None` if it was busy until the end of the wait.
     pub(super) fn acquire(&self, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
         let (started, name) = (Instant::now(), self.context.lock_name(0));
-        loop {
-            let wait = request.wait.saturating_sub(started.elapsed());
-            let attempt = LockRequest { wait, ..request };
-            if let Some(held) = self.lock()?.acquire(&name, attempt)? {
-                self.waits().push(started.elapsed());
-                return Ok(Some(held));
-            }
-            // Some strategies do not wait; then the program asks again.
-            if started.elapsed() >= request.wait {
-                return Ok(None);
-            }
-            self.context.cancel.sleep(RETRY_INTERVAL)?;
+        let (lock, cancel) = (self.lock()?, self.context.cancel);
+        // Some strategies do not wait; then the program tries again.
+        let attempt = |wait| lock.acquire(&name, LockRequest { wait, ..request });
+        let held = cancel.retry(request.wait, || RETRY_INTERVAL, attempt)?;
+        if held.is_some() {
+            self.waits.lock().push(started.elapsed());
         }
+        Ok(held)
     }
 
     /// Acquires a lock that is going to be released or to expire.
@@ -206,21 +222,20 @@ impl Program<'_> {
 /// Returns what the programs of a run cost together.
 pub(super) fn total_cost(programs: &[&Program<'_>]) -> Result<Cost, Error> {
     // All programs are still open, so that their connections are counted.
-    let mut cost = Cost::default();
-    let mut usage = Some(Usage::default());
+    let mut cost = Cost {
+        waits: Vec::new(),
+        usage: Some(Usage::default()),
+    };
     for program in programs {
-        cost.waits.append(&mut program.waits());
+        cost.waits.append(&mut program.waits.lock());
         let now = program.strategy.usage().zip(program.usage_before);
-        usage = usage.zip(now).map(|(sum, (now, before))| Usage {
+        cost.usage = cost.usage.zip(now).map(|(sum, (now, before))| Usage {
             commands: sum.commands + now.commands.saturating_sub(before.commands),
             connections: sum.connections + now.connections,
         });
     }
-    let counted = match programs.first() {
-        Some(program) => program.context.meter.read()?.or(usage),
-        None => None,
-    };
-    cost.commands = counted.map(|usage| usage.commands);
-    cost.connections = counted.map(|usage| usage.connections);
+    if let Some(program) = programs.first() {
+        cost.usage = program.context.meter.read()?.or(cost.usage);
+    }
     Ok(cost)
 }

@@ -29,7 +29,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
         ..RunResult::default()
     };
 
-    let holder = context.holders.start(&context.lock_name(0), ttl)?;
+    let holder = (context.start_holder)(context.lock_name(0), ttl)?;
     // What the holder sends is not counted.
     context.meter.restart();
     let watch = Stopwatch::start();
@@ -46,15 +46,16 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
         Some(held) => {
             let after = killed.elapsed();
             run.admitted += 1;
-            run.fault_if(after > request.wait, || {
-                format!("free only {after:.1?} after its holder was dead, for a ttl of {ttl:?}")
-            });
+            run.fault_if(
+                after > request.wait,
+                format!("free only {after:.1?} after its holder was dead, for a ttl of {ttl:?}"),
+            );
             held.release()?;
         }
         None => {
             run.turned_away += 1;
             let wait = request.wait;
-            run.fault(&format!("still locked {wait:?} after its holder was dead"));
+            run.fault(format!("still locked {wait:?} after its holder was dead"));
         }
     }
     run.elapsed = watch.elapsed();

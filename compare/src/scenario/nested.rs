@@ -12,7 +12,7 @@ use crate::cancel::Latch;
 use crate::error::Error;
 use crate::stopwatch::Stopwatch;
 use crate::strategy::lock::LockRequest;
-use crate::threads::panicked;
+use crate::threads::joined;
 
 /// How long the second service waits for the lock, which its own caller holds.
 const INNER_WAIT: Duration = Duration::from_millis(500);
@@ -47,8 +47,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
         }
         increment(context)?;
         outer.release()?;
-        let other = other.join();
-        other.unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
+        joined(other)
     })?;
     run.admitted += 2;
     run.elapsed = watch.elapsed();
@@ -70,7 +69,7 @@ fn inner(program: &Program<'_>, request: LockRequest, run: &mut RunResult) -> Re
         }
         None => {
             run.turned_away += 1;
-            run.fault(&format!(
+            run.fault(format!(
                 "the thread that holds the lock waited {INNER_WAIT:?} for itself, and in vain"
             ));
             Ok(())
@@ -80,6 +79,6 @@ fn inner(program: &Program<'_>, request: LockRequest, run: &mut RunResult) -> Re
 
 fn increment(context: &Context<'_>) -> Result<(), Error> {
     let count = context.state.read(0)?;
-    context.cancel.sleep(context.sizes.held)?;
+    context.cancel.sleep(context.settings.held)?;
     context.state.write(0, count + 1)
 }

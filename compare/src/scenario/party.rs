@@ -8,7 +8,6 @@
 
 use std::collections::BTreeSet;
 
-use super::contest::OutcomeCounts;
 use super::context::{Context, RunResult, total_cost};
 use crate::error::Error;
 use crate::strategy::transaction::Outcome;
@@ -25,7 +24,7 @@ const MAX_PARTIES: u32 = 36;
 pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let program = context.program()?;
     context.state.reset(&[0; SEATS as usize])?;
-    let parties = context.sizes.threads.min(MAX_PARTIES);
+    let parties = context.settings.threads.min(MAX_PARTIES);
     let (outcomes, elapsed) = barrier_start(parties, |party| {
         let name = name(party);
         program.execute(party, &seats_of(party), context.long_wait(), |read| {
@@ -34,24 +33,17 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
         })
     })?;
 
-    let counts = OutcomeCounts::of(&outcomes);
     let mut run = RunResult {
-        admitted: counts.admitted,
-        turned_away: counts.turned_away,
-        elapsed,
         cost: total_cost(&[&program])?,
-        ..RunResult::default()
+        ..RunResult::of(&outcomes, elapsed)
     };
-    counts.add_faults("", &mut run);
     let taken = (0..SEATS).map(|seat| context.state.read(seat));
     check(&outcomes, &taken.collect::<Result<Vec<_>, _>>()?, &mut run);
-    let recorded = context.state.recorded()?;
-    run.fault_if(u64::try_from(recorded) != Ok(counts.admitted), || {
-        format!(
-            "{} parties were promised their seats, {recorded} are recorded",
-            counts.admitted
-        )
-    });
+    let (promised, recorded) = (run.admitted, context.state.recorded()?);
+    run.fault_if(
+        u64::try_from(recorded) != Ok(promised),
+        format!("{promised} parties were promised their seats, {recorded} are recorded"),
+    );
     Ok(run)
 }
 
@@ -68,21 +60,23 @@ fn seats_of(party: u32) -> Vec<u32> {
 
 /// Checks that each party has all its seats if it was promised them, and none if not.
 fn check(outcomes: &[Outcome], taken: &[i64], run: &mut RunResult) {
-    let (mut robbed, mut halves) = (0, 0);
+    let (mut doubled, mut halves) = (0, 0);
     for (party, outcome) in (0_u32..).zip(outcomes) {
         let has = taken.iter().filter(|&&seat| seat == name(party)).count();
         match outcome {
-            Outcome::Done if has < SET as usize => robbed += 1,
-            Outcome::Declined | Outcome::Busy | Outcome::Broken(_) if has > 0 => halves += 1,
+            Outcome::Done if has < SET as usize => doubled += 1,
+            Outcome::TurnedAway | Outcome::Broken(_) if has > 0 => halves += 1,
             _ => {}
         }
     }
-    run.oversold = robbed;
-    run.fault_if(robbed > 0, || {
-        format!("{robbed} parties were promised their seats, and do not have them")
-    });
-    run.fault_if(halves > 0, || {
-        format!("{halves} parties were turned away, and have seats")
-    });
-    run.fault_if(run.admitted == 0, || "no party got its seats".to_owned());
+    run.oversold = doubled;
+    run.fault_if(
+        doubled > 0,
+        format!("{doubled} parties were promised their seats, and do not have them"),
+    );
+    run.fault_if(
+        halves > 0,
+        format!("{halves} parties were turned away, and have seats"),
+    );
+    run.fault_if(run.admitted == 0, "no party got its seats");
 }

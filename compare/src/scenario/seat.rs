@@ -8,11 +8,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::contest::OutcomeCounts;
 use super::context::{Context, Program, RunResult, total_cost};
 use crate::cancel::Latch;
 use crate::error::Error;
-use crate::stopwatch::Elapsed;
 use crate::strategy::transaction::Step;
 use crate::threads::barrier_start;
 
@@ -21,28 +19,24 @@ const LATE_COMMIT: Duration = Duration::from_secs(5);
 
 /// Runs the scenario once. The numbers are those of the worse rush, the faults those of both.
 pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
-    let (threads, mut run) = (context.sizes.threads, RunResult::default());
+    let threads = context.settings.threads;
     let program = context.program()?;
-    let (first, elapsed) = rush(&program, threads, &mut run)?;
-    let (second, more) = rush(&program, threads.saturating_mul(2), &mut run)?;
-    let worse = if first.admitted > second.admitted {
-        first
-    } else {
-        second
+    let first = rush(&program, threads)?;
+    let second = rush(&program, threads.saturating_mul(2))?;
+    let worse = match first.admitted > second.admitted {
+        true => &first,
+        false => &second,
     };
-    run.admitted = worse.admitted;
-    run.turned_away = worse.turned_away;
-    run.oversold = run.admitted.saturating_sub(1);
-    run.elapsed = elapsed + more;
-    run.cost = total_cost(&[&program])?;
-    Ok(run)
+    Ok(RunResult {
+        admitted: worse.admitted,
+        turned_away: worse.turned_away,
+        oversold: worse.admitted.saturating_sub(1),
+        cost: total_cost(&[&program])?,
+        ..first.then(second)
+    })
 }
 
-fn rush(
-    program: &Program<'_>,
-    threads: u32,
-    run: &mut RunResult,
-) -> Result<(OutcomeCounts, Elapsed), Error> {
+fn rush(program: &Program<'_>, threads: u32) -> Result<RunResult, Error> {
     let context = program.context;
     context.state.reset(&[0])?;
     let (first_released, second_read) = (Latch::new(), Latch::new());
@@ -83,17 +77,12 @@ fn rush(
     };
     let (outcomes, elapsed) = barrier_start(threads, book)?;
 
-    let counts = OutcomeCounts::of(&outcomes);
-    let (booked, seat) = (context.state.recorded()?, context.state.read(0)?);
-    counts.add_faults(&format!("{threads} threads: "), run);
-    run.fault_if(counts.admitted != 1, || {
-        format!(
-            "{threads} threads: {} were promised the seat",
-            counts.admitted
-        )
-    });
-    run.fault_if(booked != 1 || seat != 1, || {
-        format!("{threads} threads: {booked} bookings for one seat")
-    });
-    Ok((counts, elapsed))
+    let mut run = RunResult::of(&outcomes, elapsed);
+    let (promised, booked) = (run.admitted, context.state.recorded()?);
+    run.fault_if(promised != 1, format!("{promised} were promised the seat"));
+    run.fault_if(
+        booked != 1 || context.state.read(0)? != 1,
+        format!("{booked} bookings for one seat"),
+    );
+    Ok(run.about(&format!("{threads} threads: ")))
 }

@@ -17,7 +17,7 @@ use crate::cancel::Latch;
 use crate::error::Error;
 use crate::stopwatch::Stopwatch;
 use crate::strategy::lock::{Held, LockRequest};
-use crate::threads::panicked;
+use crate::threads::joined;
 
 /// The ttl of the slow program's lease, if the store can have it so short.
 const SHORT_TTL: Duration = Duration::from_millis(300);
@@ -157,9 +157,7 @@ fn work_while_waited_for(
         let was_notified = lost();
         is_working.store(false, Ordering::SeqCst);
         held.release()?;
-        let other = other.join();
-        let beside = other.unwrap_or_else(|panic| Err(panicked(panic.as_ref())))?;
-        Ok::<_, Error>((was_notified, beside))
+        Ok::<_, Error>((was_notified, joined(other)?))
     })?;
     if was_notified && !beside {
         return Ok(Work::Lost);
@@ -171,8 +169,9 @@ fn work_while_waited_for(
         run.fault("renewed: another was let in during the work");
     }
     let count = context.state.read(0)?;
-    run.fault_if(count != 2, || {
-        format!("renewed: 2 jobs were done, and the count says {count}")
-    });
+    run.fault_if(
+        count != 2,
+        format!("renewed: 2 jobs were done, and the count says {count}"),
+    );
     Ok(Work::Shown)
 }

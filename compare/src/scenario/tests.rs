@@ -5,11 +5,12 @@ use std::time::Duration;
 use lockkeeper::{CancelToken, FencingToken, LockKeeper};
 
 use super::Scenario;
-use super::context::{Context, RunResult, Sizes};
+use super::context::{Context, RunResult};
 use crate::cancel::Cancellation;
 use crate::error::Error;
-use crate::holder::ThreadHolders;
+use crate::holder::Holder;
 use crate::meter::Meter;
+use crate::settings::Settings;
 use crate::store::Store;
 use crate::store::spec::StoreSpec;
 use crate::strategy::Strategy;
@@ -59,17 +60,17 @@ fn run(
     open: impl Fn() -> Opened + Sync,
 ) -> Result<RunResult, Error> {
     scenario.run(&Context {
-        sizes: Sizes {
+        settings: &Settings {
             threads: 20,
-            seats: 5,
             items: 5,
             held,
+            ..Settings::default()
         },
         lock: format!("test/{scenario}"),
         state: store.data.state().as_ref(),
         open: &open,
         meter: &Meter::new(Vec::new(), cancel)?,
-        holders: &ThreadHolders { open: &open },
+        start_holder: &|name, ttl| Holder::thread(open()?, name, ttl),
         cancel,
     })
 }

@@ -87,6 +87,11 @@ impl Store {
         Ok(stores)
     }
 
+    /// Tells whether another process can see the store.
+    pub(crate) fn is_cross_process(&self) -> bool {
+        !matches!(self.handle.client, ClientConfig::Memory)
+    }
+
     /// Opens the counters of these commands, each on a connection of its own.
     pub(crate) fn counters<'a>(
         &'a self,

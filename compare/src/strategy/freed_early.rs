@@ -30,7 +30,7 @@ impl FreedEarly {
 impl Transactor for FreedEarly {
     fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
         let Some(held) = transaction.acquire_all(&self.lock)? else {
-            return Ok(Outcome::Busy);
+            return Ok(Outcome::TurnedAway);
         };
         let read = transaction.read(self.state.as_ref())?;
         let values = (transaction.decide)(&read);
@@ -38,7 +38,7 @@ impl Transactor for FreedEarly {
         release_all(held)?;
         (transaction.on_step)(Step::Released)?;
         let Some(values) = values else {
-            return Ok(Outcome::Declined);
+            return Ok(Outcome::TurnedAway);
         };
         (transaction.on_step)(Step::LateCommit)?;
         transaction.write(self.state.as_ref(), &values)?;

@@ -22,6 +22,7 @@ use std::iter::once;
 use serde::{Deserialize, Serialize};
 
 use self::lock::Lock;
+use self::setnx_once::SetnxOnce;
 use self::transaction::{Locked, Transactor};
 use crate::cancel::Cancellation;
 use crate::error::Error;
@@ -146,21 +147,22 @@ impl Strategy {
         cancel: &Cancellation,
     ) -> Result<Box<dyn Lock>, Error> {
         use ClientConfig::{MySql, Redis};
+        let client = |config| redis::Client::open(config, cancel);
         Ok(match (self, &handle.client) {
             (Self::None, _) => Box::new(none::NoLock),
             (Self::Lockkeeper, _) => {
                 Box::new(lockkeeper::Lockkeeper::open(&handle.config, cancel)?)
             }
             (Self::SetnxUnsafe, Redis(config)) => {
-                Box::new(setnx_unsafe::SetnxUnsafe::open(config, cancel)?)
+                Box::new(setnx_unsafe::SetnxUnsafe::new(client(config)?))
             }
-            (Self::SetnxOnce, Redis(config)) => Box::new(setnx_once::SetnxOnce::open(config)?),
+            (Self::SetnxOnce, Redis(config)) => Box::new(SetnxOnce(client(config)?)),
             (Self::SetnxSpin, Redis(config)) => {
-                Box::new(setnx_spin::SetnxSpin::open(config, cancel)?)
+                Box::new(setnx_spin::SetnxSpin(SetnxOnce(client(config)?)))
             }
-            (Self::Pubsub, Redis(config)) => Box::new(pubsub::PubSub::open(config, cancel)?),
+            (Self::Pubsub, Redis(config)) => Box::new(pubsub::PubSub::new(client(config)?, config)),
             (Self::ReentrantHash, Redis(config)) => {
-                Box::new(reentrant_hash::ReentrantHash::open(config, cancel)?)
+                Box::new(reentrant_hash::ReentrantHash(client(config)?))
             }
             (Self::Redlock, Redis(first)) => {
                 let configs = once(first).chain(&handle.redlock);

@@ -8,17 +8,17 @@
 //! current thread"), after its late write went through.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
-use redis::{Connection, RedisResult, Script, cmd};
+use parking_lot::Mutex;
+use redis::{Connection, RedisResult, cmd};
 
 use super::lock::{Held, Lock, LockRequest, held};
-use super::redis::{Owners, SharedConnection, milliseconds};
-use crate::cancel::{Cancellation, Latch};
+use super::redis::{Client, milliseconds};
+use crate::cancel::Latch;
 use crate::error::Error;
 use crate::store::redis::client::RedisConfig;
 
@@ -46,42 +46,33 @@ return 1";
 const GOODBYE: &str = "goodbye";
 
 /// A lock script, and a channel for each lock.
-pub(crate) struct PubSub {
-    connection: Arc<SharedConnection>,
+pub(super) struct PubSub {
+    client: Client,
     config: RedisConfig,
-    acquire: Script,
-    release: Arc<Script>,
-    owners: Owners,
-    channels: Mutex<HashMap<String, Arc<Channel>>>,
-    cancel: Cancellation,
+    channels: Mutex<HashMap<String, Channel>>,
 }
 
 impl PubSub {
-    /// Connects.
-    pub(crate) fn open(config: &RedisConfig, cancel: &Cancellation) -> Result<Self, Error> {
-        Ok(Self {
-            connection: Arc::new(SharedConnection::open(config)?),
+    pub(super) fn new(client: Client, config: &RedisConfig) -> Self {
+        Self {
+            client,
             config: config.clone(),
-            acquire: Script::new(ACQUIRE),
-            release: Arc::new(Script::new(RELEASE)),
-            owners: Owners::new(),
             channels: Mutex::default(),
-            cancel: cancel.clone(),
-        })
+        }
     }
 
     /// Returns the channel of the lock; the first waiter of the program subscribes to it.
-    fn channel(&self, name: &str) -> Result<Arc<Channel>, Error> {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+    fn channel(&self, name: &str) -> Result<Channel, Error> {
+        let mut channels = self.channels.lock();
         if let Some(channel) = channels.get(name) {
-            return Ok(Arc::clone(channel));
+            return Ok(channel.clone());
         }
         let connection = self.config.connect()?;
         // A listener waits for as long as nothing is published.
         connection.set_read_timeout(None)?;
-        let channel = Arc::new(Channel::new());
+        let channel = Channel::new();
         let (subscribed, is_subscribed) = bounded(1);
-        let (listening, topic) = (Arc::clone(&channel), topic(name));
+        let (listening, topic) = (channel.clone(), topic(name));
         thread::Builder::new()
             .name("listener".to_owned())
             .spawn(move || listening.listen(connection, topic, &subscribed))
@@ -89,37 +80,31 @@ impl PubSub {
         // Only what is published after this is received.
         let ended = |_| Error::failed("the listener ended before it subscribed");
         is_subscribed.recv().map_err(ended)??;
-        channels.insert(name.to_owned(), Arc::clone(&channel));
+        channels.insert(name.to_owned(), channel.clone());
         Ok(channel)
     }
 
-    /// Returns the rest of the holder's lease; `None` if this attempt acquired the lock.
-    fn attempt(&self, name: &str, owner: &str, ttl: Duration) -> Result<Option<Duration>, Error> {
-        let mut acquire = self.acquire.key(name);
-        let acquire = acquire.arg(milliseconds(ttl)).arg(owner);
-        let left: Option<i64> = self.connection.run(acquire)?;
-        Ok(left.map(|left| Duration::from_millis(u64::try_from(left).unwrap_or(0))))
-    }
-
-    fn held(&self, name: &str, owner: String, ttl: Duration) -> Box<dyn Held> {
-        let (connection, release) = (Arc::clone(&self.connection), Arc::clone(&self.release));
-        let name = name.to_owned();
-        held(move || {
-            let mut release = release.key(&name);
-            let release = release.key(topic(&name));
+    /// Returns the lock, or the rest of its holder's lease.
+    fn attempt(&self, name: &str, ttl: Duration) -> Result<Result<Box<dyn Held>, Duration>, Error> {
+        let (owner, ttl) = (self.client.owners.thread(), milliseconds(ttl));
+        let left: Option<i64> = self.client.run(ACQUIRE, name, (ttl, &owner))?;
+        if let Some(left) = left {
+            return Ok(Err(Duration::from_millis(u64::try_from(left).unwrap_or(0))));
+        }
+        let (client, keys) = (self.client.clone(), (name.to_owned(), topic(name)));
+        Ok(Ok(held(move || {
             // Nil is Redisson's IllegalMonitorStateException: the lock was lost, too late to know.
-            connection.run::<Option<i64>>(release.arg(milliseconds(ttl)).arg(owner))?;
+            client.run::<Option<i64>>(RELEASE, keys, (ttl, owner))?;
             Ok(())
-        })
+        })))
     }
 }
 
 impl Lock for PubSub {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
-        let started = Instant::now();
-        let (owner, ttl) = (self.owners.thread(), request.lease.ttl());
-        if self.attempt(name, &owner, ttl)?.is_none() {
-            return Ok(Some(self.held(name, owner, ttl)));
+        let (started, ttl) = (Instant::now(), request.lease.ttl());
+        if let Ok(held) = self.attempt(name, ttl)? {
+            return Ok(Some(held));
         }
         if request.wait.is_zero() {
             return Ok(None);
@@ -128,27 +113,26 @@ impl Lock for PubSub {
         loop {
             // Taken before the attempt, so that a release right after it is not missed.
             let next_release = channel.next_release()?;
-            let Some(lease) = self.attempt(name, &owner, ttl)? else {
-                return Ok(Some(self.held(name, owner, ttl)));
+            let lease = match self.attempt(name, ttl)? {
+                Ok(held) => return Ok(Some(held)),
+                Err(lease) => lease,
             };
             let left = request.wait.saturating_sub(started.elapsed());
             if left.is_zero() {
                 return Ok(None);
             }
-            self.cancel.wait(&next_release, lease.min(left))?;
+            self.client.cancel.wait(&next_release, lease.min(left))?;
         }
     }
 }
 
 impl Drop for PubSub {
     fn drop(&mut self) {
-        let channels = self.channels.get_mut();
-        for name in std::mem::take(channels.unwrap_or_else(PoisonError::into_inner)).into_keys() {
+        for name in self.channels.get_mut().keys() {
             let mut publish = cmd("PUBLISH");
+            let publish = publish.arg(topic(name)).arg(GOODBYE);
             // If the server is gone, the listener has ended.
-            let _ = self
-                .connection
-                .send::<()>(publish.arg(topic(&name)).arg(GOODBYE));
+            let _ = self.client.send::<()>(publish);
         }
     }
 }
@@ -157,35 +141,21 @@ fn topic(name: &str) -> String {
     format!("redisson_lock__channel:{{{name}}}")
 }
 
-/// A lock's channel.
-struct Channel {
-    /// Opens at the next release, and is replaced by a new one then.
-    next_release: Mutex<Arc<Latch>>,
-    has_ended: AtomicBool,
-}
+/// A lock's channel: a latch that opens at the next release, and is replaced by a new one then.
+/// `None` when its listener has ended.
+#[derive(Clone)]
+struct Channel(Arc<Mutex<Option<Latch>>>);
 
 impl Channel {
     fn new() -> Self {
-        Self {
-            next_release: Mutex::new(Arc::new(Latch::new())),
-            has_ended: AtomicBool::new(false),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Arc<Latch>> {
-        let latch = self.next_release.lock();
-        latch.unwrap_or_else(PoisonError::into_inner)
+        Self(Arc::new(Mutex::new(Some(Latch::new()))))
     }
 
     /// Returns a latch that opens at the next release.
-    fn next_release(&self) -> Result<Arc<Latch>, Error> {
-        let latch = Arc::clone(&self.lock());
-        if self.has_ended.load(Ordering::SeqCst) {
-            return Err(Error::failed(
-                "the connection that listens for releases was lost; does the server run?",
-            ));
-        }
-        Ok(latch)
+    fn next_release(&self) -> Result<Latch, Error> {
+        self.0.lock().clone().ok_or_else(|| {
+            Error::failed("the connection that listens for releases was lost; does the server run?")
+        })
     }
 
     /// Subscribes, reports whether that succeeded, and wakes all waiters at each release.
@@ -201,10 +171,12 @@ impl Channel {
         loop {
             let message = subscription.get_message();
             let payload = message.and_then(|message| message.get_payload::<String>());
-            let has_ended = !payload.is_ok_and(|payload| payload != GOODBYE);
-            self.has_ended.store(has_ended, Ordering::SeqCst);
-            std::mem::replace(&mut *self.lock(), Arc::new(Latch::new())).open();
-            if has_ended {
+            let is_release = payload.is_ok_and(|payload| payload != GOODBYE);
+            let next = is_release.then(Latch::new);
+            if let Some(latch) = std::mem::replace(&mut *self.0.lock(), next) {
+                latch.open();
+            }
+            if !is_release {
                 return;
             }
         }

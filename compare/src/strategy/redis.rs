@@ -1,14 +1,14 @@
-//! What the Redis recipes share: a connection, names for holders, and the spin loop.
+//! What the Redis recipes share: a connection, and names for owners.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ::redis::{Cmd, Connection, FromRedisValue, RedisResult, ScriptInvocation};
+use ::redis::{Cmd, Connection, FromRedisValue, RedisResult, Script, ToRedisArgs};
+use parking_lot::Mutex;
 
-use super::lock::LockRequest;
 use crate::cancel::Cancellation;
 use crate::error::Error;
 use crate::store::redis::client::RedisConfig;
@@ -18,29 +18,47 @@ pub(super) const DELETE_IF_OWNED: &str = "
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0";
 
-/// One connection that all threads of the program share, as Lettuce has it.
-pub(super) struct SharedConnection(Mutex<Connection>);
+/// What a program needs to lock on a server.
+#[derive(Clone)]
+pub(super) struct Client {
+    /// The one connection that all threads of the program share, as Lettuce has it.
+    connection: Arc<Mutex<Connection>>,
+    pub(super) owners: Owners,
+    pub(super) cancel: Cancellation,
+}
 
-impl SharedConnection {
-    pub(super) fn open(config: &RedisConfig) -> Result<Self, Error> {
-        Ok(Self(Mutex::new(config.connect()?)))
+impl Client {
+    pub(super) fn open(config: &RedisConfig, cancel: &Cancellation) -> Result<Self, Error> {
+        Ok(Self {
+            connection: Arc::new(Mutex::new(config.connect()?)),
+            owners: Owners::new(),
+            cancel: cancel.clone(),
+        })
     }
 
     /// Sends a command.
     pub(super) fn send<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
-        command.query(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        command.query(&mut *self.connection.lock())
     }
 
     /// Runs a script, and loads it first if the server does not know it.
-    pub(super) fn run<T: FromRedisValue>(&self, script: &ScriptInvocation<'_>) -> RedisResult<T> {
-        script.invoke(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(super) fn run<T: FromRedisValue>(
+        &self,
+        script: &str,
+        keys: impl ToRedisArgs,
+        args: impl ToRedisArgs,
+    ) -> RedisResult<T> {
+        let script = Script::new(script);
+        let mut invocation = script.key(keys);
+        invocation.arg(args).invoke(&mut *self.connection.lock())
     }
 }
 
 /// Makes names for owners: a random part for the program, and one for the hold or the thread.
+#[derive(Clone)]
 pub(super) struct Owners {
     program: u64,
-    holds: AtomicU64,
+    holds: Arc<AtomicU64>,
 }
 
 impl Owners {
@@ -48,7 +66,7 @@ impl Owners {
         Self {
             // Keyed from the system's random numbers.
             program: RandomState::new().hash_one(std::process::id()),
-            holds: AtomicU64::new(0),
+            holds: Arc::default(),
         }
     }
 
@@ -61,26 +79,6 @@ impl Owners {
     /// Returns this thread's name, which is the same each time.
     pub(super) fn thread(&self) -> String {
         format!("{:016x}:{:?}", self.program, thread::current().id())
-    }
-}
-
-/// Repeats `attempt` until it succeeds or the wait is over, and sleeps for `pace` in between.
-pub(super) fn spin<T>(
-    request: LockRequest,
-    pace: impl Fn() -> Duration,
-    cancel: &Cancellation,
-    attempt: impl Fn() -> Result<Option<T>, Error>,
-) -> Result<Option<T>, Error> {
-    let started = Instant::now();
-    loop {
-        if let Some(held) = attempt()? {
-            return Ok(Some(held));
-        }
-        let left = request.wait.saturating_sub(started.elapsed());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        cancel.sleep(pace().min(left))?;
     }
 }
 

@@ -6,13 +6,14 @@
 //! Nothing renews the lock, and it has no tokens: a late write goes through.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use redis::{Connection, RedisResult, Script, cmd};
 
 use super::lock::{Held, Lock, LockRequest, held};
-use super::redis::{DELETE_IF_OWNED, Owners, milliseconds, spin};
+use super::redis::{DELETE_IF_OWNED, Owners, milliseconds};
 use crate::cancel::Cancellation;
 use crate::error::Error;
 use crate::store::redis::client::RedisConfig;
@@ -24,26 +25,59 @@ const DRIFT: u32 = 100;
 const MIN_DRIFT: Duration = Duration::from_millis(2);
 
 /// Most of several servers.
-pub(crate) struct Redlock {
-    servers: Arc<Servers>,
+pub(super) struct Redlock {
+    servers: Arc<[Server]>,
     owners: Owners,
     cancel: Cancellation,
 }
 
 impl Redlock {
-    /// Connects to the servers that can be reached.
-    pub(crate) fn open<'a>(
+    /// Connects to the servers that reply.
+    pub(super) fn open<'a>(
         configs: impl IntoIterator<Item = &'a RedisConfig>,
         cancel: &Cancellation,
     ) -> Self {
         Self {
-            servers: Arc::new(Servers {
-                all: configs.into_iter().map(Server::new).collect(),
-                release: Script::new(DELETE_IF_OWNED),
-            }),
+            servers: configs.into_iter().map(Server::new).collect(),
             owners: Owners::new(),
             cancel: cancel.clone(),
         }
+    }
+
+    fn attempt(&self, name: &str, ttl: Duration) -> Option<Box<dyn Held>> {
+        let (servers, name, owner) = (
+            Arc::clone(&self.servers),
+            name.to_owned(),
+            self.owners.hold(),
+        );
+        let valid = ttl.saturating_sub(ttl / DRIFT + MIN_DRIFT);
+        let started = Instant::now();
+        let mut set = cmd("SET");
+        set.arg(&name).arg(&owner).arg("NX");
+        set.arg("PX").arg(milliseconds(ttl));
+        let votes = servers.iter().filter(|server| {
+            let vote = server.with(|connection| set.query::<bool>(connection));
+            // A server that does not reply has not granted the lock.
+            vote.unwrap_or(false)
+        });
+        let is_majority = votes.count() > servers.len() / 2;
+        // On all servers, since one that did not reply may have granted the lock.
+        let release = move || {
+            let script = Script::new(DELETE_IF_OWNED);
+            for server in servers.iter() {
+                // What cannot be released expires.
+                let _ = server
+                    .with(|connection| script.key(&name).arg(&owner).invoke::<i64>(connection));
+            }
+        };
+        if is_majority && started.elapsed() < valid {
+            return Some(held(move || {
+                release();
+                Ok(())
+            }));
+        }
+        release();
+        None
     }
 }
 
@@ -53,56 +87,9 @@ impl Lock for Redlock {
             let jitter = RandomState::new().hash_one(0) % PACE_MS;
             Duration::from_millis(PACE_MS / 2 + jitter)
         };
-        spin(request, pace, &self.cancel, || {
-            let owner = self.owners.hold();
-            let ttl = request.lease.ttl();
-            let valid = ttl.saturating_sub(ttl / DRIFT + MIN_DRIFT);
-            let started = Instant::now();
-            let votes = self.servers.acquire(name, &owner, ttl);
-            if self.servers.is_majority(votes) && started.elapsed() < valid {
-                let (servers, name) = (Arc::clone(&self.servers), name.to_owned());
-                return Ok(Some(held(move || {
-                    servers.release(&name, &owner);
-                    Ok(())
-                })));
-            }
-            self.servers.release(name, &owner);
-            Ok(None)
+        self.cancel.retry(request.wait, pace, |_| {
+            Ok(self.attempt(name, request.lease.ttl()))
         })
-    }
-}
-
-struct Servers {
-    all: Vec<Server>,
-    release: Script,
-}
-
-impl Servers {
-    /// Returns how many servers granted the lock.
-    fn acquire(&self, name: &str, owner: &str, ttl: Duration) -> usize {
-        let mut set = cmd("SET");
-        set.arg(name).arg(owner).arg("NX");
-        set.arg("PX").arg(milliseconds(ttl));
-        let votes = self.all.iter().filter(|server| {
-            let vote = server.with(|connection| set.query::<bool>(connection));
-            // A server that does not reply has not granted the lock.
-            vote.unwrap_or(false)
-        });
-        votes.count()
-    }
-
-    fn is_majority(&self, votes: usize) -> bool {
-        votes > self.all.len() / 2
-    }
-
-    /// Releases on all servers, since one that did not reply may have granted the lock.
-    fn release(&self, name: &str, owner: &str) {
-        for server in &self.all {
-            let mut release = self.release.key(name);
-            let release = release.arg(owner);
-            // What cannot be released expires.
-            let _ = server.with(|connection| release.invoke::<i64>(connection));
-        }
     }
 }
 
@@ -122,8 +109,7 @@ impl Server {
 
     /// Runs `command`, on a new connection if the last one broke; `None` if the server did not reply.
     fn with<T>(&self, command: impl FnOnce(&mut Connection) -> RedisResult<T>) -> Option<T> {
-        let slot = self.connection.lock();
-        let mut slot = slot.unwrap_or_else(PoisonError::into_inner);
+        let mut slot = self.connection.lock();
         let mut connection = slot.take().or_else(|| self.config.connect().ok())?;
         let reply = command(&mut connection).ok()?;
         *slot = Some(connection);

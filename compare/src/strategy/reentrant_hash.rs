@@ -6,23 +6,19 @@
 //! There is no fixed lease. A waiter tries again every 50 ms.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
-use redis::Script;
 
 use super::lock::{Held, Lock, LockRequest, held};
-use super::redis::{Owners, SharedConnection, milliseconds, spin};
-use crate::cancel::Cancellation;
+use super::redis::{Client, milliseconds};
 use crate::error::Error;
-use crate::store::redis::client::RedisConfig;
 
 /// Between two attempts, as in the write-up.
 const PACE: Duration = Duration::from_millis(50);
 /// How often the watchdog renews within a ttl.
-const RENEWALS: u32 = 3;
+const RENEWALS: u64 = 3;
 
 const ACQUIRE: &str = "
 if redis.call('EXISTS', KEYS[1]) == 0 or redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then
@@ -42,54 +38,28 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
 
 /// A hash of owner and count.
-pub(crate) struct ReentrantHash {
-    server: Arc<Server>,
-    owners: Owners,
-    cancel: Cancellation,
-}
-
-struct Server {
-    connection: SharedConnection,
-    acquire: Script,
-    release: Script,
-    renew: Script,
-}
-
-impl ReentrantHash {
-    /// Connects.
-    pub(crate) fn open(config: &RedisConfig, cancel: &Cancellation) -> Result<Self, Error> {
-        Ok(Self {
-            server: Arc::new(Server {
-                connection: SharedConnection::open(config)?,
-                acquire: Script::new(ACQUIRE),
-                release: Script::new(RELEASE),
-                renew: Script::new(RENEW),
-            }),
-            owners: Owners::new(),
-            cancel: cancel.clone(),
-        })
-    }
-}
+pub(super) struct ReentrantHash(pub(super) Client);
 
 impl Lock for ReentrantHash {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
-        let (owner, ttl) = (self.owners.thread(), request.lease.ttl());
-        let mut acquire = self.server.acquire.key(name);
-        let acquire = acquire.arg(&owner).arg(milliseconds(ttl));
-        let attempt = || {
-            if !self.server.connection.run::<bool>(acquire)? {
-                return Ok(None);
-            }
-            let (server, name, owner) = (Arc::clone(&self.server), name.to_owned(), owner.clone());
-            let watchdog = watch(Arc::clone(&server), name.clone(), owner.clone(), ttl)?;
-            Ok(Some(held(move || {
-                drop(watchdog);
-                let mut release = server.release.key(name);
-                server.connection.run::<bool>(release.arg(owner))?;
-                Ok(())
-            })))
-        };
-        spin(request, || PACE, &self.cancel, attempt)
+        let ReentrantHash(client) = self;
+        let (owner, ttl) = (client.owners.thread(), milliseconds(request.lease.ttl()));
+        client.cancel.retry(
+            request.wait,
+            || PACE,
+            |_| {
+                if !client.run::<bool>(ACQUIRE, name, (&owner, ttl))? {
+                    return Ok(None);
+                }
+                let (client, name, owner) = (client.clone(), name.to_owned(), owner.clone());
+                let watchdog = watch(client.clone(), name.clone(), owner.clone(), ttl)?;
+                Ok(Some(held(move || {
+                    drop(watchdog);
+                    client.run::<bool>(RELEASE, name, owner)?;
+                    Ok(())
+                })))
+            },
+        )
     }
 
     fn has_fixed_lease(&self) -> bool {
@@ -99,18 +69,17 @@ impl Lock for ReentrantHash {
 
 /// Starts the timer of a hold, as every hold has one of its own. It ends when the sender is dropped.
 fn watch(
-    server: Arc<Server>,
+    client: Client,
     name: String,
     owner: String,
-    ttl: Duration,
+    ttl: u64,
 ) -> Result<Sender<Infallible>, Error> {
     let (held, released) = bounded(0);
+    let interval = Duration::from_millis(ttl / RENEWALS);
     let renew = move || {
-        while released.recv_timeout(ttl / RENEWALS) == Err(RecvTimeoutError::Timeout) {
-            let mut renew = server.renew.key(&name);
-            let renew = renew.arg(&owner).arg(milliseconds(ttl));
-            // The recipe does not tell the holder what the timer finds.
-            let _ = server.connection.run::<bool>(renew);
+        while released.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            // The recipe does not report to the holder what the timer finds.
+            let _ = client.run::<bool>(RENEW, &name, (&owner, ttl));
         }
     };
     let thread = thread::Builder::new().name("watchdog".to_owned());

@@ -5,47 +5,28 @@
 //! a late release frees no other holder's lock. Nothing renews it, and a holder that lost it is not
 //! notified: a late write goes through.
 
-use std::sync::Arc;
-
-use redis::{Script, cmd};
+use redis::cmd;
 
 use super::lock::{Held, Lock, LockRequest, held};
-use super::redis::{DELETE_IF_OWNED, Owners, SharedConnection, milliseconds};
+use super::redis::{Client, DELETE_IF_OWNED, milliseconds};
 use crate::error::Error;
-use crate::store::redis::client::RedisConfig;
 
 /// `SET NX PX` with an owner, and a script to release.
-pub(crate) struct SetnxOnce {
-    connection: Arc<SharedConnection>,
-    release: Arc<Script>,
-    owners: Owners,
-}
-
-impl SetnxOnce {
-    /// Connects.
-    pub(crate) fn open(config: &RedisConfig) -> Result<Self, Error> {
-        Ok(Self {
-            connection: Arc::new(SharedConnection::open(config)?),
-            release: Arc::new(Script::new(DELETE_IF_OWNED)),
-            owners: Owners::new(),
-        })
-    }
-}
+pub(super) struct SetnxOnce(pub(super) Client);
 
 impl Lock for SetnxOnce {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
-        let owner = self.owners.hold();
+        let owner = self.0.owners.hold();
         let mut set = cmd("SET");
         set.arg(name).arg(&owner).arg("NX");
         set.arg("PX").arg(milliseconds(request.lease.ttl()));
-        if !self.connection.send::<bool>(&set)? {
+        if !self.0.send::<bool>(&set)? {
             return Ok(None);
         }
-        let (connection, release) = (Arc::clone(&self.connection), Arc::clone(&self.release));
-        let name = name.to_owned();
+        let (client, name) = (self.0.clone(), name.to_owned());
         Ok(Some(held(move || {
-            // The script returns whether it deleted the key; the recipe does not ask.
-            connection.run::<i64>(release.key(name).arg(owner))?;
+            // The script returns whether it deleted the key; the recipe ignores that.
+            client.run::<i64>(DELETE_IF_OWNED, name, owner)?;
             Ok(())
         })))
     }

@@ -2,39 +2,24 @@
 //! write-ups.
 //!
 //! Every waiter sends ten commands a second, whether the lock is free or not. It notices up to 100 ms
-//! late that the lock is free, and the lock goes to the waiter that happens to ask next.
+//! late that the lock is free, and the lock goes to the waiter that happens to try next.
 
 use std::time::Duration;
 
 use super::lock::{Held, Lock, LockRequest};
-use super::redis::spin;
 use super::setnx_once::SetnxOnce;
-use crate::cancel::Cancellation;
 use crate::error::Error;
-use crate::store::redis::client::RedisConfig;
 
 /// Between two attempts, as in the write-up. Others have 60 or 80 ms.
 const PACE: Duration = Duration::from_millis(100);
 
 /// [`SetnxOnce`], again and again.
-pub(crate) struct SetnxSpin {
-    once: SetnxOnce,
-    cancel: Cancellation,
-}
-
-impl SetnxSpin {
-    /// Connects.
-    pub(crate) fn open(config: &RedisConfig, cancel: &Cancellation) -> Result<Self, Error> {
-        Ok(Self {
-            once: SetnxOnce::open(config)?,
-            cancel: cancel.clone(),
-        })
-    }
-}
+pub(super) struct SetnxSpin(pub(super) SetnxOnce);
 
 impl Lock for SetnxSpin {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
-        let attempt = || self.once.acquire(name, request);
-        spin(request, || PACE, &self.cancel, attempt)
+        let (SetnxSpin(once), wait) = (self, request.wait);
+        let attempt = |_| once.acquire(name, request);
+        once.0.cancel.retry(wait, || PACE, attempt)
     }
 }

@@ -46,10 +46,9 @@ pub(crate) enum Step {
 pub(crate) enum Outcome {
     /// It was committed.
     Done,
-    /// There was nothing left to be had.
-    Declined,
-    /// The locks were busy, or other transactions came first, until the end of the wait.
-    Busy,
+    /// There was nothing left to be had; or the locks were busy, or other transactions came first,
+    /// until the end of the wait.
+    TurnedAway,
     /// The request failed, with the error that the application's user sees.
     Broken(String),
 }
@@ -87,7 +86,7 @@ impl Locked {
 impl Transactor for Locked {
     fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
         let Some(held) = transaction.acquire_all(self.lock.as_ref())? else {
-            return Ok(Outcome::Busy);
+            return Ok(Outcome::TurnedAway);
         };
         let read = transaction.read(self.state.as_ref())?;
         let values = (transaction.decide)(&read);
@@ -98,7 +97,7 @@ impl Transactor for Locked {
         (transaction.on_step)(Step::Released)?;
         Ok(match values {
             Some(_) => Outcome::Done,
-            None => Outcome::Declined,
+            None => Outcome::TurnedAway,
         })
     }
 

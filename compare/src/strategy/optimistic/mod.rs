@@ -14,39 +14,26 @@ use crate::error::Error;
 /// Between two attempts, as in the write-up.
 const PACE: Duration = Duration::from_millis(40);
 
-/// How an attempt ended.
-enum Attempt {
-    Written,
-    Declined,
-    /// Another transaction has written since the read.
-    TooLate,
-}
-
-/// Repeats `attempt` until it succeeds or the wait is over. Without a wait there is one attempt.
+/// Repeats `attempt` while it returns `None`, since another transaction has written after the read,
+/// until the wait is over.
 fn retry(
     transaction: &Transaction<'_>,
     cancel: &Cancellation,
-    mut attempt: impl FnMut() -> Result<Attempt, Error>,
+    mut attempt: impl FnMut() -> Result<Option<Outcome>, Error>,
 ) -> Result<Outcome, Error> {
     let started = Instant::now();
-    loop {
-        let begun = started.elapsed();
-        let outcome = match attempt()? {
-            Attempt::Written => Some(Outcome::Done),
-            Attempt::Declined => Some(Outcome::Declined),
-            Attempt::TooLate => None,
-        };
-        if let Some(outcome) = outcome {
-            // Everything before the last attempt was in vain.
-            (transaction.on_step)(Step::Granted(begun))?;
-            (transaction.on_step)(Step::Released)?;
-            return Ok(outcome);
+    let timed = |_| {
+        // Everything before the last attempt was in vain.
+        let in_vain = started.elapsed();
+        Ok(attempt()?.map(|outcome| (outcome, in_vain)))
+    };
+    let outcome = match cancel.retry(transaction.request.wait, || PACE, timed)? {
+        Some((outcome, in_vain)) => {
+            (transaction.on_step)(Step::Granted(in_vain))?;
+            outcome
         }
-        let left = transaction.request.wait.saturating_sub(started.elapsed());
-        if left.is_zero() {
-            (transaction.on_step)(Step::Released)?;
-            return Ok(Outcome::Busy);
-        }
-        cancel.sleep(PACE.min(left))?;
-    }
+        None => Outcome::TurnedAway,
+    };
+    (transaction.on_step)(Step::Released)?;
+    Ok(outcome)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use redis::{Connection, cmd, pipe};
 
-use super::{Attempt, retry};
+use super::retry;
 use crate::cancel::Cancellation;
 use crate::error::Error;
 use crate::store::pool::{Pool, open_pool};
@@ -40,7 +40,7 @@ impl Watch {
         &self,
         connection: &mut Connection,
         transaction: &Transaction<'_>,
-    ) -> Result<Attempt, Error> {
+    ) -> Result<Option<Outcome>, Error> {
         let cells = transaction.cells.iter().map(|&cell| self.keys.cell(cell));
         let cells: Vec<_> = cells.collect();
         cmd("WATCH").arg(&cells).exec(connection)?;
@@ -51,7 +51,7 @@ impl Watch {
         (transaction.on_step)(Step::Read)?;
         let Some(values) = (transaction.decide)(&values) else {
             cmd("UNWATCH").exec(connection)?;
-            return Ok(Attempt::Declined);
+            return Ok(Some(Outcome::TurnedAway));
         };
         let mut write = pipe();
         write.atomic();
@@ -63,10 +63,7 @@ impl Watch {
         push.arg(transaction.user).ignore();
         // Nil: another transaction has written.
         let written: Option<()> = write.query(connection)?;
-        Ok(match written {
-            Some(()) => Attempt::Written,
-            None => Attempt::TooLate,
-        })
+        Ok(written.map(|()| Outcome::Done))
     }
 }
 

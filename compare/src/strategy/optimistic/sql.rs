@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use lockkeeper::Usage;
 
-use super::{Attempt, retry};
+use super::retry;
 use crate::cancel::Cancellation;
 use crate::error::Error;
 use crate::store::sql::{Rows, SqlConnection};
@@ -28,13 +28,13 @@ impl<C: SqlConnection> Versions<C> {
         }
     }
 
-    fn attempt(&self, transaction: &Transaction<'_>) -> Result<Attempt, Error> {
+    fn attempt(&self, transaction: &Transaction<'_>) -> Result<Option<Outcome>, Error> {
         let read = self.read(transaction.cells)?;
         // The thread keeps no connection while it thinks.
         (transaction.on_step)(Step::Read)?;
         let values: Vec<_> = read.iter().map(|&(value, _)| value).collect();
         let Some(values) = (transaction.decide)(&values) else {
-            return Ok(Attempt::Declined);
+            return Ok(Some(Outcome::TurnedAway));
         };
         let (cells, users) = (self.rows.cells(), self.rows.users());
         let changes = transaction.cells.iter().zip(values).zip(read);
@@ -53,12 +53,12 @@ impl<C: SqlConnection> Versions<C> {
             .chain([insert])
             .map(|statement| self.change(&mut connection, &statement))
             .find(|changed| !matches!(changed, Ok(true)));
-        let (end, attempt) = match refused {
-            None => ("COMMIT", Ok(Attempt::Written)),
-            Some(changed) => ("ROLLBACK", changed.map(|_| Attempt::TooLate)),
+        let (end, outcome) = match refused {
+            None => ("COMMIT", Ok(Some(Outcome::Done))),
+            Some(changed) => ("ROLLBACK", changed.map(|_| None)),
         };
         let ended = self.change(&mut connection, end);
-        attempt.and_then(|attempt| ended.map(|_| attempt))
+        outcome.and_then(|outcome| ended.map(|_| outcome))
     }
 
     /// Returns value and version of each cell.

@@ -1,0 +1,267 @@
+//! Running a comparison: every scenario on every store with every strategy, one after the other.
+
+use tempfile::TempDir;
+
+use crate::cancel::Cancellation;
+use crate::comparison::{Comparison, Event};
+use crate::error::Error;
+use crate::holder::{Holder, Order};
+use crate::meter::Meter;
+use crate::report::row::{LeftOut, Report, Row};
+use crate::scenario::Scenario;
+use crate::scenario::context::{Context, RunResult};
+#[cfg(unix)]
+use crate::servers::Servers;
+use crate::store::Store;
+use crate::store::spec::StoreSpec;
+use crate::strategy::Strategy;
+use crate::verdict::{Verdict, expected};
+
+/// How often a control that happens to go right is run again. With many threads it never is.
+const MAX_RETRIES: u32 = 20;
+
+impl Comparison {
+    /// Runs the comparison. A run that ends early still has a report, of what was measured until
+    /// then; [`Report::ended_by`] says why it ended.
+    ///
+    /// # Errors
+    /// If the settings are not valid, if there is nothing to run, or if a store cannot be opened.
+    pub fn run(&self) -> Result<Report, Error> {
+        self.settings.check(&self.scenarios)?;
+        let plan = Plan::new(self)?;
+        let mut report = Report::new(self.settings.clone());
+        report.left_out = plan.left_out();
+        report.missing = plan.missing();
+        report.ended_by = plan.run(&mut report.rows).err();
+        report.complete = report.ended_by.is_none();
+        Ok(report)
+    }
+}
+
+/// What is to be run, on stores that could be opened. The fields are dropped in this order.
+struct Plan<'a> {
+    comparison: &'a Comparison,
+    cancel: Cancellation,
+    stores: Vec<Store>,
+    #[cfg(unix)]
+    servers: Option<Servers>,
+    folder: TempDir,
+}
+
+/// One row to come.
+#[derive(Clone, Copy)]
+struct PlannedRow<'a> {
+    scenario: Scenario,
+    store: &'a Store,
+    strategy: Strategy,
+    expected: Verdict,
+}
+
+impl<'a> Plan<'a> {
+    /// Starts the servers and opens the stores, all of them before anything is run.
+    fn new(comparison: &'a Comparison) -> Result<Self, Error> {
+        let cancel = Cancellation::new(&comparison.cancel);
+        #[cfg(unix)]
+        let servers = match comparison.servers {
+            true => {
+                comparison.notify(Event::ServersStarting);
+                Some(Servers::start(comparison.settings.threads, &cancel)?)
+            }
+            false => None,
+        };
+        #[cfg(not(unix))]
+        if comparison.servers {
+            return Err(Error::invalid(
+                "servers cannot be started on this system; start them, and give their URLs",
+            ));
+        }
+        let mut folder = tempfile::Builder::new();
+        folder.prefix("lockkeeper-compare-");
+        let folder = match &comparison.temp_dir {
+            Some(above) => folder.tempdir_in(above),
+            None => folder.tempdir(),
+        };
+        let folder = folder.map_err(|error| {
+            Error::failed(format!(
+                "cannot make a throw-away folder: {error}; set TMPDIR to a folder that can be \
+                 written to"
+            ))
+        })?;
+        let mut specs = comparison.stores.clone();
+        if specs.is_empty() || comparison.servers {
+            specs.splice(0..0, StoreSpec::embedded(folder.path())?);
+        }
+        #[cfg(unix)]
+        specs.extend(servers.iter().flat_map(Servers::specs));
+        let plan = Self {
+            comparison,
+            cancel,
+            stores: Store::open_all(specs, folder.path())?,
+            #[cfg(unix)]
+            servers,
+            folder,
+        };
+        if plan.rows().is_empty() {
+            return Err(Error::invalid(plan.nothing_to_run()));
+        }
+        Ok(plan)
+    }
+
+    /// Returns the rows to come, in their order.
+    fn rows(&self) -> Vec<PlannedRow<'_>> {
+        let mut rows = Vec::new();
+        for &scenario in &self.comparison.scenarios {
+            for store in &self.stores {
+                if scenario == Scenario::Crash && self.lacks_holder(store) {
+                    continue;
+                }
+                for &strategy in &self.comparison.strategies {
+                    let runs_here = self.not_on(strategy, store).is_none();
+                    if let Some(expected) = expected(strategy, scenario).filter(|_| runs_here) {
+                        rows.push(PlannedRow {
+                            scenario,
+                            store,
+                            strategy,
+                            expected,
+                        });
+                    }
+                }
+            }
+        }
+        rows
+    }
+
+    /// Tells whether `crash` on this store needs a process, and the caller named no program for it.
+    fn lacks_holder(&self, store: &Store) -> bool {
+        store.is_cross_process() && self.comparison.holder.is_none()
+    }
+
+    fn not_on(&self, strategy: Strategy, store: &Store) -> Option<&'static str> {
+        strategy.not_on(&store.handle, self.comparison.settings.threads)
+    }
+
+    /// Returns the strategies that cannot run on any store, with the reason of the last store.
+    fn left_out(&self) -> Vec<LeftOut> {
+        let strategies = self.comparison.strategies.iter();
+        let left_out = strategies.filter_map(|&strategy| {
+            let reasons = self.stores.iter().map(|store| self.not_on(strategy, store));
+            let why = reasons.collect::<Option<Vec<_>>>()?.pop()?;
+            Some(LeftOut { strategy, why })
+        });
+        left_out.collect()
+    }
+
+    /// Returns what could not be started, with what to do about it.
+    fn missing(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        #[cfg(unix)]
+        if let Some(servers) = &self.servers {
+            missing.extend_from_slice(servers.missing());
+        }
+        if self.comparison.scenarios.contains(&Scenario::Crash) {
+            let stores = self.stores.iter().filter(|store| self.lacks_holder(store));
+            missing.extend(stores.map(|store| {
+                let store = &store.label;
+                format!("the holder of crash on {store}; name a program with Comparison::holder")
+            }));
+        }
+        missing
+    }
+
+    fn nothing_to_run(&self) -> String {
+        if let Some(LeftOut { strategy, why }) = self.left_out().first() {
+            return format!("{strategy} {why}");
+        }
+        match self.missing().first() {
+            Some(missing) => format!("not started: {missing}"),
+            None => "these strategies have no part in these scenarios; choose others".to_owned(),
+        }
+    }
+
+    /// Runs all rows, and adds each that came to its end.
+    fn run(&self, rows: &mut Vec<Row>) -> Result<(), Error> {
+        let planned = self.rows();
+        self.comparison.notify(Event::Planned(planned.len()));
+        for row in planned {
+            let PlannedRow {
+                scenario,
+                store,
+                strategy,
+                expected,
+            } = row;
+            let store = store.label.as_str();
+            self.comparison.notify(Event::RowStarted {
+                scenario,
+                store,
+                strategy,
+            });
+            let runs = self.repeat(row, rows.len()).map_err(|error| {
+                // What fails while the comparison is being cancelled fails because of that.
+                let interrupted = self.cancel.check().err();
+                let what = format!("{scenario} on {store} with {strategy}");
+                interrupted.unwrap_or(error).about(&what)
+            })?;
+            let row = Row::new(scenario, store, strategy, expected, runs);
+            self.comparison.notify(Event::RowFinished(&row));
+            rows.push(row);
+        }
+        Ok(())
+    }
+
+    /// Runs a row as often as [`Comparison::repeat`] says. A row that must be wrong and happens to be
+    /// right is run again.
+    fn repeat(&self, row: PlannedRow<'_>, index: usize) -> Result<Vec<RunResult>, Error> {
+        let repeat = self.comparison.settings.repeat;
+        let mut is_shown = row.expected == Verdict::Right;
+        let mut runs: Vec<RunResult> = Vec::new();
+        for number in 0..repeat + MAX_RETRIES {
+            if number >= repeat && is_shown {
+                break;
+            }
+            self.cancel.check()?;
+            let lock = format!("{}/{}-{index}.{number}", self.run_name(), row.scenario);
+            let run = self.run_once(row, lock)?;
+            is_shown |= !run.faults.is_empty();
+            runs.push(run);
+        }
+        Ok(runs)
+    }
+
+    fn run_once(&self, row: PlannedRow<'_>, lock: String) -> Result<RunResult, Error> {
+        let PlannedRow {
+            store, strategy, ..
+        } = row;
+        let (settings, cancel) = (&self.comparison.settings, &self.cancel);
+        let open = || strategy.open(store, settings.threads, cancel);
+        let start_holder = |name, ttl| match &self.comparison.holder {
+            Some(command) if store.is_cross_process() => {
+                let order = Order::new(&store.handle.spec, strategy, name, ttl);
+                Holder::process(command, &order, cancel)
+            }
+            _ => Holder::thread(open()?, name, ttl),
+        };
+        let meter = Meter::new(store.counters(strategy.commands())?, cancel)?;
+        // Redlock has to survive that.
+        #[cfg(unix)]
+        let _killed = match (row.scenario, strategy, &self.servers) {
+            (Scenario::Crash, Strategy::Redlock, Some(servers)) => Some(servers.kill_two()),
+            _ => None,
+        };
+        row.scenario.run(&Context {
+            settings,
+            lock,
+            state: store.data.state().as_ref(),
+            open: &open,
+            meter: &meter,
+            start_holder: &start_holder,
+            cancel,
+        })
+    }
+
+    /// Returns the prefix of the locks' names. On a store that others use, too, no other program has
+    /// the same, since the folder's name is unique.
+    fn run_name(&self) -> String {
+        let run = self.folder.path().file_name().unwrap_or_default();
+        run.display().to_string()
+    }
+}
