@@ -42,7 +42,7 @@ pub(crate) enum Holder {
 }
 
 /// The program whose `main` calls [`main`], and its arguments.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct HolderCommand {
     pub(crate) program: OsString,
     pub(crate) args: Vec<OsString>,

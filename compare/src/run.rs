@@ -29,11 +29,11 @@ impl Comparison {
     pub fn run(&self) -> Result<Report, Error> {
         self.settings.check(&self.scenarios)?;
         let plan = Plan::new(self)?;
-        let mut report = Report::new(self.settings.clone());
+        let mut rows = Vec::new();
+        let ended_by = plan.run(&mut rows).err();
+        let mut report = Report::new(self.settings.clone(), rows, ended_by);
         report.left_out = plan.left_out();
         report.missing = plan.missing();
-        report.ended_by = plan.run(&mut report.rows).err();
-        report.complete = report.ended_by.is_none();
         Ok(report)
     }
 }
@@ -183,13 +183,8 @@ impl<'a> Plan<'a> {
         let planned = self.rows();
         self.comparison.notify(Event::Planned(planned.len()));
         for row in planned {
-            let PlannedRow {
-                scenario,
-                store,
-                strategy,
-                expected,
-            } = row;
-            let store = store.label.as_str();
+            let (scenario, strategy, store) =
+                (row.scenario, row.strategy, row.store.label.as_str());
             self.comparison.notify(Event::RowStarted {
                 scenario,
                 store,
@@ -201,7 +196,7 @@ impl<'a> Plan<'a> {
                 let what = format!("{scenario} on {store} with {strategy}");
                 interrupted.unwrap_or(error).about(&what)
             })?;
-            let row = Row::new(scenario, store, strategy, expected, runs);
+            let row = Row::new(scenario, store, strategy, row.expected, runs);
             self.comparison.notify(Event::RowFinished(&row));
             rows.push(row);
         }
@@ -228,9 +223,7 @@ impl<'a> Plan<'a> {
     }
 
     fn run_once(&self, row: PlannedRow<'_>, lock: String) -> Result<RunResult, Error> {
-        let PlannedRow {
-            store, strategy, ..
-        } = row;
+        let (store, strategy) = (row.store, row.strategy);
         let (settings, cancel) = (&self.comparison.settings, &self.cancel);
         let open = || strategy.open(store, settings.threads, cancel);
         let start_holder = |name, ttl| match &self.comparison.holder {

@@ -151,16 +151,16 @@ impl Report {
     /// The version of the JSON object; it grows when a field changes its meaning or is removed.
     const VERSION: u32 = 1;
 
-    pub(crate) fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: Settings, rows: Vec<Row>, ended_by: Option<Error>) -> Self {
         Self {
             schema: "lockkeeper-compare",
             version: Self::VERSION,
-            complete: false,
+            complete: ended_by.is_none(),
             settings,
             left_out: Vec::new(),
             missing: Vec::new(),
-            rows: Vec::new(),
-            ended_by: None,
+            rows,
+            ended_by,
         }
     }
 
@@ -191,9 +191,7 @@ pub(crate) mod tests {
             Verdict::Wrong,
             vec![wide],
         );
-        let mut report = Report::new(Settings::default());
-        report.rows.push(row);
-        report
+        Report::new(Settings::default(), vec![row], None)
     }
 
     fn run(oversold: u64, wall_ms: u64) -> RunResult {

@@ -24,10 +24,8 @@ impl Contest {
         let context = program.context;
         context.state.reset(&[i64::from(start)])?;
         let (outcomes, elapsed) = barrier_start(context.settings.threads, |user| {
-            program.execute(user, &[0], context.long_wait(), |read| {
-                let number = read.first().copied()?;
-                Some(vec![next(number)?])
-            })
+            let decide = |read: &[i64]| Some(vec![next(*read.first()?)?]);
+            program.execute(user, &[0], context.long_wait(), decide, |_| Ok(()))
         })?;
         Ok(Self {
             run: RunResult::of(&outcomes, elapsed),

@@ -155,17 +155,6 @@ impl Program<'_> {
         cells: &[u32],
         request: LockRequest,
         decide: impl Fn(&[i64]) -> Option<Vec<i64>> + Sync,
-    ) -> Result<Outcome, Error> {
-        self.execute_with_steps(user, cells, request, decide, |_| Ok(()))
-    }
-
-    /// Executes a transaction, and calls `on_step` at each of its steps.
-    pub(super) fn execute_with_steps(
-        &self,
-        user: u32,
-        cells: &[u32],
-        request: LockRequest,
-        decide: impl Fn(&[i64]) -> Option<Vec<i64>> + Sync,
         on_step: impl Fn(Step) -> Result<(), Error> + Sync,
     ) -> Result<Outcome, Error> {
         let context = self.context;
@@ -195,7 +184,7 @@ impl Program<'_> {
     }
 
     /// Acquires the lock of cell 0; `None` if it was busy until the end of the wait.
-    pub(super) fn acquire(&self, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+    pub(super) fn acquire(&self, request: LockRequest) -> Result<Option<Held>, Error> {
         let (started, name) = (Instant::now(), self.context.lock_name(0));
         let (lock, cancel) = (self.lock()?, self.context.cancel);
         // Some strategies do not wait; then the program tries again.
@@ -208,7 +197,7 @@ impl Program<'_> {
     }
 
     /// Acquires a lock that is going to be released or to expire.
-    pub(super) fn must_acquire(&self, request: LockRequest) -> Result<Box<dyn Held>, Error> {
+    pub(super) fn must_acquire(&self, request: LockRequest) -> Result<Held, Error> {
         self.acquire(request)?.ok_or_else(|| {
             Error::failed(format!(
                 "the lock was not granted within {:?}, though it should be free by then; is the \

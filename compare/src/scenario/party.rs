@@ -27,10 +27,12 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let parties = context.settings.threads.min(MAX_PARTIES);
     let (outcomes, elapsed) = barrier_start(parties, |party| {
         let name = name(party);
-        program.execute(party, &seats_of(party), context.long_wait(), |read| {
+        let decide = |read: &[i64]| {
             let free = read.iter().all(|&seat| seat == 0);
             free.then(|| vec![name; read.len()])
-        })
+        };
+        let (seats, request) = (seats_of(party), context.long_wait());
+        program.execute(party, &seats, request, decide, |_| Ok(()))
     })?;
 
     let mut run = RunResult {

@@ -47,7 +47,7 @@ fn rush(program: &Program<'_>, threads: u32) -> Result<RunResult, Error> {
         if !is_early {
             context.cancel.wait(&first_released, Duration::MAX)?;
         }
-        let outcome = program.execute_with_steps(
+        let outcome = program.execute(
             user,
             &[0],
             context.long_wait().without_wait(),

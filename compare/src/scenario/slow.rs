@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::LeasePolicy;
+use lockkeeper::{LeasePolicy, LostSignal};
 
 use super::context::{Context, Program, RunResult, total_cost};
 use crate::cancel::Latch;
@@ -31,13 +31,19 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let watch = Stopwatch::start();
     let (slow, next) = (context.program()?, context.program()?);
     let short = SHORT_TTL.max(slow.lock()?.min_ttl());
+    let has_fixed_lease = slow.lock()?.has_fixed_lease();
+    let both = Both {
+        context,
+        slow,
+        next,
+    };
     let mut run = RunResult::default();
-    if slow.lock()?.has_fixed_lease() {
-        without_renewal(context, &slow, &next, short, &mut run)?;
+    if has_fixed_lease {
+        both.without_renewal(short, &mut run)?;
     }
-    with_renewal(context, &slow, &next, short, &mut run)?;
+    both.with_renewal(short, &mut run)?;
     run.elapsed = watch.elapsed();
-    run.cost = total_cost(&[&slow, &next])?;
+    run.cost = total_cost(&[&both.slow, &both.next])?;
     Ok(run)
 }
 
@@ -45,75 +51,8 @@ fn renewed(ttl: Duration) -> LockRequest {
     LockRequest::new(LeasePolicy::Renewed { ttl }, LONG)
 }
 
-/// Writes with the token, if there is one; returns whether the write was accepted.
-fn write(context: &Context<'_>, held: &dyn Held, value: i64) -> Result<bool, Error> {
-    match held.token() {
-        Some(token) => context.state.write_fenced(value, token),
-        None => context.state.write(0, value).map(|()| true),
-    }
-}
-
-/// Runs events in a fixed order: the slow program works until the next one has written.
-fn without_renewal(
-    context: &Context<'_>,
-    slow: &Program<'_>,
-    next: &Program<'_>,
-    short: Duration,
-    run: &mut RunResult,
-) -> Result<(), Error> {
-    const BEFORE: i64 = 0;
-    const BY_SLOW: i64 = 1;
-    const BY_NEXT: i64 = 2;
-    context.state.reset(&[BEFORE])?;
-
-    let fixed = LeasePolicy::Fixed { ttl: short };
-    let late = slow.must_acquire(LockRequest::new(fixed, LONG))?;
-    let holder = next.must_acquire(renewed(LONG))?;
-    if !late.lost_signal()() {
-        run.fault("not renewed: another was let in, and the holder was not notified");
-    }
-    if write(context, holder.as_ref(), BY_NEXT)? {
-        run.admitted += 1;
-    } else {
-        run.fault("not renewed: the new holder's write was refused");
-    }
-    if write(context, late.as_ref(), BY_SLOW)? {
-        run.admitted += 1;
-        run.oversold += 1;
-        run.fault("not renewed: the late write was let through");
-    } else {
-        run.turned_away += 1;
-    }
-    if context.state.read(0)? == BY_SLOW {
-        run.fault("not renewed: the late write replaced the good one");
-    }
-
-    late.release()?;
-    if let Some(third) = slow.acquire(renewed(LONG).without_wait())? {
-        run.oversold += 1;
-        run.fault("not renewed: a third was let in beside the holder");
-        third.release()?;
-    }
-    holder.release()
-}
-
-/// Repeats the second part with a longer lease if the lock was lost and the holder notified: on a machine
-/// that stood still for longer than the lease, nothing was shown.
-fn with_renewal(
-    context: &Context<'_>,
-    slow: &Program<'_>,
-    next: &Program<'_>,
-    short: Duration,
-    run: &mut RunResult,
-) -> Result<(), Error> {
-    for ttl in [short, short * 2, short * 4] {
-        if let Work::Shown = work_while_waited_for(context, slow, next, ttl, run)? {
-            return Ok(());
-        }
-    }
-    run.turned_away += 1;
-    run.fault("renewed: the lease was lost all the same, three times");
-    Ok(())
+fn is_lost(held: &Held) -> bool {
+    held.lost.as_ref().is_some_and(LostSignal::is_lost)
 }
 
 /// What a try of the second part says about the lock.
@@ -124,54 +63,117 @@ enum Work {
     Lost,
 }
 
-/// Works for several leases while the next program waits.
-fn work_while_waited_for(
-    context: &Context<'_>,
-    slow: &Program<'_>,
-    next: &Program<'_>,
-    ttl: Duration,
-    run: &mut RunResult,
-) -> Result<Work, Error> {
-    context.state.reset(&[0])?;
-    let held = slow.must_acquire(renewed(ttl))?;
-    let seen = context.state.read(0)?;
-    let (lost, is_working, came_in) = (held.lost_signal(), AtomicBool::new(true), Latch::new());
+/// Both programs.
+struct Both<'a> {
+    context: &'a Context<'a>,
+    slow: Program<'a>,
+    next: Program<'a>,
+}
 
-    let (was_notified, beside) = thread::scope(|scope| {
-        let (is_working, came_in) = (&is_working, &came_in);
-        let other = scope.spawn(move || {
-            let held = next.must_acquire(renewed(LONG))?;
-            let beside = is_working.load(Ordering::SeqCst) && !lost();
-            came_in.open();
-            write(context, held.as_ref(), context.state.read(0)? + 1)?;
-            held.release()?;
-            Ok(beside)
-        });
-        // The work ends early if the other program came in: there is nothing more to see.
-        context.cancel.wait(came_in, ttl * WORK_TTLS)?;
-        let lost = held.lost_signal();
-        if !lost() {
-            // If this is refused, the other program came in, and the count shows it.
-            write(context, held.as_ref(), seen + 1)?;
+impl Both<'_> {
+    /// Writes with the token, if there is one; returns whether the write was accepted.
+    fn write(&self, held: &Held, value: i64) -> Result<bool, Error> {
+        match held.token {
+            Some(token) => self.context.state.write_fenced(value, token),
+            None => self.context.state.write(0, value).map(|()| true),
         }
-        let was_notified = lost();
-        is_working.store(false, Ordering::SeqCst);
-        held.release()?;
-        Ok::<_, Error>((was_notified, joined(other)?))
-    })?;
-    if was_notified && !beside {
-        return Ok(Work::Lost);
     }
 
-    run.admitted += 2;
-    if beside {
-        run.oversold += 1;
-        run.fault("renewed: another was let in during the work");
+    /// Runs events in a fixed order: the slow program works until the next one has written.
+    fn without_renewal(&self, short: Duration, run: &mut RunResult) -> Result<(), Error> {
+        const BEFORE: i64 = 0;
+        const BY_SLOW: i64 = 1;
+        const BY_NEXT: i64 = 2;
+        self.context.state.reset(&[BEFORE])?;
+
+        let fixed = LeasePolicy::Fixed { ttl: short };
+        let late = self.slow.must_acquire(LockRequest::new(fixed, LONG))?;
+        let holder = self.next.must_acquire(renewed(LONG))?;
+        if !is_lost(&late) {
+            run.fault("not renewed: another was let in, and the holder was not notified");
+        }
+        if self.write(&holder, BY_NEXT)? {
+            run.admitted += 1;
+        } else {
+            run.fault("not renewed: the new holder's write was refused");
+        }
+        if self.write(&late, BY_SLOW)? {
+            run.admitted += 1;
+            run.oversold += 1;
+            run.fault("not renewed: the late write was let through");
+        } else {
+            run.turned_away += 1;
+        }
+        if self.context.state.read(0)? == BY_SLOW {
+            run.fault("not renewed: the late write replaced the good one");
+        }
+
+        late.release()?;
+        if let Some(third) = self.slow.acquire(renewed(LONG).without_wait())? {
+            run.oversold += 1;
+            run.fault("not renewed: a third was let in beside the holder");
+            third.release()?;
+        }
+        holder.release()
     }
-    let count = context.state.read(0)?;
-    run.fault_if(
-        count != 2,
-        format!("renewed: 2 jobs were done, and the count says {count}"),
-    );
-    Ok(Work::Shown)
+
+    /// Repeats the second part with a longer lease if the lock was lost and the holder notified: on a
+    /// machine that stood still for longer than the lease, nothing was shown.
+    fn with_renewal(&self, short: Duration, run: &mut RunResult) -> Result<(), Error> {
+        for ttl in [short, short * 2, short * 4] {
+            if let Work::Shown = self.work_while_waited_for(ttl, run)? {
+                return Ok(());
+            }
+        }
+        run.turned_away += 1;
+        run.fault("renewed: the lease was lost all the same, three times");
+        Ok(())
+    }
+
+    /// Works for several leases while the next program waits.
+    fn work_while_waited_for(&self, ttl: Duration, run: &mut RunResult) -> Result<Work, Error> {
+        let state = self.context.state;
+        state.reset(&[0])?;
+        let held = self.slow.must_acquire(renewed(ttl))?;
+        let seen = state.read(0)?;
+        let (is_working, came_in) = (&AtomicBool::new(true), &Latch::new());
+
+        let lost = held.lost.clone();
+        let is_lost = || lost.as_ref().is_some_and(LostSignal::is_lost);
+        let (was_notified, beside) = thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let held = self.next.must_acquire(renewed(LONG))?;
+                let beside = is_working.load(Ordering::SeqCst) && !is_lost();
+                came_in.open();
+                self.write(&held, state.read(0)? + 1)?;
+                held.release()?;
+                Ok(beside)
+            });
+            // The work ends early if the other program came in: there is nothing more to see.
+            self.context.cancel.wait(came_in, ttl * WORK_TTLS)?;
+            if !is_lost() {
+                // If this is refused, the other program came in, and the count shows it.
+                self.write(&held, seen + 1)?;
+            }
+            let was_notified = is_lost();
+            is_working.store(false, Ordering::SeqCst);
+            held.release()?;
+            Ok::<_, Error>((was_notified, joined(other)?))
+        })?;
+        if was_notified && !beside {
+            return Ok(Work::Lost);
+        }
+
+        let count = state.read(0)?;
+        run.admitted += 2;
+        if beside {
+            run.oversold += 1;
+            run.fault("renewed: another was let in during the work");
+        }
+        run.fault_if(
+            count != 2,
+            format!("renewed: 2 jobs were done, and the count says {count}"),
+        );
+        Ok(Work::Shown)
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper::{CancelToken, FencingToken, LockKeeper};
+use lockkeeper::{CancelToken, LockKeeper};
 
 use super::Scenario;
 use super::context::{Context, RunResult};
@@ -21,22 +21,11 @@ use crate::strategy::transaction::{Locked, Transactor};
 /// A lock that grants every request, though with tokens that grow, as a half-right one would have.
 struct AlwaysGrants(LockKeeper);
 
-struct Granted(FencingToken);
-
 impl Lock for AlwaysGrants {
-    fn acquire(&self, _name: &str, _request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
-        let token = self.0.lock("tokens")?.token();
-        Ok(Some(Box::new(Granted(token))))
-    }
-}
-
-impl Held for Granted {
-    fn token(&self) -> Option<FencingToken> {
-        Some(self.0)
-    }
-
-    fn release(self: Box<Self>) -> Result<(), Error> {
-        Ok(())
+    fn acquire(&self, _name: &str, _request: LockRequest) -> Result<Option<Held>, Error> {
+        let mut held = Held::new(|| Ok(()));
+        held.token = Some(self.0.lock("tokens")?.token());
+        Ok(Some(held))
     }
 }
 
@@ -44,7 +33,7 @@ impl Held for Granted {
 struct CancelsOnGrant(CancelToken);
 
 impl Lock for CancelsOnGrant {
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         self.0.cancel();
         NoLock.acquire(name, request)
     }

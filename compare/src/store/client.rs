@@ -32,18 +32,14 @@ impl ClientConfig {
             .with(captured.by(MemoryDriver, |_| Ok(Self::Memory)))
             .with(captured.by(SqliteDriver, |_| Ok(Self::Sqlite)))
             .with(captured.by(RedisDriver, |context| {
-                Ok(Self::Redis(RedisConfig::from_context(context)?))
+                RedisConfig::from_context(context).map(Self::Redis)
             }))
             .with(captured.by(MySqlDriver, |context| {
-                let options = MySqlDriver::options(context)?;
-                Ok(Self::MySql(MySqlConfig::new(options)))
+                MySqlConfig::detect(MySqlDriver::options(context)?).map(Self::MySql)
             }));
         drivers.open(config)?;
-        match captured.0.lock().take() {
-            Some(Self::MySql(config)) => Ok(Self::MySql(config.detect()?)),
-            Some(config) => Ok(config),
-            None => Err(Error::failed("no driver opened the store")),
-        }
+        let captured = captured.0.lock().take();
+        captured.unwrap_or_else(|| Err(Error::failed("no driver opened the store")))
     }
 
     /// Returns the store's short name, for reports.
@@ -59,10 +55,10 @@ impl ClientConfig {
 
 /// The settings of the store that was opened last: of several, with a fallback, only the last one
 /// could be opened.
-#[derive(Default)]
-struct Captured(Arc<Mutex<Option<ClientConfig>>>);
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Option<Result<ClientConfig, Error>>>>);
 
-type Capture = fn(&OpenContext<'_>) -> Result<ClientConfig, lockkeeper::Error>;
+type Capture = fn(&OpenContext<'_>) -> Result<ClientConfig, Error>;
 
 impl Captured {
     /// Returns a driver that opens stores as `driver` does, and captures their settings.
@@ -70,7 +66,7 @@ impl Captured {
         CapturingDriver {
             driver,
             capture,
-            captured: Arc::clone(&self.0),
+            captured: self.clone(),
         }
     }
 }
@@ -78,7 +74,7 @@ impl Captured {
 struct CapturingDriver<D> {
     driver: D,
     capture: Capture,
-    captured: Arc<Mutex<Option<ClientConfig>>>,
+    captured: Captured,
 }
 
 impl<D: Driver> Driver for CapturingDriver<D> {
@@ -93,7 +89,7 @@ impl<D: Driver> Driver for CapturingDriver<D> {
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, lockkeeper::Error> {
         // The driver comes first, since it says what is wrong with the settings.
         let provider = self.driver.open(context)?;
-        *self.captured.lock() = Some((self.capture)(context)?);
+        *self.captured.0.lock() = Some((self.capture)(context));
         Ok(provider)
     }
 }

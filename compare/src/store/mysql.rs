@@ -1,5 +1,6 @@
 //! `mysql:` and `mariadb:`: how to connect, and what the server counts.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -28,18 +29,15 @@ impl MySqlConfig {
     /// The size of an application's pool, as HikariCP and r2d2 have it by default.
     pub(crate) const POOL: u32 = 10;
 
-    pub(crate) fn new(options: MySqlOptions) -> Self {
-        let label = "mysql";
-        Self { options, label }
-    }
-
     /// Finds out from the server whether it is MySQL or MariaDB.
-    pub(crate) fn detect(mut self) -> Result<Self, Error> {
-        let version: Option<String> = self.connect()?.query_first("SELECT VERSION()")?;
+    pub(crate) fn detect(options: MySqlOptions) -> Result<Self, Error> {
+        let label = "mysql";
+        let mut config = Self { options, label };
+        let version: Option<String> = config.connect()?.query_first("SELECT VERSION()")?;
         if version.is_some_and(|version| version.contains("MariaDB")) {
-            self.label = "mariadb";
+            config.label = "mariadb";
         }
-        Ok(self)
+        Ok(config)
     }
 
     /// Opens a connection.
@@ -51,7 +49,7 @@ impl MySqlConfig {
     }
 
     /// Opens an application's pool.
-    pub(crate) fn pool(&self, size: std::ops::RangeInclusive<u32>) -> Result<Pool<Conn>, Error> {
+    pub(crate) fn pool(&self, size: RangeInclusive<u32>) -> Result<Pool<Conn>, Error> {
         let config = self.clone();
         open_pool(size, move || config.connect())
     }

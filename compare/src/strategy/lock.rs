@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ::lockkeeper::{Capabilities, FencingToken, LeasePolicy, Usage};
+use ::lockkeeper::{Capabilities, FencingToken, LeasePolicy, LostSignal, Usage};
 
 use crate::error::Error;
 
@@ -39,7 +39,7 @@ impl LockRequest {
 /// A way of locking, as one program uses it with all its threads.
 pub(crate) trait Lock: Send + Sync {
     /// Acquires the lock; `None` if it was busy until the end of the wait.
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error>;
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error>;
 
     /// Returns what the lock has cost its store so far, where no server can count it.
     fn usage(&self) -> Option<Usage> {
@@ -58,37 +58,33 @@ pub(crate) trait Lock: Send + Sync {
 }
 
 /// A lock that is held. Dropping it releases it.
-pub(crate) trait Held {
-    /// Returns the token by which the state can refuse a late write, if there is one.
-    fn token(&self) -> Option<FencingToken> {
-        None
-    }
+pub(crate) struct Held {
+    /// The token by which the state can refuse a late write, if there is one.
+    pub(crate) token: Option<FencingToken>,
+    /// Shows when the lock is lost, if the holder is notified of that.
+    pub(crate) lost: Option<LostSignal>,
+    release: Option<Box<dyn FnOnce() -> Result<(), Error>>>,
+}
 
-    /// Returns a function, for any thread, that returns whether the holder has been notified of a loss.
-    fn lost_signal(&self) -> Box<dyn Fn() -> bool + Send> {
-        Box::new(|| false)
+impl Held {
+    /// Makes a held lock of what releases it. A recipe without tokens has nothing else.
+    pub(crate) fn new(release: impl FnOnce() -> Result<(), Error> + 'static) -> Self {
+        Self {
+            token: None,
+            lost: None,
+            release: Some(Box::new(release)),
+        }
     }
 
     /// Releases the lock.
-    fn release(self: Box<Self>) -> Result<(), Error>;
-}
-
-/// Makes a held lock of what releases it. A recipe without tokens has nothing else.
-pub(super) fn held(release: impl FnOnce() -> Result<(), Error> + 'static) -> Box<dyn Held> {
-    Box::new(Releaser(Some(release)))
-}
-
-struct Releaser<F: FnOnce() -> Result<(), Error>>(Option<F>);
-
-impl<F: FnOnce() -> Result<(), Error>> Held for Releaser<F> {
-    fn release(mut self: Box<Self>) -> Result<(), Error> {
-        self.0.take().map_or(Ok(()), |release| release())
+    pub(crate) fn release(mut self) -> Result<(), Error> {
+        self.release.take().map_or(Ok(()), |release| release())
     }
 }
 
-impl<F: FnOnce() -> Result<(), Error>> Drop for Releaser<F> {
+impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(release) = self.0.take() {
+        if let Some(release) = self.release.take() {
             let _ = release();
         }
     }

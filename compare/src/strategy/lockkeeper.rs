@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use lockkeeper::{
-    AcquireOptions, CancelToken, Config, FencingToken, LockGuard, LockKeeper, ReentrantGuard,
-    ReentrantKeeper, Usage, open_config,
+    AcquireOptions, CancelToken, Config, FencingToken, LockKeeper, LostSignal, ReentrantKeeper,
+    Usage, open_config,
 };
 
 use super::lock::{Held, Lock, LockRequest};
@@ -35,17 +35,21 @@ impl Lockkeeper {
 }
 
 impl Lock for Lockkeeper {
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         let options = AcquireOptions::new()
             .wait(request.wait)
             .lease(request.lease)
             .cancel(&self.cancel);
         Ok(if request.reentrant {
             let guard = self.reentrant.acquire(name, &options)?;
-            guard.map(|guard| Box::new(guard) as Box<dyn Held>)
+            guard.map(|guard| held(guard.token(), guard.lost_signal(), move || guard.finish()))
         } else {
             let guard = self.keeper.acquire(name, &options)?;
-            guard.map(|guard| Box::new(guard) as Box<dyn Held>)
+            guard.map(|guard| {
+                held(guard.token(), guard.lost_signal(), move || {
+                    guard.release().map(drop)
+                })
+            })
         })
     }
 
@@ -58,34 +62,14 @@ impl Lock for Lockkeeper {
     }
 }
 
-impl Held for LockGuard {
-    fn token(&self) -> Option<FencingToken> {
-        Some(LockGuard::token(self))
-    }
-
-    fn lost_signal(&self) -> Box<dyn Fn() -> bool + Send> {
-        let signal = LockGuard::lost_signal(self);
-        Box::new(move || signal.is_lost())
-    }
-
-    fn release(self: Box<Self>) -> Result<(), Error> {
-        // `lost_signal` shows whether the lock was lost before.
-        LockGuard::release(*self)?;
-        Ok(())
-    }
-}
-
-impl Held for ReentrantGuard {
-    fn token(&self) -> Option<FencingToken> {
-        Some(LockGuard::token(self))
-    }
-
-    fn lost_signal(&self) -> Box<dyn Fn() -> bool + Send> {
-        <dyn Held>::lost_signal(&**self)
-    }
-
-    fn release(self: Box<Self>) -> Result<(), Error> {
-        self.finish()?;
-        Ok(())
-    }
+/// Makes a held lock of a guard; `lost` shows whether it was lost before its release.
+fn held(
+    token: FencingToken,
+    lost: LostSignal,
+    release: impl FnOnce() -> Result<(), lockkeeper::Error> + 'static,
+) -> Held {
+    let mut held = Held::new(move || Ok(release()?));
+    held.token = Some(token);
+    held.lost = Some(lost);
+    held
 }

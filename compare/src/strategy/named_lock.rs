@@ -15,7 +15,7 @@ use mysql::Conn;
 use mysql::prelude::Queryable;
 use parking_lot::Mutex;
 
-use super::lock::{Held, Lock, LockRequest, held};
+use super::lock::{Held, Lock, LockRequest};
 use crate::cancel::Cancellation;
 use crate::error::Error;
 use crate::store::mysql::MySqlConfig;
@@ -82,7 +82,7 @@ impl NamedLock {
 }
 
 impl Lock for NamedLock {
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         let (thread, session) = (thread::current().id(), self.session()?);
         // MySQL knows whole seconds only.
         let wait = request.wait.as_secs_f64().ceil();
@@ -93,7 +93,7 @@ impl Lock for NamedLock {
             return granted.map(|_| None);
         }
         let name = name.to_owned();
-        Ok(Some(held(move || {
+        Ok(Some(Held::new(move || {
             let released = session.query(&format!("SELECT RELEASE_LOCK('{name}')"));
             sessions.give_back(thread, session);
             released.map(drop)

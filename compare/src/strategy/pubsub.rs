@@ -16,7 +16,7 @@ use crossbeam_channel::{Sender, bounded};
 use parking_lot::Mutex;
 use redis::{Connection, RedisResult, cmd};
 
-use super::lock::{Held, Lock, LockRequest, held};
+use super::lock::{Held, Lock, LockRequest};
 use super::redis::{Client, milliseconds};
 use crate::cancel::Latch;
 use crate::error::Error;
@@ -85,14 +85,14 @@ impl PubSub {
     }
 
     /// Returns the lock, or the rest of its holder's lease.
-    fn attempt(&self, name: &str, ttl: Duration) -> Result<Result<Box<dyn Held>, Duration>, Error> {
+    fn attempt(&self, name: &str, ttl: Duration) -> Result<Result<Held, Duration>, Error> {
         let (owner, ttl) = (self.client.owners.thread(), milliseconds(ttl));
         let left: Option<i64> = self.client.run(ACQUIRE, name, (ttl, &owner))?;
         if let Some(left) = left {
             return Ok(Err(Duration::from_millis(u64::try_from(left).unwrap_or(0))));
         }
         let (client, keys) = (self.client.clone(), (name.to_owned(), topic(name)));
-        Ok(Ok(held(move || {
+        Ok(Ok(Held::new(move || {
             // Nil is Redisson's IllegalMonitorStateException: the lock was lost, too late to know.
             client.run::<Option<i64>>(RELEASE, keys, (ttl, owner))?;
             Ok(())
@@ -101,7 +101,7 @@ impl PubSub {
 }
 
 impl Lock for PubSub {
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         let (started, ttl) = (Instant::now(), request.lease.ttl());
         if let Ok(held) = self.attempt(name, ttl)? {
             return Ok(Some(held));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use redis::{Connection, RedisResult, Script, cmd};
 
-use super::lock::{Held, Lock, LockRequest, held};
+use super::lock::{Held, Lock, LockRequest};
 use super::redis::{DELETE_IF_OWNED, Owners, milliseconds};
 use crate::cancel::Cancellation;
 use crate::error::Error;
@@ -44,7 +44,7 @@ impl Redlock {
         }
     }
 
-    fn attempt(&self, name: &str, ttl: Duration) -> Option<Box<dyn Held>> {
+    fn attempt(&self, name: &str, ttl: Duration) -> Option<Held> {
         let (servers, name, owner) = (
             Arc::clone(&self.servers),
             name.to_owned(),
@@ -71,7 +71,7 @@ impl Redlock {
             }
         };
         if is_majority && started.elapsed() < valid {
-            return Some(held(move || {
+            return Some(Held::new(move || {
                 release();
                 Ok(())
             }));
@@ -82,7 +82,7 @@ impl Redlock {
 }
 
 impl Lock for Redlock {
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         let pace = || {
             let jitter = RandomState::new().hash_one(0) % PACE_MS;
             Duration::from_millis(PACE_MS / 2 + jitter)

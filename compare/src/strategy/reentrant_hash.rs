@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 
-use super::lock::{Held, Lock, LockRequest, held};
+use super::lock::{Held, Lock, LockRequest};
 use super::redis::{Client, milliseconds};
 use crate::error::Error;
 
@@ -41,7 +41,7 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
 pub(super) struct ReentrantHash(pub(super) Client);
 
 impl Lock for ReentrantHash {
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         let ReentrantHash(client) = self;
         let (owner, ttl) = (client.owners.thread(), milliseconds(request.lease.ttl()));
         client.cancel.retry(
@@ -53,7 +53,7 @@ impl Lock for ReentrantHash {
                 }
                 let (client, name, owner) = (client.clone(), name.to_owned(), owner.clone());
                 let watchdog = watch(client.clone(), name.clone(), owner.clone(), ttl)?;
-                Ok(Some(held(move || {
+                Ok(Some(Held::new(move || {
                     drop(watchdog);
                     client.run::<bool>(RELEASE, name, owner)?;
                     Ok(())

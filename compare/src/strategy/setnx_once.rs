@@ -7,7 +7,7 @@
 
 use redis::cmd;
 
-use super::lock::{Held, Lock, LockRequest, held};
+use super::lock::{Held, Lock, LockRequest};
 use super::redis::{Client, DELETE_IF_OWNED, milliseconds};
 use crate::error::Error;
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 pub(super) struct SetnxOnce(pub(super) Client);
 
 impl Lock for SetnxOnce {
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         let owner = self.0.owners.hold();
         let mut set = cmd("SET");
         set.arg(name).arg(&owner).arg("NX");
@@ -24,7 +24,7 @@ impl Lock for SetnxOnce {
             return Ok(None);
         }
         let (client, name) = (self.0.clone(), name.to_owned());
-        Ok(Some(held(move || {
+        Ok(Some(Held::new(move || {
             // The script returns whether it deleted the key; the recipe ignores that.
             client.run::<i64>(DELETE_IF_OWNED, name, owner)?;
             Ok(())

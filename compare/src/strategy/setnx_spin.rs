@@ -17,7 +17,7 @@ const PACE: Duration = Duration::from_millis(100);
 pub(super) struct SetnxSpin(pub(super) SetnxOnce);
 
 impl Lock for SetnxSpin {
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         let (SetnxSpin(once), wait) = (self, request.wait);
         let attempt = |_| once.acquire(name, request);
         once.0.cancel.retry(wait, || PACE, attempt)

@@ -11,7 +11,7 @@ use lockkeeper::LeasePolicy;
 use parking_lot::Mutex;
 use redis::cmd;
 
-use super::lock::{Held, Lock, LockRequest, held};
+use super::lock::{Held, Lock, LockRequest};
 use super::redis::{Client, milliseconds};
 use crate::error::Error;
 
@@ -34,7 +34,7 @@ impl SetnxUnsafe {
 }
 
 impl Lock for SetnxUnsafe {
-    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Box<dyn Held>>, Error> {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         let mut set = cmd("SET");
         set.arg(name).arg("locked").arg("NX");
         if let LeasePolicy::Fixed { ttl } = request.lease {
@@ -49,7 +49,7 @@ impl Lock for SetnxUnsafe {
                 Ok(is_set.then(|| {
                     let (client, name) = (self.client.clone(), name.to_owned());
                     // Whichever process holds the lock by then.
-                    held(move || Ok(client.send(cmd("DEL").arg(name))?))
+                    Held::new(move || Ok(client.send(cmd("DEL").arg(name))?))
                 }))
             },
         )

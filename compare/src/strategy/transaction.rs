@@ -108,7 +108,7 @@ impl Transactor for Locked {
 
 impl Transaction<'_> {
     /// Acquires all locks in their order, or none of them.
-    pub(super) fn acquire_all(&self, lock: &dyn Lock) -> Result<Option<Vec<Box<dyn Held>>>, Error> {
+    pub(super) fn acquire_all(&self, lock: &dyn Lock) -> Result<Option<Vec<Held>>, Error> {
         let started = Instant::now();
         let mut all = Vec::with_capacity(self.locks.len());
         for name in self.locks {
@@ -146,7 +146,7 @@ impl Transaction<'_> {
 }
 
 /// Releases the locks, the last one first.
-pub(super) fn release_all(mut all: Vec<Box<dyn Held>>) -> Result<(), Error> {
+pub(super) fn release_all(mut all: Vec<Held>) -> Result<(), Error> {
     while let Some(held) = all.pop() {
         held.release()?;
     }

@@ -11,22 +11,16 @@ use crate::strategy::Strategy;
 use crate::verdict::Verdict;
 
 pub(super) fn sections(report: &Report) -> Markup {
+    // The rows of a scenario are neighbours, and so are those of a store in it.
+    let rows = &report.rows;
     html! {
-        @for scenario in Scenario::ALL {
-            @let rows = report.rows.iter().filter(|row| row.scenario == scenario);
-            @let rows: Vec<_> = rows.collect();
-            @if !rows.is_empty() { (section(report, scenario, &rows)) }
+        @for rows in rows.chunk_by(|row, next| row.scenario == next.scenario) {
+            @if let Some(row) = rows.first() { (section(report, row.scenario, rows)) }
         }
     }
 }
 
-fn section(report: &Report, scenario: Scenario, rows: &[&Row]) -> Markup {
-    let mut stores: Vec<&str> = Vec::new();
-    for row in rows {
-        if !stores.contains(&row.store.as_str()) {
-            stores.push(&row.store);
-        }
-    }
+fn section(report: &Report, scenario: Scenario, rows: &[Row]) -> Markup {
     html! {
         section id=(scenario) {
             h2 { (scenario) }
@@ -35,10 +29,7 @@ fn section(report: &Report, scenario: Scenario, rows: &[&Row]) -> Markup {
                 "Right: " (right(scenario)) "."
             }
             div.stores {
-                @for store in stores {
-                    @let here = rows.iter().filter(|row| row.store == store).copied();
-                    (table(scenario, store, &here.collect::<Vec<_>>()))
-                }
+                @for rows in rows.chunk_by(|row, next| row.store == next.store) { (table(rows)) }
             }
         }
     }
@@ -63,55 +54,58 @@ fn right(scenario: Scenario) -> &'static str {
     }
 }
 
-fn table(scenario: Scenario, store: &str, rows: &[&Row]) -> Markup {
-    let most = |of: &dyn Fn(&Row) -> Option<f64>| {
-        let values = rows.iter().filter_map(|row| of(row));
-        values.fold(0.0, f64::max)
-    };
-    let elapsed = most(&|row| Some(row.elapsed_ms));
-    let commands = most(&|row| row.commands_per_grant);
-    let connections = most(&|row| row.connections.map(f64::from));
+/// A column with a bar for each row.
+struct Measure {
+    name: &'static str,
+    of: fn(&Row) -> Option<f64>,
+    text: fn(f64) -> String,
+}
+
+const MEASURES: [Measure; 3] = [
+    Measure {
+        name: "elapsed",
+        of: |row| Some(row.elapsed_ms),
+        text: time,
+    },
+    Measure {
+        name: "commands per grant",
+        of: |row| row.commands_per_grant,
+        text: number,
+    },
+    Measure {
+        name: "connections",
+        of: |row| row.connections.map(f64::from),
+        text: |connections| connections.to_string(),
+    },
+];
+
+/// Returns the table of one store.
+fn table(rows: &[Row]) -> Markup {
     html! {
         table.rows {
-            caption { (store) }
+            @if let Some(row) = rows.first() { caption { (row.store) } }
             thead {
                 tr {
                     th scope="col" { "strategy" }
-                    th scope="col" { "elapsed" }
-                    th scope="col" { "commands per grant" }
-                    th scope="col" { "connections" }
+                    @for measure in MEASURES { th scope="col" { (measure.name) } }
                     th scope="col" { "waits" (axis()) }
                 }
             }
             tbody {
                 @for row in rows {
                     tr.ours[row.strategy == Strategy::Lockkeeper] {
-                        th scope="row" { (row.strategy) (outcome(scenario, row)) }
-                        td data-label="elapsed" {
-                            (bar(Some(row.elapsed_ms), elapsed, &time(row.elapsed_ms), "elapsed"))
+                        th scope="row" { (row.strategy) (outcome(row)) }
+                        @for Measure { name, of, text } in MEASURES {
+                            @let most = rows.iter().filter_map(of).fold(0.0, f64::max);
+                            @let shown = of(row).map_or_else(|| "–".to_owned(), text);
+                            td data-label=(name) { (bar(of(row), most, &shown, name)) }
                         }
-                        td data-label="commands per grant" {
-                            @let value = row.commands_per_grant;
-                            @let text = value.map_or_else(not_counted, number);
-                            (bar(value, commands, &text, "commands per grant"))
-                        }
-                        td data-label="connections" {
-                            @let value = row.connections.map(f64::from);
-                            @let text = value.map_or_else(not_counted, |value| value.to_string());
-                            (bar(value, connections, &text, "connections"))
-                        }
-                        td.waits data-label="waits" {
-                            (distribution(row))
-                        }
+                        td.waits data-label="waits" { (distribution(row)) }
                     }
                 }
             }
         }
     }
-}
-
-fn not_counted() -> String {
-    "–".to_owned()
 }
 
 fn number(value: f64) -> String {
@@ -124,9 +118,9 @@ fn number(value: f64) -> String {
     }
 }
 
-fn outcome(scenario: Scenario, row: &Row) -> Markup {
+fn outcome(row: &Row) -> Markup {
     let (word, sign, class) = verdict(row);
-    let note = match scenario {
+    let note = match row.scenario {
         Scenario::Gather | Scenario::Stock | Scenario::Seat | Scenario::Party => {
             Some(format!("{} in, {} away", row.admitted, row.turned_away))
         }

@@ -1,10 +1,14 @@
 //! Connections to a Redis or Valkey server, with the settings of the backend's URL.
 
+use std::fs;
 use std::time::Duration;
 
+use lockkeeper::OpenContext;
 use lockkeeper::redis::RedisOptions;
-use lockkeeper::{Config, OpenContext, StoreUrl};
-use redis::{Client, Connection, ConnectionAddr, IntoConnectionInfo, TlsCertificates};
+use redis::{
+    Client, Connection, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult,
+    TlsCertificates,
+};
 
 use crate::error::Error;
 
@@ -14,93 +18,21 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// How to connect to a server.
 #[derive(Clone)]
 pub(crate) struct RedisConfig {
-    url: StoreUrl,
-    ca_file: Option<String>,
-    user: Option<String>,
-    password: Option<String>,
-    database: i64,
+    client: Client,
     connect_timeout: Duration,
 }
 
 impl RedisConfig {
     /// Reads the settings that the backend was opened with.
-    pub(crate) fn from_context(context: &OpenContext<'_>) -> Result<Self, lockkeeper::Error> {
-        let url = context.url().clone();
-        let key = |name| context.get(name).map(str::to_owned);
-        let in_path = match url.scheme() {
-            "unix" => None,
-            _ => url.path()?.trim_start_matches('/').parse().ok(),
-        };
-        Ok(Self {
-            ca_file: key("ca_file"),
-            user: url.username()?.or_else(|| key("user")),
-            password: url.password()?.or_else(|| key("password")),
-            database: match in_path {
-                Some(number) => number,
-                None => context.parse("db", "a number from 0")?.unwrap_or_default(),
-            },
-            connect_timeout: context.duration("connect_timeout")?.unwrap_or(TIMEOUT),
-            url,
-        })
-    }
-
-    /// Describes a server on this machine, which need not run.
-    pub(crate) fn local(port: u16) -> Result<Self, Error> {
-        let config = Config::from_url(&format!("redis://127.0.0.1:{port}"))?;
-        Ok(Self {
-            url: config.url().clone(),
-            ca_file: None,
-            user: None,
-            password: None,
-            database: 0,
-            connect_timeout: TIMEOUT,
-        })
-    }
-
-    /// Opens a connection.
-    pub(crate) fn connect(&self) -> Result<Connection, Error> {
-        let client = self.client()?;
-        let connection = client.get_connection_with_timeout(self.connect_timeout)?;
-        connection.set_read_timeout(Some(TIMEOUT))?;
-        connection.set_write_timeout(Some(TIMEOUT))?;
-        Ok(connection)
-    }
-
-    fn client(&self) -> Result<Client, Error> {
-        let address = self.address()?;
-        let info = address.into_connection_info()?;
-        let mut settings = info.redis_settings().clone().set_db(self.database);
-        if let Some(user) = &self.user {
-            settings = settings.set_username(user);
-        }
-        if let Some(password) = &self.password {
-            settings = settings.set_password(password);
-        }
-        let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
-        if self.url.scheme() != "rediss" {
-            return Ok(Client::open(info)?);
-        }
-        let root_cert = self.ca_file.as_ref().map(std::fs::read).transpose();
-        let root_cert =
-            root_cert.map_err(|error| Error::failed(format!("cannot read `ca_file`: {error}")))?;
-        let certificates = TlsCertificates {
-            client_tls: None,
-            root_cert,
-        };
-        Ok(Client::build_with_tls(info, certificates)?)
-    }
-
-    fn address(&self) -> Result<ConnectionAddr, Error> {
-        if self.url.scheme() == "unix" {
-            return Ok(ConnectionAddr::Unix(self.url.path()?.into()));
-        }
+    pub(crate) fn from_context(context: &OpenContext<'_>) -> Result<Self, Error> {
+        let url = context.url();
+        let (scheme, path) = (url.scheme(), url.path()?);
         // A URL has brackets around an IPv6 address.
-        let host = self.url.host().unwrap_or_default();
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let host = host.to_owned();
-        let port = self.url.port().unwrap_or(RedisOptions::DEFAULT_PORT);
-        Ok(match self.url.scheme() {
+        let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
+        let (host, port) = (host.to_owned(), url.port());
+        let port = port.unwrap_or(RedisOptions::DEFAULT_PORT);
+        let address = match scheme {
+            "unix" => ConnectionAddr::Unix(path.as_str().into()),
             "rediss" => ConnectionAddr::TcpTls {
                 host,
                 port,
@@ -108,6 +40,63 @@ impl RedisConfig {
                 tls_params: None,
             },
             _ => ConnectionAddr::Tcp(host, port),
+        };
+        let in_path = path.trim_start_matches('/').parse().ok();
+        let database = match in_path.filter(|_| scheme != "unix") {
+            Some(number) => number,
+            None => context.parse("db", "a number from 0")?.unwrap_or_default(),
+        };
+        let info = without_delay(address)?;
+        let mut settings = info.redis_settings().clone().set_db(database);
+        let key = |name| context.get(name).map(str::to_owned);
+        if let Some(user) = url.username()?.or_else(|| key("user")) {
+            settings = settings.set_username(user);
+        }
+        if let Some(password) = url.password()?.or_else(|| key("password")) {
+            settings = settings.set_password(password);
+        }
+        let info = info.set_redis_settings(settings);
+        let client = if scheme == "rediss" {
+            let root_cert = context.get("ca_file").map(fs::read).transpose();
+            let root_cert = root_cert
+                .map_err(|error| Error::failed(format!("cannot read `ca_file`: {error}")))?;
+            let certificates = TlsCertificates {
+                client_tls: None,
+                root_cert,
+            };
+            Client::build_with_tls(info, certificates)?
+        } else {
+            Client::open(info)?
+        };
+        Ok(Self {
+            client,
+            connect_timeout: context.duration("connect_timeout")?.unwrap_or(TIMEOUT),
         })
     }
+
+    /// Describes a server on this machine, which need not run.
+    pub(crate) fn local(port: u16) -> Result<Self, Error> {
+        let address = ConnectionAddr::Tcp("127.0.0.1".to_owned(), port);
+        Ok(Self {
+            client: Client::open(without_delay(address)?)?,
+            connect_timeout: TIMEOUT,
+        })
+    }
+
+    /// Opens a connection.
+    pub(crate) fn connect(&self) -> Result<Connection, Error> {
+        let connection = self
+            .client
+            .get_connection_with_timeout(self.connect_timeout)?;
+        connection.set_read_timeout(Some(TIMEOUT))?;
+        connection.set_write_timeout(Some(TIMEOUT))?;
+        Ok(connection)
+    }
+}
+
+/// Describes connections to `address` that send each command at once.
+fn without_delay(address: ConnectionAddr) -> RedisResult<ConnectionInfo> {
+    let info = address.into_connection_info()?;
+    let tcp = info.tcp_settings().clone().set_nodelay(true);
+    Ok(info.set_tcp_settings(tcp))
 }
