@@ -1,7 +1,5 @@
 //! `lockkeeper doctor`: checks whether a store is fit for locks.
 
-use std::process::ExitCode;
-
 use lockkeeper::{Finding, Severity};
 use serde::Serialize;
 
@@ -30,11 +28,8 @@ struct Row<'a> {
     advice: &'a str,
 }
 
-pub(crate) fn main(args: &args::Doctor) -> ExitCode {
-    output::exit_code(doctor(args))
-}
-
-fn doctor(args: &args::Doctor) -> Result<u8, Failure> {
+/// Returns the exit status of `lockkeeper doctor`.
+pub(crate) fn main(args: &args::Doctor) -> Result<u8, Failure> {
     let mut store = None;
     let findings = match settings::open_first(&args.store) {
         Ok(keeper) => {

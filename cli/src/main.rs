@@ -38,16 +38,16 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => return refused(&error),
     };
-    match args.command {
-        Command::Run(args) => run::main(&args),
+    output::exit_code(match args.command {
+        Command::Run(args) => return run::main(&args),
         Command::Who(args) => who::main(&args),
         Command::Unlock(args) => unlock::main(&args),
         Command::Doctor(args) => doctor::main(&args),
-        Command::Completions { shell } => manual::completions(shell),
-        Command::Manual { folder } => manual::pages(folder.as_deref()),
+        Command::Completions { shell } => return manual::completions(shell),
+        Command::Manual { folder } => return manual::pages(folder.as_deref()),
         #[cfg(feature = "compare")]
         Command::Compare(args) => compare::main(&args),
-    }
+    })
 }
 
 /// Prints why the command line was refused, or the help that it asks for.

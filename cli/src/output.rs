@@ -59,24 +59,15 @@ pub(crate) fn format_span(span: Duration) -> String {
 /// Breaks a text into lines that fit the terminal, with `start` before the first one and as many
 /// spaces before the others.
 pub(crate) fn wrap(start: &str, text: &str) -> Vec<String> {
-    let indent = " ".repeat(start.len());
-    let mut lines = Vec::new();
-    let mut line = start.to_owned();
-    let mut is_empty = true;
+    let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
-        let width = line.chars().count() + 1 + word.chars().count();
-        if !is_empty && width > usize::from(WIDTH) {
-            lines.push(std::mem::replace(&mut line, indent.clone()));
-            is_empty = true;
+        let fits =
+            |line: &String| line.chars().count() + 1 + word.chars().count() <= usize::from(WIDTH);
+        match lines.last_mut() {
+            None => lines.push(format!("{start}{word}")),
+            Some(line) if fits(line) => line.extend([" ", word]),
+            Some(_) => lines.push(format!("{:1$}{word}", "", start.len())),
         }
-        if !is_empty {
-            line.push(' ');
-        }
-        line.push_str(word);
-        is_empty = false;
-    }
-    if !is_empty {
-        lines.push(line);
     }
     lines
 }

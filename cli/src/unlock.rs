@@ -1,7 +1,6 @@
 //! `lockkeeper unlock --force`: takes a lock away from its holder.
 
 use std::io::{self, BufRead, IsTerminal, Write};
-use std::process::ExitCode;
 use std::time::SystemTime;
 
 use lockkeeper::{Clock, HeldName, LockName, SystemClock};
@@ -15,11 +14,8 @@ use crate::who::{admin, holder};
 /// The user did not confirm, or the hold that was shown has ended.
 const NOT_DONE: u8 = 1;
 
-pub(crate) fn main(args: &args::Unlock) -> ExitCode {
-    output::exit_code(unlock(args))
-}
-
-fn unlock(args: &args::Unlock) -> Result<u8, Failure> {
+/// Returns the exit status of `lockkeeper unlock`.
+pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
     let name = LockName::new(args.name.as_str()).map_err(|error| Failure::usage(&error))?;
     let keeper = settings::open_existing(&args.store)?;
     let admin = admin(&keeper)?;

@@ -1,6 +1,5 @@
 //! `lockkeeper who`: lists the held locks and their holders.
 
-use std::process::ExitCode;
 use std::time::SystemTime;
 
 use comfy_table::{
@@ -56,11 +55,8 @@ impl From<&HeldName> for Row {
     }
 }
 
-pub(crate) fn main(args: &args::Who) -> ExitCode {
-    output::exit_code(who(args).map(|()| 0))
-}
-
-fn who(args: &args::Who) -> Result<(), Failure> {
+/// Returns the exit status of `lockkeeper who`.
+pub(crate) fn main(args: &args::Who) -> Result<u8, Failure> {
     let name = args.name.as_deref().map(LockName::new).transpose();
     let name = name.map_err(|error| Failure::usage(&error))?;
     let keeper = settings::open_existing(&args.store)?;
@@ -68,13 +64,14 @@ fn who(args: &args::Who) -> Result<(), Failure> {
     let held = admin.held(name.as_ref(), SystemClock.now() + args.timeout)?;
     let cannot_tell = admin.cannot_tell();
     if args.json {
-        return output::print_json(&Report {
+        output::print_json(&Report {
             schema: "lockkeeper-who",
             version: 1,
             store: keeper.backend(),
             held: held.iter().map(Row::from).collect(),
             cannot_tell,
-        });
+        })?;
+        return Ok(0);
     }
     let mut text = match (held.is_empty(), &name) {
         (true, Some(name)) => format!("{name:?} is not held."),
@@ -89,7 +86,7 @@ fn who(args: &args::Who) -> Result<(), Failure> {
             text.push_str(&line);
         }
     }
-    output::print(&text)
+    output::print(&text).map(|()| 0)
 }
 
 /// Returns the store's view for operators, or an error if other processes cannot see the store.

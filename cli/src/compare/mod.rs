@@ -4,7 +4,6 @@ mod progress;
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::ExitCode;
 
 use lockkeeper::CancelToken;
 use lockkeeper_compare::{Comparison, Error, StoreSpec, holder};
@@ -32,12 +31,9 @@ impl From<Error> for Failure {
     }
 }
 
-pub(crate) fn main(args: &args::Compare) -> ExitCode {
-    output::exit_code(compare(args))
-}
-
-/// Runs a comparison. What was measured is shown even if the run ends early.
-fn compare(args: &args::Compare) -> Result<u8, Failure> {
+/// Runs a comparison, and returns the exit status. What was measured is shown even if the run ends
+/// early.
+pub(crate) fn main(args: &args::Compare) -> Result<u8, Failure> {
     if args.holder {
         holder::main()?;
         return Ok(0);

@@ -1,6 +1,6 @@
 //! The checks of `doctor`: every step in the life of a lock, with two keepers, under names of its own.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,13 +27,9 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
         format!("the store can be opened: {}", keeper.backend()),
     )];
     // The keeper of another program, if the store can be shared by processes.
-    let other = if keeper.capabilities().has(Capability::CrossProcess) {
-        settings::open_first(args)
-    } else {
-        Ok(keeper.clone())
-    };
-    let other = match other {
-        Ok(other) => other,
+    let is_shared = keeper.capabilities().has(Capability::CrossProcess);
+    let other = match is_shared.then(|| settings::open_first(args)).transpose() {
+        Ok(other) => other.unwrap_or_else(|| keeper.clone()),
         Err(failure) => {
             let what = format!("a second connection is refused: {failure}");
             findings.push(broken("connect", what));
@@ -140,12 +136,8 @@ fn round_trip(pair: &Pair<'_>, topic: &'static str) -> Checked {
     Ok(if middle < SLOW {
         Finding::fine(topic, what)
     } else {
-        Finding::warning(
-            topic,
-            what,
-            "every lock costs that much",
-            "put the store nearer, or find what slows it down",
-        )
+        let advice = "put the store nearer, or find what slows it down";
+        Finding::warning(topic, what, "every lock costs that much", advice)
     })
 }
 
@@ -157,9 +149,8 @@ fn contend(pair: &Pair<'_>, topic: &'static str) -> Checked {
     }
     let token = first.token();
     if first.release()? != Released::Done {
-        return Err(
-            "a lock was gone while it was held: another program removes keys or rows".into(),
-        );
+        let what = "a lock was gone while it was held: another program removes keys or rows";
+        return Err(what.into());
     }
     let second = pair.other.lock(&pair.name)?;
     if second.token() <= token {
@@ -175,18 +166,16 @@ fn contend(pair: &Pair<'_>, topic: &'static str) -> Checked {
 /// Checks that a waiter gets the lock when its holder releases it.
 fn hand_over(pair: &Pair<'_>, topic: &'static str) -> Checked {
     let first = pair.keeper.lock(&pair.name)?;
-    let waits = AtomicBool::new(false);
+    let started = Barrier::new(2);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let options = AcquireOptions::new().wait(STEP_TIMEOUT);
-            waits.store(true, Ordering::SeqCst);
+            started.wait();
             let guard = pair.other.acquire(&pair.name, &options)?;
             Ok::<_, Error>((guard.is_some(), Instant::now()))
         });
+        started.wait();
         // Long enough for the waiter to queue; if it has not, the reply is only quicker.
-        while !waits.load(Ordering::SeqCst) {
-            thread::yield_now();
-        }
         thread::sleep(Duration::from_millis(100));
         let began = Instant::now();
         first.release()?;
@@ -195,46 +184,36 @@ fn hand_over(pair: &Pair<'_>, topic: &'static str) -> Checked {
         };
         let (got_it, at) = answer?;
         if !got_it {
-            return Err(
-                "a released lock was not granted to the waiter: the waiter was not woken".into(),
-            );
+            let what = "a released lock was not granted to the waiter: the waiter was not woken";
+            return Err(what.into());
         }
         let took = at.saturating_duration_since(began);
         let what = format!("a released lock is granted to a waiter after {took:.0?}");
         Ok(if took < LATE / 2 {
             Finding::fine(topic, what)
         } else {
-            Finding::warning(
-                topic,
-                what,
-                "the waiter was not woken, and found the release by polling",
-                "check whether something between here and the store drops messages",
-            )
+            let meaning = "the waiter was not woken, and found the release by polling";
+            let advice = "check whether something between here and the store drops messages";
+            Finding::warning(topic, what, meaning, advice)
         })
     })
 }
 
 /// Checks that a lease that is not renewed expires in time, and that its guard knows.
 fn expire(pair: &Pair<'_>, topic: &'static str) -> Checked {
-    let ttl = pair
-        .keeper
-        .capabilities()
-        .min_ttl()
-        .max(Duration::from_millis(500));
-    let options = AcquireOptions::new()
-        .wait(STEP_TIMEOUT)
-        .lease(LeasePolicy::Fixed { ttl });
+    let least = pair.keeper.capabilities().min_ttl();
+    let ttl = least.max(Duration::from_millis(500));
+    let options = AcquireOptions::new().wait(STEP_TIMEOUT);
+    let fixed = options.clone().lease(LeasePolicy::Fixed { ttl });
     let began = Instant::now();
-    let Some(guard) = pair.keeper.acquire(&pair.name, &options)? else {
+    let Some(guard) = pair.keeper.acquire(&pair.name, &fixed)? else {
         return Err("the name is busy: another program holds it".into());
     };
-    let options = AcquireOptions::new().wait(STEP_TIMEOUT);
     let next = pair.other.acquire(&pair.name, &options)?;
     let took = began.elapsed();
     let Some(next) = next else {
-        return Err(
-            "an expired lease is not granted again: a dead holder's lock stays forever".into(),
-        );
+        let what = "an expired lease is not granted again: a dead holder's lock stays forever";
+        return Err(what.into());
     };
     if guard.is_held() || took < ttl {
         return Err("a lease was granted again before it was over: two programs hold it".into());
@@ -244,10 +223,11 @@ fn expire(pair: &Pair<'_>, topic: &'static str) -> Checked {
     Ok(if took <= ttl + LATE {
         Finding::fine(topic, what)
     } else {
+        let meaning = "a dead holder's lock stays longer than it should";
         Finding::warning(
             topic,
             what,
-            "a dead holder's lock stays longer than it should",
+            meaning,
             "check whether the store is overloaded",
         )
     })

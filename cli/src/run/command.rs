@@ -16,15 +16,17 @@ use rustix::process::{
 use super::signals::is_handled;
 #[cfg(target_os = "linux")]
 use super::signals::is_proc_ours;
-use super::stderr::StderrWriter;
+use super::stderr::{self, Level};
 use crate::program::own_program;
 
 /// The hidden argument that makes this program a process that becomes the command.
 pub(super) const CHILD: &str = "__child";
 /// The name of the helper processes in `ps`.
 pub(super) const OWN_NAME: &str = "lockkeeper";
+/// The argument after the parent's process id: no message is written.
+pub(super) const QUIET: &str = "quiet";
 const NOT_FOUND: u8 = 127;
-const NOT_RUN: u8 = 126;
+pub(super) const NOT_RUN: u8 = 126;
 
 /// A command in a process group of its own.
 #[derive(Debug)]
@@ -46,15 +48,19 @@ impl CommandProcess {
     pub(super) fn spawn_stopped(
         command: &[OsString],
         environment: &[(&str, String)],
-        stderr: StderrWriter,
     ) -> io::Result<Self> {
         // Orphans of the group become children of this process, which can then wait for them.
         #[cfg(target_os = "linux")]
         rustix::process::set_child_subreaper(Some(getpid()))?;
+        let messages = if stderr::level() == Level::Quiet {
+            QUIET
+        } else {
+            "normal"
+        };
         let mut child = Command::new(own_program()?);
         child
             .arg0(OWN_NAME)
-            .args([CHILD, &getpid().to_string(), stderr.as_arg()])
+            .args([CHILD, &getpid().to_string(), messages])
             .args(command)
             .process_group(0);
         // Settings may hold secrets, and only this program needs them.
@@ -87,8 +93,7 @@ impl CommandProcess {
 
     /// Sends a signal to the whole group.
     pub(super) fn signal(&self, signal: Signal) {
-        // The group may have ended.
-        let _ = kill_process_group(self.group, signal);
+        signal_group(self.group, signal);
     }
 
     /// Sends a signal to the command's own process, if that process handles the signal.
@@ -146,6 +151,12 @@ impl CommandProcess {
         while let Ok(Some(_)) = waitpgid(self.group, WaitOptions::NOHANG) {}
         is_group_gone(self.group, true)
     }
+}
+
+/// Sends a signal to a whole group.
+pub(super) fn signal_group(group: Pid, signal: Signal) {
+    // The group may have ended.
+    let _ = kill_process_group(group, signal);
 }
 
 /// Returns whether no process of a group runs any more.
@@ -220,7 +231,7 @@ impl Status {
 }
 
 /// Runs the process that becomes the command. `parent` is the process id of `run`.
-pub(super) fn main(parent: Option<i32>, stderr: StderrWriter, command: &[OsString]) -> ExitCode {
+pub(super) fn main(parent: Option<i32>, command: &[OsString]) -> ExitCode {
     // The command must not outlive `run`, however `run` ends.
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
@@ -251,7 +262,7 @@ pub(super) fn main(parent: Option<i32>, stderr: StderrWriter, command: &[OsStrin
         io::ErrorKind::PermissionDenied => (NOT_RUN, "is it a program that this user may run?"),
         _ => (NOT_RUN, "is it a program for this system?"),
     };
-    stderr.warn(&format!("cannot run {shown}: {error}; {advice}"));
+    stderr::warn(&format!("cannot run {shown}: {error}; {advice}"));
     ExitCode::from(code)
 }
 

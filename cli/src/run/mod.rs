@@ -8,7 +8,8 @@
 //! - `start`: from the command line to the exit status
 //! - `plan`: whether the times fit, and the deadlines of the command
 //! - `signals`: signals and renewals as one queue of events
-//! - `claim`, with `claim_wait`: no two commands of this host under one name
+//! - `claim`: no two commands of this host under one name
+//! - `held`: the lock while it is held, from the wait for the claim to the release
 //! - `command`: the command's process
 //! - `terminal`: lending the terminal to the command
 //! - `supervisor`: what `run` does while the command runs
@@ -16,8 +17,8 @@
 //! - `stderr`: writing to standard error without waiting for its reader
 
 mod claim;
-mod claim_wait;
 mod command;
+mod held;
 mod plan;
 mod poll;
 mod signals;

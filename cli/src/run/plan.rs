@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use humantime::format_duration;
-use lockkeeper::{Clock, HostInstant, LeasePolicy, LockGuard, LockKeeper, SystemClock};
+use lockkeeper::{HostInstant, LeasePolicy, LockKeeper};
 
 use crate::args::{OnLost, Run};
 use crate::failure::{CONFIG, Failure, USAGE};
@@ -135,15 +135,6 @@ impl Plan {
             format_millis(held),
             format_millis(hold),
         ))
-    }
-
-    /// Returns the deadlines of a lock as it is now, or `None` if the lock is lost or leaves no time
-    /// for a command.
-    pub(super) fn deadlines_of(&self, guard: &LockGuard) -> Option<Deadlines> {
-        let now = SystemClock.now();
-        let remaining = guard.remaining();
-        let deadlines = self.deadlines(now + remaining);
-        (!remaining.is_zero() && now < deadlines.term).then_some(deadlines)
     }
 
     /// Returns the deadlines of a lock that is held until `until`.

@@ -22,73 +22,71 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Returns whether a file can be read from, or has ended, within `limit`.
 pub(super) fn is_readable(file: &impl AsFd, limit: Duration) -> bool {
-    let limit = timespec(limit);
-    poll(&mut [PollFd::new(file, PollFlags::IN)], Some(&limit)).is_ok_and(|ready| ready > 0)
+    wait_for(&[file.as_fd()], PollFlags::IN, Some(limit)).is_ok_and(|ready| ready > 0)
 }
 
 /// Returns whether the other end of a connection is open.
 pub(super) fn is_open(connection: &impl AsFd) -> bool {
     // The kernel reports a closed end without a flag for it.
-    let mut ends = [PollFd::new(connection, PollFlags::empty())];
-    poll(&mut ends, Some(&timespec(Duration::ZERO))) == Ok(0)
+    let ended = wait_for(
+        &[connection.as_fd()],
+        PollFlags::empty(),
+        Some(Duration::ZERO),
+    );
+    matches!(ended, Ok(0))
+}
+
+/// Waits until `limit` for one of the files, and returns how many are ready.
+fn wait_for(
+    files: &[BorrowedFd<'_>],
+    flags: PollFlags,
+    limit: Option<Duration>,
+) -> rustix::io::Result<usize> {
+    let files = files.iter().map(|file| PollFd::new(file, flags));
+    let limit = limit.map(timespec);
+    poll(&mut files.collect::<Vec<_>>(), limit.as_ref())
 }
 
 /// A time to wake at, on the host's clock.
 ///
 /// Time-outs of `poll` do not advance while the host is suspended. A timer of CLOCK_BOOTTIME does, and
-/// if it is due when the host resumes, it fires at once; see timerfd_create(2).
+/// if it is due when the host resumes, it fires at once; see timerfd_create(2). Other systems have no
+/// such timer: there a wait ends after a second, and the caller waits again.
 pub(super) struct Timer {
     #[cfg(target_os = "linux")]
     timer: OwnedFd,
 }
 
-#[cfg(target_os = "linux")]
 impl Timer {
     pub(super) fn new() -> io::Result<Self> {
-        let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
-        Ok(Self { timer })
+        Ok(Self {
+            #[cfg(target_os = "linux")]
+            timer: timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?,
+        })
     }
 
     /// Waits until one of the files can be read from, until a signal is handled, or until `time`.
     pub(super) fn wait_until(&self, time: HostInstant, files: &[BorrowedFd<'_>]) -> io::Result<()> {
-        // Zero would disarm the timer.
-        let nanos = time.as_nanos().max(1);
-        let spec = Itimerspec {
-            it_interval: timespec(Duration::ZERO),
-            it_value: timespec(Duration::from_nanos(nanos)),
+        #[cfg(target_os = "linux")]
+        let (files, limit) = {
+            let spec = Itimerspec {
+                it_interval: timespec(Duration::ZERO),
+                // Zero would disarm the timer.
+                it_value: timespec(Duration::from_nanos(time.as_nanos().max(1))),
+            };
+            timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &spec)?;
+            (&[files, &[self.timer.as_fd()]].concat(), None)
         };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &spec)?;
-        let mut files = polled(files);
-        files.push(PollFd::new(&self.timer, PollFlags::IN));
-        ended(poll(&mut files, None))
-    }
-}
-
-/// Elsewhere `poll` waits at most for `MAX_TIMEOUT`, and the caller calls it again.
-#[cfg(not(target_os = "linux"))]
-impl Timer {
-    pub(super) fn new() -> io::Result<Self> {
-        Ok(Self {})
-    }
-
-    pub(super) fn wait_until(&self, time: HostInstant, files: &[BorrowedFd<'_>]) -> io::Result<()> {
-        const MAX_TIMEOUT: Duration = Duration::from_secs(1);
-        let left = time.saturating_since(SystemClock.now());
-        let limit = timespec(left.min(MAX_TIMEOUT));
-        ended(poll(&mut polled(files), Some(&limit)))
-    }
-}
-
-fn polled<'a>(files: &'a [BorrowedFd<'_>]) -> Vec<PollFd<'a>> {
-    let polled = files.iter().map(|file| PollFd::new(file, PollFlags::IN));
-    polled.collect()
-}
-
-/// Ignores the error of a signal that was handled. The caller checks which file can be read from.
-fn ended(polled: rustix::io::Result<usize>) -> io::Result<()> {
-    match polled {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(errno) => Err(errno.into()),
+        #[cfg(not(target_os = "linux"))]
+        let limit = Some(
+            time.saturating_since(SystemClock.now())
+                .min(Duration::from_secs(1)),
+        );
+        match wait_for(files, PollFlags::IN, limit) {
+            // The caller checks which file can be read from.
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 }
 

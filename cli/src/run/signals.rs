@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, Sender};
 use lockkeeper::{CancelToken, Error, FencingToken, LockName, Observer};
 use nix::sys::signal::SigSet;
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -12,8 +12,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 use signal_hook::iterator::Signals;
 
-use super::stderr::StderrWriter;
-use super::terminal;
+use super::{stderr, terminal};
 use crate::failure::Failure;
 
 /// An event while a lock is held.
@@ -39,22 +38,13 @@ const OTHER_SIGNALS: [Signal; 5] = [
     Signal::CHILD,
 ];
 
-/// Takes the events that have happened, and returns the first signal that asks for an end.
-pub(super) fn end_signal(events: &Receiver<Event>) -> Option<Signal> {
-    events.try_iter().find_map(as_end_signal)
-}
-
 /// Takes events until none has happened for `limit`, and returns the first signal that asks for an
 /// end.
-pub(super) fn end_signal_within(limit: Duration, events: &Receiver<Event>) -> Option<Signal> {
-    std::iter::from_fn(|| events.recv_timeout(limit).ok()).find_map(as_end_signal)
-}
-
-fn as_end_signal(event: Event) -> Option<Signal> {
-    match event {
+pub(super) fn end_signal(events: &Receiver<Event>, limit: Duration) -> Option<Signal> {
+    std::iter::from_fn(|| events.recv_timeout(limit).ok()).find_map(|event| match event {
         Event::Signal(signal) if asks_for_end(signal) => Some(signal),
         _ => None,
-    }
+    })
 }
 
 pub(super) fn asks_for_end(signal: Signal) -> bool {
@@ -164,38 +154,34 @@ fn is_in(_mask: &str, _process: &str, _signal: Signal) -> bool {
 
 /// Reports what the keeper observes of the lock of `run`, as events and on standard error.
 #[derive(Debug)]
-pub(super) struct EventForwarder {
-    pub(super) events: Sender<Event>,
-    pub(super) stderr: StderrWriter,
-}
+pub(super) struct EventForwarder(pub(super) Sender<Event>);
 
 impl Observer for EventForwarder {
     fn contended(&self, name: &LockName) {
-        self.stderr
-            .info(&format!("{name:?} is held by another process"));
+        stderr::info(&format!("{name:?} is held by another process"));
     }
 
     fn renewed(&self, _name: &LockName, _token: FencingToken) {
-        let _ = self.events.send(Event::Renewed);
+        let _ = self.0.send(Event::Renewed);
     }
 
     fn renewal_unknown(&self, name: &LockName, _token: FencingToken, error: &Error) {
-        self.stderr.info(&format!(
+        stderr::info(&format!(
             "{name:?} could not be renewed; lockkeeper tries again: {error}"
         ));
     }
 
     fn warning(&self, store: &str, text: &str) {
-        self.stderr.warn(&format!("{store}: {text}"));
+        stderr::warn(&format!("{store}: {text}"));
     }
 
     fn fallback(&self, from: &str, to: &str, reason: &Error) {
-        self.stderr.warn(&format!(
+        stderr::warn(&format!(
             "the lock is on {to}, and does not exclude holders on {from}: {reason}"
         ));
     }
 
     fn lost(&self, _name: &LockName, _token: FencingToken) {
-        let _ = self.events.send(Event::Lost);
+        let _ = self.0.send(Event::Lost);
     }
 }

@@ -1,19 +1,21 @@
 //! What `run` does while the command runs: it passes signals on to the command and deadlines on to the
 //! watchdog, and ends the command if the lock is lost.
 
-use std::sync::mpsc::Receiver;
+use std::io::IsTerminal;
 use std::time::Duration;
 
-use lockkeeper::{Clock, LeasePolicy, LockGuard, SystemClock};
+use lockkeeper::{Clock, LeasePolicy, SystemClock};
 use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 
 use super::command::{self, CommandProcess, State, Status};
-use super::plan::{Deadlines, Plan};
+use super::held::HeldLock;
+use super::plan::Deadlines;
 use super::poll::POLL_INTERVAL;
 use super::signals::{Event, asks_for_end, is_ignored};
-use super::stderr::StderrWriter;
+use super::stderr;
 use super::terminal::{self, Terminal};
 use super::watchdog::Watchdog;
+use crate::failure::LOST;
 
 /// How often `run` polls whether a group that was killed is gone. Polls are counted, not time, which
 /// would run on while the host is suspended.
@@ -21,7 +23,8 @@ const MAX_POLLS: u32 = 50;
 
 /// How the command ended.
 pub(super) struct Ended {
-    pub(super) status: Status,
+    /// The exit status of `run`.
+    pub(super) code: u8,
     /// Whether the lock was lost before the command had ended.
     pub(super) lost: bool,
     /// Whether a signal asked for an end, even if the command had ended already.
@@ -36,10 +39,7 @@ pub(super) struct Ended {
 pub(super) struct Supervisor<'a> {
     command: &'a CommandProcess,
     watchdog: Watchdog,
-    plan: Plan,
-    guard: &'a LockGuard,
-    events: &'a Receiver<Event>,
-    stderr: StderrWriter,
+    held: &'a HeldLock,
     terminal: Option<Terminal>,
     wants_terminal: bool,
     /// A stop was passed on to the command, and this process stops with it.
@@ -55,54 +55,41 @@ pub(super) struct Supervisor<'a> {
 }
 
 impl<'a> Supervisor<'a> {
-    pub(super) fn new(
+    /// Continues the stopped command. Returns `None` if the lock is lost; then the command never runs.
+    pub(super) fn start(
         command: &'a CommandProcess,
-        watchdog: Watchdog,
-        plan: Plan,
-        guard: &'a LockGuard,
-        events: &'a Receiver<Event>,
-        stderr: StderrWriter,
-    ) -> Self {
-        Self {
+        mut watchdog: Watchdog,
+        held: &'a HeldLock,
+    ) -> Option<Self> {
+        // The host may have been suspended since the grant.
+        let Some(deadlines) = held.deadlines_to_start() else {
+            command.signal(Signal::KILL);
+            watchdog.dismiss();
+            command.status();
+            return None;
+        };
+        let mut supervisor = Self {
             watchdog,
             command,
-            plan,
-            guard,
-            events,
-            stderr,
+            held,
             terminal: Terminal::find(),
             // A script that starts `run` with `&` keeps the terminal, and ignores INT here. A command
             // that ignores TTIN is not stopped when it reads, so it could not ask for the terminal.
             wants_terminal: (terminal::is_alone()
-                || terminal::is_read() && is_ignored(Signal::TTIN))
+                || std::io::stdin().is_terminal() && is_ignored(Signal::TTIN))
                 && !is_ignored(Signal::INT),
             stops_with_command: false,
-            sent: Deadlines::NEVER,
+            sent: deadlines,
             lost: None,
             ending: false,
             end_signals: Vec::new(),
-        }
-    }
-
-    /// Continues the stopped command. Returns `None` if the lock is lost; then the command never runs.
-    pub(super) fn start(mut self) -> Option<Self> {
-        // The host may have been suspended since the grant.
-        let Some(deadlines) = self.plan.deadlines_of(self.guard) else {
-            self.command.signal(Signal::KILL);
-            self.watchdog.dismiss();
-            self.command.status();
-            return None;
         };
-        self.sent = deadlines;
-        if self
-            .watchdog
-            .watch_group(self.command.group(), deadlines)
-            .is_err()
-        {
-            self.replace_watchdog();
+        let watched = supervisor.watchdog.watch_group(command.group(), deadlines);
+        if watched.is_err() {
+            supervisor.replace_watchdog();
         }
-        self.continue_command();
-        Some(self)
+        supervisor.continue_command();
+        Some(supervisor)
     }
 
     /// Waits until the command has ended; if the lock is lost, until its whole group has ended.
@@ -115,42 +102,43 @@ impl<'a> Supervisor<'a> {
             }
             let limit = self.check_lock();
             // An error is a time-out: the keeper's observer is a sender as long as the lock is held.
-            if let Ok(event) = self.events.recv_timeout(limit) {
+            if let Ok(event) = self.held.events.recv_timeout(limit) {
                 self.handle(event);
             }
         }
         // The command has ended by itself, so the whole lease counts, not only the time until TERM.
-        if self.is_ending() || self.guard.remaining().is_zero() {
+        if self.is_ending() || self.held.guard.remaining().is_zero() {
             self.check_lock();
         }
         let was_lent = self.terminal.as_mut().is_some_and(Terminal::take_back);
-        let status = match self.lost.filter(|_| self.plan.ends_on_loss()) {
-            None => {
-                self.watchdog.dismiss();
-                self.command.status()
-            }
-            Some(deadlines) => {
-                let status = self.command.status();
-                let mut polls = 0;
-                while !self.command.is_group_gone() && polls < MAX_POLLS {
-                    // A poll that an event has cut short gave the others no time to end.
-                    let is_quiet = self.events.recv_timeout(POLL_INTERVAL).is_err();
-                    if SystemClock.now() >= deadlines.kill {
-                        self.command.signal(Signal::KILL);
-                        polls += u32::from(is_quiet);
-                    }
+        let loss = self.lost.filter(|_| self.held.plan.ends_on_loss());
+        if loss.is_none() {
+            self.watchdog.dismiss();
+        }
+        let status = self.command.status();
+        if let Some(deadlines) = loss {
+            let mut polls = 0;
+            while !self.command.is_group_gone() && polls < MAX_POLLS {
+                // A poll that an event has cut short gave the others no time to end.
+                let is_quiet = self.held.events.recv_timeout(POLL_INTERVAL).is_err();
+                if SystemClock.now() >= deadlines.kill {
+                    self.command.signal(Signal::KILL);
+                    polls += u32::from(is_quiet);
                 }
-                self.watchdog.dismiss();
-                status
             }
-        };
+            self.watchdog.dismiss();
+        }
         if let (Some(terminal), Status::Signal(_)) = (&self.terminal, status) {
             terminal.restore();
         }
         let was_received = |key: &Signal| self.end_signals.contains(key);
-        let key = self.key(status).filter(|key| was_lent || was_received(key));
+        let key = self.key(status).filter(|key| {
+            // `run` has not ended the command itself.
+            loss.is_none() && (was_lent || was_received(key))
+        });
+        stderr::info(&format!("the command ended with {}", status.code()));
         Ended {
-            status,
+            code: loss.map_or(status.code(), |_| LOST),
             lost: self.lost.is_some(),
             was_asked_to_end: !self.end_signals.is_empty() || key.is_some(),
             key,
@@ -164,9 +152,7 @@ impl<'a> Supervisor<'a> {
             return None;
         };
         let is_ours = self.terminal.as_ref().is_some_and(Terminal::is_ours);
-        let is_its_own = self.lost.is_none() || !self.plan.ends_on_loss();
-        Signal::from_named_raw(signal)
-            .filter(|signal| is_ours && is_its_own && terminal::is_key(*signal))
+        Signal::from_named_raw(signal).filter(|signal| is_ours && terminal::is_key(*signal))
     }
 
     /// Returns whether a watchdog has begun to end the command.
@@ -180,55 +166,57 @@ impl<'a> Supervisor<'a> {
         let now = SystemClock.now();
         if let Some(deadlines) = self.lost {
             // The watchdog does that, unless it is stopped.
-            if self.plan.ends_on_loss() && now >= deadlines.kill {
+            if self.held.plan.ends_on_loss() && now >= deadlines.kill {
                 self.command.signal(Signal::KILL);
             }
             return POLL_INTERVAL;
         }
         let is_ending = self.is_ending();
-        let remaining = self.guard.remaining();
-        let deadlines = self.plan.deadlines(now + remaining);
-        if now < deadlines.term && !remaining.is_zero() && !is_ending {
-            let next = deadlines.term.saturating_since(now).min(remaining);
-            return next.max(Duration::from_millis(1));
+        let current = self.held.deadlines();
+        if let Some(deadlines) = current.filter(|_| !is_ending) {
+            if now < deadlines.term {
+                let next = deadlines.term.min(deadlines.claim).saturating_since(now);
+                return next.max(Duration::from_millis(1));
+            }
+            // The command may have ended after the last poll, and before this process was stopped.
+            if self.command.has_ended() {
+                return Duration::ZERO;
+            }
         }
-        // The command may have ended after the last poll, and before this process was stopped.
-        if !remaining.is_zero() && !is_ending && self.command.has_ended() {
-            return Duration::ZERO;
-        }
-        let why = if let LeasePolicy::Fixed { .. } = self.plan.policy {
+        let why = if let LeasePolicy::Fixed { .. } = self.held.plan.policy {
             "is not kept any longer: its --lease is over"
-        } else if !self.guard.is_held() {
+        } else if !self.held.guard.is_held() {
             "is lost: the store was out of reach for too long, or the lock was taken away"
         } else if is_ending {
             "was not renewed in time: lockkeeper was stopped or suspended"
         } else {
             "cannot be kept: the store has not renewed it in time"
         };
-        let deadlines = match remaining {
-            Duration::ZERO => self.plan.at_once(now, self.sent.kill),
-            _ => Deadlines {
+        let deadlines = match current {
+            None => self.held.plan.at_once(now, self.sent.kill),
+            Some(current) => Deadlines {
                 term: now,
-                ..deadlines
+                ..current
             },
         };
         self.lost = Some(deadlines);
-        let name = self.guard.name();
-        let (deadlines, effect) = if self.plan.ends_on_loss() {
-            (deadlines, "its command is ended")
+        let effect = if self.held.plan.ends_on_loss() {
+            self.send_deadlines(deadlines);
+            "its command is ended"
         } else {
-            (Deadlines::WITHOUT_LOCK, "its command goes on without it")
+            self.send_deadlines(Deadlines::WITHOUT_LOCK);
+            "its command goes on without it"
         };
-        let text = format!("the lock {name:?} {why}; {effect}");
-        self.send_deadlines(deadlines);
-        self.stderr.warn(&text);
+        let name = self.held.guard.name();
+        stderr::warn(&format!("the lock {name:?} {why}; {effect}"));
         POLL_INTERVAL
     }
 
     fn handle(&mut self, event: Event) {
         match event {
             Event::Renewed if self.lost.is_none() => {
-                if let Some(deadlines) = self.current_deadlines() {
+                // `check_lock` handles a loss.
+                if let Some(deadlines) = self.held.deadlines() {
                     self.send_deadlines(deadlines);
                 }
             }
@@ -263,15 +251,6 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Returns the deadlines of the lock as it is now, or `None` if it is lost. `check_lock` handles
-    /// the loss.
-    fn current_deadlines(&self) -> Option<Deadlines> {
-        // The time first: if this process is stopped in between, the deadlines must not get later.
-        let now = SystemClock.now();
-        let remaining = self.guard.remaining();
-        (!remaining.is_zero()).then(|| self.plan.deadlines(now + remaining))
-    }
-
     fn send_deadlines(&mut self, deadlines: Deadlines) {
         self.sent = deadlines;
         if self.watchdog.send_deadlines(deadlines).is_err() {
@@ -283,8 +262,9 @@ impl<'a> Supervisor<'a> {
     fn replace_watchdog(&mut self) {
         // The new watchdog does not know whether the old one has begun to end the command.
         self.is_ending();
-        let started = self.watchdog.start_replacement(self.command.group());
-        if let Some(deadlines) = self.current_deadlines().filter(|_| self.lost.is_none()) {
+        let claim = self.watchdog.claim.clone();
+        let started = Watchdog::start(claim, Some(self.command.group()));
+        if let Some(deadlines) = self.held.deadlines().filter(|_| self.lost.is_none()) {
             self.sent = deadlines;
         }
         let started = started.and_then(|mut watchdog| {
@@ -294,11 +274,11 @@ impl<'a> Supervisor<'a> {
         match started {
             Ok(watchdog) => std::mem::replace(&mut self.watchdog, watchdog).dismiss(),
             Err(error) => {
-                self.stderr.warn(&format!(
+                stderr::warn(&format!(
                     "the watchdog was killed, and another cannot be started: {error}; the command is killed"
                 ));
                 let now = SystemClock.now();
-                self.lost.get_or_insert(self.plan.at_once(now, now));
+                self.lost.get_or_insert(self.held.plan.at_once(now, now));
                 self.command.signal(Signal::KILL);
             }
         }
@@ -328,7 +308,7 @@ impl<'a> Supervisor<'a> {
             let _ = kill_process(getpid(), Signal::STOP);
             self.continue_command();
         } else if asks {
-            self.stderr.warn(
+            stderr::warn(
                 "the command asks for the terminal, which this job does not have; it is stopped until `fg` continues the job",
             );
         }

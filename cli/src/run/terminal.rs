@@ -1,6 +1,5 @@
 //! The terminal: which process group has it, and lending it to the command.
 
-use std::io::IsTerminal;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::sys::signal::{SigSet, Signal};
@@ -87,11 +86,6 @@ pub(super) fn is_alone() -> bool {
         stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
     };
     !is_pipe(std::io::stdin().as_fd()) && !is_pipe(std::io::stdout().as_fd())
-}
-
-/// Returns whether standard input is a terminal.
-pub(super) fn is_read() -> bool {
-    std::io::stdin().is_terminal()
 }
 
 /// Returns the group of this process.

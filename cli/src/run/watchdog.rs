@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use lockkeeper::{Clock, HostInstant, SystemClock};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::claim::{Claim, Obstacle};
-use super::command::{self, OWN_NAME};
+use super::command::{OWN_NAME, is_group_gone, signal_group};
 use super::plan::Deadlines;
 use super::poll::{Timer, is_readable};
 use crate::program::own_program;
@@ -46,21 +46,12 @@ const ZOMBIE_CHECK: u32 = 8;
 #[derive(Debug)]
 pub(super) struct Watchdog {
     child: Child,
-    claim: String,
+    pub(super) claim: String,
 }
 
 impl Watchdog {
-    /// Starts a watchdog that has no deadline yet, and no command.
-    pub(super) fn start(claim: String) -> io::Result<Self> {
-        Self::new(claim, None)
-    }
-
-    /// Starts another watchdog for a command that runs, after this one was killed.
-    pub(super) fn start_replacement(&self, group: Pid) -> io::Result<Self> {
-        Self::new(self.claim.clone(), Some(group))
-    }
-
-    fn new(claim: String, group: Option<Pid>) -> io::Result<Self> {
+    /// Starts a watchdog that has no deadline yet. `group` is the command, if it runs already.
+    pub(super) fn start(claim: String, group: Option<Pid>) -> io::Result<Self> {
         let child = Command::new(own_program()?)
             .arg0(OWN_NAME)
             .args([WATCHDOG, &claim])
@@ -114,21 +105,13 @@ impl Watchdog {
 
     /// Returns whether the watchdog has begun to end the command since the last call.
     pub(super) fn is_ending(&mut self) -> bool {
-        let Some(stdout) = self.child.stdout.as_mut() else {
-            return false;
-        };
         let mut bytes = [0; READY.len() + ENDING.len()];
-        let is_there = is_readable(stdout, Duration::ZERO);
-        let count = if is_there {
-            stdout.read(&mut bytes)
-        } else {
-            Ok(0)
+        let count = match self.child.stdout.as_mut() {
+            Some(stdout) if is_readable(stdout, Duration::ZERO) => stdout.read(&mut bytes),
+            _ => Ok(0),
         };
-        count.is_ok_and(|count| {
-            bytes
-                .get(..count)
-                .is_some_and(|read| read.ends_with(ENDING))
-        })
+        let read = count.ok().and_then(|count| bytes.get(..count));
+        read.is_some_and(|read| read.ends_with(ENDING))
     }
 
     /// Returns whether the watchdog has ended without having ended the command.
@@ -166,8 +149,12 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
     };
     let mut claimed: Option<Claim> = None;
     let mut obstacle: Option<Obstacle> = None;
-    let mut reader = CommandReader::new(group);
-    let mut acted = false;
+    let mut reader = CommandReader {
+        deadlines: Deadlines::NEVER,
+        group,
+        acted: false,
+        rest: Vec::new(),
+    };
     loop {
         let now = SystemClock.now();
         // The claim is kept meanwhile, although it is over at the same time.
@@ -188,21 +175,19 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
         }
         if let Some(group) = reader.group
             && now >= reader.deadlines.term
-            && !acted
+            && !reader.acted
         {
-            acted = true;
-            if !command::is_group_gone(group, true) {
+            if !is_group_gone(group, true) {
                 // Before the command can end by the signal.
                 let _ = io::stdout().write_all(ENDING);
             }
-            // A deadline that arrives from here on is too late, and must not count.
-            reader.ignores_deadlines = true;
+            reader.acted = true;
             signal_group(group, Signal::TERM);
             signal_group(group, Signal::CONT);
         }
         let group_wakes = match reader.group {
             None => HostInstant::NEVER,
-            Some(_) if acted => reader.deadlines.kill,
+            Some(_) if reader.acted => reader.deadlines.kill,
             Some(_) => reader.deadlines.term,
         };
         let claim_wakes = match &claimed {
@@ -234,7 +219,7 @@ fn end(group: Option<Pid>, mut claimed: Option<Claim>) -> ExitCode {
     if let Some(group) = group {
         signal_group(group, Signal::KILL);
         for count in 0..MAX_POLLS {
-            if command::is_group_gone(group, count % ZOMBIE_CHECK == ZOMBIE_CHECK - 1) {
+            if is_group_gone(group, count % ZOMBIE_CHECK == ZOMBIE_CHECK - 1) {
                 break;
             }
             std::thread::sleep(POLL_INTERVAL);
@@ -244,11 +229,6 @@ fn end(group: Option<Pid>, mut claimed: Option<Claim>) -> ExitCode {
         }
     }
     ExitCode::from(ACTED)
-}
-
-fn signal_group(group: Pid, signal: Signal) {
-    // The group may have ended.
-    let _ = kill_process_group(group, signal);
 }
 
 /// What standard input has brought.
@@ -265,21 +245,13 @@ enum Input {
 struct CommandReader {
     deadlines: Deadlines,
     group: Option<Pid>,
-    ignores_deadlines: bool,
+    /// Whether the command was sent TERM: a deadline that arrives later must not count.
+    acted: bool,
     /// The beginning of a line whose end is not read yet.
     rest: Vec<u8>,
 }
 
 impl CommandReader {
-    fn new(group: Option<Pid>) -> Self {
-        Self {
-            deadlines: Deadlines::NEVER,
-            group,
-            ignores_deadlines: false,
-            rest: Vec::new(),
-        }
-    }
-
     fn read(&mut self) -> Input {
         let stdin = rustix::stdio::stdin();
         if !is_readable(&stdin, Duration::ZERO) {
@@ -301,7 +273,7 @@ impl CommandReader {
             if let Some(group) = line.trim().strip_prefix(GROUP) {
                 self.group = group.parse().ok().and_then(Pid::from_raw);
             }
-            if let Some(deadlines) = parse(line.trim()).filter(|_| !self.ignores_deadlines) {
+            if let Some(deadlines) = parse(line.trim()).filter(|_| !self.acted) {
                 self.deadlines = deadlines;
             }
         }

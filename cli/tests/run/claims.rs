@@ -52,7 +52,7 @@ pub(crate) const CASES: &[Case] = &[
 /// A user that is not the one of these tests.
 const NOBODY: u32 = 65534;
 /// Set in a process of these tests that runs as [`NOBODY`]: what it does with the claim.
-const ROLE: &str = "LOCKKEEPER_TEST_ROLE";
+const ROLE: &str = "TESTKIT_ROLE";
 
 /// What this process does in place of the tests, if it was started by [`as_nobody`].
 pub(crate) fn role() -> Option<ExitCode> {
