@@ -14,7 +14,7 @@ use crate::child_process::ChildProcess;
 use crate::fixture::{Fixture, Restore};
 use crate::recorder::EventRecorder;
 use crate::run::Suite;
-use crate::tap::{Tap, Thief};
+use crate::tap::{Fault, Tap};
 
 /// The namespace of every case that needs only one.
 pub(crate) const NAMESPACE: &str = "conformance";
@@ -92,8 +92,8 @@ impl<'a> Rig<'a> {
 
     /// Returns a builder over a provider with a [`Tap`].
     pub(crate) fn tapped(&self) -> (LockKeeperBuilder, Arc<Tap>) {
-        let (provider, tap) = Tap::on(self.provider());
-        (self.builder_on(provider), tap)
+        let tap = Tap::on(self.provider());
+        (self.builder_on(Arc::clone(&tap) as _), tap)
     }
 
     /// Returns a ttl of `millis`, or the shortest ttl that this store supports.
@@ -116,16 +116,15 @@ impl<'a> Rig<'a> {
 
     /// Acquires a lease from the provider itself, without a keeper that renews it.
     pub(crate) fn raw_lease(&self, name: &str, ttl: Duration) -> RawLease {
-        let inner = self.provider();
-        let (provider, taken) = Thief::on(Arc::clone(&inner));
-        let keeper = build(self.builder_on(provider).lease(LeasePolicy::Fixed { ttl }));
-        let answer = keeper.try_lock(name).expect("the store answers");
-        assert!(answer.is_none(), "the thief has it");
-        let grant = taken.lock().expect("nobody panicked").take();
-        RawLease {
-            provider: inner,
-            lease: grant.expect("a free name is granted").lease,
-        }
+        let provider = self.provider();
+        let tap = Tap::on(Arc::clone(&provider));
+        tap.set(Fault::KeepsGrant);
+        let keeper = self.builder_on(Arc::clone(&tap) as _);
+        let keeper = build(keeper.lease(LeasePolicy::Fixed { ttl }));
+        let reply = keeper.try_lock(name).expect("the store replies");
+        assert!(reply.is_none(), "the tap keeps the grant");
+        let lease = tap.take_grant().expect("a free name is granted").lease;
+        RawLease { provider, lease }
     }
 
     /// Starts another process that uses this store.

@@ -1,10 +1,9 @@
-//! A provider between keeper and store that counts and disturbs. It works on every store, where
-//! the hooks of a fixture disturb the store itself.
+//! A provider between keeper and store that counts requests and injects faults. It works on every store,
+//! where the hooks of a fixture need the store's own means.
 
 use std::collections::HashSet;
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -14,102 +13,102 @@ use lockkeeper_core::{
 };
 
 /// What happens to the calls that come through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Fault {
+    #[default]
     None,
-    /// None reaches the store; each ends with an error of this kind.
+    /// No call reaches the store; each fails with an error of this kind.
     Fails(ErrorKind),
-    /// No request for a lock is answered: each fails as unavailable at its deadline, a single
-    /// attempt after this long.
-    Silent(Duration),
+    /// Acquisitions get no reply: each fails as unavailable at its deadline, a single attempt after
+    /// this long.
+    NoReply(Duration),
     /// Renewals panic.
     RenewalPanics,
-    /// Every answer comes this much later.
+    /// Every reply comes this much later.
     Late(Duration),
-    /// Renewals of this name stay without an answer until their deadline.
+    /// Renewals of this name get no reply until their deadline.
     Hangs(&'static str),
+    /// A grant stays here, for [`Tap::take_grant`], and the keeper finds the name busy.
+    KeepsGrant,
 }
 
-/// What came through, and what is to happen to it.
+/// The provider, with a record of the requests.
 #[derive(Debug)]
 pub(crate) struct Tap {
-    trouble: Mutex<Trouble>,
-    owners: Mutex<Vec<Owner>>,
-    waits: Mutex<Vec<Option<HostInstant>>>,
-    asking: Mutex<HashSet<LockName>>,
-    overlaps: AtomicUsize,
-    renewals: AtomicUsize,
+    inner: Arc<dyn LockProvider>,
+    record: Mutex<Record>,
+}
+
+#[derive(Debug, Default)]
+struct Record {
+    fault: Fault,
+    owners: Vec<Owner>,
+    deadlines: Vec<Option<HostInstant>>,
+    in_progress: HashSet<LockName>,
+    overlaps: usize,
+    renewals: usize,
+    grant: Option<Grant<ErasedLease>>,
 }
 
 impl Tap {
-    pub(crate) fn on(inner: Arc<dyn LockProvider>) -> (Arc<dyn LockProvider>, Arc<Self>) {
-        let tap = Arc::new(Self {
-            trouble: Mutex::new(Trouble::None),
-            owners: Mutex::default(),
-            waits: Mutex::default(),
-            asking: Mutex::default(),
-            overlaps: AtomicUsize::new(0),
-            renewals: AtomicUsize::new(0),
-        });
-        let provider = Arc::new(Tapped {
-            inner,
-            tap: Arc::clone(&tap),
-        });
-        (provider, tap)
+    pub(crate) fn on(inner: Arc<dyn LockProvider>) -> Arc<Self> {
+        let record = Mutex::default();
+        Arc::new(Self { inner, record })
     }
 
-    /// From now on.
-    pub(crate) fn set(&self, trouble: Trouble) {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+    fn record(&self) -> MutexGuard<'_, Record> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who asked, in order.
+    /// Sets what happens to the calls from now on.
+    pub(crate) fn set(&self, fault: Fault) {
+        self.record().fault = fault;
+    }
+
+    /// Returns the owners of all acquisitions, in order.
     pub(crate) fn owners(&self) -> Vec<Owner> {
-        let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        owners.clone()
+        self.record().owners.clone()
     }
 
-    /// Until when those who asked would wait, in order.
-    pub(crate) fn waits(&self) -> Vec<Option<HostInstant>> {
-        let waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        waits.clone()
+    /// Returns the deadlines of all acquisitions, in order.
+    pub(crate) fn deadlines(&self) -> Vec<Option<HostInstant>> {
+        self.record().deadlines.clone()
     }
 
-    /// How often a name was asked for while it was being asked for already.
+    /// Returns how often a name was requested during another request for it.
     pub(crate) fn overlaps(&self) -> usize {
-        self.overlaps.load(Ordering::SeqCst)
+        self.record().overlaps
     }
 
-    /// How many renewals there were.
+    /// Returns the number of renewals.
     pub(crate) fn renewals(&self) -> usize {
-        self.renewals.load(Ordering::SeqCst)
+        self.record().renewals
     }
 
-    fn trouble(&self) -> Trouble {
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the grant that was kept; see [`Fault::KeepsGrant`].
+    pub(crate) fn take_grant(&self) -> Option<Grant<ErasedLease>> {
+        self.record().grant.take()
     }
 
-    fn pass(&self) -> Result<(), Error> {
-        match self.trouble() {
-            Trouble::Fails(kind) => Err(Error::new(kind, "the suite disturbs this call")),
-            _ => Ok(()),
+    /// Passes a call on to the store, as far as the fault permits.
+    fn pass<T>(&self, call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let fault = self.record().fault;
+        if let Fault::Fails(kind) = fault {
+            return Err(injected(kind));
         }
-    }
-
-    fn dawdle(&self) {
-        if let Trouble::Late(time) = self.trouble() {
-            thread::sleep(time);
+        let reply = call();
+        if let Fault::Late(by) = fault {
+            thread::sleep(by);
         }
+        reply
     }
 }
 
-#[derive(Debug)]
-struct Tapped {
-    inner: Arc<dyn LockProvider>,
-    tap: Arc<Tap>,
+fn injected(kind: ErrorKind) -> Error {
+    Error::new(kind, "the suite injects this fault")
 }
 
-impl Backend for Tapped {
+impl Backend for Tap {
     type Lease = TappedLease;
 
     fn backend(&self) -> &'static str {
@@ -120,7 +119,7 @@ impl Backend for Tapped {
         self.inner.location()
     }
 
-    /// As the store's, but that leases are renewed one by one: a batch could not be disturbed.
+    /// Returns those of the store, except that leases are renewed one by one: a fault is of one lease.
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities().with_renew_batch(1)
     }
@@ -130,40 +129,29 @@ impl Backend for Tapped {
     }
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<TappedLease>>, Error> {
-        let tap = &self.tap;
-        let known = PoisonError::into_inner;
-        tap.owners
-            .lock()
-            .unwrap_or_else(known)
-            .push(request.owner());
-        let known = PoisonError::into_inner;
-        tap.waits
-            .lock()
-            .unwrap_or_else(known)
-            .push(request.deadline());
-        tap.pass()?;
-        if let Trouble::Silent(attempt) = tap.trouble() {
+        let name = request.name().clone();
+        let mut record = self.record();
+        let fault = record.fault;
+        record.owners.push(request.owner());
+        record.deadlines.push(request.deadline());
+        drop(record);
+        if let Fault::NoReply(attempt) = fault {
             let deadline = request.deadline().unwrap_or(request.now() + attempt);
             thread::sleep(deadline.saturating_since(request.now()));
-            return Err(Error::new(
-                ErrorKind::Unavailable,
-                "the suite disturbs this call",
-            ));
+            return Err(injected(ErrorKind::Unavailable));
         }
-        let asking = |change: &dyn Fn(&mut HashSet<LockName>) -> bool| {
-            change(&mut tap.asking.lock().unwrap_or_else(PoisonError::into_inner))
-        };
-        if !asking(&|names| names.insert(request.name().clone())) {
-            tap.overlaps.fetch_add(1, Ordering::SeqCst);
+        let reply = self.pass(|| {
+            let is_first = self.record().in_progress.insert(name.clone());
+            self.record().overlaps += usize::from(!is_first);
+            let reply = self.inner.acquire(request);
+            self.record().in_progress.remove(&name);
+            reply
+        })?;
+        if fault == Fault::KeepsGrant {
+            self.record().grant = reply;
+            return Ok(None);
         }
-        let answer = self.inner.acquire(request);
-        asking(&|names| names.remove(request.name()));
-        tap.dawdle();
-        let tapped = |inner| TappedLease {
-            inner,
-            name: request.name().clone(),
-        };
-        Ok(answer?.map(|grant| grant.map(tapped)))
+        Ok(reply.map(|grant| grant.map(|inner| TappedLease { inner, name })))
     }
 
     fn abandon(&self, request: &AcquireRequest<'_>) {
@@ -176,29 +164,23 @@ impl Backend for Tapped {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        self.tap.renewals.fetch_add(1, Ordering::SeqCst);
-        match self.tap.trouble() {
-            // Without the message of a panic that nobody planned.
-            Trouble::RenewalPanics => resume_unwind(Box::new("the suite disturbs this renewal")),
-            Trouble::Hangs(name) if lease.name.as_str() == name => {
+        let mut record = self.record();
+        record.renewals += 1;
+        let fault = record.fault;
+        drop(record);
+        match fault {
+            // Unlike `panic!`, this prints nothing.
+            Fault::RenewalPanics => resume_unwind(Box::new("the suite injects this panic")),
+            Fault::Hangs(name) if lease.name.as_str() == name => {
                 thread::sleep(deadline.saturating_since(SystemClock.now()));
-                Err(Error::new(
-                    ErrorKind::Unknown,
-                    "the suite disturbs this renewal",
-                ))
+                Err(injected(ErrorKind::Unknown))
             }
-            _ => {
-                self.tap.pass()?;
-                let answer = self.inner.renew(&mut lease.inner, ttl, deadline);
-                self.tap.dawdle();
-                answer
-            }
+            _ => self.pass(|| self.inner.renew(&mut lease.inner, ttl, deadline)),
         }
     }
 
     fn release(&self, lease: &mut TappedLease, deadline: HostInstant) -> Result<Released, Error> {
-        self.tap.pass()?;
-        self.inner.release(&mut lease.inner, deadline)
+        self.pass(|| self.inner.release(&mut lease.inner, deadline))
     }
 
     fn proof(&self, lease: &TappedLease) -> Option<Proof> {
@@ -207,65 +189,7 @@ impl Backend for Tapped {
 }
 
 #[derive(Debug)]
-struct TappedLease {
+pub(crate) struct TappedLease {
     inner: ErasedLease,
     name: LockName,
-}
-
-/// What the last acquisition was granted.
-type Taken = Arc<Mutex<Option<Grant<ErasedLease>>>>;
-
-/// Takes leases away from the engine, for cases about the provider alone.
-#[derive(Debug)]
-pub(crate) struct Thief {
-    inner: Arc<dyn LockProvider>,
-    taken: Taken,
-}
-
-impl Thief {
-    /// The provider to give to a keeper; what an acquisition was granted is then in the slot, and
-    /// the engine takes the name for busy.
-    pub(crate) fn on(inner: Arc<dyn LockProvider>) -> (Arc<dyn LockProvider>, Taken) {
-        let taken = Arc::new(Mutex::new(None));
-        let thief = Arc::new(Self {
-            inner,
-            taken: Arc::clone(&taken),
-        });
-        (thief, taken)
-    }
-}
-
-impl Backend for Thief {
-    type Lease = ErasedLease;
-
-    fn backend(&self) -> &'static str {
-        self.inner.backend()
-    }
-
-    fn location(&self) -> String {
-        self.inner.location()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
-        let grant = self.inner.acquire(request)?;
-        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = grant;
-        Ok(None)
-    }
-
-    fn renew(
-        &self,
-        lease: &mut ErasedLease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        self.inner.renew(lease, ttl, deadline)
-    }
-
-    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
-        self.inner.release(lease, deadline)
-    }
 }

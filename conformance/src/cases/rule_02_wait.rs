@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{ErrorKind, LockKeeper, Wait};
 
 use crate::rig::{Outcome, Rig, build, is_busy, take};
-use crate::tap::Trouble;
+use crate::tap::Fault;
 
 /// A delay beyond the deadline that no busy machine explains.
 const EXCESSIVE: Duration = Duration::from_secs(10);
@@ -52,7 +52,11 @@ pub(super) fn zero_wait_is_one_attempt(rig: &Rig<'_>) -> Outcome {
     let keeper = build(builder);
     let held = take(&rig.keeper(), "a");
     assert!(is_busy(&keeper, "a"));
-    assert_eq!(tap.waits(), [None], "expected one request without a wait");
+    assert_eq!(
+        tap.deadlines(),
+        [None],
+        "expected one request without a wait"
+    );
     drop(held);
     assert!(!is_busy(&keeper, "a"));
     Ok(())
@@ -108,7 +112,7 @@ pub(super) fn busy_lock_times_out(rig: &Rig<'_>) -> Outcome {
 pub(super) fn store_error_reaches_every_local_waiter(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let keeper = build(builder);
-    tap.set(Trouble::Fails(ErrorKind::Unavailable));
+    tap.set(Fault::Fails(ErrorKind::Unavailable));
     let barrier = Barrier::new(20);
     thread::scope(|scope| {
         for number in 0..20 {
@@ -125,7 +129,7 @@ pub(super) fn store_error_reaches_every_local_waiter(rig: &Rig<'_>) -> Outcome {
             });
         }
     });
-    tap.set(Trouble::None);
+    tap.set(Fault::None);
     drop(take(&keeper, "a"));
     rig.nothing_left();
     Ok(())
@@ -137,7 +141,7 @@ pub(super) fn missing_reply_is_never_reported_as_busy(rig: &Rig<'_>) -> Outcome 
     let wait = Duration::from_millis(200);
     let (builder, tap) = rig.tapped();
     let keeper = build(builder.wait(Wait::AtMost(wait)));
-    tap.set(Trouble::Silent(wait));
+    tap.set(Fault::NoReply(wait));
     let barrier = Barrier::new(12);
     thread::scope(|scope| {
         for number in 0..12 {
@@ -154,7 +158,7 @@ pub(super) fn missing_reply_is_never_reported_as_busy(rig: &Rig<'_>) -> Outcome 
             });
         }
     });
-    tap.set(Trouble::None);
+    tap.set(Fault::None);
     drop(take(&keeper, "a"));
     rig.nothing_left();
     Ok(())
@@ -163,10 +167,10 @@ pub(super) fn missing_reply_is_never_reported_as_busy(rig: &Rig<'_>) -> Outcome 
 pub(super) fn unknown_result_stays_unknown(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let keeper = build(builder);
-    tap.set(Trouble::Fails(ErrorKind::Unknown));
+    tap.set(Fault::Fails(ErrorKind::Unknown));
     let error = keeper.try_lock("a").expect_err("the result is unknown");
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
-    tap.set(Trouble::None);
+    tap.set(Fault::None);
     drop(take(&keeper, "a"));
     Ok(())
 }

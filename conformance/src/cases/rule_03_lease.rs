@@ -9,7 +9,7 @@ use lockkeeper_core::{
 };
 
 use crate::rig::{Outcome, Rig, Skip, build, is_busy, take, take_with};
-use crate::tap::Trouble;
+use crate::tap::Fault;
 
 /// How late a store may free the name of an expired lease.
 const GRACE: Duration = Duration::from_secs(1);
@@ -105,7 +105,7 @@ pub(super) fn lease_counts_from_before_the_request(rig: &Rig<'_>) -> Outcome {
     let late = Duration::from_millis(100);
     let (builder, tap) = rig.tapped();
     let keeper = build(builder);
-    tap.set(Trouble::Late(late));
+    tap.set(Fault::Late(late));
     for lease in [rig.fixed(600), rig.fixed(10_000)] {
         let guard = take_with(&keeper, "a", lease);
         let remaining = guard.remaining();

@@ -4,7 +4,7 @@ use lockkeeper_core::{ErrorKind, LockGuard, Released, WaitOutcome};
 
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take, take_with};
-use crate::tap::Trouble;
+use crate::tap::Fault;
 
 pub(super) fn lease_is_renewed_beyond_its_ttl(rig: &Rig<'_>) -> Outcome {
     let lease = rig.renewed(2_000);
@@ -43,10 +43,10 @@ pub(super) fn failed_renewal_is_retried_before_the_deadline(rig: &Rig<'_>) -> Ou
     let recorder = rig.recorder();
     let keeper = build(builder.lease(rig.renewed(3_000)).observer(recorder.clone()));
     let guard = take(&keeper, "a");
-    tap.set(Trouble::Fails(ErrorKind::Unavailable));
+    tap.set(Fault::Fails(ErrorKind::Unavailable));
     recorder.wait_for(Event::RenewalUnknown, 1);
     assert_eq!(recorder.count(Event::Renewed), 0);
-    tap.set(Trouble::None);
+    tap.set(Fault::None);
     recorder.wait_for(Event::Renewed, 1);
     assert!(guard.is_held());
     assert_eq!(guard.release().expect("the store replies"), Released::Done);
@@ -59,10 +59,10 @@ pub(super) fn renewals_that_fail_until_the_deadline_lose_the_lock(rig: &Rig<'_>)
     let recorder = rig.recorder();
     let keeper = build(builder.lease(rig.renewed(600)).observer(recorder.clone()));
     let guard = take(&keeper, "a");
-    tap.set(Trouble::Fails(ErrorKind::Unknown));
+    tap.set(Fault::Fails(ErrorKind::Unknown));
     assert_eq!(guard.lost_signal().wait(rig.timeout()), WaitOutcome::Lost);
     recorder.wait_for(Event::Lost, 1);
-    tap.set(Trouble::None);
+    tap.set(Fault::None);
     drop(take(&rig.keeper(), "a"));
     assert!(!guard.is_held(), "a lost guard stays lost");
     assert_eq!(
@@ -144,9 +144,9 @@ pub(super) fn panic_in_a_renewal_does_not_stop_renewals(rig: &Rig<'_>) -> Outcom
     let recorder = rig.recorder();
     let keeper = build(builder.lease(rig.renewed(3_000)).observer(recorder.clone()));
     let guard = take(&keeper, "a");
-    tap.set(Trouble::RenewalPanics);
+    tap.set(Fault::RenewalPanics);
     recorder.wait_for(Event::RenewalUnknown, 1);
-    tap.set(Trouble::None);
+    tap.set(Fault::None);
     recorder.wait_for(Event::Renewed, 1);
     assert!(guard.is_held());
     Ok(())
@@ -159,7 +159,7 @@ pub(super) fn hanging_renewal_does_not_delay_other_leases(rig: &Rig<'_>) -> Outc
     let others: Vec<_> = (0..8)
         .map(|n| take(&keeper, &format!("other {n}")))
         .collect();
-    tap.set(Trouble::Hangs("hangs"));
+    tap.set(Fault::Hangs("hangs"));
     assert_eq!(hanging.lost_signal().wait(rig.timeout()), WaitOutcome::Lost);
     // Renewals that stopped with the hanging one, after a third of the ttl, would end these leases
     // within another third from now.
