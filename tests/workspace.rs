@@ -1,12 +1,6 @@
-//! A backend of this workspace is in every list that CONTRIBUTING's "A new backend" names. Its suite is
-//! looked for by `tests/conformance.rs`.
+//! A backend of this workspace is in every list that CONTRIBUTING's "A new backend" names.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::fs;
 use std::path::Path;
@@ -30,11 +24,9 @@ fn drivers(folder: &Path, found: &mut Vec<DriverSource>) {
         let text = fs::read_to_string(&path).unwrap();
         for rest in text.split("\nimpl Driver for ").skip(1) {
             let (name, rest) = rest.split_once(' ').unwrap();
-            let (_, rest) = rest
-                .split_once("fn schemes")
-                .expect("`schemes` of a driver");
-            let (_, rest) = rest.split_once("&[\"").expect("a list of schemes");
-            let (list, _) = rest.split_once(']').unwrap();
+            let schemes = rest.split_once("fn schemes").unwrap().1;
+            let list = schemes.split_once("&[\"").unwrap().1;
+            let list = list.split_once(']').unwrap().0;
             found.push(DriverSource {
                 name: name.to_owned(),
                 schemes: list.split('"').step_by(2).map(str::to_owned).collect(),
@@ -43,66 +35,101 @@ fn drivers(folder: &Path, found: &mut Vec<DriverSource>) {
     }
 }
 
-fn lists(value: &Value, text: &str) -> bool {
-    let list = value.as_array().expect("a list of texts");
-    list.iter().filter_map(Value::as_str).any(|it| it == text)
+/// Returns the texts of a list in a manifest.
+fn texts(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .map(|text| text.as_str().unwrap())
 }
 
-/// Returns the lists that lack the backend of `root/backends/{folder}`.
+/// Returns what lacks the backend of `root/backends/{folder}`.
 fn missing(root: &Path, folder: &str) -> Vec<String> {
-    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap();
+    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
     let mut missing = Vec::new();
-    let mut want = |is_there: bool, what: String| {
+    let mut want = |is_there: bool, what: &str| {
         if !is_there {
-            missing.push(format!("backends/{folder}: {what}"));
+            missing.push(format!("backends/{folder}: {what} is missing"));
         }
     };
-    let manifest: Table = read("Cargo.toml").parse().unwrap();
     let package = format!("lockkeeper-{folder}");
+    let path = format!("backends/{folder}");
 
+    let manifest: Table = read("Cargo.toml").parse().unwrap();
     for key in ["members", "default-members"] {
-        let is_there = lists(&manifest["workspace"][key], &format!("backends/{folder}"));
-        want(is_there, format!("no entry in `{key}` of Cargo.toml"));
+        let is_there = texts(&manifest["workspace"][key]).any(|member| member == path);
+        want(is_there, &format!("the entry in `{key}` of Cargo.toml"));
     }
-    let features = manifest["features"].as_table().unwrap();
-    let optional = format!("dep:{package}");
-    let of_package = format!("{package}/");
-    let is_there = features.values().any(|feature| {
-        let parts = feature.as_array().into_iter().flatten();
-        let mut parts = parts.filter_map(Value::as_str);
-        parts.any(|part| part == optional || part.starts_with(&of_package))
-    });
-    want(is_there, "no feature in Cargo.toml".to_owned());
+    let is_there = manifest["workspace"]["dependencies"].get(&package);
+    want(
+        is_there.is_some(),
+        "the entry in `[workspace.dependencies]` of Cargo.toml",
+    );
+    let (optional, of_package) = (format!("dep:{package}"), format!("{package}/"));
+    let mut parts = manifest["features"]
+        .as_table()
+        .unwrap()
+        .values()
+        .flat_map(texts);
+    let is_there = parts.any(|part| part == optional || part.starts_with(&of_package));
+    want(is_there, "the feature in Cargo.toml");
+    for file in ["ARCHITECTURE.md", "docs/decisions.md"] {
+        want(read(file).contains(&path), &format!("its part of {file}"));
+    }
 
+    let is_server = read(&format!("{path}/Cargo.toml")).contains("lockkeeper-remote");
+    let readme = read("README.md");
+    let columns = readme
+        .lines()
+        .find(|line| line.starts_with("| | `memory:`"))
+        .unwrap();
     let mut found = Vec::new();
-    drivers(&root.join("backends").join(folder).join("src"), &mut found);
-    want(!found.is_empty(), "no `Driver` in its sources".to_owned());
-    let (facade, bench) = (read("src/lib.rs"), read("bench/src/main.rs"));
-    let (readme, choosing) = (read("README.md"), read("docs/choosing-a-store.md"));
-    let is_header = |line: &&str| line.starts_with("| | `memory:`");
-    let columns = readme.lines().find(is_header).expect("README's table");
+    drivers(&root.join(&path).join("src"), &mut found);
+    want(!found.is_empty(), "an `impl Driver` in its sources");
     for DriverSource { name, schemes } in found {
-        let path = format!("{}::{name}", package.replace('-', "_"));
+        let driver = format!("{}::{name}", package.replace('-', "_"));
         want(
-            facade.contains(&path),
-            format!("no {path} in `drivers()` of src/lib.rs"),
+            read("src/lib.rs").contains(&driver),
+            &format!("{driver} in `drivers()` of src/lib.rs"),
         );
-        want(
-            schemes
-                .iter()
-                .any(|scheme| bench.contains(&format!("free::{scheme}"))),
-            format!("no `free::SCHEME` for {name} in bench/src/main.rs"),
-        );
+        // A driver with several schemes is listed under one of them.
+        let any = |is_there: &dyn Fn(&str) -> bool| schemes.iter().any(|scheme| is_there(scheme));
+        let mut listed = |file: &str, before: &str| {
+            let is_there = any(&|scheme| read(file).contains(&format!("{before}{scheme}")));
+            want(
+                is_there,
+                &format!("a line with {before}SCHEME of {name} in {file}"),
+            );
+        };
+        listed("tests/conformance.rs", "fixtures::");
+        listed("bench/src/main.rs", "free::");
+        if is_server {
+            listed("scripts/servers", "wanted ");
+            listed("testkit/src/lib.rs", "mod ");
+            let faults = |scheme: &str| {
+                let suite = format!("tests/{scheme}_faults/main.rs");
+                read("Cargo.toml").contains(&format!("{scheme}_faults"))
+                    && root.join(suite).exists()
+            };
+            want(
+                any(&faults),
+                &format!("the suite tests/SCHEME_faults of {name}"),
+            );
+            let rig = read("cli/tests/run/rig.rs").to_lowercase();
+            want(
+                any(&|scheme| rig.contains(&format!("server::{scheme}("))),
+                &format!("the server of {name} in cli/tests/run/rig.rs"),
+            );
+        }
         for scheme in schemes {
             let code = format!("`{scheme}:");
             want(
                 columns.contains(&code),
-                format!("no column of README's table names {code}`"),
+                &format!("a column with {code}` in README's table"),
             );
-            want(
-                choosing.contains(&code),
-                format!("docs/choosing-a-store.md does not name {code}`"),
-            );
+            for file in ["docs/choosing-a-store.md", "CHANGELOG.md"] {
+                want(read(file).contains(&code), &format!("{code}` in {file}"));
+            }
         }
     }
     missing
@@ -111,18 +138,17 @@ fn missing(root: &Path, folder: &str) -> Vec<String> {
 #[test]
 fn every_backend_is_in_every_list() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let backends = fs::read_dir(root.join("backends")).unwrap();
     let mut all = Vec::new();
-    for entry in backends {
+    for entry in fs::read_dir(root.join("backends")).unwrap() {
         let path = entry.unwrap().path();
         // A library that backends share has no driver, and no column.
         if path.join("Cargo.toml").exists() && !path.ends_with("remote") {
             all.extend(missing(root, path.file_name().unwrap().to_str().unwrap()));
         }
     }
+    let all = all.join("\n");
     assert!(
         all.is_empty(),
-        "see \"A new backend\" in CONTRIBUTING.md\n{}",
-        all.join("\n")
+        "see \"A new backend\" in CONTRIBUTING.md\n{all}"
     );
 }
