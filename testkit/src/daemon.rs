@@ -20,8 +20,9 @@ pub(crate) const START: Duration = Duration::from_secs(30);
 /// How many ports are tried when another process takes the chosen one first.
 const PORTS: usize = 20;
 
-/// A server's process, which may have been killed, in a throw-away folder.
-pub(crate) struct Daemon {
+/// The process of a [`RedisServer`](crate::RedisServer) or [`MySqlServer`](crate::MySqlServer), in a
+/// throw-away folder. All methods can be called from any thread.
+pub struct Daemon {
     name: &'static str,
     program: PathBuf,
     /// `None` while the server is killed. Declared before `folder`, so that the process ends before the
@@ -46,11 +47,15 @@ impl Daemon {
         &self.program
     }
 
-    pub(crate) fn folder(&self) -> &Path {
+    /// Returns the throw-away folder that the server runs in.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    pub(crate) fn socket(&self) -> PathBuf {
+    /// Returns the path of the unix socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
         self.folder().join("sock")
     }
 
@@ -59,7 +64,8 @@ impl Daemon {
     }
 
     /// Returns what the server has printed so far.
-    pub(crate) fn log(&self) -> String {
+    #[must_use]
+    pub fn log(&self) -> String {
         fs::read(self.log_file())
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
             .unwrap_or_default()
@@ -69,29 +75,37 @@ impl Daemon {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn pid(&self) -> Option<u32> {
+    /// Returns the process id, `None` while the server is killed.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
         self.process().as_ref().map(Process::id)
     }
 
-    pub(crate) fn kill(&self) {
+    /// Kills the server (SIGKILL) and returns when it has ended. Does nothing if it was killed before.
+    pub fn kill(&self) {
         *self.process() = None;
     }
 
-    pub(crate) fn stop(&self) -> io::Result<()> {
+    /// Stops the server (SIGSTOP) and returns when it has stopped. Connections stay open without replies.
+    ///
+    /// # Errors
+    /// The server does not run.
+    pub fn stop(&self) -> io::Result<()> {
         self.running(Process::stop)
     }
 
-    pub(crate) fn cont(&self) -> io::Result<()> {
+    /// Continues the server after [`stop`](Self::stop).
+    ///
+    /// # Errors
+    /// The server does not run.
+    pub fn cont(&self) -> io::Result<()> {
         self.running(Process::cont)
     }
 
     fn running(&self, act: impl FnOnce(&mut Process) -> io::Result<()>) -> io::Result<()> {
         match self.process().as_mut() {
             Some(process) => act(process),
-            None => Err(io::Error::new(
-                io::ErrorKind::NotConnected,
-                "the server has been killed",
-            )),
+            None => Err(io::Error::other("the server has been killed")),
         }
     }
 

@@ -45,6 +45,8 @@ pub mod suite;
 mod tls;
 mod until;
 
+#[cfg(unix)]
+pub use daemon::Daemon;
 #[cfg(all(unix, feature = "mysql"))]
 pub use mysql::{MySqlClient, MySqlSession};
 #[cfg(unix)]

@@ -342,7 +342,7 @@ fn server_killed_while_held<S: FaultServer>(kind: S::Kind) {
     witness.enter(&held);
     let wait = Duration::from_secs(4);
     let waiter = server.queue_waiter(server.addr(), "", wait, &witness);
-    server.kill();
+    server.daemon().kill();
     assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     assert_ne!(waiter.fails(), ErrorKind::TimedOut);
     let error = keeper.try_lock("b").unwrap_err();
@@ -365,12 +365,12 @@ fn server_stopped_past_all_deadlines<S: FaultServer>(kind: S::Kind) {
     // What is granted to these waiters in the end expires with the ttl.
     let keys = "ttl=1s&response_timeout=1s";
     let waiters = [(); 3].map(|()| server.queue_waiter(server.addr(), keys, wait, &witness));
-    server.stop().unwrap();
+    server.daemon().stop().unwrap();
     assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
     for waiter in waiters {
         waiter.fails();
     }
-    server.cont().unwrap();
+    server.daemon().cont().unwrap();
     let next = holder.try_lock_for("a", PATIENCE).unwrap();
     let next = next.expect("the lease has expired");
     witness.enter(&next);
@@ -381,7 +381,7 @@ fn server_stopped_past_all_deadlines<S: FaultServer>(kind: S::Kind) {
 fn opening_without_server<S: FaultServer>(kind: S::Kind) {
     let server = S::start(kind);
     let addr = server.addr().to_string();
-    server.kill();
+    server.daemon().kill();
     let unavailable = ErrorKind::Unavailable;
     for url in S::urls_of(&addr) {
         refused(&url, unavailable, &[&addr, "running"]);

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use lockkeeper::LockKeeper;
 use lockkeeper_testkit::suite::{Case, ServerKind, arguments, trials};
-use lockkeeper_testkit::{Proxy, until};
+use lockkeeper_testkit::{Daemon, Proxy, until};
 
 pub(crate) use common::{Memory, contend_during};
 pub(crate) use opening::{fake_server, refused};
@@ -40,9 +40,7 @@ pub(crate) trait FaultServer: Sized {
 
     fn start(kind: Self::Kind) -> Self;
     fn addr(&self) -> SocketAddr;
-    fn kill(&self);
-    fn stop(&self) -> io::Result<()>;
-    fn cont(&self) -> io::Result<()>;
+    fn daemon(&self) -> &Daemon;
     fn restart(&self) -> io::Result<()>;
 
     /// Returns the URL by way of another address, ready for `key=value`.

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Deref;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -99,18 +100,6 @@ impl MySqlServer {
         self.certificates.as_ref()
     }
 
-    /// Returns the path of the unix socket.
-    #[must_use]
-    pub fn socket(&self) -> PathBuf {
-        self.daemon.socket()
-    }
-
-    /// Returns the throw-away folder that the server runs in.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.daemon.folder()
-    }
-
     /// Returns `mysql://USER:PASSWORD@127.0.0.1:PORT/DATABASE`.
     #[must_use]
     pub fn url(&self) -> String {
@@ -124,33 +113,6 @@ impl MySqlServer {
         format!("mysql://{user}:{password}@{addr}/{database}")
     }
 
-    /// Returns the process id, `None` while the server is killed.
-    #[must_use]
-    pub fn pid(&self) -> Option<u32> {
-        self.daemon.pid()
-    }
-
-    /// Kills the server (SIGKILL) and returns when it has ended. Does nothing if it was killed before.
-    pub fn kill(&self) {
-        self.daemon.kill();
-    }
-
-    /// Stops the server (SIGSTOP) and returns when it has stopped. Connections stay open without replies.
-    ///
-    /// # Errors
-    /// The server does not run.
-    pub fn stop(&self) -> io::Result<()> {
-        self.daemon.stop()
-    }
-
-    /// Continues the server after [`MySqlServer::stop`].
-    ///
-    /// # Errors
-    /// The server does not run.
-    pub fn cont(&self) -> io::Result<()> {
-        self.daemon.cont()
-    }
-
     /// Kills the server if it runs, and starts it on the same port with its data: rows stay; named locks,
     /// sessions and `SET GLOBAL` do not.
     ///
@@ -159,12 +121,6 @@ impl MySqlServer {
     pub fn restart(&self) -> io::Result<()> {
         self.kill();
         daemon::retry_on_former_port(|| self.launch())
-    }
-
-    /// Returns what the server has printed so far.
-    #[must_use]
-    pub fn log(&self) -> String {
-        self.daemon.log()
     }
 
     fn launch(&self) -> io::Result<()> {
@@ -210,6 +166,14 @@ impl MySqlServer {
         }
         command.args(&self.options.args);
         command
+    }
+}
+
+impl Deref for MySqlServer {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::ops::Deref;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -94,18 +94,6 @@ impl RedisServer {
         self.tls.as_ref().map(|(_, certificates)| certificates)
     }
 
-    /// Returns the path of the unix socket.
-    #[must_use]
-    pub fn socket(&self) -> PathBuf {
-        self.daemon.socket()
-    }
-
-    /// Returns the throw-away folder that the server runs in.
-    #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.daemon.folder()
-    }
-
     /// Returns `redis://127.0.0.1:PORT`, with the password if there is one.
     #[must_use]
     pub fn url(&self) -> String {
@@ -133,33 +121,6 @@ impl RedisServer {
             .as_ref()
             .map(|password| format!(":{password}@"))
             .unwrap_or_default()
-    }
-
-    /// Returns the process id, `None` while the server is killed.
-    #[must_use]
-    pub fn pid(&self) -> Option<u32> {
-        self.daemon.pid()
-    }
-
-    /// Kills the server (SIGKILL) and returns when it has ended. Does nothing if it was killed before.
-    pub fn kill(&self) {
-        self.daemon.kill();
-    }
-
-    /// Stops the server (SIGSTOP) and returns when it has stopped. Connections stay open without replies.
-    ///
-    /// # Errors
-    /// The server does not run.
-    pub fn stop(&self) -> io::Result<()> {
-        self.daemon.stop()
-    }
-
-    /// Continues the server after [`RedisServer::stop`].
-    ///
-    /// # Errors
-    /// The server does not run.
-    pub fn cont(&self) -> io::Result<()> {
-        self.daemon.cont()
     }
 
     /// Kills the server if it runs, and starts it on the same ports. It is empty then, unless it was
@@ -242,12 +203,6 @@ impl RedisServer {
         Ok(())
     }
 
-    /// Returns what the server has printed so far.
-    #[must_use]
-    pub fn log(&self) -> String {
-        self.daemon.log()
-    }
-
     pub(super) fn password(&self) -> Option<&String> {
         self.options.password.as_ref()
     }
@@ -295,6 +250,14 @@ impl RedisServer {
         }
         command.args(&self.options.args);
         command
+    }
+}
+
+impl Deref for RedisServer {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
     }
 }
 

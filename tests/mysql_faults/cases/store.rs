@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use lockkeeper::LockKeeper;
 use lockkeeper_testkit::{
-    MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PooledServer, ServerPool, until,
+    Daemon, MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PooledServer, ServerPool, until,
 };
 
 use crate::faults::FaultServer;
@@ -33,16 +33,8 @@ impl FaultServer for Server {
         MySqlServer::addr(self)
     }
 
-    fn kill(&self) {
-        MySqlServer::kill(self);
-    }
-
-    fn stop(&self) -> io::Result<()> {
-        MySqlServer::stop(self)
-    }
-
-    fn cont(&self) -> io::Result<()> {
-        MySqlServer::cont(self)
+    fn daemon(&self) -> &Daemon {
+        self
     }
 
     fn restart(&self) -> io::Result<()> {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lockkeeper::LockKeeper;
-use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, Reply, until};
+use lockkeeper_testkit::{Daemon, RedisKind, RedisOptions, RedisServer, Reply, until};
 
 use crate::faults::{FaultServer, Waiter, Witness};
 
@@ -24,16 +24,8 @@ impl FaultServer for RedisServer {
         Self::addr(self)
     }
 
-    fn kill(&self) {
-        Self::kill(self);
-    }
-
-    fn stop(&self) -> io::Result<()> {
-        Self::stop(self)
-    }
-
-    fn cont(&self) -> io::Result<()> {
-        Self::cont(self)
+    fn daemon(&self) -> &Daemon {
+        self
     }
 
     fn restart(&self) -> io::Result<()> {
