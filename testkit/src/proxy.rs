@@ -166,10 +166,10 @@ impl Proxy {
         self.shared.lock().counts
     }
 
-    /// Waits until `wanted` holds, at most `patience`. Returns whether it holds.
+    /// Waits until `wanted` holds, at most `timeout`. Returns whether it holds.
     #[must_use]
-    pub fn wait_for(&self, patience: Duration, mut wanted: impl FnMut(&Counts) -> bool) -> bool {
-        let until = Instant::now() + patience;
+    pub fn wait_for(&self, timeout: Duration, mut wanted: impl FnMut(&Counts) -> bool) -> bool {
+        let until = Instant::now() + timeout;
         let mut state = self.shared.lock();
         while !wanted(&state.counts) {
             if Instant::now() >= until {

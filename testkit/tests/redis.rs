@@ -148,7 +148,9 @@ fn stopped_server_does_not_reply(kind: RedisKind) {
     let server = start(kind, &RedisOptions::new());
     let mut client = server.client().unwrap();
     server.stop().unwrap();
-    client.patience(Duration::from_millis(100)).unwrap();
+    client
+        .set_reply_timeout(Duration::from_millis(100))
+        .unwrap();
     client
         .command(&["PING"])
         .expect_err("a stopped server does not reply");

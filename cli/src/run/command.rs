@@ -13,9 +13,7 @@ use rustix::process::{
     kill_process_group, test_kill_process_group, waitid, waitpgid, waitpid,
 };
 
-use super::signals::is_handled;
-#[cfg(target_os = "linux")]
-use super::signals::is_proc_ours;
+use super::signals::{is_handled, is_proc_ours};
 use super::stderr::{self, Level};
 use crate::program::own_program;
 
@@ -167,7 +165,6 @@ pub(super) fn is_group_gone(group: Pid, ignore_zombies: bool) -> bool {
     test_kill_process_group(group) == Err(Errno::SRCH) || (ignore_zombies && only_zombies(group))
 }
 
-#[cfg(target_os = "linux")]
 fn only_zombies(group: Pid) -> bool {
     let group = group.to_string();
     let ended = |process: std::fs::DirEntry| {
@@ -186,11 +183,6 @@ fn only_zombies(group: Pid) -> bool {
     let mut members = processes.flatten().filter_map(ended).peekable();
     // Processes of other users may be hidden, so a group without members proves nothing.
     members.peek().is_some() && members.all(|ended| ended) && is_proc_ours()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn only_zombies(_group: Pid) -> bool {
-    false
 }
 
 /// Takes the status of the orphans that became children of this process and have ended.

@@ -138,18 +138,12 @@ pub(super) fn is_proc_ours() -> bool {
     shown.to_str() == Some(getpid().to_string().as_str())
 }
 
-/// Returns whether a signal is in a mask that the kernel shows; see proc_pid_status(5).
-#[cfg(target_os = "linux")]
+/// Returns whether a signal is in a mask that Linux shows; see proc_pid_status(5).
 fn is_in(mask: &str, process: &str, signal: Signal) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix(mask));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_some_and(|mask| mask & (1 << (signal.as_raw() - 1)) != 0)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn is_in(_mask: &str, _process: &str, _signal: Signal) -> bool {
-    false
 }
 
 /// Reports what the keeper observes of the lock of `run`, as events and on standard error.

@@ -7,7 +7,9 @@
 //! a deadline passes, the command's group gets TERM, then KILL. If standard input ends without
 //! `over`, `run` is dead, and the group gets KILL at once.
 
-use std::io::{self, Read, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -15,7 +17,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use lockkeeper::{Clock, HostInstant, SystemClock};
-use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::claim::{Claim, Obstacle};
@@ -144,7 +145,8 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
         let _ = signal_hook::flag::register(signal.as_raw(), Arc::clone(&ignored));
     }
     // `run` learns from the end of this process that there is no watchdog.
-    let Ok(timer) = Timer::new() else {
+    let stdin = io::stdin().as_fd().try_clone_to_owned().map(File::from);
+    let (Ok(timer), Ok(stdin)) = (Timer::new(), stdin) else {
         return ExitCode::FAILURE;
     };
     let mut claimed: Option<Claim> = None;
@@ -153,7 +155,7 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
         deadlines: Deadlines::NEVER,
         group,
         acted: false,
-        rest: Vec::new(),
+        lines: BufReader::new(stdin),
     };
     loop {
         let now = SystemClock.now();
@@ -196,7 +198,7 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
             None => HostInstant::NEVER,
         };
         let connections = claimed.as_ref().and_then(Claim::connections);
-        let files = [Some(rustix::stdio::stdin()), connections];
+        let files = [Some(reader.lines.get_ref().as_fd()), connections];
         let files: Vec<_> = files.into_iter().flatten().collect();
         let waited = timer.wait_until(group_wakes.min(claim_wakes), &files);
         if waited.is_err() {
@@ -247,26 +249,18 @@ struct CommandReader {
     group: Option<Pid>,
     /// Whether the command was sent TERM: a deadline that arrives later must not count.
     acted: bool,
-    /// The beginning of a line whose end is not read yet.
-    rest: Vec<u8>,
+    /// Standard input.
+    lines: BufReader<File>,
 }
 
 impl CommandReader {
     fn read(&mut self) -> Input {
-        let stdin = rustix::stdio::stdin();
-        if !is_readable(&stdin, Duration::ZERO) {
-            return Input::Applied;
-        }
-        let mut bytes = [0; 4096];
-        match rustix::io::read(stdin, &mut bytes) {
-            Ok(0) => return Input::Closed,
-            Ok(count) => self.rest.extend(bytes.iter().take(count)),
-            Err(Errno::INTR | Errno::AGAIN) => {}
-            Err(_) => return Input::Closed,
-        }
-        while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.rest.drain(..=end).collect();
-            let line = String::from_utf8_lossy(&line);
+        // `run` sends each line in one write, so a line that has begun is complete.
+        while !self.lines.buffer().is_empty() || is_readable(self.lines.get_ref(), Duration::ZERO) {
+            let mut line = String::new();
+            if !self.lines.read_line(&mut line).is_ok_and(|count| count > 0) {
+                return Input::Closed;
+            }
             if line.trim() == OVER {
                 return Input::Over;
             }

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a server may take to reply, unless [`RedisClient::patience`] says otherwise.
+/// How long a server may take to reply, unless [`RedisClient::set_reply_timeout`] says otherwise.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A longer reply is an error.
@@ -85,9 +85,9 @@ impl RedisClient {
     /// Sets how long a reply may take before it is an error, for commands that block.
     ///
     /// # Errors
-    /// `patience` is zero.
-    pub fn patience(&mut self, patience: Duration) -> io::Result<()> {
-        self.stream.get_ref().set_read_timeout(Some(patience))
+    /// `timeout` is zero.
+    pub fn set_reply_timeout(&mut self, timeout: Duration) -> io::Result<()> {
+        self.stream.get_ref().set_read_timeout(Some(timeout))
     }
 
     /// Sends a command and waits for its reply, at most 10 s.
