@@ -37,15 +37,12 @@ impl Failure {
 
     /// Converts an error that is caused by the command line, which is then to blame rather than the
     /// configuration.
-    pub(crate) fn usage(error: &Error) -> Self {
-        let failure = Self::from(error.clone());
-        match failure.code {
-            CONFIG => Self {
-                code: USAGE,
-                ..failure
-            },
-            _ => failure,
+    pub(crate) fn usage(error: Error) -> Self {
+        let mut failure = Self::from(error);
+        if failure.code == CONFIG {
+            failure.code = USAGE;
         }
+        failure
     }
 }
 

@@ -25,8 +25,8 @@ mod who;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser};
 
 use crate::args::{Args, Command};
 
@@ -56,16 +56,15 @@ fn refused(error: &clap::Error) -> ExitCode {
         error.kind(),
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
     );
-    let command = std::env::args_os().nth(1).unwrap_or_default();
-    let command = command.to_string_lossy();
     if is_help {
         return output::exit_code(output::check_printed(error.print()).map(|()| 0));
     }
+    let command = std::env::args_os().nth(1).unwrap_or_default();
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // If standard error is closed, the exit status still shows the failure.
         let _ = error.print();
     } else {
-        output::print_error(&misuse(error, &command));
+        output::print_error(&misuse(error, &command.to_string_lossy()));
     }
     ExitCode::from(failure::USAGE)
 }
@@ -80,19 +79,19 @@ fn misuse(error: &clap::Error, command: &str) -> String {
         (ErrorKind::UnknownArgument, Some(ContextValue::String(unknown))) => unknown,
         _ => "-",
     };
-    let known = <Args as clap::CommandFactory>::command();
-    let of = match known.find_subcommand(command) {
-        Some(_) => format!(" {command}"),
-        None => String::new(),
-    };
     if command == "run" && !unknown.starts_with('-') {
         return format!(
             "{first}; the command to run comes after --: lockkeeper run NAME -- {unknown} …"
         );
     }
-    let near = text
-        .lines()
-        .find_map(|line| line.trim().strip_prefix("tip: a similar "));
+    let mut lines = text.lines().map(str::trim);
+    let near = lines.find_map(|line| line.strip_prefix("tip: a similar "));
     let near = near.map_or_else(String::new, |near| format!("; a similar {near}"));
+    let is_known = Args::command().find_subcommand(command).is_some();
+    let of = if is_known {
+        format!(" {command}")
+    } else {
+        String::new()
+    };
     format!("{first}{near}; see `lockkeeper{of} --help`")
 }

@@ -16,7 +16,7 @@ const NOT_DONE: u8 = 1;
 
 /// Returns the exit status of `lockkeeper unlock`.
 pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
-    let name = LockName::new(args.name.as_str()).map_err(|error| Failure::usage(&error))?;
+    let name = LockName::new(args.name.as_str()).map_err(Failure::usage)?;
     let keeper = settings::open_existing(&args.store)?;
     let admin = admin(&keeper)?;
     let deadline = || SystemClock.now() + args.timeout;

@@ -57,8 +57,8 @@ impl From<&HeldName> for Row {
 
 /// Returns the exit status of `lockkeeper who`.
 pub(crate) fn main(args: &args::Who) -> Result<u8, Failure> {
-    let name = args.name.as_deref().map(LockName::new).transpose();
-    let name = name.map_err(|error| Failure::usage(&error))?;
+    let name = args.name.as_deref().map(LockName::new);
+    let name = name.transpose().map_err(Failure::usage)?;
     let keeper = settings::open_existing(&args.store)?;
     let admin = admin(&keeper)?;
     let held = admin.held(name.as_ref(), SystemClock.now() + args.timeout)?;

@@ -1,5 +1,6 @@
 //! The checks of `doctor`: every step in the life of a lock, with two keepers, under names of its own.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -37,17 +38,17 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
         }
     };
     findings.push(scope(keeper));
-    let name = format!("lockkeeper-doctor/{:016x}", unique());
+    let unique = RandomState::new().hash_one(std::process::id());
     let pair = Pair {
         keeper,
         other: &other,
-        name,
+        name: format!("lockkeeper-doctor/{unique:016x}"),
     };
     for (topic, check) in CHECKS {
-        let found = check(&pair, topic).unwrap_or_else(|error| broken(topic, error.to_string()));
-        let goes_on = found.severity < lockkeeper::Severity::Unusable;
-        findings.push(found);
-        if !goes_on {
+        let found = check(&pair, topic);
+        let is_broken = found.is_err();
+        findings.push(found.unwrap_or_else(|error| broken(topic, error.to_string())));
+        if is_broken {
             break;
         }
     }
@@ -90,11 +91,6 @@ struct Pair<'a> {
     name: String,
 }
 
-fn unique() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id())
-}
-
 fn broken(topic: &'static str, what: String) -> Finding {
     Finding::unusable(
         topic,
@@ -106,19 +102,18 @@ fn broken(topic: &'static str, what: String) -> Finding {
 
 fn scope(keeper: &LockKeeper) -> Finding {
     let has = |capability| keeper.capabilities().has(capability);
-    let topic = "excludes";
     if has(Capability::CrossHost) {
-        return Finding::fine(topic, "excludes all programs that reach the server");
+        Finding::fine("excludes", "excludes all programs that reach the server")
+    } else if has(Capability::CrossProcess) {
+        Finding::fine("excludes", "excludes all processes of this host")
+    } else {
+        Finding::warning(
+            "excludes",
+            "excludes the threads of one process only",
+            "two programs get the same lock",
+            "use sqlite: for one host, or a server for several",
+        )
     }
-    if has(Capability::CrossProcess) {
-        return Finding::fine(topic, "excludes all processes of this host");
-    }
-    Finding::warning(
-        topic,
-        "excludes the threads of one process only",
-        "two programs get the same lock",
-        "use sqlite: for one host, or a server for several",
-    )
 }
 
 fn round_trip(pair: &Pair<'_>, topic: &'static str) -> Checked {

@@ -7,9 +7,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getpid, getppid, kill_process,
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus, getpid, getppid, kill_process,
     kill_process_group, test_kill_process_group, waitid, waitpgid, waitpid,
 };
 
@@ -71,16 +71,11 @@ impl CommandProcess {
         let child = child.spawn()?;
         let group = Pid::from_child(&child);
         let process = Self { group };
-        loop {
-            match waitpid(Some(group), WaitOptions::UNTRACED) {
-                Ok(Some((_, status))) if status.stopped() => return Ok(process),
-                Ok(_) => {
-                    return Err(io::Error::other(
-                        "the new process ended before it became the command",
-                    ));
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
+        match retry_on_intr(|| waitpid(Some(group), WaitOptions::UNTRACED))? {
+            Some((_, status)) if status.stopped() => Ok(process),
+            _ => {
+                let text = "the new process ended before it became the command";
+                Err(io::Error::other(text))
             }
         }
     }
@@ -127,20 +122,12 @@ impl CommandProcess {
 
     /// Waits until the command has ended, and returns its status.
     pub(super) fn status(&self) -> Status {
-        loop {
-            match waitpid(Some(self.group), WaitOptions::empty()) {
-                Ok(Some((_, status))) => {
-                    if let Some(signal) = status.terminating_signal() {
-                        return Status::Signal(signal);
-                    }
-                    if let Some(code) = status.exit_status() {
-                        return Status::Code(code);
-                    }
-                }
-                Ok(None) | Err(Errno::INTR) => {}
-                // Another call has taken its status, so the command has ended.
-                Err(_) => return Status::Code(1),
-            }
+        let ended = retry_on_intr(|| waitpid(Some(self.group), WaitOptions::empty()));
+        // After an error another call has taken the status, so the command has ended.
+        let status = ended.ok().flatten().map(|(_, status)| status);
+        match status.and_then(WaitStatus::terminating_signal) {
+            Some(signal) => Status::Signal(signal),
+            None => Status::Code(status.and_then(WaitStatus::exit_status).unwrap_or(1)),
         }
     }
 

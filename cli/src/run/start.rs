@@ -91,7 +91,7 @@ enum End {
 }
 
 fn run(args: &args::Run) -> Result<End, Failure> {
-    let name = LockName::new(args.name.as_str()).map_err(|error| Failure::usage(&error))?;
+    let name = LockName::new(args.name.as_str()).map_err(Failure::usage)?;
     let (sender, events) = unbounded();
     let wait = CancelToken::new();
     let is_running = Arc::new(AtomicBool::new(false));
@@ -191,7 +191,7 @@ fn acquire(
         .or_else(|error| match error.kind() {
             ErrorKind::Cancelled => Ok(None),
             ErrorKind::InvalidTtl | ErrorKind::TtlTooShort | ErrorKind::InvalidWait => {
-                Err(Failure::usage(&error))
+                Err(Failure::usage(error))
             }
             _ => Err(error.into()),
         })
