@@ -4,15 +4,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant};
+use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 use lockkeeper_remote::Failure;
 
-use crate::connection::{Connection, LockReply};
+use crate::abandoned::{confirm_busy, try_lock};
+use crate::connection::LockReply;
 use crate::detached;
+use crate::dialect::LONGEST_WAIT;
+use crate::failure::unknown;
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
-use crate::session::Session;
-use crate::statements::{LONGEST_WAIT, SessionId, idle_seconds};
+use crate::session::{Entry, Session, idle_seconds};
+use crate::statements::SessionId;
 use crate::store::{PooledConn, Store};
 use crate::wire::LONGEST_CALL;
 
@@ -20,12 +23,10 @@ use crate::wire::LONGEST_CALL;
 /// machine.
 const GRACE: Duration = Duration::from_millis(500);
 
-type Won = Grant<MySqlLease>;
-
-/// The result of an attempt.
-enum Attempt {
-    Granted(Won),
-    /// With the connection of the attempt, if it holds no name.
+/// The result of an attempt or a wait.
+enum Outcome {
+    Granted(Grant<MySqlLease>),
+    /// Another holder has the name. With the connection of the attempt, if it holds no name.
     Busy(Option<PooledConn>),
 }
 
@@ -40,7 +41,7 @@ struct Acquisition<'a> {
 pub(crate) fn acquire(
     store: &Arc<Store>,
     request: &AcquireRequest<'_>,
-) -> Result<Option<Won>, Error> {
+) -> Result<Option<Grant<MySqlLease>>, Error> {
     let acquisition = Acquisition {
         store,
         request,
@@ -51,102 +52,79 @@ pub(crate) fn acquire(
 }
 
 impl Acquisition<'_> {
-    fn run(&self) -> Result<Option<Won>, Failure> {
+    fn run(&self) -> Result<Option<Grant<MySqlLease>>, Failure> {
         let until = match self.request.deadline() {
-            None => self.request.now() + self.store.attempt(),
+            None => self.request.now() + self.store.options.remote.attempt_time(),
             Some(deadline) => deadline.max(self.request.now() + GRACE),
         };
-        let mut was_busy = false;
-        let mut closed = 0;
-        loop {
-            match self.attempt_and_wait(until, &mut was_busy) {
-                Ok(Some(won)) => return Ok(won),
-                Ok(None) => {}
+        let mut retries = self.store.options.remote.pool_size;
+        while !self.request.is_cancelled() {
+            let slot = match self.attempt(until) {
+                Ok(Outcome::Granted(grant)) => return Ok(Some(grant)),
+                Ok(Outcome::Busy(slot)) => slot,
                 // The server may have closed every idle connection of the pool; one that does not reply
                 // is closed, and what it was granted ends with it. The attempt after the last of them
                 // is on a new connection, and tells whether the server can be reached.
                 Err(Failure::Closed(_) | Failure::Unanswered(_))
-                    if closed < self.store.options.remote.pool_size
-                        && !was_busy
-                        && self.request.now() < until =>
+                    if retries > 0 && self.request.now() < until =>
                 {
-                    closed += 1;
+                    retries -= 1;
+                    continue;
                 }
                 Err(failure) => return Err(failure),
+            };
+            self.request.contended();
+            // The engine retries after a busy attempt.
+            retries = 0;
+            let outcome = match self.request.deadline() {
+                Some(deadline) if self.request.now() < deadline => self.wait(slot, deadline)?,
+                _ => return Ok(None),
+            };
+            match outcome {
+                Some(Outcome::Granted(grant)) => return Ok(Some(grant)),
+                Some(Outcome::Busy(_)) => return Ok(None),
+                None => {}
             }
         }
-    }
-
-    /// Makes one attempt, and waits if the name is busy. `None`: the wait was disturbed, and there is time
-    /// for another.
-    fn attempt_and_wait(
-        &self,
-        until: HostInstant,
-        was_busy: &mut bool,
-    ) -> Result<Option<Option<Won>>, Failure> {
-        if self.request.is_cancelled() {
-            return Ok(Some(None));
-        }
-        let slot = match self.attempt(until)? {
-            Attempt::Granted(won) => return Ok(Some(Some(won))),
-            Attempt::Busy(slot) => slot,
-        };
-        self.request.contended();
-        *was_busy = true;
-        match self.request.deadline() {
-            Some(deadline) if self.request.now() < deadline => self.wait(slot, deadline),
-            _ => Ok(Some(None)),
-        }
+        Ok(None)
     }
 
     /// Makes one attempt: on a connection without names while few connections hold names, else on one of
     /// these.
-    fn attempt(&self, until: HostInstant) -> Result<Attempt, Failure> {
+    fn attempt(&self, until: HostInstant) -> Result<Outcome, Failure> {
         let store = self.store;
-        let shares = store.shares();
-        if shares && let Some(session) = store.enter(&self.name, self.idle_seconds) {
-            return self.attempt_shared(&session, until);
-        }
-        let alone = match store.try_checkout() {
-            Some(slot) => self.attempt_alone(slot, until),
-            None => Err(Failure::NotSent(store.exhausted())),
-        };
-        // Without a free connection, one that holds names serves as well.
-        if matches!(alone, Err(Failure::NotSent(_)))
-            && !shares
-            && let Some(session) = store.enter(&self.name, self.idle_seconds)
+        let shared = || store.sessions.enter(&self.name, self.idle_seconds);
+        if store.shares()
+            && let Some(session) = shared()
         {
             return self.attempt_shared(&session, until);
         }
-        match alone {
-            Err(Failure::NotSent(error)) if error.kind() == ErrorKind::PoolExhausted => {
-                let slot = store.checkout(until.saturating_since(self.request.now()))?;
-                self.attempt_alone(slot, until)
-            }
-            alone => alone,
+        let alone = store.pool.try_checkout();
+        let alone = alone.map(|slot| self.attempt_alone(slot, until));
+        // Without a free connection, one that holds names serves as well.
+        if matches!(alone, None | Some(Err(Failure::NotSent(_))))
+            && let Some(session) = shared()
+        {
+            return self.attempt_shared(&session, until);
         }
+        alone.unwrap_or_else(|| {
+            let left = until.saturating_since(self.request.now());
+            self.attempt_alone(store.checkout(left)?, until)
+        })
     }
 
-    fn attempt_alone(&self, mut slot: PooledConn, until: HostInstant) -> Result<Attempt, Failure> {
+    fn attempt_alone(&self, mut slot: PooledConn, until: HostInstant) -> Result<Outcome, Failure> {
         let store = self.store;
         let mut asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
-        let (reply, id) = store.with_connection(&mut slot, left, |connection, limit| {
-            connection.set_idle(store.flavour, self.idle_seconds, limit)?;
+        let (reply, id) = store.run(&mut slot, left, |connection, limit| {
+            connection.set_idle(self.idle_seconds, limit)?;
             asked_at = self.request.now();
             let limit = limit.min(until.saturating_since(asked_at));
             let reply = try_lock(store, connection, &self.name, limit)?;
             Ok((reply, connection.session()))
         })?;
-        match reply {
-            LockReply::Granted(epoch) => Ok(Attempt::Granted(self.won(slot, id, epoch, asked_at))),
-            LockReply::Busy => Ok(Attempt::Busy(Some(slot))),
-            LockReply::Abandoned => Err(Failure::Unanswered(abandoned())),
-            LockReply::Disturbed => {
-                slot.connection = None;
-                Err(Failure::Refused(disturbed()))
-            }
-        }
+        self.outcome(reply, slot, id, asked_at)
     }
 
     /// Makes one attempt on a session that holds other names. The call continues when this request has no
@@ -155,190 +133,140 @@ impl Acquisition<'_> {
         &self,
         session: &Arc<Session>,
         until: HostInstant,
-    ) -> Result<Attempt, Failure> {
+    ) -> Result<Outcome, Failure> {
         let store = self.store;
         let asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
-        let patience = left.min(store.options.remote.response_timeout);
-        let limit = Duration::from_secs(self.idle_seconds);
+        let left = left.min(store.options.remote.response_timeout);
+        let theirs = (Arc::clone(store), Arc::clone(session), self.name.clone());
         let work = {
-            let (store, session) = (Arc::clone(store), Arc::clone(session));
-            let name = self.name.clone();
+            let (store, session, name) = theirs.clone();
             move || {
-                store.ask(&session, patience, |connection, _| {
+                let limit = session.longest_call();
+                let reply = session.run(left, |connection, _| {
                     try_lock(&store, connection, &name, limit)
-                })
-            }
-        };
-        let late = {
-            let (store, session) = (Arc::clone(store), Arc::clone(session));
-            let name = self.name.clone();
-            move |reply| {
-                if may_be_held(&reply) {
-                    store.end(&session, &[name]);
-                } else {
-                    store.leave(&session, &name);
+                });
+                match &reply {
+                    Ok(LockReply::Granted(_)) => {}
+                    // The server may have granted the name all the same.
+                    Err(Failure::Refused(_)) => store.sessions.leave_over(&session, &name),
+                    // A session with a missing reply is in doubt, and closed in the end.
+                    Ok(_) | Err(_) => session.leave(&name),
                 }
+                reply
             }
         };
-        let Some(call) = detached::start(work, late) else {
-            store.leave(session, &self.name);
-            return Err(Failure::NotSent(no_thread()));
+        let late = move |reply| {
+            if let Ok(LockReply::Granted(_)) = reply {
+                let (store, session, name) = theirs;
+                let _ = store.sessions.release(&session, &name);
+            }
         };
-        let Some(reply) = call.wait(detached::after(patience)) else {
-            return Err(Failure::Unanswered(Error::new(
-                ErrorKind::Unknown,
+        let reply = match detached::start(work, late) {
+            Ok(reply) => reply.recv_timeout(left),
+            Err(failure) => {
+                session.leave(&self.name);
+                return Err(failure);
+            }
+        };
+        match reply {
+            Ok(Ok(LockReply::Granted(epoch))) => Ok(self.granted(session, epoch, asked_at)),
+            Ok(Ok(LockReply::Busy)) => Ok(Outcome::Busy(None)),
+            Ok(Ok(LockReply::Abandoned)) => Err(abandoned()),
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(unknown(
                 "the server was asked and did not answer in time; what it grants is given back",
-            )));
-        };
-        if let Ok(LockReply::Granted(epoch)) = reply {
-            let now = self.request.now();
-            let until = now + self.request.ttl();
-            session.record_grant(&self.name, epoch, now, until);
-            store.sweeper.note(until);
-            let lease = MySqlLease::new(session, &self.name, epoch);
-            return Ok(Attempt::Granted(Won {
-                lease,
-                epoch,
-                asked_at,
-            }));
-        }
-        if may_be_held(&reply) {
-            store.leave_to_sweeper(session, &self.name);
-        } else {
-            store.leave(session, &self.name);
-        }
-        match reply? {
-            LockReply::Disturbed => Err(Failure::Refused(disturbed())),
-            LockReply::Abandoned => Err(Failure::Unanswered(abandoned())),
-            LockReply::Granted(_) | LockReply::Busy => Ok(Attempt::Busy(None)),
-        }
-    }
-
-    /// Makes a session of a connection that was granted the name.
-    fn won(&self, slot: PooledConn, id: SessionId, epoch: u64, asked_at: HostInstant) -> Won {
-        let now = self.request.now();
-        let until = now + self.request.ttl();
-        let name = self.name.clone();
-        let session = Session::new(slot, id, self.idle_seconds, name, epoch, now, until);
-        let session = Arc::new(session);
-        self.store.keep(&session, until);
-        let lease = MySqlLease::new(&session, &self.name, epoch);
-        Won {
-            lease,
-            epoch,
-            asked_at,
+            )),
         }
     }
 
     /// Waits on a connection of its own that holds no name: a wait is cancelled by ending its session, and
-    /// that frees all names of the session.
+    /// that frees all names of the session. Returns `None` if the wait ended before its deadline.
     fn wait(
         &self,
         slot: Option<PooledConn>,
         deadline: HostInstant,
-    ) -> Result<Option<Option<Won>>, Failure> {
+    ) -> Result<Option<Outcome>, Failure> {
         let store = self.store;
         let left = || deadline.saturating_since(self.request.now());
         let mut slot = match slot {
             Some(slot) => slot,
             None => store.checkout(left())?,
         };
-        store.with_connection(&mut slot, left().max(GRACE), |connection, limit| {
-            connection.set_idle(store.flavour, self.idle_seconds, limit)
+        store.run(&mut slot, left().max(GRACE), |connection, limit| {
+            connection.set_idle(self.idle_seconds, limit)
         })?;
         let Some(mut connection) = slot.connection.take() else {
             return Ok(None);
         };
         let wire = Arc::clone(&connection.wire);
-        let cancel = self
-            .request
-            .cancel()
-            .map(|cancel| cancel.on_cancel(move || wire.close()));
+        let cancel = self.request.cancel();
+        let cancel = cancel.map(|cancel| cancel.on_cancel(move || wire.close()));
         let asked_at = self.request.now();
-        let unclaimed = store.unclaimed(&self.name, connection.session());
+        let unclaimed = store.sessions.unclaimed(&self.name, connection.session());
         let span = left().min(LONGEST_WAIT).min(LONGEST_CALL);
-        let answer = if span.is_zero() {
-            Ok(LockReply::Busy)
-        } else {
+        let mut reply = Ok(LockReply::Busy);
+        if !span.is_zero() {
             store.waiting.fetch_add(1, Ordering::Relaxed);
-            let answer = connection.wait(store.flavour, &self.name, span, GRACE);
+            reply = connection.wait(&self.name, span, GRACE);
             store.waiting.fetch_sub(1, Ordering::Relaxed);
-            answer
-        };
-        let answer = match answer {
-            Ok(LockReply::Busy) if self.request.now() >= deadline => {
-                store.confirm_busy(&mut connection, &self.name, unclaimed, GRACE)
-            }
-            answer => answer,
-        };
+        }
+        let is_over = self.request.now() >= deadline;
+        if is_over && matches!(reply, Ok(LockReply::Busy)) {
+            reply = confirm_busy(store, &mut connection, &self.name, unclaimed, GRACE);
+        }
         // A cancel in another thread must not close the connection when other names rely on it. Either
         // it has closed the connection by now, or it never will.
         drop(cancel);
         if self.request.is_cancelled() {
-            return Ok(Some(None));
+            return Ok(None);
         }
-        match answer? {
+        let reply = reply?;
+        let id = connection.session();
+        slot.connection = Some(connection);
+        let outcome = self.outcome(reply, slot, id, asked_at)?;
+        Ok(Some(outcome).filter(|outcome| is_over || matches!(outcome, Outcome::Granted(_))))
+    }
+
+    /// Returns what the reply on a connection without other names means.
+    fn outcome(
+        &self,
+        reply: LockReply,
+        slot: PooledConn,
+        id: SessionId,
+        asked_at: HostInstant,
+    ) -> Result<Outcome, Failure> {
+        match reply {
             LockReply::Granted(epoch) => {
-                let id = connection.session();
-                slot.connection = Some(connection);
-                Ok(Some(Some(self.won(slot, id, epoch, asked_at))))
+                let session = Session::new(slot, id, self.idle_seconds, &self.name);
+                let session = Arc::new(session);
+                self.store.sessions.add(&session);
+                Ok(self.granted(&session, epoch, asked_at))
             }
-            LockReply::Busy => {
-                slot.connection = Some(connection);
-                let is_over = self.request.now() >= deadline;
-                Ok(is_over.then_some(None))
-            }
-            LockReply::Abandoned => {
-                slot.connection = Some(connection);
-                Err(Failure::Unanswered(abandoned()))
-            }
-            LockReply::Disturbed => Err(Failure::Refused(disturbed())),
+            LockReply::Busy => Ok(Outcome::Busy(Some(slot))),
+            LockReply::Abandoned => Err(abandoned()),
         }
     }
-}
 
-/// Tries to take a name on a connection. Busy means that another process or guard holds it.
-fn try_lock(
-    store: &Store,
-    connection: &mut Connection,
-    name: &EncodedName,
-    limit: Duration,
-) -> Result<LockReply, Failure> {
-    let unclaimed = store.unclaimed(name, connection.session());
-    match connection.try_lock(name, limit)? {
-        LockReply::Busy => store.confirm_busy(connection, name, unclaimed, limit),
-        reply => Ok(reply),
+    fn granted(&self, session: &Arc<Session>, epoch: u64, asked_at: HostInstant) -> Outcome {
+        let since = self.request.now();
+        let until = since + self.request.ttl();
+        let leased = Entry::Leased {
+            epoch,
+            since,
+            until,
+        };
+        self.store.sessions.set(session, &self.name, leased);
+        Outcome::Granted(Grant {
+            lease: MySqlLease::new(session, &self.name, epoch),
+            epoch,
+            asked_at,
+        })
     }
 }
 
-/// Returns whether the server may have granted the name on a session that lives on.
-fn may_be_held(reply: &Result<LockReply, Failure>) -> bool {
-    match reply {
-        Ok(LockReply::Granted(_) | LockReply::Disturbed) | Err(Failure::Refused(_)) => true,
-        // A session with a missing reply is in doubt, and closed in the end.
-        Ok(LockReply::Busy | LockReply::Abandoned)
-        | Err(Failure::NotSent(_) | Failure::Closed(_) | Failure::Unanswered(_)) => false,
-    }
-}
-
-fn abandoned() -> Error {
-    Error::new(
-        ErrorKind::Unknown,
+fn abandoned() -> Failure {
+    unknown(
         "an earlier request for the lock was not answered in time, and the server may have granted the lock to that request; it is being given back, so try again",
-    )
-}
-
-fn disturbed() -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        "the server was disturbed while it was asked for the lock, by a KILL or by an error of its own",
-    )
-}
-
-pub(crate) fn no_thread() -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        "the thread that asks the server cannot be started; is the limit of threads reached?",
     )
 }

@@ -5,21 +5,17 @@ use std::time::Duration;
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
 use lockkeeper_remote::{Failure, LAST_ATTEMPT, senseless};
-use mysql::{Row, Value};
+use mysql::Row;
 
-use crate::connection::{Connection, whole};
+use crate::connection::{Connection, number, text};
 use crate::examine;
 use crate::names::EncodedName;
-use crate::statements::{self, Flavour, SessionId};
+use crate::statements::{self, SessionId};
 use crate::store::Store;
 
 /// The pause between two checks whether a session has ended.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
 
-const LIST_MYSQL: &str = "SELECT object_name, processlist_id FROM performance_schema.metadata_locks JOIN performance_schema.threads ON owner_thread_id = thread_id WHERE object_type = 'USER LEVEL LOCK' AND lock_status = 'GRANTED'";
-const LIST_MARIADB: &str = "SELECT table_schema, thread_id FROM information_schema.metadata_lock_info WHERE lock_type = 'User lock'";
-/// Without it, MySQL's list is empty.
-const IS_LISTING: &str = "SELECT enabled = 'YES' FROM performance_schema.setup_instruments WHERE name = 'wait/lock/metadata/sql/mdl'";
 /// The process ids that clients report: those of all clients, and those of this user on this host, which
 /// every user may read. Both are empty while the performance schema is off, MariaDB's default.
 const PIDS: [&str; 2] = [
@@ -27,9 +23,6 @@ const PIDS: [&str; 2] = [
     "SELECT processlist_id, attr_value FROM performance_schema.session_account_connect_attrs WHERE attr_name = '_pid'",
 ];
 const SESSIONS: &str = "SHOW FULL PROCESSLIST";
-
-const NO_LIST_MYSQL: &str = "the server does not list named locks to this user; GRANT SELECT ON performance_schema.* to it (and enable the instrument wait/lock/metadata/sql/mdl on MySQL 5.7), or ask for one name";
-const NO_LIST_MARIADB: &str = "MariaDB does not list named locks without its plugin; run INSTALL SONAME 'metadata_lock_info' once as an administrator, or ask for one name";
 
 impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
@@ -58,7 +51,7 @@ impl Admin for Store {
         })?;
         // Only the session itself can free a single name of its own.
         let ended = self.ask_apart(deadline, |connection, limit| {
-            connection.query(&statements::end_holder(&name, session), limit)
+            connection.run(&statements::end_holder(&name, session), limit)
         });
         let is_free = || Ok(self.holder(&name, deadline)? != Some(session));
         if let Err(error) = ended {
@@ -79,31 +72,14 @@ impl Admin for Store {
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
+        let pool_size = self.options.remote.pool_size;
         self.ask_apart(deadline, |connection, limit| {
-            examine::examine(
-                connection,
-                self.flavour,
-                self.options.remote.pool_size,
-                limit,
-            )
+            examine::examine(connection, pool_size, limit)
         })
     }
 
     fn cannot_tell(&self) -> &'static [&'static str] {
-        match self.flavour {
-            Flavour::MySql => &[
-                "since when it is held",
-                "the token",
-                "how long it is kept without a renewal",
-                "the holder's thread",
-            ],
-            Flavour::MariaDb => &[
-                "since when it is held",
-                "the token",
-                "how long it is kept without a renewal",
-                "the holder's thread, and its process unless performance_schema is on",
-            ],
-        }
+        self.dialect.cannot_tell()
     }
 }
 
@@ -146,8 +122,7 @@ impl Store {
             .saturating_since(self.clock.now())
             .max(LAST_ATTEMPT);
         let mut slot = self.checkout(left).map_err(Failure::into_error)?;
-        self.with_connection(&mut slot, left, work)
-            .map_err(Failure::into_error)
+        self.run(&mut slot, left, work).map_err(Failure::into_error)
     }
 
     fn rows(&self, sql: &str, deadline: HostInstant) -> Result<Vec<Row>, Error> {
@@ -189,18 +164,15 @@ impl Store {
 
     /// Returns all named locks of the server, and the session that holds each.
     fn list(&self, deadline: HostInstant) -> Result<Vec<(String, u64)>, Error> {
-        let (sql, advice) = match self.flavour {
-            Flavour::MySql => (LIST_MYSQL, NO_LIST_MYSQL),
-            Flavour::MariaDb => (LIST_MARIADB, NO_LIST_MARIADB),
-        };
+        let (sql, advice) = self.dialect.list();
         let unlisted = |error: Error| match error.kind() {
             ErrorKind::PermissionDenied | ErrorKind::Incompatible => {
                 Error::new(ErrorKind::Unsupported, advice).with_source(error)
             }
             _ => error,
         };
-        if self.flavour == Flavour::MySql {
-            let on = self.rows(IS_LISTING, deadline).map_err(unlisted)?;
+        if let Some(sql) = self.dialect.is_listing() {
+            let on = self.rows(sql, deadline).map_err(unlisted)?;
             if on.first().and_then(|row| number(row, 0)) != Some(1) {
                 return Err(Error::new(ErrorKind::Unsupported, advice));
             }
@@ -248,17 +220,6 @@ fn host(client: &str) -> String {
         _ => client,
     };
     host.to_owned()
-}
-
-pub(crate) fn text(row: &Row, at: usize) -> Option<String> {
-    match row.as_ref(at)? {
-        Value::Bytes(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        _ => None,
-    }
-}
-
-pub(crate) fn number(row: &Row, at: usize) -> Option<u64> {
-    row.as_ref(at).and_then(whole)
 }
 
 #[cfg(test)]

@@ -1,166 +1,21 @@
 //! One connection to a server, and requests on it.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{
-    Counts, Endpoint, Failure, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES,
-    OpenConnection, Server, connect_any, nothing_granted, senseless,
-};
+use lockkeeper_remote::{Failure, OpenConnection, Server, senseless};
 use mysql::prelude::Queryable;
-use mysql::{Conn, Opts, OptsBuilder, Row, Statement, Value};
+use mysql::{Conn, Row, Statement, Value};
 use mysql_common::proto::codec::error::PacketCodecError;
-use parking_lot::Mutex;
 
-use crate::failure::{classify, closed, is_time_over, not_connected};
+use crate::abandoned::AbandonedSessions;
+use crate::dialect::Dialect;
+use crate::failure::{classify, closed, is_time_over, unavailable};
 use crate::names::EncodedName;
-use crate::options::{MySqlOptions, bracketed};
-use crate::statements::{self, EPOCH_BITS, Flavour, SessionId};
+use crate::statements::{self, EPOCH_BITS, SessionId};
 use crate::wire::Wire;
-
-/// More than any request needs. Asking the server for its limit would cost a round trip.
-const MOST_BYTES: usize = 1 << 20;
-/// How many abandoned sessions are remembered.
-const MOST_ABANDONED: usize = 100;
-/// The longest time that a server may take to begin with a statement that it received.
-const STALL: Duration = Duration::from_secs(60);
-
-/// Sessions whose connection was closed while a reply was missing, and until when each may hold the
-/// name that it asked for: the server frees that when it notices.
-#[derive(Debug, Default)]
-pub(crate) struct AbandonedSessions(Mutex<VecDeque<(SessionId, Instant)>>);
-
-impl AbandonedSessions {
-    fn add(&self, session: SessionId, idle: Duration) {
-        let mut abandoned = self.0.lock();
-        abandoned.truncate(MOST_ABANDONED);
-        abandoned.push_front((session, Instant::now() + idle + STALL));
-    }
-
-    /// Returns whether the server may still hold something for such a session.
-    pub(crate) fn any(&self) -> bool {
-        let mut abandoned = self.0.lock();
-        let now = Instant::now();
-        abandoned.retain(|(_, until)| now < *until);
-        !abandoned.is_empty()
-    }
-
-    /// Returns whether a session, as the server names it, is one of them.
-    pub(crate) fn has(&self, session: SessionId) -> bool {
-        let abandoned = self.0.lock();
-        abandoned.iter().any(|(known, _)| known.is(session))
-    }
-}
-
-/// Opens connections.
-pub(crate) struct Connector {
-    opts: Opts,
-    pub(crate) server: Server,
-    endpoint: Endpoint,
-    limit: Duration,
-    pub(crate) counts: Arc<Counts>,
-    pub(crate) abandoned: Arc<AbandonedSessions>,
-}
-
-impl Connector {
-    pub(crate) fn new(options: &MySqlOptions) -> Self {
-        let remote = &options.remote;
-        if remote.tls {
-            // The program may have chosen its cryptography already.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        }
-        let opts = OptsBuilder::from_opts(options.opts())
-            .prefer_socket(false)
-            .tcp_nodelay(true)
-            .tcp_keepalive_time_ms(u32::try_from(KEEPALIVE_IDLE.as_millis()).ok())
-            .max_allowed_packet(Some(MOST_BYTES))
-            .connect_attrs(Some(std::collections::HashMap::from([(
-                "program_name",
-                "lockkeeper",
-            )])));
-        #[cfg(any(target_os = "linux", target_os = "macos"))]
-        let opts = opts
-            .tcp_keepalive_probe_interval_secs(u32::try_from(KEEPALIVE_INTERVAL.as_secs()).ok())
-            .tcp_keepalive_probe_count(Some(KEEPALIVE_PROBES));
-        Self {
-            opts: opts.into(),
-            server: Server::new("MySQL", &remote.endpoint),
-            endpoint: remote.endpoint.clone(),
-            limit: remote.connect_timeout,
-            counts: Arc::default(),
-            abandoned: Arc::default(),
-        }
-    }
-
-    /// Opens a connection that is logged in, within `left` and the connect timeout.
-    pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
-        let limit = left.min(self.limit);
-        if limit.is_zero() {
-            return Err(self.server.no_time_to_connect());
-        }
-        let by_name = || self.connect_to(self.opts.clone(), limit);
-        match &self.endpoint {
-            // The mysql crate tries the first address of a host only. With TLS it has to know the
-            // host's name, and takes no address beside it.
-            Endpoint::Tcp { host, port } if self.opts.get_ssl_opts().is_none() => connect_any(
-                &self.server,
-                (host.as_str(), *port),
-                limit,
-                |address, limit| {
-                    let opts = OptsBuilder::from_opts(self.opts.clone());
-                    let host = bracketed(&address.ip().to_string());
-                    self.connect_to(opts.ip_or_hostname(Some(host)).into(), limit)
-                },
-            ),
-            _ => by_name(),
-        }
-    }
-
-    fn connect_to(&self, opts: Opts, left: Duration) -> Result<Connection, Error> {
-        // The kernel takes zero for no limit.
-        let left = left.max(Duration::from_millis(1));
-        let until = Instant::now() + left;
-        let tls = opts.get_ssl_opts().is_some();
-        let opts = OptsBuilder::from_opts(opts)
-            .tcp_connect_timeout(Some(left))
-            .read_timeout(Some(left))
-            .write_timeout(Some(left));
-        // The crate panics on packets of a wrong form.
-        let opened = catch_unwind(AssertUnwindSafe(|| Conn::new(opts)));
-        let conn = match opened {
-            Ok(Ok(conn)) => conn,
-            Ok(Err(error)) => return Err(not_connected(error, &self.server, tls)),
-            Err(_) => return Err(senseless()),
-        };
-        let wire = Wire::of(&conn).map_err(|error| {
-            Error::new(
-                ErrorKind::Unavailable,
-                "the connection's socket cannot be had twice; is the limit of open files reached?",
-            )
-            .with_source(error)
-        })?;
-        let mut connection = Connection {
-            conn,
-            wire: Arc::new(wire),
-            open: self.counts.add_connection(),
-            abandoned: Arc::clone(&self.abandoned),
-            server: self.server.clone(),
-            start: 0,
-            is_in_doubt: false,
-            idle_seconds: None,
-            timeout: None,
-            try_statement: None,
-            release_statement: None,
-        };
-        // Nothing that could be granted is asked for here.
-        let outlasted = connection.outlast_first_second(until);
-        outlasted.map_err(nothing_granted)?;
-        Ok(connection)
-    }
-}
 
 /// The result of an attempt or a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,8 +25,6 @@ pub(crate) enum LockReply {
     Busy,
     /// An earlier request of this store, which got no reply, holds the lock; it is being released.
     Abandoned,
-    /// The server was disturbed: the lock is neither granted nor busy.
-    Disturbed,
 }
 
 /// A connection; dropping it closes it, and the server frees what its session holds.
@@ -181,6 +34,7 @@ pub(crate) struct Connection {
     open: OpenConnection,
     abandoned: Arc<AbandonedSessions>,
     server: Server,
+    pub(crate) dialect: Dialect,
     /// The second in which the server was started.
     start: u64,
     /// Whether a reply is missing.
@@ -189,8 +43,7 @@ pub(crate) struct Connection {
     idle_seconds: Option<u64>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
-    try_statement: Option<Statement>,
-    release_statement: Option<Statement>,
+    prepared: BTreeMap<&'static str, Statement>,
 }
 
 impl lockkeeper_remote::Connection for Connection {
@@ -211,6 +64,47 @@ impl Drop for Connection {
 }
 
 impl Connection {
+    /// A connection on which the second of the server's start is over. Epochs begin with that second: a
+    /// server that is started again within it would repeat them.
+    pub(crate) fn new(
+        conn: Conn,
+        wire: Wire,
+        open: OpenConnection,
+        abandoned: Arc<AbandonedSessions>,
+        server: Server,
+        until: Instant,
+    ) -> Result<Self, Failure> {
+        let mut connection = Self {
+            conn,
+            wire: Arc::new(wire),
+            open,
+            abandoned,
+            server,
+            dialect: Dialect::MySql,
+            start: 0,
+            is_in_doubt: false,
+            idle_seconds: None,
+            timeout: None,
+            prepared: BTreeMap::new(),
+        };
+        let left = || until.saturating_duration_since(Instant::now());
+        let row = connection.query(statements::GREETING, left())?;
+        let numbers = number(&row, 0).zip(number(&row, 1));
+        let (millis, start) = numbers.ok_or_else(|| Failure::Refused(senseless()))?;
+        connection.start = start;
+        let [version, comment] = [2, 3].map(|at| text(&row, at).unwrap_or_default());
+        connection.dialect = Dialect::of(&version, &comment);
+        // More than a second: the clock was set back.
+        let rest = Duration::from_millis(millis.min(1_000));
+        if rest > left() {
+            return Err(Failure::NotSent(unavailable(
+                "the server was started within this second, and grants nothing before it is over; try again",
+            )));
+        }
+        std::thread::sleep(rest);
+        Ok(connection)
+    }
+
     /// Returns the server's number of the session.
     pub(crate) fn id(&self) -> u32 {
         self.conn.connection_id()
@@ -228,7 +122,7 @@ impl Connection {
         &mut self,
         limit: Duration,
         work: impl FnOnce(&mut Conn) -> mysql::Result<T>,
-    ) -> Result<mysql::Result<T>, Failure> {
+    ) -> Result<T, Failure> {
         let limit = limit.max(Duration::from_millis(1));
         if self.timeout != Some(limit) {
             let set = self.wire.set_timeout(limit);
@@ -238,136 +132,108 @@ impl Connection {
         self.open.counts().add_commands(1);
         self.is_in_doubt = true;
         // The crate panics on packets of a wrong form.
-        let answer = catch_unwind(AssertUnwindSafe(|| work(&mut self.conn)))
+        let reply = catch_unwind(AssertUnwindSafe(|| work(&mut self.conn)))
             .map_err(|_| Failure::Unanswered(senseless()))?;
-        self.is_in_doubt = !matches!(answer, Ok(_) | Err(mysql::Error::MySqlError(_)));
-        Ok(answer)
+        self.is_in_doubt = !matches!(reply, Ok(_) | Err(mysql::Error::MySqlError(_)));
+        reply.map_err(|error| self.failed(error))
     }
 
     /// Classifies an error of a call. MySQL sends the reason (4031) before it closes an idle session,
     /// without a request; the mysql crate takes that packet for a reply out of turn. The end of the
     /// stream may arrive later than the packet, so an end that is not there yet is unknown.
     fn failed(&self, error: mysql::Error) -> Failure {
-        let is_out_of_turn = matches!(
-            error,
-            mysql::Error::CodecError(PacketCodecError::PacketsOutOfSync)
-        );
-        if !is_out_of_turn {
-            return classify(error, &self.server);
+        match error {
+            mysql::Error::CodecError(PacketCodecError::PacketsOutOfSync) => {
+                if self.wire.has_ended() {
+                    closed(error, &self.server)
+                } else {
+                    Failure::Unanswered(self.server.silent().with_source(error))
+                }
+            }
+            _ => classify(error, &self.server),
         }
-        if self.wire.has_ended() {
-            return closed(error, &self.server);
-        }
-        Failure::Unanswered(self.server.silent().with_source(error))
     }
 
-    /// Runs a statement and returns its first row.
-    pub(crate) fn query(&mut self, sql: &str, limit: Duration) -> Result<Option<Row>, Failure> {
-        self.call(limit, |conn| conn.query_first(sql))?
-            .map_err(|error| self.failed(error))
+    /// Runs a statement that returns nothing.
+    pub(crate) fn run(&mut self, sql: &str, limit: Duration) -> Result<(), Failure> {
+        self.call(limit, |conn| conn.query_drop(sql))
     }
 
     /// Runs a statement and returns all rows.
     pub(crate) fn rows(&mut self, sql: &str, limit: Duration) -> Result<Vec<Row>, Failure> {
-        self.call(limit, |conn| conn.query(sql))?
-            .map_err(|error| self.failed(error))
+        self.call(limit, |conn| conn.query(sql))
     }
 
-    fn prepare(&mut self, sql: &str, limit: Duration) -> Result<Statement, Failure> {
-        self.call(limit, |conn| conn.prep(sql))?
-            .map_err(|error| self.failed(error))
+    /// Runs a statement and returns its first row.
+    pub(crate) fn query(&mut self, sql: &str, limit: Duration) -> Result<Row, Failure> {
+        let row = self.call(limit, |conn| conn.query_first(sql))?;
+        row.ok_or_else(|| Failure::Refused(senseless()))
     }
 
+    /// Runs a statement about a name, which is prepared once, and returns its first row.
     fn execute(
         &mut self,
-        statement: &Statement,
-        name: &str,
+        sql: &'static str,
+        name: &EncodedName,
         limit: Duration,
-    ) -> Result<Option<u64>, Failure> {
-        let row = self
-            .call(limit, |conn| conn.exec_first(statement, (name,)))?
-            .map_err(|error| self.failed(error))?;
-        Ok(number(row.as_ref()))
-    }
-
-    /// Waits until the second of the server's start is over. Epochs begin with that second: a server
-    /// that is started again within it would repeat them.
-    fn outlast_first_second(&mut self, until: Instant) -> Result<(), Failure> {
-        let left = until.saturating_duration_since(Instant::now());
-        let row = self.query(statements::FIRST_SECOND, left)?;
-        let (millis, start) = two(row.as_ref());
-        let millis = millis.ok_or_else(|| Failure::Refused(senseless()))?;
-        self.start = start.ok_or_else(|| Failure::Refused(senseless()))?;
-        // More than a second: the clock was set back.
-        let rest = Duration::from_millis(millis.min(1_000));
-        if rest > until.saturating_duration_since(Instant::now()) {
-            return Err(Failure::NotSent(Error::new(
-                ErrorKind::Unavailable,
-                "the server was started within this second, and grants nothing before it is over; try again",
-            )));
-        }
-        std::thread::sleep(rest);
-        Ok(())
+    ) -> Result<Row, Failure> {
+        let known = self.prepared.get(sql).cloned();
+        let statement = match known {
+            Some(statement) => statement,
+            None => {
+                let statement = self.call(limit, |conn| conn.prep(sql))?;
+                self.prepared.insert(sql, statement.clone());
+                statement
+            }
+        };
+        let row = self.call(limit, |conn| conn.exec_first(statement, (&**name,)))?;
+        row.ok_or_else(|| Failure::Refused(senseless()))
     }
 
     /// Sets the time after which the server ends the idle session, unless it is set already.
-    pub(crate) fn set_idle(
-        &mut self,
-        flavour: Flavour,
-        seconds: u64,
-        limit: Duration,
-    ) -> Result<(), Failure> {
+    pub(crate) fn set_idle(&mut self, seconds: u64, limit: Duration) -> Result<(), Failure> {
         if self.idle_seconds != Some(seconds) {
-            self.query(&statements::set_idle(flavour, seconds), limit)?;
+            self.run(&self.dialect.set_idle(seconds), limit)?;
             self.idle_seconds = Some(seconds);
         }
         Ok(())
     }
 
     /// Tries to take a lock without waiting.
-    pub(crate) fn try_lock(&mut self, name: &str, limit: Duration) -> Result<LockReply, Failure> {
-        let statement = match &self.try_statement {
-            Some(statement) => statement.clone(),
-            None => {
-                let statement = self.prepare(statements::TRY, limit)?;
-                self.try_statement.insert(statement).clone()
-            }
-        };
-        let answer = self.execute(&statement, name, limit)?;
-        Ok(lock_reply(answer))
+    pub(crate) fn try_lock(
+        &mut self,
+        name: &EncodedName,
+        limit: Duration,
+    ) -> Result<LockReply, Failure> {
+        lock_reply(&self.execute(statements::TRY, name, limit)?)
     }
 
     /// Waits in the server for `wait`; the reply may take `grace` longer.
     pub(crate) fn wait(
         &mut self,
-        flavour: Flavour,
         name: &EncodedName,
         wait: Duration,
         grace: Duration,
     ) -> Result<LockReply, Failure> {
-        let sql = statements::wait(flavour, name, wait);
-        match self.call(wait + grace, |conn| conn.query_first::<Row, _>(sql))? {
-            Ok(row) => Ok(lock_reply(number(row.as_ref()))),
-            Err(error) if is_time_over(&error) => {
+        let sql = self.dialect.wait(name, wait);
+        let row = self.call(wait + grace, |conn| match conn.query_first(sql) {
+            Err(error) if is_time_over(&error) => Ok(None),
+            row => row,
+        })?;
+        match row {
+            Some(row) => lock_reply(&row),
+            None => {
                 // The lock may have been granted just before the statement was ended.
                 self.release(name, grace)?;
                 Ok(LockReply::Busy)
             }
-            Err(error) => Err(self.failed(error)),
         }
     }
 
     /// Releases a lock, and returns whether this session held it.
-    pub(crate) fn release(&mut self, name: &str, limit: Duration) -> Result<bool, Failure> {
-        let statement = match &self.release_statement {
-            Some(statement) => statement.clone(),
-            None => {
-                let statement = self.prepare(statements::RELEASE, limit)?;
-                self.release_statement.insert(statement).clone()
-            }
-        };
-        let answer = self.execute(&statement, name, limit)?;
-        Ok(answer == Some(1))
+    pub(crate) fn release(&mut self, name: &EncodedName, limit: Duration) -> Result<bool, Failure> {
+        let row = self.execute(statements::RELEASE, name, limit)?;
+        Ok(number(&row, 0) == Some(1))
     }
 
     /// Returns the session that holds the name.
@@ -376,13 +242,9 @@ impl Connection {
         name: &EncodedName,
         limit: Duration,
     ) -> Result<Option<SessionId>, Failure> {
-        let row = self
-            .call(limit, |conn| {
-                conn.exec_first(statements::HOLDER, (&**name,))
-            })?
-            .map_err(|error| self.failed(error))?;
-        let (id, start) = two(row.as_ref());
-        Ok(id.zip(start).map(|(id, start)| SessionId { id, start }))
+        let row = self.execute(statements::HOLDER, name, limit)?;
+        let numbers = number(&row, 0).zip(number(&row, 1));
+        Ok(numbers.map(|(id, start)| SessionId { id, start }))
     }
 
     /// Returns for each name whether this session holds it.
@@ -391,41 +253,39 @@ impl Connection {
         names: &[EncodedName],
         limit: Duration,
     ) -> Result<Vec<bool>, Failure> {
-        let sql = statements::holds(names);
-        let row = self.query(&sql, limit)?;
-        let row = row.filter(|row| row.len() == names.len());
-        let row = row.ok_or_else(|| Failure::Unanswered(senseless()))?;
-        Ok((0..row.len())
-            .map(|at| row.as_ref(at).and_then(whole) == Some(1))
-            .collect())
+        let row = self.query(&statements::holds(names), limit)?;
+        if row.len() != names.len() {
+            return Err(Failure::Unanswered(senseless()));
+        }
+        let is_held = |at| number(&row, at) == Some(1);
+        Ok((0..row.len()).map(is_held).collect())
     }
 }
 
-fn lock_reply(answer: Option<u64>) -> LockReply {
-    match answer {
-        None => LockReply::Disturbed,
-        Some(0) => LockReply::Busy,
-        Some(number) => LockReply::Granted(number & EPOCH_BITS),
+fn lock_reply(row: &Row) -> Result<LockReply, Failure> {
+    match number(row, 0) {
+        Some(0) => Ok(LockReply::Busy),
+        Some(number) => Ok(LockReply::Granted(number & EPOCH_BITS)),
+        None => Err(Failure::Refused(unavailable(
+            "the server was disturbed while it was asked for the lock, by a KILL or by an error of its own",
+        ))),
     }
 }
 
-/// Returns the only number of a row, or `None` for NULL.
-fn number(row: Option<&Row>) -> Option<u64> {
-    row.and_then(|row| row.as_ref(0)).and_then(whole)
-}
-
-/// Returns the two numbers of a row.
-fn two(row: Option<&Row>) -> (Option<u64>, Option<u64>) {
-    let at = |at| row.and_then(|row| row.as_ref(at)).and_then(whole);
-    (at(0), at(1))
-}
-
-/// Reads a number, for which servers use several types.
-pub(crate) fn whole(value: &Value) -> Option<u64> {
-    match value {
+/// Returns a number of a row, for which servers use several types; `None` for NULL.
+pub(crate) fn number(row: &Row, at: usize) -> Option<u64> {
+    match row.as_ref(at)? {
         Value::UInt(number) => Some(*number),
         Value::Int(number) => u64::try_from(*number).ok(),
         Value::Bytes(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// Returns a text of a row.
+pub(crate) fn text(row: &Row, at: usize) -> Option<String> {
+    match row.as_ref(at)? {
+        Value::Bytes(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
         _ => None,
     }
 }

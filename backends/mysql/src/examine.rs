@@ -6,10 +6,8 @@ use lockkeeper_core::Finding;
 use lockkeeper_remote::{Failure, senseless};
 use mysql::Row;
 
-use crate::admin::{number, text};
-use crate::connection::Connection;
+use crate::connection::{Connection, number, text};
 use crate::opening;
-use crate::statements::Flavour;
 
 const LIMITS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'max_connections', 'max_user_connections')";
 const CONNECTED: &str = "SHOW GLOBAL STATUS LIKE 'Threads_connected'";
@@ -20,16 +18,19 @@ const TRIED: u64 = 7;
 
 pub(crate) fn examine(
     connection: &mut Connection,
-    flavour: Flavour,
     pool_size: u32,
     limit: Duration,
 ) -> Result<Vec<Finding>, Failure> {
     let limits = connection.rows(LIMITS, limit)?;
     let connected = connection.rows(CONNECTED, limit)?;
+    let version = variable(&limits, "version").unwrap_or_else(|| "unknown".to_owned());
     let mut findings = vec![
-        version(flavour, &limits),
+        Finding::fine(
+            "version",
+            format!("{} {version}", connection.dialect.name()),
+        ),
         clock(connection, limit)?,
-        idle(connection, flavour, limit)?,
+        idle(connection, limit)?,
         connections(&limits, &connected, pool_size),
     ];
     findings.extend(topology(&opening::warnings(connection, limit)?));
@@ -48,35 +49,21 @@ fn count(rows: &[Row], name: &str) -> u64 {
     value.unwrap_or(0)
 }
 
-fn version(flavour: Flavour, rows: &[Row]) -> Finding {
-    let name = match flavour {
-        Flavour::MariaDb => "MariaDB",
-        Flavour::MySql => "MySQL",
-    };
-    let version = variable(rows, "version").unwrap_or_else(|| "unknown".to_owned());
-    Finding::fine("version", format!("{name} {version}"))
-}
-
 fn clock(connection: &mut Connection, limit: Duration) -> Result<Finding, Failure> {
     let before = SystemTime::now();
     let row = connection.query(TIME, limit)?;
     let after = SystemTime::now();
-    let micros = row.as_ref().and_then(|row| number(row, 0));
-    let theirs = micros.and_then(|micros| UNIX_EPOCH.checked_add(Duration::from_micros(micros)));
+    let theirs =
+        number(&row, 0).and_then(|micros| UNIX_EPOCH.checked_add(Duration::from_micros(micros)));
     let theirs = theirs.ok_or_else(|| Failure::Refused(senseless()))?;
     Ok(Finding::clocks(before, theirs, after))
 }
 
 /// Checks that the server ends the session of a silent holder: leases rely on it.
-fn idle(
-    connection: &mut Connection,
-    flavour: Flavour,
-    limit: Duration,
-) -> Result<Finding, Failure> {
+fn idle(connection: &mut Connection, limit: Duration) -> Result<Finding, Failure> {
     let topic = "wait_timeout";
-    connection.set_idle(flavour, TRIED, limit)?;
-    let row = connection.query(IDLE, limit)?;
-    if row.as_ref().and_then(|row| number(row, 0)) == Some(TRIED) {
+    connection.set_idle(TRIED, limit)?;
+    if number(&connection.query(IDLE, limit)?, 0) == Some(TRIED) {
         return Ok(Finding::fine(
             topic,
             "the server ends a silent session when it is told to (wait_timeout)",

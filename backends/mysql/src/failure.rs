@@ -40,12 +40,13 @@ pub(crate) fn closed(error: mysql::Error, server: &Server) -> Failure {
     Failure::Closed(server.closed().with_source(error))
 }
 
-/// Returns the error of a call that continues in the background.
-pub(crate) fn slow() -> Error {
-    Error::new(
-        ErrorKind::Unknown,
-        "no reply yet; the request is still in flight",
-    )
+/// Returns the failure of a request that the server may still carry out.
+pub(crate) fn unknown(text: &str) -> Failure {
+    Failure::Unanswered(Error::new(ErrorKind::Unknown, text))
+}
+
+pub(crate) fn unavailable(text: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, text)
 }
 
 /// The session is over: server shutdown, session killed, gone away, lost, idle for too long, and errors
@@ -64,99 +65,74 @@ pub(crate) fn is_time_over(error: &mysql::Error) -> bool {
 
 const ACCESS_DENIED: u16 = 1045;
 
-/// Error numbers of the server, the kind of error that they are, and the advice for the user.
-struct Meaning(&'static [u16], ErrorKind, &'static str);
-
-const MEANINGS: [Meaning; 15] = [
-    Meaning(
-        &[ACCESS_DENIED, 1698],
-        ErrorKind::PermissionDenied,
-        "the server does not accept this user and password; check `user` and `password`",
-    ),
-    Meaning(
-        &[1044],
-        ErrorKind::PermissionDenied,
-        "the user may not use this database; grant it, or leave `db` out: locks need none",
-    ),
-    Meaning(
-        &[1049],
-        ErrorKind::InvalidValue,
-        "the server has no database of that name; correct `db`, or leave it out: locks need none",
-    ),
-    Meaning(
-        &[1129, 1130],
-        ErrorKind::PermissionDenied,
-        "the server takes no connections from this host; see its users and `max_connect_errors`",
-    ),
-    Meaning(
-        &[3159, 1835],
-        ErrorKind::PermissionDenied,
-        "the server wants TLS, or another way to log in; try tls=on",
-    ),
-    Meaning(
-        &[1820, 1862, 3118, 4151],
-        ErrorKind::PermissionDenied,
-        "the user's password has expired, or the user is locked",
-    ),
-    Meaning(
-        &[1142, 1143, 1227, 1370, 1231],
-        ErrorKind::PermissionDenied,
-        "the user may not do what a lock needs: SET SESSION wait_timeout, GET_LOCK, IS_USED_LOCK, RELEASE_LOCK",
-    ),
-    Meaning(
-        &[1040, 1203, 1226, 1135],
-        ErrorKind::Unavailable,
-        "the server has all the connections that it allows; raise its `max_connections` (or the user's limit), or lower `pool_size`",
-    ),
-    Meaning(
-        &[3058, 1213],
-        ErrorKind::Deadlock,
-        "the server found that this wait would never end: others wait for each other in a circle; take names in one order everywhere",
-    ),
-    Meaning(
-        &[1317, 3024, 1969, 1205],
-        ErrorKind::Unavailable,
-        "the statement was ended by a KILL or a limit; try again",
-    ),
-    Meaning(
-        &[1047],
-        ErrorKind::Unavailable,
-        "this node of a cluster is not ready",
-    ),
-    Meaning(
-        &[1095],
-        ErrorKind::PermissionDenied,
-        "the user may not end another user's session; grant it CONNECTION_ADMIN (MySQL) or CONNECTION ADMIN (MariaDB)",
-    ),
-    Meaning(
-        &[3032],
-        ErrorKind::Unavailable,
-        "the server is in offline mode (`offline_mode`)",
-    ),
-    Meaning(
-        &[3057, 4163],
-        ErrorKind::Incompatible,
-        "the server does not take the name of the lock; this is a defect of the backend, please report it",
-    ),
-    Meaning(
-        &[1064, 1193, 1305, 1235],
-        ErrorKind::Incompatible,
-        "the server does not know what a lock needs; MySQL from 5.7.5 and MariaDB from 10.0.2 on do",
-    ),
-];
-
-/// Returns the error for an error reply.
+/// Returns the error for an error reply: its kind, and the advice for the user.
 pub(crate) fn refused(said: &MySqlError) -> Error {
-    let known = MEANINGS
-        .iter()
-        .find(|Meaning(codes, ..)| codes.contains(&said.code));
-    let (kind, advice) = known.map_or(
-        (ErrorKind::Incompatible, "the server refuses"),
-        |Meaning(_, kind, advice)| (*kind, *advice),
-    );
+    use ErrorKind::{Deadlock, Incompatible, InvalidValue, PermissionDenied, Unavailable};
+
+    let (kind, advice) = match said.code {
+        ACCESS_DENIED | 1698 => (
+            PermissionDenied,
+            "the server does not accept this user and password; check `user` and `password`",
+        ),
+        1044 => (
+            PermissionDenied,
+            "the user may not use this database; grant it, or leave `db` out: locks need none",
+        ),
+        1049 => (
+            InvalidValue,
+            "the server has no database of that name; correct `db`, or leave it out: locks need none",
+        ),
+        1129 | 1130 => (
+            PermissionDenied,
+            "the server takes no connections from this host; see its users and `max_connect_errors`",
+        ),
+        3159 | 1835 => (
+            PermissionDenied,
+            "the server wants TLS, or another way to log in; try tls=on",
+        ),
+        1820 | 1862 | 3118 | 4151 => (
+            PermissionDenied,
+            "the user's password has expired, or the user is locked",
+        ),
+        1142 | 1143 | 1227 | 1370 | 1231 => (
+            PermissionDenied,
+            "the user may not do what a lock needs: SET SESSION wait_timeout, GET_LOCK, IS_USED_LOCK, RELEASE_LOCK",
+        ),
+        1040 | 1203 | 1226 | 1135 => (
+            Unavailable,
+            "the server has all the connections that it allows; raise its `max_connections` (or the user's limit), or lower `pool_size`",
+        ),
+        3058 | 1213 => (
+            Deadlock,
+            "the server found that this wait would never end: others wait for each other in a circle; take names in one order everywhere",
+        ),
+        1317 | 3024 | 1969 | 1205 => (
+            Unavailable,
+            "the statement was ended by a KILL or a limit; try again",
+        ),
+        1047 => (Unavailable, "this node of a cluster is not ready"),
+        1095 => (
+            PermissionDenied,
+            "the user may not end another user's session; grant it CONNECTION_ADMIN (MySQL) or CONNECTION ADMIN (MariaDB)",
+        ),
+        3032 => (
+            Unavailable,
+            "the server is in offline mode (`offline_mode`)",
+        ),
+        3057 | 4163 => (
+            Incompatible,
+            "the server does not take the name of the lock; this is a defect of the backend, please report it",
+        ),
+        1064 | 1193 | 1305 | 1235 => (
+            Incompatible,
+            "the server does not know what a lock needs; MySQL from 5.7.5 and MariaDB from 10.0.2 on do",
+        ),
+        _ => (Incompatible, "the server refuses"),
+    };
+    let MySqlError { code, message, .. } = said;
     Error::new(
         kind,
-        format!("{advice} (the server says: {} {})", said.code, said.message),
+        format!("{advice} (the server says: {code} {message})"),
     )
 }
 

@@ -2,18 +2,17 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, HostInstant, Proof, ProofValue, Released, RenewRequest, Renewal};
-use lockkeeper_remote::{Failure, LAST_ATTEMPT as ATTEMPT};
+use lockkeeper_remote::{Failure, LAST_ATTEMPT};
 
-use crate::acquire::no_thread;
 use crate::connection::Connection;
 use crate::detached;
-use crate::failure::slow;
+use crate::failure::unknown;
 use crate::names::EncodedName;
-use crate::session::Session;
-use crate::statements::{self, idle_seconds};
+use crate::session::{Session, idle_seconds};
+use crate::statements;
 use crate::store::Store;
 
 /// A grant of a [`MySqlProvider`](crate::MySqlProvider).
@@ -29,7 +28,7 @@ impl fmt::Debug for MySqlLease {
             .field("session", &self.session.id)
             .field("name", &self.name)
             .field("epoch", &self.epoch)
-            .finish_non_exhaustive()
+            .finish()
     }
 }
 
@@ -42,70 +41,49 @@ impl MySqlLease {
         }
     }
 
-    /// Frees the name on a session that holds others', too: cut short, the call would leave it in
-    /// doubt. `None`: no answer yet, and it goes on alone.
-    fn free_shared(&self, store: &Arc<Store>, left: Duration) -> Option<Result<bool, Failure>> {
-        let limit = Duration::from_secs(self.session.idle_seconds);
-        let call = {
-            let (store, session) = (Arc::clone(store), Arc::clone(&self.session));
-            let name = self.name.clone();
-            move || {
-                store.ask(&session, limit, |connection, _| {
-                    connection.release(&name, limit)
-                })
-            }
-        };
-        let late = {
-            let (store, session) = (Arc::clone(store), Arc::clone(&self.session));
-            let name = self.name.clone();
-            move |freed| store.given_back(&session, &name, &freed)
-        };
-        match detached::start(call, late) {
-            Some(call) => call.wait(detached::after(left)),
-            None => Some(Err(Failure::NotSent(no_thread()))),
-        }
-    }
-
-    /// What the server's word on a renewal means for this lease.
-    fn renewed(&self, store: &Store, holds: bool, ttl: Duration) -> Renewal {
-        let until = store.clock.now() + ttl;
-        if holds && self.session.extend(&self.name, self.epoch, until) {
-            return Renewal::Renewed;
-        }
-        if !holds {
-            store.leave(&self.session, &self.name);
-        }
-        Renewal::Lost
-    }
-
-    pub(crate) fn release(
-        &self,
-        store: &Arc<Store>,
-        deadline: HostInstant,
-    ) -> Result<Released, Error> {
+    pub(crate) fn release(&self, store: &Store, deadline: HostInstant) -> Result<Released, Error> {
         let now = store.clock.now();
-        let Some((lasted, is_shared)) = self.session.end(&self.name, self.epoch, now) else {
+        let Some(lasted) = self.session.begin_release(&self.name, self.epoch, now) else {
             return Ok(Released::AlreadyLost);
         };
-        let left = deadline.saturating_since(now).max(ATTEMPT);
-        let freed = if is_shared {
-            self.free_shared(store, left)
-        } else {
-            // The connection holds no other name, so giving it up costs no other lease.
-            let left = left.min(store.options.remote.response_timeout);
-            Some(store.ask(&self.session, left, |connection, limit| {
-                connection.release(&self.name, limit)
-            }))
-        };
-        let Some(freed) = freed else {
-            return Err(slow());
-        };
-        store.given_back(&self.session, &self.name, &freed);
-        match freed {
+        let left = deadline.saturating_since(now).max(LAST_ATTEMPT);
+        match self.free(store, left) {
             Ok(true) if lasted => Ok(Released::Done),
             Ok(_) | Err(Failure::Closed(_)) => Ok(Released::AlreadyLost),
             Err(failure) => Err(failure.into_error()),
         }
+    }
+
+    /// Frees the name within `left`. If the session has other names, the call continues on a thread of its
+    /// own: cut short, it would leave the session in doubt.
+    fn free(&self, store: &Store, left: Duration) -> Result<bool, Failure> {
+        let (sessions, session, name) = (&store.sessions, &self.session, &self.name);
+        let limit = left.min(store.options.remote.response_timeout);
+        let release = |connection: &mut Connection, limit| connection.release(name, limit);
+        if let Some(freed) = session.run_alone(limit, release) {
+            return sessions.released(session, name, freed);
+        }
+        let release = {
+            let (sessions, session) = (Arc::clone(sessions), Arc::clone(session));
+            let name = name.clone();
+            move || sessions.release(&session, &name)
+        };
+        match detached::start(release, drop) {
+            Ok(freed) => freed.recv_timeout(left).unwrap_or_else(|_| Err(slow())),
+            Err(failure) => sessions.released(session, name, Err(failure)),
+        }
+    }
+
+    /// Returns what the server's reply on a renewal means for this lease.
+    fn renewed(&self, store: &Store, is_held: bool, ttl: Duration) -> Renewal {
+        let until = store.clock.now() + ttl;
+        if is_held && self.session.extend(&self.name, self.epoch, until) {
+            return Renewal::Renewed;
+        }
+        if !is_held {
+            self.session.leave(&self.name);
+        }
+        Renewal::Lost
     }
 
     pub(crate) fn proof(&self) -> Proof {
@@ -122,132 +100,111 @@ impl MySqlLease {
     }
 }
 
-/// The leases of a batch that are on one session.
-struct Group {
+/// The renewals of a batch that are about one session.
+struct Group<'a, 'b> {
     session: Arc<Session>,
-    names: Vec<EncodedName>,
-    /// Where in the batch each of them is.
-    places: Vec<usize>,
-    deadline: HostInstant,
-    longest: Duration,
+    requests: Vec<&'a mut RenewRequest<'b, MySqlLease>>,
 }
 
-impl Group {
-    /// Asks for all of them at once. It keeps the session from being idle, too.
-    ///
-    /// Cut short, the call would leave the session in doubt and cost all names on it, so it may take
-    /// as long as any lease there lasts.
-    fn ask(&self, store: &Store) -> Result<Vec<bool>, Failure> {
-        let limit = Duration::from_secs(self.session.idle_seconds);
-        store.ask(&self.session, limit, |connection, _| {
-            self.hold(store, connection, limit)
-        })
+impl Group<'_, '_> {
+    fn left(&self, now: HostInstant) -> Duration {
+        let deadlines = self.requests.iter().map(|request| request.deadline);
+        let deadline = deadlines.min().unwrap_or(now);
+        deadline.saturating_since(now).max(LAST_ATTEMPT)
     }
 
-    /// Asks on the caller's thread, within `left`, where no other name is on the session.
-    fn ask_alone(&self, store: &Store, left: Duration) -> Option<Result<Vec<bool>, Failure>> {
-        store.ask_alone(&self.session, left, |connection, limit| {
-            self.hold(store, connection, limit)
-        })
-    }
-
-    fn hold(
-        &self,
-        store: &Store,
-        connection: &mut Connection,
-        limit: Duration,
-    ) -> Result<Vec<bool>, Failure> {
-        let seconds = idle_seconds(self.longest);
-        if seconds > self.session.idle_seconds {
-            self.session.spend();
-            connection.set_idle(store.flavour, seconds, limit)?;
+    /// Returns the call that asks for all names at once, and keeps the session from being idle, too.
+    fn call(&self) -> impl FnOnce(&mut Connection, Duration) -> Result<Vec<bool>, Failure> + use<> {
+        let requests = self.requests.iter();
+        let names: Vec<_> = requests.map(|request| request.lease.name.clone()).collect();
+        let ttls = self.requests.iter().map(|request| request.ttl);
+        let seconds = idle_seconds(ttls.max().unwrap_or_default());
+        let session = Arc::clone(&self.session);
+        move |connection, limit| {
+            if seconds > session.idle_seconds {
+                session.spend();
+                connection.set_idle(seconds, limit)?;
+            }
+            connection.holds(&names, limit)
         }
-        connection.holds(&self.names, limit)
+    }
+
+    fn answer(self, store: &Store, reply: Result<Vec<bool>, Failure>) {
+        let held = match reply {
+            Ok(held) => Ok(held),
+            // The session has ended, and the server has freed its names.
+            Err(Failure::Closed(_)) => Ok(vec![false; self.requests.len()]),
+            Err(failure) => Err(failure.into_error()),
+        };
+        for (at, request) in self.requests.into_iter().enumerate() {
+            let is_held = match &held {
+                Ok(held) => Ok(held.get(at) == Some(&true)),
+                Err(error) => Err(error.clone()),
+            };
+            let renewed = is_held.map(|is_held| request.lease.renewed(store, is_held, request.ttl));
+            request.answer = Some(renewed);
+        }
     }
 }
 
-/// Renews all of them, each session's in one round trip.
-pub(crate) fn renew_batch(store: &Arc<Store>, batch: &mut [RenewRequest<'_, MySqlLease>]) {
+/// Renews all leases of a batch, those of each session in one round trip.
+///
+/// A call that is cut short would leave its session in doubt and cost all names on it. So it is made on
+/// the caller's thread only if there is one lease. Other calls may take as long as a lease lasts, each on a
+/// thread of its own; of several, none waits for another.
+pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, MySqlLease>]) {
     let now = store.clock.now();
-    let mut groups: Vec<Group> = Vec::new();
-    for (place, renew) in batch.iter_mut().enumerate() {
-        let lease = &*renew.lease;
-        if !lease.session.lasts(&lease.name, lease.epoch, now) {
-            renew.answer = Some(Ok(Renewal::Lost));
+    let mut groups: Vec<Group<'_, '_>> = Vec::new();
+    for request in batch {
+        let MySqlLease {
+            session,
+            name,
+            epoch,
+        } = &*request.lease;
+        if !session.lasts(name, *epoch, now) {
+            request.answer = Some(Ok(Renewal::Lost));
             continue;
         }
-        let known = groups
-            .iter_mut()
-            .find(|group| Arc::ptr_eq(&group.session, &lease.session));
-        let name = lease.name.clone();
-        if let Some(group) = known {
-            group.names.push(name);
-            group.places.push(place);
-            group.deadline = group.deadline.min(renew.deadline);
-            group.longest = group.longest.max(renew.ttl);
-        } else {
-            groups.push(Group {
-                session: Arc::clone(&lease.session),
-                names: vec![name],
-                places: vec![place],
-                deadline: renew.deadline,
-                longest: renew.ttl,
-            });
+        let same = |group: &&mut Group<'_, '_>| Arc::ptr_eq(&group.session, session);
+        match groups.iter_mut().find(same) {
+            Some(group) => group.requests.push(request),
+            None => groups.push(Group {
+                session: Arc::clone(session),
+                requests: vec![request],
+            }),
         }
     }
-    let left = |group: &Group| group.deadline.saturating_since(now).max(ATTEMPT);
-    if let [group] = groups.as_slice()
-        && let Some(answer) = group.ask_alone(store, left(group))
-    {
-        return tell(store, batch, group, answer);
+    let alone = match groups.as_slice() {
+        [group] => group.session.run_alone(group.left(now), group.call()),
+        _ => None,
+    };
+    if let Some(reply) = alone {
+        return groups.pop().map_or((), |group| group.answer(store, reply));
     }
-    // The answer of the only one is waited for until its deadline. Of several, none waits for
-    // another: the call of one that does not answer soon goes on alone.
-    let soon = (groups.len() > 1).then(|| detached::after(store.options.remote.response_timeout));
+    let began = Instant::now();
+    let most = if groups.len() > 1 {
+        store.options.remote.response_timeout
+    } else {
+        Duration::MAX
+    };
     let calls: Vec<_> = groups
-        .into_iter()
-        .map(Arc::new)
+        .iter()
         .map(|group| {
-            let (store, theirs) = (Arc::clone(store), Arc::clone(&group));
-            let call = detached::start(move || theirs.ask(&store), drop);
-            (group, call)
+            let (session, call) = (Arc::clone(&group.session), group.call());
+            let limit = session.longest_call();
+            detached::start(
+                move || session.run(limit, |connection, _| call(connection, limit)),
+                drop,
+            )
         })
         .collect();
-    for (group, call) in calls {
-        let deadline = detached::after(left(&group));
-        let patience = soon.map_or(deadline, |soon| soon.min(deadline));
-        let answer = match call {
-            None => Err(Failure::NotSent(no_thread())),
-            Some(call) => call
-                .wait(patience)
-                .unwrap_or_else(|| Err(Failure::Unanswered(slow()))),
-        };
-        tell(store, batch, &group, answer);
+    for (group, call) in groups.into_iter().zip(calls) {
+        let left = group.left(now).min(most).saturating_sub(began.elapsed());
+        let reply = call.and_then(|reply| reply.recv_timeout(left).unwrap_or_else(|_| Err(slow())));
+        group.answer(store, reply);
     }
 }
 
-fn tell(
-    store: &Arc<Store>,
-    batch: &mut [RenewRequest<'_, MySqlLease>],
-    group: &Group,
-    answer: Result<Vec<bool>, Failure>,
-) {
-    let (holds, error) = match answer {
-        Ok(holds) => (holds, None),
-        // The session is gone, and its names with it: that is the server's word.
-        Err(Failure::Closed(_)) => (Vec::new(), None),
-        Err(failure) => (Vec::new(), Some(failure.into_error())),
-    };
-    for (at, place) in group.places.iter().enumerate() {
-        let Some(renew) = batch.get_mut(*place) else {
-            continue;
-        };
-        renew.answer = match &error {
-            Some(error) => Some(Err(error.clone())),
-            None => {
-                let holds = holds.get(at).copied().unwrap_or(false);
-                Some(Ok(renew.lease.renewed(store, holds, renew.ttl)))
-            }
-        };
-    }
+fn slow() -> Failure {
+    unknown("no reply yet; the request is still in flight")
 }

@@ -9,10 +9,13 @@
 //! Epochs are the server's `UUID_SHORT()`: the second of its start and a counter. They grow over a
 //! restart however quick it is, unless the server's clock was set back over it.
 
+mod abandoned;
 mod acquire;
 mod admin;
 mod connection;
+mod connector;
 mod detached;
+mod dialect;
 mod driver;
 mod examine;
 mod failure;
@@ -22,6 +25,7 @@ mod opening;
 mod options;
 mod provider;
 mod session;
+mod sessions;
 mod statements;
 mod store;
 mod wire;

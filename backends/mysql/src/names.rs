@@ -1,6 +1,5 @@
 //! The names of locks on the server: legible where that is safe, and different for different locks.
 
-use std::borrow::Borrow;
 use std::fmt::{self, Write};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -17,7 +16,7 @@ const LEGIBLE: usize = LONGEST - 1 - 2 * KEPT;
 /// The name of a lock on the server. It has only letters that SQL need not quote, so it is the only
 /// text that [`statements`](crate::statements) may paste. A name that the server shows may come from any
 /// program, and becomes one by [`parse`](Self::parse) alone.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct EncodedName(Arc<str>);
 
 impl EncodedName {
@@ -82,22 +81,9 @@ impl Deref for EncodedName {
     }
 }
 
-/// Maps with these keys can be searched by text.
-impl Borrow<str> for EncodedName {
-    fn borrow(&self) -> &str {
-        &self.0
-    }
-}
-
 impl fmt::Display for EncodedName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for EncodedName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
     }
 }
 

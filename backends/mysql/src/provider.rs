@@ -9,11 +9,10 @@ use lockkeeper_core::{
     Proof, Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
 };
 
-use lockkeeper_remote::Endpoint;
+use lockkeeper_remote::{Endpoint, senseless};
 
 use crate::acquire::acquire;
-use crate::connection::Connector;
-use crate::failure::slow;
+use crate::connector::Connector;
 use crate::lease::{MySqlLease, renew_batch};
 use crate::opening;
 use crate::store::Store;
@@ -77,11 +76,11 @@ impl MySqlProvider {
             options.check()?;
             let connector = Connector::new(options);
             let mut connection = connector.connect(options.remote.connect_timeout)?;
-            let found = opening::inspect(&mut connection, options.remote.connect_timeout)?;
-            let store = Store::new(options, namespace, clock, connector, &found, connection)?;
+            let warnings = opening::inspect(&mut connection, options.remote.connect_timeout)?;
+            let store = Store::new(options, namespace, clock, connector, connection)?;
             Ok(Self {
-                store,
-                warnings: found.warnings.into(),
+                store: Arc::new(store),
+                warnings: warnings.into(),
             })
         };
         opened().map_err(|error: Error| error.with_backend(BACKEND))
@@ -128,7 +127,7 @@ impl Backend for MySqlProvider {
             .with(Capability::DeadOwnerTakeOver)
             .with(Capability::CommitProof)
             .with_renew_batch(RENEW_BATCH)
-            .with_attempt_limit(self.store.attempt())
+            .with_attempt_limit(self.store.options.remote.attempt_time())
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -157,7 +156,7 @@ impl Backend for MySqlProvider {
         }];
         renew_batch(&self.store, &mut batch);
         let [request] = batch;
-        request.answer.unwrap_or_else(|| Err(slow()))
+        request.answer.unwrap_or_else(|| Err(senseless()))
     }
 
     fn renew_batch(&self, batch: &mut [RenewRequest<'_, MySqlLease>]) {

@@ -1,14 +1,15 @@
-//! A session that holds names: how long each lease lasts, and calls on the one connection that all of
-//! them share.
+//! A session that holds names: the state of each name, and calls on the one connection that all of them
+//! share.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind, HostInstant};
+use lockkeeper_core::HostInstant;
 use lockkeeper_remote::Failure;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::connection::Connection;
+use crate::failure::{unavailable, unknown};
 use crate::names::EncodedName;
 use crate::statements::SessionId;
 use crate::store::PooledConn;
@@ -19,28 +20,40 @@ const MOST_EXPIRED: usize = 1_000;
 /// A hold of this length may have been shown to an operator, who knows it by its session.
 const SHOWN_AFTER: Duration = Duration::from_secs(1);
 
-/// The state of a session.
+/// The longest that a server lets a session be idle: a year.
+const LONGEST_IDLE: u64 = 31_536_000;
+
+/// Returns the whole seconds that a session with a lease of `ttl` may be idle.
+pub(crate) fn idle_seconds(ttl: Duration) -> u64 {
+    let part = u64::from(ttl.subsec_nanos() > 0);
+    ttl.as_secs().saturating_add(part).clamp(1, LONGEST_IDLE)
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Health {
     Good,
     /// A reply is missing. The session gets no more requests, and stays open until all leases on it are
     /// over: closing it would free them at once.
     Doubt,
-    /// The server has ended the session, or it holds no names any more.
-    Over,
+    /// The server has ended the session.
+    Ended,
 }
 
-/// A name of the session.
-#[derive(Debug)]
-struct Entry {
-    /// The epoch of the grant; 0 while the request is under way.
-    epoch: u64,
-    /// The time of the grant.
-    since: HostInstant,
-    /// The end of the lease, whether the server knows it or not.
-    until: HostInstant,
-    /// Whether the name is being released.
-    is_ending: bool,
+/// The state of a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Entry {
+    /// A request for the name is under way.
+    Requested,
+    /// The name was granted. The lease ends at `until`, whether the server knows it or not.
+    Leased {
+        epoch: u64,
+        since: HostInstant,
+        until: HostInstant,
+    },
+    /// No guard holds the name. The sweeper releases it at that time.
+    LeftOver(HostInstant),
+    /// The name is being released.
+    Releasing,
 }
 
 struct State {
@@ -56,6 +69,28 @@ struct State {
     names: HashMap<EncodedName, Entry>,
 }
 
+impl State {
+    /// Returns whether the server certainly holds nothing on the connection, so that it can serve others.
+    fn is_clean(&self) -> bool {
+        self.health == Health::Good
+            && self.names.is_empty()
+            && self.expired.is_empty()
+            && !self.is_spent
+            && !self.was_shown
+    }
+
+    fn is_over(&self) -> bool {
+        self.health == Health::Ended || self.names.is_empty()
+    }
+
+    /// Returns the state of a name while this lease stands.
+    fn leased(&mut self, name: &EncodedName, epoch: u64) -> Option<&mut Entry> {
+        let is_ended = self.health == Health::Ended;
+        let entry = self.names.get_mut(name).filter(|_| !is_ended)?;
+        matches!(entry, Entry::Leased { epoch: known, .. } if *known == epoch).then_some(entry)
+    }
+}
+
 pub(crate) struct Session {
     pub(crate) id: SessionId,
     /// Its wait_timeout: the leases on it have a ttl of as many whole seconds.
@@ -65,44 +100,22 @@ pub(crate) struct Session {
     state: Mutex<State>,
 }
 
-impl State {
-    /// Returns whether the server certainly holds nothing on the connection, so that it can serve others.
-    fn is_clean(&self) -> bool {
-        self.names.is_empty()
-            && self.expired.is_empty()
-            && self.health != Health::Doubt
-            && !self.is_spent
-            && !self.was_shown
-    }
-}
-
 impl Drop for Session {
     fn drop(&mut self) {
-        if let Some(slot) = self.slot.get_mut()
-            && !self.state.get_mut().is_clean()
-        {
+        if let Some(slot) = self.slot.get_mut() {
             slot.connection = None;
         }
     }
 }
 
 impl Session {
-    /// A session on a connection that was just granted `name`.
+    /// A session on a connection that `name` is requested on.
     pub(crate) fn new(
         slot: PooledConn,
         id: SessionId,
         idle_seconds: u64,
-        name: EncodedName,
-        epoch: u64,
-        now: HostInstant,
-        until: HostInstant,
+        name: &EncodedName,
     ) -> Self {
-        let entry = Entry {
-            epoch,
-            since: now,
-            until,
-            is_ending: false,
-        };
         Self {
             id,
             idle_seconds,
@@ -112,9 +125,15 @@ impl Session {
                 is_spent: false,
                 was_shown: false,
                 expired: HashSet::new(),
-                names: HashMap::from([(name, entry)]),
+                names: HashMap::from([(name.clone(), Entry::Requested)]),
             }),
         }
+    }
+
+    /// Returns how long a call may take that must not be cut short, since other names depend on its
+    /// session: as long as a lease lasts.
+    pub(crate) fn longest_call(&self) -> Duration {
+        Duration::from_secs(self.idle_seconds)
     }
 
     /// Runs `work` on the connection within `left`.
@@ -123,16 +142,26 @@ impl Session {
         left: Duration,
         work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let (slot, left) = match self.slot.try_lock() {
-            Some(slot) => (slot, left),
-            None => {
-                let began = Instant::now();
-                let slot = self.slot.try_lock_for(left);
-                let left = left.saturating_sub(began.elapsed());
-                (slot.ok_or_else(|| Failure::NotSent(busy()))?, left)
-            }
+        let began = Instant::now();
+        let Some(slot) = self.slot.try_lock_for(left) else {
+            return Err(Failure::NotSent(unavailable(
+                "the connection that holds this lock waits for a reply of the server",
+            )));
         };
-        self.run_in(slot, left, work)
+        self.run_in(slot, left.saturating_sub(began.elapsed()), work)
+    }
+
+    /// Runs `work` as [`run`](Self::run) does, if the session has at most one name: a call that is cut
+    /// short costs all of them. Returns `None` if it has several, or if another call is under way. No
+    /// other name is granted on the session during the call.
+    pub(crate) fn run_alone<T>(
+        &self,
+        left: Duration,
+        work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
+    ) -> Option<Result<T, Failure>> {
+        let slot = self.slot.try_lock()?;
+        let is_alone = self.state.lock().names.len() <= 1;
+        is_alone.then(|| self.run_in(slot, left, work))
     }
 
     fn run_in<T>(
@@ -141,16 +170,22 @@ impl Session {
         left: Duration,
         work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        if self.state.lock().health == Health::Doubt {
-            return Err(Failure::Unanswered(in_doubt()));
+        if self.is_in_doubt() {
+            return Err(unknown(
+                "the server did not answer on the connection that holds this lock; it frees the lock by itself after its ttl",
+            ));
         }
         let connection = slot.as_mut().and_then(|slot| slot.connection.as_mut());
-        let connection = connection.ok_or_else(|| Failure::Closed(ended()))?;
-        let result = work(connection, left);
+        let result = match connection {
+            Some(connection) => work(connection, left),
+            None => Err(Failure::Closed(unavailable(
+                "the server has ended the session that held this lock",
+            ))),
+        };
         match &result {
             Err(Failure::Closed(_)) => {
-                self.state.lock().health = Health::Over;
-                if let Some(mut slot) = slot.take() {
+                self.state.lock().health = Health::Ended;
+                if let Some(slot) = slot.as_mut() {
                     slot.connection = None;
                 }
             }
@@ -163,25 +198,12 @@ impl Session {
         result
     }
 
-    /// Runs `work` as [`run`](Self::run) does, if the session has at most one name: a call that is cut
-    /// short costs all of them. Returns `None` if it has several, or if another call is under way. No
-    /// other name is granted on the session during the call.
-    pub(crate) fn run_alone<T>(
-        &self,
-        left: Duration,
-        work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
-    ) -> Option<Result<T, Failure>> {
-        let slot = self.slot.try_lock()?;
-        (self.count() <= 1).then(|| self.run_in(slot, left, work))
-    }
-
-    /// Returns the connection to the pool, or closes it, if the session has no name any more. A guard
-    /// that lost its lease may keep the session itself for long. During a call, the call does this at its
-    /// end.
-    pub(crate) fn retire(&self) {
+    /// Returns the connection to the pool, or closes it, if the session is over. A guard that lost its
+    /// lease may keep the session itself for long. During a call, the call does this at its end.
+    fn retire(&self) {
         let is_clean = {
             let state = self.state.lock();
-            if !state.names.is_empty() {
+            if !state.is_over() {
                 return;
             }
             state.is_clean()
@@ -194,133 +216,9 @@ impl Session {
         }
     }
 
-    /// Returns whether a call is under way.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.slot.is_locked()
-    }
-
-    /// Returns the number of names.
-    pub(crate) fn count(&self) -> usize {
-        self.state.lock().names.len()
-    }
-
-    /// Enters a name that is about to be requested. Returns false if the session takes no names, also
-    /// while its last one is released, since that call may be cut short.
-    pub(crate) fn enter(&self, name: &EncodedName) -> bool {
-        let mut state = self.state.lock();
-        let is_open = state.health == Health::Good
-            && !state.is_spent
-            && state.names.values().any(|entry| !entry.is_ending);
-        if !is_open || state.names.contains_key(name) || state.expired.contains(name) {
-            return false;
-        }
-        let entry = Entry {
-            epoch: 0,
-            since: HostInstant::NEVER,
-            until: HostInstant::NEVER,
-            is_ending: false,
-        };
-        state.names.insert(name.clone(), entry);
-        true
-    }
-
-    /// Records the grant of a name.
-    pub(crate) fn record_grant(
-        &self,
-        name: &str,
-        epoch: u64,
-        now: HostInstant,
-        until: HostInstant,
-    ) {
-        if let Some(entry) = self.state.lock().names.get_mut(name) {
-            entry.epoch = epoch;
-            entry.since = now;
-            entry.until = until;
-        }
-    }
-
-    /// Returns whether the lease lasts, as far as this process knows.
-    pub(crate) fn lasts(&self, name: &str, epoch: u64, now: HostInstant) -> bool {
-        let state = self.state.lock();
-        state.health != Health::Over
-            && state
-                .names
-                .get(name)
-                .is_some_and(|entry| entry.epoch == epoch && !entry.is_ending && now < entry.until)
-    }
-
-    /// Extends a lease that was renewed. Returns false if it was ended meanwhile.
-    pub(crate) fn extend(&self, name: &str, epoch: u64, until: HostInstant) -> bool {
-        match self.state.lock().names.get_mut(name) {
-            Some(entry) if entry.epoch == epoch && !entry.is_ending => {
-                entry.until = entry.until.max(until);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Begins to release a lease. Returns whether it lasted until now, and whether the session has other
-    /// names; `None` if the lease is over.
-    pub(crate) fn end(&self, name: &str, epoch: u64, now: HostInstant) -> Option<(bool, bool)> {
-        let mut state = self.state.lock();
-        let is_shared = state.names.len() > 1;
-        let is_over = state.health == Health::Over;
-        let entry = state.names.get_mut(name)?;
-        if is_over || entry.epoch != epoch || entry.is_ending {
-            return None;
-        }
-        entry.is_ending = true;
-        let lasted = now < entry.until;
-        let was_shown = now.saturating_since(entry.since) >= SHOWN_AFTER;
-        state.was_shown |= was_shown;
-        Some((lasted, is_shared))
-    }
-
-    /// Returns whether the server may hold the name on this session while no guard of this process
-    /// does: it is being requested, or it is to be released.
-    pub(crate) fn has_unclaimed(&self, name: &str, now: HostInstant) -> bool {
-        let state = self.state.lock();
-        let entry = state.names.get(name);
-        entry.is_some_and(|entry| entry.epoch == 0 || entry.is_ending || entry.until <= now)
-    }
-
-    /// Leaves a name that could not be released to the sweeper.
-    pub(crate) fn leave_to_sweeper(&self, name: &str, now: HostInstant) {
-        if let Some(entry) = self.state.lock().names.get_mut(name) {
-            entry.until = now;
-            entry.is_ending = false;
-        }
-    }
-
-    /// Forgets a name. Returns true if it was the last one: then the session takes no more, and has to
-    /// [`retire`](Self::retire).
-    pub(crate) fn leave(&self, name: &str) -> bool {
-        let mut state = self.state.lock();
-        state.names.remove(name);
-        state.names.is_empty()
-    }
-
-    /// Returns the names whose leases are over by now, and the end of the next one.
-    pub(crate) fn take_expired(&self, now: HostInstant) -> (Vec<EncodedName>, HostInstant) {
-        let mut state = self.state.lock();
-        let state = &mut *state;
-        let mut expired = Vec::new();
-        let mut next = HostInstant::NEVER;
-        for (name, entry) in &mut state.names {
-            if entry.is_ending {
-                continue;
-            }
-            if entry.until <= now {
-                entry.is_ending = true;
-                expired.push(name.clone());
-            } else {
-                next = next.min(entry.until);
-            }
-        }
-        state.expired.extend(expired.iter().cloned());
-        state.is_spent |= state.expired.len() > MOST_EXPIRED;
-        (expired, next)
+    /// Returns whether the server has ended the session, or it has no name any more: it gets no more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.lock().is_over()
     }
 
     /// Returns whether a reply is missing, so that the session gets no more requests.
@@ -328,31 +226,106 @@ impl Session {
         self.state.lock().health == Health::Doubt
     }
 
+    /// Returns how much the session is used: whether a call is under way, and the number of names.
+    pub(crate) fn load(&self) -> (bool, usize) {
+        (self.slot.is_locked(), self.state.lock().names.len())
+    }
+
     /// Lets the session take no more names, and has the connection closed in the end.
     pub(crate) fn spend(&self) {
         self.state.lock().is_spent = true;
     }
-}
 
-fn busy() -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        "the connection that holds this lock waits for a reply of the server",
-    )
-}
+    /// Enters a name that is about to be requested. Returns false if the session takes no names, also
+    /// while its last one is released, since that call may be cut short.
+    pub(crate) fn enter(&self, name: &EncodedName) -> bool {
+        let mut state = self.state.lock();
+        let is_releasing = |entry: &Entry| matches!(entry, Entry::Releasing);
+        let takes_names = state.health == Health::Good
+            && !state.is_spent
+            && !state.names.values().all(is_releasing);
+        if !takes_names || state.names.contains_key(name) || state.expired.contains(name) {
+            return false;
+        }
+        state.names.insert(name.clone(), Entry::Requested);
+        true
+    }
 
-fn in_doubt() -> Error {
-    Error::new(
-        ErrorKind::Unknown,
-        "the server did not answer on the connection that holds this lock; it frees the lock by itself after its ttl",
-    )
-}
+    /// Records the state of a name that was entered.
+    pub(crate) fn set(&self, name: &EncodedName, entry: Entry) {
+        if let Some(known) = self.state.lock().names.get_mut(name) {
+            *known = entry;
+        }
+    }
 
-fn ended() -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        "the server has ended the session that held this lock",
-    )
+    /// Returns whether the lease lasts, as far as this process knows.
+    pub(crate) fn lasts(&self, name: &EncodedName, epoch: u64, now: HostInstant) -> bool {
+        let mut state = self.state.lock();
+        matches!(state.leased(name, epoch), Some(Entry::Leased { until, .. }) if now < *until)
+    }
+
+    /// Extends a lease that was renewed. Returns false if it was ended meanwhile.
+    pub(crate) fn extend(&self, name: &EncodedName, epoch: u64, to: HostInstant) -> bool {
+        let mut state = self.state.lock();
+        let Some(Entry::Leased { until, .. }) = state.leased(name, epoch) else {
+            return false;
+        };
+        *until = to.max(*until);
+        true
+    }
+
+    /// Begins to release a lease. Returns whether it lasted until now; `None` if it has ended.
+    pub(crate) fn begin_release(
+        &self,
+        name: &EncodedName,
+        epoch: u64,
+        now: HostInstant,
+    ) -> Option<bool> {
+        let mut state = self.state.lock();
+        let entry = state.leased(name, epoch)?;
+        let Entry::Leased { since, until, .. } = std::mem::replace(entry, Entry::Releasing) else {
+            return None;
+        };
+        state.was_shown |= now.saturating_since(since) >= SHOWN_AFTER;
+        Some(now < until)
+    }
+
+    /// Forgets a name, and retires with the last one.
+    pub(crate) fn leave(&self, name: &EncodedName) {
+        self.state.lock().names.remove(name);
+        self.retire();
+    }
+
+    /// Returns whether the server may hold the name on this session while no guard of this process
+    /// does: it is being requested, or it is to be released.
+    pub(crate) fn has_unclaimed(&self, name: &EncodedName, now: HostInstant) -> bool {
+        match self.state.lock().names.get(name) {
+            None => false,
+            Some(Entry::Leased { until, .. }) => *until <= now,
+            Some(Entry::Requested | Entry::LeftOver(_) | Entry::Releasing) => true,
+        }
+    }
+
+    /// Begins to release all names whose leases are over by now. Returns them, and the end of the next
+    /// one.
+    pub(crate) fn take_expired(&self, now: HostInstant) -> (Vec<EncodedName>, HostInstant) {
+        let mut state = self.state.lock();
+        let mut expired = Vec::new();
+        let mut next = HostInstant::NEVER;
+        for (name, entry) in &mut state.names {
+            match *entry {
+                Entry::Leased { until, .. } | Entry::LeftOver(until) if until <= now => {
+                    *entry = Entry::Releasing;
+                    expired.push(name.clone());
+                }
+                Entry::Leased { until, .. } | Entry::LeftOver(until) => next = next.min(until),
+                Entry::Requested | Entry::Releasing => {}
+            }
+        }
+        state.expired.extend(expired.iter().cloned());
+        state.is_spent |= state.expired.len() > MOST_EXPIRED;
+        (expired, next)
+    }
 }
 
 #[cfg(test)]
@@ -361,24 +334,40 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn name(name: &str) -> EncodedName {
+        EncodedName::new("shop", name)
+    }
+
+    /// A session that holds `shop:a` since `now`.
     fn session(now: HostInstant) -> Session {
-        let pool = lockkeeper_remote::Pool::new(1);
-        let id = SessionId { id: 1, start: 1 };
-        let name = EncodedName::new("shop", "a");
-        let slot = pool.try_checkout().unwrap();
-        Session::new(slot, id, 30, name, 7, now, now + 30 * SECOND)
+        let slot = lockkeeper_remote::Pool::new(1).try_checkout().unwrap();
+        let session = Session::new(slot, SessionId { id: 1, start: 1 }, 30, &name("a"));
+        let leased = Entry::Leased {
+            epoch: 7,
+            since: now,
+            until: now + 30 * SECOND,
+        };
+        session.set(&name("a"), leased);
+        session
+    }
+
+    #[test]
+    fn lease_is_never_shorter_than_its_ttl() {
+        for (millis, seconds) in [(100, 1), (1_000, 1), (1_001, 2), (30_000, 30)] {
+            assert_eq!(idle_seconds(Duration::from_millis(millis)), seconds);
+        }
+        assert_eq!(idle_seconds(Duration::MAX), LONGEST_IDLE);
     }
 
     #[test]
     fn session_takes_no_name_while_its_last_one_is_released() {
         let now = HostInstant::default();
         let session = session(now);
-        let [first, second] = ["b", "c"].map(|name| EncodedName::new("shop", name));
-        assert!(session.enter(&first));
-        session.leave(&first);
-        assert_eq!(session.end("shop:a", 7, now), Some((true, false)));
+        assert!(session.enter(&name("b")));
+        session.leave(&name("b"));
+        assert_eq!(session.begin_release(&name("a"), 7, now), Some(true));
         // That call may be cut short, and then a name that was granted meanwhile would be lost.
-        assert!(!session.enter(&second));
+        assert!(!session.enter(&name("c")));
     }
 
     #[test]
@@ -386,8 +375,8 @@ mod tests {
         let now = HostInstant::default();
         for (lasted, is_clean) in [(SECOND / 2, true), (SECOND, false)] {
             let session = session(now);
-            session.end("shop:a", 7, now + lasted);
-            session.leave("shop:a");
+            session.begin_release(&name("a"), 7, now + lasted);
+            session.leave(&name("a"));
             assert_eq!(session.state.lock().is_clean(), is_clean, "{lasted:?}");
         }
     }

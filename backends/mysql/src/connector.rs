@@ -1,0 +1,108 @@
+//! Opens connections to the server.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::Error;
+use lockkeeper_remote::{
+    Counts, Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, connect_any,
+    nothing_granted, senseless,
+};
+use mysql::{Conn, Opts, OptsBuilder};
+
+use crate::abandoned::AbandonedSessions;
+use crate::connection::Connection;
+use crate::failure::{not_connected, unavailable};
+use crate::options::{MySqlOptions, bracketed};
+use crate::wire::Wire;
+
+/// More than any request needs. Asking the server for its limit would cost a round trip.
+const MOST_BYTES: usize = 1 << 20;
+
+pub(crate) struct Connector {
+    opts: Opts,
+    pub(crate) server: Server,
+    endpoint: Endpoint,
+    limit: Duration,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) abandoned: Arc<AbandonedSessions>,
+}
+
+impl Connector {
+    pub(crate) fn new(options: &MySqlOptions) -> Self {
+        let remote = &options.remote;
+        if remote.tls {
+            // The program may have chosen its cryptography already.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        let program = ("program_name", "lockkeeper");
+        let opts = OptsBuilder::from_opts(options.opts())
+            .prefer_socket(false)
+            .tcp_nodelay(true)
+            .tcp_keepalive_time_ms(u32::try_from(KEEPALIVE_IDLE.as_millis()).ok())
+            .max_allowed_packet(Some(MOST_BYTES))
+            .connect_attrs(Some([program].into()));
+        #[cfg(any(target_os = "linux", target_os = "macos"))]
+        let opts = opts
+            .tcp_keepalive_probe_interval_secs(u32::try_from(KEEPALIVE_INTERVAL.as_secs()).ok())
+            .tcp_keepalive_probe_count(Some(KEEPALIVE_PROBES));
+        Self {
+            opts: opts.into(),
+            server: Server::new("MySQL", &remote.endpoint),
+            endpoint: remote.endpoint.clone(),
+            limit: remote.connect_timeout,
+            counts: Arc::default(),
+            abandoned: Arc::default(),
+        }
+    }
+
+    /// Opens a connection that is logged in, within `left` and the connect timeout.
+    pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
+        let limit = left.min(self.limit);
+        if limit.is_zero() {
+            return Err(self.server.no_time_to_connect());
+        }
+        let opts = || OptsBuilder::from_opts(self.opts.clone());
+        match &self.endpoint {
+            // The mysql crate tries the first address of a host only. With TLS it has to know the
+            // host's name, and takes no address beside it.
+            Endpoint::Tcp { host, port } if self.opts.get_ssl_opts().is_none() => connect_any(
+                &self.server,
+                (host.as_str(), *port),
+                limit,
+                |address, limit| {
+                    let host = bracketed(&address.ip().to_string());
+                    self.connect_to(opts().ip_or_hostname(Some(host)), limit)
+                },
+            ),
+            _ => self.connect_to(opts(), limit),
+        }
+    }
+
+    fn connect_to(&self, opts: OptsBuilder, left: Duration) -> Result<Connection, Error> {
+        // The kernel takes zero for no limit.
+        let left = left.max(Duration::from_millis(1));
+        let until = Instant::now() + left;
+        let opts = opts
+            .tcp_connect_timeout(Some(left))
+            .read_timeout(Some(left))
+            .write_timeout(Some(left));
+        // The crate panics on packets of a wrong form.
+        let conn = catch_unwind(AssertUnwindSafe(|| Conn::new(opts)))
+            .map_err(|_| senseless())?
+            .map_err(|error| {
+                not_connected(error, &self.server, self.opts.get_ssl_opts().is_some())
+            })?;
+        let wire = Wire::of(&conn).map_err(|error| {
+            unavailable(
+                "the connection's socket cannot be had twice; is the limit of open files reached?",
+            )
+            .with_source(error)
+        })?;
+        let open = self.counts.add_connection();
+        let abandoned = Arc::clone(&self.abandoned);
+        Connection::new(conn, wire, open, abandoned, self.server.clone(), until)
+            .map_err(nothing_granted)
+    }
+}

@@ -1,0 +1,134 @@
+//! What MySQL and MariaDB do differently.
+
+use std::time::Duration;
+
+use crate::names::EncodedName;
+
+/// The kind of server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    MariaDb,
+    MySql,
+}
+
+/// The longest wait of one statement: MySQL counts its milliseconds in 32 bits.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000);
+
+impl Dialect {
+    /// Returns the kind of a server with these variables `version` and `version_comment`.
+    pub(crate) fn of(version: &str, comment: &str) -> Self {
+        if version.contains("MariaDB") || comment.contains("MariaDB") {
+            Self::MariaDb
+        } else {
+            Self::MySql
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::MariaDb => "MariaDB",
+            Self::MySql => "MySQL",
+        }
+    }
+
+    /// Returns the first version in which a session can hold several names.
+    pub(crate) fn oldest_version(self) -> [u32; 3] {
+        match self {
+            Self::MariaDb => [10, 0, 2],
+            Self::MySql => [5, 7, 5],
+        }
+    }
+
+    /// Has the server end a session after `seconds` without a request, and removes the server's limit for
+    /// the time of a statement.
+    pub(crate) fn set_idle(self, seconds: u64) -> String {
+        let unbounded = match self {
+            Self::MariaDb => "max_statement_time",
+            Self::MySql => "max_execution_time",
+        };
+        format!("SET SESSION wait_timeout = {seconds}, {unbounded} = 0")
+    }
+
+    /// Waits for a lock for at most `wait`, to the millisecond. Returns what
+    /// [`TRY`](crate::statements::TRY) does; MySQL ends the wait with error 3024.
+    pub(crate) fn wait(self, name: &EncodedName, wait: Duration) -> String {
+        let wait = wait.min(LONGEST_WAIT);
+        let reply = "WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
+        match self {
+            Self::MariaDb => {
+                let seconds = wait.as_secs_f64();
+                format!("SELECT CASE GET_LOCK('{name}', {seconds:.6}) {reply}")
+            }
+            // MySQL rounds to whole seconds, so the statement gets the exact limit.
+            Self::MySql => {
+                let millis = wait.as_nanos().div_ceil(1_000_000).max(1);
+                let seconds = wait.as_secs() + 2;
+                format!(
+                    "SELECT /*+ MAX_EXECUTION_TIME({millis}) */ CASE GET_LOCK('{name}', {seconds}) {reply}"
+                )
+            }
+        }
+    }
+
+    /// Returns the statement that lists all named locks with the session of each, and what to do where a
+    /// user may not run it.
+    pub(crate) fn list(self) -> (&'static str, &'static str) {
+        match self {
+            Self::MariaDb => (
+                "SELECT table_schema, thread_id FROM information_schema.metadata_lock_info WHERE lock_type = 'User lock'",
+                "MariaDB does not list named locks without its plugin; run INSTALL SONAME 'metadata_lock_info' once as an administrator, or ask for one name",
+            ),
+            Self::MySql => (
+                "SELECT object_name, processlist_id FROM performance_schema.metadata_locks JOIN performance_schema.threads ON owner_thread_id = thread_id WHERE object_type = 'USER LEVEL LOCK' AND lock_status = 'GRANTED'",
+                "the server does not list named locks to this user; GRANT SELECT ON performance_schema.* to it (and enable the instrument wait/lock/metadata/sql/mdl on MySQL 5.7), or ask for one name",
+            ),
+        }
+    }
+
+    /// Returns the statement whose result is not 1 while the list of named locks is always empty.
+    pub(crate) fn is_listing(self) -> Option<&'static str> {
+        (self == Self::MySql).then_some("SELECT enabled = 'YES' FROM performance_schema.setup_instruments WHERE name = 'wait/lock/metadata/sql/mdl'")
+    }
+
+    /// Returns what an operator is not shown: see
+    /// [`Admin::cannot_tell`](lockkeeper_core::Admin::cannot_tell).
+    pub(crate) fn cannot_tell(self) -> &'static [&'static str] {
+        const SINCE: &str = "since when it is held";
+        const TOKEN: &str = "the token";
+        const KEPT: &str = "how long it is kept without a renewal";
+        match self {
+            Self::MariaDb => &[
+                SINCE,
+                TOKEN,
+                KEPT,
+                "the holder's thread, and its process unless performance_schema is on",
+            ],
+            Self::MySql => &[SINCE, TOKEN, KEPT, "the holder's thread"],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_wait_is_unbounded_or_negative() {
+        let name = EncodedName::new("shop", "a");
+        for (dialect, wait, part) in [
+            (Dialect::MySql, Duration::ZERO, "MAX_EXECUTION_TIME(1)"),
+            (Dialect::MySql, Duration::MAX, "_TIME(1000000000)"),
+            (
+                Dialect::MariaDb,
+                Duration::from_micros(1_500),
+                ", 0.001500)",
+            ),
+        ] {
+            let sql = dialect.wait(&name, wait);
+            assert!(
+                sql.contains(part) && sql.contains("GET_LOCK('shop:a', "),
+                "{sql}"
+            );
+        }
+    }
+}

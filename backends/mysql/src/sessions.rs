@@ -1,0 +1,163 @@
+//! The sessions that hold names, and the sweeper that ends leases which nobody renews.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use lockkeeper_core::{Clock, Error, HostInstant, Timer};
+use lockkeeper_remote::Failure;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::detached;
+use crate::names::EncodedName;
+use crate::session::{Entry, Session};
+use crate::statements::SessionId;
+
+/// The time until the next attempt to end a lease.
+const SWEEP_RETRY: Duration = Duration::from_millis(100);
+
+pub(crate) struct Sessions {
+    clock: Arc<dyn Clock>,
+    list: Mutex<Vec<Arc<Session>>>,
+    /// Ends leases that nobody renews, while other names keep their session alive. It never waits for
+    /// the server.
+    sweeper: Timer,
+}
+
+impl Sessions {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Result<Arc<Self>, Error> {
+        let sessions = Arc::new(Self {
+            sweeper: Timer::new(Arc::clone(&clock)),
+            clock,
+            list: Mutex::default(),
+        });
+        let weak: Weak<Self> = Arc::downgrade(&sessions);
+        sessions
+            .sweeper
+            .start("lockkeeper-mysql-sweep", move |tick| {
+                Some(weak.upgrade()?.sweep(tick.now))
+            })?;
+        Ok(sessions)
+    }
+
+    /// Returns the sessions that are not over.
+    fn live(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
+        let mut list = self.list.lock();
+        list.retain(|session| !session.is_over());
+        list
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.live().len()
+    }
+
+    pub(crate) fn add(&self, session: &Arc<Session>) {
+        self.list.lock().push(Arc::clone(session));
+    }
+
+    /// Enters `name` in a session of the same ttl, and returns the session. Prefers sessions without a
+    /// call under way, and of these the one with the fewest names.
+    pub(crate) fn enter(&self, name: &EncodedName, idle_seconds: u64) -> Option<Arc<Session>> {
+        let list = self.list.lock();
+        let mut fit: Vec<_> = list
+            .iter()
+            .filter(|session| session.idle_seconds == idle_seconds)
+            .collect();
+        fit.sort_by_cached_key(|session| session.load());
+        fit.into_iter()
+            .find(|session| session.enter(name))
+            .map(Arc::clone)
+    }
+
+    /// Records the state of a name, which the sweeper looks at when its time is over.
+    pub(crate) fn set(&self, session: &Session, name: &EncodedName, entry: Entry) {
+        session.set(name, entry);
+        if let Entry::Leased { until, .. } | Entry::LeftOver(until) = entry {
+            self.sweeper.note(until);
+        }
+    }
+
+    /// Has the sweeper release a name that no guard holds.
+    pub(crate) fn leave_over(&self, session: &Session, name: &EncodedName) {
+        self.set(
+            session,
+            name,
+            Entry::LeftOver(self.clock.now() + SWEEP_RETRY),
+        );
+    }
+
+    /// Returns the sessions on which the server may hold the name while no guard of this process
+    /// does, except one.
+    pub(crate) fn unclaimed(&self, name: &EncodedName, except: SessionId) -> Vec<SessionId> {
+        let now = self.clock.now();
+        let live = self.live();
+        let unclaimed = live
+            .iter()
+            .filter(|session| session.id != except && session.has_unclaimed(name, now));
+        unclaimed.map(|session| session.id).collect()
+    }
+
+    /// Releases a name that no guard holds, and returns whether the session held it.
+    pub(crate) fn release(&self, session: &Session, name: &EncodedName) -> Result<bool, Failure> {
+        let limit = session.longest_call();
+        let freed = session.run(limit, |connection, _| connection.release(name, limit));
+        self.released(session, name, freed)
+    }
+
+    /// Forgets a name that was released, or leaves it to the sweeper if the server did not get the
+    /// request or refused it.
+    pub(crate) fn released(
+        &self,
+        session: &Session,
+        name: &EncodedName,
+        freed: Result<bool, Failure>,
+    ) -> Result<bool, Failure> {
+        let is_left_over = match &freed {
+            Err(Failure::NotSent(_)) => true,
+            Err(Failure::Refused(_)) => {
+                session.spend();
+                // The connection closes with its last name, and then the server frees that.
+                session.load().1 > 1
+            }
+            Ok(_) | Err(Failure::Closed(_) | Failure::Unanswered(_)) => false,
+        };
+        if is_left_over {
+            self.leave_over(session, name);
+        } else {
+            session.leave(name);
+        }
+        freed
+    }
+
+    /// Ends expired leases, those of each session on a thread of its own. Returns the time of the next
+    /// sweep.
+    fn sweep(self: &Arc<Self>, now: HostInstant) -> HostInstant {
+        let sessions = self.live().clone();
+        let mut next = HostInstant::NEVER;
+        for session in sessions {
+            let (expired, then) = session.take_expired(now);
+            next = next.min(then);
+            if expired.is_empty() {
+                continue;
+            }
+            if session.is_in_doubt() {
+                expired.iter().for_each(|name| session.leave(name));
+                continue;
+            }
+            let work = {
+                let (sessions, session) = (Arc::clone(self), Arc::clone(&session));
+                let expired = expired.clone();
+                move || {
+                    for name in &expired {
+                        let _ = sessions.release(&session, name);
+                    }
+                }
+            };
+            if detached::start(work, drop).is_err() {
+                expired
+                    .iter()
+                    .for_each(|name| self.leave_over(&session, name));
+            }
+        }
+        next
+    }
+}
