@@ -49,11 +49,10 @@ pub(crate) fn try_lock(
     store: &Store,
     connection: &mut Connection,
     name: &EncodedName,
-    limit: Duration,
 ) -> Result<LockReply, Failure> {
     let unclaimed = store.sessions.unclaimed(name, connection.session());
-    match connection.try_lock(name, limit)? {
-        LockReply::Busy => confirm_busy(store, connection, name, unclaimed, limit),
+    match connection.try_lock(name)? {
+        LockReply::Busy => confirm_busy(store, connection, name, unclaimed),
         reply => Ok(reply),
     }
 }
@@ -70,7 +69,6 @@ pub(crate) fn confirm_busy(
     connection: &mut Connection,
     name: &EncodedName,
     unclaimed: Vec<SessionId>,
-    limit: Duration,
 ) -> Result<LockReply, Failure> {
     let abandoned = &store.connector.abandoned;
     let mut own = unclaimed;
@@ -78,12 +76,12 @@ pub(crate) fn confirm_busy(
     if own.is_empty() && !abandoned.any() {
         return Ok(LockReply::Busy);
     }
-    let Some(holder) = connection.holder(name, limit)? else {
+    let Some(holder) = connection.holder(name)? else {
         // The name is free by now, so the holder may have been such a request.
         return Ok(LockReply::Abandoned);
     };
     if abandoned.has(holder) {
-        return match connection.run(&statements::end_holder(name, holder), limit) {
+        return match connection.run(&statements::end_holder(name, holder)) {
             // Refused: the session has ended by itself.
             Ok(()) | Err(Failure::Refused(_)) => Ok(LockReply::Abandoned),
             Err(failure) => Err(failure),

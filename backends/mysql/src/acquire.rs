@@ -117,11 +117,11 @@ impl Acquisition<'_> {
         let store = self.store;
         let mut asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
-        let (reply, id) = store.run(&mut slot, left, |connection, limit| {
-            connection.set_idle(self.idle_seconds, limit)?;
+        let (reply, id) = store.run(&mut slot, left, |connection| {
+            connection.set_idle(self.idle_seconds)?;
             asked_at = self.request.now();
-            let limit = limit.min(until.saturating_since(asked_at));
-            let reply = try_lock(store, connection, &self.name, limit)?;
+            connection.limit = connection.limit.min(until.saturating_since(asked_at));
+            let reply = try_lock(store, connection, &self.name)?;
             Ok((reply, connection.session()))
         })?;
         self.outcome(reply, slot, id, asked_at)
@@ -142,9 +142,9 @@ impl Acquisition<'_> {
         let work = {
             let (store, session, name) = theirs.clone();
             move || {
-                let limit = session.longest_call();
-                let reply = session.run(left, |connection, _| {
-                    try_lock(&store, connection, &name, limit)
+                let reply = session.run(left, |connection| {
+                    connection.limit = session.longest_call();
+                    try_lock(&store, connection, &name)
                 });
                 match &reply {
                     Ok(LockReply::Granted(_)) => {}
@@ -193,8 +193,8 @@ impl Acquisition<'_> {
             Some(slot) => slot,
             None => store.checkout(left())?,
         };
-        store.run(&mut slot, left().max(GRACE), |connection, limit| {
-            connection.set_idle(self.idle_seconds, limit)
+        store.run(&mut slot, left().max(GRACE), |connection| {
+            connection.set_idle(self.idle_seconds)
         })?;
         let Some(mut connection) = slot.connection.take() else {
             return Ok(None);
@@ -206,6 +206,7 @@ impl Acquisition<'_> {
         let unclaimed = store.sessions.unclaimed(&self.name, connection.session());
         let span = left().min(LONGEST_WAIT).min(LONGEST_CALL);
         let mut reply = Ok(LockReply::Busy);
+        connection.limit = GRACE;
         if !span.is_zero() {
             store.waiting.fetch_add(1, Ordering::Relaxed);
             reply = connection.wait(&self.name, span, GRACE);
@@ -213,7 +214,7 @@ impl Acquisition<'_> {
         }
         let is_over = self.request.now() >= deadline;
         if is_over && matches!(reply, Ok(LockReply::Busy)) {
-            reply = confirm_busy(store, &mut connection, &self.name, unclaimed, GRACE);
+            reply = confirm_busy(store, &mut connection, &self.name, unclaimed);
         }
         // A cancel in another thread must not close the connection when other names rely on it. Either
         // it has closed the connection by now, or it never will.

@@ -27,21 +27,27 @@ const SESSIONS: &str = "SHOW FULL PROCESSLIST";
 impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let mut held = match name {
-            Some(name) => self.held_one(name, deadline)?,
+            Some(name) => {
+                let encoded = EncodedName::new(&self.namespace, name.as_str());
+                let holder = self.holder(&encoded, deadline)?;
+                let held = holder.map(|session| held_name(name.as_str(), &encoded, session));
+                held.into_iter().collect()
+            }
             None => self.held_all(deadline)?,
         };
         if !held.is_empty() {
             self.describe(&mut held, deadline)?;
         }
-        held.sort_by(|a, b| a.held.name.cmp(&b.held.name));
-        Ok(held.into_iter().map(|seen| seen.held).collect())
+        held.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(held)
     }
 
     /// A hold is known by its session and name. Where that session ends the hold and takes the name
     /// again before this call, the second hold is ended: no other session can tell the two apart, and
     /// a second named lock as a mark of each grant would cost 7 % of the pair. A session that held a
-    /// name for a second is not used again ([`Session::end`](crate::session::Session::end)), so
-    /// only holds that were shorter than that, or that shared their session, can be confused.
+    /// name for a second is not used again
+    /// ([`Session::begin_release`](crate::session::Session::begin_release)), so only holds that were
+    /// shorter than that, or that shared their session, can be confused.
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let (session, name) = read_mark(&held.mark).ok_or_else(|| {
             Error::new(
@@ -50,9 +56,8 @@ impl Admin for Store {
             )
         })?;
         // Only the session itself can free a single name of its own.
-        let ended = self.ask_apart(deadline, |connection, limit| {
-            connection.run(&statements::end_holder(&name, session), limit)
-        });
+        let end = statements::end_holder(&name, session);
+        let ended = self.ask_apart(deadline, |connection| connection.run(&end));
         let is_free = || Ok(self.holder(&name, deadline)? != Some(session));
         if let Err(error) = ended {
             // A session that does not hold the name any more is not ended.
@@ -73,8 +78,8 @@ impl Admin for Store {
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
         let pool_size = self.options.remote.pool_size;
-        self.ask_apart(deadline, |connection, limit| {
-            examine::examine(connection, pool_size, limit)
+        self.ask_apart(deadline, |connection| {
+            examine::examine(connection, pool_size)
         })
     }
 
@@ -83,27 +88,12 @@ impl Admin for Store {
     }
 }
 
-/// A name that is held.
-struct HeldLock {
-    held: HeldName,
-    encoded: EncodedName,
-    session: u64,
+/// A hold, marked by what [`read_mark`] reads.
+fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName {
+    let SessionId { id, start } = session;
+    HeldName::new(name, format!("{id} {start} {encoded}"))
 }
 
-impl HeldLock {
-    fn new(name: &str, is_whole: bool, encoded: EncodedName, session: SessionId) -> Self {
-        let SessionId { id, start } = session;
-        let mut held = HeldName::new(name, format!("{id} {start} {encoded}"));
-        held.is_whole = is_whole;
-        Self {
-            held,
-            encoded,
-            session: id,
-        }
-    }
-}
-
-/// Reads what [`HeldLock::new`] writes.
 fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
     let (id, rest) = mark.split_once(' ')?;
     let (start, name) = rest.split_once(' ')?;
@@ -116,54 +106,28 @@ impl Store {
     fn ask_apart<T>(
         &self,
         deadline: HostInstant,
-        work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
+        work: impl FnMut(&mut Connection) -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        let left = deadline
-            .saturating_since(self.clock.now())
-            .max(LAST_ATTEMPT);
-        let mut slot = self.checkout(left).map_err(Failure::into_error)?;
-        self.run(&mut slot, left, work).map_err(Failure::into_error)
+        let left = deadline.saturating_since(self.clock.now());
+        let left = left.max(LAST_ATTEMPT);
+        let slot = self.checkout(left);
+        slot.and_then(|mut slot| self.run(&mut slot, left, work))
+            .map_err(Failure::into_error)
     }
 
     fn rows(&self, sql: &str, deadline: HostInstant) -> Result<Vec<Row>, Error> {
-        self.ask_apart(deadline, |connection, limit| connection.rows(sql, limit))
+        self.ask_apart(deadline, |connection| connection.rows(sql))
     }
 
-    fn holder(
-        &self,
-        name: &EncodedName,
-        deadline: HostInstant,
-    ) -> Result<Option<SessionId>, Error> {
-        self.ask_apart(deadline, |connection, limit| connection.holder(name, limit))
+    fn holder(&self, name: &EncodedName, until: HostInstant) -> Result<Option<SessionId>, Error> {
+        self.ask_apart(until, |connection| connection.holder(name))
     }
 
-    fn held_one(&self, name: &LockName, deadline: HostInstant) -> Result<Vec<HeldLock>, Error> {
-        let encoded = EncodedName::new(&self.namespace, name.as_str());
-        let session = self.holder(&encoded, deadline)?;
-        let seen = session.map(|session| HeldLock::new(name.as_str(), true, encoded, session));
-        Ok(seen.into_iter().collect())
-    }
-
-    fn held_all(&self, deadline: HostInstant) -> Result<Vec<HeldLock>, Error> {
+    /// Returns all names of the namespace.
+    fn held_all(&self, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let start = self.rows(statements::START, deadline)?;
         let start = start.first().and_then(|row| number(row, 0));
         let start = start.ok_or_else(senseless)?;
-        let own = self.list(deadline)?.into_iter();
-        let own = own.filter_map(|(shown, id)| {
-            let encoded = EncodedName::parse(&shown)?;
-            let (name, is_whole) = encoded.decode(&self.namespace)?;
-            Some(HeldLock::new(
-                &name,
-                is_whole,
-                encoded,
-                SessionId { id, start },
-            ))
-        });
-        Ok(own.collect())
-    }
-
-    /// Returns all named locks of the server, and the session that holds each.
-    fn list(&self, deadline: HostInstant) -> Result<Vec<(String, u64)>, Error> {
         let (sql, advice) = self.dialect.list();
         let unlisted = |error: Error| match error.kind() {
             ErrorKind::PermissionDenied | ErrorKind::Incompatible => {
@@ -178,34 +142,38 @@ impl Store {
             }
         }
         let rows = self.rows(sql, deadline).map_err(unlisted)?;
-        let read = |row: &Row| Some((text(row, 0)?, number(row, 1)?));
-        Ok(rows.iter().filter_map(read).collect())
+        let own = rows.iter().filter_map(|row| {
+            let (encoded, id) = (EncodedName::parse(&text(row, 0)?)?, number(row, 1)?);
+            let (name, is_whole) = encoded.decode(&self.namespace)?;
+            let held = held_name(&name, &encoded, SessionId { id, start });
+            Some(HeldName { is_whole, ..held })
+        });
+        Ok(own.collect())
     }
 
     /// Adds the holders and the numbers of waiters, as far as this user may see them.
-    fn describe(&self, held: &mut [HeldLock], deadline: HostInstant) -> Result<(), Error> {
+    fn describe(&self, held: &mut [HeldName], deadline: HostInstant) -> Result<(), Error> {
         let sessions = self.rows(SESSIONS, deadline)?;
-        let hosts: HashMap<u64, String> = sessions
-            .iter()
-            .filter_map(|row| Some((number(row, 0)?, host(&text(row, 2)?))))
-            .collect();
-        let statements: Vec<String> = sessions.iter().filter_map(|row| text(row, 7)).collect();
+        let host = |row: &Row| Some((number(row, 0)?, host(&text(row, 2)?)));
+        let hosts: HashMap<_, _> = sessions.iter().filter_map(host).collect();
+        let statements: Vec<_> = sessions.iter().filter_map(|row| text(row, 7)).collect();
         let pids = PIDS.iter().find_map(|sql| self.rows(sql, deadline).ok());
-        let pids: HashMap<u64, u32> = pids
-            .iter()
-            .flatten()
-            .filter_map(|row| Some((number(row, 0)?, text(row, 1)?.parse().ok()?)))
-            .collect();
-        for seen in held {
-            let asks = format!("GET_LOCK('{}',", seen.encoded);
-            let waiting = statements.iter().filter(|sql| sql.contains(&asks)).count();
+        let pid = |row: &Row| Some((number(row, 0)?, number(row, 1)?.try_into().ok()?));
+        let pids: HashMap<_, _> = pids.iter().flatten().filter_map(pid).collect();
+        for held in held {
+            let Some((SessionId { id, .. }, encoded)) = read_mark(&held.mark) else {
+                continue;
+            };
             // Without a permission, a user sees neither sessions nor statements of other users.
-            let sees = hosts.contains_key(&seen.session);
-            seen.held.waiting = sees.then(|| u64::try_from(waiting).unwrap_or(u64::MAX));
-            seen.held.holder = Holder {
-                host: hosts.get(&seen.session).cloned(),
-                pid: pids.get(&seen.session).copied(),
-                session: Some(seen.session.to_string()),
+            if hosts.contains_key(&id) {
+                let request = format!("GET_LOCK('{encoded}',");
+                let waits = |sql: &&String| sql.contains(&request);
+                held.waiting = u64::try_from(statements.iter().filter(waits).count()).ok();
+            }
+            held.holder = Holder {
+                host: hosts.get(&id).cloned(),
+                pid: pids.get(&id).copied(),
+                session: Some(id.to_string()),
                 ..Holder::default()
             };
         }
@@ -220,20 +188,4 @@ fn host(client: &str) -> String {
         _ => client,
     };
     host.to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn host_of_a_client_has_no_port() {
-        for (client, known) in [
-            ("localhost", "localhost"),
-            ("web-1:53412", "web-1"),
-            ("10.0.0.7:1", "10.0.0.7"),
-        ] {
-            assert_eq!(host(client), known);
-        }
-    }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Connection {
     start: u64,
     /// Whether a reply is missing.
     is_in_doubt: bool,
+    /// The longest that a reply may take.
+    pub(crate) limit: Duration,
     /// The session's wait_timeout, if it was set.
     idle_seconds: Option<u64>,
     /// The time-out that is set on the socket.
@@ -83,12 +85,12 @@ impl Connection {
             dialect: Dialect::MySql,
             start: 0,
             is_in_doubt: false,
+            limit: until.saturating_duration_since(Instant::now()),
             idle_seconds: None,
             timeout: None,
             prepared: BTreeMap::new(),
         };
-        let left = || until.saturating_duration_since(Instant::now());
-        let row = connection.query(statements::GREETING, left())?;
+        let row = connection.query(statements::GREETING)?;
         let numbers = number(&row, 0).zip(number(&row, 1));
         let (millis, start) = numbers.ok_or_else(|| Failure::Refused(senseless()))?;
         connection.start = start;
@@ -96,7 +98,7 @@ impl Connection {
         connection.dialect = Dialect::of(&version, &comment);
         // More than a second: the clock was set back.
         let rest = Duration::from_millis(millis.min(1_000));
-        if rest > left() {
+        if rest > until.saturating_duration_since(Instant::now()) {
             return Err(Failure::NotSent(unavailable(
                 "the server was started within this second, and grants nothing before it is over; try again",
             )));
@@ -105,25 +107,16 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Returns the server's number of the session.
-    pub(crate) fn id(&self) -> u32 {
-        self.conn.connection_id()
-    }
-
     /// Returns the identity of the session, which stays unique when the server is started again.
     pub(crate) fn session(&self) -> SessionId {
         SessionId {
-            id: self.id().into(),
+            id: self.conn.connection_id().into(),
             start: self.start,
         }
     }
 
-    fn call<T>(
-        &mut self,
-        limit: Duration,
-        work: impl FnOnce(&mut Conn) -> mysql::Result<T>,
-    ) -> Result<T, Failure> {
-        let limit = limit.max(Duration::from_millis(1));
+    fn call<T>(&mut self, work: impl FnOnce(&mut Conn) -> mysql::Result<T>) -> Result<T, Failure> {
+        let limit = self.limit.max(Duration::from_millis(1));
         if self.timeout != Some(limit) {
             let set = self.wire.set_timeout(limit);
             set.map_err(|error| self.failed(error.into()))?;
@@ -155,60 +148,51 @@ impl Connection {
     }
 
     /// Runs a statement that returns nothing.
-    pub(crate) fn run(&mut self, sql: &str, limit: Duration) -> Result<(), Failure> {
-        self.call(limit, |conn| conn.query_drop(sql))
+    pub(crate) fn run(&mut self, sql: &str) -> Result<(), Failure> {
+        self.call(|conn| conn.query_drop(sql))
     }
 
     /// Runs a statement and returns all rows.
-    pub(crate) fn rows(&mut self, sql: &str, limit: Duration) -> Result<Vec<Row>, Failure> {
-        self.call(limit, |conn| conn.query(sql))
+    pub(crate) fn rows(&mut self, sql: &str) -> Result<Vec<Row>, Failure> {
+        self.call(|conn| conn.query(sql))
     }
 
     /// Runs a statement and returns its first row.
-    pub(crate) fn query(&mut self, sql: &str, limit: Duration) -> Result<Row, Failure> {
-        let row = self.call(limit, |conn| conn.query_first(sql))?;
+    pub(crate) fn query(&mut self, sql: &str) -> Result<Row, Failure> {
+        let row = self.call(|conn| conn.query_first(sql))?;
         row.ok_or_else(|| Failure::Refused(senseless()))
     }
 
     /// Runs a statement about a name, which is prepared once, and returns its first row.
-    fn execute(
-        &mut self,
-        sql: &'static str,
-        name: &EncodedName,
-        limit: Duration,
-    ) -> Result<Row, Failure> {
+    fn execute(&mut self, sql: &'static str, name: &EncodedName) -> Result<Row, Failure> {
         let known = self.prepared.get(sql).cloned();
         let statement = match known {
             Some(statement) => statement,
             None => {
-                let statement = self.call(limit, |conn| conn.prep(sql))?;
+                let statement = self.call(|conn| conn.prep(sql))?;
                 self.prepared.insert(sql, statement.clone());
                 statement
             }
         };
-        let row = self.call(limit, |conn| conn.exec_first(statement, (&**name,)))?;
+        let row = self.call(|conn| conn.exec_first(statement, (&**name,)))?;
         row.ok_or_else(|| Failure::Refused(senseless()))
     }
 
     /// Sets the time after which the server ends the idle session, unless it is set already.
-    pub(crate) fn set_idle(&mut self, seconds: u64, limit: Duration) -> Result<(), Failure> {
+    pub(crate) fn set_idle(&mut self, seconds: u64) -> Result<(), Failure> {
         if self.idle_seconds != Some(seconds) {
-            self.run(&self.dialect.set_idle(seconds), limit)?;
+            self.run(&self.dialect.set_idle(seconds))?;
             self.idle_seconds = Some(seconds);
         }
         Ok(())
     }
 
     /// Tries to take a lock without waiting.
-    pub(crate) fn try_lock(
-        &mut self,
-        name: &EncodedName,
-        limit: Duration,
-    ) -> Result<LockReply, Failure> {
-        lock_reply(&self.execute(statements::TRY, name, limit)?)
+    pub(crate) fn try_lock(&mut self, name: &EncodedName) -> Result<LockReply, Failure> {
+        lock_reply(&self.execute(statements::TRY, name)?)
     }
 
-    /// Waits in the server for `wait`; the reply may take `grace` longer.
+    /// Waits in the server for `wait`. The reply, and that of a request after it, may take `grace` longer.
     pub(crate) fn wait(
         &mut self,
         name: &EncodedName,
@@ -216,44 +200,38 @@ impl Connection {
         grace: Duration,
     ) -> Result<LockReply, Failure> {
         let sql = self.dialect.wait(name, wait);
-        let row = self.call(wait + grace, |conn| match conn.query_first(sql) {
+        self.limit = wait + grace;
+        let row = self.call(|conn| match conn.query_first(sql) {
             Err(error) if is_time_over(&error) => Ok(None),
             row => row,
         })?;
+        self.limit = grace;
         match row {
             Some(row) => lock_reply(&row),
             None => {
                 // The lock may have been granted just before the statement was ended.
-                self.release(name, grace)?;
+                self.release(name)?;
                 Ok(LockReply::Busy)
             }
         }
     }
 
     /// Releases a lock, and returns whether this session held it.
-    pub(crate) fn release(&mut self, name: &EncodedName, limit: Duration) -> Result<bool, Failure> {
-        let row = self.execute(statements::RELEASE, name, limit)?;
+    pub(crate) fn release(&mut self, name: &EncodedName) -> Result<bool, Failure> {
+        let row = self.execute(statements::RELEASE, name)?;
         Ok(number(&row, 0) == Some(1))
     }
 
     /// Returns the session that holds the name.
-    pub(crate) fn holder(
-        &mut self,
-        name: &EncodedName,
-        limit: Duration,
-    ) -> Result<Option<SessionId>, Failure> {
-        let row = self.execute(statements::HOLDER, name, limit)?;
+    pub(crate) fn holder(&mut self, name: &EncodedName) -> Result<Option<SessionId>, Failure> {
+        let row = self.execute(statements::HOLDER, name)?;
         let numbers = number(&row, 0).zip(number(&row, 1));
         Ok(numbers.map(|(id, start)| SessionId { id, start }))
     }
 
     /// Returns for each name whether this session holds it.
-    pub(crate) fn holds(
-        &mut self,
-        names: &[EncodedName],
-        limit: Duration,
-    ) -> Result<Vec<bool>, Failure> {
-        let row = self.query(&statements::holds(names), limit)?;
+    pub(crate) fn holds(&mut self, names: &[EncodedName]) -> Result<Vec<bool>, Failure> {
+        let row = self.query(&statements::holds(names))?;
         if row.len() != names.len() {
             return Err(Failure::Unanswered(senseless()));
         }

@@ -59,7 +59,7 @@ impl MySqlLease {
     fn free(&self, store: &Store, left: Duration) -> Result<bool, Failure> {
         let (sessions, session, name) = (&store.sessions, &self.session, &self.name);
         let limit = left.min(store.options.remote.response_timeout);
-        let release = |connection: &mut Connection, limit| connection.release(name, limit);
+        let release = |connection: &mut Connection| connection.release(name);
         if let Some(freed) = session.run_alone(limit, release) {
             return sessions.released(session, name, freed);
         }
@@ -114,18 +114,18 @@ impl Group<'_, '_> {
     }
 
     /// Returns the call that asks for all names at once, and keeps the session from being idle, too.
-    fn call(&self) -> impl FnOnce(&mut Connection, Duration) -> Result<Vec<bool>, Failure> + use<> {
+    fn call(&self) -> impl FnOnce(&mut Connection) -> Result<Vec<bool>, Failure> + use<> {
         let requests = self.requests.iter();
         let names: Vec<_> = requests.map(|request| request.lease.name.clone()).collect();
         let ttls = self.requests.iter().map(|request| request.ttl);
         let seconds = idle_seconds(ttls.max().unwrap_or_default());
         let session = Arc::clone(&self.session);
-        move |connection, limit| {
+        move |connection| {
             if seconds > session.idle_seconds {
                 session.spend();
-                connection.set_idle(seconds, limit)?;
+                connection.set_idle(seconds)?;
             }
-            connection.holds(&names, limit)
+            connection.holds(&names)
         }
     }
 
@@ -191,11 +191,7 @@ pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, MySqlLeas
         .iter()
         .map(|group| {
             let (session, call) = (Arc::clone(&group.session), group.call());
-            let limit = session.longest_call();
-            detached::start(
-                move || session.run(limit, |connection, _| call(connection, limit)),
-                drop,
-            )
+            detached::start(move || session.run(session.longest_call(), call), drop)
         })
         .collect();
     for (group, call) in groups.into_iter().zip(calls) {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{Error, ErrorKind, Finding};
 use lockkeeper_remote::{Failure, nothing_granted, senseless};
 use mysql::Row;
 
@@ -14,67 +14,71 @@ use crate::names::EncodedName;
 /// Lists the variables that matter; a server that lacks one leaves it out.
 const VARIABLES: &str = "SHOW SESSION VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'wsrep_on', 'read_only', 'super_read_only', 'group_replication_group_name')";
 
-/// Inspects the server, and does once all that a lock needs. Returns the conditions that may break locks,
-/// for people.
-pub(crate) fn inspect(connection: &mut Connection, limit: Duration) -> Result<Vec<String>, Error> {
-    let inspect = |connection: &mut Connection| -> Result<_, Failure> {
-        let warnings = warnings(connection, limit)?;
-        rehearse(connection, limit)?;
-        Ok(warnings)
-    };
-    inspect(connection).map_err(nothing_granted)
+/// The topic of findings about the server's place among others.
+pub(crate) const TOPOLOGY: &str = "topology";
+
+/// Inspects the server, each statement within `limit`, and does once all that a lock needs. Returns the
+/// conditions that may break locks.
+pub(crate) fn inspect(connection: &mut Connection, limit: Duration) -> Result<Vec<Finding>, Error> {
+    connection.limit = limit;
+    let warnings = warnings(connection).map_err(nothing_granted)?;
+    rehearse(connection).map_err(nothing_granted)?;
+    Ok(warnings)
 }
 
 /// Returns the conditions that may break locks.
 ///
 /// # Errors
 /// [`Failure::Refused`] for a server that does not keep named locks.
-pub(crate) fn warnings(
-    connection: &mut Connection,
-    limit: Duration,
-) -> Result<Vec<String>, Failure> {
-    let rows = connection.rows(VARIABLES, limit)?;
+pub(crate) fn warnings(connection: &mut Connection) -> Result<Vec<Finding>, Failure> {
+    let rows = connection.rows(VARIABLES)?;
     let pair = |row: &Row| Some((text(row, 0)?, text(row, 1)?));
-    let variables: HashMap<_, _> = rows.iter().filter_map(pair).collect();
-    judge(&variables).map_err(Failure::Refused)
+    judge(&rows.iter().filter_map(pair).collect()).map_err(Failure::Refused)
 }
 
-fn judge(variables: &HashMap<String, String>) -> Result<Vec<String>, Error> {
+fn judge(variables: &HashMap<String, String>) -> Result<Vec<Finding>, Error> {
     let value = |name: &str| variables.get(name).map_or("", String::as_str);
     let is_on = |name: &str| matches!(value(name), "ON" | "1");
-    let unfit = |text: String| Err(Error::new(ErrorKind::Incompatible, text));
     let (version, comment) = (value("version"), value("version_comment"));
     if comment.contains("ProxySQL") || version.contains("ProxySQL") {
         return Err(multiplexed());
     }
     if numbers(version) < Dialect::of(version, comment).oldest_version() {
-        return unfit(format!(
+        return Err(incompatible(&format!(
             "version {version} of the server lets a session hold one named lock only, and frees it without a word when it asks for a second; MySQL from 5.7.5 and MariaDB from 10.0.2 on are good"
-        ));
+        )));
     }
     if is_on("wsrep_on") {
-        return unfit(
-            "this server is a node of a Galera cluster, and named locks are each node's own: two nodes would grant the same name; lock on a server that is not in the cluster"
-                .to_owned(),
-        );
+        return Err(incompatible(
+            "this server is a node of a Galera cluster, and named locks are each node's own: two nodes would grant the same name; lock on a server that is not in the cluster",
+        ));
     }
     let mut warnings = Vec::new();
     if is_on("read_only") || is_on("super_read_only") {
-        warnings.push(
-            "this server is read-only, so probably a replica: its locks and its primary's never meet; have all programs lock on the same server".to_owned(),
-        );
+        warnings.push(Finding::warning(
+            TOPOLOGY,
+            "this server is read-only, so probably a replica",
+            "its locks and its primary's never meet",
+            "have all programs lock on the same server",
+        ));
     }
     if !value("group_replication_group_name").is_empty() {
-        warnings.push(
-            "this server is a member of a replication group, and named locks are each member's own: have all programs lock on the same member, and expect none to survive when that one fails".to_owned(),
-        );
+        warnings.push(Finding::warning(
+            TOPOLOGY,
+            "this server is a member of a replication group",
+            "named locks are each member's own",
+            "have all programs lock on the same member, and expect no lock to survive its failure",
+        ));
     }
     Ok(warnings)
 }
 
+fn incompatible(text: &str) -> Error {
+    Error::new(ErrorKind::Incompatible, text)
+}
+
 fn multiplexed() -> Error {
-    Error::new(
-        ErrorKind::Incompatible,
+    incompatible(
         "something between this program and the server shares out its connections (ProxySQL, MaxScale or the like), and a named lock belongs to one connection; connect to the server itself",
     )
 }
@@ -93,22 +97,21 @@ fn numbers(version: &str) -> [u32; 3] {
 
 /// Takes, inspects and frees a name of its own, in several statements: a multiplexer would change the
 /// connection between two of them, and a missing permission shows.
-fn rehearse(connection: &mut Connection, limit: Duration) -> Result<(), Failure> {
-    let row = connection.query("SELECT CONNECTION_ID() + 0", limit)?;
+fn rehearse(connection: &mut Connection) -> Result<(), Failure> {
+    let row = connection.query("SELECT CONNECTION_ID() + 0")?;
     // The server may count further than its greeting can say.
     let id = number(&row, 0).map(|id| id & u64::from(u32::MAX));
-    if id != Some(connection.id().into()) {
+    if id != Some(connection.session().id) {
         return Err(Failure::Refused(multiplexed()));
     }
-    connection.set_idle(IDLE, limit)?;
+    connection.set_idle(IDLE)?;
     let probe = format!("probe:{}:{:x}", std::process::id(), fastrand::u64(..));
     let name = EncodedName::new("lockkeeper", &probe);
-    let LockReply::Granted(_) = connection.try_lock(&name, limit)? else {
+    let LockReply::Granted(_) = connection.try_lock(&name)? else {
         return Err(Failure::Refused(senseless()));
     };
-    let held = connection.holds(std::slice::from_ref(&name), limit)?;
-    let freed = connection.release(&name, limit)?;
-    if held == [true] && freed {
+    let held = connection.holds(std::slice::from_ref(&name))?;
+    if connection.release(&name)? && held == [true] {
         return Ok(());
     }
     Err(Failure::Refused(multiplexed()))
@@ -121,7 +124,7 @@ const IDLE: u64 = 30;
 mod tests {
     use super::*;
 
-    fn judged(variables: &[(&str, &str)]) -> Result<Vec<String>, Error> {
+    fn judged(variables: &[(&str, &str)]) -> Result<Vec<Finding>, Error> {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         judge(&variables.iter().map(owned).collect())
     }
@@ -136,7 +139,7 @@ mod tests {
             ("8.0.mysql_aurora.3.04.0", Dialect::MySql),
         ] {
             assert_eq!(Dialect::of(version, "(Debian)"), dialect, "{version}");
-            assert_eq!(judged(&[("version", version)]).unwrap(), [""; 0]);
+            assert_eq!(judged(&[("version", version)]).unwrap(), []);
         }
         for old in ["5.7.4", "5.6.51-log", "10.0.1-MariaDB", "5.5.68-MariaDB"] {
             let error = judged(&[("version", old)]).unwrap_err();
@@ -159,7 +162,7 @@ mod tests {
             ("group_replication_group_name", "x", "group"),
         ] {
             let warnings = judged(&[("version", "9.7.4"), (variable, value)]).unwrap();
-            assert!(warnings[0].contains(word), "{warnings:?}");
+            assert!(warnings[0].what.contains(word), "{warnings:?}");
         }
     }
 }

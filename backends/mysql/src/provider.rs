@@ -1,20 +1,16 @@
 //! The provider.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    Proof, Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Finding, Grant,
+    HostInstant, Proof, Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
 };
-
 use lockkeeper_remote::{Endpoint, senseless};
 
 use crate::acquire::acquire;
-use crate::connector::Connector;
 use crate::lease::{MySqlLease, renew_batch};
-use crate::opening;
 use crate::store::Store;
 use crate::{BACKEND, MySqlOptions};
 
@@ -43,7 +39,7 @@ const RENEW_BATCH: usize = 500;
 ///   name on the same session, and that one is ended then.
 /// - A ttl of more than a year needs a renewal in each year.
 /// - Do not use it on both sides of a fork; open it after forking.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MySqlProvider {
     store: Arc<Store>,
     warnings: Arc<[String]>,
@@ -72,33 +68,19 @@ impl MySqlProvider {
         namespace: &str,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
-        let opened = || {
-            options.check()?;
-            let connector = Connector::new(options);
-            let mut connection = connector.connect(options.remote.connect_timeout)?;
-            let warnings = opening::inspect(&mut connection, options.remote.connect_timeout)?;
-            let store = Store::new(options, namespace, clock, connector, connection)?;
-            Ok(Self {
-                store: Arc::new(store),
-                warnings: warnings.into(),
-            })
-        };
-        opened().map_err(|error: Error| error.with_backend(BACKEND))
+        let opened = Store::open(options, namespace, clock);
+        let (store, found) = opened.map_err(|error| error.with_backend(BACKEND))?;
+        let text = |found: &Finding| format!("{}: {}; {}", found.what, found.meaning, found.advice);
+        Ok(Self {
+            store: Arc::new(store),
+            warnings: found.iter().map(text).collect(),
+        })
     }
 
     /// What was found on opening that may break locks, in words for people. Opening by URL tells
     /// the observer.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
-    }
-}
-
-impl fmt::Debug for MySqlProvider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MySqlProvider")
-            .field("server", &self.store.connector.server)
-            .field("namespace", &self.store.namespace)
-            .finish_non_exhaustive()
     }
 }
 

@@ -140,7 +140,7 @@ impl Session {
     pub(crate) fn run<T>(
         &self,
         left: Duration,
-        work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
+        work: impl FnOnce(&mut Connection) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let began = Instant::now();
         let Some(slot) = self.slot.try_lock_for(left) else {
@@ -157,7 +157,7 @@ impl Session {
     pub(crate) fn run_alone<T>(
         &self,
         left: Duration,
-        work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
+        work: impl FnOnce(&mut Connection) -> Result<T, Failure>,
     ) -> Option<Result<T, Failure>> {
         let slot = self.slot.try_lock()?;
         let is_alone = self.state.lock().names.len() <= 1;
@@ -168,7 +168,7 @@ impl Session {
         &self,
         mut slot: MutexGuard<'_, Option<PooledConn>>,
         left: Duration,
-        work: impl FnOnce(&mut Connection, Duration) -> Result<T, Failure>,
+        work: impl FnOnce(&mut Connection) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         if self.is_in_doubt() {
             return Err(unknown(
@@ -177,7 +177,10 @@ impl Session {
         }
         let connection = slot.as_mut().and_then(|slot| slot.connection.as_mut());
         let result = match connection {
-            Some(connection) => work(connection, left),
+            Some(connection) => {
+                connection.limit = left;
+                work(connection)
+            }
             None => Err(Failure::Closed(unavailable(
                 "the server has ended the session that held this lock",
             ))),

@@ -98,8 +98,9 @@ impl Sessions {
 
     /// Releases a name that no guard holds, and returns whether the session held it.
     pub(crate) fn release(&self, session: &Session, name: &EncodedName) -> Result<bool, Failure> {
-        let limit = session.longest_call();
-        let freed = session.run(limit, |connection, _| connection.release(name, limit));
+        let freed = session.run(session.longest_call(), |connection| {
+            connection.release(name)
+        });
         self.released(session, name, freed)
     }
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error};
+use lockkeeper_core::{Clock, Error, Finding};
 use lockkeeper_remote::{Failure, Pool};
 
 use crate::connection::Connection;
 use crate::connector::Connector;
 use crate::dialect::Dialect;
+use crate::opening;
 use crate::options::MySqlOptions;
 use crate::sessions::Sessions;
 
@@ -39,20 +40,23 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// A store on a server that was inspected on `connection`, which goes into the pool.
-    pub(crate) fn new(
+    /// Connects, and inspects the server. Returns what may break locks, too.
+    pub(crate) fn open(
         options: &MySqlOptions,
         namespace: &str,
         clock: Arc<dyn Clock>,
-        connector: Connector,
-        connection: Connection,
-    ) -> Result<Self, Error> {
+    ) -> Result<(Self, Vec<Finding>), Error> {
+        options.check()?;
+        let connector = Connector::new(options);
+        let limit = options.remote.connect_timeout;
+        let mut connection = connector.connect(limit)?;
+        let warnings = opening::inspect(&mut connection, limit)?;
         let dialect = connection.dialect;
         let pool = Pool::new(options.remote.pool_size);
         if let Some(mut slot) = pool.try_checkout() {
             slot.connection = Some(connection);
         }
-        Ok(Self {
+        let store = Self {
             connector,
             options: options.clone(),
             namespace: namespace.to_owned(),
@@ -61,7 +65,8 @@ impl Store {
             dialect,
             waiting: AtomicU32::new(0),
             pool,
-        })
+        };
+        Ok((store, warnings))
     }
 
     /// Returns a slot of the pool as soon as one is free.
@@ -83,13 +88,14 @@ impl Store {
         &self,
         slot: &mut PooledConn,
         left: Duration,
-        mut work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
+        mut work: impl FnMut(&mut Connection) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let longest = self.options.remote.response_timeout;
         let connect = |limit| self.connector.connect(limit);
         let deadline = self.clock.now() + left;
         slot.run(&*self.clock, deadline, connect, |connection, limit| {
-            work(connection, limit.min(longest))
+            connection.limit = limit.min(longest);
+            work(connection)
         })
     }
 
