@@ -109,22 +109,3 @@ impl fmt::Debug for MySqlOptions {
             .finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_of_the_application_come_back() {
-        let opts = Opts::from_url("mysql://me:s3cret@[::1]:7/shop").unwrap();
-        let opts = OptsBuilder::from_opts(opts).ssl_opts(Some(mysql::SslOpts::default()));
-        let opts = MySqlOptions::from_opts(opts).opts();
-        assert_eq!(opts.get_ip_or_hostname(), "[::1]");
-        assert_eq!((opts.get_tcp_port(), opts.get_db_name()), (7, Some("shop")));
-        assert_eq!(
-            (opts.get_user(), opts.get_pass()),
-            (Some("me"), Some("s3cret"))
-        );
-        assert!(opts.get_ssl_opts().is_some());
-    }
-}

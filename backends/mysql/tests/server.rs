@@ -13,6 +13,9 @@
 #[path = "server/admin.rs"]
 mod admin;
 #[cfg(unix)]
+#[path = "server/names.rs"]
+mod names;
+#[cfg(unix)]
 #[path = "server/opening.rs"]
 mod opening;
 #[cfg(unix)]
@@ -36,6 +39,7 @@ fn main() -> std::process::ExitCode {
         sessions::CASES,
         opening::CASES,
         admin::CASES,
+        names::CASES,
         proof::CASES,
         reuse::CASES,
     ];

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Clock as _, ErrorKind, HeldName, HostInstant, LockKeeper, LockName, Released, SystemClock,
-    WaitOutcome,
+    Clock as _, ErrorKind, HeldName, Holder, HostInstant, LockKeeper, LockName, Released,
+    SystemClock, WaitOutcome,
 };
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
 use mysql::prelude::Queryable as _;
@@ -30,12 +30,12 @@ fn soon() -> HostInstant {
     SystemClock.now() + PATIENCE
 }
 
-fn holder(keeper: &LockKeeper, name: &str) -> Option<u32> {
+fn holder(keeper: &LockKeeper, name: &str) -> Holder {
     let name = LockName::new(name).unwrap();
     let admin = keeper.admin().unwrap();
-    let held = admin.held(Some(&name), soon()).unwrap();
+    let mut held = admin.held(Some(&name), soon()).unwrap();
     assert_eq!(held.len(), 1, "{held:?}");
-    held[0].holder.pid
+    held.remove(0).holder
 }
 
 fn holder_process_is_shown_to_its_own_user(kind: MySqlKind) {
@@ -49,7 +49,11 @@ fn holder_process_is_shown_to_its_own_user(kind: MySqlKind) {
     };
     let (holding, asking) = (open(&server, ""), open(&server, ""));
     let _guard = holding.lock("a").unwrap();
-    assert_eq!(holder(&asking, "a"), Some(std::process::id()));
+    let holder = holder(&asking, "a");
+    assert_eq!(holder.pid, Some(std::process::id()));
+    // The server reports the client's port, too.
+    let host = holder.host.unwrap();
+    assert!(["localhost", "127.0.0.1"].contains(&&*host), "{host}");
 }
 
 /// Every user may take a named lock of any name, which an administrator is shown.
@@ -94,7 +98,17 @@ fn sql_in_lock_names_is_never_run(kind: MySqlKind) {
         "no keeper can have taken the other names"
     );
     // The mark of a held name is not run, either.
-    for name in &names {
+    let long = "x".repeat(65);
+    let malformed = [
+        "default:A".to_owned(),
+        "default:\0".to_owned(),
+        "default:~".to_owned(),
+        format!("default:a~{hash}~{hash}"),
+        format!("default:a~{}g", &hash[1..]),
+        format!("{}~{hash}", &long[..24]),
+        long,
+    ];
+    for name in names.iter().chain(&malformed) {
         let mark = shown[0].mark.replace("default:own", name);
         let error = admin
             .force_release(&HeldName::new("a", mark), soon())

@@ -18,6 +18,10 @@ pub(crate) const CASES: &[Case] = &[
         settings_are_checked_before_connecting,
     ),
     ("numbers_have_bounds", numbers_have_bounds),
+    (
+        "options_of_the_application_come_back",
+        options_of_the_application_come_back,
+    ),
     ("missing_rights", missing_rights),
     ("opening_without_server", opening_without_server),
     ("other_protocol_on_the_port", other_protocol_on_the_port),
@@ -112,6 +116,19 @@ fn settings_are_checked_before_connecting(_: MySqlKind) {
             refused(&format!("{scheme}:{rest}"), kind, &[word]);
         }
     }
+}
+
+fn options_of_the_application_come_back(_: MySqlKind) {
+    let opts = mysql::Opts::from_url("mysql://me:s3cret@[::1]:7/shop").unwrap();
+    let opts = mysql::OptsBuilder::from_opts(opts).ssl_opts(Some(mysql::SslOpts::default()));
+    let opts = lockkeeper_mysql::MySqlOptions::from_opts(opts).opts();
+    assert_eq!(opts.get_ip_or_hostname(), "[::1]");
+    assert_eq!((opts.get_tcp_port(), opts.get_db_name()), (7, Some("shop")));
+    assert_eq!(
+        (opts.get_user(), opts.get_pass()),
+        (Some("me"), Some("s3cret"))
+    );
+    assert!(opts.get_ssl_opts().is_some());
 }
 
 fn missing_rights(kind: MySqlKind) {

@@ -27,10 +27,6 @@ pub(crate) const CASES: &[Case] = &[
         waiting_threads_share_one_connection,
     ),
     (
-        "names_are_readable_on_the_server",
-        names_are_readable_on_the_server,
-    ),
-    (
         "closed_connection_is_replaced",
         closed_connection_is_replaced,
     ),
@@ -164,26 +160,6 @@ fn waiting_threads_share_one_connection(kind: MySqlKind) {
         drop(held);
     });
     assert_eq!(connections(&server), 2);
-}
-
-fn names_are_readable_on_the_server(kind: MySqlKind) {
-    let server = start(kind);
-    let keeper = open(&server, "namespace=shop");
-    let _short = keeper.lock("seat:42").unwrap();
-    let _hashed = keeper.lock("Seat 42").unwrap();
-    let mut names: Vec<_> = server
-        .held()
-        .unwrap()
-        .into_iter()
-        .map(|(name, _)| name)
-        .collect();
-    names.sort();
-    assert_eq!(names[0], "shop:seat:42");
-    assert!(names[1].starts_with("shop:seat_42~"), "{names:?}");
-    // A name that MySQL compares as equal.
-    let other = open(&server, "namespace=shop");
-    assert!(other.try_lock("Seat 42").unwrap().is_none());
-    drop(other.try_lock("SEAT 42").unwrap().unwrap());
 }
 
 /// An idle connection ends with its wait_timeout, which no caller notices.
