@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::Failure;
 use parking_lot::Mutex;
 
-use crate::connection::{Connection, LockReply};
+use crate::connection::Connection;
 use crate::names::EncodedName;
 use crate::statements::{self, SessionId};
 use crate::store::Store;
@@ -29,68 +30,66 @@ impl AbandonedSessions {
         abandoned.push_front((session, Instant::now() + idle + STALL));
     }
 
-    /// Returns whether the server may still hold something for such a session.
-    fn any(&self) -> bool {
+    /// Returns the sessions for which the server may still hold something.
+    fn current(&self) -> Vec<SessionId> {
         let mut abandoned = self.0.lock();
         let now = Instant::now();
         abandoned.retain(|(_, until)| now < *until);
-        !abandoned.is_empty()
-    }
-
-    /// Returns whether a session, as the server names it, is one of them.
-    fn has(&self, session: SessionId) -> bool {
-        let abandoned = self.0.lock();
-        abandoned.iter().any(|(known, _)| known.is(session))
+        abandoned.iter().map(|(session, _)| *session).collect()
     }
 }
 
-/// Tries to take a name on a connection. Busy means that another process or guard holds it.
+/// Tries to take a name on a connection. Returns the epoch; `None` if another process or guard holds it.
 pub(crate) fn try_lock(
     store: &Store,
     connection: &mut Connection,
     name: &EncodedName,
-) -> Result<LockReply, Failure> {
+) -> Result<Option<u64>, Failure> {
     let unclaimed = store.sessions.unclaimed(name, connection.session());
-    match connection.try_lock(name)? {
-        LockReply::Busy => confirm_busy(store, connection, name, unclaimed),
-        reply => Ok(reply),
+    let epoch = connection.try_lock(name)?;
+    if epoch.is_none() {
+        confirm_busy(store, connection, name, unclaimed)?;
     }
+    Ok(epoch)
 }
 
-/// Finds out whether another process or guard holds a name that the server did not grant to this
-/// connection, or an earlier request of this store that was not answered. Costs a statement only while
-/// there is such a request.
+/// Confirms that another process or guard holds a name that the server did not grant to this connection.
+/// Costs a statement only while a request of this store is not answered.
 ///
 /// `unclaimed` is the answer of [`Sessions::unclaimed`](crate::sessions::Sessions::unclaimed) from before
 /// the server was asked: such a request may have held the name then, and have given it back before the
 /// reply was here.
+///
+/// # Errors
+/// [`Failure::Refused`] with [`ErrorKind::Unknown`] if the holder may be such a request. It is being given
+/// back.
 pub(crate) fn confirm_busy(
     store: &Store,
     connection: &mut Connection,
     name: &EncodedName,
     unclaimed: Vec<SessionId>,
-) -> Result<LockReply, Failure> {
-    let abandoned = &store.connector.abandoned;
+) -> Result<(), Failure> {
+    let abandoned = store.connector.shared.abandoned.current();
     let mut own = unclaimed;
     own.extend(store.sessions.unclaimed(name, connection.session()));
-    if own.is_empty() && !abandoned.any() {
-        return Ok(LockReply::Busy);
+    if own.is_empty() && abandoned.is_empty() {
+        return Ok(());
     }
-    let Some(holder) = connection.holder(name)? else {
-        // The name is free by now, so the holder may have been such a request.
-        return Ok(LockReply::Abandoned);
-    };
-    if abandoned.has(holder) {
-        return match connection.run(&statements::end_holder(name, holder)) {
-            // Refused: the session has ended by itself.
-            Ok(()) | Err(Failure::Refused(_)) => Ok(LockReply::Abandoned),
-            Err(failure) => Err(failure),
-        };
+    if let Some(holder) = connection.holder(name)? {
+        let holds = |session: &SessionId| session.is(holder);
+        if abandoned.iter().any(holds) {
+            match connection.run(&statements::end_holder(name, holder)) {
+                // Refused: the session has ended by itself.
+                Ok(()) | Err(Failure::Refused(_)) => {}
+                Err(failure) => return Err(failure),
+            }
+        } else if !own.iter().any(holds) {
+            return Ok(());
+        }
     }
-    let is_own = own.iter().any(|session| session.is(holder));
-    Ok(if is_own {
-        LockReply::Abandoned
-    } else {
-        LockReply::Busy
-    })
+    // Without a holder: the name is free by now, so the holder may have been such a request.
+    Err(Failure::Refused(Error::new(
+        ErrorKind::Unknown,
+        "an earlier request for the lock was not answered in time, and the server may have granted the lock to that request; it is being given back, so try again",
+    )))
 }

@@ -8,13 +8,13 @@ use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 use lockkeeper_remote::Failure;
 
 use crate::abandoned::{confirm_busy, try_lock};
-use crate::connection::LockReply;
 use crate::detached;
 use crate::dialect::LONGEST_WAIT;
 use crate::failure::unknown;
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
-use crate::session::{Entry, Session, idle_seconds};
+use crate::session::{Session, idle_seconds};
+use crate::state::Entry;
 use crate::statements::SessionId;
 use crate::store::{PooledConn, Store};
 use crate::wire::LONGEST_CALL;
@@ -116,15 +116,14 @@ impl Acquisition<'_> {
     fn attempt_alone(&self, mut slot: PooledConn, until: HostInstant) -> Result<Outcome, Failure> {
         let store = self.store;
         let mut asked_at = self.request.now();
-        let left = until.saturating_since(asked_at);
-        let (reply, id) = store.run(&mut slot, left, |connection| {
+        let (epoch, id) = store.run(&mut slot, until, |connection| {
             connection.set_idle(self.idle_seconds)?;
             asked_at = self.request.now();
             connection.limit = connection.limit.min(until.saturating_since(asked_at));
-            let reply = try_lock(store, connection, &self.name)?;
-            Ok((reply, connection.session()))
+            let epoch = try_lock(store, connection, &self.name)?;
+            Ok((epoch, connection.session()))
         })?;
-        self.outcome(reply, slot, id, asked_at)
+        Ok(self.outcome(epoch, slot, id, asked_at))
     }
 
     /// Makes one attempt on a session that holds other names. The call continues when this request has no
@@ -134,50 +133,47 @@ impl Acquisition<'_> {
         session: &Arc<Session>,
         until: HostInstant,
     ) -> Result<Outcome, Failure> {
-        let store = self.store;
         let asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
-        let left = left.min(store.options.remote.response_timeout);
-        let theirs = (Arc::clone(store), Arc::clone(session), self.name.clone());
-        let work = {
-            let (store, session, name) = theirs.clone();
-            move || {
-                let reply = session.run(left, |connection| {
-                    connection.limit = session.longest_call();
-                    try_lock(&store, connection, &name)
-                });
-                match &reply {
-                    Ok(LockReply::Granted(_)) => {}
-                    // The server may have granted the name all the same.
-                    Err(Failure::Refused(_)) => store.sessions.leave_over(&session, &name),
-                    // A session with a missing reply is in doubt, and closed in the end.
-                    Ok(_) | Err(_) => session.leave(&name),
-                }
-                reply
+        let left = left.min(self.store.options.remote.response_timeout);
+        let shared = || {
+            (
+                Arc::clone(self.store),
+                Arc::clone(session),
+                self.name.clone(),
+            )
+        };
+        let (store, theirs, name) = shared();
+        let work = move || {
+            let epoch = theirs.run(left, |connection| {
+                connection.limit = theirs.longest_call();
+                try_lock(&store, connection, &name)
+            });
+            match &epoch {
+                Ok(Some(_)) => {}
+                // The server may have granted the name all the same.
+                Err(Failure::Refused(_)) => store.sessions.leave_over(&theirs, &name),
+                // A session with a missing reply is in doubt, and closed in the end.
+                Ok(None) | Err(_) => theirs.leave(&name),
+            }
+            epoch
+        };
+        let (store, theirs, name) = shared();
+        let late = move |epoch| {
+            if let Ok(Some(_)) = epoch {
+                let _ = store.sessions.release(&theirs, &name);
             }
         };
-        let late = move |reply| {
-            if let Ok(LockReply::Granted(_)) = reply {
-                let (store, session, name) = theirs;
-                let _ = store.sessions.release(&session, &name);
-            }
-        };
-        let reply = match detached::start(work, late) {
-            Ok(reply) => reply.recv_timeout(left),
-            Err(failure) => {
-                session.leave(&self.name);
-                return Err(failure);
-            }
-        };
-        match reply {
-            Ok(Ok(LockReply::Granted(epoch))) => Ok(self.granted(session, epoch, asked_at)),
-            Ok(Ok(LockReply::Busy)) => Ok(Outcome::Busy(None)),
-            Ok(Ok(LockReply::Abandoned)) => Err(abandoned()),
-            Ok(Err(failure)) => Err(failure),
-            Err(_) => Err(unknown(
+        let epoch = detached::start(work, late).inspect_err(|_| session.leave(&self.name))?;
+        let epoch = epoch.recv_timeout(left).unwrap_or_else(|_| {
+            Err(unknown(
                 "the server was asked and did not answer in time; what it grants is given back",
-            )),
-        }
+            ))
+        })?;
+        Ok(match epoch {
+            Some(epoch) => self.granted(session, epoch, asked_at),
+            None => Outcome::Busy(None),
+        })
     }
 
     /// Waits on a connection of its own that holds no name: a wait is cancelled by ending its session, and
@@ -193,7 +189,8 @@ impl Acquisition<'_> {
             Some(slot) => slot,
             None => store.checkout(left())?,
         };
-        store.run(&mut slot, left().max(GRACE), |connection| {
+        let until = deadline.max(self.request.now() + GRACE);
+        store.run(&mut slot, until, |connection| {
             connection.set_idle(self.idle_seconds)
         })?;
         let Some(mut connection) = slot.connection.take() else {
@@ -205,16 +202,17 @@ impl Acquisition<'_> {
         let asked_at = self.request.now();
         let unclaimed = store.sessions.unclaimed(&self.name, connection.session());
         let span = left().min(LONGEST_WAIT).min(LONGEST_CALL);
-        let mut reply = Ok(LockReply::Busy);
+        let mut epoch = Ok(None);
         connection.limit = GRACE;
         if !span.is_zero() {
             store.waiting.fetch_add(1, Ordering::Relaxed);
-            reply = connection.wait(&self.name, span, GRACE);
+            epoch = connection.wait(&self.name, span, GRACE);
             store.waiting.fetch_sub(1, Ordering::Relaxed);
         }
         let is_over = self.request.now() >= deadline;
-        if is_over && matches!(reply, Ok(LockReply::Busy)) {
-            reply = confirm_busy(store, &mut connection, &self.name, unclaimed);
+        if is_over && matches!(epoch, Ok(None)) {
+            let confirmed = confirm_busy(store, &mut connection, &self.name, unclaimed);
+            epoch = confirmed.map(|()| None);
         }
         // A cancel in another thread must not close the connection when other names rely on it. Either
         // it has closed the connection by now, or it never will.
@@ -222,31 +220,27 @@ impl Acquisition<'_> {
         if self.request.is_cancelled() {
             return Ok(None);
         }
-        let reply = reply?;
+        let epoch = epoch?;
         let id = connection.session();
         slot.connection = Some(connection);
-        let outcome = self.outcome(reply, slot, id, asked_at)?;
-        Ok(Some(outcome).filter(|outcome| is_over || matches!(outcome, Outcome::Granted(_))))
+        let is_decided = is_over || epoch.is_some();
+        Ok(is_decided.then(|| self.outcome(epoch, slot, id, asked_at)))
     }
 
     /// Returns what the reply on a connection without other names means.
     fn outcome(
         &self,
-        reply: LockReply,
+        epoch: Option<u64>,
         slot: PooledConn,
         id: SessionId,
         asked_at: HostInstant,
-    ) -> Result<Outcome, Failure> {
-        match reply {
-            LockReply::Granted(epoch) => {
-                let session = Session::new(slot, id, self.idle_seconds, &self.name);
-                let session = Arc::new(session);
-                self.store.sessions.add(&session);
-                Ok(self.granted(&session, epoch, asked_at))
-            }
-            LockReply::Busy => Ok(Outcome::Busy(Some(slot))),
-            LockReply::Abandoned => Err(abandoned()),
-        }
+    ) -> Outcome {
+        let Some(epoch) = epoch else {
+            return Outcome::Busy(Some(slot));
+        };
+        let session = Arc::new(Session::new(slot, id, self.idle_seconds, &self.name));
+        self.store.sessions.add(&session);
+        self.granted(&session, epoch, asked_at)
     }
 
     fn granted(&self, session: &Arc<Session>, epoch: u64, asked_at: HostInstant) -> Outcome {
@@ -259,15 +253,13 @@ impl Acquisition<'_> {
         };
         self.store.sessions.set(session, &self.name, leased);
         Outcome::Granted(Grant {
-            lease: MySqlLease::new(session, &self.name, epoch),
+            lease: MySqlLease {
+                session: Arc::clone(session),
+                name: self.name.clone(),
+                epoch,
+            },
             epoch,
             asked_at,
         })
     }
-}
-
-fn abandoned() -> Failure {
-    unknown(
-        "an earlier request for the lock was not answered in time, and the server may have granted the lock to that request; it is being given back, so try again",
-    )
 }

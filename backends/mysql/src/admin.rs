@@ -46,7 +46,7 @@ impl Admin for Store {
     /// again before this call, the second hold is ended: no other session can tell the two apart, and
     /// a second named lock as a mark of each grant would cost 7 % of the pair. A session that held a
     /// name for a second is not used again
-    /// ([`Session::begin_release`](crate::session::Session::begin_release)), so only holds that were
+    /// ([`State::begin_release`](crate::state::State::begin_release)), so only holds that were
     /// shorter than that, or that shared their session, can be confused.
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let (session, name) = read_mark(&held.mark).ok_or_else(|| {
@@ -108,10 +108,10 @@ impl Store {
         deadline: HostInstant,
         work: impl FnMut(&mut Connection) -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        let left = deadline.saturating_since(self.clock.now());
-        let left = left.max(LAST_ATTEMPT);
-        let slot = self.checkout(left);
-        slot.and_then(|mut slot| self.run(&mut slot, left, work))
+        let now = self.clock.now();
+        let until = deadline.max(now + LAST_ATTEMPT);
+        let slot = self.checkout(until.saturating_since(now));
+        slot.and_then(|mut slot| self.run(&mut slot, until, work))
             .map_err(Failure::into_error)
     }
 

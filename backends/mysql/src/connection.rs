@@ -5,35 +5,24 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_remote::{Failure, OpenConnection, Server, senseless};
+use lockkeeper_remote::{Failure, OpenConnection, senseless};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Row, Statement, Value};
 use mysql_common::proto::codec::error::PacketCodecError;
 
-use crate::abandoned::AbandonedSessions;
+use crate::connector::Shared;
 use crate::dialect::Dialect;
 use crate::failure::{classify, closed, is_time_over, unavailable};
 use crate::names::EncodedName;
 use crate::statements::{self, EPOCH_BITS, SessionId};
 use crate::wire::Wire;
 
-/// The result of an attempt or a wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LockReply {
-    /// The lock was granted, with this epoch.
-    Granted(u64),
-    Busy,
-    /// An earlier request of this store, which got no reply, holds the lock; it is being released.
-    Abandoned,
-}
-
 /// A connection; dropping it closes it, and the server frees what its session holds.
 pub(crate) struct Connection {
     conn: Conn,
     pub(crate) wire: Arc<Wire>,
     open: OpenConnection,
-    abandoned: Arc<AbandonedSessions>,
-    server: Server,
+    shared: Arc<Shared>,
     pub(crate) dialect: Dialect,
     /// The second in which the server was started.
     start: u64,
@@ -60,7 +49,7 @@ impl Drop for Connection {
             && self.is_in_doubt
         {
             let idle = Duration::from_secs(idle);
-            self.abandoned.add(self.session(), idle);
+            self.shared.abandoned.add(self.session(), idle);
         }
     }
 }
@@ -71,17 +60,14 @@ impl Connection {
     pub(crate) fn new(
         conn: Conn,
         wire: Wire,
-        open: OpenConnection,
-        abandoned: Arc<AbandonedSessions>,
-        server: Server,
+        shared: &Arc<Shared>,
         until: Instant,
     ) -> Result<Self, Failure> {
         let mut connection = Self {
             conn,
             wire: Arc::new(wire),
-            open,
-            abandoned,
-            server,
+            open: shared.counts.add_connection(),
+            shared: Arc::clone(shared),
             dialect: Dialect::MySql,
             start: 0,
             is_in_doubt: false,
@@ -138,12 +124,12 @@ impl Connection {
         match error {
             mysql::Error::CodecError(PacketCodecError::PacketsOutOfSync) => {
                 if self.wire.has_ended() {
-                    closed(error, &self.server)
+                    closed(error, &self.shared.server)
                 } else {
-                    Failure::Unanswered(self.server.silent().with_source(error))
+                    Failure::Unanswered(self.shared.server.silent().with_source(error))
                 }
             }
-            _ => classify(error, &self.server),
+            _ => classify(error, &self.shared.server),
         }
     }
 
@@ -187,18 +173,19 @@ impl Connection {
         Ok(())
     }
 
-    /// Tries to take a lock without waiting.
-    pub(crate) fn try_lock(&mut self, name: &EncodedName) -> Result<LockReply, Failure> {
-        lock_reply(&self.execute(statements::TRY, name)?)
+    /// Tries to take a lock without waiting. Returns the epoch; `None` if the lock is held.
+    pub(crate) fn try_lock(&mut self, name: &EncodedName) -> Result<Option<u64>, Failure> {
+        epoch(&self.execute(statements::TRY, name)?)
     }
 
-    /// Waits in the server for `wait`. The reply, and that of a request after it, may take `grace` longer.
+    /// Waits in the server for `wait`, and returns what [`try_lock`](Self::try_lock) does. The reply, and
+    /// that of a request after it, may take `grace` longer.
     pub(crate) fn wait(
         &mut self,
         name: &EncodedName,
         wait: Duration,
         grace: Duration,
-    ) -> Result<LockReply, Failure> {
+    ) -> Result<Option<u64>, Failure> {
         let sql = self.dialect.wait(name, wait);
         self.limit = wait + grace;
         let row = self.call(|conn| match conn.query_first(sql) {
@@ -207,11 +194,11 @@ impl Connection {
         })?;
         self.limit = grace;
         match row {
-            Some(row) => lock_reply(&row),
+            Some(row) => epoch(&row),
             None => {
                 // The lock may have been granted just before the statement was ended.
                 self.release(name)?;
-                Ok(LockReply::Busy)
+                Ok(None)
             }
         }
     }
@@ -240,10 +227,10 @@ impl Connection {
     }
 }
 
-fn lock_reply(row: &Row) -> Result<LockReply, Failure> {
+fn epoch(row: &Row) -> Result<Option<u64>, Failure> {
     match number(row, 0) {
-        Some(0) => Ok(LockReply::Busy),
-        Some(number) => Ok(LockReply::Granted(number & EPOCH_BITS)),
+        Some(0) => Ok(None),
+        Some(number) => Ok(Some(number & EPOCH_BITS)),
         None => Err(Failure::Refused(unavailable(
             "the server was disturbed while it was asked for the lock, by a KILL or by an error of its own",
         ))),

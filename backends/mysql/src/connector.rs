@@ -22,11 +22,16 @@ const MOST_BYTES: usize = 1 << 20;
 
 pub(crate) struct Connector {
     opts: Opts,
-    pub(crate) server: Server,
     endpoint: Endpoint,
     limit: Duration,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// The parts of a connector that its connections have, too.
+pub(crate) struct Shared {
+    pub(crate) server: Server,
     pub(crate) counts: Arc<Counts>,
-    pub(crate) abandoned: Arc<AbandonedSessions>,
+    pub(crate) abandoned: AbandonedSessions,
 }
 
 impl Connector {
@@ -49,11 +54,13 @@ impl Connector {
             .tcp_keepalive_probe_count(Some(KEEPALIVE_PROBES));
         Self {
             opts: opts.into(),
-            server: Server::new("MySQL", &remote.endpoint),
             endpoint: remote.endpoint.clone(),
             limit: remote.connect_timeout,
-            counts: Arc::default(),
-            abandoned: Arc::default(),
+            shared: Arc::new(Shared {
+                server: Server::new("MySQL", &remote.endpoint),
+                counts: Arc::default(),
+                abandoned: AbandonedSessions::default(),
+            }),
         }
     }
 
@@ -61,14 +68,14 @@ impl Connector {
     pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
         let limit = left.min(self.limit);
         if limit.is_zero() {
-            return Err(self.server.no_time_to_connect());
+            return Err(self.shared.server.no_time_to_connect());
         }
         let opts = || OptsBuilder::from_opts(self.opts.clone());
         match &self.endpoint {
             // The mysql crate tries the first address of a host only. With TLS it has to know the
             // host's name, and takes no address beside it.
             Endpoint::Tcp { host, port } if self.opts.get_ssl_opts().is_none() => connect_any(
-                &self.server,
+                &self.shared.server,
                 (host.as_str(), *port),
                 limit,
                 |address, limit| {
@@ -92,7 +99,11 @@ impl Connector {
         let conn = catch_unwind(AssertUnwindSafe(|| Conn::new(opts)))
             .map_err(|_| senseless())?
             .map_err(|error| {
-                not_connected(error, &self.server, self.opts.get_ssl_opts().is_some())
+                not_connected(
+                    error,
+                    &self.shared.server,
+                    self.opts.get_ssl_opts().is_some(),
+                )
             })?;
         let wire = Wire::of(&conn).map_err(|error| {
             unavailable(
@@ -100,9 +111,6 @@ impl Connector {
             )
             .with_source(error)
         })?;
-        let open = self.counts.add_connection();
-        let abandoned = Arc::clone(&self.abandoned);
-        Connection::new(conn, wire, open, abandoned, self.server.clone(), until)
-            .map_err(nothing_granted)
+        Connection::new(conn, wire, &self.shared, until).map_err(nothing_granted)
     }
 }

@@ -12,14 +12,14 @@ use crate::detached;
 use crate::failure::unknown;
 use crate::names::EncodedName;
 use crate::session::{Session, idle_seconds};
-use crate::statements;
+use crate::statements::{self, SessionId};
 use crate::store::Store;
 
 /// A grant of a [`MySqlProvider`](crate::MySqlProvider).
 pub struct MySqlLease {
-    session: Arc<Session>,
-    name: EncodedName,
-    epoch: u64,
+    pub(crate) session: Arc<Session>,
+    pub(crate) name: EncodedName,
+    pub(crate) epoch: u64,
 }
 
 impl fmt::Debug for MySqlLease {
@@ -33,17 +33,13 @@ impl fmt::Debug for MySqlLease {
 }
 
 impl MySqlLease {
-    pub(crate) fn new(session: &Arc<Session>, name: &EncodedName, epoch: u64) -> Self {
-        Self {
-            session: Arc::clone(session),
-            name: name.clone(),
-            epoch,
-        }
-    }
-
     pub(crate) fn release(&self, store: &Store, deadline: HostInstant) -> Result<Released, Error> {
         let now = store.clock.now();
-        let Some(lasted) = self.session.begin_release(&self.name, self.epoch, now) else {
+        let Some(lasted) = self
+            .session
+            .state()
+            .begin_release(&self.name, self.epoch, now)
+        else {
             return Ok(Released::AlreadyLost);
         };
         let left = deadline.saturating_since(now).max(LAST_ATTEMPT);
@@ -63,21 +59,14 @@ impl MySqlLease {
         if let Some(freed) = session.run_alone(limit, release) {
             return sessions.released(session, name, freed);
         }
-        let release = {
-            let (sessions, session) = (Arc::clone(sessions), Arc::clone(session));
-            let name = name.clone();
-            move || sessions.release(&session, &name)
-        };
-        match detached::start(release, drop) {
-            Ok(freed) => freed.recv_timeout(left).unwrap_or_else(|_| Err(slow())),
-            Err(failure) => sessions.released(session, name, Err(failure)),
-        }
+        let freed = sessions.start_release(session, vec![name.clone()])?;
+        freed.recv_timeout(left).unwrap_or_else(|_| Err(slow()))
     }
 
     /// Returns what the server's reply on a renewal means for this lease.
     fn renewed(&self, store: &Store, is_held: bool, ttl: Duration) -> Renewal {
         let until = store.clock.now() + ttl;
-        if is_held && self.session.extend(&self.name, self.epoch, until) {
+        if is_held && self.session.state().extend(&self.name, self.epoch, until) {
             return Renewal::Renewed;
         }
         if !is_held {
@@ -87,14 +76,20 @@ impl MySqlLease {
     }
 
     pub(crate) fn proof(&self) -> Proof {
-        let (name, session) = (&self.name, self.session.id);
+        let SessionId { id, start } = self.session.id;
+        let values = [
+            format!("'{}'", self.name),
+            id.to_string(),
+            start.to_string(),
+        ];
+        let set = |sql: String, value: &String| sql.replacen('?', value, 1);
         Proof {
-            sql: statements::proof(name, session),
+            sql: values.iter().fold(statements::PROOF.to_owned(), set),
             statement: statements::PROOF,
             params: vec![
-                ProofValue::Text(name.to_string()),
-                ProofValue::Integer(session.id.cast_signed()),
-                ProofValue::Integer(session.start.cast_signed()),
+                ProofValue::Text(self.name.to_string()),
+                ProofValue::Integer(id.cast_signed()),
+                ProofValue::Integer(start.cast_signed()),
             ],
         }
     }
@@ -122,7 +117,7 @@ impl Group<'_, '_> {
         let session = Arc::clone(&self.session);
         move |connection| {
             if seconds > session.idle_seconds {
-                session.spend();
+                session.state().is_spent = true;
                 connection.set_idle(seconds)?;
             }
             connection.holds(&names)
@@ -137,12 +132,9 @@ impl Group<'_, '_> {
             Err(failure) => Err(failure.into_error()),
         };
         for (at, request) in self.requests.into_iter().enumerate() {
-            let is_held = match &held {
-                Ok(held) => Ok(held.get(at) == Some(&true)),
-                Err(error) => Err(error.clone()),
-            };
-            let renewed = is_held.map(|is_held| request.lease.renewed(store, is_held, request.ttl));
-            request.answer = Some(renewed);
+            let is_held = held.as_ref().map(|held| held.get(at) == Some(&true));
+            let renewed = |is_held| request.lease.renewed(store, is_held, request.ttl);
+            request.answer = Some(is_held.map(renewed).map_err(Error::clone));
         }
     }
 }
@@ -161,7 +153,7 @@ pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, MySqlLeas
             name,
             epoch,
         } = &*request.lease;
-        if !session.lasts(name, *epoch, now) {
+        if !session.state().lasts(name, *epoch, now) {
             request.answer = Some(Ok(Renewal::Lost));
             continue;
         }

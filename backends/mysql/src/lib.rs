@@ -26,6 +26,7 @@ mod options;
 mod provider;
 mod session;
 mod sessions;
+mod state;
 mod statements;
 mod store;
 mod wire;

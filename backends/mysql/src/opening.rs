@@ -7,7 +7,7 @@ use lockkeeper_core::{Error, ErrorKind, Finding};
 use lockkeeper_remote::{Failure, nothing_granted, senseless};
 use mysql::Row;
 
-use crate::connection::{Connection, LockReply, number, text};
+use crate::connection::{Connection, number, text};
 use crate::dialect::Dialect;
 use crate::names::EncodedName;
 
@@ -107,9 +107,9 @@ fn rehearse(connection: &mut Connection) -> Result<(), Failure> {
     connection.set_idle(IDLE)?;
     let probe = format!("probe:{}:{:x}", std::process::id(), fastrand::u64(..));
     let name = EncodedName::new("lockkeeper", &probe);
-    let LockReply::Granted(_) = connection.try_lock(&name)? else {
+    if connection.try_lock(&name)?.is_none() {
         return Err(Failure::Refused(senseless()));
-    };
+    }
     let held = connection.holds(std::slice::from_ref(&name))?;
     if connection.release(&name)? && held == [true] {
         return Ok(());

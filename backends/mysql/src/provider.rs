@@ -113,7 +113,7 @@ impl Backend for MySqlProvider {
     }
 
     fn usage(&self) -> Option<Usage> {
-        Some(self.store.connector.counts.usage())
+        Some(self.store.connector.shared.counts.usage())
     }
 
     fn admin(&self) -> Option<&dyn Admin> {

@@ -1,5 +1,6 @@
 //! The sessions that hold names, and the sweeper that ends leases which nobody renews.
 
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::detached;
 use crate::names::EncodedName;
-use crate::session::{Entry, Session};
+use crate::session::Session;
+use crate::state::Entry;
 use crate::statements::SessionId;
 
 /// The time until the next attempt to end a lease.
@@ -42,7 +44,7 @@ impl Sessions {
     /// Returns the sessions that are not over.
     fn live(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
         let mut list = self.list.lock();
-        list.retain(|session| !session.is_over());
+        list.retain(|session| !session.state().is_over());
         list
     }
 
@@ -62,15 +64,15 @@ impl Sessions {
             .iter()
             .filter(|session| session.idle_seconds == idle_seconds)
             .collect();
-        fit.sort_by_cached_key(|session| session.load());
+        fit.sort_by_cached_key(|session| (session.is_busy(), session.state().names.len()));
         fit.into_iter()
-            .find(|session| session.enter(name))
+            .find(|session| session.state().enter(name))
             .map(Arc::clone)
     }
 
     /// Records the state of a name, which the sweeper looks at when its time is over.
     pub(crate) fn set(&self, session: &Session, name: &EncodedName, entry: Entry) {
-        session.set(name, entry);
+        session.state().set(name, entry);
         if let Entry::Leased { until, .. } | Entry::LeftOver(until) = entry {
             self.sweeper.note(until);
         }
@@ -92,7 +94,7 @@ impl Sessions {
         let live = self.live();
         let unclaimed = live
             .iter()
-            .filter(|session| session.id != except && session.has_unclaimed(name, now));
+            .filter(|session| session.id != except && session.state().has_unclaimed(name, now));
         unclaimed.map(|session| session.id).collect()
     }
 
@@ -115,9 +117,10 @@ impl Sessions {
         let is_left_over = match &freed {
             Err(Failure::NotSent(_)) => true,
             Err(Failure::Refused(_)) => {
-                session.spend();
+                let mut state = session.state();
+                state.is_spent = true;
                 // The connection closes with its last name, and then the server frees that.
-                session.load().1 > 1
+                state.names.len() > 1
             }
             Ok(_) | Err(Failure::Closed(_) | Failure::Unanswered(_)) => false,
         };
@@ -129,34 +132,31 @@ impl Sessions {
         freed
     }
 
-    /// Ends expired leases, those of each session on a thread of its own. Returns the time of the next
-    /// sweep.
+    /// Starts to release names that no guard holds, on a thread of its own, and returns the last result.
+    pub(crate) fn start_release(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        names: Vec<EncodedName>,
+    ) -> Result<Receiver<Result<bool, Failure>>, Failure> {
+        let (sessions, theirs, all) = (Arc::clone(self), Arc::clone(session), names.clone());
+        let release = move || {
+            let release = |_, name| sessions.release(&theirs, name);
+            names.iter().fold(Ok(false), release)
+        };
+        detached::start(release, drop)
+            .inspect_err(|_| all.iter().for_each(|name| self.leave_over(session, name)))
+    }
+
+    /// Ends expired leases, and returns the time of the next sweep.
     fn sweep(self: &Arc<Self>, now: HostInstant) -> HostInstant {
         let sessions = self.live().clone();
         let mut next = HostInstant::NEVER;
         for session in sessions {
-            let (expired, then) = session.take_expired(now);
+            let (expired, then) = session.state().take_expired(now);
+            session.retire();
             next = next.min(then);
-            if expired.is_empty() {
-                continue;
-            }
-            if session.is_in_doubt() {
-                expired.iter().for_each(|name| session.leave(name));
-                continue;
-            }
-            let work = {
-                let (sessions, session) = (Arc::clone(self), Arc::clone(&session));
-                let expired = expired.clone();
-                move || {
-                    for name in &expired {
-                        let _ = sessions.release(&session, name);
-                    }
-                }
-            };
-            if detached::start(work, drop).is_err() {
-                expired
-                    .iter()
-                    .for_each(|name| self.leave_over(&session, name));
+            if !expired.is_empty() {
+                let _ = self.start_release(&session, expired);
             }
         }
         next

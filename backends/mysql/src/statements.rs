@@ -64,11 +64,3 @@ pub(crate) fn end_holder(name: &EncodedName, session: SessionId) -> String {
 /// Returns 1 while this session, of a server that was started then, holds the name, else 0; prepared.
 pub(crate) const PROOF: &str =
     "SELECT COALESCE(IS_USED_LOCK(?) = ? AND UUID_SHORT() >> 24 & 4294967295 = ?, 0)";
-
-/// [`PROOF`] with its values.
-pub(crate) fn proof(name: &EncodedName, session: SessionId) -> String {
-    let SessionId { id, start } = session;
-    format!(
-        "SELECT COALESCE(IS_USED_LOCK('{name}') = {id} AND UUID_SHORT() >> 24 & 4294967295 = {start}, 0)"
-    )
-}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, Finding};
+use lockkeeper_core::{Clock, Error, Finding, HostInstant};
 use lockkeeper_remote::{Failure, Pool};
 
 use crate::connection::Connection;
@@ -33,7 +33,7 @@ pub(crate) struct Store {
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
-            .field("server", &self.connector.server)
+            .field("server", &self.connector.shared.server)
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
@@ -75,7 +75,7 @@ impl Store {
         self.pool.checkout(limit).ok_or_else(|| {
             let hold = self.sessions.count();
             let wait = self.waiting.load(Ordering::Relaxed);
-            Failure::NotSent(self.connector.server.exhausted(
+            Failure::NotSent(self.connector.shared.server.exhausted(
                 self.options.remote.pool_size,
                 &format!(": {hold} hold locks and {wait} wait for one"),
                 " (and the server's `max_connections`), or wait for fewer names at once",
@@ -87,13 +87,12 @@ impl Store {
     pub(crate) fn run<T>(
         &self,
         slot: &mut PooledConn,
-        left: Duration,
+        until: HostInstant,
         mut work: impl FnMut(&mut Connection) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let longest = self.options.remote.response_timeout;
         let connect = |limit| self.connector.connect(limit);
-        let deadline = self.clock.now() + left;
-        slot.run(&*self.clock, deadline, connect, |connection, limit| {
+        slot.run(&*self.clock, until, connect, |connection, limit| {
             connection.limit = limit.min(longest);
             work(connection)
         })

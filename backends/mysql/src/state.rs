@@ -1,0 +1,221 @@
+//! The state of a session: its names, and whether its connection is good.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use lockkeeper_core::HostInstant;
+
+use crate::names::EncodedName;
+
+/// The number of expired names that a session remembers.
+const MOST_EXPIRED: usize = 1_000;
+
+/// A hold of this length may have been shown to an operator, who knows it by its session.
+const SHOWN_AFTER: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    Good,
+    /// A reply is missing. The session gets no more requests, and stays open until all leases on it are
+    /// over: closing it would free them at once.
+    Doubt,
+    /// The server has ended the session.
+    Ended,
+}
+
+/// The state of a name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Entry {
+    /// A request for the name is under way.
+    Requested,
+    /// The name was granted. The lease ends at `until`, whether the server knows it or not.
+    Leased {
+        epoch: u64,
+        since: HostInstant,
+        until: HostInstant,
+    },
+    /// No guard holds the name. The sweeper releases it at that time.
+    LeftOver(HostInstant),
+    /// The name is being released.
+    Releasing,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) health: Health,
+    /// Whether the session takes no more names, and the connection is not used again.
+    pub(crate) is_spent: bool,
+    /// Whether a hold on it may have been shown to an operator: then the pool must not grant the name on
+    /// the same connection again.
+    was_shown: bool,
+    /// Names with an expired lease: a late proof of such a lease must not hold for a later one.
+    expired: HashSet<EncodedName>,
+    /// `GET_LOCK` grants a session a name that it holds already, so no name is requested twice.
+    pub(crate) names: HashMap<EncodedName, Entry>,
+}
+
+impl State {
+    /// The state of a new session, on which `name` is requested.
+    pub(crate) fn new(name: &EncodedName) -> Self {
+        Self {
+            health: Health::Good,
+            is_spent: false,
+            was_shown: false,
+            expired: HashSet::new(),
+            names: HashMap::from([(name.clone(), Entry::Requested)]),
+        }
+    }
+
+    /// Returns whether the server has ended the session, or it has no name any more: it gets no more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.health == Health::Ended || self.names.is_empty()
+    }
+
+    /// Returns whether the server certainly holds nothing on the connection, so that it can serve others.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.health == Health::Good
+            && self.names.is_empty()
+            && self.expired.is_empty()
+            && !self.is_spent
+            && !self.was_shown
+    }
+
+    /// Enters a name that is about to be requested. Returns false if the session takes no names, also
+    /// while its last one is released, since that call may be cut short.
+    pub(crate) fn enter(&mut self, name: &EncodedName) -> bool {
+        let is_releasing = |entry: &Entry| matches!(entry, Entry::Releasing);
+        let takes_name = self.health == Health::Good
+            && !self.is_spent
+            && !self.names.values().all(is_releasing)
+            && !self.names.contains_key(name)
+            && !self.expired.contains(name);
+        if takes_name {
+            self.names.insert(name.clone(), Entry::Requested);
+        }
+        takes_name
+    }
+
+    /// Changes the state of a name that was entered.
+    pub(crate) fn set(&mut self, name: &EncodedName, entry: Entry) {
+        if let Some(known) = self.names.get_mut(name) {
+            *known = entry;
+        }
+    }
+
+    /// Returns the state of a name while this lease of it stands.
+    fn leased(&mut self, name: &EncodedName, epoch: u64) -> Option<&mut Entry> {
+        let is_ended = self.health == Health::Ended;
+        let entry = self.names.get_mut(name).filter(|_| !is_ended)?;
+        matches!(entry, Entry::Leased { epoch: known, .. } if *known == epoch).then_some(entry)
+    }
+
+    /// Returns whether the lease lasts, as far as this process knows.
+    pub(crate) fn lasts(&mut self, name: &EncodedName, epoch: u64, now: HostInstant) -> bool {
+        matches!(self.leased(name, epoch), Some(Entry::Leased { until, .. }) if now < *until)
+    }
+
+    /// Extends a lease that was renewed. Returns false if it was ended meanwhile.
+    pub(crate) fn extend(&mut self, name: &EncodedName, epoch: u64, to: HostInstant) -> bool {
+        let Some(Entry::Leased { until, .. }) = self.leased(name, epoch) else {
+            return false;
+        };
+        *until = to.max(*until);
+        true
+    }
+
+    /// Begins to release a lease. Returns whether it lasted until now; `None` if it has ended.
+    pub(crate) fn begin_release(
+        &mut self,
+        name: &EncodedName,
+        epoch: u64,
+        now: HostInstant,
+    ) -> Option<bool> {
+        let entry = self.leased(name, epoch)?;
+        let Entry::Leased { since, until, .. } = std::mem::replace(entry, Entry::Releasing) else {
+            return None;
+        };
+        self.was_shown |= now.saturating_since(since) >= SHOWN_AFTER;
+        Some(now < until)
+    }
+
+    /// Returns whether the server may hold the name on this session while no guard of this process
+    /// does: it is being requested, or it is to be released.
+    pub(crate) fn has_unclaimed(&self, name: &EncodedName, now: HostInstant) -> bool {
+        self.names.get(name).is_some_and(|entry| match entry {
+            Entry::Leased { until, .. } => *until <= now,
+            Entry::Requested | Entry::LeftOver(_) | Entry::Releasing => true,
+        })
+    }
+
+    /// Begins to release all names whose leases are over by now. Returns them, and the end of the next
+    /// one. Forgets them instead if a reply is missing, since the session gets no more requests.
+    pub(crate) fn take_expired(&mut self, now: HostInstant) -> (Vec<EncodedName>, HostInstant) {
+        let mut expired = Vec::new();
+        let mut next = HostInstant::NEVER;
+        for (name, entry) in &mut self.names {
+            match *entry {
+                Entry::Leased { until, .. } | Entry::LeftOver(until) if until <= now => {
+                    *entry = Entry::Releasing;
+                    expired.push(name.clone());
+                }
+                Entry::Leased { until, .. } | Entry::LeftOver(until) => next = next.min(until),
+                Entry::Requested | Entry::Releasing => {}
+            }
+        }
+        if self.health == Health::Doubt {
+            self.names.retain(|name, _| !expired.contains(name));
+            expired.clear();
+        }
+        self.expired.extend(expired.iter().cloned());
+        self.is_spent |= self.expired.len() > MOST_EXPIRED;
+        (expired, next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn name(name: &str) -> EncodedName {
+        EncodedName::new("shop", name)
+    }
+
+    /// The state of a session that holds `shop:a` since `now`.
+    fn held(since: HostInstant) -> State {
+        let mut state = State::new(&name("a"));
+        let (epoch, until) = (7, since + 30 * SECOND);
+        state.set(
+            &name("a"),
+            Entry::Leased {
+                epoch,
+                since,
+                until,
+            },
+        );
+        state
+    }
+
+    #[test]
+    fn session_takes_no_name_while_its_last_one_is_released() {
+        let now = HostInstant::default();
+        let mut state = held(now);
+        assert!(state.enter(&name("b")));
+        state.names.remove(&name("b"));
+        assert_eq!(state.begin_release(&name("a"), 7, now), Some(true));
+        // That call may be cut short, and then a name that was granted meanwhile would be lost.
+        assert!(!state.enter(&name("c")));
+    }
+
+    #[test]
+    fn connection_of_a_long_hold_is_not_used_again() {
+        let now = HostInstant::default();
+        for (lasted, is_clean) in [(SECOND / 2, true), (SECOND, false)] {
+            let mut state = held(now);
+            state.begin_release(&name("a"), 7, now + lasted);
+            state.names.remove(&name("a"));
+            assert_eq!(state.is_clean(), is_clean, "{lasted:?}");
+        }
+    }
+}
