@@ -1,4 +1,4 @@
-//! The operators' commands: who holds what, forced release, and examination.
+//! The operators' commands: held locks and their holders, forced release, and examination.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -70,7 +70,7 @@ impl Store {
             }
             Error::new(
                 ErrorKind::PermissionDenied,
-                "this user may not ask for that; to look at locks it needs +scan +llen +info +time \
+                "this user may not ask for that; to list and examine locks it needs +scan +llen +info +time \
                  beside what locking needs",
             )
             .with_source(error)
@@ -102,8 +102,7 @@ impl Store {
             if self.clock.now() > deadline {
                 return Err(Error::new(
                     ErrorKind::Unavailable,
-                    "the server has too many keys to look through in this time; ask for one name, \
-                     or give it more time",
+                    "the server has too many keys to list in this time; ask for one name, or give it more time",
                 ));
             }
         }

@@ -11,7 +11,7 @@ use lockkeeper_remote::{
 };
 use redis::{Cmd, Parser, RedisError, ServerError, Value, cmd};
 
-use crate::failure::{accepted_by_primary, login_refused, not_redis, refused, tls_failed};
+use crate::failure::{accepted_by_primary, login_refused, refused, unread};
 use crate::options::RedisOptions;
 
 /// Returns what it means that a server refused a command.
@@ -151,7 +151,7 @@ impl Connection {
             {
                 return Ok(vec![answer]);
             }
-            let error = self.cut(error);
+            let error = self.unread(error);
             return Err(if is_unsent && error.kind() == ErrorKind::Unknown {
                 Failure::NotSent(self.server.closed())
             } else {
@@ -164,7 +164,7 @@ impl Connection {
                 return Err(Failure::Unanswered(self.server.silent()));
             }
             let answer = self.receive();
-            answers.push(answer.map_err(|error| Failure::Unanswered(self.cut(error)))?);
+            answers.push(answer.map_err(|error| Failure::Unanswered(self.unread(error)))?);
         }
         Ok(answers)
     }
@@ -198,19 +198,7 @@ impl Connection {
         error.with_source(failure.into_error())
     }
 
-    fn cut(&self, error: RedisError) -> Error {
-        if error.kind() == redis::ErrorKind::Parse {
-            return not_redis(error, &self.server, self.tls);
-        }
-        if self.tls
-            && !self.has_replied
-            && let Some(error) = tls_failed(&error, &self.server)
-        {
-            return error;
-        }
-        if error.is_timeout() {
-            return self.server.silent().with_source(error);
-        }
-        self.server.cut().with_source(error)
+    fn unread(&self, error: RedisError) -> Error {
+        unread(error, &self.server, self.tls, !self.has_replied)
     }
 }

@@ -160,35 +160,32 @@ pub(crate) fn parse<T: FromRedisValue>(answer: Value) -> Result<T, Error> {
     T::from_redis_value(answer).map_err(|error| senseless().with_source(error))
 }
 
-/// Returns the error for a reply that is not in Redis's protocol.
-pub(crate) fn not_redis(error: RedisError, server: &Server, tls: bool) -> Error {
-    let hint = if tls {
-        "?"
+/// Returns the error for a reply that could not be read; `is_first` if the server has not replied before.
+pub(crate) fn unread(error: RedisError, server: &Server, tls: bool, is_first: bool) -> Error {
+    use io::ErrorKind::{ConnectionReset, InvalidData, UnexpectedEof};
+    let in_handshake = tls && is_first;
+    let described = if error.kind() == redis::ErrorKind::Parse {
+        server.wrong_protocol(if tls {
+            "?"
+        } else {
+            ", and without TLS? A server with TLS is reached by rediss:"
+        })
+    } else if in_handshake && error.to_string().contains("certificate") {
+        return server.untrusted(&error.to_string());
+    } else if in_handshake
+        && let Some(InvalidData | UnexpectedEof | ConnectionReset) = io_error_kind(&error)
+    {
+        let text = format!(
+            "what answers at {} does not speak TLS as it should; a server without TLS is reached by redis:",
+            server.address()
+        );
+        Error::new(ErrorKind::Incompatible, text)
+    } else if error.is_timeout() {
+        server.silent()
     } else {
-        ", and without TLS? A server with TLS is reached by rediss:"
+        server.cut()
     };
-    server.wrong_protocol(hint).with_source(error)
-}
-
-/// Returns the error for a failed TLS handshake, or `None` if something else failed.
-pub(crate) fn tls_failed(error: &RedisError, server: &Server) -> Option<Error> {
-    let text = error.to_string();
-    if text.contains("certificate") {
-        return Some(server.untrusted(&text));
-    }
-    matches!(
-        io_error_kind(error),
-        Some(io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
-    )
-    .then(|| {
-        Error::new(
-            ErrorKind::Incompatible,
-            format!(
-                "what answers at {} does not speak TLS as it should; a server without TLS is reached by redis: ({text})",
-                server.address()
-            ),
-        )
-    })
+    described.with_source(error)
 }
 
 /// Returns the kind of the input/output error inside of another error.

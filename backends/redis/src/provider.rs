@@ -1,6 +1,5 @@
 //! The provider.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use lockkeeper_core::{
     Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::{Endpoint, Failure, senseless};
-use redis::{Value, cmd};
+use redis::{Value, pipe};
 
 use crate::acquire::acquire;
 use crate::connection::Connection;
@@ -26,12 +25,12 @@ use crate::{BACKEND, RedisOptions};
 /// How many renewals travel together.
 const RENEW_BATCH: usize = 500;
 
-/// Locks on one Redis or Valkey server, for all programs that reach it. Clones share their
+/// Locks on one Redis or Valkey server, for all programs that connect to it. Clones share their
 /// connections.
 ///
 /// Connections are opened when they are needed, at most [`RedisOptions::pool_size`] of them, and
 /// kept. With the first acquisition that has to wait, a thread starts that listens, on a connection
-/// of its own, for this provider's turn.
+/// of its own, for releases by other processes.
 ///
 /// # Limits
 /// - One server is the truth. When a replica takes over that had not heard of a grant yet, a name
@@ -44,7 +43,7 @@ const RENEW_BATCH: usize = 500;
 /// - Connecting by a Unix socket takes no timeout: while the server is stopped and its backlog is
 ///   full, it blocks. Finding a host's addresses takes as long as the system's resolver does.
 /// - Do not use it on both sides of a fork; open it after forking.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RedisProvider {
     store: Arc<Store>,
 }
@@ -62,7 +61,7 @@ impl RedisProvider {
         Self::with_clock(options, namespace, Arc::new(SystemClock))
     }
 
-    /// The same, on the clock that its keepers count on.
+    /// Opens a provider that counts time on the clock of its keepers: see [`open`](Self::open).
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -71,12 +70,10 @@ impl RedisProvider {
         namespace: &str,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
-        let placed = |error: Error| error.with_backend(BACKEND);
-        let store = Store::new(options, namespace, clock).map_err(placed)?;
-        probe(&store).map_err(placed)?;
-        Ok(Self {
-            store: Arc::new(store),
-        })
+        let store = Store::new(options, namespace, clock)
+            .and_then(|store| probe(&store).map(|()| Arc::new(store)));
+        let store = store.map_err(|error| error.with_backend(BACKEND))?;
+        Ok(Self { store })
     }
 }
 
@@ -85,24 +82,26 @@ fn probe(store: &Store) -> Result<(), Error> {
     let keys = Keys::new(&store.namespace, "");
     let waiter = store.listener.probe();
     let (keys, args) = (keys.all(), [waiter.as_str()]);
-    let mut channel = Vec::new();
+    let mut subscribe = pipe();
     for verb in ["SUBSCRIBE", "UNSUBSCRIBE"] {
-        let mut command = cmd(verb);
-        command.arg(store.listener.channel());
-        command.write_packed_command(&mut channel);
+        subscribe.cmd(verb).arg(store.listener.channel());
     }
+    let subscribe = subscribe.get_packed_pipeline();
     let try_all = |connection: &mut Connection, limit| {
         let asked_at = store.clock.now();
         let answer = connection.ask(&PROBE.by_sha(&keys, &args), limit)?;
         if !is_no_script(&answer) {
             accepted(answer)?;
         }
-        let answer = connection.ask(&PROBE.by_code(&keys, &args), limit)?;
-        match accepted(answer)? {
+        let answer = connection.ask(&PROBE.by_code(&keys, &args), limit);
+        match answer.and_then(accepted)? {
             Value::Int(now) => store.server_clock.update(now, asked_at),
-            failed => return Err(Failure::Refused(failed_command(failed))),
+            failed => {
+                let (command, said): (String, String) = parse(failed).map_err(Failure::Refused)?;
+                return Err(Failure::Refused(refused_command(&command, &said)));
+            }
         }
-        let answers = connection.exchange(&channel, 2, limit)?;
+        let answers = connection.exchange(&subscribe, 2, limit)?;
         answers
             .into_iter()
             .try_for_each(|answer| accepted(answer).map(drop))
@@ -113,26 +112,6 @@ fn probe(store: &Store) -> Result<(), Error> {
         tried.map_err(|failure| Failure::Refused(connection.nothing_granted(failure)))
     });
     tried.map_err(Failure::into_error)
-}
-
-fn failed_command(failed: Value) -> Error {
-    match parse::<(Vec<u8>, Vec<u8>)>(failed) {
-        Ok((command, said)) => refused_command(
-            &String::from_utf8_lossy(&command),
-            &String::from_utf8_lossy(&said),
-        ),
-        Err(error) => error,
-    }
-}
-
-impl fmt::Debug for RedisProvider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisProvider")
-            .field("server", &self.store.connector.server)
-            .field("database", &self.store.options.database)
-            .field("namespace", &self.store.namespace)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Backend for RedisProvider {

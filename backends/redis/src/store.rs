@@ -35,6 +35,7 @@ impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
             .field("server", &self.connector.server)
+            .field("database", &self.options.database)
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
