@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use lockkeeper_conformance::{Fixture, Run, Suite};
-use lockkeeper_core::{
-    AcquireRequest, Backend, Capabilities, Clock, Config, Driver, Drivers, Error, Grant,
-    HostInstant, KeySpec, LockName, LockProvider, OpenContext, Owner, Released, Renewal, StoreUrl,
-    SystemClock,
+use lockkeeper::backend::{
+    AcquireRequest, Backend, Capabilities, Driver, Drivers, Grant, KeySpec, LockProvider,
+    OpenContext, Owner, Renewal, StoreUrl,
 };
+use lockkeeper::clock::{Clock, HostInstant, SystemClock};
+use lockkeeper::{Config, Error, LockName, Released};
+use lockkeeper_conformance::{Fixture, Run, Suite};
 
 // ---- The store: your server's part. Here it is the memory of this process.
 

@@ -22,10 +22,8 @@
 //! | `redis://HOST`, `rediss://HOST` (TLS), `unix:/run/redis.sock` | all processes that reach the server |
 //! | `mysql://USER:PASSWORD@HOST`, `mariadb://…` | all processes that reach the server |
 //!
-//! The query of the URL has the settings, such as `?ttl=30s&wait=5s&namespace=shop`. [`Config`] lists
-//! the keys that all stores take. Each driver lists its own: [`SqliteDriver`](local::SqliteDriver),
-//! [`RedisDriver`](redis::RedisDriver), [`MySqlDriver`](mysql::MySqlDriver). An unknown key is an
-//! error that names the nearest known key.
+//! The query of the URL has the settings, such as `?ttl=30s&wait=5s&namespace=shop`; the [table of
+//! keys](#keys) has all of them. An unknown key is an error that names the nearest known key.
 //!
 //! Require what the program relies on ([`Capability`]), and an unfit store fails at start-up:
 //!
@@ -127,10 +125,32 @@
 //! other store, [`LockGuard::renew`] as the last step before the commit does it; [`CommitProof`] has the
 //! recipe.
 //!
-//! # Settings from the environment or a file
+//! # Settings in code, from the environment or a file
 //!
-//! [`Config`] has the same keys everywhere. In the environment they are variables with a prefix of
-//! your own:
+//! [`Config`] has the same keys everywhere. In code they have types:
+//!
+//! ```no_run
+//! # #[cfg(feature = "redis")]
+//! # fn main() -> Result<(), lockkeeper::Error> {
+//! use std::time::Duration;
+//! use lockkeeper::backends::{redis::RedisDriver, remote};
+//! use lockkeeper::{Capability, Config};
+//!
+//! let config = Config::from_url("rediss://cache.internal")?
+//!     .namespace("shop")
+//!     .ttl(Duration::from_secs(10))
+//!     .require(Capability::CrossHost)
+//!     .with(&remote::POOL_SIZE, 20)
+//!     .with(&remote::CA_FILE, "/etc/ssl/cache.pem".to_owned())
+//!     .with(&RedisDriver::REPLICAS, 1);
+//! let keeper = lockkeeper::open_config(&config)?;
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "redis"))]
+//! # fn main() {}
+//! ```
+//!
+//! In the environment they are variables with a prefix of your own:
 //!
 //! ```no_run
 //! use lockkeeper::Config;
@@ -200,48 +220,79 @@
 //!
 //! # A store of your own
 //!
-//! Implement [`Backend`] and give it to [`LockKeeper::builder`], or implement [`Driver`] as well
-//! and add it to [`drivers`], so that a URL opens it. The package `lockkeeper-conformance` tests it against
-//! the contract.
+//! The module [`backend`] has the traits. The package `lockkeeper-conformance` tests a store against the
+//! contract.
+//!
+//! # Keys
+//!
+#![doc = include_str!("keys.md")]
 
 use std::sync::LazyLock;
 
-pub use lockkeeper_core::*;
+#[doc(inline)]
+pub use lockkeeper_core::{
+    AcquireOptions, AsLockName, CancelRegistration, CancelToken, Capability, CommitProof, Config,
+    Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper, LockKeeperBuilder,
+    LockName, LostSignal, Observer, ReentrantGuard, ReentrantKeeper, Released, Usage, Wait,
+    WaitOutcome, WithLock,
+};
 
-/// The types of the embedded stores, for programs that build their keeper without a URL.
-pub use lockkeeper_local as local;
-
-/// The types of the MySQL and MariaDB backend, for programs that build their keeper without a URL.
-#[cfg(feature = "mysql")]
-pub use lockkeeper_mysql as mysql;
-
-/// The types of the Redis backend, for programs that build their keeper without a URL.
-#[cfg(feature = "redis")]
-pub use lockkeeper_redis as redis;
-
-/// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].
-pub fn drivers() -> Drivers {
-    let drivers = Drivers::new().with(lockkeeper_local::MemoryDriver);
-    #[cfg(feature = "sqlite")]
-    let drivers = drivers.with(lockkeeper_local::SqliteDriver);
-    #[cfg(not(feature = "sqlite"))]
-    let drivers = drivers.without("sqlite", "sqlite");
-    #[cfg(feature = "redis")]
-    let drivers = drivers.with(lockkeeper_redis::RedisDriver);
-    #[cfg(not(feature = "redis"))]
-    let drivers = ["redis", "rediss", "unix"]
-        .into_iter()
-        .fold(drivers, |drivers, scheme| drivers.without(scheme, "redis"));
-    #[cfg(feature = "mysql")]
-    let drivers = drivers.with(lockkeeper_mysql::MySqlDriver);
-    #[cfg(not(feature = "mysql"))]
-    let drivers = ["mysql", "mariadb"]
-        .into_iter()
-        .fold(drivers, |drivers, scheme| drivers.without(scheme, "mysql"));
-    drivers
+/// What operators ask a store: see [`LockKeeper::admin`].
+pub mod admin {
+    #[doc(inline)]
+    pub use lockkeeper_core::{Admin, Finding, HeldName, Holder, Severity};
 }
 
-static DRIVERS: LazyLock<Drivers> = LazyLock::new(drivers);
+/// The clock of leases and deadlines, which neither steps nor stops while the host is suspended.
+pub mod clock {
+    #[doc(inline)]
+    pub use lockkeeper_core::{Clock, HostInstant, ManualClock, SystemClock};
+}
+
+/// What the author of a backend needs: [`Backend`](backend::Backend) for a store, and
+/// [`Driver`](backend::Driver) to open it by a URL.
+pub mod backend {
+    #[doc(inline)]
+    pub use lockkeeper_core::{
+        AcquireRequest, Backend, COMMON_KEYS, Capabilities, Driver, Drivers, ErasedLease, Grant,
+        Key, KeySpec, KeyValue, LockProvider, MAX_DURATION, MAX_EPOCH, MAX_HANDOVERS,
+        MAX_NAME_BYTES, OpenContext, Owner, Proof, ProofValue, RenewRequest, Renewal, StoreUrl,
+        Takes, Tick, Timer,
+    };
+
+    /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].
+    pub fn drivers() -> Drivers {
+        let drivers = Drivers::new().with(lockkeeper_local::MemoryDriver);
+        #[cfg(feature = "sqlite")]
+        let drivers = drivers.with(lockkeeper_local::SqliteDriver);
+        #[cfg(not(feature = "sqlite"))]
+        let drivers = drivers.without(&["sqlite"], "sqlite");
+        #[cfg(feature = "redis")]
+        let drivers = drivers.with(lockkeeper_redis::RedisDriver);
+        #[cfg(not(feature = "redis"))]
+        let drivers = drivers.without(&["redis", "rediss", "unix"], "redis");
+        #[cfg(feature = "mysql")]
+        let drivers = drivers.with(lockkeeper_mysql::MySqlDriver);
+        #[cfg(not(feature = "mysql"))]
+        let drivers = drivers.without(&["mysql", "mariadb"], "mysql");
+        drivers
+    }
+}
+
+/// The types of each backend: keys for [`Config::with`], and options for programs that build their
+/// keeper without a URL ([`LockKeeper::builder`]).
+pub mod backends {
+    pub use lockkeeper_local as local;
+    #[cfg(feature = "mysql")]
+    pub use lockkeeper_mysql as mysql;
+    #[cfg(feature = "redis")]
+    pub use lockkeeper_redis as redis;
+    /// The keys that every store behind a network takes.
+    #[cfg(any(feature = "mysql", feature = "redis"))]
+    pub use lockkeeper_remote::keys as remote;
+}
+
+static DRIVERS: LazyLock<backend::Drivers> = LazyLock::new(backend::drivers);
 
 /// Opens the store of a URL, such as `sqlite:/var/lib/shop/locks.db?ttl=30s&wait=5s`. [`Config`]
 /// lists the keys.

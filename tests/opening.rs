@@ -12,10 +12,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::{
-    AcquireRequest, Backend, Capabilities, Config, Driver, Drivers, Error, ErrorKind, Grant,
-    HostInstant, KeySpec, LockProvider, Observer, OpenContext, Released, Renewal,
+use lockkeeper::backend::{
+    AcquireRequest, Backend, Capabilities, Driver, Drivers, Grant, Key, KeySpec, LockProvider,
+    OpenContext, Renewal, Takes,
 };
+use lockkeeper::clock::HostInstant;
+use lockkeeper::{Config, Error, ErrorKind, Observer, Released};
+
+const PASSWORD: Key<String> = Key::new(
+    "password",
+    Takes::Text("text"),
+    "none",
+    "what to log in with",
+);
 
 /// A driver that cannot reach its store, and counts how often it is opened.
 #[derive(Clone, Debug, Default)]
@@ -27,14 +36,7 @@ impl Driver for Unreachable {
     }
 
     fn keys(&self) -> &'static [KeySpec] {
-        const {
-            &[KeySpec::new(
-                "password",
-                "text",
-                "none",
-                "what to log in with",
-            )]
-        }
+        const { &[PASSWORD.spec] }
     }
 
     fn open(&self, _: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
@@ -108,8 +110,8 @@ impl Backend for Slow {
 }
 
 fn drivers(far: &Unreachable) -> Drivers {
-    let drivers = lockkeeper::drivers().with(far.clone()).with(Slow);
-    drivers.without("etcd", "etcd")
+    let drivers = lockkeeper::backend::drivers().with(far.clone()).with(Slow);
+    drivers.without(&["etcd"], "etcd")
 }
 
 fn refused(drivers: &Drivers, url: &str) -> Error {
@@ -125,6 +127,7 @@ fn each_mistake_has_its_own_kind_and_reaches_no_store() {
     for (url, kind, says) in [
         ("no url at all", ErrorKind::InvalidUrl, "sqlite:/var/lib"),
         ("far:/x#y", ErrorKind::InvalidUrl, "%23"),
+        ("far:?ttl=-1s", ErrorKind::InvalidTtl, "from 100ms"),
         ("reddis://h", ErrorKind::UnknownScheme, "memory:, sqlite:"),
         ("etcd://h", ErrorKind::FeatureDisabled, "feature `etcd`"),
         ("far:?tll=5s", ErrorKind::UnknownKey, "did you mean `ttl`?"),
@@ -142,7 +145,7 @@ fn each_mistake_has_its_own_kind_and_reaches_no_store() {
         (
             "far:?ttl=soon",
             ErrorKind::InvalidTtl,
-            "write it like 500ms",
+            "a duration from 100ms to 100years",
         ),
         (
             "far:?ttl=1000years",
@@ -181,12 +184,12 @@ fn each_mistake_has_its_own_kind_and_reaches_no_store() {
         (
             "far:?handover_time=1000years",
             ErrorKind::InvalidValue,
-            "a hundred years",
+            "to 100years",
         ),
         (
             "far:?margin=1000years",
             ErrorKind::InvalidValue,
-            "a hundred years",
+            "to 100years",
         ),
         (
             "far:?require=cross_hosts",
@@ -301,7 +304,7 @@ fn fallback_is_used_only_if_store_is_unreachable() {
 
 #[test]
 fn disabled_feature_is_named() {
-    let schemes: Vec<_> = lockkeeper::drivers().schemes().collect();
+    let schemes: Vec<_> = lockkeeper::backend::drivers().schemes().collect();
     assert!(schemes.contains(&"memory"));
     if !cfg!(feature = "sqlite") {
         let error = lockkeeper::open("sqlite:/tmp/x.db").unwrap_err();

@@ -286,7 +286,7 @@ fn turns(
     server: Option<u32>,
     round_trip: RoundTrip<'_>,
 ) -> Result<(f64, f64), Box<dyn Error>> {
-    use lockkeeper::{Clock as _, SystemClock};
+    use lockkeeper::clock::{Clock as _, SystemClock};
 
     let _apart = Apart::of(server)?;
     let keeper = lockkeeper::open(url)?;
@@ -313,7 +313,7 @@ fn turns(
 
 /// Runs a child process: reports that it is ready, waits for the start, works, and prints the result.
 pub(crate) fn child(arguments: &[String]) -> Result<(), Box<dyn Error>> {
-    use lockkeeper::{Clock as _, SystemClock};
+    use lockkeeper::clock::{Clock as _, SystemClock};
 
     let [role, url] = arguments else {
         return Err("a child takes a role and a URL".into());

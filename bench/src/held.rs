@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::redis::{RedisOptions, RedisProvider};
-use lockkeeper::{
-    AcquireRequest, Capabilities, ErasedLease, Error, Grant, HostInstant, LeasePolicy, LockKeeper,
-    LockProvider, Proof, Released, RenewRequest, Renewal, Usage,
+use lockkeeper::backend::{
+    AcquireRequest, Capabilities, ErasedLease, Grant, LockProvider, Proof, RenewRequest, Renewal,
 };
+use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
+use lockkeeper::clock::HostInstant;
+use lockkeeper::{Error, LeasePolicy, LockKeeper, Released, Usage};
 
 use crate::{Row, Rows, server};
 

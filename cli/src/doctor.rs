@@ -1,6 +1,6 @@
 //! `lockkeeper doctor`: checks whether a store is fit for locks.
 
-use lockkeeper::{Finding, Severity};
+use lockkeeper::admin::{Finding, Severity};
 use serde::Serialize;
 
 use crate::args;

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
-use clap_mangen::roff::{Roff, roman};
+use clap_mangen::roff::{Roff, bold, roman};
+use lockkeeper::backend::drivers;
 
 use crate::args::Args;
 use crate::failure::Failure;
@@ -78,6 +79,10 @@ fn render(command: &Command, into: &mut impl Write) -> Result<String, Failure> {
             true => page.render_subcommands_section(into),
             false => Ok(()),
         })
+        .and_then(|()| match command.has_subcommands() {
+            true => keys().to_writer(into),
+            false => Ok(()),
+        })
         .and_then(|()| sections(&details.unwrap_or_default()).to_writer(into));
     rendered.map_err(|error| Failure::system("write a manual page", &error))?;
     Ok(name)
@@ -93,6 +98,28 @@ fn synopsis(command: &Command) -> Roff {
         page.text([roman(line.trim())]);
     }
     page.control("fi", []);
+    page
+}
+
+/// Lists the keys of all stores.
+fn keys() -> Roff {
+    let drivers = drivers();
+    let mut page = Roff::new();
+    page.control("SH", ["KEYS"]);
+    page.text([roman(
+        "A URL takes them as ?KEY=VALUE&KEY=VALUE, the environment as LOCKKEEPER_KEY, a config file as \
+         KEY = \"VALUE\".",
+    )]);
+    for (key, schemes) in drivers.keys() {
+        let stores = match schemes.len() == drivers.schemes().count() {
+            true => "all stores".to_owned(),
+            false => schemes.join(", "),
+        };
+        page.control("TP", []);
+        page.text([bold(key.name), roman(format!(" ({stores})"))]);
+        let (takes, meaning, default) = (key.takes, key.meaning, key.default);
+        page.text([roman(format!("{meaning}: {takes}. Default: {default}."))]);
+    }
     page
 }
 

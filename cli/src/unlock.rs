@@ -3,7 +3,9 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::SystemTime;
 
-use lockkeeper::{Clock, HeldName, LockName, SystemClock};
+use lockkeeper::LockName;
+use lockkeeper::admin::HeldName;
+use lockkeeper::clock::{Clock, SystemClock};
 
 use crate::args;
 use crate::failure::{Failure, USAGE};

@@ -5,7 +5,9 @@ use std::time::SystemTime;
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
 };
-use lockkeeper::{Admin, Clock, HeldName, LockKeeper, LockName, SystemClock};
+use lockkeeper::admin::{Admin, HeldName};
+use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::{LockKeeper, LockName};
 use serde::Serialize;
 
 use crate::args;

@@ -278,7 +278,7 @@ fn help_documents_options_json_and_exit_status() {
 #[cfg(unix)]
 #[test]
 fn interruption_shows_what_was_measured_and_leaves_nothing_behind() {
-    use lockkeeper::{Clock, SystemClock};
+    use lockkeeper::clock::{Clock, SystemClock};
     use std::process::Stdio;
     use std::time::Duration;
 

@@ -25,7 +25,8 @@ impl fmt::Debug for Inner {
 /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled) and leave nothing behind in the store.
 ///
 /// ```
-/// use lockkeeper_core::CancelToken;
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::CancelToken;
 ///
 /// let stop = CancelToken::new();
 /// let also = stop.clone(); // the same token

@@ -1,14 +1,11 @@
 //! From a config to a keeper: the table of drivers, and what a driver is given.
 
 use std::fmt;
-use std::ops::RangeInclusive;
-use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::capabilities::Capability;
 use crate::clock::Clock;
-use crate::config::{COMMON_KEYS, Config, KeySpec, ParsedConfig};
+use crate::config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, ParsedConfig};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::observer::Notifier;
@@ -52,51 +49,23 @@ impl<'a> OpenContext<'a> {
 
     /// The clock that requests will be counted on.
     pub fn clock(&self) -> &'a Arc<dyn Clock> {
-        self.config.the_clock()
+        &self.config.clock
     }
 
     /// Tells the observer of something about the store that may break locks: see
     /// [`Observer::warning`](crate::Observer::warning). What breaks them for sure is an error.
     pub fn warn(&self, text: &str) {
         let store = self.url().to_string();
-        let notifier = Notifier::new(self.config.the_observer().cloned());
+        let notifier = Notifier::new(self.config.observer.clone());
         notifier.notify(|o| o.warning(&store, text));
     }
 
-    /// The value of a key of this driver's own.
-    pub fn get(&self, key: &str) -> Option<&'a str> {
-        self.config.get(key)
-    }
-
-    /// The same, parsed.
+    /// Returns the value of one of this driver's own keys. It is of the key's type and in its range.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`], saying what the key `takes`.
-    pub fn parse<T: FromStr>(&self, key: &str, takes: &str) -> Result<Option<T>, Error> {
-        self.config.parse_key(key, takes)
-    }
-
-    /// Returns the value of a key of this driver's own as a whole number within `range`.
-    ///
-    /// Choose a range whose ends the store can really serve: a number from a URL must never be able
-    /// to exhaust memory or to overflow.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidValue`], naming the range.
-    pub fn number<T>(&self, key: &str, range: RangeInclusive<T>) -> Result<Option<T>, Error>
-    where
-        T: FromStr + PartialOrd + fmt::Display,
-    {
-        self.config.number(key, range)
-    }
-
-    /// Returns the value of a key of this driver's own as a duration such as `500ms`, of at most
-    /// [`MAX_DURATION`](crate::MAX_DURATION).
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidValue`].
-    pub fn duration(&self, key: &str) -> Result<Option<Duration>, Error> {
-        self.config.duration(key)
+    /// Only for a key that [`Driver::keys`] lacks: as [`Key::parse`].
+    pub fn value<T: KeyValue>(&self, key: &Key<T>) -> Result<Option<T>, Error> {
+        self.config.value(key)
     }
 }
 
@@ -104,7 +73,7 @@ impl<'a> OpenContext<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Drivers {
     known: Vec<Arc<dyn Driver>>,
-    absent: Vec<(&'static str, &'static str)>,
+    absent: Vec<(&'static [&'static str], &'static str)>,
 }
 
 impl Drivers {
@@ -120,10 +89,10 @@ impl Drivers {
         self
     }
 
-    /// Adds a scheme that was not compiled in, and the feature that would do so.
+    /// Adds schemes that were not compiled in, and the feature that adds them.
     #[must_use]
-    pub fn without(mut self, scheme: &'static str, feature: &'static str) -> Self {
-        self.absent.push((scheme, feature));
+    pub fn without(mut self, schemes: &'static [&'static str], feature: &'static str) -> Self {
+        self.absent.push((schemes, feature));
         self
     }
 
@@ -135,11 +104,20 @@ impl Drivers {
             .copied()
     }
 
-    /// Returns the keys of all drivers beside [`COMMON_KEYS`], with the schemes that take them.
-    pub fn keys(&self) -> impl Iterator<Item = (&'static [&'static str], &'static KeySpec)> {
-        let keys = |driver: &Arc<dyn Driver>| (driver.schemes(), driver.keys());
-        let each = self.known.iter().map(keys);
-        each.flat_map(|(schemes, keys)| keys.iter().map(move |key| (schemes, key)))
+    /// Returns all keys with the schemes that take them: the [`COMMON_KEYS`], then those of each driver.
+    pub fn keys(&self) -> Vec<(KeySpec, Vec<&'static str>)> {
+        let schemes: Vec<_> = self.schemes().collect();
+        let common = COMMON_KEYS.iter();
+        let mut all: Vec<_> = common.map(|key| (*key, schemes.clone())).collect();
+        for driver in &self.known {
+            for key in driver.keys() {
+                match all.iter_mut().find(|(known, _)| known == key) {
+                    Some((_, schemes)) => schemes.extend(driver.schemes()),
+                    None => all.push((*key, driver.schemes().to_vec())),
+                }
+            }
+        }
+        all
     }
 
     /// Opens a keeper.
@@ -164,7 +142,7 @@ impl Drivers {
         for fallback in &fallbacks {
             candidates.push(self.check(fallback)?);
         }
-        let notifier = Notifier::new(config.the_observer().cloned());
+        let notifier = Notifier::new(config.observer.clone());
         let mut failed: Option<(&Config, Error)> = None;
         for (driver, parsed) in candidates {
             let candidate = parsed.config;
@@ -198,14 +176,18 @@ impl Drivers {
                 return Err(unknown_key(key, driver.as_ref()));
             }
         }
-        Ok((driver, config.parse()?))
+        let parsed = config.parse()?;
+        for key in driver.keys() {
+            config.text(key).map_or(Ok(()), |text| key.check(text))?;
+        }
+        Ok((driver, parsed))
     }
 
     fn driver(&self, scheme: &str) -> Result<&Arc<dyn Driver>, Error> {
         if let Some(driver) = self.known.iter().find(|d| d.schemes().contains(&scheme)) {
             return Ok(driver);
         }
-        if let Some((_, feature)) = self.absent.iter().find(|(absent, _)| *absent == scheme) {
+        if let Some((_, feature)) = self.absent.iter().find(|(it, _)| it.contains(&scheme)) {
             return Err(Error::new(
                 ErrorKind::FeatureDisabled,
                 format!("`{scheme}:` was not compiled in; build with the feature `{feature}`"),
@@ -225,11 +207,11 @@ impl Drivers {
 fn build(parsed: ParsedConfig<'_>, provider: Arc<dyn LockProvider>) -> Result<LockKeeper, Error> {
     let mut builder = LockKeeper::builder(provider)
         .settings(parsed.settings)
-        .clock(Arc::clone(parsed.config.the_clock()));
+        .clock(Arc::clone(&parsed.config.clock));
     for capability in parsed.required {
         builder = builder.require(capability);
     }
-    if let Some(observer) = parsed.config.the_observer() {
+    if let Some(observer) = &parsed.config.observer {
         builder = builder.observer(Arc::clone(observer));
     }
     builder.build()

@@ -189,7 +189,9 @@ impl LockKeeper {
     ///
     /// ```
     /// use std::time::{Duration, Instant};
-    /// use lockkeeper_core::{Clock, Error, LockKeeper, LockName, SystemClock};
+    /// # mod lockkeeper { pub use lockkeeper_core::*; pub mod clock { pub use lockkeeper_core::*; } }
+    /// use lockkeeper::clock::{Clock, SystemClock};
+    /// use lockkeeper::{Error, LockKeeper, LockName};
     ///
     /// fn free(keeper: &LockKeeper, name: &LockName) -> Result<bool, Error> {
     ///     let soon = SystemClock.now() + Duration::from_secs(5);

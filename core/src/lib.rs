@@ -35,7 +35,7 @@ pub use builder::LockKeeperBuilder;
 pub use cancel::{CancelRegistration, CancelToken};
 pub use capabilities::{Capabilities, Capability};
 pub use clock::{Clock, HostInstant, ManualClock, SystemClock};
-pub use config::{COMMON_KEYS, Config, KeySpec};
+pub use config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, Takes};
 pub use driver::{Driver, Drivers, OpenContext};
 pub use error::{Error, ErrorKind};
 pub use guard::{LockGuard, LostSignal, WaitOutcome};

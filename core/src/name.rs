@@ -18,12 +18,13 @@ pub const MAX_NAME_BYTES: usize = 512;
 /// `LockName`, and lock by reference to it.
 ///
 /// ```
-/// use lockkeeper_core::{ErrorKind, LockName};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{ErrorKind, LockName};
 ///
 /// let seat = LockName::new("seat:42")?;
 /// assert_ne!(seat, LockName::new("Seat:42")?);
 /// assert_eq!(LockName::new("").unwrap_err().kind(), ErrorKind::InvalidName);
-/// # Ok::<(), lockkeeper_core::Error>(())
+/// # Ok::<(), lockkeeper::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct LockName {

@@ -97,7 +97,8 @@ impl Wait {
 ///
 /// ```
 /// use std::time::Duration;
-/// use lockkeeper_core::{AcquireOptions, CancelToken, LeasePolicy};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{AcquireOptions, CancelToken, LeasePolicy};
 ///
 /// let cancel = CancelToken::new();
 /// let options = AcquireOptions::new()

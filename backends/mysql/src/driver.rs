@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{Driver, Error, ErrorKind, KeySpec, LockProvider, OpenContext};
+use lockkeeper_core::{Driver, Error, ErrorKind, Key, KeySpec, LockProvider, OpenContext, Takes};
+use lockkeeper_remote::keys::{
+    CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, USER,
+};
 use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
 use crate::{BACKEND, MySqlOptions, MySqlProvider};
@@ -14,6 +17,28 @@ use crate::{BACKEND, MySqlOptions, MySqlProvider};
 pub struct MySqlDriver;
 
 impl MySqlDriver {
+    /// The database to be in.
+    pub const DB: Key<String> = Key::new(
+        "db",
+        Takes::Text("text"),
+        "none",
+        "the database to be in, unless the URL names it; all share the same locks",
+    );
+    /// The path of the server's Unix socket.
+    pub const SOCKET: Key<String> = Key::new(
+        "socket",
+        Takes::Text("a path"),
+        "none",
+        "the server's Unix socket, for a URL without host",
+    );
+    /// Whether connections are encrypted.
+    pub const TLS: Key<bool> = Key::new(
+        "tls",
+        Takes::FLAG,
+        "off",
+        "whether connections are encrypted",
+    );
+
     /// Returns the options of a URL and its keys, for a program that uses the same server for more than
     /// locks. Talks to no server.
     ///
@@ -32,60 +57,19 @@ impl Driver for MySqlDriver {
     fn keys(&self) -> &'static [KeySpec] {
         const {
             &[
-                KeySpec::new(
-                    "user",
-                    "text",
-                    "none",
-                    "the user to log in with, unless the URL names one",
-                ),
-                KeySpec::new(
-                    "password",
-                    "text",
-                    "none",
-                    "the password to log in with, unless the URL has one",
-                ),
-                KeySpec::new(
-                    "db",
-                    "text",
-                    "none",
-                    "the database to be in, unless the URL names it; locks know no databases",
-                ),
-                KeySpec::new(
-                    "socket",
-                    "a path",
-                    "none",
-                    "the server's Unix socket, for a URL without host",
-                ),
-                KeySpec::new(
-                    "pool_size",
-                    "a number from 1 to 1000",
-                    "10",
-                    "the most connections",
-                ),
-                KeySpec::new(
-                    "connect_timeout",
-                    "a duration from 1ms to a day",
-                    "2s",
-                    "the longest that opening a connection may take",
-                ),
-                KeySpec::new(
-                    "response_timeout",
-                    "a duration from 1ms to a day",
-                    "1s",
-                    "the longest wait for one reply",
-                ),
-                KeySpec::new(
-                    "tls",
-                    "on or off",
-                    "off",
-                    "whether the connection is encrypted",
-                ),
-                KeySpec::new(
-                    "ca_file",
-                    "a path",
-                    "none",
-                    "with `tls=on`: a PEM file of certificates to trust, too",
-                ),
+                USER.spec,
+                PASSWORD.spec,
+                Self::DB.spec,
+                Self::SOCKET.spec,
+                POOL_SIZE.spec,
+                CONNECT_TIMEOUT.spec,
+                RESPONSE_TIMEOUT.spec,
+                Self::TLS.spec,
+                KeySpec {
+                    default: "the authorities that browsers trust",
+                    meaning: "with `tls=on`: a PEM file of certificates to trust as well",
+                    ..CA_FILE.spec
+                },
             ]
         }
     }
@@ -105,7 +89,7 @@ fn options(context: &OpenContext<'_>) -> Result<MySqlOptions, Error> {
     let url = context.url();
     let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidUrl, text));
     let host = Endpoint::of_url(url, MySqlOptions::DEFAULT_PORT);
-    let endpoint = match (host, context.get("socket")) {
+    let endpoint = match (host, context.value(&MySqlDriver::SOCKET)?) {
         (Some(_), Some(_)) => {
             return invalid("the URL names a host, and `socket` is given; say one of them");
         }
@@ -117,21 +101,12 @@ fn options(context: &OpenContext<'_>) -> Result<MySqlOptions, Error> {
         (Some(endpoint), None) => endpoint,
         (None, Some(socket)) => Endpoint::Unix(socket.into()),
     };
-    let is_tls = match context.get("tls") {
-        Some("on") => true,
-        None | Some("off") => false,
-        Some(other) => {
-            return Err(Error::new(
-                ErrorKind::InvalidValue,
-                format!("`tls` takes on or off, and not {other:?}"),
-            ));
-        }
-    };
+    let is_tls = context.value(&MySqlDriver::TLS)?.unwrap_or(false);
     let remote = RemoteOptions::new(endpoint).read(context, is_tls, "add tls=on")?;
     let options = MySqlOptions::new(remote);
     let path = url.path()?;
     let in_path = Some(path.trim_start_matches('/').to_owned()).filter(|db| !db.is_empty());
-    let database = given_once(context, "db", in_path)?;
+    let database = given_once(context, &MySqlDriver::DB, in_path)?;
     Ok(match database {
         Some(database) => options.database(database),
         None => options,

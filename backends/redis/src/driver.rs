@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{Driver, Error, ErrorKind, KeySpec, LockProvider, OpenContext};
+use lockkeeper_core::{Driver, Error, ErrorKind, Key, KeySpec, LockProvider, OpenContext, Takes};
+use lockkeeper_remote::keys::{
+    CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, USER,
+};
 use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
-use crate::options::{DATABASES, REPLICAS};
 use crate::{BACKEND, RedisOptions, RedisProvider};
 
 /// Opens `redis://HOST:PORT/DB`, `rediss://…` (with TLS) and `unix:/PATH`.
@@ -13,6 +15,23 @@ use crate::{BACKEND, RedisOptions, RedisProvider};
 /// [`keys`](Driver::keys) lists its config keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RedisDriver;
+
+impl RedisDriver {
+    /// The database's number, which the server counts in signed numbers of 32 bits.
+    pub const DB: Key<u32> = Key::new(
+        "db",
+        Takes::Number(0, i32::MAX as u32),
+        "0",
+        "the database's number, unless the URL names it",
+    );
+    /// The number of replicas that must acknowledge a grant and each renewal.
+    pub const REPLICAS: Key<u32> = Key::new(
+        "replicas",
+        Takes::Number(0, 1_000),
+        "0",
+        "how many replicas must acknowledge a grant and each renewal",
+    );
+}
 
 impl Driver for RedisDriver {
     fn schemes(&self) -> &'static [&'static str] {
@@ -22,54 +41,14 @@ impl Driver for RedisDriver {
     fn keys(&self) -> &'static [KeySpec] {
         const {
             &[
-                KeySpec::new(
-                    "user",
-                    "text",
-                    "none",
-                    "the user to log in with, unless the URL names one",
-                ),
-                KeySpec::new(
-                    "password",
-                    "text",
-                    "none",
-                    "the password to log in with, unless the URL has one",
-                ),
-                KeySpec::new(
-                    "db",
-                    "a number",
-                    "0",
-                    "the database's number, unless the URL names it",
-                ),
-                KeySpec::new(
-                    "pool_size",
-                    "a number from 1 to 1000",
-                    "10",
-                    "the most connections",
-                ),
-                KeySpec::new(
-                    "connect_timeout",
-                    "a duration from 1ms to a day",
-                    "2s",
-                    "the longest that opening a connection may take",
-                ),
-                KeySpec::new(
-                    "response_timeout",
-                    "a duration from 1ms to a day",
-                    "1s",
-                    "the longest wait for one reply",
-                ),
-                KeySpec::new(
-                    "ca_file",
-                    "a path",
-                    "the system's certificates",
-                    "`rediss:` only: a PEM file of certificates to trust",
-                ),
-                KeySpec::new(
-                    "replicas",
-                    "a number from 0 to 1000",
-                    "0",
-                    "how many replicas must acknowledge a grant and each renewal",
-                ),
+                USER.spec,
+                PASSWORD.spec,
+                Self::DB.spec,
+                POOL_SIZE.spec,
+                CONNECT_TIMEOUT.spec,
+                RESPONSE_TIMEOUT.spec,
+                CA_FILE.spec,
+                Self::REPLICAS.spec,
             ]
         }
     }
@@ -103,20 +82,10 @@ fn options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
     let remote = RemoteOptions::new(endpoint);
     let remote = remote.read(context, is_tls, "write rediss:// instead")?;
     let mut options = RedisOptions::new(remote);
-    if let Some(database) = given_once(context, "db", in_path)? {
-        let Ok(database) = database.parse() else {
-            return Err(Error::new(
-                ErrorKind::InvalidValue,
-                format!(
-                    "the database (`db`, or the URL's path) is a number from {} to {}, and not {database:?}",
-                    DATABASES.start(),
-                    DATABASES.end()
-                ),
-            ));
-        };
+    if let Some(database) = given_once(context, &RedisDriver::DB, in_path)? {
         options = options.database(database);
     }
-    if let Some(replicas) = context.number("replicas", REPLICAS)? {
+    if let Some(replicas) = context.value(&RedisDriver::REPLICAS)? {
         options = options.replicas(replicas);
     }
     Ok(options)

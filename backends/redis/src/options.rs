@@ -1,15 +1,12 @@
 //! The options of a Redis or Valkey server.
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Endpoint, RemoteOptions, remote_setters};
 
-/// The server counts databases in signed numbers of 32 bits.
-pub(crate) const DATABASES: RangeInclusive<u32> = 0..=2_147_483_647;
-pub(crate) const REPLICAS: RangeInclusive<u32> = 0..=1_000;
+use crate::RedisDriver;
 
 /// Where a server is, and how to talk to it. `Debug` shows no password.
 #[derive(Clone)]
@@ -68,23 +65,13 @@ impl RedisOptions {
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.remote.check()?;
-        let bad = |text: String| Err(Error::new(ErrorKind::InvalidValue, text));
-        for (key, value, range) in [
-            ("db", self.database, DATABASES),
-            ("replicas", self.replicas, REPLICAS),
-        ] {
-            if !range.contains(&value) {
-                let (least, most) = (range.start(), range.end());
-                return bad(format!(
-                    "`{key}` takes a number from {least} to {most}, and not {value}"
-                ));
-            }
-        }
+        RedisDriver::DB.check(self.database)?;
+        RedisDriver::REPLICAS.check(self.replicas)?;
         if self.remote.user.is_some() && self.remote.password.is_none() {
-            return bad(
-                "a user without a password cannot log in; add `password`, or leave the user out"
-                    .to_owned(),
-            );
+            return Err(Error::new(
+                ErrorKind::InvalidValue,
+                "a user without a password cannot log in; add `password`, or leave the user out",
+            ));
         }
         Ok(())
     }

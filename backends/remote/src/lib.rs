@@ -2,22 +2,12 @@
 //!
 //! This crate knows no store. A backend adds its protocol or its statements, how it waits, its
 //! capabilities, and its answers for operators.
-//!
-//! # Options
-//! Every backend on this crate takes these keys, beside keys of its own ([`RemoteOptions::read`]):
-//!
-//! | key | value | default |
-//! |---|---|---|
-//! | `user`, `password` | the credentials, if the URL does not give them | none |
-//! | `pool_size` | the largest number of connections, from 1 to 1000 | `10` |
-//! | `connect_timeout` | duration from 1ms to 1day: the longest time to open a connection | `2s` |
-//! | `response_timeout` | duration from 1ms to 1day: the longest time to wait for one reply | `1s` |
-//! | `ca_file` | with TLS: a PEM file of certificates to trust | see the backend |
 
 mod backoff;
 mod connect;
 mod counts;
 mod failure;
+pub mod keys;
 mod options;
 mod pool;
 mod socket;

@@ -1,17 +1,13 @@
 //! Where a server is, and how to connect to it.
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, OpenContext, StoreUrl};
+use lockkeeper_core::{Error, Key, KeyValue, OpenContext, StoreUrl};
 
+use crate::keys::{CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, USER};
 use crate::tls::invalid;
-
-const POOL_SIZES: RangeInclusive<u32> = 1..=1_000;
-/// The kernel keeps time-outs as signed numbers, so there is an upper bound.
-const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(86_400);
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,8 +99,8 @@ impl RemoteOptions {
         }
     }
 
-    /// Reads the keys of the [table](crate#options), and the user and password of the URL. `how_to_tls`
-    /// says how this store's URL asks for TLS.
+    /// Reads the [keys](crate::keys), and the user and password of the URL. `how_to_tls` says how this
+    /// store's URL asks for TLS.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) for a value that a key does
@@ -117,20 +113,18 @@ impl RemoteOptions {
     ) -> Result<Self, Error> {
         let url = context.url();
         self.tls = tls;
-        self.ca_file = context.get("ca_file").map(PathBuf::from);
+        self.ca_file = context.value(&CA_FILE)?.map(PathBuf::from);
         if self.ca_file.is_some() && !tls {
             return Err(invalid(format!(
                 "`ca_file` is for TLS; {how_to_tls}, or leave it out"
             )));
         }
-        self.user = given_once(context, "user", url.username()?)?;
-        self.password = given_once(context, "password", url.password()?)?;
-        let or = |key, default| Ok::<_, Error>(context.duration(key)?.unwrap_or(default));
-        self.connect_timeout = or("connect_timeout", self.connect_timeout)?;
-        self.response_timeout = or("response_timeout", self.response_timeout)?;
-        if let Some(size) = context.number("pool_size", POOL_SIZES)? {
-            self.pool_size = size;
-        }
+        self.user = given_once(context, &USER, url.username()?)?;
+        self.password = given_once(context, &PASSWORD, url.password()?)?;
+        let or = |key, default| Ok::<_, Error>(context.value(key)?.unwrap_or(default));
+        self.connect_timeout = or(&CONNECT_TIMEOUT, self.connect_timeout)?;
+        self.response_timeout = or(&RESPONSE_TIMEOUT, self.response_timeout)?;
+        self.pool_size = context.value(&POOL_SIZE)?.unwrap_or(self.pool_size);
         Ok(self)
     }
 
@@ -139,22 +133,9 @@ impl RemoteOptions {
     /// # Errors
     /// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue).
     pub fn check(&self) -> Result<(), Error> {
-        if !POOL_SIZES.contains(&self.pool_size) {
-            return Err(invalid(format!(
-                "`pool_size` takes a number from 1 to 1000, and not {}",
-                self.pool_size
-            )));
-        }
-        for (key, limit) in [
-            ("connect_timeout", self.connect_timeout),
-            ("response_timeout", self.response_timeout),
-        ] {
-            if !TIMEOUTS.contains(&limit) {
-                return Err(invalid(format!(
-                    "`{key}` takes a duration from 1ms to 1day, and not {limit:?}"
-                )));
-            }
-        }
+        POOL_SIZE.check(self.pool_size)?;
+        CONNECT_TIMEOUT.check(self.connect_timeout)?;
+        RESPONSE_TIMEOUT.check(self.response_timeout)?;
         if self.tls && matches!(self.endpoint, Endpoint::Unix(_)) {
             return Err(invalid("a Unix socket is not encrypted; leave TLS out"));
         }
@@ -170,17 +151,20 @@ impl RemoteOptions {
 /// Returns a value that the URL gives in a way of its own, or a key.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) if both give it.
-pub fn given_once(
+/// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) if both give it, or if it is
+/// not one that the key takes.
+pub fn given_once<T: KeyValue>(
     context: &OpenContext<'_>,
-    key: &str,
+    key: &Key<T>,
     in_url: Option<String>,
-) -> Result<Option<String>, Error> {
-    match (in_url, context.get(key)) {
+) -> Result<Option<T>, Error> {
+    match (in_url, context.value(key)?) {
         (Some(_), Some(_)) => Err(invalid(format!(
-            "`{key}` is given twice, in the URL and as a key; say it once"
+            "`{}` is given twice, in the URL and as a key; say it once",
+            key.spec.name
         ))),
-        (in_url, given) => Ok(in_url.or_else(|| given.map(str::to_owned))),
+        (Some(in_url), None) => key.parse(&in_url).map(Some),
+        (None, given) => Ok(given),
     }
 }
 

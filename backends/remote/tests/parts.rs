@@ -8,9 +8,9 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind, HostInstant, SystemClock};
+use lockkeeper_core::{Error, ErrorKind, HostInstant, Key, SystemClock};
 use lockkeeper_remote::{
-    Backoff, Connection, Endpoint, Failure, Pool, RemoteOptions, Server, connect_any,
+    Backoff, Connection, Endpoint, Failure, Pool, RemoteOptions, Server, connect_any, keys,
     read_certificates,
 };
 
@@ -100,6 +100,10 @@ fn debug_names_the_endpoint_and_no_password() {
 fn values_out_of_bounds_are_refused() {
     let good = RemoteOptions::new(Endpoint::tcp("localhost", 1));
     assert!(good.check().is_ok());
+    let time = |key: Key<Duration>| key.parse(key.spec.default).unwrap();
+    assert_eq!(good.pool_size.to_string(), keys::POOL_SIZE.spec.default);
+    assert_eq!(good.connect_timeout, time(keys::CONNECT_TIMEOUT));
+    assert_eq!(good.response_timeout, time(keys::RESPONSE_TIMEOUT));
     let change = |change: &dyn Fn(&mut RemoteOptions)| {
         let mut options = good.clone();
         change(&mut options);

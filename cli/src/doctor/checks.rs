@@ -5,10 +5,9 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{
-    AcquireOptions, Capability, Clock, Error, Finding, LeasePolicy, LockKeeper, Released,
-    SystemClock,
-};
+use lockkeeper::admin::Finding;
+use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::{AcquireOptions, Capability, Error, LeasePolicy, LockKeeper, Released};
 
 use crate::args::StoreArgs;
 use crate::settings;

@@ -4,7 +4,8 @@ use std::io;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use lockkeeper::{Clock, HostInstant, LeasePolicy, LockGuard, Released, SystemClock};
+use lockkeeper::clock::{Clock, HostInstant, SystemClock};
+use lockkeeper::{LeasePolicy, LockGuard, Released};
 use rustix::process::Signal;
 
 use super::command;

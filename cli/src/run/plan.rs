@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use humantime::format_duration;
-use lockkeeper::{HostInstant, LeasePolicy, LockKeeper};
+use lockkeeper::clock::HostInstant;
+use lockkeeper::{LeasePolicy, LockKeeper};
 
 use crate::args::{OnLost, Run};
 use crate::failure::{CONFIG, Failure, USAGE};

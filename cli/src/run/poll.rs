@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use lockkeeper::HostInstant;
+use lockkeeper::clock::HostInstant;
 #[cfg(not(target_os = "linux"))]
-use lockkeeper::{Clock, SystemClock};
+use lockkeeper::clock::{Clock, SystemClock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 #[cfg(target_os = "linux")]

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::unbounded;
+use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{
-    AcquireOptions, CancelToken, Capability, Clock, ErrorKind, LockGuard, LockKeeper, LockName,
-    Released, SystemClock, Wait,
+    AcquireOptions, CancelToken, Capability, ErrorKind, LockGuard, LockKeeper, LockName, Released,
+    Wait,
 };
 use rustix::process::{Pid, Signal, kill_current_process_group};
 

@@ -4,7 +4,8 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use lockkeeper::{Clock, LeasePolicy, SystemClock};
+use lockkeeper::LeasePolicy;
+use lockkeeper::clock::{Clock, SystemClock};
 use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 
 use super::command::{self, CommandProcess, State, Status};

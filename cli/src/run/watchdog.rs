@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use lockkeeper::{Clock, HostInstant, SystemClock};
+use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::claim::{Claim, Obstacle};

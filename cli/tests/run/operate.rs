@@ -363,6 +363,10 @@ fn generated(rig: &mut Rig) -> Outcome {
     ] {
         assert!(rig.exists(&format!("man/{page}.1")), "{page}");
     }
+    let text = rig.read("man/lockkeeper.1");
+    for key in ["handover_max", "pool_size", "replicas"] {
+        assert!(text.contains(key), "{text}");
+    }
     let text = rig.read("man/lockkeeper-run.1");
     assert!(
         text.contains("lockkeeper run [OPTIONS] <NAME> \\-\\- <COMMAND>"),

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use lockkeeper::local::{MemoryDriver, SqliteDriver};
-use lockkeeper::mysql::MySqlDriver;
-use lockkeeper::redis::RedisDriver;
-use lockkeeper::{Config, Driver, Drivers, LockProvider, OpenContext};
+use lockkeeper::Config;
+use lockkeeper::backend::{Driver, Drivers, LockProvider, OpenContext};
+use lockkeeper::backends::local::{MemoryDriver, SqliteDriver};
+use lockkeeper::backends::mysql::MySqlDriver;
+use lockkeeper::backends::redis::RedisDriver;
 use parking_lot::Mutex;
 
 use super::mysql::MySqlConfig;
@@ -82,7 +83,7 @@ impl<D: Driver> Driver for CapturingDriver<D> {
         self.driver.schemes()
     }
 
-    fn keys(&self) -> &'static [lockkeeper::KeySpec] {
+    fn keys(&self) -> &'static [lockkeeper::backend::KeySpec] {
         self.driver.keys()
     }
 

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper::mysql::MySqlOptions;
+use lockkeeper::backends::mysql::MySqlOptions;
 use mysql::prelude::Queryable;
 use mysql::{Conn, OptsBuilder};
 use parking_lot::Mutex;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use ::lockkeeper::{Capabilities, FencingToken, LeasePolicy, LostSignal, Usage};
+use ::lockkeeper::backend::Capabilities;
+use ::lockkeeper::{FencingToken, LeasePolicy, LostSignal, Usage};
 
 use crate::error::Error;
 

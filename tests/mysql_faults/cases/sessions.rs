@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Clock as _, ErrorKind, LockName, Released, SystemClock};
+use lockkeeper::clock::{Clock as _, SystemClock};
+use lockkeeper::{ErrorKind, LockName, Released};
 use lockkeeper_testkit::{Fault, MySqlClient, MySqlKind, MySqlOptions, MySqlServer, Proxy, until};
 use mysql::{Conn, Opts, OptsBuilder};
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::mysql::{MySqlOptions, MySqlProvider};
+use lockkeeper::backends::mysql::{MySqlOptions, MySqlProvider};
 use lockkeeper::{
     AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, Observer, Released,
     WaitOutcome,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Config, ErrorKind, ManualClock, Released};
+use lockkeeper::clock::ManualClock;
+use lockkeeper::{Config, ErrorKind, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer, until};
 
 use super::Case;
@@ -77,7 +78,7 @@ fn server_clock_set(kind: RedisKind) {
     let url = format!("{}/?response_timeout=1s", server.url());
     let config = Config::from_url(&url).unwrap();
     let config = config.clock(Arc::new(ManualClock::new()));
-    let keeper = lockkeeper::drivers().open(&config).unwrap();
+    let keeper = lockkeeper::backend::drivers().open(&config).unwrap();
     for _ in 0..2 {
         let set = Instant::now();
         until("the bound of every earlier request is passed", || {

@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{AcquireOptions, CancelToken, Clock, ErrorKind, Released, SystemClock};
+use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, until};
 
 use super::Case;

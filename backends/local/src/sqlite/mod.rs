@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
-    Grant, HostInstant, KeySpec, LockProvider, OpenContext, Released, Renewal, StoreUrl,
-    SystemClock, Usage,
+    Grant, HostInstant, Key, KeySpec, LockProvider, OpenContext, Released, Renewal, StoreUrl,
+    SystemClock, Takes, Usage,
 };
 
 use db::Db;
@@ -41,20 +41,23 @@ const BACKEND: &str = "sqlite";
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SqliteDriver;
 
+impl SqliteDriver {
+    /// Whether a missing file is created.
+    pub const CREATE: Key<bool> = Key::new(
+        "create",
+        Takes::FLAG,
+        "true",
+        "whether a missing file is created",
+    );
+}
+
 impl Driver for SqliteDriver {
     fn schemes(&self) -> &'static [&'static str] {
         &["sqlite"]
     }
 
     fn keys(&self) -> &'static [KeySpec] {
-        const {
-            &[KeySpec::new(
-                "create",
-                "true or false",
-                "true",
-                "whether a missing file is created",
-            )]
-        }
+        const { &[Self::CREATE.spec] }
     }
 
     fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
@@ -67,7 +70,7 @@ impl Driver for SqliteDriver {
             .with_backend(BACKEND));
         }
         let path = url.path()?;
-        let create = target.parse("create", "true or false")?.unwrap_or(true);
+        let create = target.value(&Self::CREATE)?.unwrap_or(true);
         let clock = Arc::clone(target.clock());
         let provider = SqliteProvider::new(&path, target.namespace(), clock, create);
         Ok(Arc::new(

@@ -3,8 +3,9 @@
 use std::fs;
 use std::time::Duration;
 
-use lockkeeper::OpenContext;
-use lockkeeper::redis::RedisOptions;
+use lockkeeper::backend::OpenContext;
+use lockkeeper::backends::redis::{RedisDriver, RedisOptions};
+use lockkeeper::backends::remote;
 use redis::{
     Client, Connection, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult,
     TlsCertificates,
@@ -44,20 +45,19 @@ impl RedisConfig {
         let in_path = path.trim_start_matches('/').parse().ok();
         let database = match in_path.filter(|_| scheme != "unix") {
             Some(number) => number,
-            None => context.parse("db", "a number from 0")?.unwrap_or_default(),
+            None => context.value(&RedisDriver::DB)?.unwrap_or_default().into(),
         };
         let info = without_delay(address)?;
         let mut settings = info.redis_settings().clone().set_db(database);
-        let key = |name| context.get(name).map(str::to_owned);
-        if let Some(user) = url.username()?.or_else(|| key("user")) {
+        if let Some(user) = url.username()?.or(context.value(&remote::USER)?) {
             settings = settings.set_username(user);
         }
-        if let Some(password) = url.password()?.or_else(|| key("password")) {
+        if let Some(password) = url.password()?.or(context.value(&remote::PASSWORD)?) {
             settings = settings.set_password(password);
         }
         let info = info.set_redis_settings(settings);
         let client = if scheme == "rediss" {
-            let root_cert = context.get("ca_file").map(fs::read).transpose();
+            let root_cert = context.value(&remote::CA_FILE)?.map(fs::read).transpose();
             let root_cert = root_cert
                 .map_err(|error| Error::failed(format!("cannot read `ca_file`: {error}")))?;
             let certificates = TlsCertificates {
@@ -70,7 +70,7 @@ impl RedisConfig {
         };
         Ok(Self {
             client,
-            connect_timeout: context.duration("connect_timeout")?.unwrap_or(TIMEOUT),
+            connect_timeout: context.value(&remote::CONNECT_TIMEOUT)?.unwrap_or(TIMEOUT),
         })
     }
 

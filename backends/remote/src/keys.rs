@@ -1,0 +1,56 @@
+//! The keys that every store behind a network takes, beside keys of its own.
+
+use std::time::Duration;
+
+use lockkeeper_core::{Key, Takes};
+
+/// The kernel keeps time-outs as signed numbers, so there is an upper bound.
+const TIMEOUTS: Takes = Takes::Duration(Duration::from_millis(1), Duration::from_secs(86_400));
+
+/// The user to log in with.
+pub const USER: Key<String> = Key::new(
+    "user",
+    Takes::Text("text"),
+    "none",
+    "the user to log in with, unless the URL names one",
+);
+
+/// The password to log in with.
+pub const PASSWORD: Key<String> = Key::new(
+    "password",
+    Takes::Text("text"),
+    "none",
+    "the password to log in with, unless the URL has one",
+);
+
+/// The largest number of connections.
+pub const POOL_SIZE: Key<u32> = Key::new(
+    "pool_size",
+    Takes::Number(1, 1_000),
+    "10",
+    "the largest number of connections",
+);
+
+/// The longest time to open a connection.
+pub const CONNECT_TIMEOUT: Key<Duration> = Key::new(
+    "connect_timeout",
+    TIMEOUTS,
+    "2s",
+    "the longest time to open a connection",
+);
+
+/// The longest time to wait for one reply.
+pub const RESPONSE_TIMEOUT: Key<Duration> = Key::new(
+    "response_timeout",
+    TIMEOUTS,
+    "1s",
+    "the longest time to wait for one reply",
+);
+
+/// A file of certificates to trust.
+pub const CA_FILE: Key<String> = Key::new(
+    "ca_file",
+    Takes::Text("a path"),
+    "the system's certificates",
+    "with TLS: a PEM file of certificates to trust",
+);

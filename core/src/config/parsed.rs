@@ -1,0 +1,93 @@
+//! The common keys of a config, parsed once and checked.
+
+use super::keys::{COMMON_KEYS, FALLBACK, KeyValue, REQUIRE, is_list};
+use super::keys::{HANDOVER_MAX, HANDOVER_TIME, LEASE, MARGIN, NAMESPACE, TTL, WAIT};
+use super::{Config, given_twice};
+use std::sync::Arc;
+
+use crate::capabilities::{Capabilities, Capability};
+use crate::error::{Error, ErrorKind};
+use crate::keeper::LockKeeper;
+use crate::name::check_length;
+use crate::options::{LeasePolicy, Settings, Wait};
+
+/// A config whose common keys are parsed and checked.
+#[derive(Clone, Debug)]
+pub(crate) struct ParsedConfig<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) namespace: &'a str,
+    pub(crate) required: Vec<Capability>,
+    pub(crate) settings: Settings,
+}
+
+impl Config {
+    /// Parses and checks the common keys. Talks to no store.
+    pub(crate) fn parse(&self) -> Result<ParsedConfig<'_>, Error> {
+        let mut given = self.values.iter();
+        if let Some((key, _)) = given.find(|(key, values)| values.len() > 1 && !is_list(key)) {
+            return Err(given_twice(key));
+        }
+        let namespace = self.text(&NAMESPACE.spec).unwrap_or("default");
+        check_length("a namespace", namespace)?;
+        let lists = self.texts(&REQUIRE.spec).iter();
+        let required = lists.flat_map(|list| list.split(','));
+        let wait = self.value(&WAIT)?;
+        let settings = Settings {
+            lease: self.lease_policy()?,
+            wait: wait.unwrap_or(Wait::AtMost(LockKeeper::DEFAULT_WAIT)),
+            margin: self.value(&MARGIN)?,
+            handover_max: self
+                .value(&HANDOVER_MAX)?
+                .unwrap_or(LockKeeper::DEFAULT_HANDOVER_MAX),
+            handover_time: self
+                .value(&HANDOVER_TIME)?
+                .unwrap_or(LockKeeper::DEFAULT_HANDOVER_TIME),
+        };
+        settings.lease.check(&Capabilities::new())?;
+        settings.wait.check()?;
+        Ok(ParsedConfig {
+            config: self,
+            namespace,
+            required: required
+                .map(|name| name.trim().parse())
+                .collect::<Result<_, _>>()?,
+            settings,
+        })
+    }
+
+    /// Leaves the range of the ttl to [`LeasePolicy::check`], which knows that of each store.
+    fn lease_policy(&self) -> Result<LeasePolicy, Error> {
+        let ttl = match self.text(&TTL.spec) {
+            Some(text) => KeyValue::from_text(text).ok_or_else(|| TTL.spec.refused(text))?,
+            None => LockKeeper::DEFAULT_TTL,
+        };
+        Ok(match self.value(&LEASE)?.as_deref() {
+            Some("fixed") => LeasePolicy::Fixed { ttl },
+            _ => LeasePolicy::Renewed { ttl },
+        })
+    }
+
+    /// Returns the stores to open if this one is unreachable, with the common keys of this one.
+    pub(crate) fn fallbacks(&self) -> Result<Vec<Config>, Error> {
+        let fallback = |url: &String| {
+            let mut other = Self::from_url(url)?;
+            for key in COMMON_KEYS.iter().map(|key| key.name) {
+                if other.values.contains_key(key) {
+                    return Err(Error::new(
+                        ErrorKind::InvalidValue,
+                        format!(
+                            "the fallback sets `{key}`; set it once, on the first store, for all of them"
+                        ),
+                    ));
+                }
+                if let Some(values) = self.values.get(key) {
+                    other.values.insert(key.to_owned(), values.clone());
+                }
+            }
+            other.observer.clone_from(&self.observer);
+            other.clock = Arc::clone(&self.clock);
+            Ok(other.without_fallbacks())
+        };
+        self.texts(&FALLBACK.spec).iter().map(fallback).collect()
+    }
+}

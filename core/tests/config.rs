@@ -1,0 +1,138 @@
+//! A config from a URL, from code and from a file is the same config, and shows no secret.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    Capability, Config, Driver, Drivers, Error, ErrorKind, KeySpec, LeasePolicy, LockProvider,
+    OpenContext, Wait,
+};
+
+/// Opens nothing, and remembers the namespace and path that it was asked for.
+#[derive(Clone, Debug, Default)]
+struct Recorder(Arc<Mutex<Vec<String>>>);
+
+impl Driver for Recorder {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["store"]
+    }
+
+    fn keys(&self) -> &'static [KeySpec] {
+        &[]
+    }
+
+    fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        let opened = format!("{} {}", context.namespace(), context.url().path()?);
+        self.0.lock().unwrap().push(opened);
+        Err(Error::unreachable("a recorder opens nothing"))
+    }
+}
+
+/// Returns the namespaces and paths that were opened, or what is wrong with the config.
+fn opened(config: &Config) -> Result<Vec<String>, Error> {
+    let recorder = Recorder::default();
+    let error = Drivers::new()
+        .with(recorder.clone())
+        .open(config)
+        .unwrap_err();
+    match error.is_unreachable() {
+        true => Ok(recorder.0.lock().unwrap().clone()),
+        false => Err(error),
+    }
+}
+
+#[test]
+fn typed_settings_are_the_keys_of_a_url() {
+    let ttl = Duration::from_millis(1_500);
+    let store = || Config::from_url("store:one").unwrap();
+    let config = store()
+        .lease(LeasePolicy::Fixed { ttl })
+        .wait(Wait::Forever)
+        .margin(Duration::from_nanos(1_000_001))
+        .handover_max(3)
+        .handover_time(Duration::ZERO)
+        .namespace("shop")
+        .require(Capability::CrossProcess)
+        .fallback("store:two");
+    assert_eq!(opened(&config).unwrap(), ["shop one", "shop two"]);
+    assert_eq!(opened(&config.without_fallbacks()).unwrap(), ["shop one"]);
+    for (config, kind) in [
+        (store().ttl(Duration::MAX), ErrorKind::InvalidTtl),
+        (
+            store().wait(Wait::AtMost(Duration::MAX)),
+            ErrorKind::InvalidWait,
+        ),
+        (store().handover_max(128), ErrorKind::InvalidValue),
+        (store().namespace(""), ErrorKind::InvalidName),
+        (store().ttl(ttl).ttl(ttl), ErrorKind::InvalidValue),
+        (
+            store().set("ttl", "1s").unwrap().ttl(ttl),
+            ErrorKind::InvalidValue,
+        ),
+    ] {
+        assert_eq!(opened(&config).unwrap_err().kind(), kind, "{config:?}");
+    }
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn table_has_the_same_keys() {
+    let text = r#"{"url": "store:x", "ttl": "5s", "handover_max": 3, "require": ["cross_host"],
+        "namespace": "shop", "fallback": []}"#;
+    let config: Config = serde_json::from_str(text).unwrap();
+    assert_eq!(opened(&config).unwrap(), ["shop x"]);
+    for (text, says) in [
+        (r#"{"ttl": "5s"}"#, "url"),
+        (r#"{"url": "store:", "ttl": 0.5}"#, "`ttl` takes"),
+        (r#"{"url": "store:", "shop": {}}"#, "`shop` takes"),
+        (
+            r#"{"url": "store:", "shop": []}"#,
+            "`shop` has an empty list",
+        ),
+        (r#"{"url": "store:", "ttl": []}"#, "`ttl` has an empty list"),
+    ] {
+        let error = serde_json::from_str::<Config>(text).unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+#[test]
+fn paths_are_decoded_and_passwords_hidden() {
+    let config = Config::from_url("sqlite:/tmp/a%20b%3F.db").unwrap();
+    assert_eq!(config.url().path().unwrap(), "/tmp/a b?.db");
+    let config = Config::from_url("redis://me:s%65cret@127.0.0.1:1/2?ttl=1s").unwrap();
+    assert_eq!(config.url().password().unwrap().unwrap(), "secret");
+    let shown = format!("{config:?} {}", config.url());
+    assert!(!shown.contains("cret"), "{shown}");
+    assert!(shown.contains("me:***@127.0.0.1:1/2"), "{shown}");
+}
+
+#[test]
+fn no_part_of_a_password_is_shown() {
+    for url in [
+        "redis://bob:1234/s3cret@h:1/",
+        "redis://bob:?s3cret@h/",
+        "mysql://bob:4711?s3cret@h/",
+        "mysql://bob:1234/s3cret@h/",
+        "redis://bob:12#s3cret@h/",
+        "redis://bob:s3cret/x@h/",
+    ] {
+        let error = Config::from_url(url).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidUrl, "{url}");
+        let shown = format!("{error} {error:?}");
+        assert!(
+            !shown.contains("s3cret") && !shown.contains("1234"),
+            "{shown}"
+        );
+    }
+    for url in [
+        "sqlite:/srv/a@b.db",
+        "redis://me:x@h/1",
+        "redis://h/1?fallback=redis://me:x@other/",
+        "mysql:?socket=/run/a@b.sock",
+    ] {
+        assert!(Config::from_url(url).is_ok(), "{url}");
+    }
+}

@@ -1,0 +1,76 @@
+//! What the facade exports, and the table of keys in its docs.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+// Everything at once: that this compiles is the test of the names.
+#[allow(unused_imports)]
+use lockkeeper::{admin::*, backend::*, backends::*, clock::*, *};
+
+#[cfg(all(feature = "mysql", feature = "redis", feature = "sqlite"))]
+#[test]
+fn docs_list_every_key() {
+    let drivers = drivers();
+    let schemes = drivers.schemes().count();
+    let mut table =
+        "| key | schemes | takes | default | meaning |\n|---|---|---|---|---|\n".to_owned();
+    for (key, of) in drivers.keys() {
+        let of = match of.len() == schemes {
+            true => "all".to_owned(),
+            false => of.join(", "),
+        };
+        let (name, takes, default, meaning) = (key.name, key.takes, key.default, key.meaning);
+        table += &format!("| `{name}` | {of} | {takes} | {default} | {meaning} |\n");
+    }
+    let docs = include_str!("../src/keys.md");
+    assert!(docs == table, "src/keys.md is not\n{table}");
+}
+
+#[test]
+fn options_of_a_backend_are_set_by_type() {
+    /// Remembers the options that it is opened with.
+    #[derive(Debug)]
+    struct Reading;
+
+    const COPIES: Key<u32> = Key::new("copies", Takes::Number(1, 9), "1", "how many there are");
+    const ENCRYPTED: Key<bool> = Key::new("encrypted", Takes::FLAG, "off", "whether it is");
+
+    impl Driver for Reading {
+        fn schemes(&self) -> &'static [&'static str] {
+            &["reading"]
+        }
+
+        fn keys(&self) -> &'static [KeySpec] {
+            const { &[COPIES.spec, ENCRYPTED.spec] }
+        }
+
+        fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+            assert_eq!(context.value(&COPIES)?, Some(2));
+            assert_eq!(context.value(&ENCRYPTED)?, Some(true));
+            Err(Error::unreachable("all was read"))
+        }
+    }
+
+    let drivers = Drivers::new().with(Reading);
+    let open = |config: Config| drivers.open(&config).unwrap_err();
+    let config = || Config::from_url("reading:").unwrap();
+    let read = open(config().with(&COPIES, 2).with(&ENCRYPTED, true));
+    assert!(read.is_unreachable(), "{read}");
+    for (config, says) in [
+        (
+            config().with(&COPIES, 10),
+            "`copies` takes a whole number from 1 to 9, and not \"10\"",
+        ),
+        (
+            config().set("encrypted", "yes").unwrap(),
+            "`encrypted` takes on, off, true or false",
+        ),
+        (config().with(&COPIES, 2).with(&COPIES, 2), "given twice"),
+        (config().fallback("reading:?copies=0"), "from 1 to 9"),
+    ] {
+        let refused = open(config);
+        assert_eq!(refused.kind(), ErrorKind::InvalidValue);
+        assert!(refused.to_string().contains(says), "{refused}");
+    }
+}
