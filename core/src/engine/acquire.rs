@@ -158,7 +158,9 @@ impl Acquisition<'_> {
         request.started.set(now);
         let is_over = request.deadline.is_some_and(|deadline| now >= deadline);
         if is_over && matches!(given, Given::HeadPermit) {
-            return Given::Nothing(engine.queue.decline(request.name, waiter));
+            let unserved = engine.queue.unserved(request.name, waiter);
+            engine.queue.pass(request.name, None);
+            return Given::Nothing(unserved);
         }
         given
     }

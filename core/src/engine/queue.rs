@@ -191,14 +191,9 @@ impl Queue {
         given.unwrap_or(Given::Nothing(unserved))
     }
 
-    /// Passes the head permit on from a waiter whose wait was over when it got the permit.
-    pub(crate) fn decline(&self, name: &LockName, waiter: &Waiter) -> Unserved {
-        let mut names = self.names(name);
-        let unserved = names.unserved(name, waiter);
-        let next = names.pass_head(name);
-        drop(names);
-        notify(next);
-        unserved
+    /// Returns why `waiter` gets nothing if its wait ends now.
+    pub(crate) fn unserved(&self, name: &LockName, waiter: &Waiter) -> Unserved {
+        self.names(name).unserved(name, waiter)
     }
 
     /// Records that the store showed the head another holder: single attempts end.
@@ -327,7 +322,6 @@ impl Names {
             .find_mut(name.hash64(), |used| used.name == *name)
     }
 
-    /// Returns why `waiter` gets nothing if its wait ends now.
     fn unserved(&mut self, name: &LockName, waiter: &Waiter) -> Unserved {
         match self.find(name) {
             None => Unserved::Silent,

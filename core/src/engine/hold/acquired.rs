@@ -89,14 +89,8 @@ impl Acquired {
     pub(crate) fn end_handover(&self) -> Callbacks {
         let mut inside = lock(&self.hold.inside);
         self.hold.notify(&inside);
-        if inside.on_lost.is_empty() {
-            return Vec::new();
-        }
-        let (ended, kept) = std::mem::take(&mut inside.on_lost)
-            .into_iter()
-            .partition(|(of, _)| *of <= self.handovers);
-        inside.on_lost = kept;
-        ended
+        let is_of_ended_guard = |callback: &mut (u32, _)| callback.0 <= self.handovers;
+        inside.on_lost.extract_if(.., is_of_ended_guard).collect()
     }
 
     /// Takes the callbacks of this guard and of those before it, to report the loss.
