@@ -1,11 +1,11 @@
 //! Making a keeper from a provider and settings.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::capabilities::Capability;
 use crate::clock::{Clock, SystemClock};
+use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::observer::{Notifier, Observer};
@@ -29,20 +29,20 @@ impl LockKeeper {
             },
             required: Vec::new(),
             clock: Arc::new(SystemClock),
-            observer: None,
+            notifier: Notifier::default(),
         }
     }
 }
 
 /// Makes a [`LockKeeper`].
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct LockKeeperBuilder {
     provider: Arc<dyn LockProvider>,
     settings: Settings,
     required: Vec<Capability>,
     clock: Arc<dyn Clock>,
-    observer: Option<Arc<dyn Observer>>,
+    notifier: Notifier,
 }
 
 impl LockKeeperBuilder {
@@ -93,7 +93,7 @@ impl LockKeeperBuilder {
 
     /// Reports events to `observer`.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.observer = Some(observer);
+        self.notifier = Notifier::new(Some(observer));
         self
     }
 
@@ -132,22 +132,9 @@ impl LockKeeperBuilder {
         checked
             .and(self.settings.wait.check())
             .map_err(|error| error.with_backend(backend))?;
-        let notifier = Notifier::new(self.observer);
-        Ok(LockKeeper::open(
-            self.provider,
-            self.settings,
-            self.clock,
-            notifier,
-        ))
-    }
-}
-
-impl fmt::Debug for LockKeeperBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockKeeperBuilder")
-            .field("provider", &self.provider)
-            .field("settings", &self.settings)
-            .field("required", &self.required)
-            .finish_non_exhaustive()
+        let (settings, clock) = (self.settings, self.clock);
+        Ok(LockKeeper {
+            engine: Engine::open(self.provider, settings, clock, self.notifier),
+        })
     }
 }

@@ -6,14 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::admin::Admin;
 use crate::capabilities::Capabilities;
-use crate::clock::Clock;
-use crate::engine::{Engine, Shared};
+use crate::engine::Shared;
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::name::AsLockName;
-use crate::observer::Notifier;
-use crate::options::{AcquireOptions, LeasePolicy, Settings, Wait};
-use crate::provider::{LockProvider, Released, Usage};
+use crate::options::{AcquireOptions, LeasePolicy, Wait};
+use crate::provider::{Released, Usage};
 
 /// Locks names on one store. Cloning is cheap, and clones are the same keeper; make one per store
 /// and program.
@@ -37,7 +35,7 @@ use crate::provider::{LockProvider, Released, Usage};
 /// way, for 100 ms at most.
 #[derive(Clone)]
 pub struct LockKeeper {
-    engine: Arc<Shared>,
+    pub(crate) engine: Arc<Shared>,
 }
 
 impl LockKeeper {
@@ -49,17 +47,6 @@ impl LockKeeper {
     pub const DEFAULT_HANDOVER_MAX: u32 = 100;
     /// For how long a lease is handed over within the process, where nothing is set.
     pub const DEFAULT_HANDOVER_TIME: Duration = Duration::from_millis(50);
-
-    pub(crate) fn open(
-        provider: Arc<dyn LockProvider>,
-        settings: Settings,
-        clock: Arc<dyn Clock>,
-        notifier: Notifier,
-    ) -> Self {
-        Self {
-            engine: Engine::open(provider, settings, clock, notifier),
-        }
-    }
 
     /// Acquires the lock, and waits for it as long as the keeper's default.
     ///

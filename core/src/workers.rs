@@ -25,27 +25,8 @@ struct State<J> {
     jobs: VecDeque<J>,
     idle: usize,
     threads: usize,
-    /// The number of jobs taken so far.
-    taken: u64,
-    /// When jobs were first seen untaken, after `taken` before.
-    stalled: Option<(u64, Instant)>,
-}
-
-impl<J> State<J> {
-    /// Returns whether all threads hang: none is idle, and none has taken a job for [`MAX_QUEUED`].
-    fn is_stuck(&mut self) -> bool {
-        if self.idle > 0 {
-            self.stalled = None;
-            return false;
-        }
-        match self.stalled {
-            Some((taken, since)) if taken == self.taken => since.elapsed() >= MAX_QUEUED,
-            _ => {
-                self.stalled = Some((self.taken, Instant::now()));
-                false
-            }
-        }
-    }
+    /// When a job was last taken, a thread started, or a job came into the empty queue.
+    progress: Instant,
 }
 
 impl<J: Send + 'static> Workers<J> {
@@ -56,15 +37,14 @@ impl<J: Send + 'static> Workers<J> {
                 jobs: VecDeque::new(),
                 idle: 0,
                 threads: 0,
-                taken: 0,
-                stalled: None,
+                progress: Instant::now(),
             }),
             work: Condvar::new(),
         })
     }
 
-    /// Queues `jobs`, and starts another thread if all of them hang. `run` does one job; false ends
-    /// the thread. Returns true if jobs are queued and more threads could join: call it again, after
+    /// Queues `jobs`, and starts more threads if all of them hang. `run` does one job; false ends the
+    /// thread. Returns true if jobs are queued and more threads could join: call it again, after
     /// [`MAX_QUEUED`].
     pub(crate) fn push(
         self: &Arc<Self>,
@@ -72,29 +52,30 @@ impl<J: Send + 'static> Workers<J> {
         run: &(impl Fn(J) -> bool + Clone + Send + 'static),
     ) -> bool {
         let mut state = lock(&self.state);
+        if state.jobs.is_empty() {
+            state.progress = Instant::now();
+        }
         state.jobs.extend(jobs);
         let queued = state.jobs.len();
         if queued == 0 {
-            state.stalled = None;
             return false;
         }
         // One for each job, since any of them may hang. A thread that finds no job sleeps again.
         for _ in 0..queued.min(state.idle) {
             self.work.notify_one();
         }
-        let missing = if state.threads == 0 {
-            1
-        } else if state.is_stuck() {
-            queued.min(MAX_WORKERS - state.threads)
-        } else {
-            0
+        let is_stuck = state.idle == 0 && state.progress.elapsed() >= MAX_QUEUED;
+        let missing = match state.threads {
+            0 => 1,
+            threads if is_stuck => queued.min(MAX_WORKERS - threads),
+            _ => 0,
         };
         for _ in 0..missing {
             let (workers, run) = (Arc::clone(self), run.clone());
             // If the system starts no thread, the next call tries again while the lease lasts.
             if spawn("lockkeeper-renew", move || workers.work(run)).is_ok() {
                 state.threads += 1;
-                state.stalled = None;
+                state.progress = Instant::now();
             }
         }
         state.threads < MAX_WORKERS
@@ -109,7 +90,7 @@ impl<J: Send + 'static> Workers<J> {
                 state.idle -= 1;
                 continue;
             };
-            state.taken += 1;
+            state.progress = Instant::now();
             drop(state);
             if !run(job) {
                 return;

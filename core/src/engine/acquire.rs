@@ -170,16 +170,14 @@ impl Acquisition<'_> {
         let mut permit = HeadPermit {
             engine: self.engine,
             name: self.request.name,
-            end: End::Pass(None),
+            outcome: None,
         };
         let result = self.acquire_from_store();
-        match &result {
-            Ok(Some(hold)) => permit.end = End::Hold(Arc::clone(hold)),
-            Err(error) if error.kind() != ErrorKind::Cancelled => {
-                permit.end = End::Pass(Some(error.clone()));
-            }
-            Ok(None) | Err(_) => {}
-        }
+        permit.outcome = match &result {
+            Err(error) if error.kind() == ErrorKind::Cancelled => None,
+            Err(error) => Some(Err(error.clone())),
+            Ok(hold) => hold.clone().map(Ok),
+        };
         drop(permit);
         Ok(result?.map(Acquired::new))
     }
@@ -278,25 +276,20 @@ impl Acquisition<'_> {
 struct HeadPermit<'a> {
     engine: &'a Engine,
     name: &'a LockName,
-    end: End,
-}
-
-/// What the head's request ended with.
-enum End {
-    /// No grant; with the error of a store that did not answer.
-    Pass(Option<Error>),
-    Hold(Arc<Hold>),
+    /// The hold, or the error of a store that did not answer.
+    outcome: Option<Result<Arc<Hold>, Error>>,
 }
 
 impl Drop for HeadPermit<'_> {
     fn drop(&mut self) {
-        let engine = self.engine;
-        match std::mem::replace(&mut self.end, End::Pass(None)) {
-            End::Pass(store_error) => engine.queue.pass(self.name, store_error),
-            End::Hold(hold) => {
+        let queue = &self.engine.queue;
+        match self.outcome.take() {
+            None => queue.pass(self.name, None),
+            Some(Err(error)) => queue.pass(self.name, Some(error)),
+            Some(Ok(hold)) => {
                 let due = hold.due();
-                engine.queue.hold(self.name, hold, due);
-                engine.timer.note(HostInstant::from_nanos(due));
+                queue.hold(self.name, hold, due);
+                self.engine.timer.note(HostInstant::from_nanos(due));
             }
         }
     }

@@ -1,15 +1,14 @@
-//! Asking a store again: after a reply that was lost, and after a failure that may pass.
+//! Asking a store again after a lost reply, and after a failure that may pass.
 //!
-//! Providers make one attempt a call. Whether another one follows, and what the last error means
-//! after a lost reply, is decided here for every store.
+//! A provider makes one attempt a call. Whether another attempt follows, and what the last error
+//! means after a lost reply, is decided here for every store.
 
-use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
-use crate::sync::{lock, wait};
 
 /// The back-off before the second retry; it doubles with every further one. The first retry follows
 /// at once: most lost replies are a connection that the server or the network has closed.
@@ -99,18 +98,13 @@ impl<'a> Retry<'a> {
     }
 
     fn pause(&self, time: Duration) {
-        let parker = Arc::new((Mutex::new(()), Condvar::new()));
-        let _registration = self.cancel.map(|cancel| {
-            let parker = Arc::clone(&parker);
-            cancel.on_cancel(move || {
-                drop(lock(&parker.0));
-                parker.1.notify_one();
-            })
-        });
-        let guard = lock(&parker.0);
+        let thread = thread::current();
+        let wake = self.cancel.map(|it| it.on_cancel(move || thread.unpark()));
         if !self.is_cancelled() {
-            drop(wait(&parker.1, guard, Some(time)));
+            // It may wake early; the attempt is just made a little sooner.
+            thread::park_timeout(time);
         }
+        drop(wake);
     }
 
     fn is_cancelled(&self) -> bool {
