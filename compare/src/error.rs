@@ -28,14 +28,11 @@ impl Error {
     }
 
     /// Prefixes the text with what failed.
-    pub(crate) fn about(self, what: &str) -> Self {
-        let prefixed = |text| format!("{what}: {text}");
-        match self {
-            Self::Interrupted => Self::Interrupted,
-            Self::Invalid(text) => Self::Invalid(prefixed(text)),
-            Self::PoolExhausted(text) => Self::PoolExhausted(prefixed(text)),
-            Self::Failed(text) => Self::Failed(prefixed(text)),
+    pub(crate) fn about(mut self, what: &str) -> Self {
+        if let Self::Invalid(text) | Self::PoolExhausted(text) | Self::Failed(text) = &mut self {
+            *text = format!("{what}: {text}");
         }
+        self
     }
 }
 

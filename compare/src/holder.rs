@@ -78,20 +78,20 @@ impl Holder {
         order: &Order,
         cancel: &Cancellation,
     ) -> Result<Self, Error> {
-        let not_started = |error: io::Error| {
-            Error::failed(format!(
-                "cannot start the process that is to hold the lock: {error}"
-            ))
+        let started = HolderProcess::spawn(command).and_then(|mut holder| {
+            let is_held = holder.send(order)?;
+            Ok((holder, is_held))
+        });
+        let why = match started {
+            Ok((holder, true)) => return Ok(Self::Process(holder)),
+            Ok((mut holder, false)) => format!(
+                "the process that is to hold the lock: {}",
+                holder.error_output()
+            ),
+            Err(error) => format!("cannot start the process that is to hold the lock: {error}"),
         };
-        let mut holder = HolderProcess::spawn(command).map_err(not_started)?;
-        let sent = holder.send(order);
-        if !matches!(sent, Ok(true)) {
-            cancel.check()?;
-        }
-        match sent.map_err(not_started)? {
-            true => Ok(Self::Process(holder)),
-            false => Err(Error::failed(holder.error_output())),
-        }
+        cancel.check()?;
+        Err(Error::failed(why))
     }
 
     /// Starts a thread that acquires a lock of `strategy`, and returns when it has the lock.
@@ -176,7 +176,7 @@ impl HolderProcess {
             // What was read before an error is all there is.
             let _ = stderr.read_to_string(&mut text);
         }
-        format!("the process that is to hold the lock: {}", text.trim())
+        text.trim().to_owned()
     }
 
     fn kill(&mut self) -> io::Result<()> {

@@ -37,6 +37,7 @@ mod error;
 pub mod holder;
 mod meter;
 mod named;
+mod random;
 mod report;
 mod run;
 mod scenario;

@@ -30,25 +30,25 @@ pub(crate) trait Counter: Send + Sync {
 }
 
 /// Measures what a run costs its store. Where no server counts, the strategy has to.
-pub(crate) struct Meter<'a> {
-    servers: Vec<Server<'a>>,
+pub(crate) struct Meter {
+    servers: Vec<Server>,
 }
 
-struct Server<'a> {
-    counter: Box<dyn Counter + 'a>,
+struct Server {
+    counter: Box<dyn Counter>,
     /// Connections before the strategy was opened.
     connections: u32,
     /// Commands at the last restart; `None` if the server did not reply.
     commands: Mutex<Option<u64>>,
 }
 
-impl<'a> Meter<'a> {
+impl Meter {
     /// Begins to count. Make the meter before the strategy is opened.
     pub(crate) fn new(
-        counters: Vec<Box<dyn Counter + 'a>>,
+        counters: Vec<Box<dyn Counter>>,
         cancel: &Cancellation,
     ) -> Result<Self, Error> {
-        let server = |counter: Box<dyn Counter + 'a>| {
+        let server = |counter: Box<dyn Counter>| {
             Ok(Server {
                 connections: stable_connections(counter.as_ref(), cancel)?,
                 commands: Mutex::new(None),

@@ -156,7 +156,7 @@ impl<'a> Plan<'a> {
         let mut missing = Vec::new();
         #[cfg(unix)]
         if let Some(servers) = &self.servers {
-            missing.extend_from_slice(servers.missing());
+            missing.extend_from_slice(&servers.missing);
         }
         if self.comparison.scenarios.contains(&Scenario::Crash) {
             let stores = self.stores.iter().filter(|store| self.lacks_holder(store));

@@ -22,7 +22,8 @@ pub(crate) struct Servers {
     /// The first one is the store; `redlock` uses all of them.
     redis: Vec<RedisServer>,
     mysql: Vec<MySqlServer>,
-    missing: Vec<String>,
+    /// What is not installed.
+    pub(crate) missing: Vec<String>,
 }
 
 impl Servers {
@@ -60,11 +61,6 @@ impl Servers {
             mysql,
             missing,
         })
-    }
-
-    /// Returns which servers are not installed.
-    pub(crate) fn missing(&self) -> &[String] {
-        &self.missing
     }
 
     /// Returns the stores on these servers.

@@ -27,24 +27,17 @@ pub(super) fn sentences(report: &Report) -> Vec<String> {
         .collect()
 }
 
-/// Returns what was left out; strategies with the same reason share a sentence.
+/// Returns what was left out; neighbours with the same reason share a sentence.
 fn left_out(report: &Report) -> Vec<String> {
-    let mut whys: Vec<&str> = Vec::new();
-    for left in &report.left_out {
-        if !whys.contains(&left.why) {
-            whys.push(left.why);
-        }
-    }
-    let of = |why| {
-        let names = report.left_out.iter().filter(|left| left.why == why);
-        let names: Vec<_> = names.map(|left| left.strategy.to_string()).collect();
-        format!("Left out: {} ({why}).", names.join(", "))
-    };
-    let missing = report
-        .missing
-        .iter()
-        .map(|why| format!("Not started: {why}."));
-    whys.into_iter().map(of).chain(missing).collect()
+    let groups = report.left_out.chunk_by(|one, next| one.why == next.why);
+    let left_out = groups.filter_map(|group| {
+        let names: Vec<_> = group.iter().map(|left| left.strategy.name()).collect();
+        let why = group.first()?.why;
+        Some(format!("Left out: {} ({why}).", names.join(", ")))
+    });
+    let missing = report.missing.iter();
+    let missing = missing.map(|why| format!("Not started: {why}."));
+    left_out.chain(missing).collect()
 }
 
 fn sentence(scenario: Scenario, report: &Report) -> Option<String> {

@@ -33,7 +33,7 @@ pub(crate) struct Context<'a> {
     /// Opens the strategy, as one program would.
     pub(crate) open: &'a (dyn Fn() -> Result<Box<dyn Transactor>, Error> + Sync),
     /// Measures what the strategy costs the store.
-    pub(crate) meter: &'a Meter<'a>,
+    pub(crate) meter: &'a Meter,
     /// Starts a holder of the lock of this name with this ttl, and returns when it has the lock.
     pub(crate) start_holder: &'a (dyn Fn(String, Duration) -> Result<Holder, Error> + Sync),
     pub(crate) cancel: &'a Cancellation,
@@ -159,7 +159,7 @@ impl Program<'_> {
     ) -> Result<Outcome, Error> {
         let context = self.context;
         let locks: Vec<_> = cells.iter().map(|&cell| context.lock_name(cell)).collect();
-        self.strategy.execute(&Transaction {
+        let outcome = self.strategy.execute(&Transaction {
             locks: &locks,
             cells,
             user,
@@ -173,7 +173,11 @@ impl Program<'_> {
                 }
                 on_step(step)
             },
-        })
+        });
+        match outcome {
+            Err(Error::PoolExhausted(why)) => Ok(Outcome::Broken(why)),
+            result => result,
+        }
     }
 
     /// Returns the lock itself, for scenarios that are about locks only.

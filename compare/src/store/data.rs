@@ -6,18 +6,20 @@ use std::sync::Arc;
 use super::client::ClientConfig;
 use super::memory::Cells;
 use super::redis::keys::Keys;
-use super::sql::Tables;
+use super::redis::stats::Stats;
+use super::sql::Rows;
 use super::state::State;
-use super::{mysql, redis, sqlite};
+use super::{mysql, sqlite};
 use crate::error::Error;
 use crate::meter::Counter;
+use crate::random::random;
 
 /// The state, by the kind of its store.
 pub(crate) enum Data {
     Memory(Arc<Cells>),
-    Sqlite(Tables<rusqlite::Connection>),
+    Sqlite(Arc<Rows<rusqlite::Connection>>),
     Redis(Arc<Keys>),
-    MySql(Tables<::mysql::Conn>),
+    MySql(Arc<Rows<::mysql::Conn>>),
 }
 
 impl Data {
@@ -31,34 +33,39 @@ impl Data {
         Ok(match config {
             ClientConfig::Memory => Self::Memory(Arc::default()),
             ClientConfig::Sqlite => {
-                let file = folder.join(format!("state-{number}.db"));
-                Self::Sqlite(sqlite::create(file)?)
+                let rows = sqlite::open(folder.join(format!("state-{number}.db")))?;
+                rows.create()?;
+                Self::Sqlite(Arc::new(rows))
             }
             ClientConfig::Redis(config) => {
-                let prefix = format!("lockkeeper-compare-{}-{number}", unique_name(folder)?);
-                Self::Redis(Arc::new(Keys::create(config, &prefix)?))
+                let prefix = format!("lockkeeper-compare-{:016x}-{number}", random());
+                Self::Redis(Arc::new(Keys::open(config, &prefix)?))
             }
             ClientConfig::MySql(config) => {
-                let prefix = format!("lockkeeper_compare_{}_{number}", unique_name(folder)?);
-                Self::MySql(config.create_tables(prefix)?)
+                let prefix = format!("lockkeeper_compare_{:016x}_{number}", random());
+                let rows = Arc::new(config.rows(prefix)?);
+                // Dropped, and the tables with it, if one of them cannot be created.
+                let data = Self::MySql(Arc::clone(&rows));
+                rows.create()?;
+                data
             }
         })
     }
 
     /// Opens a counter of `commands`, except those for the state, on a connection of its own; `None`
     /// if the store does not count.
-    pub(crate) fn counter<'a>(
-        &'a self,
+    pub(crate) fn counter(
+        &self,
         config: &ClientConfig,
         commands: &'static [&'static str],
-    ) -> Result<Option<Box<dyn Counter + 'a>>, Error> {
+    ) -> Result<Option<Box<dyn Counter>>, Error> {
         Ok(match (self, config) {
             (Self::Redis(keys), ClientConfig::Redis(config)) => {
-                let stats = redis::stats::Stats::open(config, commands, Some(keys.sent()))?;
-                Some(Box::new(stats))
+                let state = Some(Arc::clone(keys));
+                Some(Box::new(Stats::open(config, commands, state)?))
             }
-            (Self::MySql(tables), ClientConfig::MySql(config)) => {
-                Some(Box::new(mysql::Stats::open(config, tables.rows())?))
+            (Self::MySql(rows), ClientConfig::MySql(config)) => {
+                Some(Box::new(mysql::Stats::open(config, rows)?))
             }
             _ => None,
         })
@@ -68,23 +75,23 @@ impl Data {
     pub(crate) fn state(&self) -> Arc<dyn State> {
         match self {
             Self::Memory(cells) => Arc::<Cells>::clone(cells),
-            Self::Sqlite(tables) => Arc::new(tables.rows().clone()),
+            Self::Sqlite(rows) => Arc::<Rows<_>>::clone(rows),
             Self::Redis(keys) => Arc::<Keys>::clone(keys),
-            Self::MySql(tables) => Arc::new(tables.rows().clone()),
+            Self::MySql(rows) => Arc::<Rows<_>>::clone(rows),
         }
     }
 }
 
-/// Returns a name that no other run has. The folder's own name is unique on this machine only, so
-/// the name is random; SQL needs it in lower case.
-fn unique_name(folder: &Path) -> Result<String, Error> {
-    let unique = tempfile::Builder::new()
-        .rand_bytes(16)
-        .prefix("")
-        .tempdir_in(folder)
-        .map_err(|error| Error::failed(format!("cannot make a throw-away folder: {error}")))?;
-    let name = unique.path().file_name().unwrap_or_default();
-    Ok(name.to_string_lossy().to_lowercase())
+impl Drop for Data {
+    fn drop(&mut self) {
+        match self {
+            // What the server keeps. If it cannot be reached, the tables stay, and the keys expire.
+            Self::MySql(rows) => drop(rows.remove()),
+            Self::Redis(keys) => drop(keys.remove()),
+            // The file is removed with its folder.
+            Self::Memory(_) | Self::Sqlite(_) => {}
+        }
+    }
 }
 
 #[cfg(test)]

@@ -93,10 +93,10 @@ impl Store {
     }
 
     /// Opens the counters of these commands, each on a connection of its own.
-    pub(crate) fn counters<'a>(
-        &'a self,
+    pub(crate) fn counters(
+        &self,
         commands: &'static [&'static str],
-    ) -> Result<Vec<Box<dyn Counter + 'a>>, Error> {
+    ) -> Result<Vec<Box<dyn Counter>>, Error> {
         let counter = self.data.counter(&self.handle.client, commands)?;
         let mut counters: Vec<_> = counter.into_iter().collect();
         for config in &self.handle.redlock {

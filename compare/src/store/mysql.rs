@@ -1,6 +1,7 @@
 //! `mysql:` and `mariadb:`: how to connect, and what the server counts.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use mysql::{Conn, OptsBuilder};
 use parking_lot::Mutex;
 
 use super::pool::{Pool, open_pool};
-use super::sql::{Rows, SqlConnection, Tables};
+use super::sql::{Rows, SqlConnection};
 use crate::error::Error;
 use crate::meter::Counter;
 
@@ -54,14 +55,14 @@ impl MySqlConfig {
         open_pool(size, move || config.connect())
     }
 
-    /// Creates the state in the URL's database, in tables with names that begin with `prefix`.
-    pub(crate) fn create_tables(&self, prefix: String) -> Result<Tables<Conn>, Error> {
+    /// Returns the rows of tables in the URL's database, with names that begin with `prefix`.
+    pub(crate) fn rows(&self, prefix: String) -> Result<Rows<Conn>, Error> {
         if self.options.opts().get_db_name().is_none() {
             return Err(Error::invalid(
                 "the URL names no database, and the scenario's data needs one; add /NAME",
             ));
         }
-        Tables::create(self.pool(Self::POOL..=Self::POOL)?, prefix)
+        Ok(Rows::new(self.pool(Self::POOL..=Self::POOL)?, prefix))
     }
 }
 
@@ -82,21 +83,21 @@ impl SqlConnection for Conn {
 }
 
 /// Reads the server's status, on a connection of its own.
-pub(crate) struct Stats<'a> {
+pub(crate) struct Stats {
     connection: Mutex<Conn>,
     /// Statements of this counter, which do not count.
     own: AtomicU64,
     /// The statements for these rows do not count.
-    state: &'a Rows<Conn>,
+    state: Arc<Rows<Conn>>,
 }
 
-impl<'a> Stats<'a> {
+impl Stats {
     /// Counts statements, except those for `state`.
-    pub(crate) fn open(config: &MySqlConfig, state: &'a Rows<Conn>) -> Result<Self, Error> {
+    pub(crate) fn open(config: &MySqlConfig, state: &Arc<Rows<Conn>>) -> Result<Self, Error> {
         Ok(Self {
             connection: Mutex::new(config.connect()?),
             own: AtomicU64::new(0),
-            state,
+            state: Arc::clone(state),
         })
     }
 
@@ -108,7 +109,7 @@ impl<'a> Stats<'a> {
     }
 }
 
-impl Counter for Stats<'_> {
+impl Counter for Stats {
     fn commands(&self) -> Result<u64, Error> {
         let all = self.status("Questions")?;
         let uncounted = self.own.load(Ordering::Relaxed) + self.state.sent();

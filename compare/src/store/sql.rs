@@ -28,46 +28,6 @@ pub(crate) trait SqlConnection: Send + Sized + 'static {
     fn pair(&mut self, sql: &str) -> Result<(i64, i64), Error>;
 }
 
-/// The tables of one run. Dropping them removes them from the database.
-pub(crate) struct Tables<C: SqlConnection>(Rows<C>);
-
-impl<C: SqlConnection> Tables<C> {
-    /// Creates the tables, with names that begin with `prefix`.
-    pub(crate) fn create(pool: Pool<C>, prefix: String) -> Result<Self, Error> {
-        let tables = Self(Rows {
-            pool,
-            timeout: POOL_TIMEOUT,
-            prefix,
-            sent: Arc::default(),
-        });
-        let (rows, options) = (tables.rows(), C::TABLE_OPTIONS);
-        rows.change(&format!(
-            "CREATE TABLE {} (cell INTEGER PRIMARY KEY, value BIGINT NOT NULL, \
-             token BIGINT NOT NULL DEFAULT 0, version BIGINT NOT NULL DEFAULT 0) {options}",
-            rows.cells()
-        ))?;
-        rows.change(&format!(
-            "CREATE TABLE {} (user INTEGER NOT NULL) {options}",
-            rows.users()
-        ))?;
-        Ok(tables)
-    }
-
-    /// Returns the rows of the tables.
-    pub(crate) fn rows(&self) -> &Rows<C> {
-        &self.0
-    }
-}
-
-impl<C: SqlConnection> Drop for Tables<C> {
-    fn drop(&mut self) {
-        for table in [self.0.cells(), self.0.users()] {
-            // If the server cannot be reached, the tables stay.
-            let _ = self.0.change(&format!("DROP TABLE IF EXISTS {table}"));
-        }
-    }
-}
-
 /// The rows, as a program with this pool sees them.
 pub(crate) struct Rows<C: SqlConnection> {
     pool: Pool<C>,
@@ -76,13 +36,38 @@ pub(crate) struct Rows<C: SqlConnection> {
     sent: Arc<AtomicU64>,
 }
 
-impl<C: SqlConnection> Clone for Rows<C> {
-    fn clone(&self) -> Self {
-        self.through(&self.pool, self.timeout)
-    }
-}
-
 impl<C: SqlConnection> Rows<C> {
+    /// Returns the rows of tables with names that begin with `prefix`.
+    pub(crate) fn new(pool: Pool<C>, prefix: String) -> Self {
+        Self {
+            pool,
+            timeout: POOL_TIMEOUT,
+            prefix,
+            sent: Arc::default(),
+        }
+    }
+
+    /// Creates the tables.
+    pub(crate) fn create(&self) -> Result<(), Error> {
+        let (cells, users, options) = (self.cells(), self.users(), C::TABLE_OPTIONS);
+        self.change(&format!(
+            "CREATE TABLE {cells} (cell INTEGER PRIMARY KEY, value BIGINT NOT NULL, \
+             token BIGINT NOT NULL DEFAULT 0, version BIGINT NOT NULL DEFAULT 0) {options}"
+        ))?;
+        self.change(&format!(
+            "CREATE TABLE {users} (user INTEGER NOT NULL) {options}"
+        ))?;
+        Ok(())
+    }
+
+    /// Removes the tables.
+    pub(crate) fn remove(&self) -> Result<(), Error> {
+        for table in [self.cells(), self.users()] {
+            self.change(&format!("DROP TABLE IF EXISTS {table}"))?;
+        }
+        Ok(())
+    }
+
     /// Returns the same rows through another pool; a connection is waited for until `timeout`.
     pub(crate) fn through(&self, pool: &Pool<C>, timeout: Duration) -> Self {
         Self {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rusqlite::Connection;
 
 use super::pool::open_pool;
-use super::sql::{SqlConnection, Tables};
+use super::sql::{Rows, SqlConnection};
 use crate::error::Error;
 
 /// Far longer than a queue of single-row writes can take.
@@ -15,8 +15,8 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
 /// never see two writers.
 const CONNECTIONS: u32 = 4;
 
-/// Creates the file and its tables.
-pub(crate) fn create(file: PathBuf) -> Result<Tables<Connection>, Error> {
+/// Creates the file.
+pub(crate) fn open(file: PathBuf) -> Result<Rows<Connection>, Error> {
     // Before the pool opens its connections: SQLite refuses to change the mode while others read.
     Connection::open(&file)?.pragma_update(None, "journal_mode", "WAL")?;
     let connect = move || {
@@ -26,10 +26,8 @@ pub(crate) fn create(file: PathBuf) -> Result<Tables<Connection>, Error> {
         connection.pragma_update(None, "synchronous", "OFF")?;
         Ok(connection)
     };
-    Tables::create(
-        open_pool(CONNECTIONS..=CONNECTIONS, connect)?,
-        "state".to_owned(),
-    )
+    let pool = open_pool(CONNECTIONS..=CONNECTIONS, connect)?;
+    Ok(Rows::new(pool, "state".to_owned()))
 }
 
 impl SqlConnection for Connection {

@@ -116,20 +116,17 @@ impl Strategy {
     ) -> Result<Box<dyn Transactor>, Error> {
         let (handle, state) = (&store.handle, store.data.state());
         Ok(match (self, &handle.client, &store.data) {
-            (Self::Optimistic, _, Data::Sqlite(tables)) => {
-                Box::new(optimistic::sql::Versions::new(tables.rows(), cancel))
+            (Self::Optimistic, _, Data::Sqlite(rows)) => {
+                Box::new(optimistic::sql::Versions::new(rows, cancel))
             }
-            (Self::Optimistic, _, Data::MySql(tables)) => {
-                Box::new(optimistic::sql::Versions::new(tables.rows(), cancel))
+            (Self::Optimistic, _, Data::MySql(rows)) => {
+                Box::new(optimistic::sql::Versions::new(rows, cancel))
             }
             (Self::Optimistic, ClientConfig::Redis(config), Data::Redis(keys)) => Box::new(
                 optimistic::redis::Watch::open(config, keys, threads, cancel)?,
             ),
-            (Self::NamedLockSharedPool, ClientConfig::MySql(config), Data::MySql(tables)) => {
-                let rows = tables.rows();
-                Box::new(named_lock_shared_pool::SharedPool::open(
-                    config, rows, cancel,
-                )?)
+            (Self::NamedLockSharedPool, ClientConfig::MySql(config), Data::MySql(rows)) => {
+                Box::new(named_lock_shared_pool::open(config, rows, cancel)?)
             }
             (Self::FreedEarly, ..) => {
                 let lock = lockkeeper::Lockkeeper::open(&handle.config, cancel)?;
@@ -168,11 +165,8 @@ impl Strategy {
                 let configs = once(first).chain(&handle.redlock);
                 Box::new(redlock::Redlock::open(configs, cancel))
             }
-            (Self::NamedLock, MySql(config)) => {
+            (Self::NamedLock | Self::NamedLockSharedPool, MySql(config)) => {
                 Box::new(named_lock::NamedLock::dedicated(config, threads, cancel)?)
-            }
-            (Self::NamedLockSharedPool, MySql(config)) => {
-                Box::new(named_lock_shared_pool::open_lock(config, cancel)?.0)
             }
             (_, client) => {
                 let store = client.label();

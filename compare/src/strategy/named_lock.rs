@@ -41,20 +41,20 @@ impl NamedLock {
         cancel: &Cancellation,
     ) -> Result<Self, Error> {
         let pool = config.pool(0..=threads)?;
-        Ok(Self::on(config, &pool, POOL_TIMEOUT, cancel))
+        Ok(Self::on(config, pool, POOL_TIMEOUT, cancel))
     }
 
     /// Uses this pool; a thread waits for a connection until `timeout`.
     pub(crate) fn on(
         config: &MySqlConfig,
-        pool: &Pool<Conn>,
+        pool: Pool<Conn>,
         timeout: Duration,
         cancel: &Cancellation,
     ) -> Self {
         let sessions = Arc::new(Sessions::default());
         let (waiting, config) = (Arc::clone(&sessions), config.clone());
         Self {
-            pool: pool.clone(),
+            pool,
             timeout,
             sessions,
             _wake: cancel.token().on_cancel(move || {

@@ -10,54 +10,25 @@ use std::time::Duration;
 
 use mysql::Conn;
 
-use super::lock::Lock;
 use super::named_lock::NamedLock;
-use super::transaction::{Locked, Outcome, Transaction, Transactor};
+use super::transaction::Locked;
 use crate::cancel::Cancellation;
 use crate::error::Error;
 use crate::store::mysql::MySqlConfig;
-use crate::store::pool::Pool;
 use crate::store::sql::Rows;
 
 /// How long the application waits for a connection before the request fails. HikariCP's 30 s do the
 /// same, only later.
 const POOL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Opens the pool, and the lock on it.
-pub(super) fn open_lock(
+/// Opens the pool, for locks and work.
+pub(super) fn open(
     config: &MySqlConfig,
+    rows: &Rows<Conn>,
     cancel: &Cancellation,
-) -> Result<(NamedLock, Pool<Conn>), Error> {
+) -> Result<Locked, Error> {
     let pool = config.pool(MySqlConfig::POOL..=MySqlConfig::POOL)?;
-    let lock = NamedLock::on(config, &pool, POOL_TIMEOUT, cancel);
-    Ok((lock, pool))
-}
-
-/// Locks and work out of one pool.
-pub(crate) struct SharedPool(Locked);
-
-impl SharedPool {
-    /// Opens the pool.
-    pub(crate) fn open(
-        config: &MySqlConfig,
-        rows: &Rows<Conn>,
-        cancel: &Cancellation,
-    ) -> Result<Self, Error> {
-        let (lock, pool) = open_lock(config, cancel)?;
-        let rows = rows.through(&pool, POOL_TIMEOUT);
-        Ok(Self(Locked::new(Box::new(lock), Arc::new(rows))))
-    }
-}
-
-impl Transactor for SharedPool {
-    fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
-        match self.0.execute(transaction) {
-            Err(Error::PoolExhausted(why)) => Ok(Outcome::Broken(why)),
-            result => result,
-        }
-    }
-
-    fn lock(&self) -> Option<&dyn Lock> {
-        self.0.lock()
-    }
+    let rows = rows.through(&pool, POOL_TIMEOUT);
+    let lock = NamedLock::on(config, pool, POOL_TIMEOUT, cancel);
+    Ok(Locked::new(Box::new(lock), Arc::new(rows)))
 }

@@ -1,6 +1,5 @@
 //! What the Redis recipes share: a connection, and names for owners.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -11,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::cancel::Cancellation;
 use crate::error::Error;
+use crate::random::random;
 use crate::store::redis::client::RedisConfig;
 
 /// Deletes the lock if it still has this owner: how all the better recipes release it.
@@ -64,8 +64,7 @@ pub(super) struct Owners {
 impl Owners {
     pub(super) fn new() -> Self {
         Self {
-            // Keyed from the system's random numbers.
-            program: RandomState::new().hash_one(std::process::id()),
+            program: random(),
             holds: Arc::default(),
         }
     }

@@ -5,7 +5,6 @@
 //! attempt a program waits for a random time, so that two that split the votes do not meet again.
 //! Nothing renews the lock, and it has no tokens: a late write goes through.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use super::lock::{Held, Lock, LockRequest};
 use super::redis::{DELETE_IF_OWNED, Owners, milliseconds};
 use crate::cancel::Cancellation;
 use crate::error::Error;
+use crate::random::random;
 use crate::store::redis::client::RedisConfig;
 
 /// The retry delay and jitter of the reference implementations.
@@ -83,10 +83,7 @@ impl Redlock {
 
 impl Lock for Redlock {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
-        let pace = || {
-            let jitter = RandomState::new().hash_one(0) % PACE_MS;
-            Duration::from_millis(PACE_MS / 2 + jitter)
-        };
+        let pace = || Duration::from_millis(PACE_MS / 2 + random() % PACE_MS);
         self.cancel.retry(request.wait, pace, |_| {
             Ok(self.attempt(name, request.lease.ttl()))
         })

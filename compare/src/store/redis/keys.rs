@@ -24,40 +24,25 @@ redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[3])
 redis.call('SET', KEYS[2], new, 'EX', ARGV[3])
 return 1";
 
-/// Keys of one run. Dropping them deletes them.
+/// Keys of one run.
 pub(crate) struct Keys {
     connections: Pool<Connection>,
     prefix: String,
     /// The largest number of cells so far.
     cells: AtomicU32,
-    sent: SentCommands,
-}
-
-/// Counts the commands that were sent for the state, which do not count for the locks.
-#[derive(Default)]
-pub(crate) struct SentCommands(Mutex<BTreeMap<&'static str, u64>>);
-
-impl SentCommands {
-    fn add(&self, command: &'static str) {
-        *self.0.lock().entry(command).or_default() += 1;
-    }
-
-    /// Returns how many of `commands` were sent.
-    pub(crate) fn of(&self, commands: &[&str]) -> u64 {
-        let sent = self.0.lock();
-        commands.iter().filter_map(|name| sent.get(name)).sum()
-    }
+    /// How often each command was sent.
+    sent: Mutex<BTreeMap<&'static str, u64>>,
 }
 
 impl Keys {
     /// Connects. All keys begin with `prefix`.
-    pub(crate) fn create(config: &RedisConfig, prefix: &str) -> Result<Self, Error> {
+    pub(crate) fn open(config: &RedisConfig, prefix: &str) -> Result<Self, Error> {
         let config = config.clone();
         Ok(Self {
             connections: open_pool(CONNECTIONS..=CONNECTIONS, move || config.connect())?,
             prefix: format!("{{{prefix}}}"),
             cells: AtomicU32::new(1),
-            sent: SentCommands::default(),
+            sent: Mutex::default(),
         })
     }
 
@@ -75,17 +60,19 @@ impl Keys {
         format!("{}:token", self.prefix)
     }
 
-    /// Returns what was sent for these keys so far.
-    pub(crate) fn sent(&self) -> &SentCommands {
-        &self.sent
+    /// Returns how many of `commands` were sent for these keys so far.
+    pub(crate) fn sent(&self, commands: &[&str]) -> u64 {
+        let sent = self.sent.lock();
+        commands.iter().filter_map(|name| sent.get(name)).sum()
     }
 
     fn send<T: FromRedisValue>(&self, name: &'static str, command: &Cmd) -> Result<T, Error> {
-        self.sent.add(name);
+        *self.sent.lock().entry(name).or_default() += 1;
         Ok(command.query(&mut *self.connections.get()?)?)
     }
 
-    fn delete(&self) -> Result<(), Error> {
+    /// Deletes all keys.
+    pub(crate) fn remove(&self) -> Result<(), Error> {
         let cells = 0..self.cells.load(Ordering::Relaxed);
         let keys: Vec<_> = cells
             .map(|cell| self.cell(cell))
@@ -97,7 +84,7 @@ impl Keys {
 
 impl State for Keys {
     fn reset(&self, values: &[i64]) -> Result<(), Error> {
-        self.delete()?;
+        self.remove()?;
         let cells = u32::try_from(values.len()).unwrap_or(u32::MAX);
         self.cells.fetch_max(cells, Ordering::Relaxed);
         for (cell, &value) in (0..cells).zip(values) {
@@ -133,12 +120,5 @@ impl State for Keys {
 
     fn recorded(&self) -> Result<i64, Error> {
         self.send("llen", cmd("LLEN").arg(self.users()))
-    }
-}
-
-impl Drop for Keys {
-    fn drop(&mut self) {
-        // If the server cannot be reached, the keys expire.
-        let _ = self.delete();
     }
 }

@@ -1,32 +1,34 @@
 //! What a Redis or Valkey server counts.
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 use redis::{Connection, InfoDict, cmd};
 
 use super::client::RedisConfig;
-use super::keys::SentCommands;
+use super::keys::Keys;
 use crate::error::Error;
 use crate::meter::Counter;
 
 /// Reads `INFO`, on a connection of its own.
-pub(crate) struct Stats<'a> {
+pub(crate) struct Stats {
     connection: Mutex<Connection>,
     commands: &'static [&'static str],
-    /// Commands that do not count.
-    sent_for_state: Option<&'a SentCommands>,
+    /// The commands for these keys do not count.
+    state: Option<Arc<Keys>>,
 }
 
-impl<'a> Stats<'a> {
-    /// Counts `commands`, except those in `sent_for_state`.
+impl Stats {
+    /// Counts `commands`, except those for `state`.
     pub(crate) fn open(
         config: &RedisConfig,
         commands: &'static [&'static str],
-        sent_for_state: Option<&'a SentCommands>,
+        state: Option<Arc<Keys>>,
     ) -> Result<Self, Error> {
         Ok(Self {
             connection: Mutex::new(config.connect()?),
             commands,
-            sent_for_state,
+            state,
         })
     }
 
@@ -36,7 +38,7 @@ impl<'a> Stats<'a> {
     }
 }
 
-impl Counter for Stats<'_> {
+impl Counter for Stats {
     fn commands(&self) -> Result<u64, Error> {
         let info = self.info("commandstats")?;
         let calls = self.commands.iter().filter_map(|name| {
@@ -45,7 +47,8 @@ impl Counter for Stats<'_> {
             let calls = stats.strip_prefix("calls=")?.split(',').next()?;
             calls.parse::<u64>().ok()
         });
-        let for_state = self.sent_for_state.map_or(0, |sent| sent.of(self.commands));
+        let state = self.state.as_ref();
+        let for_state = state.map_or(0, |keys| keys.sent(self.commands));
         Ok(calls.sum::<u64>().saturating_sub(for_state))
     }
 

@@ -1,6 +1,7 @@
 //! A version beside each value: the write names the version that was read, and changes nothing if
 //! there is a newer one. All cells and the user change in one transaction, or none.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lockkeeper::Usage;
@@ -13,16 +14,16 @@ use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
 /// Compare and set on a version.
 pub(crate) struct Versions<C: SqlConnection> {
-    rows: Rows<C>,
+    rows: Arc<Rows<C>>,
     statements: AtomicU64,
     cancel: Cancellation,
 }
 
 impl<C: SqlConnection> Versions<C> {
     /// Changes `rows`.
-    pub(crate) fn new(rows: &Rows<C>, cancel: &Cancellation) -> Self {
+    pub(crate) fn new(rows: &Arc<Rows<C>>, cancel: &Cancellation) -> Self {
         Self {
-            rows: rows.clone(),
+            rows: Arc::clone(rows),
             statements: AtomicU64::new(0),
             cancel: cancel.clone(),
         }
