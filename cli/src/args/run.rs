@@ -38,7 +38,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "WHAT", default_value = "term")]
     pub(crate) on_lost: OnLost,
 
-    /// How long a command that is being ended may take, from TERM to KILL. Default: 5s.
+    /// How long a command that is being ended may take, from TERM to KILL. Default: 5s, or what
+    /// half of --ttl or --lease leaves beside the margin, if that is less.
     #[arg(long, value_name = "DUR", value_parser = duration)]
     pub(crate) kill_after: Option<Duration>,
 

@@ -8,10 +8,10 @@ use lockkeeper::clock::HostInstant;
 use lockkeeper::{LeasePolicy, LockKeeper};
 
 use crate::args::{OnLost, Run};
-use crate::failure::{CONFIG, Failure, USAGE};
+use crate::failure::{Failure, USAGE};
 
-/// The default of --kill-after; its help says so.
-const KILL_AFTER: Duration = Duration::from_secs(5);
+/// The longest default of --kill-after; its help says so.
+const MAX_DEFAULT: Duration = Duration::from_secs(5);
 
 /// How the lock is held, and how its command is ended.
 #[derive(Clone, Copy, Debug)]
@@ -50,64 +50,57 @@ impl Plan {
             (None, Some(ttl)) => LeasePolicy::Renewed { ttl },
             (None, None) => keeper.lease(),
         };
+        let margin = keeper.margin(policy.ttl());
         let plan = Self {
             policy,
             on_lost: args.on_lost,
-            kill_after: args.kill_after.unwrap_or(KILL_AFTER),
+            kill_after: args
+                .kill_after
+                .unwrap_or_else(|| default_kill_after(policy, margin)),
         };
         if !args.hold_at_least.is_zero() {
-            plan.check_hold(args.hold_at_least, keeper.margin(policy.ttl()))
+            plan.check_hold(args.hold_at_least, margin)
                 .map_err(|text| Failure::new(USAGE, text))?;
         }
-        if args.on_lost == OnLost::Term {
-            plan.check(&|ttl| keeper.margin(ttl)).map_err(|text| {
-                let is_option = args.lease.or(args.ttl).or(args.kill_after).is_some();
-                Failure::new(if is_option { USAGE } else { CONFIG }, text)
-            })?;
+        if args.on_lost == OnLost::Term && args.kill_after.is_some() {
+            plan.check(&|ttl| keeper.margin(ttl))
+                .map_err(|text| Failure::new(USAGE, text))?;
         }
         Ok(plan)
     }
 
+    /// Refuses times that do not let the command be ended before another process can be granted the
+    /// lock.
     fn check(&self, margin_of: &dyn Fn(Duration) -> Duration) -> Result<(), String> {
         let (ttl, kill_after) = (self.policy.ttl(), self.kill_after);
+        let is_renewed = self.policy.is_renewed();
         let margin = margin_of(ttl);
         let needed = margin.saturating_add(kill_after);
-        let (option, room, part) = match self.policy {
-            LeasePolicy::Renewed { .. } => ("--ttl", ttl / 2, "more than half of"),
-            LeasePolicy::Fixed { .. } => ("--lease", ttl, "all of"),
+        let (option, room, part) = match is_renewed {
+            true => ("--ttl", ttl / 2, "more than half of"),
+            false => ("--lease", ttl, "all of"),
         };
-        let fits = match self.policy {
-            LeasePolicy::Renewed { .. } => needed <= room,
-            LeasePolicy::Fixed { .. } => needed < room,
-        };
-        if fits {
+        if needed < room || is_renewed && needed == room {
             return Ok(());
         }
-        let share = if self.policy.is_renewed() { 2 } else { 1 };
+        let share = if is_renewed { 2 } else { 1 };
         // The margin grows with the ttl, up to a limit of its own, so the least ttl is approached.
-        let mut least = ttl;
-        for _ in 0..64 {
-            least = margin_of(least)
-                .saturating_add(kill_after)
-                .saturating_mul(share);
-        }
-        if !self.policy.is_renewed() {
-            least = least.saturating_add(Duration::from_millis(1));
-        }
-        let least = Duration::from_secs(
-            least
-                .as_millis()
-                .div_ceil(1_000)
-                .try_into()
-                .unwrap_or(u64::MAX),
-        );
+        let least = (0..64).fold(ttl, |least, _| {
+            let needed = margin_of(least).saturating_add(kill_after);
+            needed.saturating_mul(share)
+        });
+        // In whole seconds; a lease must be longer than that.
+        let least = match is_renewed {
+            true => least.as_millis().div_ceil(1_000),
+            false => least.as_millis() / 1_000 + 1,
+        };
+        let least = Duration::from_secs(least.try_into().unwrap_or(u64::MAX));
         let most = room.saturating_sub(margin);
-        let instead = if most.as_millis() == 0 {
-            String::new()
-        } else if self.policy.is_renewed() {
-            format!(", or --kill-after {} or less", format_millis(most))
-        } else {
-            format!(", or a --kill-after below {}", format_millis(most))
+        let shown = format_millis(most);
+        let instead = match is_renewed {
+            _ if most.as_millis() == 0 => String::new(),
+            true => format!(", or --kill-after {shown} or less"),
+            false => format!(", or a --kill-after below {shown}"),
         };
         Err(format!(
             "the command could not be ended before the lock can be granted to another process: the margin of {} \
@@ -170,6 +163,12 @@ impl Plan {
     }
 }
 
+/// Returns the default of --kill-after: with the margin it takes at most half of the ttl, so that the
+/// other half is left for renewals, or for the command of a lease that is not renewed.
+fn default_kill_after(policy: LeasePolicy, margin: Duration) -> Duration {
+    (policy.ttl() / 2).saturating_sub(margin).min(MAX_DEFAULT)
+}
+
 /// Formats a duration to the millisecond, as a user would type it.
 fn format_millis(span: Duration) -> String {
     let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
@@ -180,64 +179,92 @@ fn format_millis(span: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn ending(policy: LeasePolicy, kill_after: u64) -> Plan {
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn renewed(seconds: u32) -> LeasePolicy {
+        let ttl = SECOND * seconds;
+        LeasePolicy::Renewed { ttl }
+    }
+
+    fn fixed(seconds: u32) -> LeasePolicy {
+        let ttl = SECOND * seconds;
+        LeasePolicy::Fixed { ttl }
+    }
+
+    fn plan(policy: LeasePolicy, kill_after: Duration) -> Plan {
         Plan {
             policy,
             on_lost: OnLost::Term,
-            kill_after: Duration::from_secs(kill_after),
+            kill_after,
         }
     }
 
-    fn plan(policy: LeasePolicy, kill_after: u64) -> Result<(), String> {
-        // The margin of the engine.
-        ending(policy, kill_after).check(&|ttl| (ttl / 10).min(Duration::from_secs(1)).min(ttl / 2))
+    /// Returns the margin of the engine.
+    fn margin_of(ttl: Duration) -> Duration {
+        (ttl / 10).min(SECOND).min(ttl / 2)
+    }
+
+    fn check(policy: LeasePolicy, kill_after: u32) -> Result<(), String> {
+        plan(policy, SECOND * kill_after).check(&margin_of)
     }
 
     #[test]
     fn too_short_ttl_is_refused_with_the_arithmetic() {
-        let renewed = |ttl| LeasePolicy::Renewed {
-            ttl: Duration::from_secs(ttl),
-        };
-        let fixed = |ttl| LeasePolicy::Fixed {
-            ttl: Duration::from_secs(ttl),
-        };
-        assert_eq!(plan(renewed(30), 5), Ok(()));
-        assert_eq!(plan(renewed(12), 5), Ok(()));
-        assert_eq!(plan(fixed(7), 5), Ok(()));
-        let text = plan(renewed(10), 5).unwrap_err();
-        for part in [
-            "1s",
-            "5s are 6s",
-            "--ttl 10s",
-            "--ttl 12s or more",
-            "--kill-after 4s or less",
+        for (policy, kill_after) in [
+            (renewed(30), 5),
+            (renewed(12), 5),
+            (fixed(7), 5),
+            // The advice of the errors below.
+            (renewed(13), 5),
+            (renewed(10), 4),
+            (renewed(123), 60),
         ] {
-            assert!(text.contains(part), "{part} in {text}");
+            assert_eq!(check(policy, kill_after), Ok(()));
         }
-        let text = plan(fixed(5), 5).unwrap_err();
-        assert!(
-            text.contains("5s 500ms") && text.contains("--lease 6s"),
-            "{text}"
-        );
-        // The advice works.
-        assert_eq!(plan(renewed(13), 5), Ok(()));
-        assert_eq!(plan(renewed(10), 4), Ok(()));
-        let text = plan(renewed(1), 60).unwrap_err();
-        assert_eq!(plan(renewed(123), 60), Ok(()), "{text}");
-        // A --kill-after below a millisecond is not advised.
         let ttl = Duration::from_millis(1);
-        let text = plan(LeasePolicy::Renewed { ttl }, 5).unwrap_err();
-        assert!(text.ends_with("use --ttl 12s or more"), "{text}");
+        for (policy, kill_after, parts) in [
+            (
+                renewed(10),
+                5,
+                &[
+                    "1s",
+                    "5s are 6s",
+                    "--ttl 10s",
+                    "--ttl 12s or more, or --kill-after 4s or less",
+                ][..],
+            ),
+            (fixed(5), 5, &["5s 500ms", "--lease 6s"]),
+            (renewed(1), 60, &["--ttl 2m 2s or more"]),
+            // A --kill-after below a millisecond is not advised.
+            (LeasePolicy::Renewed { ttl }, 5, &["use --ttl 12s or more"]),
+        ] {
+            let text = check(policy, kill_after).unwrap_err();
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        }
+    }
+
+    #[test]
+    fn default_kill_after_fits() {
+        for (policy, millis) in [
+            (renewed(30), 5_000),
+            (renewed(12), 5_000),
+            (renewed(10), 4_000),
+            (renewed(1), 400),
+            (fixed(60), 5_000),
+            (fixed(4), 1_600),
+        ] {
+            let kill_after = default_kill_after(policy, margin_of(policy.ttl()));
+            assert_eq!(kill_after, Duration::from_millis(millis));
+            assert_eq!(plan(policy, kill_after).check(&margin_of), Ok(()));
+        }
     }
 
     #[test]
     fn hold_at_least_beyond_a_fixed_lease_is_refused() {
-        let ttl = Duration::from_secs(10);
-        let second = Duration::from_secs;
-        let check = |policy, hold| ending(policy, 5).check_hold(second(hold), second(1));
-        assert_eq!(check(LeasePolicy::Fixed { ttl }, 8), Ok(()));
-        assert_eq!(check(LeasePolicy::Renewed { ttl }, 60), Ok(()));
-        let text = check(LeasePolicy::Fixed { ttl }, 9).unwrap_err();
+        let check = |policy, hold| plan(policy, SECOND * 5).check_hold(SECOND * hold, SECOND);
+        assert_eq!(check(fixed(10), 8), Ok(()));
+        assert_eq!(check(renewed(10), 60), Ok(()));
+        let text = check(fixed(10), 9).unwrap_err();
         for part in ["--lease 10s", "margin of 1s is 9s", "--hold-at-least 9s"] {
             assert!(text.contains(part), "{part} in {text}");
         }
@@ -245,9 +272,8 @@ mod tests {
 
     #[test]
     fn loss_found_late_kills_at_the_old_deadline() {
-        let ttl = Duration::from_secs(30);
-        let plan = ending(LeasePolicy::Renewed { ttl }, 5);
-        let second = |count| HostInstant::default() + Duration::from_secs(count);
+        let plan = plan(renewed(30), SECOND * 5);
+        let second = |count| HostInstant::default() + SECOND * count;
         // Lost long before its deadline, and found after the host was suspended.
         for (until, kill) in [(29, 15), (12, 12), (7, 7)] {
             let deadlines = plan.at_once(second(10), second(until));

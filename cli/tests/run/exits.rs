@@ -12,6 +12,7 @@ pub(crate) const CASES: &[Case] = &[
     ("status_of_the_command_is_passed_on", own_status),
     ("busy_is_75_or_conflict_exit_code", busy),
     ("usage_is_64", usage),
+    ("default_kill_after_fits_short_times", short_times),
     ("full_disk_for_output_is_71", full_disk),
     ("unreachable_store_is_69", out_of_reach),
     ("bad_configuration_is_78", bad_configuration),
@@ -122,8 +123,32 @@ fn usage(rig: &mut Rig) -> Outcome {
         (&["run", "", "--", "true"], "must not be empty"),
         (&["run", &long, "--", "true"], "513 bytes"),
         // Times that do not fit: the error shows the arithmetic.
-        (&["run", "--ttl", "10s", "a", "--", "true"], "5s are 6s"),
-        (&["run", "--lease", "5s", "a", "--", "true"], "--lease 6s"),
+        (
+            &[
+                "run",
+                "--ttl",
+                "10s",
+                "--kill-after",
+                "5s",
+                "a",
+                "--",
+                "true",
+            ],
+            "5s are 6s",
+        ),
+        (
+            &[
+                "run",
+                "--lease",
+                "5s",
+                "--kill-after",
+                "5s",
+                "a",
+                "--",
+                "true",
+            ],
+            "--lease 6s",
+        ),
         (
             &["run", "--kill-after", "20s", "a", "--", "true"],
             "20s are 21s",
@@ -166,6 +191,15 @@ fn usage(rig: &mut Rig) -> Outcome {
         assert!(line.contains(part), "{args:?}: {line}");
         assert!(line.starts_with("lockkeeper: "), "{args:?}: {line}");
         assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+    }
+    Ok(())
+}
+
+fn short_times(rig: &mut Rig) -> Outcome {
+    for option in ["--ttl", "--lease"] {
+        let output = rig.run(&[option, "2s", "a"], "exit 3");
+        assert_eq!(code(&output), 3, "{}", stderr_of(&output));
+        assert_eq!(stderr_of(&output), "");
     }
     Ok(())
 }
@@ -224,7 +258,6 @@ fn bad_configuration(rig: &mut Rig) -> Outcome {
         (&["--config", "missing.toml", "a"], "missing.toml"),
         (&["--config", "bad.toml", "a"], "bad.toml"),
         (&["--config", "typo.toml", "a"], "ttl"),
-        (&["--url", "sqlite:x.db?ttl=5s", "a"], "--ttl"),
     ] {
         let output = rig.run(args, "touch started");
         let line = stderr_of(&output);
