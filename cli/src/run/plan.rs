@@ -7,6 +7,7 @@ use humantime::format_duration;
 use lockkeeper::clock::HostInstant;
 use lockkeeper::{LeasePolicy, LockKeeper};
 
+use super::stderr;
 use crate::args::{OnLost, Run};
 use crate::failure::{Failure, USAGE};
 
@@ -65,6 +66,9 @@ impl Plan {
         if args.on_lost == OnLost::Term && args.kill_after.is_some() {
             plan.check(&|ttl| keeper.margin(ttl))
                 .map_err(|text| Failure::new(USAGE, text))?;
+            if let Some(text) = plan.short_lease(margin) {
+                stderr::warn(&text);
+            }
         }
         Ok(plan)
     }
@@ -112,6 +116,22 @@ impl Plan {
             format_millis(ttl),
             format_millis(least),
         ))
+    }
+
+    /// Returns a warning if the end of the command takes more than half of a lease.
+    fn short_lease(&self, margin: Duration) -> Option<String> {
+        let ttl = self.policy.ttl();
+        let left = ttl.saturating_sub(margin).saturating_sub(self.kill_after);
+        (!self.policy.is_renewed() && left < ttl / 2).then(|| {
+            format!(
+                "--lease {} leaves the command {}: the margin of {} and --kill-after {} are for its \
+                 end; use a longer --lease, or a shorter --kill-after",
+                format_millis(ttl),
+                format_millis(left),
+                format_millis(margin),
+                format_millis(self.kill_after),
+            )
+        })
     }
 
     /// Refuses a `hold` that is longer than a lock without renewal can be kept.
@@ -257,6 +277,18 @@ mod tests {
             assert_eq!(kill_after, Duration::from_millis(millis));
             assert_eq!(plan(policy, kill_after).check(&margin_of), Ok(()));
         }
+    }
+
+    #[test]
+    fn lease_that_leaves_less_than_half_is_warned_of() {
+        let warning = |policy, kill_after| plan(policy, SECOND * kill_after).short_lease(SECOND);
+        assert_eq!(warning(fixed(12), 5), None);
+        assert_eq!(warning(renewed(12), 9), None);
+        let text = warning(fixed(12), 6).unwrap();
+        assert!(
+            text.starts_with("--lease 12s leaves the command 5s: "),
+            "{text}"
+        );
     }
 
     #[test]

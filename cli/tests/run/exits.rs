@@ -12,7 +12,10 @@ pub(crate) const CASES: &[Case] = &[
     ("status_of_the_command_is_passed_on", own_status),
     ("busy_is_75_or_conflict_exit_code", busy),
     ("usage_is_64", usage),
-    ("default_kill_after_fits_short_times", short_times),
+    (
+        "short_times_run_and_a_short_lease_is_warned_of",
+        short_times,
+    ),
     ("full_disk_for_output_is_71", full_disk),
     ("unreachable_store_is_69", out_of_reach),
     ("bad_configuration_is_78", bad_configuration),
@@ -201,6 +204,10 @@ fn short_times(rig: &mut Rig) -> Outcome {
         assert_eq!(code(&output), 3, "{}", stderr_of(&output));
         assert_eq!(stderr_of(&output), "");
     }
+    let output = rig.run(&["--lease", "10s", "--kill-after", "6s", "a"], "exit 3");
+    assert_eq!(code(&output), 3);
+    let text = stderr_of(&output);
+    assert!(text.contains("leaves the command 3s"), "{text}");
     Ok(())
 }
 
