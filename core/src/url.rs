@@ -1,6 +1,7 @@
 //! Where a store is.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -14,10 +15,15 @@ const PART: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'~')
     .remove(b'/');
 
-/// Where a store is. Neither `Display` nor `Debug` shows the password.
-#[derive(Clone, PartialEq, Eq)]
+/// Where a store is. All parts are decoded. Neither `Display` nor `Debug` shows the password.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct StoreUrl {
-    inner: ::url::Url,
+    scheme: String,
+    user: Option<String>,
+    password: Option<String>,
+    host: Option<String>,
+    port: Option<u16>,
+    path: String,
 }
 
 impl StoreUrl {
@@ -32,110 +38,187 @@ impl StoreUrl {
     /// assert_eq!(location, "sqlite:/srv/a%20b.db?namespace=shop");
     /// ```
     pub fn location(start: &str, path: &str, query: &[(&str, &str)]) -> String {
-        let encode = |part| utf8_percent_encode(part, PART);
-        let mut location = format!("{start}{}", encode(path));
+        let mut location = format!("{start}{}", encoded(path));
         for (at, (key, value)) in query.iter().enumerate() {
             let sign = if at == 0 { '?' } else { '&' };
-            location.push_str(&format!("{sign}{}={}", encode(key), encode(value)));
+            location.push_str(&format!("{sign}{}={}", encoded(key), encoded(value)));
         }
         location
     }
 
-    /// The place, and the query's pairs.
+    /// Parses `SCHEME://USER:PASSWORD@HOST:PORT/PATH?KEY=VALUE&…`, where all but the scheme can be
+    /// left out. Returns the query's keys beside the URL.
+    ///
+    /// No error shows any of the text: a part of a password may stand anywhere in it.
     pub(crate) fn parse(text: &str) -> Result<(Self, Vec<(String, String)>), Error> {
-        let mut inner = ::url::Url::parse(text).map_err(|error| {
-            Error::new(
-                ErrorKind::InvalidUrl,
-                format!("not a store's URL ({error}); write it like memory: or sqlite:/var/lib/app/locks.db?ttl=30s"),
-            )
-        })?;
-        if inner.fragment().is_some() {
-            return Err(Error::new(
-                ErrorKind::InvalidUrl,
+        let (scheme, rest) = text.trim().split_once(':').unwrap_or_default();
+        let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+            && scheme
+                .chars()
+                .all(|it| it.is_ascii_alphanumeric() || "+-.".contains(it));
+        if !is_scheme {
+            return Err(invalid(
+                "not a store's URL; write it like memory: or sqlite:/var/lib/app/locks.db?ttl=30s",
+            ));
+        }
+        let (authority, rest) = match rest.strip_prefix("//") {
+            Some(rest) => rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len())),
+            None => ("", rest),
+        };
+        let (rest, fragment) = rest.split_once('#').unwrap_or((rest, ""));
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let pairs = query.split('&').filter(|pair| !pair.is_empty());
+        let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        // Else the rest of a password would be taken for a database or a key, and shown.
+        let mut behind = pairs.clone().map(|(key, _)| key).chain([path, fragment]);
+        if !authority.is_empty() && behind.any(|part| part.contains('@')) {
+            return Err(not_encoded());
+        }
+        if text.contains('#') {
+            return Err(invalid(
                 "a store's URL has no part behind `#`; write a `#` in a path as %23",
             ));
         }
-        let pairs: Vec<_> = inner.query_pairs().into_owned().collect();
-        // Else the rest of a password would be taken for a database or a key, and shown.
-        let is_behind =
-            inner.path().contains('@') || pairs.iter().any(|(key, _)| key.contains('@'));
-        if inner.has_host() && inner.username().is_empty() && is_behind {
-            return Err(Error::new(
-                ErrorKind::InvalidUrl,
-                "the URL has an `@` behind its host; write `/`, `?` and `#` in a user or password as %2F, %3F and %23",
-            ));
+        let pairs = pairs.map(|(key, value)| {
+            let decode = |text: &str| decoded(&text.replace('+', " "));
+            Ok((decode(key)?, decode(value)?))
+        });
+        let pairs = pairs.collect::<Result<_, Error>>()?;
+        let url = Self {
+            scheme: scheme.to_ascii_lowercase(),
+            path: decoded(path)?,
+            ..Self::default()
+        };
+        Ok((url.with_authority(authority)?, pairs))
+    }
+
+    /// Adds `USER:PASSWORD@HOST:PORT`.
+    fn with_authority(mut self, authority: &str) -> Result<Self, Error> {
+        let (login, address) = authority.rsplit_once('@').unwrap_or(("", authority));
+        let mut escapes = login.split('%').skip(1);
+        let is_hex = |text: &str| text.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+        if login.contains('@') || !escapes.all(is_hex) {
+            return Err(not_encoded());
         }
-        inner.set_query(None);
-        Ok((Self { inner }, pairs))
-    }
-
-    /// The scheme, such as `sqlite`.
-    pub fn scheme(&self) -> &str {
-        self.inner.scheme()
-    }
-
-    /// The path with `%XX` decoded, as bytes mean it: `/var/lib/locks.db`, `relative.db`, `NAME`.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidUrl`] where the decoded path is not UTF-8.
-    pub fn path(&self) -> Result<String, Error> {
-        decoded(self.inner.path(), "path")
-    }
-
-    /// The host, where there is one.
-    pub fn host(&self) -> Option<&str> {
-        self.inner.host_str().filter(|host| !host.is_empty())
-    }
-
-    /// The port, where one is written.
-    pub fn port(&self) -> Option<u16> {
-        self.inner.port()
-    }
-
-    /// The user, decoded; `None` where none is written.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidUrl`] where it is not UTF-8.
-    pub fn username(&self) -> Result<Option<String>, Error> {
-        match self.inner.username() {
+        let part = |text: &str| match text {
             "" => Ok(None),
-            user => decoded(user, "user").map(Some),
+            text => decoded(text).map(Some),
+        };
+        let (user, password) = login.split_once(':').unwrap_or((login, ""));
+        (self.user, self.password) = (part(user)?, part(password)?);
+        if address.contains(',') {
+            return Err(invalid("the URL names several hosts; name one"));
         }
+        // The last colon of an IPv6 address without a port is within its brackets.
+        let (host, port) = match address.rsplit_once(':') {
+            Some((host, port)) if !port.contains(']') => (host, port),
+            _ => (address, ""),
+        };
+        if !port.is_empty() {
+            let digits = Some(port).filter(|port| port.bytes().all(|it| it.is_ascii_digit()));
+            let port = digits.and_then(|port| port.parse().ok());
+            self.port = Some(port.ok_or_else(|| {
+                invalid(&format!(
+                    "the URL's port is not a number from 0 to 65535; {ENCODE}"
+                ))
+            })?);
+        }
+        let is_name = |it: char| it.is_ascii_alphanumeric() || "-._".contains(it);
+        let in_brackets = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'));
+        self.host = match in_brackets.map(str::parse::<Ipv6Addr>) {
+            Some(Ok(address)) => Some(address.to_string()),
+            None if host.is_empty() => None,
+            None if host.chars().all(is_name) => Some(host.to_owned()),
+            _ => {
+                return Err(invalid(&format!(
+                    "the URL's host is neither a name nor an address (IPv6: in brackets); {ENCODE}"
+                )));
+            }
+        };
+        Ok(self)
     }
 
-    /// The password, decoded. Keep it out of errors and logs.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidUrl`] where it is not UTF-8.
-    pub fn password(&self) -> Result<Option<String>, Error> {
-        self.inner
-            .password()
-            .map(|password| decoded(password, "password"))
-            .transpose()
+    /// The scheme in lower case, such as `sqlite`.
+    pub fn scheme(&self) -> &str {
+        &self.scheme
+    }
+
+    /// The path: `/var/lib/locks.db`, `relative.db`, `NAME`.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The host, if there is one. An IPv6 address is without brackets here.
+    pub fn host(&self) -> Option<&str> {
+        self.host.as_deref()
+    }
+
+    /// The port, if one is written.
+    pub fn port(&self) -> Option<u16> {
+        self.port
+    }
+
+    /// The user, if one is written.
+    pub fn username(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
+    /// The password, if one is written. Keep it out of errors and logs.
+    pub fn password(&self) -> Option<&str> {
+        self.password.as_deref()
     }
 }
 
-fn decoded(text: &str, part: &str) -> Result<String, Error> {
-    percent_decode_str(text)
-        .decode_utf8()
-        .map(std::borrow::Cow::into_owned)
-        .map_err(|_| {
-            Error::new(
-                ErrorKind::InvalidUrl,
-                format!("the {part} of the URL is not UTF-8 after decoding its %XX"),
-            )
-        })
+/// What to do about characters of a user or password that end it early.
+const ENCODE: &str =
+    "in a user or password write `@`, `/`, `?`, `#` and `%` as %40, %2F, %3F, %23 and %25";
+
+fn not_encoded() -> Error {
+    invalid(&format!(
+        "the URL's user or password is not percent-encoded; {ENCODE}"
+    ))
+}
+
+fn invalid(text: &str) -> Error {
+    Error::new(ErrorKind::InvalidUrl, text)
+}
+
+fn decoded(text: &str) -> Result<String, Error> {
+    let text = percent_decode_str(text).decode_utf8();
+    let text = text.map_err(|_| invalid("the URL is not UTF-8 after decoding its %XX"))?;
+    Ok(text.into_owned())
+}
+
+fn encoded(text: &str) -> impl fmt::Display {
+    utf8_percent_encode(text, PART)
 }
 
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.inner.password().is_none() {
-            return f.write_str(self.inner.as_str());
+        write!(f, "{}:", self.scheme)?;
+        let has_login = self.user.is_some() || self.password.is_some();
+        if has_login || self.host.is_some() || self.port.is_some() {
+            f.write_str("//")?;
         }
-        let mut shown = self.inner.clone();
-        // Fails only where a URL cannot have a password, and then there is none to hide.
-        let _ = shown.set_password(Some("***"));
-        f.write_str(shown.as_str())
+        if let Some(user) = &self.user {
+            write!(f, "{}", encoded(user))?;
+        }
+        if self.password.is_some() {
+            f.write_str(":***")?;
+        }
+        if has_login {
+            f.write_str("@")?;
+        }
+        match &self.host {
+            Some(host) if host.contains(':') => write!(f, "[{host}]")?,
+            host => f.write_str(host.as_deref().unwrap_or_default())?,
+        }
+        if let Some(port) = self.port {
+            write!(f, ":{port}")?;
+        }
+        write!(f, "{}", encoded(&self.path))
     }
 }
 

@@ -35,8 +35,8 @@ impl Driver for MemoryDriver {
         let url = target.url();
         let has_authority = url.host().is_some()
             || url.port().is_some()
-            || url.username()?.is_some()
-            || url.password()?.is_some();
+            || url.username().is_some()
+            || url.password().is_some();
         if has_authority {
             return Err(Error::new(
                 ErrorKind::InvalidUrl,
@@ -44,12 +44,12 @@ impl Driver for MemoryDriver {
             )
             .with_backend(BACKEND));
         }
-        let name = url.path()?;
+        let name = url.path();
         let clock = Arc::clone(target.clock());
         Ok(Arc::new(if name.is_empty() {
             MemoryProvider::with_clock(clock)
         } else {
-            MemoryProvider::shared_with_clock(&name, target.namespace(), clock)
+            MemoryProvider::shared_with_clock(name, target.namespace(), clock)
         }))
     }
 }

@@ -104,8 +104,7 @@ fn options(context: &OpenContext<'_>) -> Result<MySqlOptions, Error> {
     let is_tls = context.value(&MySqlDriver::TLS)?.unwrap_or(false);
     let remote = RemoteOptions::new(endpoint).read(context, is_tls, "add tls=on")?;
     let options = MySqlOptions::new(remote);
-    let path = url.path()?;
-    let in_path = Some(path.trim_start_matches('/').to_owned()).filter(|db| !db.is_empty());
+    let in_path = Some(url.path().trim_start_matches('/')).filter(|db| !db.is_empty());
     let database = given_once(context, &MySqlDriver::DB, in_path)?;
     Ok(match database {
         Some(database) => options.database(database),

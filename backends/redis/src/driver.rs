@@ -64,7 +64,7 @@ impl Driver for RedisDriver {
 fn options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
     let url = context.url();
     let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidUrl, text));
-    let path = url.path()?;
+    let path = url.path();
     let mut in_path = None;
     let endpoint = if url.scheme() == "unix" {
         if url.host().is_some() || path.is_empty() {
@@ -75,7 +75,7 @@ fn options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
         let Some(endpoint) = Endpoint::of_url(url, RedisOptions::DEFAULT_PORT) else {
             return invalid("the URL names no host; write redis://127.0.0.1:6379/0");
         };
-        in_path = Some(path.trim_start_matches('/').to_owned()).filter(|db| !db.is_empty());
+        in_path = Some(path.trim_start_matches('/')).filter(|db| !db.is_empty());
         endpoint
     };
     let is_tls = url.scheme() == "rediss";

@@ -119,8 +119,8 @@ impl RemoteOptions {
                 "`ca_file` is for TLS; {how_to_tls}, or leave it out"
             )));
         }
-        self.user = given_once(context, &USER, url.username()?)?;
-        self.password = given_once(context, &PASSWORD, url.password()?)?;
+        self.user = given_once(context, &USER, url.username())?;
+        self.password = given_once(context, &PASSWORD, url.password())?;
         let or = |key, default| Ok::<_, Error>(context.value(key)?.unwrap_or(default));
         self.connect_timeout = or(&CONNECT_TIMEOUT, self.connect_timeout)?;
         self.response_timeout = or(&RESPONSE_TIMEOUT, self.response_timeout)?;
@@ -156,14 +156,14 @@ impl RemoteOptions {
 pub fn given_once<T: KeyValue>(
     context: &OpenContext<'_>,
     key: &Key<T>,
-    in_url: Option<String>,
+    in_url: Option<&str>,
 ) -> Result<Option<T>, Error> {
     match (in_url, context.value(key)?) {
         (Some(_), Some(_)) => Err(invalid(format!(
             "`{}` is given twice, in the URL and as a key; say it once",
             key.spec.name
         ))),
-        (Some(in_url), None) => key.parse(&in_url).map(Some),
+        (Some(in_url), None) => key.parse(in_url).map(Some),
         (None, given) => Ok(given),
     }
 }

@@ -112,7 +112,7 @@ mod tests {
     fn sqlite_url_escapes_special_characters() {
         let file = Path::new("/tmp/50% off? #1 가게/locks.db");
         let config = Config::from_url(&sqlite_url(file).unwrap()).unwrap();
-        assert_eq!(Path::new(&config.url().path().unwrap()), file);
+        assert_eq!(Path::new(config.url().path()), file);
     }
 
     #[test]

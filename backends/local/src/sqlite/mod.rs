@@ -69,10 +69,10 @@ impl Driver for SqliteDriver {
             )
             .with_backend(BACKEND));
         }
-        let path = url.path()?;
+        let path = url.path();
         let create = target.value(&Self::CREATE)?.unwrap_or(true);
         let clock = Arc::clone(target.clock());
-        let provider = SqliteProvider::new(&path, target.namespace(), clock, create);
+        let provider = SqliteProvider::new(path, target.namespace(), clock, create);
         Ok(Arc::new(
             provider.map_err(|error| error.with_backend(BACKEND))?,
         ))

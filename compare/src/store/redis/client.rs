@@ -27,13 +27,11 @@ impl RedisConfig {
     /// Reads the settings that the backend was opened with.
     pub(crate) fn from_context(context: &OpenContext<'_>) -> Result<Self, Error> {
         let url = context.url();
-        let (scheme, path) = (url.scheme(), url.path()?);
-        // A URL has brackets around an IPv6 address.
-        let host = url.host().unwrap_or_default().trim_matches(['[', ']']);
-        let (host, port) = (host.to_owned(), url.port());
-        let port = port.unwrap_or(RedisOptions::DEFAULT_PORT);
+        let (scheme, path) = (url.scheme(), url.path());
+        let host = url.host().unwrap_or_default().to_owned();
+        let port = url.port().unwrap_or(RedisOptions::DEFAULT_PORT);
         let address = match scheme {
-            "unix" => ConnectionAddr::Unix(path.as_str().into()),
+            "unix" => ConnectionAddr::Unix(path.into()),
             "rediss" => ConnectionAddr::TcpTls {
                 host,
                 port,
@@ -49,10 +47,12 @@ impl RedisConfig {
         };
         let info = without_delay(address)?;
         let mut settings = info.redis_settings().clone().set_db(database);
-        if let Some(user) = url.username()?.or(context.value(&remote::USER)?) {
+        let user = context.value(&remote::USER)?;
+        if let Some(user) = url.username().or(user.as_deref()) {
             settings = settings.set_username(user);
         }
-        if let Some(password) = url.password()?.or(context.value(&remote::PASSWORD)?) {
+        let password = context.value(&remote::PASSWORD)?;
+        if let Some(password) = url.password().or(password.as_deref()) {
             settings = settings.set_password(password);
         }
         let info = info.set_redis_settings(settings);
