@@ -75,7 +75,8 @@ impl ErrorKind {
 /// ever shows a secret. Cloning is cheap.
 ///
 /// ```
-/// use lockkeeper_core::{Error, ErrorKind};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Error, ErrorKind};
 ///
 /// fn advice(error: &Error) -> &'static str {
 ///     match error.kind() {

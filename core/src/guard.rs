@@ -28,7 +28,8 @@ use crate::token::FencingToken;
 /// [`token`](Self::token) along, so that the data itself refuses a late write.
 ///
 /// ```
-/// use lockkeeper_core::{Error, LockGuard};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Error, LockGuard};
 ///
 /// fn charge(seat: LockGuard, pay: impl Fn(u64)) -> Result<(), Error> {
 ///     seat.ensure_held()?;
@@ -178,7 +179,8 @@ impl fmt::Debug for LockGuard {
 /// ```
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicBool, Ordering};
-/// use lockkeeper_core::LockGuard;
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::LockGuard;
 ///
 /// fn stop_on_loss(guard: &LockGuard) -> Arc<AtomicBool> {
 ///     let stop = Arc::new(AtomicBool::new(false));

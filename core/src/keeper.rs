@@ -18,7 +18,8 @@ use crate::provider::{Released, Usage};
 ///
 /// ```
 /// use std::time::Duration;
-/// use lockkeeper_core::{Error, LockKeeper};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Error, LockKeeper};
 ///
 /// fn book(keeper: &LockKeeper) -> Result<bool, Error> {
 ///     let Some(seat) = keeper.try_lock_for("seat:42", Duration::from_millis(200))? else {

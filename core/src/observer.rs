@@ -16,7 +16,8 @@ use crate::token::FencingToken;
 /// one of the keeper's own), so it should be quick. A panic in it is caught and goes no further.
 ///
 /// ```
-/// use lockkeeper_core::{FencingToken, LockName, Observer};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{FencingToken, LockName, Observer};
 ///
 /// struct LogLosses;
 ///

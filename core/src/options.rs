@@ -22,7 +22,8 @@ pub enum Wait {
 ///
 /// ```
 /// use std::time::Duration;
-/// use lockkeeper_core::LeasePolicy;
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::LeasePolicy;
 ///
 /// let nightly = LeasePolicy::Fixed { ttl: Duration::from_secs(3600) };
 /// assert!(!nightly.is_renewed());

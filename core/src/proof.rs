@@ -40,7 +40,8 @@ impl fmt::Display for ProofValue {
 /// proof borrows the guard, so a guard that was released cannot be proved.
 ///
 /// ```
-/// use lockkeeper_core::{Error, LockGuard};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Error, LockGuard};
 ///
 /// /// `query` runs a statement in the open transaction. Commit if this returns true, else roll back.
 /// fn may_commit(guard: &LockGuard, query: impl Fn(&str) -> i64) -> Result<bool, Error> {

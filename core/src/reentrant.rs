@@ -27,7 +27,8 @@ type Held = Mutex<HashMap<Key, Weak<Outermost>>>;
 /// that were acquired through (clones of) the same `ReentrantKeeper` count.
 ///
 /// ```
-/// use lockkeeper_core::{Error, ReentrantKeeper};
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Error, ReentrantKeeper};
 ///
 /// fn book(keeper: &ReentrantKeeper) -> Result<(), Error> {
 ///     let _outer = keeper.lock("product:7")?;
