@@ -211,12 +211,18 @@
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `sqlite` | yes | `sqlite:`; builds SQLite's C source, so it needs a C compiler |
-//! | `redis` | yes | `redis:`, `rediss:` and `unix:`; TLS is rustls with ring, which needs a C compiler |
-//! | `mysql` | yes | `mysql:` and `mariadb:`; TLS is rustls with ring, which needs a C compiler |
+//! | `redis` | yes | `redis:`, `rediss:` and `unix:` |
+//! | `mysql` | yes | `mysql:` and `mariadb:` |
+//! | `tls` | yes | encrypted connections to servers, by rustls with ring, which needs a C compiler |
 //! | `serde` | no | [`Config`] implements `serde::Deserialize`; tokens and names serialize |
 //!
 //! `memory:` is always there. A scheme whose feature is not compiled in is an error that names the
 //! feature.
+//!
+//! `memory:` alone is 13 crates, `redis` without `tls` 38, the default 109, this one included
+//! (`cargo tree -e normal`). The redis and mysql crates bring the crate `url`, whose tables of Unicode
+//! host names are 21 crates more; `cargo update -p idna_adapter --precise 1.0.0` leaves them out of a
+//! program that needs none of them. Lock URLs do not.
 //!
 //! # A store of your own
 //!

@@ -37,6 +37,7 @@ pub(crate) struct Shared {
 impl Connector {
     pub(crate) fn new(options: &MySqlOptions) -> Self {
         let remote = &options.remote;
+        #[cfg(feature = "tls")]
         if remote.tls {
             // The program may have chosen its cryptography already.
             let _ = rustls::crypto::ring::default_provider().install_default();

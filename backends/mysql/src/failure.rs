@@ -173,6 +173,7 @@ pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> 
                 server.address()
             ),
         ),
+        #[cfg(feature = "tls")]
         mysql::Error::TlsError(_) => server.untrusted(&text),
         _ => match io_kind(&error) {
             // rustls' own errors come through the reading.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use lockkeeper_core::Error;
-use lockkeeper_remote::{Endpoint, RemoteOptions, read_certificates, remote_setters};
+use lockkeeper_remote::{Endpoint, RemoteOptions, check_certificates, remote_setters};
 use mysql::{Opts, OptsBuilder};
 
 /// Where a server is, and how to talk to it. `Debug` shows no password.
@@ -88,7 +88,7 @@ impl MySqlOptions {
         self.remote.check()?;
         // The mysql crate takes a file without a certificate in silence.
         let ca_file = self.remote.ca_file.as_deref();
-        ca_file.map_or(Ok(()), |file| read_certificates(file).map(drop))
+        ca_file.map_or(Ok(()), check_certificates)
     }
 }
 

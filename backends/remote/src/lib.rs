@@ -11,6 +11,7 @@ pub mod keys;
 mod options;
 mod pool;
 mod socket;
+#[cfg_attr(not(feature = "tls"), path = "tls_off.rs")]
 mod tls;
 
 pub use backoff::Backoff;
@@ -20,7 +21,7 @@ pub use failure::{Failure, Server, is_timeout, nothing_granted, senseless};
 pub use options::{Endpoint, RemoteOptions, given_once};
 pub use pool::{Connection, Pool, PooledConn};
 pub use socket::{Dialer, Stream, is_quiet, set_timeout};
-pub use tls::read_certificates;
+pub use tls::check_certificates;
 
 /// The time that one attempt gets when no time is left.
 pub const LAST_ATTEMPT: std::time::Duration = std::time::Duration::from_millis(100);

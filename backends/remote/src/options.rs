@@ -4,10 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Key, KeyValue, OpenContext, StoreUrl};
+use lockkeeper_core::{Error, ErrorKind, Key, KeyValue, OpenContext, StoreUrl};
 
 use crate::keys::{CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, USER};
-use crate::tls::invalid;
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +102,7 @@ impl RemoteOptions {
     /// store's URL asks for TLS.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) for a value that a key does
+    /// [`ErrorKind::InvalidValue`] for a value that a key does
     /// not take, a key that is given twice, and `ca_file` without TLS.
     pub fn read(
         mut self,
@@ -131,13 +130,16 @@ impl RemoteOptions {
     /// Checks all that can be checked without the server.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue).
+    /// [`ErrorKind::InvalidValue`], and [`ErrorKind::Unsupported`] for TLS in a build without it.
     pub fn check(&self) -> Result<(), Error> {
         POOL_SIZE.check(self.pool_size)?;
         CONNECT_TIMEOUT.check(self.connect_timeout)?;
         RESPONSE_TIMEOUT.check(self.response_timeout)?;
         if self.tls && matches!(self.endpoint, Endpoint::Unix(_)) {
             return Err(invalid("a Unix socket is not encrypted; leave TLS out"));
+        }
+        if self.tls && cfg!(not(feature = "tls")) {
+            return Err(without_tls());
         }
         Ok(())
     }
@@ -148,10 +150,21 @@ impl RemoteOptions {
     }
 }
 
+pub(crate) fn without_tls() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "this program was built without TLS; build it with lockkeeper's feature `tls`",
+    )
+}
+
+pub(crate) fn invalid(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidValue, text)
+}
+
 /// Returns a value that the URL gives in a way of its own, or a key.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) if both give it, or if it is
+/// [`ErrorKind::InvalidValue`] if both give it, or if it is
 /// not one that the key takes.
 pub fn given_once<T: KeyValue>(
     context: &OpenContext<'_>,

@@ -4,24 +4,21 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 #[cfg(unix)]
 use std::os::{fd::OwnedFd, unix::net::UnixStream};
-use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::Error;
 #[cfg(unix)]
 use rustix::net::{RecvFlags, recv};
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection};
 
 use crate::connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 use crate::failure::Server;
 use crate::options::{Endpoint, RemoteOptions};
-use crate::tls::{client_config, invalid};
+use crate::tls::{TlsClient, TlsSession};
 
 /// Opens sockets to one server.
 pub struct Dialer {
     endpoint: Endpoint,
-    tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
+    tls: Option<TlsClient>,
 }
 
 impl Dialer {
@@ -29,14 +26,12 @@ impl Dialer {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) for certificates that
-    /// cannot be read, and for a host that no certificate can be about.
+    /// cannot be read, and for a host that no certificate can be about;
+    /// [`ErrorKind::Unsupported`](lockkeeper_core::ErrorKind::Unsupported) for TLS without the feature `tls`.
     pub fn new(options: &RemoteOptions) -> Result<Self, Error> {
         let tls = match &options.endpoint {
             Endpoint::Tcp { host, .. } if options.tls => {
-                let name = ServerName::try_from(host.clone()).map_err(|error| {
-                    invalid(format!("{host:?} is no host's name or address")).with_source(error)
-                })?;
-                Some((client_config(options.ca_file.as_deref())?, name))
+                Some(TlsClient::new(host, options.ca_file.as_deref())?)
             }
             _ => None,
         };
@@ -68,11 +63,8 @@ impl Dialer {
             #[cfg(not(unix))]
             Endpoint::Unix(_) => return Err(failed(io::ErrorKind::Unsupported.into())),
         };
-        let tls = self.tls.as_ref().map(|(config, name)| {
-            let session = ClientConnection::new(Arc::clone(config), name.clone());
-            session.map(Box::new).map_err(io::Error::other)
-        });
-        let tls = tls.transpose().map_err(failed)?;
+        let tls = self.tls.as_ref().map(TlsClient::session).transpose();
+        let tls = tls.map_err(failed)?;
         Ok(Stream { socket, tls })
     }
 }
@@ -94,7 +86,7 @@ fn prepare(socket: TcpStream) -> io::Result<TcpStream> {
 /// A connection to a server. Dropping it closes it.
 pub struct Stream {
     socket: TcpStream,
-    tls: Option<Box<ClientConnection>>,
+    tls: Option<TlsSession>,
 }
 
 impl Stream {
@@ -133,7 +125,7 @@ pub fn is_quiet(socket: &TcpStream) -> bool {
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match &mut self.tls {
-            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.socket).read(buffer),
+            Some(tls) => tls.over(&mut self.socket).read(buffer),
             None => self.socket.read(buffer),
         }
     }
@@ -142,14 +134,14 @@ impl Read for Stream {
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.tls {
-            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.socket).write(bytes),
+            Some(tls) => tls.over(&mut self.socket).write(bytes),
             None => self.socket.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.tls {
-            Some(tls) => rustls::Stream::new(&mut **tls, &mut self.socket).flush(),
+            Some(tls) => tls.over(&mut self.socket).flush(),
             None => self.socket.flush(),
         }
     }

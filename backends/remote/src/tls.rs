@@ -1,41 +1,80 @@
-//! Certificates, and the TLS settings made from them.
+//! TLS over a connection's socket, and the certificates that it trusts.
 
 use std::fs;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::Error;
 use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
-/// Returns settings that trust the certificates in `ca_file`, or the system's if it is `None`.
-pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, Error> {
-    let roots = match ca_file {
-        Some(file) => read_certificates(file)?,
-        None => system_certificates()?,
-    };
-    // The program may have chosen its cryptography already.
-    let chosen = CryptoProvider::get_default().cloned();
-    let crypto = chosen.unwrap_or_else(|| Arc::new(ring::default_provider()));
-    let config = ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions();
-    let config = config.map_err(|error| {
-        invalid("the cryptography that this program chose for rustls does not do for TLS")
-            .with_source(error)
-    })?;
-    let config = config.with_root_certificates(roots).with_no_client_auth();
-    Ok(Arc::new(config))
+use crate::options::invalid;
+
+/// The TLS settings for the connections to one host.
+pub(crate) struct TlsClient {
+    config: Arc<ClientConfig>,
+    host: ServerName<'static>,
 }
 
-/// Reads the certificates of a PEM file.
+impl TlsClient {
+    /// Trusts the certificates in `ca_file`, or the system's if it is `None`.
+    pub(crate) fn new(host: &str, ca_file: Option<&Path>) -> Result<Self, Error> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| {
+            invalid(format!("{host:?} is no host's name or address")).with_source(error)
+        })?;
+        let roots = match ca_file {
+            Some(file) => certificates_of(file)?,
+            None => system_certificates()?,
+        };
+        // The program may have chosen its cryptography already.
+        let chosen = CryptoProvider::get_default().cloned();
+        let crypto = chosen.unwrap_or_else(|| Arc::new(ring::default_provider()));
+        let config =
+            ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions();
+        let config = config.map_err(|error| {
+            invalid("the cryptography that this program chose for rustls does not do for TLS")
+                .with_source(error)
+        })?;
+        let config = config.with_root_certificates(roots).with_no_client_auth();
+        Ok(Self {
+            config: Arc::new(config),
+            host: name,
+        })
+    }
+
+    /// Starts a session. The handshake takes place with the first request.
+    pub(crate) fn session(&self) -> io::Result<TlsSession> {
+        let session = ClientConnection::new(Arc::clone(&self.config), self.host.clone());
+        Ok(TlsSession(Box::new(session.map_err(io::Error::other)?)))
+    }
+}
+
+/// The TLS state of one connection.
+pub(crate) struct TlsSession(Box<ClientConnection>);
+
+impl TlsSession {
+    /// Returns the encrypted stream over `socket`.
+    pub(crate) fn over<'a>(&'a mut self, socket: &'a mut TcpStream) -> impl Read + Write + 'a {
+        rustls::Stream::new(&mut *self.0, socket)
+    }
+}
+
+/// Checks that a PEM file has certificates and that all of them can be read.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidValue`] if the file, or one of its certificates, cannot be read, or if it has
-/// none.
-pub fn read_certificates(file: &Path) -> Result<RootCertStore, Error> {
+/// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) if not, or if the file cannot
+/// be read.
+pub fn check_certificates(file: &Path) -> Result<(), Error> {
+    certificates_of(file).map(drop)
+}
+
+fn certificates_of(file: &Path) -> Result<RootCertStore, Error> {
     let pem = fs::read(file).map_err(|error| {
-        let text = format!("`ca_file` {} cannot be read ({error})", file.display());
+        let text = format!("`ca_file` {} cannot be read", file.display());
         invalid(text).with_source(error)
     })?;
     let mut roots = RootCertStore::empty();
@@ -56,16 +95,12 @@ pub fn read_certificates(file: &Path) -> Result<RootCertStore, Error> {
 fn system_certificates() -> Result<RootCertStore, Error> {
     let found = rustls_native_certs::load_native_certs();
     if let Some(error) = found.errors.into_iter().next() {
-        return Err(invalid(format!(
-            "the system's certificates cannot be read; SSL_CERT_FILE and SSL_CERT_DIR say where they are ({error})"
-        ))
+        return Err(invalid(
+            "the system's certificates cannot be read; SSL_CERT_FILE and SSL_CERT_DIR say where they are",
+        )
         .with_source(error));
     }
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(found.certs);
     Ok(roots)
-}
-
-pub(crate) fn invalid(text: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidValue, text)
 }

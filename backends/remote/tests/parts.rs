@@ -4,14 +4,12 @@
 
 use std::cell::Cell;
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant, Key, SystemClock};
 use lockkeeper_remote::{
     Backoff, Connection, Endpoint, Failure, Pool, RemoteOptions, Server, connect_any, keys,
-    read_certificates,
 };
 
 #[test]
@@ -195,11 +193,27 @@ fn only_a_connection_that_was_open_is_replaced() {
     }
 }
 
+#[cfg(feature = "tls")]
 #[test]
 fn file_without_a_certificate_is_refused() {
     for (file, word) in [("/nowhere.pem", "cannot be read"), (file!(), "ca_file")] {
-        let error = read_certificates(Path::new(file)).unwrap_err();
+        let error = lockkeeper_remote::check_certificates(file.as_ref()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidValue);
         assert!(error.message().contains(word), "{error}");
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+#[test]
+fn tls_is_refused_in_a_build_without_it() {
+    let mut options = RemoteOptions::new(Endpoint::tcp("localhost", 1));
+    options.tls = true;
+    for result in [
+        options.check(),
+        lockkeeper_remote::Dialer::new(&options).map(drop),
+    ] {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("`tls`"), "{error}");
     }
 }

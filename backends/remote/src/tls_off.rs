@@ -1,0 +1,38 @@
+//! What stands in for TLS in a build without the feature `tls`: nothing of it can be made.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::TcpStream;
+use std::path::Path;
+
+use lockkeeper_core::Error;
+
+use crate::options::without_tls;
+
+pub(crate) struct TlsClient(Infallible);
+
+impl TlsClient {
+    pub(crate) fn new(_host: &str, _ca_file: Option<&Path>) -> Result<Self, Error> {
+        Err(without_tls())
+    }
+
+    pub(crate) fn session(&self) -> io::Result<TlsSession> {
+        match self.0 {}
+    }
+}
+
+pub(crate) struct TlsSession(Infallible);
+
+impl TlsSession {
+    pub(crate) fn over<'a>(&'a mut self, _socket: &'a mut TcpStream) -> &'a mut TcpStream {
+        match self.0 {}
+    }
+}
+
+/// Refuses every file: nothing here reads certificates.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`](lockkeeper_core::ErrorKind::Unsupported).
+pub fn check_certificates(_file: &Path) -> Result<(), Error> {
+    Err(without_tls())
+}
