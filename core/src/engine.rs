@@ -9,6 +9,7 @@ mod queue;
 mod release;
 mod renewal;
 mod retry;
+mod waiter;
 
 use std::ops::Deref;
 use std::sync::Arc;

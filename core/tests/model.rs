@@ -16,6 +16,9 @@
 #[path = "../src/engine/queue.rs"]
 mod queue;
 
+#[path = "../src/engine/waiter.rs"]
+mod waiter;
+
 /// Stands in for `src/sync.rs`.
 mod sync {
     pub(crate) use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -72,10 +75,11 @@ use error::Error;
 use hold::Hold;
 use name::LockName;
 use options::LeasePolicy;
-use queue::{Entered, Finished, Given, Queue, Unserved, Waiter};
+use queue::{Entered, Finished, Queue};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
+use waiter::{Given, Unserved, Waiter};
 
 /// One keeper over a store that knows one lock.
 struct World {

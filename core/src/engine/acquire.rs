@@ -14,8 +14,9 @@ use crate::timer::MAX_SLEEP;
 use crate::token::FencingToken;
 
 use super::hold::{Acquired, Hold};
-use super::queue::{Entered, Given, Unserved, Waiter};
+use super::queue::Entered;
 use super::retry::Retry;
+use super::waiter::{Given, Unserved, Waiter};
 use super::{ATTEMPT_LIMIT, Engine};
 
 /// The longest that the confirmation of an old grant may outlast the wait: some round trips of a busy

@@ -3,22 +3,22 @@
 //!
 //! Every change of a name happens under its shard's mutex, and that alone decides races such as "the
 //! wait ends while the lease is handed over". The queue knows neither time nor store, so a model
-//! checker can run all of it: `tests/model.rs` compiles this very file.
+//! checker can run all of it: `tests/model.rs` compiles this file and `waiter.rs`.
 //!
 //! Lock order: a shard, then a waiter's slot. Closures that run under a shard's mutex must not
 //! call the queue.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as TableEntry;
 
 use super::hold::Hold;
+use super::waiter::{Given, Unserved, Waiter};
 use crate::error::Error;
 use crate::name::LockName;
 use crate::options::LeasePolicy;
-use crate::sync::{Arc, Condvar, Mutex, MutexGuard, SHARDS, lock, wait};
+use crate::sync::{Arc, Mutex, MutexGuard, SHARDS, lock};
 
 /// The queue of one keeper.
 pub(crate) struct Queue {
@@ -55,43 +55,6 @@ enum Stage {
     Held(Arc<Hold>),
     /// The lease is on its way back to the store; afterwards the next waiter becomes the head.
     Releasing,
-}
-
-/// A thread in the wait queue of a name.
-pub(crate) struct Waiter {
-    /// The lease that it wants.
-    policy: LeasePolicy,
-    /// Whether its wait ends as soon as the name is known to be held.
-    is_single_attempt: bool,
-    /// The name's `holders_seen` before this waiter could have seen one.
-    seen_before: u64,
-    slot: Mutex<Slot>,
-    condvar: Condvar,
-}
-
-struct Slot {
-    given: Option<Given>,
-    unparked: bool,
-}
-
-/// What the queue gives to a thread that wants a name, once.
-pub(crate) enum Given {
-    /// The thread is the head: it alone asks the store.
-    HeadPermit,
-    /// The lease was handed over.
-    Hold(Arc<Hold>),
-    /// Nothing: the wait is over.
-    Nothing(Unserved),
-}
-
-/// Why a thread got nothing in its time.
-pub(crate) enum Unserved {
-    /// A holder was seen while it waited.
-    Busy,
-    /// The store failed the last head that asked.
-    Failed(Error),
-    /// The store has answered no head while the thread waited.
-    Silent,
 }
 
 /// How a thread enters the queue of a name.
@@ -165,16 +128,8 @@ impl Queue {
             return Entered::Given(Given::Nothing(Unserved::Busy));
         }
         let is_seen = !matches!(used.stage, Stage::Asking);
-        let waiter = Arc::new(Waiter {
-            policy,
-            is_single_attempt,
-            seen_before: used.holders_seen.wrapping_sub(u64::from(is_seen)),
-            slot: Mutex::new(Slot {
-                given: None,
-                unparked: false,
-            }),
-            condvar: Condvar::new(),
-        });
+        let seen_before = used.holders_seen.wrapping_sub(u64::from(is_seen));
+        let waiter = Waiter::new(policy, is_single_attempt, seen_before);
         used.waiters.push_back(Arc::clone(&waiter));
         Entered::Queued(waiter)
     }
@@ -187,8 +142,7 @@ impl Queue {
         if let Some(used) = names.find(name) {
             used.waiters.retain(|other| !Arc::ptr_eq(other, waiter));
         }
-        let given = lock(&waiter.slot).given.take();
-        given.unwrap_or(Given::Nothing(unserved))
+        waiter.take().unwrap_or(Given::Nothing(unserved))
     }
 
     /// Returns why `waiter` gets nothing if its wait ends now.
@@ -376,34 +330,8 @@ impl Name {
     }
 }
 
-impl Waiter {
-    fn give(&self, given: Given) {
-        lock(&self.slot).given = Some(given);
-    }
-
-    /// Blocks until something is given, `limit` is over, or [`unpark`](Self::unpark) was called since
-    /// the last call. `None` does not say why: check clock and cancel token, then wait on or
-    /// [`leave`](Queue::leave).
-    pub(crate) fn wait(&self, limit: Option<Duration>) -> Option<Given> {
-        let mut slot = lock(&self.slot);
-        if slot.given.is_none() && !slot.unparked {
-            slot = wait(&self.condvar, slot, limit);
-        }
-        slot.unparked = false;
-        slot.given.take()
-    }
-
-    /// Makes a waiting thread check the clock and its cancel token.
-    pub(crate) fn unpark(&self) {
-        lock(&self.slot).unparked = true;
-        self.condvar.notify_one();
-    }
-}
-
-/// Wakes waiters that were given something; after the shard's mutex is free again, so that they do
-/// not run into it.
 fn notify(waiters: impl IntoIterator<Item = Arc<Waiter>>) {
     for waiter in waiters {
-        waiter.condvar.notify_one();
+        waiter.notify();
     }
 }

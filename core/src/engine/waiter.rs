@@ -1,0 +1,91 @@
+//! A thread in the wait queue of a name, and what the queue gives it.
+
+use std::time::Duration;
+
+use super::hold::Hold;
+use crate::error::Error;
+use crate::options::LeasePolicy;
+use crate::sync::{Arc, Condvar, Mutex, lock, wait};
+
+/// What the queue gives to a thread that wants a name, once.
+pub(crate) enum Given {
+    /// The thread is the head: it alone asks the store.
+    HeadPermit,
+    /// The lease was handed over.
+    Hold(Arc<Hold>),
+    /// Nothing: the wait is over.
+    Nothing(Unserved),
+}
+
+/// Why a thread got nothing in its time.
+pub(crate) enum Unserved {
+    /// A holder was seen while it waited.
+    Busy,
+    /// The store failed the last head that asked.
+    Failed(Error),
+    /// The store has answered no head while the thread waited.
+    Silent,
+}
+
+pub(crate) struct Waiter {
+    /// The lease that it wants.
+    pub(super) policy: LeasePolicy,
+    /// Whether its wait ends as soon as the name is known to be held.
+    pub(super) is_single_attempt: bool,
+    /// How many holders its name had seen before this waiter could have seen one.
+    pub(super) seen_before: u64,
+    slot: Mutex<Slot>,
+    condvar: Condvar,
+}
+
+#[derive(Default)]
+struct Slot {
+    given: Option<Given>,
+    unparked: bool,
+}
+
+impl Waiter {
+    pub(super) fn new(policy: LeasePolicy, is_single_attempt: bool, seen_before: u64) -> Arc<Self> {
+        Arc::new(Self {
+            policy,
+            is_single_attempt,
+            seen_before,
+            slot: Mutex::new(Slot::default()),
+            condvar: Condvar::new(),
+        })
+    }
+
+    /// Gives something without a wake-up; see [`notify`](Self::notify).
+    pub(super) fn give(&self, given: Given) {
+        lock(&self.slot).given = Some(given);
+    }
+
+    /// Blocks until something is given, `limit` is over, or [`unpark`](Self::unpark) was called since
+    /// the last call. `None` does not say why: check clock and cancel token, then wait on or
+    /// leave the queue.
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> Option<Given> {
+        let mut slot = lock(&self.slot);
+        if slot.given.is_none() && !slot.unparked {
+            slot = wait(&self.condvar, slot, limit);
+        }
+        slot.unparked = false;
+        slot.given.take()
+    }
+
+    /// Makes a waiting thread check the clock and its cancel token.
+    pub(crate) fn unpark(&self) {
+        lock(&self.slot).unparked = true;
+        self.condvar.notify_one();
+    }
+
+    /// Takes what was given to a waiter that does not wait any more.
+    pub(super) fn take(&self) -> Option<Given> {
+        lock(&self.slot).given.take()
+    }
+
+    /// Wakes a waiter that was given something. Call it after the shard's mutex is free again, so
+    /// that the waiter does not run into it.
+    pub(super) fn notify(&self) {
+        self.condvar.notify_one();
+    }
+}
