@@ -125,7 +125,7 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// `None` if the store cannot be asked from there.
     ///
     /// It does no I/O. The SQL must give 1 for no later lease of the name, and must answer for the
-    /// moment at which it runs, whatever snapshot the transaction sees. A backend that has it
+    /// time at which it runs, whatever snapshot the transaction sees. A backend that has it
     /// declares [`Capability::CommitProof`](crate::Capability::CommitProof).
     fn proof(&self, lease: &Self::Lease) -> Option<Proof> {
         let _ = lease;

@@ -11,7 +11,7 @@ use crate::sync::lock;
 const CLOSE_LIMIT: Duration = Duration::from_millis(100);
 
 /// The background threads that use the engine now: each has a sender of a channel that carries
-/// nothing, and the receiver is told when the last of them is done. `None` after the end.
+/// nothing, and the receiver notices when the last sender is dropped. `None` after the end.
 pub(super) struct BackgroundUse(Mutex<Option<(Sender<Infallible>, Receiver<Infallible>)>>);
 
 impl BackgroundUse {

@@ -33,7 +33,7 @@ pub(crate) struct Hold {
     /// When the store granted the lease to this process.
     granted_at: HostInstant,
     deadline: Deadline,
-    /// The number of hand-overs so far, which tells the guards apart.
+    /// The number of hand-overs so far, which distinguishes the guards.
     handovers: AtomicU32,
     /// When the lease is renewed next, in nanoseconds; `u64::MAX` while a renewal is under way.
     renew_at: AtomicU64,

@@ -20,7 +20,7 @@ fn guards_outlive_their_keeper() {
     assert_eq!(guard.release().unwrap(), Released::Done);
 }
 
-/// Reports that it was told of a renewal, and keeps the thread for a while.
+/// Reports a renewal to the test, and keeps the thread for a while.
 struct SlowObserver(mpsc::Sender<()>);
 
 impl Observer for SlowObserver {

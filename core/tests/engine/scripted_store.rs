@@ -190,7 +190,7 @@ impl Backend for ScriptedStore {
             Grants::Work | Grants::Silent | Grants::ReplyLost { .. } => {}
             Grants::Unreachable(span) => {
                 self.clock.advance(span);
-                return Err(Error::new(ErrorKind::Unavailable, "out of reach"));
+                return Err(Error::new(ErrorKind::Unavailable, "no connection"));
             }
             Grants::FailedWait(span) => {
                 state.grants = Grants::Work;
@@ -323,7 +323,7 @@ pub(crate) fn eventually(what: &str, is_done: impl Fn() -> bool) {
     }
 }
 
-/// What an observer was told.
+/// An event that an observer received.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Event {
     Contended,

@@ -1,4 +1,4 @@
-//! The provider's lease of a hold: who has it, and how it comes back.
+//! The provider's lease of a hold: taken out to renew or release it, and brought back.
 
 use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
