@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::engine::Shared;
-use crate::engine::hold::{Acquired, HoldState};
+use crate::engine::hold::HoldState;
+use crate::engine::hold::acquired::Acquired;
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
 use crate::proof::CommitProof;
@@ -132,17 +133,17 @@ impl LockGuard {
     pub fn commit_proof(&self) -> Result<CommitProof<'_>, Error> {
         self.ensure_held()?;
         let (provider, clock) = (&self.engine.provider, &*self.engine.clock);
-        let hold = &self.acquired.hold;
-        let proof = hold.read(clock, |lease| provider.proof(lease));
+        let read = |lease: &_| {
+            provider.proof(lease).ok_or_else(|| self.error(
+                ErrorKind::Unsupported,
+                "this store has no SQL that proves a hold within your transaction; call `renew` on the guard as the last step before the commit and roll back where it fails, write the guard's token beside the data, and refuse smaller tokens",
+            ))
+        };
+        let proof = self.acquired.hold.read(clock, read);
         let proof = proof.ok_or_else(|| self.lost_error())?;
         // It may have been lost during the wait for a renewal.
         self.ensure_held()?;
-        proof.map(CommitProof::new).ok_or_else(|| {
-            self.error(
-                ErrorKind::Unsupported,
-                "this store has no SQL that proves a hold within your transaction; call `renew` on the guard as the last step before the commit and roll back where it fails, write the guard's token beside the data, and refuse smaller tokens",
-            )
-        })
+        proof.map(CommitProof::new)
     }
 
     /// Releases the lock and returns what was found.

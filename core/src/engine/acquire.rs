@@ -13,7 +13,8 @@ use crate::provider::{AcquireRequest, ErasedLease, Grant, Renewal};
 use crate::timer::MAX_SLEEP;
 use crate::token::FencingToken;
 
-use super::hold::{Acquired, Hold};
+use super::hold::Hold;
+use super::hold::acquired::Acquired;
 use super::queue::Entered;
 use super::retry::Retry;
 use super::waiter::{Given, Unserved, Waiter};

@@ -1,7 +1,7 @@
 //! One lease while this process has it: its local deadline, the provider's lease, and the guards
 //! that have it one after the other.
 
-mod acquired;
+pub(crate) mod acquired;
 mod lease;
 
 use std::fmt;
@@ -19,7 +19,6 @@ use crate::token::FencingToken;
 
 use super::deadline::Deadline;
 pub(crate) use super::deadline::HoldState;
-pub(crate) use acquired::Acquired;
 
 /// Callbacks of a loss, each with the number of hand-overs before the guard that it belongs to.
 pub(crate) type Callbacks = Vec<(u32, Box<dyn FnOnce() + Send>)>;

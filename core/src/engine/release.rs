@@ -8,7 +8,8 @@ use crate::error::{Error, ErrorKind};
 use crate::provider::{ErasedLease, Released};
 use crate::sync::run_caught;
 
-use super::hold::{Acquired, Callbacks, Hold};
+use super::hold::acquired::Acquired;
+use super::hold::{Callbacks, Hold};
 use super::queue::Finished;
 use super::retry::Retry;
 use super::{ATTEMPT_LIMIT, Engine};

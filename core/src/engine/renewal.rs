@@ -15,7 +15,8 @@ use crate::sync::run_caught;
 use crate::timer::{MAX_SLEEP, Tick};
 use crate::workers::MAX_QUEUED;
 
-use super::hold::{Acquired, Hold, HoldState};
+use super::hold::acquired::Acquired;
+use super::hold::{Hold, HoldState};
 use super::{Engine, Job};
 
 impl Engine {
