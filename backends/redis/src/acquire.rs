@@ -45,26 +45,23 @@ type Granted = Option<(u64, HostInstant)>;
 impl Acquisition<'_> {
     fn single_attempt(&self) -> Result<Granted, Failure> {
         let until = self.request.now() + self.store.attempt();
-        Ok(match self.attempt(&[], until)? {
-            Answer::Granted { epoch, asked_at } => Some((epoch, asked_at)),
-            Answer::Busy { .. } => {
-                self.request.contended();
-                None
-            }
-        })
+        if let Answer::Granted { epoch, asked_at } = self.attempt(&[], until)? {
+            return Ok(Some((epoch, asked_at)));
+        }
+        self.request.contended();
+        Ok(None)
     }
 
     fn wait(&self, deadline: HostInstant) -> Result<Granted, Failure> {
         let listener = &self.store.listener;
-        let waiter = listener.enter();
-        let unparker = waiter.parker.unparker().clone();
-        let cancel = self.request.cancel();
-        let _wake = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));
         let mut entry = QueueEntry {
             acquisition: self,
-            waiter: &waiter,
+            waiter: listener.enter(),
             is_queued: false,
         };
+        let unparker = entry.waiter.parker.unparker().clone();
+        let cancel = self.request.cancel();
+        let _wake = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));
         // A waiter queues only when messages reach it.
         let mut joins_queue = false;
         let mut was_busy = false;
@@ -82,12 +79,13 @@ impl Acquisition<'_> {
             };
             entry.is_queued |= joins_queue;
             let in_queue: &[&str] = if joins_queue {
-                &[&waiter.name, state]
+                &[&entry.waiter.name, state]
             } else {
                 &[]
             };
             let until = deadline.max(now + MIN_ATTEMPT_TIME);
-            let (ends, before) = match self.repeat_attempt(&waiter, in_queue, until, was_busy) {
+            let attempt = self.repeat_attempt(&entry.waiter, in_queue, until, was_busy);
+            let (ends, before) = match attempt {
                 Ok(Answer::Granted { epoch, asked_at }) => {
                     // A request without a reply may have queued after a later one was granted.
                     entry.is_queued &= self.is_repeated();
@@ -121,7 +119,7 @@ impl Acquisition<'_> {
                 until = until.min(now + ends);
             }
             let pause = until.min(deadline).saturating_since(now);
-            waiter.parker.park_timeout(pause);
+            entry.waiter.parker.park_timeout(pause);
         }
     }
 
@@ -162,7 +160,7 @@ impl Acquisition<'_> {
 /// An entry in the wait queue of a name, removed on every way out.
 struct QueueEntry<'a> {
     acquisition: &'a Acquisition<'a>,
-    waiter: &'a Waiter,
+    waiter: Waiter,
     is_queued: bool,
 }
 

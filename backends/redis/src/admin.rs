@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, HostInstant, LockName};
 use lockkeeper_remote::Failure;
-use redis::{Cmd, FromRedisValue, Value, cmd};
+use redis::{Cmd, FromRedisValue, cmd};
 
 use crate::connection::Connection;
 use crate::examine::examine;
@@ -51,9 +51,9 @@ impl Store {
         command: &Cmd,
         deadline: HostInstant,
     ) -> Result<T, Error> {
-        let answer =
-            self.ask_for_admin(deadline, |connection, limit| connection.run(command, limit));
-        answer.and_then(parse)
+        self.ask_for_admin(deadline, |connection, limit| {
+            connection.run(command, limit).and_then(parse)
+        })
     }
 
     /// Runs a request that no lock needs, so that the user may lack the permission for it.
@@ -115,32 +115,29 @@ impl Store {
             commands.extend(INSPECT.by_code(&self.keys(name).all(), &[]));
         }
         let answers = self.ask_for_admin(deadline, |connection, limit| {
-            let answers = connection.exchange(&commands, names.len(), limit)?;
-            answers
-                .into_iter()
-                .map(accepted_by_primary)
-                .collect::<Result<Vec<_>, _>>()
+            let answers = connection
+                .exchange(&commands, names.len(), limit)?
+                .into_iter();
+            let replies = answers.map(|answer| accepted_by_primary(answer).and_then(parse));
+            replies.collect::<Result<Vec<Reply>, _>>()
         })?;
-        let mut held = Vec::new();
-        for (name, answer) in names.iter().zip(answers) {
-            held.extend(read(name, answer)?);
-        }
-        Ok(held)
+        let held = names.iter().zip(answers);
+        Ok(held.filter_map(|(name, reply)| read(name, reply)).collect())
     }
 }
 
-/// Reads the reply of [`INSPECT`]; `None` if the name is free.
-fn read(name: &LockName, answer: Value) -> Result<Option<HeldName>, Error> {
-    type Reply = (Option<Vec<u8>>, i64, Option<u64>, u64);
-    let (owner, left, epoch, waiting): Reply = parse(answer)?;
-    let owner = owner.map(|owner| String::from_utf8_lossy(&owner).into_owned());
-    let owner = owner.filter(|owner| !owner.starts_with(RESERVED));
-    Ok(owner.map(|owner| HeldName {
+/// The reply of [`INSPECT`].
+type Reply = (Option<Vec<u8>>, i64, Option<String>, u64);
+
+/// Returns the lock of a reply, or `None` if the name is free.
+fn read(name: &LockName, (owner, left, epoch, waiting): Reply) -> Option<HeldName> {
+    let owner = String::from_utf8_lossy(&owner?).into_owned();
+    (!owner.starts_with(RESERVED)).then(|| HeldName {
         holder: holder(&owner),
-        epoch,
+        epoch: epoch.and_then(|epoch| epoch.parse().ok()),
         // Negative: a key that does not expire, so it is not from lockkeeper.
         remaining: u64::try_from(left).ok().map(Duration::from_millis),
         waiting: Some(waiting),
         ..HeldName::new(name.as_str(), owner)
-    }))
+    })
 }

@@ -135,7 +135,7 @@ impl<'a> Acquisition<'a> {
 
     fn read(&self, answer: Value, asked_at: HostInstant) -> Result<Answer, Failure> {
         if matches!(answer, Value::BulkString(_)) {
-            let epoch: i64 = parse(answer).map_err(Failure::Refused)?;
+            let epoch: i64 = parse(answer)?;
             if !self.is_repeated() {
                 // The epoch is the server's time.
                 self.store.server_clock.update(epoch, asked_at);
@@ -145,7 +145,7 @@ impl<'a> Acquisition<'a> {
                 _ => Err(Failure::Refused(senseless())),
             };
         }
-        let (ends, before): (i64, i64) = parse(answer).map_err(Failure::Refused)?;
+        let (ends, before): (i64, i64) = parse(answer)?;
         self.may_be_granted.set(false);
         Ok(Answer::Busy {
             // Negative: a key that does not expire, so it is no lease.

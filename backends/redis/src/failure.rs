@@ -155,9 +155,9 @@ pub(crate) fn accepted_by_primary(answer: Value) -> Result<Value, Failure> {
     from_primary(answer).and_then(accepted)
 }
 
-/// Reads a reply.
-pub(crate) fn parse<T: FromRedisValue>(answer: Value) -> Result<T, Error> {
-    T::from_redis_value(answer).map_err(|error| senseless().with_source(error))
+/// Reads a reply that is no error.
+pub(crate) fn parse<T: FromRedisValue>(answer: Value) -> Result<T, Failure> {
+    T::from_redis_value(answer).map_err(|error| Failure::Refused(senseless().with_source(error)))
 }
 
 /// Returns the error for a reply that could not be read; `is_first` if the server has not replied before.

@@ -71,12 +71,11 @@ pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, RedisLeas
         }
     };
     for (renew, answer) in batch.iter_mut().zip(answers) {
-        let found = accepted(answer).map_err(Failure::into_error);
-        renew.answer = Some(match found.and_then(parse::<i64>) {
+        renew.answer = Some(match accepted(answer).and_then(parse::<i64>) {
             Ok(0) => Ok(Renewal::Lost),
             Ok(_) if is_acknowledged => Ok(Renewal::Renewed),
             Ok(_) => Err(store.few_replicas("renewal")),
-            Err(error) => Err(error),
+            Err(failure) => Err(failure.into_error()),
         });
     }
 }

@@ -97,7 +97,7 @@ fn probe(store: &Store) -> Result<(), Error> {
         match answer.and_then(accepted)? {
             Value::Int(now) => store.server_clock.update(now, asked_at),
             failed => {
-                let (command, said): (String, String) = parse(failed).map_err(Failure::Refused)?;
+                let (command, said): (String, String) = parse(failed)?;
                 return Err(Failure::Refused(refused_command(&command, &said)));
             }
         }
@@ -184,10 +184,9 @@ impl Backend for RedisProvider {
         let until = deadline.min(self.store.clock.now() + longest);
         let until = self.store.at_least_one_attempt(until);
         let is_released = self.store.release(&lease.keys, &lease.owner, until)?;
-        Ok(if is_released {
-            Released::Done
-        } else {
-            Released::AlreadyLost
+        Ok(match is_released {
+            true => Released::Done,
+            false => Released::AlreadyLost,
         })
     }
 

@@ -77,7 +77,10 @@ impl Store {
         until: HostInstant,
     ) -> Result<bool, Error> {
         let answer = self.run(&scripts::RELEASE, keys, owner, until);
-        Ok(parse::<i64>(answer.map_err(Failure::into_error)?)? != 0)
+        let released = answer.and_then(parse::<i64>);
+        released
+            .map(|found| found != 0)
+            .map_err(Failure::into_error)
     }
 
     /// Removes a waiter from the queue of a name. If that fails, the queue expires by itself.
@@ -148,8 +151,8 @@ impl Store {
         slot.run(&*self.clock, until, connect, |connection, limit| {
             let result = work(connection, limit.min(remote.response_timeout));
             match &result {
-                Err(Failure::Closed(_)) => self.listener.met_replica(),
-                Ok(_) if std::mem::take(&mut connection.is_new) => self.listener.met_primary(),
+                Err(Failure::Closed(_)) => self.listener.note_replica(),
+                Ok(_) if std::mem::take(&mut connection.is_new) => self.listener.note_primary(),
                 _ => {}
             }
             result

@@ -79,12 +79,12 @@ impl WakeListener {
     }
 
     /// Notes that a server is no primary any more: the one that the thread listens to may be none either.
-    pub(crate) fn met_replica(&self) {
+    pub(crate) fn note_replica(&self) {
         self.at_replica.store(true, Ordering::Release);
     }
 
     /// Notes that a new connection leads to a primary, and has the thread reconnect if it was in doubt.
-    pub(crate) fn met_primary(&self) {
+    pub(crate) fn note_primary(&self) {
         if self.at_replica.swap(false, Ordering::AcqRel) {
             self.moves.fetch_add(1, Ordering::Release);
         }
