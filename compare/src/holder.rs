@@ -14,12 +14,11 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, bounded};
 use lockkeeper::{CancelToken, LeasePolicy};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 use crate::cancel::Cancellation;
 use crate::error::Error;
 use crate::store::StoreHandle;
-use crate::store::spec::StoreSpec;
+use crate::store::spec::StoreSettings;
 use crate::strategy::Strategy;
 use crate::strategy::lock::LockRequest;
 use crate::strategy::transaction::Transactor;
@@ -52,23 +51,10 @@ pub(crate) struct HolderCommand {
 /// password in it.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Order {
-    settings: Map<String, Value>,
-    redlock_ports: Vec<u16>,
-    strategy: Strategy,
-    name: String,
-    ttl: Duration,
-}
-
-impl Order {
-    pub(crate) fn new(store: &StoreSpec, strategy: Strategy, name: String, ttl: Duration) -> Self {
-        Self {
-            settings: store.settings.clone(),
-            redlock_ports: store.redlock_ports.clone(),
-            strategy,
-            name,
-            ttl,
-        }
-    }
+    pub(crate) store: StoreSettings,
+    pub(crate) strategy: Strategy,
+    pub(crate) name: String,
+    pub(crate) ttl: Duration,
 }
 
 impl Holder {
@@ -84,10 +70,10 @@ impl Holder {
         });
         let why = match started {
             Ok((holder, true)) => return Ok(Self::Process(holder)),
-            Ok((mut holder, false)) => format!(
-                "the process that is to hold the lock: {}",
-                holder.error_output()
-            ),
+            Ok((mut holder, false)) => {
+                let error = holder.error_output();
+                format!("the process that is to hold the lock: {error}")
+            }
             Err(error) => format!("cannot start the process that is to hold the lock: {error}"),
         };
         cancel.check()?;
@@ -210,11 +196,7 @@ pub fn main() -> Result<(), Error> {
     let read = stdin.read_line(&mut line);
     read.map_err(|error| invalid(&error))?;
     let order: Order = serde_json::from_str(&line).map_err(|error| invalid(&error))?;
-    let handle = StoreHandle::open(StoreSpec {
-        origin: String::new(),
-        settings: order.settings,
-        redlock_ports: order.redlock_ports,
-    })?;
+    let handle = StoreHandle::open(order.store)?;
     let cancel = Cancellation::new(&CancelToken::new());
     let lock = order.strategy.open_lock(&handle, 1, &cancel)?;
     let held = lock.acquire(&order.name, request(order.ttl))?;

@@ -48,17 +48,15 @@ impl Meter {
         counters: Vec<Box<dyn Counter>>,
         cancel: &Cancellation,
     ) -> Result<Self, Error> {
-        let server = |counter: Box<dyn Counter>| {
-            Ok(Server {
+        let mut servers = Vec::new();
+        for counter in counters {
+            servers.push(Server {
                 connections: stable_connections(counter.as_ref(), cancel)?,
-                commands: Mutex::new(None),
+                commands: Mutex::default(),
                 counter,
-            })
-        };
-        let servers = counters.into_iter().map(server);
-        Ok(Self {
-            servers: servers.collect::<Result<_, Error>>()?,
-        })
+            });
+        }
+        Ok(Self { servers })
     }
 
     /// Counts commands from now on.

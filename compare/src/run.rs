@@ -228,7 +228,12 @@ impl<'a> Plan<'a> {
         let open = || strategy.open(store, settings.threads, cancel);
         let start_holder = |name, ttl| match &self.comparison.holder {
             Some(command) if store.is_cross_process() => {
-                let order = Order::new(&store.handle.spec, strategy, name, ttl);
+                let order = Order {
+                    store: store.handle.settings.clone(),
+                    strategy,
+                    name,
+                    ttl,
+                };
                 Holder::process(command, &order, cancel)
             }
             _ => Holder::thread(open()?, name, ttl),

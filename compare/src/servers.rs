@@ -66,9 +66,10 @@ impl Servers {
     /// Returns the stores on these servers.
     pub(crate) fn specs(&self) -> Vec<StoreSpec> {
         let mut redis = self.redis.iter();
-        let redis_spec = redis.next().map(|server| StoreSpec {
-            redlock_ports: redis.map(|server| server.addr().port()).collect(),
-            ..StoreSpec::url(&server.url())
+        let redis_spec = redis.next().map(|server| {
+            let mut spec = StoreSpec::url(&server.url());
+            spec.settings.redlock_ports = redis.map(|server| server.addr().port()).collect();
+            spec
         });
         let mysql = self.mysql.iter();
         let mysql = mysql.map(|server| StoreSpec::url(&server.url()));

@@ -1,6 +1,5 @@
 //! How long something took, and how much of the processor.
 
-use std::ops::Add;
 use std::time::{Duration, Instant};
 
 /// Elapsed time: on the wall clock, and on the processor by all threads of this program together.
@@ -9,16 +8,6 @@ pub(crate) struct Elapsed {
     pub(crate) wall: Duration,
     /// `None` on systems that do not report it.
     pub(crate) cpu: Option<Duration>,
-}
-
-impl Add for Elapsed {
-    type Output = Self;
-    fn add(self, other: Self) -> Self {
-        Self {
-            wall: self.wall + other.wall,
-            cpu: self.cpu.zip(other.cpu).map(|(a, b)| a + b),
-        }
-    }
 }
 
 /// Measures the time since it was started.

@@ -64,20 +64,13 @@ pub(crate) fn joined<T>(thread: ScopedJoinHandle<'_, Result<T, Error>>) -> Resul
     })
 }
 
-fn collect<T>(results: Vec<Result<T, Error>>) -> Result<Vec<T>, Error> {
-    let mut all = Vec::with_capacity(results.len());
-    let mut is_interrupted = false;
-    for result in results {
-        match result {
-            Ok(value) => all.push(value),
-            Err(Error::Interrupted) => is_interrupted = true,
-            Err(error) => return Err(error),
-        }
-    }
-    match is_interrupted {
-        true => Err(Error::Interrupted),
-        false => Ok(all),
-    }
+fn collect<T>(mut results: Vec<Result<T, Error>>) -> Result<Vec<T>, Error> {
+    // A stable sort: the results come first and in their order, interruptions last.
+    results.sort_by_key(|result| match result {
+        Err(Error::Interrupted) => 1,
+        _ => 0,
+    });
+    results.into_iter().collect()
 }
 
 #[cfg(test)]

@@ -19,12 +19,16 @@ mod rig;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {
+    use lockkeeper_testkit::suite;
+
     if std::env::args().nth(1).as_deref() == Some(rig::HOLDER) {
         return rig::hold();
     }
-    let args = libtest_mimic::Arguments::from_args();
-    let trials = [redis::trials(), mysql::trials()];
-    libtest_mimic::run(&args, trials.into_iter().flatten().collect()).exit_code()
+    // Not `suite::arguments`: that many cases of a hundred threads at a time would only slow each other.
+    let arguments = libtest_mimic::Arguments::from_args();
+    let mut trials = suite::trials(redis::CASES.iter().copied());
+    trials.extend(suite::trials(mysql::CASES.iter().copied()));
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 #[cfg(not(unix))]

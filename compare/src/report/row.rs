@@ -184,14 +184,17 @@ pub(crate) mod tests {
             connections: 100,
         });
         wide.elapsed.cpu = Some(Duration::from_millis(999));
-        let row = Row::new(
-            Scenario::Gather,
+        let row = row(
             "mariadb-2",
             Strategy::ReentrantHash,
             Verdict::Wrong,
             vec![wide],
         );
         Report::new(Settings::default(), vec![row], None)
+    }
+
+    fn row(store: &str, strategy: Strategy, expected: Verdict, runs: Vec<RunResult>) -> Row {
+        Row::new(Scenario::Gather, store, strategy, expected, runs)
     }
 
     fn run(oversold: u64, wall_ms: u64) -> RunResult {
@@ -214,13 +217,7 @@ pub(crate) mod tests {
     #[test]
     fn one_wrong_repetition_makes_the_row_wrong() {
         let runs = vec![run(0, 10), run(3, 20), run(1, 60)];
-        let row = Row::new(
-            Scenario::Gather,
-            "memory",
-            Strategy::Lockkeeper,
-            Verdict::Right,
-            runs,
-        );
+        let row = row("memory", Strategy::Lockkeeper, Verdict::Right, runs);
         assert_eq!((row.verdict, row.oversold), (Verdict::Wrong, 3));
         assert_eq!(row.faults, ["3 too many"]);
         assert!(!row.is_as_expected());
@@ -233,13 +230,7 @@ pub(crate) mod tests {
     #[test]
     fn control_that_is_always_right_is_not_as_expected() {
         let runs = vec![run(0, 1), run(0, 2)];
-        let row = Row::new(
-            Scenario::Stock,
-            "sqlite",
-            Strategy::None,
-            Verdict::Wrong,
-            runs,
-        );
+        let row = row("sqlite", Strategy::None, Verdict::Wrong, runs);
         assert_eq!(row.verdict, Verdict::Right);
         assert!(!row.is_as_expected());
     }

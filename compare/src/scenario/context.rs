@@ -40,12 +40,10 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Returns the name of the lock that protects a cell.
     pub(super) fn lock_name(&self, cell: u32) -> String {
         format!("{}/{cell}", self.lock)
     }
 
-    /// Opens a program.
     pub(super) fn program(&self) -> Result<Program<'_>, Error> {
         let strategy = (self.open)()?;
         self.meter.restart();
@@ -103,7 +101,9 @@ impl RunResult {
     /// Adds the time and the faults of a second round to those of this one.
     pub(super) fn then(mut self, second: Self) -> Self {
         self.oversold += second.oversold;
-        self.elapsed = self.elapsed + second.elapsed;
+        let (time, more) = (&mut self.elapsed, second.elapsed);
+        time.wall += more.wall;
+        time.cpu = time.cpu.zip(more.cpu).map(|(a, b)| a + b);
         self.faults.extend(second.faults);
         self
     }
@@ -118,13 +118,6 @@ impl RunResult {
 
     pub(super) fn fault(&mut self, fault: impl Into<String>) {
         self.faults.push(fault.into());
-    }
-
-    /// Adds a fault if something `is_wrong`.
-    pub(super) fn fault_if(&mut self, is_wrong: bool, fault: impl Into<String>) {
-        if is_wrong {
-            self.fault(fault);
-        }
     }
 }
 

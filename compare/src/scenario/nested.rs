@@ -20,7 +20,6 @@ const INNER_WAIT: Duration = Duration::from_millis(500);
 /// if the lock lets it.
 const OUTER_WORK: Duration = Duration::from_millis(300);
 
-/// Runs the scenario once.
 pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let program = context.program()?;
     let watch = Stopwatch::start();

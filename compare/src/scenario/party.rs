@@ -20,7 +20,6 @@ const SET: u32 = 3;
 /// The largest number of threads: more only take longer, since each set is wanted three times.
 const MAX_PARTIES: u32 = 36;
 
-/// Runs the scenario once.
 pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let program = context.program()?;
     context.state.reset(&[0; SEATS as usize])?;
@@ -42,10 +41,11 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let taken = (0..SEATS).map(|seat| context.state.read(seat));
     check(&outcomes, &taken.collect::<Result<Vec<_>, _>>()?, &mut run);
     let (promised, recorded) = (run.admitted, context.state.recorded()?);
-    run.fault_if(
-        u64::try_from(recorded) != Ok(promised),
-        format!("{promised} parties were promised their seats, {recorded} are recorded"),
-    );
+    if u64::try_from(recorded) != Ok(promised) {
+        run.fault(format!(
+            "{promised} parties were promised their seats, {recorded} are recorded"
+        ));
+    }
     Ok(run)
 }
 
@@ -72,13 +72,15 @@ fn check(outcomes: &[Outcome], taken: &[i64], run: &mut RunResult) {
         }
     }
     run.oversold = doubled;
-    run.fault_if(
-        doubled > 0,
-        format!("{doubled} parties were promised their seats, and do not have them"),
-    );
-    run.fault_if(
-        halves > 0,
-        format!("{halves} parties were turned away, and have seats"),
-    );
-    run.fault_if(run.admitted == 0, "no party got its seats");
+    if doubled > 0 {
+        run.fault(format!(
+            "{doubled} parties were promised their seats, and do not have them"
+        ));
+    }
+    if halves > 0 {
+        run.fault(format!("{halves} parties were turned away, and have seats"));
+    }
+    if run.admitted == 0 {
+        run.fault("no party got its seats");
+    }
 }

@@ -31,18 +31,19 @@ fn sell(program: &Program<'_>, items: u32) -> Result<RunResult, Error> {
 
     let (claimed, right) = (run.admitted, buyers.min(items));
     run.oversold = claimed.saturating_sub(u64::from(right));
-    run.fault_if(
-        sold != i64::from(right),
-        format!("{sold} sold instead of {right}"),
-    );
-    run.fault_if(
-        i64::try_from(claimed) != Ok(sold),
-        format!("{claimed} buyers were promised an item, {sold} are recorded"),
-    );
-    run.fault_if(number < 0, format!("the stock fell to {number}"));
-    run.fault_if(
-        number != i64::from(items) - sold,
-        format!("{sold} sold, and the stock says {number}"),
-    );
+    if sold != i64::from(right) {
+        run.fault(format!("{sold} sold instead of {right}"));
+    }
+    if i64::try_from(claimed) != Ok(sold) {
+        run.fault(format!(
+            "{claimed} buyers were promised an item, {sold} are recorded"
+        ));
+    }
+    if number < 0 {
+        run.fault(format!("the stock fell to {number}"));
+    }
+    if number != i64::from(items) - sold {
+        run.fault(format!("{sold} sold, and the stock says {number}"));
+    }
     Ok(run.about(&format!("{buyers} buyers, {items} items: ")))
 }

@@ -19,13 +19,13 @@ use self::client::ClientConfig;
 use self::data::Data;
 use self::redis::client::RedisConfig;
 use self::redis::stats::Stats;
-use self::spec::StoreSpec;
+use self::spec::{StoreSettings, StoreSpec};
 use crate::error::Error;
 use crate::meter::Counter;
 
 /// Everything that a program needs to lock on a store.
 pub(crate) struct StoreHandle {
-    pub(crate) spec: StoreSpec,
+    pub(crate) settings: StoreSettings,
     /// What this library opens.
     pub(crate) config: Config,
     /// What other clients connect to.
@@ -36,17 +36,15 @@ pub(crate) struct StoreHandle {
 
 impl StoreHandle {
     /// Opens the store once, to find out what it is.
-    pub(crate) fn open(spec: StoreSpec) -> Result<Self, Error> {
-        let config = spec.config()?;
+    pub(crate) fn open(settings: StoreSettings) -> Result<Self, Error> {
+        let config = settings.config()?;
         let shown = format!("`{}`", config.url());
         let client = ClientConfig::find(&config).map_err(|error| error.about(&shown))?;
-        let redlock = spec
-            .redlock_ports
-            .iter()
-            .map(|&port| RedisConfig::local(port));
+        let redlock = settings.redlock_ports.iter().copied();
+        let redlock = redlock.map(RedisConfig::local);
         Ok(Self {
             redlock: redlock.collect::<Result<_, Error>>()?,
-            spec,
+            settings,
             config,
             client,
         })
@@ -68,7 +66,7 @@ impl Store {
         for (number, spec) in specs.into_iter().enumerate() {
             let origin = spec.origin.clone();
             // A URL that cannot be parsed is not shown, since there may be a password in it.
-            let handle = StoreHandle::open(spec.with_memory_name(number))
+            let handle = StoreHandle::open(spec.with_memory_name(number).settings)
                 .map_err(|error| error.about(&origin))?;
             let kind = handle.client.label();
             let same = stores.iter();

@@ -41,7 +41,6 @@ impl MySqlConfig {
         Ok(config)
     }
 
-    /// Opens a connection.
     pub(crate) fn connect(&self) -> Result<Conn, Error> {
         let options = OptsBuilder::from_opts(self.options.opts())
             .tcp_connect_timeout(Some(CONNECT_TIMEOUT))
@@ -49,7 +48,6 @@ impl MySqlConfig {
         Ok(Conn::new(options)?)
     }
 
-    /// Opens an application's pool.
     pub(crate) fn pool(&self, size: RangeInclusive<u32>) -> Result<Pool<Conn>, Error> {
         let config = self.clone();
         open_pool(size, move || config.connect())

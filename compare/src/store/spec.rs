@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use lockkeeper::Config;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::Error;
@@ -15,7 +15,14 @@ use crate::error::Error;
 #[derive(Clone)]
 pub struct StoreSpec {
     pub(crate) origin: String,
-    pub(crate) settings: Map<String, Value>,
+    pub(crate) settings: StoreSettings,
+}
+
+/// What opens a store. Only a holder's process gets it, since there may be a password in it.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct StoreSettings {
+    /// A URL, and further keys.
+    keys: Map<String, Value>,
     /// Ports of the Redis servers that `redlock` uses beside this one.
     pub(crate) redlock_ports: Vec<u16>,
 }
@@ -23,11 +30,8 @@ pub struct StoreSpec {
 impl StoreSpec {
     /// Specifies a store by its URL, such as `sqlite:/tmp/locks.db`.
     pub fn url(url: &str) -> Self {
-        Self {
-            origin: "a URL".to_owned(),
-            settings: Map::from_iter([("url".to_owned(), Value::from(url))]),
-            redlock_ports: Vec::new(),
-        }
+        let keys = Map::from_iter([("url".to_owned(), Value::from(url))]);
+        Self::new("a URL", keys)
     }
 
     /// Specifies a store by a table of a config file, in any of `serde`'s formats: a `url`, and
@@ -36,16 +40,23 @@ impl StoreSpec {
     /// # Errors
     /// If `table` is not a table.
     pub fn table(table: impl Serialize) -> Result<Self, Error> {
-        let Ok(Value::Object(settings)) = serde_json::to_value(table) else {
+        let Ok(Value::Object(keys)) = serde_json::to_value(table) else {
             return Err(Error::invalid(
                 "a store is a table with a `url`, and this is none",
             ));
         };
-        Ok(Self {
-            origin: "a table".to_owned(),
-            settings,
-            redlock_ports: Vec::new(),
-        })
+        Ok(Self::new("a table", keys))
+    }
+
+    fn new(origin: &str, keys: Map<String, Value>) -> Self {
+        let redlock_ports = Vec::new();
+        Self {
+            origin: origin.to_owned(),
+            settings: StoreSettings {
+                keys,
+                redlock_ports,
+            },
+        }
     }
 
     /// Sets where the store comes from, for error messages: `--url 2`.
@@ -60,25 +71,27 @@ impl StoreSpec {
         Ok(["memory:", &sqlite].map(|url| Self::url(url).origin("the embedded stores")))
     }
 
-    pub(crate) fn config(&self) -> Result<Config, Error> {
-        match (self.settings.get("url"), self.settings.len()) {
-            // This error says more than that of the table.
-            (Some(Value::String(url)), 1) => Ok(Config::from_url(url)?),
-            _ => serde_json::from_value(Value::Object(self.settings.clone()))
-                .map_err(|error| Error::invalid(error.to_string())),
-        }
-    }
-
     /// Names a `memory:` without a name. Without one, each keeper that opens it gets a store of its
     /// own, and no two of them would contend.
     pub(crate) fn with_memory_name(mut self, number: usize) -> Self {
-        if let Some(Value::String(url)) = self.settings.get_mut("url")
+        if let Some(Value::String(url)) = self.settings.keys.get_mut("url")
             && let Some(query) = url.strip_prefix("memory:")
             && (query.is_empty() || query.starts_with('?'))
         {
             *url = format!("memory:lockkeeper-compare-{number}{query}");
         }
         self
+    }
+}
+
+impl StoreSettings {
+    pub(crate) fn config(&self) -> Result<Config, Error> {
+        match (self.keys.get("url"), self.keys.len()) {
+            // This error says more than that of the table.
+            (Some(Value::String(url)), 1) => Ok(Config::from_url(url)?),
+            _ => serde_json::from_value(Value::Object(self.keys.clone()))
+                .map_err(|error| Error::invalid(error.to_string())),
+        }
     }
 }
 

@@ -47,7 +47,6 @@ impl<C: SqlConnection> Rows<C> {
         }
     }
 
-    /// Creates the tables.
     pub(crate) fn create(&self) -> Result<(), Error> {
         let (cells, users, options) = (self.cells(), self.users(), C::TABLE_OPTIONS);
         self.change(&format!(
@@ -60,7 +59,6 @@ impl<C: SqlConnection> Rows<C> {
         Ok(())
     }
 
-    /// Removes the tables.
     pub(crate) fn remove(&self) -> Result<(), Error> {
         for table in [self.cells(), self.users()] {
             self.change(&format!("DROP TABLE IF EXISTS {table}"))?;
@@ -78,12 +76,10 @@ impl<C: SqlConnection> Rows<C> {
         }
     }
 
-    /// Returns the name of the table with the numbers.
     pub(crate) fn cells(&self) -> String {
         format!("{}_cells", self.prefix)
     }
 
-    /// Returns the name of the table with the users.
     pub(crate) fn users(&self) -> String {
         format!("{}_users", self.prefix)
     }

@@ -11,20 +11,13 @@ use crate::error::Error;
 pub(crate) trait State: Send + Sync {
     /// Sets the cells from 0 on to these values, and clears the list of users.
     fn reset(&self, values: &[i64]) -> Result<(), Error>;
-
-    /// Reads the number in a cell.
     fn read(&self, cell: u32) -> Result<i64, Error>;
-
-    /// Sets the number in a cell.
     fn write(&self, cell: u32, value: i64) -> Result<(), Error>;
-
-    /// Sets the number in cell 0, unless it was set with a larger token before; returns whether it
-    /// was set.
+    /// Writes cell 0, unless it was written with a larger token before; returns whether it was
+    /// written.
     fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Error>;
-
     /// Adds a user to the list.
     fn record(&self, user: u32) -> Result<(), Error>;
-
     /// Returns how many users are on the list.
     fn recorded(&self) -> Result<i64, Error>;
 }

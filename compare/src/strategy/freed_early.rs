@@ -14,17 +14,10 @@ use super::transaction::{Outcome, Step, Transaction, Transactor, release_all};
 use crate::error::Error;
 use crate::store::state::State;
 
-/// Commits after the unlock.
-pub(crate) struct FreedEarly {
-    lock: Lockkeeper,
-    state: Arc<dyn State>,
-}
-
-impl FreedEarly {
-    /// Fails to protect `state` with `lock`.
-    pub(crate) fn new(lock: Lockkeeper, state: Arc<dyn State>) -> Self {
-        Self { lock, state }
-    }
+/// Fails to protect `state` with `lock`.
+pub(super) struct FreedEarly {
+    pub(super) lock: Lockkeeper,
+    pub(super) state: Arc<dyn State>,
 }
 
 impl Transactor for FreedEarly {

@@ -77,7 +77,6 @@ impl Held {
         }
     }
 
-    /// Releases the lock.
     pub(crate) fn release(mut self) -> Result<(), Error> {
         self.release.take().map_or(Ok(()), |release| release())
     }

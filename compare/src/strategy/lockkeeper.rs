@@ -15,7 +15,6 @@ use super::lock::{Held, Lock, LockRequest};
 use crate::cancel::Cancellation;
 use crate::error::Error;
 
-/// One keeper for a program.
 pub(crate) struct Lockkeeper {
     keeper: LockKeeper,
     reentrant: ReentrantKeeper,
@@ -23,7 +22,6 @@ pub(crate) struct Lockkeeper {
 }
 
 impl Lockkeeper {
-    /// Opens the store.
     pub(crate) fn open(config: &Config, cancel: &Cancellation) -> Result<Self, Error> {
         let keeper = open_config(config)?;
         Ok(Self {

@@ -21,8 +21,20 @@ use std::iter::once;
 
 use serde::{Deserialize, Serialize};
 
+use self::freed_early::FreedEarly;
 use self::lock::Lock;
+use self::lockkeeper::Lockkeeper;
+use self::named_lock::NamedLock;
+use self::none::NoLock;
+use self::optimistic::redis::Watch;
+use self::optimistic::sql::Versions;
+use self::pubsub::PubSub;
+use self::redis::Client;
+use self::redlock::Redlock;
+use self::reentrant_hash::ReentrantHash;
 use self::setnx_once::SetnxOnce;
+use self::setnx_spin::SetnxSpin;
+use self::setnx_unsafe::SetnxUnsafe;
 use self::transaction::{Locked, Transactor};
 use crate::cancel::Cancellation;
 use crate::error::Error;
@@ -116,21 +128,17 @@ impl Strategy {
     ) -> Result<Box<dyn Transactor>, Error> {
         let (handle, state) = (&store.handle, store.data.state());
         Ok(match (self, &handle.client, &store.data) {
-            (Self::Optimistic, _, Data::Sqlite(rows)) => {
-                Box::new(optimistic::sql::Versions::new(rows, cancel))
+            (Self::Optimistic, _, Data::Sqlite(rows)) => Box::new(Versions::new(rows, cancel)),
+            (Self::Optimistic, _, Data::MySql(rows)) => Box::new(Versions::new(rows, cancel)),
+            (Self::Optimistic, ClientConfig::Redis(config), Data::Redis(keys)) => {
+                Box::new(Watch::open(config, keys, threads, cancel)?)
             }
-            (Self::Optimistic, _, Data::MySql(rows)) => {
-                Box::new(optimistic::sql::Versions::new(rows, cancel))
-            }
-            (Self::Optimistic, ClientConfig::Redis(config), Data::Redis(keys)) => Box::new(
-                optimistic::redis::Watch::open(config, keys, threads, cancel)?,
-            ),
             (Self::NamedLockSharedPool, ClientConfig::MySql(config), Data::MySql(rows)) => {
                 Box::new(named_lock_shared_pool::open(config, rows, cancel)?)
             }
             (Self::FreedEarly, ..) => {
-                let lock = lockkeeper::Lockkeeper::open(&handle.config, cancel)?;
-                Box::new(freed_early::FreedEarly::new(lock, state))
+                let lock = Lockkeeper::open(&handle.config, cancel)?;
+                Box::new(FreedEarly { lock, state })
             }
             _ => Box::new(Locked::new(self.open_lock(handle, threads, cancel)?, state)),
         })
@@ -144,29 +152,20 @@ impl Strategy {
         cancel: &Cancellation,
     ) -> Result<Box<dyn Lock>, Error> {
         use ClientConfig::{MySql, Redis};
-        let client = |config| redis::Client::open(config, cancel);
+        let client = |config| Client::open(config, cancel);
         Ok(match (self, &handle.client) {
-            (Self::None, _) => Box::new(none::NoLock),
-            (Self::Lockkeeper, _) => {
-                Box::new(lockkeeper::Lockkeeper::open(&handle.config, cancel)?)
-            }
-            (Self::SetnxUnsafe, Redis(config)) => {
-                Box::new(setnx_unsafe::SetnxUnsafe::new(client(config)?))
-            }
+            (Self::None, _) => Box::new(NoLock),
+            (Self::Lockkeeper, _) => Box::new(Lockkeeper::open(&handle.config, cancel)?),
+            (Self::SetnxUnsafe, Redis(config)) => Box::new(SetnxUnsafe::new(client(config)?)),
             (Self::SetnxOnce, Redis(config)) => Box::new(SetnxOnce(client(config)?)),
-            (Self::SetnxSpin, Redis(config)) => {
-                Box::new(setnx_spin::SetnxSpin(SetnxOnce(client(config)?)))
-            }
-            (Self::Pubsub, Redis(config)) => Box::new(pubsub::PubSub::new(client(config)?, config)),
-            (Self::ReentrantHash, Redis(config)) => {
-                Box::new(reentrant_hash::ReentrantHash(client(config)?))
-            }
+            (Self::SetnxSpin, Redis(config)) => Box::new(SetnxSpin(SetnxOnce(client(config)?))),
+            (Self::Pubsub, Redis(config)) => Box::new(PubSub::new(client(config)?, config)),
+            (Self::ReentrantHash, Redis(config)) => Box::new(ReentrantHash(client(config)?)),
             (Self::Redlock, Redis(first)) => {
-                let configs = once(first).chain(&handle.redlock);
-                Box::new(redlock::Redlock::open(configs, cancel))
+                Box::new(Redlock::open(once(first).chain(&handle.redlock), cancel))
             }
             (Self::NamedLock | Self::NamedLockSharedPool, MySql(config)) => {
-                Box::new(named_lock::NamedLock::dedicated(config, threads, cancel)?)
+                Box::new(NamedLock::dedicated(config, threads, cancel)?)
             }
             (_, client) => {
                 let store = client.label();

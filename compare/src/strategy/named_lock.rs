@@ -24,7 +24,6 @@ use crate::store::pool::{Pool, Pooled};
 /// How long a thread waits for a connection, if there are more threads than were planned for.
 const POOL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// `GET_LOCK` on connections of a pool.
 pub(crate) struct NamedLock {
     pool: Pool<Conn>,
     timeout: Duration,

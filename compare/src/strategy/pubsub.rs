@@ -45,7 +45,6 @@ return 1";
 /// The message that ends a channel's listener.
 const GOODBYE: &str = "goodbye";
 
-/// A lock script, and a channel for each lock.
 pub(super) struct PubSub {
     client: Client,
     config: RedisConfig,

@@ -24,7 +24,6 @@ const PACE_MS: u64 = 200;
 const DRIFT: u32 = 100;
 const MIN_DRIFT: Duration = Duration::from_millis(2);
 
-/// Most of several servers.
 pub(super) struct Redlock {
     servers: Arc<[Server]>,
     owners: Owners,

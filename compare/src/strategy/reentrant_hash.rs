@@ -37,7 +37,6 @@ const RENEW: &str = "
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[2])";
 
-/// A hash of owner and count.
 pub(super) struct ReentrantHash(pub(super) Client);
 
 impl Lock for ReentrantHash {

@@ -11,7 +11,6 @@ use super::lock::{Held, Lock, LockRequest};
 use super::redis::{Client, DELETE_IF_OWNED, milliseconds};
 use crate::error::Error;
 
-/// `SET NX PX` with an owner, and a script to release.
 pub(super) struct SetnxOnce(pub(super) Client);
 
 impl Lock for SetnxOnce {

@@ -18,7 +18,6 @@ use crate::error::Error;
 /// Between two attempts, as in the write-up.
 const PACE: Duration = Duration::from_millis(100);
 
-/// `SET NX` and `DEL`.
 pub(super) struct SetnxUnsafe {
     client: Client,
     /// All keys that were ever set: a comparison leaves nothing on the server, though the recipe

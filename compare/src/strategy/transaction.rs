@@ -55,7 +55,6 @@ pub(crate) enum Outcome {
 
 /// A way of doing transactions, as one program uses it with all its threads.
 pub(crate) trait Transactor: Send + Sync {
-    /// Executes a transaction.
     fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error>;
 
     /// Returns the lock, if the transactor is based on one.
@@ -77,7 +76,6 @@ pub(crate) struct Locked {
 }
 
 impl Locked {
-    /// Protects `state` with `lock`.
     pub(crate) fn new(lock: Box<dyn Lock>, state: Arc<dyn State>) -> Self {
         Self { lock, state }
     }

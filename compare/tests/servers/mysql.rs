@@ -1,17 +1,15 @@
 //! On MariaDB and MySQL servers that run already.
 
-use libtest_mimic::Trial;
 use lockkeeper_compare::{Comparison, Error, Scenario, Strategy};
-use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
+use lockkeeper_testkit::suite::Case;
+use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, until};
 
-use crate::rig::{is_right, of, rows, run, trial, until};
+use crate::rig::{gather, is_right, of, rows, run};
 
 /// What must show nowhere.
 const PASSWORD: &str = MySqlServer::PASSWORD;
 
-type Case = (&'static str, fn(MySqlKind));
-
-const CASES: &[Case] = &[
+pub(crate) const CASES: &[Case<MySqlKind>] = &[
     (
         "gather_admits_as_many_as_seats",
         gather_admits_as_many_as_seats,
@@ -31,25 +29,9 @@ const CASES: &[Case] = &[
     ("passwords_are_not_shown", passwords_are_not_shown),
 ];
 
-pub(crate) fn trials() -> Vec<Trial> {
-    let cases = MySqlKind::ALL
-        .into_iter()
-        .flat_map(|kind| CASES.iter().map(move |case| (kind, *case)));
-    let trial = |(kind, (name, case)): (MySqlKind, Case)| {
-        trial(format!("{name}::{kind}"), kind.ignored(), move || {
-            case(kind);
-        })
-    };
-    cases.map(trial).collect()
-}
-
 fn start(kind: MySqlKind, options: MySqlOptions) -> MySqlServer {
     // Some strategies take a connection for each thread.
     MySqlServer::start(kind, &options.config("max-connections", "300")).unwrap()
-}
-
-fn gather() -> Comparison {
-    Comparison::new().scenarios([Scenario::Gather])
 }
 
 /// Asserts that neither tables nor sessions are left.

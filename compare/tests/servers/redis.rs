@@ -1,17 +1,15 @@
 //! On Redis and Valkey servers that run already.
 
-use libtest_mimic::Trial;
 use lockkeeper_compare::{Comparison, Error, Row, Scenario, Strategy};
+use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
 
-use crate::rig::{of, rows, run, trial};
+use crate::rig::{gather, of, rows, run};
 
 /// What must show nowhere.
 const PASSWORD: &str = "swordfish-4711";
 
-type Case = (&'static str, fn(RedisKind));
-
-const CASES: &[Case] = &[
+pub(crate) const CASES: &[Case<RedisKind>] = &[
     (
         "gather_admits_as_many_as_seats",
         gather_admits_as_many_as_seats,
@@ -27,26 +25,6 @@ const CASES: &[Case] = &[
     ("passwords_are_not_shown", passwords_are_not_shown),
 ];
 
-pub(crate) fn trials() -> Vec<Trial> {
-    let cases = RedisKind::ALL
-        .into_iter()
-        .flat_map(|kind| CASES.iter().map(move |case| (kind, *case)));
-    let trial = |(kind, (name, case)): (RedisKind, Case)| {
-        trial(format!("{name}::{kind}"), kind.ignored(), move || {
-            case(kind);
-        })
-    };
-    cases.map(trial).collect()
-}
-
-fn start(kind: RedisKind, options: &RedisOptions) -> RedisServer {
-    RedisServer::start(kind, options).unwrap()
-}
-
-fn gather() -> Comparison {
-    Comparison::new().scenarios([Scenario::Gather])
-}
-
 /// Asserts that only the locks' last epochs are left, and that all of them expire.
 fn assert_cleaned_up(server: &RedisServer) {
     let mut client = server.client().unwrap();
@@ -59,7 +37,7 @@ fn assert_cleaned_up(server: &RedisServer) {
 }
 
 fn gather_admits_as_many_as_seats(kind: RedisKind) {
-    let server = start(kind, &RedisOptions::new());
+    let server = RedisServer::start(kind, &RedisOptions::new()).unwrap();
     let before = server.calls().unwrap();
     // The other strategies run scripts, too.
     let only = gather().strategies([Strategy::None, Strategy::Lockkeeper]);
@@ -85,7 +63,7 @@ fn gather_admits_as_many_as_seats(kind: RedisKind) {
 }
 
 fn every_row_has_its_expected_verdict(kind: RedisKind) {
-    let server = start(kind, &RedisOptions::new());
+    let server = RedisServer::start(kind, &RedisOptions::new()).unwrap();
     let rows = rows(&Comparison::new().threads(20), &server.url(), PASSWORD);
     assert_eq!(rows.len(), 52);
     let of = |scenario: Scenario, strategy: Strategy| -> &Row {
@@ -109,7 +87,7 @@ fn every_row_has_its_expected_verdict(kind: RedisKind) {
 }
 
 fn every_form_of_url_reaches_the_server(kind: RedisKind) {
-    let server = start(kind, &RedisOptions::new().password(PASSWORD).tls());
+    let server = RedisServer::start(kind, &RedisOptions::new().password(PASSWORD).tls()).unwrap();
     let authority = server.certificates().unwrap().authority.clone();
     let (addr, tls, authority) = (
         server.addr(),
@@ -136,7 +114,7 @@ fn every_form_of_url_reaches_the_server(kind: RedisKind) {
 }
 
 fn passwords_are_not_shown(kind: RedisKind) {
-    let server = start(kind, &RedisOptions::new().password("another one"));
+    let server = RedisServer::start(kind, &RedisOptions::new().password("another one")).unwrap();
     let addr = server.addr();
     for (url, is_valid) in [
         (format!("redis://:{PASSWORD}@{addr}"), true),

@@ -2,11 +2,8 @@
 
 use std::env;
 use std::process::ExitCode;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use libtest_mimic::{Completion, Trial};
-use lockkeeper_compare::{Comparison, Error, Report, Row, Strategy, Verdict, holder};
+use lockkeeper_compare::{Comparison, Error, Report, Row, Scenario, Strategy, Verdict, holder};
 
 /// The argument that makes this program the process that `crash` kills.
 pub(crate) const HOLDER: &str = "--holder";
@@ -22,19 +19,8 @@ pub(crate) fn hold() -> ExitCode {
     }
 }
 
-/// Makes a trial of `case`; it shows as ignored, with the reason, where `missing` is one.
-pub(crate) fn trial(
-    name: String,
-    missing: Option<String>,
-    case: impl FnOnce() + Send + 'static,
-) -> Trial {
-    Trial::ignorable_test(name, move || {
-        if let Some(why) = missing {
-            return Ok(Completion::ignored_with(why));
-        }
-        case();
-        Ok(Completion::Completed)
-    })
+pub(crate) fn gather() -> Comparison {
+    Comparison::new().scenarios([Scenario::Gather])
 }
 
 /// Runs `comparison` on `url`. It must leave no file behind, and must not show `secret`.
@@ -73,16 +59,4 @@ pub(crate) fn of(rows: &[Row], strategy: Strategy) -> &Row {
 
 pub(crate) fn is_right(row: &Row) -> bool {
     row.verdict == Verdict::Right
-}
-
-/// Polls until `is_so` returns true.
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "not seen: {what}"
-        );
-        thread::sleep(Duration::from_millis(20));
-    }
 }

@@ -83,7 +83,6 @@ impl RedisConfig {
         })
     }
 
-    /// Opens a connection.
     pub(crate) fn connect(&self) -> Result<Connection, Error> {
         let connection = self
             .client

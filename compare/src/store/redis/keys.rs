@@ -46,12 +46,10 @@ impl Keys {
         })
     }
 
-    /// Returns the key of a cell.
     pub(crate) fn cell(&self, cell: u32) -> String {
         format!("{}:cell-{cell}", self.prefix)
     }
 
-    /// Returns the key of the list of users.
     pub(crate) fn users(&self) -> String {
         format!("{}:users", self.prefix)
     }
@@ -71,7 +69,6 @@ impl Keys {
         Ok(command.query(&mut *self.connections.get()?)?)
     }
 
-    /// Deletes all keys.
     pub(crate) fn remove(&self) -> Result<(), Error> {
         let cells = 0..self.cells.load(Ordering::Relaxed);
         let keys: Vec<_> = cells

@@ -13,7 +13,6 @@ use crate::store::redis::client::RedisConfig;
 use crate::store::redis::keys::Keys;
 use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
-/// `WATCH`, `MULTI`, `EXEC`.
 pub(crate) struct Watch {
     keys: Arc<Keys>,
     connections: Pool<Connection>,

@@ -12,7 +12,6 @@ use crate::error::Error;
 use crate::store::sql::{Rows, SqlConnection};
 use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
-/// Compare and set on a version.
 pub(crate) struct Versions<C: SqlConnection> {
     rows: Arc<Rows<C>>,
     statements: AtomicU64,
@@ -20,7 +19,6 @@ pub(crate) struct Versions<C: SqlConnection> {
 }
 
 impl<C: SqlConnection> Versions<C> {
-    /// Changes `rows`.
     pub(crate) fn new(rows: &Arc<Rows<C>>, cancel: &Cancellation) -> Self {
         Self {
             rows: Arc::clone(rows),
