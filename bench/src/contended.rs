@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::LockKeeper;
 use lockkeeper_testkit::MySqlKind;
 
-use crate::apart::Apart;
+use crate::pinning::Pinned;
 use crate::{Row, Rows, mysql, server};
 
 /// The first argument of a child process.
@@ -30,10 +30,14 @@ fn measured_sleep() -> f64 {
 }
 
 /// Has `threads` threads lock the name `grants` times together, and returns the longest wait.
-fn crowd(keeper: &LockKeeper, threads: usize, grants: usize) -> Result<Duration, Box<dyn Error>> {
+fn lock_in_threads(
+    keeper: &LockKeeper,
+    threads: usize,
+    grants: usize,
+) -> Result<Duration, Box<dyn Error>> {
     let barrier = Arc::new(Barrier::new(threads));
     let longest = Arc::new(Mutex::new(Duration::ZERO));
-    let crowd: Vec<_> = (0..threads)
+    let started: Vec<_> = (0..threads)
         .map(|_| {
             let (keeper, barrier) = (keeper.clone(), Arc::clone(&barrier));
             let longest = Arc::clone(&longest);
@@ -41,9 +45,9 @@ fn crowd(keeper: &LockKeeper, threads: usize, grants: usize) -> Result<Duration,
                 barrier.wait();
                 let mut most = Duration::ZERO;
                 for _ in 0..grants / threads {
-                    let asked = Instant::now();
+                    let began = Instant::now();
                     let guard = keeper.lock("seat:42")?;
-                    most = most.max(asked.elapsed());
+                    most = most.max(began.elapsed());
                     thread::sleep(HELD);
                     guard.release()?;
                 }
@@ -54,7 +58,7 @@ fn crowd(keeper: &LockKeeper, threads: usize, grants: usize) -> Result<Duration,
             })
         })
         .collect();
-    for thread in crowd {
+    for thread in started {
         thread.join().map_err(|_| "a thread panicked")??;
     }
     let longest = longest.lock().map_err(|_| "a thread panicked")?;
@@ -108,14 +112,14 @@ type Count<'a> = &'a dyn Fn(&LockKeeper) -> Result<Option<u64>, Box<dyn Error>>;
 
 fn threads_on(url: &str, store: &str, called: &str, count: Count<'_>) -> Rows {
     let keeper = lockkeeper::open(url)?;
-    crowd(&keeper, 100, 100)?;
+    lock_in_threads(&keeper, 100, 100)?;
     let before = count(&keeper)?;
     // The median of a few runs, since a shared machine stalls for a second now and then.
     let mut runs = Vec::new();
     for _ in 0..RUNS {
         let floor = measured_sleep() * 1e3;
         let began = Instant::now();
-        crowd(&keeper, 100, 1_000)?;
+        lock_in_threads(&keeper, 100, 1_000)?;
         let seconds = began.elapsed().as_secs_f64();
         let floor = f64::midpoint(floor, measured_sleep() * 1e3);
         runs.push((seconds, floor));
@@ -131,14 +135,8 @@ fn threads_on(url: &str, store: &str, called: &str, count: Count<'_>) -> Rows {
     )];
     if let Some((before, after)) = before.zip(after) {
         let commands = (after - before) as f64 / (1e3 * RUNS as f64);
-        rows.push(Row {
-            what: format!("  {called} per grant, {store}"),
-            measured: format!("{commands:.3}"),
-            floor: "-".to_owned(),
-            value: commands,
-            budget: 0.15,
-            unit: "",
-        });
+        let what = format!("  {called} per grant, {store}");
+        rows.push(Row::plain(what, commands, 3, "", 0.15));
     }
     Ok(rows)
 }
@@ -146,7 +144,7 @@ fn threads_on(url: &str, store: &str, called: &str, count: Count<'_>) -> Rows {
 /// A child of this program, and its output.
 struct Process {
     child: Child,
-    says: BufReader<std::process::ChildStdout>,
+    stdout: BufReader<std::process::ChildStdout>,
 }
 
 impl Process {
@@ -156,13 +154,13 @@ impl Process {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let says = BufReader::new(child.stdout.take().ok_or("no output")?);
-        Ok(Self { child, says })
+        let stdout = BufReader::new(child.stdout.take().ok_or("no output")?);
+        Ok(Self { child, stdout })
     }
 
     fn line(&mut self) -> Result<String, Box<dyn Error>> {
         let mut line = String::new();
-        self.says.read_line(&mut line)?;
+        self.stdout.read_line(&mut line)?;
         Ok(line.trim().to_owned())
     }
 
@@ -185,13 +183,9 @@ pub(crate) fn processes() -> Rows {
         "sqlite:{}?wait=60s",
         folder.path().join("locks.db").display()
     );
-    let to_another = |middle: f64, _| Row {
-        what: "release here to grant in another process, sqlite".to_owned(),
-        measured: format!("{middle:.3} ms"),
-        floor: "-".to_owned(),
-        value: middle,
-        budget: 2.0,
-        unit: " ms",
+    let to_another = |middle, _| {
+        let what = "release here to grant in another process, sqlite".to_owned();
+        Row::plain(what, middle, 3, " ms", 2.0)
     };
     processes_on(&url, "sqlite", None, &mut || Ok(()), to_another)
 }
@@ -246,7 +240,7 @@ fn processes_on(
         }
         Ok(all)
     };
-    let mut all = start("crowd")?;
+    let mut all = start("threads")?;
     let floor = measured_sleep() * 1e3;
     let began = Instant::now();
     for process in &mut all {
@@ -259,7 +253,7 @@ fn processes_on(
     let seconds = began.elapsed().as_secs_f64();
     let floor = f64::midpoint(floor, measured_sleep() * 1e3);
     drop(all);
-    let (middle, round) = turns(url, server, round_trip)?;
+    let (middle, round) = handovers(url, server, round_trip)?;
     Ok(vec![
         times(
             format!("4 processes x 25 threads, 1 ms held, {store}"),
@@ -267,34 +261,27 @@ fn processes_on(
             floor,
             1.05,
         ),
-        Row {
-            what: "  longest wait".to_owned(),
-            measured: format!("{longest:.0} ms"),
-            floor: "-".to_owned(),
-            value: longest,
-            budget: 300.0,
-            unit: " ms",
-        },
+        Row::plain("  longest wait".to_owned(), longest, 0, " ms", 300.0),
         to_another(middle, round),
     ])
 }
 
 /// Measures the time from just before a release here to the grant in the other process, by the clock that
-/// both share, and a round trip in turns with it, after the same pause. Both are in milliseconds.
-fn turns(
+/// both share, and a round trip alternately with it, after the same pause. Both are in milliseconds.
+fn handovers(
     url: &str,
     server: Option<u32>,
     round_trip: RoundTrip<'_>,
 ) -> Result<(f64, f64), Box<dyn Error>> {
     use lockkeeper::clock::{Clock as _, SystemClock};
 
-    let _apart = Apart::of(server)?;
+    let _pinned = Pinned::to_own_cores(server)?;
     let keeper = lockkeeper::open(url)?;
-    let mut other = Process::start("turns", url)?;
+    let mut other = Process::start("handovers", url)?;
     other.line()?;
     let (mut all, mut floors) = (Vec::new(), Vec::new());
     for _ in 0..200 {
-        let guard = keeper.lock("turn")?;
+        let guard = keeper.lock("seat:42")?;
         other.go()?;
         // The other process reports just before it acquires; give it the time to be queued.
         other.line()?;
@@ -304,9 +291,9 @@ fn turns(
         let granted: u64 = other.line()?.parse()?;
         all.push(granted.saturating_sub(released) as f64 / 1e6);
         thread::sleep(PAUSE);
-        let asked = Instant::now();
+        let began = Instant::now();
         round_trip()?;
-        floors.push(asked.elapsed().as_secs_f64() * 1e3);
+        floors.push(began.elapsed().as_secs_f64() * 1e3);
     }
     Ok((crate::median(all), crate::median(floors)))
 }
@@ -322,12 +309,12 @@ pub(crate) fn child(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     println!("ready");
     let mut input = std::io::stdin().lines();
     while let Some(Ok(_)) = input.next() {
-        if role == "crowd" {
-            let longest = crowd(&keeper, 25, 250)?;
+        if role == "threads" {
+            let longest = lock_in_threads(&keeper, 25, 250)?;
             println!("{}", longest.as_secs_f64() * 1e3);
         } else {
-            println!("asking");
-            let guard = keeper.lock("turn")?;
+            println!("waiting");
+            let guard = keeper.lock("seat:42")?;
             let granted = SystemClock.now().as_nanos();
             guard.release()?;
             println!("{granted}");

@@ -11,14 +11,14 @@ use lockkeeper_testkit::MySqlKind;
 use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 
-use crate::apart::Apart;
+use crate::pinning::Pinned;
 use crate::{Row, Rows, median, mysql, server};
 
 /// Many short rounds, so that other load of the machine falls on both.
 const ROUNDS: usize = 150;
 
-/// Measures the seconds of a pair of each in turns; returns the medians, and the median of the ratios.
-fn in_turns(
+/// Measures the seconds of a pair of each alternately; returns the medians, and the median of the ratios.
+fn alternately(
     pairs: u32,
     mut floor: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
     mut ours: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
@@ -104,7 +104,7 @@ pub(crate) fn memory() -> Rows {
     };
     let keeper = lockkeeper::open("memory:")?;
     let name = LockName::new("seat:42")?;
-    let made = in_turns(
+    let made = alternately(
         20_000,
         || map.pair("seat:42").ok_or_else(|| "no shard".into()),
         || pair(&keeper, &name),
@@ -124,30 +124,30 @@ pub(crate) fn sqlite() -> Rows {
     raw.pragma_update(None, "synchronous", "NORMAL")?;
     raw.execute_batch(
         "CREATE TABLE lock(namespace TEXT, name TEXT, epoch INTEGER, pid INTEGER, start INTEGER,
-            place TEXT, expires INTEGER, PRIMARY KEY(namespace, name)) WITHOUT ROWID",
+            host TEXT, expires INTEGER, PRIMARY KEY(namespace, name)) WITHOUT ROWID",
     )?;
     let mut insert = raw.prepare(
         "INSERT INTO lock VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING RETURNING epoch",
     )?;
     let mut delete =
         raw.prepare("DELETE FROM lock WHERE namespace = ?1 AND name = ?2 AND epoch = ?3")?;
-    let place = "3f0c8dbe-5d9b-4c3c-9a5e-0a4b7c1d2e3f/4026531836";
+    let host = "3f0c8dbe-5d9b-4c3c-9a5e-0a4b7c1d2e3f/4026531836";
     let mut epoch = 1_i64 << 50;
     let floor = || {
         epoch += 1;
-        let values = params!["default", "seat:42", epoch, 4711, 815, place, epoch];
+        let values = params!["default", "seat:42", epoch, 4711, 815, host, epoch];
         let _: i64 = insert.query_row(values, |row| row.get(0))?;
         delete.execute(params!["default", "seat:42", epoch])?;
         Ok(())
     };
-    let times = in_turns(500, floor, || pair(&keeper, &name))?;
+    let times = alternately(500, floor, || pair(&keeper, &name))?;
     Ok(vec![row("acquire + release, SQLite", times, 1.3)])
 }
 
 /// The least that is safe by hand: a unique value, and a release that compares it.
 pub(crate) fn redis() -> Rows {
     let server = server::start()?;
-    let _apart = Apart::of(server.pid())?;
+    let _pinned = Pinned::to_own_cores(server.pid())?;
     let keeper = lockkeeper::open(&server.url())?;
     let name = LockName::new("seat:42")?;
 
@@ -173,14 +173,14 @@ return redis.call('DEL', KEYS[1])";
             Err("it was lost".into())
         }
     };
-    let times = in_turns(100, floor, || pair(&keeper, &name))?;
+    let times = alternately(100, floor, || pair(&keeper, &name))?;
     Ok(vec![row("acquire + release, redis", times, 1.05)])
 }
 
 /// The two statements `GET_LOCK` and `RELEASE_LOCK`, prepared, without lease and token.
 pub(crate) fn mysql(kind: MySqlKind) -> Rows {
     let server = mysql::start(kind)?;
-    let _apart = Apart::of(server.pid())?;
+    let _pinned = Pinned::to_own_cores(server.pid())?;
     let keeper = lockkeeper::open(&server.url())?;
     let name = LockName::new("seat:42")?;
 
@@ -196,7 +196,7 @@ pub(crate) fn mysql(kind: MySqlKind) -> Rows {
         }
         Ok(())
     };
-    let times = in_turns(100, floor, || pair(&keeper, &name))?;
+    let times = alternately(100, floor, || pair(&keeper, &name))?;
     Ok(vec![row(
         &format!("acquire + release, {kind}"),
         times,

@@ -150,12 +150,5 @@ pub(crate) fn redis() -> Rows {
 }
 
 fn row(what: &str, value: f64, budget: f64, unit: &'static str) -> Row {
-    Row {
-        what: what.to_owned(),
-        measured: format!("{value:.0}{unit}"),
-        floor: "-".to_owned(),
-        value,
-        budget,
-        unit,
-    }
+    Row::plain(what.to_owned(), value, 0, unit, budget)
 }

@@ -1,14 +1,14 @@
-//! The budgets of `lockkeeper`. Each row is a ratio to a floor that is measured in turns with it, in the
+//! The budgets of `lockkeeper`. Each row is a ratio to a floor that is measured alternately with it, in the
 //! same run.
 //!
-//! `cargo run --release -p lockkeeper-bench` runs all rows; with words it runs those whose name
-//! has one of them. A row is never a test: a busy machine makes it worse.
+//! `cargo run --release -p lockkeeper-bench` runs all rows; with words it runs those that have
+//! one of them in their name. A row is never a test: a busy machine makes it worse.
 
-mod apart;
 mod contended;
 mod free;
 mod held;
 mod mysql;
+mod pinning;
 mod server;
 mod waiting;
 
@@ -26,6 +26,20 @@ struct Row {
     value: f64,
     budget: f64,
     unit: &'static str,
+}
+
+impl Row {
+    /// Makes a row without a floor; `measured` shows this many decimals.
+    fn plain(what: String, value: f64, decimals: usize, unit: &'static str, budget: f64) -> Self {
+        Self {
+            what,
+            measured: format!("{value:.decimals$}{unit}"),
+            floor: "-".to_owned(),
+            value,
+            budget,
+            unit,
+        }
+    }
 }
 
 type Rows = Result<Vec<Row>, Box<dyn Error>>;

@@ -30,8 +30,8 @@ impl Questions {
 
     /// Returns how many statements the server was sent so far.
     pub(crate) fn sent(&self) -> Result<u64, Box<dyn Error>> {
-        let (client, asked) = &mut *self.0.borrow_mut();
-        *asked += 1;
-        Ok(client.status("Questions")? - *asked)
+        let (client, own) = &mut *self.0.borrow_mut();
+        *own += 1;
+        Ok(client.status("Questions")? - *own)
     }
 }

@@ -54,23 +54,12 @@ fn rows_on(url: &str, store: &str, connections: f64) -> Rows {
     let before = cpu();
     thread::sleep(Duration::from_secs(10));
     let spent = cpu() - before;
-    rows.push(Row {
-        what: format!("CPU of 100 waiting threads in 10 s, {store}"),
-        measured: format!("{spent:.1} ms"),
-        floor: "-".to_owned(),
-        value: spent,
-        budget: 20.0,
-        unit: " ms",
-    });
+    let what = format!("CPU of 100 waiting threads in 10 s, {store}");
+    rows.push(Row::plain(what, spent, 1, " ms", 20.0));
     if let Some(usage) = keeper.usage() {
-        rows.push(Row {
-            what: format!("  connections of 100 waiting threads, {store}"),
-            measured: usage.connections.to_string(),
-            floor: "-".to_owned(),
-            value: f64::from(usage.connections),
-            budget: connections,
-            unit: "",
-        });
+        let what = format!("  connections of 100 waiting threads, {store}");
+        let value = f64::from(usage.connections);
+        rows.push(Row::plain(what, value, 0, "", connections));
     }
     cancel.cancel();
     for waiter in waiters {

@@ -10,15 +10,15 @@ use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 /// Pins this thread and those that it starts to one core, and the server to another, until it is dropped.
 /// With a single core, without a server, or on a system other than Linux, nothing changes.
 #[cfg(target_os = "linux")]
-pub(crate) struct Apart {
+pub(crate) struct Pinned {
     before: CpuSet,
 }
 
 #[cfg(target_os = "linux")]
-impl Apart {
-    /// Pins both. Call this before opening the connections that are measured, since the threads of a server
+impl Pinned {
+    /// Pins client and server. Call this before opening the connections that are measured, since the threads of a server
     /// inherit the core from the threads that start them.
-    pub(crate) fn of(server: Option<u32>) -> io::Result<Self> {
+    pub(crate) fn to_own_cores(server: Option<u32>) -> io::Result<Self> {
         let before = sched_getaffinity(None)?;
         let mut cores = (0..CpuSet::MAX_CPU).filter(|core| before.is_set(*core));
         if let (Some(server), Some(ours), Some(theirs)) = (server, cores.next(), cores.next_back())
@@ -35,7 +35,7 @@ impl Apart {
 }
 
 #[cfg(target_os = "linux")]
-impl Drop for Apart {
+impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = sched_setaffinity(None, &self.before);
     }
@@ -49,11 +49,11 @@ fn only(core: usize) -> CpuSet {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) struct Apart;
+pub(crate) struct Pinned;
 
 #[cfg(not(target_os = "linux"))]
-impl Apart {
-    pub(crate) fn of(_: Option<u32>) -> io::Result<Self> {
+impl Pinned {
+    pub(crate) fn to_own_cores(_: Option<u32>) -> io::Result<Self> {
         Ok(Self)
     }
 }
