@@ -30,7 +30,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Runs a command while it holds a lock.
-    #[command(long_about = run::ABOUT, after_long_help = run::DETAILS)]
+    #[command(long_about = run::ABOUT, after_long_help = run::DETAILS, override_usage = run::USAGE)]
     Run(Run),
 
     /// Lists the held locks and their holders.

@@ -11,14 +11,18 @@ use super::{StoreArgs, duration};
 pub(super) const ABOUT: &str = include_str!("run_about.txt").trim_ascii_end();
 pub(super) const DETAILS: &str = include_str!("run_details.txt").trim_ascii_end();
 
+pub(super) const USAGE: &str = "\
+lockkeeper run [OPTIONS] <NAME> -- <COMMAND>...
+       lockkeeper run [OPTIONS] <NAME> -c <LINE>";
+
 /// The options of `run`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
-    /// How long to wait for the lock, or `forever`. Default: forever.
-    #[arg(long, value_name = "DUR", value_parser = wait)]
+    /// How long to wait for the lock: 10m, a number of seconds such as 1.5, or `forever`. Default: forever.
+    #[arg(short, long, value_name = "DUR", value_parser = wait)]
     pub(crate) wait: Option<Wait>,
 
     /// Make one attempt, and do not wait.
@@ -61,19 +65,42 @@ pub(crate) struct Run {
     #[arg(short, long, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 
+    /// Run this line with `/bin/sh -c`, in place of COMMAND.
+    #[arg(
+        short = 'c',
+        long = "command",
+        value_name = "LINE",
+        conflicts_with = "command"
+    )]
+    line: Option<OsString>,
+
     /// The lock's name.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 
     /// The command, after `--`.
-    #[arg(value_name = "COMMAND", last = true, required = true, num_args = 1..)]
-    pub(crate) command: Vec<OsString>,
+    #[arg(value_name = "COMMAND", last = true, required_unless_present = "line", num_args = 1..)]
+    command: Vec<OsString>,
+}
+
+impl Run {
+    /// Returns the command and its arguments.
+    pub(crate) fn command(&self) -> Vec<OsString> {
+        match &self.line {
+            Some(line) => vec!["/bin/sh".into(), "-c".into(), line.clone()],
+            None => self.command.clone(),
+        }
+    }
 }
 
 fn wait(text: &str) -> Result<Wait, String> {
     match text {
         "forever" => Ok(Wait::Forever),
-        text => duration(text).map(Wait::AtMost),
+        text => match text.parse() {
+            Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
+            Err(_) => duration(text),
+        }
+        .map(Wait::AtMost),
     }
 }
 

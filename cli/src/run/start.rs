@@ -256,7 +256,7 @@ fn command(
         ("LOCKKEEPER_TOKEN", guard.token().to_string()),
         ("LOCKKEEPER_DEADLINE_UNIX_MS", until.to_string()),
     ];
-    let process = CommandProcess::spawn_stopped(&args.command, &environment)
+    let process = CommandProcess::spawn_stopped(&args.command(), &environment)
         .map_err(|error| no_process(&error))?;
     Ok(Supervisor::start(&process, watchdog, held).map(Supervisor::wait))
 }

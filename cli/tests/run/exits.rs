@@ -59,6 +59,8 @@ fn own_status(rig: &mut Rig) -> Outcome {
         assert_eq!(code(&output), status, "{}", stderr_of(&output));
         assert_eq!(stderr_of(&output), "");
     }
+    let line = ["run", "a", "-c", "false || exit 7"];
+    assert_eq!(code(&rig.lockkeeper(&line).output().unwrap()), 7);
     for signal in [1, 2, 9, 15] {
         let output = rig.run(&["a"], &format!("kill -{signal} $$"));
         assert_eq!(code(&output), 128 + signal, "{}", stderr_of(&output));
@@ -72,6 +74,7 @@ fn busy(rig: &mut Rig) -> Outcome {
         (&["--no-wait", "a"][..], 75),
         (&["-n", "a"], 75),
         (&["--wait", "50ms", "a"], 75),
+        (&["-w", "0.05", "a"], 75),
         (&["--wait", "0s", "-E", "0", "a"], 0),
         (&["-n", "--conflict-exit-code", "9", "a"], 9),
     ] {
@@ -113,6 +116,8 @@ fn usage(rig: &mut Rig) -> Outcome {
         (&["run", "a"][..], "COMMAND"),
         (&["run", "--", "true"], "NAME"),
         (&["run", "--wait", "soon", "a", "--", "true"], "10s"),
+        (&["run", "-w", "inf", "a", "--", "true"], "too big"),
+        (&["run", "a", "-c", "true", "--", "true"], "--command"),
         (&["run", "-n", "--wait", "1s", "a", "--", "true"], "--wait"),
         (
             &["run", "--ttl", "1s", "--lease", "1s", "a", "--", "true"],
@@ -186,6 +191,13 @@ fn usage(rig: &mut Rig) -> Outcome {
         (&["unlock", "a"], "--force"),
         (&["unlock", "--force", ""], "empty"),
         (&["doctor", "--bogus"], "--bogus"),
+        #[cfg(feature = "compare")]
+        (&["compare", "--bogus"], "--bogus"),
+        #[cfg(feature = "compare")]
+        (&["compare", "--threads", "1"], "threads"),
+        (&["completions", "bogus"], "bogus"),
+        (&["manual", "--bogus"], "--bogus"),
+        (&["help", "bogus"], "bogus"),
         (&["bogus"], "bogus"),
     ] {
         let output = rig.lockkeeper(args).output().unwrap();
