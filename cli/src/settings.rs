@@ -16,28 +16,54 @@ const FILE: &str = "LOCKKEEPER_CONFIG";
 const URL: &str = "LOCKKEEPER_URL";
 const PREFIX: &str = "LOCKKEEPER";
 
-/// Returns the settings of the store, and the config file that they are from, if it is one. The
-/// command line comes first, then a file that the environment names, then the environment, then a
-/// file in the usual folders.
-fn find(args: &StoreArgs) -> Result<(Config, Option<PathBuf>), Failure> {
+/// Where the settings of the store are.
+enum Source {
+    Url(String),
+    Environment,
+    File(PathBuf),
+}
+
+/// Finds the settings of the store. The command line comes first, then a file that the environment names,
+/// then the environment, then a file in the usual folders.
+fn source(args: &StoreArgs) -> Result<Source, Failure> {
     if let Some(url) = &args.url {
-        return Ok((Config::from_url(url)?, None));
+        return Ok(Source::Url(url.clone()));
     }
-    let named = args
-        .config
-        .clone()
-        .or_else(|| variable(FILE).map(PathBuf::from));
+    let named = args.config.clone();
+    let named = named.or_else(|| variable(FILE).map(PathBuf::from));
     if named.is_none() && variable(URL).is_some() {
-        return Ok((Config::from_env(PREFIX)?, None));
+        return Ok(Source::Environment);
     }
-    let Some(file) = named.or_else(usual_file) else {
-        return Err(Failure::new(
-            CONFIG,
-            "no store is named; give --url, set LOCKKEEPER_URL, or write `url = \"…\"` to \
-             ~/.config/lockkeeper.toml or /etc/lockkeeper.toml",
-        ));
-    };
-    Ok((read(&file)?, Some(file)))
+    named.or_else(usual_file).map(Source::File).ok_or_else(|| {
+        let text = "no store is named; give --url, set LOCKKEEPER_URL, or write `url = \"…\"` to \
+                    ~/.config/lockkeeper.toml or /etc/lockkeeper.toml";
+        Failure::new(CONFIG, text)
+    })
+}
+
+/// Returns the settings of the store, and the config file that they are from, if it is one.
+fn find(args: &StoreArgs) -> Result<(Config, Option<PathBuf>), Failure> {
+    Ok(match source(args)? {
+        Source::Url(url) => (Config::from_url(&url)?, None),
+        Source::Environment => (Config::from_env(PREFIX)?, None),
+        Source::File(file) => (read(&file)?, Some(file)),
+    })
+}
+
+/// Returns the variables that name the same store to another `lockkeeper`.
+#[cfg(unix)]
+pub(crate) fn environment(args: &StoreArgs) -> Result<Vec<(OsString, OsString)>, Failure> {
+    Ok(match source(args)? {
+        Source::Url(url) => vec![(URL.into(), url.into())],
+        Source::Environment => std::env::vars_os()
+            .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"LOCKKEEPER_"))
+            .collect(),
+        Source::File(file) => {
+            // The command may change its folder.
+            let path = std::path::absolute(&file).unwrap_or(file);
+            vec![(FILE.into(), path.into())]
+        }
+    })
 }
 
 /// Returns a variable; an empty one counts as not set.

@@ -57,6 +57,11 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DUR", value_parser = duration, default_value = "0s", hide_default_value = true)]
     pub(crate) hold_at_least: Duration,
 
+    /// Let the command see the store, as LOCKKEEPER_URL and its keys, or as LOCKKEEPER_CONFIG, so that
+    /// another lockkeeper in it finds the same store. The URL's password goes along.
+    #[arg(long)]
+    pub(crate) pass_url: bool,
+
     /// Print on standard error what happens.
     #[arg(short, long)]
     pub(crate) verbose: bool,

@@ -45,7 +45,7 @@ impl CommandProcess {
     /// Starts the process, which stops just before it becomes the command.
     pub(super) fn spawn_stopped(
         command: &[OsString],
-        environment: &[(&str, String)],
+        environment: Vec<(OsString, OsString)>,
     ) -> io::Result<Self> {
         // Orphans of the group become children of this process, which can then wait for them.
         #[cfg(target_os = "linux")]
@@ -67,7 +67,7 @@ impl CommandProcess {
                 child.env_remove(name);
             }
         }
-        child.envs(environment.iter().map(|(name, value)| (name, value)));
+        child.envs(environment);
         let child = child.spawn()?;
         let group = Pid::from_child(&child);
         let process = Self { group };

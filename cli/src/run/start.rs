@@ -251,12 +251,18 @@ fn command(
 ) -> Result<Option<Ended>, Failure> {
     let guard = &held.guard;
     let until = output::unix_millis(SystemTime::now() + guard.remaining());
-    let environment = [
+    let mut environment = match args.pass_url {
+        true => settings::environment(&args.store)?,
+        false => Vec::new(),
+    };
+    for (name, value) in [
         ("LOCKKEEPER_NAME", guard.name().to_string()),
         ("LOCKKEEPER_TOKEN", guard.token().to_string()),
         ("LOCKKEEPER_DEADLINE_UNIX_MS", until.to_string()),
-    ];
-    let process = CommandProcess::spawn_stopped(&args.command(), &environment)
+    ] {
+        environment.push((name.into(), value.into()));
+    }
+    let process = CommandProcess::spawn_stopped(&args.command(), environment)
         .map_err(|error| no_process(&error))?;
     Ok(Supervisor::start(&process, watchdog, held).map(Supervisor::wait))
 }

@@ -5,6 +5,7 @@ use std::process::Stdio;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::Signal;
+use serde_json::Value;
 
 use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
 
@@ -29,6 +30,7 @@ pub(crate) const CASES: &[Case] = &[
         not_run,
     ),
     ("environment_has_the_lock_and_no_url", environment),
+    ("pass_url_gives_the_command_the_store", pass_url),
     ("standard_streams_are_inherited", standard_streams),
     ("full_standard_error_delays_no_signal", full_stderr),
     ("config_file_names_the_store", config_file),
@@ -425,6 +427,24 @@ fn environment(rig: &mut Rig) -> Outcome {
         .parse()
         .unwrap();
     assert!(second > first && first > 0, "{first}, {second}");
+    Ok(())
+}
+
+fn pass_url(rig: &mut Rig) -> Outcome {
+    let url = rig.url().to_owned();
+    let file = format!("url = {url:?}\nnamespace = \"from-a-file\"\n");
+    rig.write("locks.toml", &file);
+    let script = format!(
+        "cd / && {} who --json pass-url",
+        env!("CARGO_BIN_EXE_lockkeeper")
+    );
+    for store in [&[][..], &["--url", &url], &["--config", "locks.toml"]] {
+        let args = [&["--pass-url"], store, &["pass-url"]].concat();
+        let output = rig.run(&args, &script);
+        assert_eq!(code(&output), 0, "{args:?}: {}", stderr_of(&output));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["held"][0]["name"], "pass-url", "{args:?}: {report}");
+    }
     Ok(())
 }
 
