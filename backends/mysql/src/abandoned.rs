@@ -39,41 +39,40 @@ impl AbandonedSessions {
     }
 }
 
-/// Tries to take a name on a connection. Returns the epoch; `None` if another process or guard holds it.
+/// The epoch of a grant, or `None` if another process or guard holds the name. The error says that the
+/// holder may be an own request, which is being given back; the connection is as good as before.
+pub(crate) type Attempted = Result<Option<u64>, Error>;
+
+/// Tries to take a name on a connection.
 pub(crate) fn try_lock(
     store: &Store,
     connection: &mut Connection,
     name: &EncodedName,
-) -> Result<Option<u64>, Failure> {
+) -> Result<Attempted, Failure> {
     let unclaimed = store.sessions.unclaimed(name, connection.session());
-    let epoch = connection.try_lock(name)?;
-    if epoch.is_none() {
-        confirm_busy(store, connection, name, unclaimed)?;
+    match connection.try_lock(name)? {
+        None => confirm_busy(store, connection, name, unclaimed),
+        granted => Ok(Ok(granted)),
     }
-    Ok(epoch)
 }
 
-/// Confirms that another process or guard holds a name that the server did not grant to this connection.
-/// Costs a statement only while a request of this store is not answered.
+/// Finds out whether another process or guard holds a name that the server did not grant to this
+/// connection. Costs a statement only while a request of this store is not answered.
 ///
 /// `unclaimed` is the answer of [`Sessions::unclaimed`](crate::sessions::Sessions::unclaimed) from before
 /// the server was asked: such a request may have held the name then, and have given it back before the
 /// reply was here.
-///
-/// # Errors
-/// [`Failure::Refused`] with [`ErrorKind::Unknown`] if the holder may be such a request. It is being given
-/// back.
 pub(crate) fn confirm_busy(
     store: &Store,
     connection: &mut Connection,
     name: &EncodedName,
     unclaimed: Vec<SessionId>,
-) -> Result<(), Failure> {
+) -> Result<Attempted, Failure> {
     let abandoned = store.connector.shared.abandoned.current();
     let mut own = unclaimed;
     own.extend(store.sessions.unclaimed(name, connection.session()));
     if own.is_empty() && abandoned.is_empty() {
-        return Ok(());
+        return Ok(Ok(None));
     }
     if let Some(holder) = connection.holder(name)? {
         let holds = |session: &SessionId| session.is(holder);
@@ -84,11 +83,11 @@ pub(crate) fn confirm_busy(
                 Err(failure) => return Err(failure),
             }
         } else if !own.iter().any(holds) {
-            return Ok(());
+            return Ok(Ok(None));
         }
     }
     // Without a holder: the name is free by now, so the holder may have been such a request.
-    Err(Failure::Refused(Error::new(
+    Ok(Err(Error::new(
         ErrorKind::Unknown,
         "an earlier request for the lock was not answered in time, and the server may have granted the lock to that request; it is being given back, so try again",
     )))

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::SendError;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 use lockkeeper_remote::Failure;
 
-use crate::abandoned::{confirm_busy, try_lock};
+use crate::abandoned::{Attempted, confirm_busy, try_lock};
 use crate::detached;
 use crate::dialect::LONGEST_WAIT;
 use crate::failure::unknown;
@@ -54,10 +55,10 @@ pub(crate) fn acquire(
 impl Acquisition<'_> {
     fn run(&self) -> Result<Option<Grant<MySqlLease>>, Failure> {
         let until = match self.request.deadline() {
-            None => self.request.now() + self.store.options.remote.attempt_time(),
+            None => self.request.now() + self.store.remote.attempt_time(),
             Some(deadline) => deadline.max(self.request.now() + GRACE),
         };
-        let mut retries = self.store.options.remote.pool_size;
+        let mut retries = self.store.remote.pool_size;
         while !self.request.is_cancelled() {
             let slot = match self.attempt(until) {
                 Ok(Outcome::Granted(grant)) => return Ok(Some(grant)),
@@ -116,14 +117,14 @@ impl Acquisition<'_> {
     fn attempt_alone(&self, mut slot: PooledConn, until: HostInstant) -> Result<Outcome, Failure> {
         let store = self.store;
         let mut asked_at = self.request.now();
-        let (epoch, id) = store.run(&mut slot, until, |connection| {
+        let (attempted, id) = store.run(&mut slot, until, |connection| {
             connection.set_idle(self.idle_seconds)?;
             asked_at = self.request.now();
             connection.limit = connection.limit.min(until.saturating_since(asked_at));
-            let epoch = try_lock(store, connection, &self.name)?;
-            Ok((epoch, connection.session()))
+            let attempted = try_lock(store, connection, &self.name)?;
+            Ok((attempted, connection.session()))
         })?;
-        Ok(self.outcome(epoch, slot, id, asked_at))
+        self.outcome(attempted, slot, id, asked_at)
     }
 
     /// Makes one attempt on a session that holds other names. The call continues when this request has no
@@ -135,20 +136,15 @@ impl Acquisition<'_> {
     ) -> Result<Outcome, Failure> {
         let asked_at = self.request.now();
         let left = until.saturating_since(asked_at);
-        let left = left.min(self.store.options.remote.response_timeout);
-        let shared = || {
-            (
-                Arc::clone(self.store),
-                Arc::clone(session),
-                self.name.clone(),
-            )
-        };
-        let (store, theirs, name) = shared();
-        let work = move || {
-            let epoch = theirs.run(left, |connection| {
+        let left = left.min(self.store.remote.response_timeout);
+        let (store, theirs) = (Arc::clone(self.store), Arc::clone(session));
+        let name = self.name.clone();
+        let epoch = detached::start(move |reply| {
+            let attempted = theirs.run(left, |connection| {
                 connection.limit = theirs.longest_call();
                 try_lock(&store, connection, &name)
             });
+            let epoch = attempted.and_then(|epoch| epoch.map_err(Failure::Unanswered));
             match &epoch {
                 Ok(Some(_)) => {}
                 // The server may have granted the name all the same.
@@ -156,15 +152,11 @@ impl Acquisition<'_> {
                 // A session with a missing reply is in doubt, and closed in the end.
                 Ok(None) | Err(_) => theirs.leave(&name),
             }
-            epoch
-        };
-        let (store, theirs, name) = shared();
-        let late = move |epoch| {
-            if let Ok(Some(_)) = epoch {
+            if let Err(SendError(Ok(Some(_)))) = reply.send(epoch) {
                 let _ = store.sessions.release(&theirs, &name);
             }
-        };
-        let epoch = detached::start(work, late).inspect_err(|_| session.leave(&self.name))?;
+        })
+        .inspect_err(|_| session.leave(&self.name))?;
         let epoch = epoch.recv_timeout(left).unwrap_or_else(|_| {
             Err(unknown(
                 "the server was asked and did not answer in time; what it grants is given back",
@@ -202,17 +194,16 @@ impl Acquisition<'_> {
         let asked_at = self.request.now();
         let unclaimed = store.sessions.unclaimed(&self.name, connection.session());
         let span = left().min(LONGEST_WAIT).min(LONGEST_CALL);
-        let mut epoch = Ok(None);
+        let mut attempted = Ok(Ok(None));
         connection.limit = GRACE;
         if !span.is_zero() {
             store.waiting.fetch_add(1, Ordering::Relaxed);
-            epoch = connection.wait(&self.name, span, GRACE);
+            attempted = connection.wait(&self.name, span, GRACE).map(Ok);
             store.waiting.fetch_sub(1, Ordering::Relaxed);
         }
         let is_over = self.request.now() >= deadline;
-        if is_over && matches!(epoch, Ok(None)) {
-            let confirmed = confirm_busy(store, &mut connection, &self.name, unclaimed);
-            epoch = confirmed.map(|()| None);
+        if is_over && matches!(attempted, Ok(Ok(None))) {
+            attempted = confirm_busy(store, &mut connection, &self.name, unclaimed);
         }
         // A cancel in another thread must not close the connection when other names rely on it. Either
         // it has closed the connection by now, or it never will.
@@ -220,38 +211,37 @@ impl Acquisition<'_> {
         if self.request.is_cancelled() {
             return Ok(None);
         }
-        let epoch = epoch?;
+        let attempted = attempted?;
         let id = connection.session();
         slot.connection = Some(connection);
-        let is_decided = is_over || epoch.is_some();
-        Ok(is_decided.then(|| self.outcome(epoch, slot, id, asked_at)))
+        match self.outcome(attempted, slot, id, asked_at)? {
+            Outcome::Busy(_) if !is_over => Ok(None),
+            outcome => Ok(Some(outcome)),
+        }
     }
 
     /// Returns what the reply on a connection without other names means.
     fn outcome(
         &self,
-        epoch: Option<u64>,
+        attempted: Attempted,
         slot: PooledConn,
         id: SessionId,
         asked_at: HostInstant,
-    ) -> Outcome {
-        let Some(epoch) = epoch else {
-            return Outcome::Busy(Some(slot));
+    ) -> Result<Outcome, Failure> {
+        let Some(epoch) = attempted.map_err(Failure::Unanswered)? else {
+            return Ok(Outcome::Busy(Some(slot)));
         };
         let session = Arc::new(Session::new(slot, id, self.idle_seconds, &self.name));
         self.store.sessions.add(&session);
-        self.granted(&session, epoch, asked_at)
+        Ok(self.granted(&session, epoch, asked_at))
     }
 
     fn granted(&self, session: &Arc<Session>, epoch: u64, asked_at: HostInstant) -> Outcome {
         let since = self.request.now();
         let until = since + self.request.ttl();
-        let leased = Entry::Leased {
-            epoch,
-            since,
-            until,
-        };
-        self.store.sessions.set(session, &self.name, leased);
+        let granted = Some((epoch, since));
+        let entry = Entry { granted, until };
+        self.store.sessions.set(session, &self.name, entry);
         Outcome::Granted(Grant {
             lease: MySqlLease {
                 session: Arc::clone(session),

@@ -77,7 +77,7 @@ impl Admin for Store {
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
-        let pool_size = self.options.remote.pool_size;
+        let pool_size = self.remote.pool_size;
         self.ask_apart(deadline, |connection| {
             examine::examine(connection, pool_size)
         })

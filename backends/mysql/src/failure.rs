@@ -4,7 +4,11 @@ use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Failure, Server, is_timeout, senseless};
-use mysql::{DriverError, MySqlError};
+use mysql::DriverError::{
+    CleartextPluginDisabled, ConnectTimeout, CouldNotConnect, OldMysqlPasswordDisabled,
+    TlsNotSupported, UnknownAuthPlugin,
+};
+use mysql::MySqlError;
 use mysql_common::proto::codec::error::PacketCodecError;
 
 /// Classifies an error of the mysql crate on a connection that was open.
@@ -49,130 +53,95 @@ pub(crate) fn unavailable(text: &str) -> Error {
     Error::new(ErrorKind::Unavailable, text)
 }
 
+pub(crate) fn incompatible(text: &str) -> Error {
+    Error::new(ErrorKind::Incompatible, text)
+}
+
+fn denied(text: &str) -> Error {
+    Error::new(ErrorKind::PermissionDenied, text)
+}
+
 /// The session is over: server shutdown, session killed, gone away, lost, idle for too long, and errors
 /// of the network as the server sees them.
 const ENDED: [u16; 11] = [
     1053, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 4031,
 ];
 
-/// The time limit of a statement is over, on MySQL and on MariaDB.
-pub(crate) const TIME_IS_OVER: [u16; 2] = [3024, 1969];
-
-/// Returns whether the server ended a wait at its time limit.
+/// Returns whether the server ended a wait at its time limit, MySQL or MariaDB.
 pub(crate) fn is_time_over(error: &mysql::Error) -> bool {
-    matches!(error, mysql::Error::MySqlError(said) if TIME_IS_OVER.contains(&said.code))
+    matches!(error, mysql::Error::MySqlError(said) if matches!(said.code, 3024 | 1969))
 }
-
-const ACCESS_DENIED: u16 = 1045;
 
 /// Returns the error for an error reply: its kind, and the advice for the user.
 pub(crate) fn refused(said: &MySqlError) -> Error {
-    use ErrorKind::{Deadlock, Incompatible, InvalidValue, PermissionDenied, Unavailable};
-
-    let (kind, advice) = match said.code {
-        ACCESS_DENIED | 1698 => (
-            PermissionDenied,
-            "the server does not accept this user and password; check `user` and `password`",
+    let error = match said.code {
+        1045 | 1698 => denied(
+            "the server does not accept this user and password; check `user` and `password`, and `tls=on` if the user must come by TLS",
         ),
-        1044 => (
-            PermissionDenied,
+        1044 => denied(
             "the user may not use this database; grant it, or leave `db` out: locks need none",
         ),
-        1049 => (
-            InvalidValue,
+        1049 => Error::new(
+            ErrorKind::InvalidValue,
             "the server has no database of that name; correct `db`, or leave it out: locks need none",
         ),
-        1129 | 1130 => (
-            PermissionDenied,
+        1129 | 1130 => denied(
             "the server takes no connections from this host; see its users and `max_connect_errors`",
         ),
-        3159 | 1835 => (
-            PermissionDenied,
-            "the server wants TLS, or another way to log in; try tls=on",
-        ),
-        1820 | 1862 | 3118 | 4151 => (
-            PermissionDenied,
-            "the user's password has expired, or the user is locked",
-        ),
-        1142 | 1143 | 1227 | 1370 | 1231 => (
-            PermissionDenied,
+        3159 | 1835 => denied("the server wants TLS, or another way to log in; try tls=on"),
+        1820 | 1862 | 3118 | 4151 => {
+            denied("the user's password has expired, or the user is locked")
+        }
+        1142 | 1143 | 1227 | 1370 | 1231 => denied(
             "the user may not do what a lock needs: SET SESSION wait_timeout, GET_LOCK, IS_USED_LOCK, RELEASE_LOCK",
         ),
-        1040 | 1203 | 1226 | 1135 => (
-            Unavailable,
+        1040 | 1203 | 1226 | 1135 => unavailable(
             "the server has all the connections that it allows; raise its `max_connections` (or the user's limit), or lower `pool_size`",
         ),
-        3058 | 1213 => (
-            Deadlock,
+        3058 | 1213 => Error::new(
+            ErrorKind::Deadlock,
             "the server found that this wait would never end: others wait for each other in a circle; take names in one order everywhere",
         ),
-        1317 | 3024 | 1969 | 1205 => (
-            Unavailable,
-            "the statement was ended by a KILL or a limit; try again",
-        ),
-        1047 => (Unavailable, "this node of a cluster is not ready"),
-        1095 => (
-            PermissionDenied,
+        1317 | 3024 | 1969 | 1205 => {
+            unavailable("the statement was ended by a KILL or a limit; try again")
+        }
+        1047 => unavailable("this node of a cluster is not ready"),
+        1095 => denied(
             "the user may not end another user's session; grant it CONNECTION_ADMIN (MySQL) or CONNECTION ADMIN (MariaDB)",
         ),
-        3032 => (
-            Unavailable,
-            "the server is in offline mode (`offline_mode`)",
-        ),
-        3057 | 4163 => (
-            Incompatible,
+        3032 => unavailable("the server is in offline mode (`offline_mode`)"),
+        3057 | 4163 => incompatible(
             "the server does not take the name of the lock; this is a defect of the backend, please report it",
         ),
-        1064 | 1193 | 1305 | 1235 => (
-            Incompatible,
+        1064 | 1193 | 1305 | 1235 => incompatible(
             "the server does not know what a lock needs; MySQL from 5.7.5 and MariaDB from 10.0.2 on do",
         ),
-        _ => (Incompatible, "the server refuses"),
+        _ => incompatible("the server refuses"),
     };
-    let MySqlError { code, message, .. } = said;
-    Error::new(
-        kind,
-        format!("{advice} (the server says: {code} {message})"),
-    )
+    let (advice, MySqlError { code, message, .. }) = (error.message(), said);
+    let text = format!("{advice} (the server says: {code} {message})");
+    Error::new(error.kind(), text)
 }
 
 /// Returns the error for an error of the mysql crate while a connection is opened.
 pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> Error {
+    use mysql::Error::{DriverError, MySqlError};
+
     let text = error.to_string();
     let described = match &error {
-        mysql::Error::MySqlError(said) if said.code == ACCESS_DENIED && !tls => {
-            let error = refused(said);
-            let text = format!(
-                "{}; a user that must come by TLS (tls=on) gets the same answer",
-                error.message()
-            );
-            Error::new(error.kind(), text)
-        }
-        mysql::Error::MySqlError(said) => refused(said),
-        mysql::Error::DriverError(DriverError::ConnectTimeout) => {
-            server.not_connected(io::ErrorKind::TimedOut.into())
-        }
-        mysql::Error::DriverError(DriverError::CouldNotConnect(Some((_, why, kind)))) => {
+        MySqlError(said) => refused(said),
+        DriverError(ConnectTimeout) => server.not_connected(io::ErrorKind::TimedOut.into()),
+        DriverError(CouldNotConnect(Some((_, why, kind)))) => {
             server.not_connected(io::Error::new(*kind, why.clone()))
         }
-        mysql::Error::DriverError(DriverError::TlsNotSupported) => Error::new(
-            ErrorKind::Incompatible,
-            format!(
-                "the server at {} does not offer TLS; give it a certificate, or write tls=off",
-                server.address()
-            ),
-        ),
-        mysql::Error::DriverError(
-            DriverError::UnknownAuthPlugin(_)
-            | DriverError::OldMysqlPasswordDisabled
-            | DriverError::CleartextPluginDisabled,
-        ) => Error::new(
-            ErrorKind::PermissionDenied,
-            format!(
-                "the server at {} wants a way to log in that is not supported, as it does of users that it does not know; check `user` and `password`, or change how the user logs in ({text})",
-                server.address()
-            ),
-        ),
+        DriverError(TlsNotSupported) => incompatible(&format!(
+            "{server} does not offer TLS; give it a certificate, or write tls=off"
+        )),
+        DriverError(UnknownAuthPlugin(_) | OldMysqlPasswordDisabled | CleartextPluginDisabled) => {
+            denied(&format!(
+                "{server} wants a way to log in that is not supported, as it does of users that it does not know; check `user` and `password`, or change how the user logs in ({text})"
+            ))
+        }
         #[cfg(feature = "tls")]
         mysql::Error::TlsError(_) => server.untrusted(&text),
         _ => match io_kind(&error) {

@@ -54,7 +54,7 @@ impl MySqlLease {
     /// own: cut short, it would leave the session in doubt.
     fn free(&self, store: &Store, left: Duration) -> Result<bool, Failure> {
         let (sessions, session, name) = (&store.sessions, &self.session, &self.name);
-        let limit = left.min(store.options.remote.response_timeout);
+        let limit = left.min(store.remote.response_timeout);
         let release = |connection: &mut Connection| connection.release(name);
         if let Some(freed) = session.run_alone(limit, release) {
             return sessions.released(session, name, freed);
@@ -175,7 +175,7 @@ pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, MySqlLeas
     }
     let began = Instant::now();
     let most = if groups.len() > 1 {
-        store.options.remote.response_timeout
+        store.remote.response_timeout
     } else {
         Duration::MAX
     };
@@ -183,7 +183,9 @@ pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, MySqlLeas
         .iter()
         .map(|group| {
             let (session, call) = (Arc::clone(&group.session), group.call());
-            detached::start(move || session.run(session.longest_call(), call), drop)
+            detached::start(move |reply| {
+                let _ = reply.send(session.run(session.longest_call(), call));
+            })
         })
         .collect();
     for (group, call) in groups.into_iter().zip(calls) {

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, ErrorKind, Finding};
+use lockkeeper_core::{Error, Finding};
 use lockkeeper_remote::{Failure, nothing_granted, senseless};
 use mysql::Row;
 
 use crate::connection::{Connection, number, text};
 use crate::dialect::Dialect;
+use crate::failure::incompatible;
 use crate::names::EncodedName;
 
 /// Lists the variables that matter; a server that lacks one leaves it out.
@@ -73,10 +74,6 @@ fn judge(variables: &HashMap<String, String>) -> Result<Vec<Finding>, Error> {
     Ok(warnings)
 }
 
-fn incompatible(text: &str) -> Error {
-    Error::new(ErrorKind::Incompatible, text)
-}
-
 fn multiplexed() -> Error {
     incompatible(
         "something between this program and the server shares out its connections (ProxySQL, MaxScale or the like), and a named lock belongs to one connection; connect to the server itself",
@@ -123,6 +120,7 @@ const IDLE: u64 = 30;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lockkeeper_core::ErrorKind;
 
     fn judged(variables: &[(&str, &str)]) -> Result<Vec<Finding>, Error> {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());

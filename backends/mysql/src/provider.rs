@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Finding, Grant,
-    HostInstant, Proof, Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
+    Proof, Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::{Endpoint, senseless};
 
@@ -40,10 +40,7 @@ const RENEW_BATCH: usize = 500;
 /// - A ttl of more than a year needs a renewal in each year.
 /// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone, Debug)]
-pub struct MySqlProvider {
-    store: Arc<Store>,
-    warnings: Arc<[String]>,
-}
+pub struct MySqlProvider(Arc<Store>);
 
 impl MySqlProvider {
     /// Connects, logs in, looks at what the server is, and does once what a lock needs, all within
@@ -69,18 +66,14 @@ impl MySqlProvider {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
         let opened = Store::open(options, namespace, clock);
-        let (store, found) = opened.map_err(|error| error.with_backend(BACKEND))?;
-        let text = |found: &Finding| format!("{}: {}; {}", found.what, found.meaning, found.advice);
-        Ok(Self {
-            store: Arc::new(store),
-            warnings: found.iter().map(text).collect(),
-        })
+        let store = opened.map_err(|error| error.with_backend(BACKEND))?;
+        Ok(Self(Arc::new(store)))
     }
 
     /// What was found on opening that may break locks, in words for people. Opening by URL tells
     /// the observer.
     pub fn warnings(&self) -> &[String] {
-        &self.warnings
+        &self.0.warnings
     }
 }
 
@@ -92,8 +85,8 @@ impl Backend for MySqlProvider {
     }
 
     fn location(&self) -> String {
-        let namespace = ("namespace", self.store.namespace.as_str());
-        match &self.store.options.remote.endpoint {
+        let namespace = ("namespace", self.0.namespace.as_str());
+        match &self.0.remote.endpoint {
             Endpoint::Unix(path) => {
                 let socket = ("socket", &*path.to_string_lossy());
                 StoreUrl::location("mysql:", "", &[socket, namespace])
@@ -109,19 +102,19 @@ impl Backend for MySqlProvider {
             .with(Capability::DeadOwnerTakeOver)
             .with(Capability::CommitProof)
             .with_renew_batch(RENEW_BATCH)
-            .with_attempt_limit(self.store.options.remote.attempt_time())
+            .with_attempt_limit(self.0.remote.attempt_time())
     }
 
     fn usage(&self) -> Option<Usage> {
-        Some(self.store.connector.shared.counts.usage())
+        Some(self.0.connector.shared.counts.usage())
     }
 
     fn admin(&self) -> Option<&dyn Admin> {
-        Some(&*self.store)
+        Some(&*self.0)
     }
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<MySqlLease>>, Error> {
-        acquire(&self.store, request)
+        acquire(&self.0, request)
     }
 
     fn renew(
@@ -136,17 +129,17 @@ impl Backend for MySqlProvider {
             deadline,
             answer: None,
         }];
-        renew_batch(&self.store, &mut batch);
+        renew_batch(&self.0, &mut batch);
         let [request] = batch;
         request.answer.unwrap_or_else(|| Err(senseless()))
     }
 
     fn renew_batch(&self, batch: &mut [RenewRequest<'_, MySqlLease>]) {
-        renew_batch(&self.store, batch);
+        renew_batch(&self.0, batch);
     }
 
     fn release(&self, lease: &mut MySqlLease, deadline: HostInstant) -> Result<Released, Error> {
-        lease.release(&self.store, deadline)
+        lease.release(&self.0, deadline)
     }
 
     fn proof(&self, lease: &MySqlLease) -> Option<Proof> {

@@ -1,10 +1,10 @@
-//! The sessions that hold names, and the sweeper that ends leases which nobody renews.
+//! The sessions that hold names, and the sweeper that ends leases that no guard renews.
 
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, HostInstant, Timer};
+use lockkeeper_core::{Clock, Error, HostInstant, Tick, Timer};
 use lockkeeper_remote::Failure;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -20,7 +20,7 @@ const SWEEP_RETRY: Duration = Duration::from_millis(100);
 pub(crate) struct Sessions {
     clock: Arc<dyn Clock>,
     list: Mutex<Vec<Arc<Session>>>,
-    /// Ends leases that nobody renews, while other names keep their session alive. It never waits for
+    /// Ends leases that no guard renews, while other names keep their session alive. It never waits for
     /// the server.
     sweeper: Timer,
 }
@@ -32,12 +32,9 @@ impl Sessions {
             clock,
             list: Mutex::default(),
         });
-        let weak: Weak<Self> = Arc::downgrade(&sessions);
-        sessions
-            .sweeper
-            .start("lockkeeper-mysql-sweep", move |tick| {
-                Some(weak.upgrade()?.sweep(tick.now))
-            })?;
+        let weak = Arc::downgrade(&sessions);
+        let sweep = move |tick: Tick| Some(weak.upgrade()?.sweep(tick.now));
+        sessions.sweeper.start("lockkeeper-mysql-sweep", sweep)?;
         Ok(sessions)
     }
 
@@ -70,21 +67,16 @@ impl Sessions {
             .map(Arc::clone)
     }
 
-    /// Records the state of a name, which the sweeper looks at when its time is over.
+    /// Changes the entry of a name, which the sweeper releases when its time is over.
     pub(crate) fn set(&self, session: &Session, name: &EncodedName, entry: Entry) {
         session.state().set(name, entry);
-        if let Entry::Leased { until, .. } | Entry::LeftOver(until) = entry {
-            self.sweeper.note(until);
-        }
+        self.sweeper.note(entry.until);
     }
 
     /// Has the sweeper release a name that no guard holds.
     pub(crate) fn leave_over(&self, session: &Session, name: &EncodedName) {
-        self.set(
-            session,
-            name,
-            Entry::LeftOver(self.clock.now() + SWEEP_RETRY),
-        );
+        let (granted, until) = (None, self.clock.now() + SWEEP_RETRY);
+        self.set(session, name, Entry { granted, until });
     }
 
     /// Returns the sessions on which the server may hold the name while no guard of this process
@@ -139,12 +131,11 @@ impl Sessions {
         names: Vec<EncodedName>,
     ) -> Result<Receiver<Result<bool, Failure>>, Failure> {
         let (sessions, theirs, all) = (Arc::clone(self), Arc::clone(session), names.clone());
-        let release = move || {
+        detached::start(move |reply| {
             let release = |_, name| sessions.release(&theirs, name);
-            names.iter().fold(Ok(false), release)
-        };
-        detached::start(release, drop)
-            .inspect_err(|_| all.iter().for_each(|name| self.leave_over(session, name)))
+            let _ = reply.send(names.iter().fold(Ok(false), release));
+        })
+        .inspect_err(|_| all.iter().for_each(|name| self.leave_over(session, name)))
     }
 
     /// Ends expired leases, and returns the time of the next sweep.

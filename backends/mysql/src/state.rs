@@ -23,22 +23,20 @@ pub(crate) enum Health {
     Ended,
 }
 
-/// The state of a name.
+/// A name of the session.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Entry {
-    /// A request for the name is under way.
-    Requested,
-    /// The name was granted. The lease ends at `until`, whether the server knows it or not.
-    Leased {
-        epoch: u64,
-        since: HostInstant,
-        until: HostInstant,
-    },
-    /// No guard holds the name. The sweeper releases it at that time.
-    LeftOver(HostInstant),
-    /// The name is being released.
-    Releasing,
+pub(crate) struct Entry {
+    /// The epoch and the time of the grant, while a guard holds the name.
+    pub(crate) granted: Option<(u64, HostInstant)>,
+    /// When the sweeper releases the name: at the end of the lease, whether the server knows it or not.
+    pub(crate) until: HostInstant,
 }
+
+/// A name that is being requested or released.
+const UNCLAIMED: Entry = Entry {
+    granted: None,
+    until: HostInstant::NEVER,
+};
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -62,7 +60,7 @@ impl State {
             is_spent: false,
             was_shown: false,
             expired: HashSet::new(),
-            names: HashMap::from([(name.clone(), Entry::Requested)]),
+            names: HashMap::from([(name.clone(), UNCLAIMED)]),
         }
     }
 
@@ -83,44 +81,44 @@ impl State {
     /// Enters a name that is about to be requested. Returns false if the session takes no names, also
     /// while its last one is released, since that call may be cut short.
     pub(crate) fn enter(&mut self, name: &EncodedName) -> bool {
-        let is_releasing = |entry: &Entry| matches!(entry, Entry::Releasing);
         let takes_name = self.health == Health::Good
             && !self.is_spent
-            && !self.names.values().all(is_releasing)
+            && self.names.values().any(|entry| entry.granted.is_some())
             && !self.names.contains_key(name)
             && !self.expired.contains(name);
         if takes_name {
-            self.names.insert(name.clone(), Entry::Requested);
+            self.names.insert(name.clone(), UNCLAIMED);
         }
         takes_name
     }
 
-    /// Changes the state of a name that was entered.
+    /// Changes the entry of a name that was entered.
     pub(crate) fn set(&mut self, name: &EncodedName, entry: Entry) {
         if let Some(known) = self.names.get_mut(name) {
             *known = entry;
         }
     }
 
-    /// Returns the state of a name while this lease of it stands.
+    /// Returns the entry of a name while the lease with this epoch stands.
     fn leased(&mut self, name: &EncodedName, epoch: u64) -> Option<&mut Entry> {
         let is_ended = self.health == Health::Ended;
         let entry = self.names.get_mut(name).filter(|_| !is_ended)?;
-        matches!(entry, Entry::Leased { epoch: known, .. } if *known == epoch).then_some(entry)
+        (entry.granted?.0 == epoch).then_some(entry)
     }
 
     /// Returns whether the lease lasts, as far as this process knows.
     pub(crate) fn lasts(&mut self, name: &EncodedName, epoch: u64, now: HostInstant) -> bool {
-        matches!(self.leased(name, epoch), Some(Entry::Leased { until, .. }) if now < *until)
+        let entry = self.leased(name, epoch);
+        entry.is_some_and(|entry| now < entry.until)
     }
 
     /// Extends a lease that was renewed. Returns false if it was ended meanwhile.
-    pub(crate) fn extend(&mut self, name: &EncodedName, epoch: u64, to: HostInstant) -> bool {
-        let Some(Entry::Leased { until, .. }) = self.leased(name, epoch) else {
-            return false;
-        };
-        *until = to.max(*until);
-        true
+    pub(crate) fn extend(&mut self, name: &EncodedName, epoch: u64, until: HostInstant) -> bool {
+        let entry = self.leased(name, epoch);
+        entry.is_some_and(|entry| {
+            entry.until = entry.until.max(until);
+            true
+        })
     }
 
     /// Begins to release a lease. Returns whether it lasted until now; `None` if it has ended.
@@ -130,10 +128,8 @@ impl State {
         epoch: u64,
         now: HostInstant,
     ) -> Option<bool> {
-        let entry = self.leased(name, epoch)?;
-        let Entry::Leased { since, until, .. } = std::mem::replace(entry, Entry::Releasing) else {
-            return None;
-        };
+        let Entry { granted, until } = std::mem::replace(self.leased(name, epoch)?, UNCLAIMED);
+        let (_, since) = granted?;
         self.was_shown |= now.saturating_since(since) >= SHOWN_AFTER;
         Some(now < until)
     }
@@ -141,25 +137,18 @@ impl State {
     /// Returns whether the server may hold the name on this session while no guard of this process
     /// does: it is being requested, or it is to be released.
     pub(crate) fn has_unclaimed(&self, name: &EncodedName, now: HostInstant) -> bool {
-        self.names.get(name).is_some_and(|entry| match entry {
-            Entry::Leased { until, .. } => *until <= now,
-            Entry::Requested | Entry::LeftOver(_) | Entry::Releasing => true,
-        })
+        let entry = self.names.get(name);
+        entry.is_some_and(|entry| entry.granted.is_none() || entry.until <= now)
     }
 
     /// Begins to release all names whose leases are over by now. Returns them, and the end of the next
     /// one. Forgets them instead if a reply is missing, since the session gets no more requests.
     pub(crate) fn take_expired(&mut self, now: HostInstant) -> (Vec<EncodedName>, HostInstant) {
         let mut expired = Vec::new();
-        let mut next = HostInstant::NEVER;
         for (name, entry) in &mut self.names {
-            match *entry {
-                Entry::Leased { until, .. } | Entry::LeftOver(until) if until <= now => {
-                    *entry = Entry::Releasing;
-                    expired.push(name.clone());
-                }
-                Entry::Leased { until, .. } | Entry::LeftOver(until) => next = next.min(until),
-                Entry::Requested | Entry::Releasing => {}
+            if entry.until <= now {
+                *entry = UNCLAIMED;
+                expired.push(name.clone());
             }
         }
         if self.health == Health::Doubt {
@@ -168,7 +157,8 @@ impl State {
         }
         self.expired.extend(expired.iter().cloned());
         self.is_spent |= self.expired.len() > MOST_EXPIRED;
-        (expired, next)
+        let next = self.names.values().map(|entry| entry.until).min();
+        (expired, next.unwrap_or(HostInstant::NEVER))
     }
 }
 
@@ -185,15 +175,9 @@ mod tests {
     /// The state of a session that holds `shop:a` since `now`.
     fn held(since: HostInstant) -> State {
         let mut state = State::new(&name("a"));
-        let (epoch, until) = (7, since + 30 * SECOND);
-        state.set(
-            &name("a"),
-            Entry::Leased {
-                epoch,
-                since,
-                until,
-            },
-        );
+        let granted = Some((7, since));
+        let until = since + 30 * SECOND;
+        state.set(&name("a"), Entry { granted, until });
         state
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, Finding, HostInstant};
-use lockkeeper_remote::{Failure, Pool};
+use lockkeeper_remote::{Failure, Pool, RemoteOptions};
 
 use crate::connection::Connection;
 use crate::connector::Connector;
@@ -20,7 +20,7 @@ pub(crate) type PooledConn = lockkeeper_remote::PooledConn<Connection>;
 
 pub(crate) struct Store {
     pub(crate) connector: Connector,
-    pub(crate) options: MySqlOptions,
+    pub(crate) remote: RemoteOptions,
     pub(crate) namespace: String,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) dialect: Dialect,
@@ -28,6 +28,8 @@ pub(crate) struct Store {
     pub(crate) waiting: AtomicU32,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) pool: Pool<Connection>,
+    /// The conditions found on opening that may break locks, for people.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl fmt::Debug for Store {
@@ -40,43 +42,44 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Connects, and inspects the server. Returns what may break locks, too.
+    /// Connects, and inspects the server.
     pub(crate) fn open(
         options: &MySqlOptions,
         namespace: &str,
         clock: Arc<dyn Clock>,
-    ) -> Result<(Self, Vec<Finding>), Error> {
+    ) -> Result<Self, Error> {
         options.check()?;
         let connector = Connector::new(options);
         let limit = options.remote.connect_timeout;
         let mut connection = connector.connect(limit)?;
-        let warnings = opening::inspect(&mut connection, limit)?;
+        let found = opening::inspect(&mut connection, limit)?;
+        let text = |found: &Finding| format!("{}: {}; {}", found.what, found.meaning, found.advice);
         let dialect = connection.dialect;
         let pool = Pool::new(options.remote.pool_size);
         if let Some(mut slot) = pool.try_checkout() {
             slot.connection = Some(connection);
         }
-        let store = Self {
+        Ok(Self {
             connector,
-            options: options.clone(),
+            remote: options.remote.clone(),
             namespace: namespace.to_owned(),
             sessions: Sessions::new(Arc::clone(&clock))?,
             clock,
             dialect,
             waiting: AtomicU32::new(0),
             pool,
-        };
-        Ok((store, warnings))
+            warnings: found.iter().map(text).collect(),
+        })
     }
 
     /// Returns a slot of the pool as soon as one is free.
     pub(crate) fn checkout(&self, left: Duration) -> Result<PooledConn, Failure> {
-        let limit = left.min(self.options.remote.response_timeout);
+        let limit = left.min(self.remote.response_timeout);
         self.pool.checkout(limit).ok_or_else(|| {
             let hold = self.sessions.count();
             let wait = self.waiting.load(Ordering::Relaxed);
             Failure::NotSent(self.connector.shared.server.exhausted(
-                self.options.remote.pool_size,
+                self.remote.pool_size,
                 &format!(": {hold} hold locks and {wait} wait for one"),
                 " (and the server's `max_connections`), or wait for fewer names at once",
             ))
@@ -90,7 +93,7 @@ impl Store {
         until: HostInstant,
         mut work: impl FnMut(&mut Connection) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let longest = self.options.remote.response_timeout;
+        let longest = self.remote.response_timeout;
         let connect = |limit| self.connector.connect(limit);
         slot.run(&*self.clock, until, connect, |connection, limit| {
             connection.limit = limit.min(longest);
@@ -100,7 +103,7 @@ impl Store {
 
     /// Returns whether new names share the existing sessions. Half of the pool is for waits.
     pub(crate) fn shares(&self) -> bool {
-        let most = usize::try_from(self.options.remote.pool_size / 2).unwrap_or(usize::MAX);
+        let most = usize::try_from(self.remote.pool_size / 2).unwrap_or(usize::MAX);
         self.sessions.count() >= most.max(1)
     }
 }
