@@ -19,7 +19,7 @@ const MOST_ABANDONED: usize = 100;
 const STALL: Duration = Duration::from_secs(60);
 
 /// Sessions whose connection was closed while a reply was missing, and until when each may hold the
-/// name that it asked for: the server frees that when it notices.
+/// name that it requested: the server frees that when it notices.
 #[derive(Debug, Default)]
 pub(crate) struct AbandonedSessions(Mutex<VecDeque<(SessionId, Instant)>>);
 
@@ -60,7 +60,7 @@ pub(crate) fn try_lock(
 /// connection. Costs a statement only while a request of this store is not answered.
 ///
 /// `unclaimed` is the answer of [`Sessions::unclaimed`](crate::sessions::Sessions::unclaimed) from before
-/// the server was asked: such a request may have held the name then, and have given it back before the
+/// the attempt: such a request may have held the name then, and have given it back before the
 /// reply was here.
 pub(crate) fn confirm_busy(
     store: &Store,

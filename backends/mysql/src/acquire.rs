@@ -9,13 +9,11 @@ use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 use lockkeeper_remote::Failure;
 
 use crate::abandoned::{Attempted, confirm_busy, try_lock};
-use crate::detached;
 use crate::dialect::LONGEST_WAIT;
 use crate::failure::unknown;
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
-use crate::session::{Session, idle_seconds};
-use crate::state::Entry;
+use crate::sessions::{Entry, Session, detached, idle_seconds};
 use crate::statements::SessionId;
 use crate::store::{PooledConn, Store};
 use crate::wire::LONGEST_CALL;

@@ -43,11 +43,10 @@ impl Admin for Store {
     }
 
     /// A hold is known by its session and name. Where that session ends the hold and takes the name
-    /// again before this call, the second hold is ended: no other session can tell the two apart, and
+    /// again before this call, the second hold is ended: no other session can distinguish the two, and
     /// a second named lock as a mark of each grant would cost 7 % of the pair. A session that held a
-    /// name for a second is not used again
-    /// ([`State::begin_release`](crate::state::State::begin_release)), so only holds that were
-    /// shorter than that, or that shared their session, can be confused.
+    /// name for a second is not used again (`State::begin_release` in `sessions/state.rs`), so only holds
+    /// that were shorter than that, or that shared their session, can be confused.
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let (session, name) = read_mark(&held.mark).ok_or_else(|| {
             Error::new(
@@ -57,7 +56,7 @@ impl Admin for Store {
         })?;
         // Only the session itself can free a single name of its own.
         let end = statements::end_holder(&name, session);
-        let ended = self.ask_apart(deadline, |connection| connection.run(&end));
+        let ended = self.run_apart(deadline, |connection| connection.run(&end));
         let is_free = || Ok(self.holder(&name, deadline)? != Some(session));
         if let Err(error) = ended {
             // A session that does not hold the name any more is not ended.
@@ -68,7 +67,7 @@ impl Admin for Store {
             if self.clock.now() >= deadline {
                 return Err(Error::new(
                     ErrorKind::Unknown,
-                    "the server was told to end the session that holds it, and has not done so yet",
+                    "the server is ending the session that holds the lock, and has not finished; ask again who holds the name",
                 ));
             }
             std::thread::sleep(CHECK_EVERY);
@@ -78,7 +77,7 @@ impl Admin for Store {
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
         let pool_size = self.remote.pool_size;
-        self.ask_apart(deadline, |connection| {
+        self.run_apart(deadline, |connection| {
             examine::examine(connection, pool_size)
         })
     }
@@ -103,7 +102,7 @@ fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
 
 impl Store {
     /// Runs `work` on a connection of the pool that holds no name.
-    fn ask_apart<T>(
+    fn run_apart<T>(
         &self,
         deadline: HostInstant,
         work: impl FnMut(&mut Connection) -> Result<T, Failure>,
@@ -116,11 +115,11 @@ impl Store {
     }
 
     fn rows(&self, sql: &str, deadline: HostInstant) -> Result<Vec<Row>, Error> {
-        self.ask_apart(deadline, |connection| connection.rows(sql))
+        self.run_apart(deadline, |connection| connection.rows(sql))
     }
 
     fn holder(&self, name: &EncodedName, until: HostInstant) -> Result<Option<SessionId>, Error> {
-        self.ask_apart(until, |connection| connection.holder(name))
+        self.run_apart(until, |connection| connection.holder(name))
     }
 
     /// Returns all names of the namespace.

@@ -118,7 +118,7 @@ impl Connection {
     }
 
     /// Classifies an error of a call. MySQL sends the reason (4031) before it closes an idle session,
-    /// without a request; the mysql crate takes that packet for a reply out of turn. The end of the
+    /// without a request; the mysql crate takes that packet for a reply out of order. The end of the
     /// stream may arrive later than the packet, so an end that is not there yet is unknown.
     fn failed(&self, error: mysql::Error) -> Failure {
         match error {

@@ -1,6 +1,5 @@
 //! A grant: renewing it, one or many, and giving it back.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,28 +7,18 @@ use lockkeeper_core::{Error, HostInstant, Proof, ProofValue, Released, RenewRequ
 use lockkeeper_remote::{Failure, LAST_ATTEMPT};
 
 use crate::connection::Connection;
-use crate::detached;
 use crate::failure::unknown;
 use crate::names::EncodedName;
-use crate::session::{Session, idle_seconds};
+use crate::sessions::{Session, detached, idle_seconds};
 use crate::statements::{self, SessionId};
 use crate::store::Store;
 
 /// A grant of a [`MySqlProvider`](crate::MySqlProvider).
+#[derive(Debug)]
 pub struct MySqlLease {
     pub(crate) session: Arc<Session>,
     pub(crate) name: EncodedName,
     pub(crate) epoch: u64,
-}
-
-impl fmt::Debug for MySqlLease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MySqlLease")
-            .field("session", &self.session.id)
-            .field("name", &self.name)
-            .field("epoch", &self.epoch)
-            .finish()
-    }
 }
 
 impl MySqlLease {
@@ -108,7 +97,7 @@ impl Group<'_, '_> {
         deadline.saturating_since(now).max(LAST_ATTEMPT)
     }
 
-    /// Returns the call that asks for all names at once, and keeps the session from being idle, too.
+    /// Returns the call that checks all names at once, and keeps the session from being idle, too.
     fn call(&self) -> impl FnOnce(&mut Connection) -> Result<Vec<bool>, Failure> + use<> {
         let requests = self.requests.iter();
         let names: Vec<_> = requests.map(|request| request.lease.name.clone()).collect();
@@ -148,20 +137,16 @@ pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, MySqlLeas
     let now = store.clock.now();
     let mut groups: Vec<Group<'_, '_>> = Vec::new();
     for request in batch {
-        let MySqlLease {
-            session,
-            name,
-            epoch,
-        } = &*request.lease;
-        if !session.state().lasts(name, *epoch, now) {
+        let lease = &*request.lease;
+        if !lease.session.state().lasts(&lease.name, lease.epoch, now) {
             request.answer = Some(Ok(Renewal::Lost));
             continue;
         }
-        let same = |group: &&mut Group<'_, '_>| Arc::ptr_eq(&group.session, session);
+        let same = |group: &&mut Group<'_, '_>| Arc::ptr_eq(&group.session, &lease.session);
         match groups.iter_mut().find(same) {
             Some(group) => group.requests.push(request),
             None => groups.push(Group {
-                session: Arc::clone(session),
+                session: Arc::clone(&lease.session),
                 requests: vec![request],
             }),
         }

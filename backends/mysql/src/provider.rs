@@ -30,7 +30,7 @@ const RENEW_BATCH: usize = 500;
 /// # Limits
 /// - One server is the truth: a replica that takes over knows none of its primary's locks. Tokens of
 ///   two servers do not compare.
-/// - Who ends a session (`KILL`) frees all that it holds; its guards find out at their next renewal.
+/// - Ending a session (`KILL`) frees all that it holds; its guards find out at their next renewal.
 /// - A server that does not answer for the rest of a lease costs all leases of that session.
 /// - Tokens begin with the second of the server's start, so nothing is granted within that second;
 ///   and a clock that is set back over a restart takes them back.
@@ -56,7 +56,7 @@ impl MySqlProvider {
         Self::with_clock(options, namespace, Arc::new(SystemClock))
     }
 
-    /// The same, on the clock that its keepers count on.
+    /// Opens a provider on the clock that its keepers count on.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -70,8 +70,8 @@ impl MySqlProvider {
         Ok(Self(Arc::new(store)))
     }
 
-    /// What was found on opening that may break locks, in words for people. Opening by URL tells
-    /// the observer.
+    /// Returns the conditions found on opening that may break locks, as texts for people. Opening by URL
+    /// reports them to the observer.
     pub fn warnings(&self) -> &[String] {
         &self.0.warnings
     }

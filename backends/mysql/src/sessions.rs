@@ -1,4 +1,13 @@
 //! The sessions that hold names, and the sweeper that ends leases that no guard renews.
+//!
+//! Nothing in here is SQL: a store whose locks belong to sessions has the same states and calls.
+
+pub(crate) mod detached;
+mod session;
+mod state;
+
+pub(crate) use session::{Session, idle_seconds};
+pub(crate) use state::Entry;
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -8,10 +17,7 @@ use lockkeeper_core::{Clock, Error, HostInstant, Tick, Timer};
 use lockkeeper_remote::Failure;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::detached;
 use crate::names::EncodedName;
-use crate::session::Session;
-use crate::state::Entry;
 use crate::statements::SessionId;
 
 /// The time until the next attempt to end a lease.

@@ -48,7 +48,7 @@ impl Wire {
     /// connection cannot be used afterwards.
     pub(crate) fn has_ended(&self) -> bool {
         let Some(mut socket) = self.0.as_ref() else {
-            // No other packet than the server's farewell is known to come out of turn.
+            // No other packet than the server's farewell is known to come unasked.
             return true;
         };
         let mut last = [0; 512];

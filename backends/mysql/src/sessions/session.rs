@@ -1,5 +1,6 @@
 //! A session that holds names, and calls on the one connection that all of them share.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use lockkeeper_remote::Failure;
@@ -8,9 +9,10 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::connection::Connection;
 use crate::failure::{unavailable, unknown};
 use crate::names::EncodedName;
-use crate::state::{Health, State};
 use crate::statements::SessionId;
 use crate::store::PooledConn;
+
+use super::state::{Health, State};
 
 /// The longest that a server lets a session be idle: a year.
 const LONGEST_IDLE: u64 = 31_536_000;
@@ -28,6 +30,12 @@ pub(crate) struct Session {
     /// The connection, until the session is over.
     slot: Mutex<Option<PooledConn>>,
     state: Mutex<State>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.id.fmt(f)
+    }
 }
 
 impl Drop for Session {
