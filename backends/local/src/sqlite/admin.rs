@@ -74,9 +74,8 @@ impl Admin for Store {
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let retry = BusyRetry::new(&*self.clock, Some(deadline));
         let name = LockName::new(held.name.as_str())?;
-        // The epoch of a name without a holder is 0.
-        let epoch = held.mark.parse().unwrap_or(0);
-        self.end_hold(&name, epoch, &retry).map_err(unknown)
+        self.end_hold(&name, |found| found.epoch.to_string() == held.mark, &retry)
+            .map_err(unknown)
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {

@@ -191,6 +191,15 @@ impl Backend for SqliteProvider {
         acquire::acquire(&self.store, request)
     }
 
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        let owner = request.owner();
+        let retry = self.store.brief_retry();
+        // Where this fails, the ttl frees the name.
+        let _ = self
+            .store
+            .end_hold(request.name(), |held| held.is_of(&owner), &retry);
+    }
+
     fn renew(
         &self,
         lease: &mut SqliteLease,
@@ -219,7 +228,7 @@ impl Backend for SqliteProvider {
         });
         let released = released.map_err(unknown)?
             || store
-                .end_hold(&lease.name, lease.epoch, &retry)
+                .end_hold(&lease.name, |held| held.epoch == lease.epoch, &retry)
                 .map_err(unknown)?;
         Ok(if released {
             Released::Done

@@ -8,7 +8,7 @@ use lockkeeper_core::{Clock, Error, LockName};
 use super::db::{Db, Session};
 use super::open;
 use super::retry::BusyRetry;
-use super::wait_queue::{self, Key, NextHolder};
+use super::wait_queue::{self, Key, LockRow, NextHolder};
 use super::wake::{Notified, ParkerPool};
 
 pub(super) struct Store {
@@ -41,19 +41,19 @@ impl Store {
         BusyRetry::new(&*self.clock, None)
     }
 
-    /// Ends the hold with this epoch; the name goes to the next waiter. Returns whether the hold was
-    /// live.
+    /// Ends the hold if it is `wanted`; the name goes to the next waiter. Returns whether such a hold
+    /// was live.
     pub(super) fn end_hold(
         &self,
         name: &LockName,
-        epoch: u64,
+        wanted: impl Fn(&LockRow) -> bool,
         retry: &BusyRetry<'_>,
     ) -> Result<bool, Error> {
         let key = self.key(name);
         let (was_live, next) = self.db.transact(retry, |session| {
             let now = self.clock.now();
             match wait_queue::read(session, key)? {
-                Some(held) if held.epoch != 0 && held.epoch == epoch => Ok((
+                Some(held) if held.epoch != 0 && wanted(&held) => Ok((
                     held.is_live(now),
                     wait_queue::release_to_next_waiter(session, key, now)?,
                 )),

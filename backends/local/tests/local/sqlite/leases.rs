@@ -1,5 +1,7 @@
 //! Names, epochs, leases and late commits.
 
+use lockkeeper_core::{AcquireRequest, Backend, Capabilities, Grant, Renewal};
+
 use super::*;
 
 #[test]
@@ -57,6 +59,69 @@ fn expired_lease_is_neither_renewed_nor_released() {
         Released::AlreadyLost,
     );
     assert_eq!(locks(&store.raw()), 0);
+}
+
+/// Loses the reply to the first attempt of each request, and cancels it.
+#[derive(Debug)]
+struct LosesReplies(SqliteProvider);
+
+impl Backend for LosesReplies {
+    type Lease = <SqliteProvider as Backend>::Lease;
+
+    fn backend(&self) -> &'static str {
+        Backend::backend(&self.0)
+    }
+
+    fn location(&self) -> String {
+        Backend::location(&self.0)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Backend::capabilities(&self.0)
+    }
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Self::Lease>>, Error> {
+        let grant = Backend::acquire(&self.0, request)?;
+        if request.is_retry() {
+            return Ok(grant);
+        }
+        if let Some(cancel) = request.cancel() {
+            cancel.cancel();
+        }
+        Err(Error::new(ErrorKind::Unknown, "the reply is lost"))
+    }
+
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        Backend::abandon(&self.0, request);
+    }
+
+    fn renew(
+        &self,
+        lease: &mut Self::Lease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        Backend::renew(&self.0, lease, ttl, deadline)
+    }
+
+    fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error> {
+        Backend::release(&self.0, lease, deadline)
+    }
+}
+
+#[test]
+fn grant_with_a_lost_reply_is_recovered_or_abandoned() {
+    let store = TempStore::new();
+    let raw = store.raw();
+    let provider = LosesReplies(store.provider());
+    let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
+    let recovered = keeper.try_lock("seat").unwrap().unwrap();
+    assert_eq!(recovered.release().unwrap(), Released::Done);
+
+    let cancelled = AcquireOptions::new().cancel(&CancelToken::new());
+    let error = keeper.acquire("seat", &cancelled).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert_eq!(locks(&raw), 0, "the grant is abandoned");
 }
 
 /// An open transaction sees the locks as they were when it first read: no SQL in it can prove a hold.
