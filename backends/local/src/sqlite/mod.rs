@@ -72,10 +72,8 @@ impl Driver for SqliteDriver {
         let path = url.path();
         let create = target.value(&Self::CREATE)?.unwrap_or(true);
         let clock = Arc::clone(target.clock());
-        let provider = SqliteProvider::new(path, target.namespace(), clock, create);
-        Ok(Arc::new(
-            provider.map_err(|error| error.with_backend(BACKEND))?,
-        ))
+        let provider = SqliteProvider::new(path, target.namespace(), clock, create)?;
+        Ok(Arc::new(provider))
     }
 }
 
@@ -126,8 +124,7 @@ impl SqliteProvider {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn with_clock(path: &str, namespace: &str, clock: Arc<dyn Clock>) -> Result<Self, Error> {
-        let opened = Self::new(path, namespace, clock, true);
-        opened.map_err(|error| error.with_backend(BACKEND))
+        Self::new(path, namespace, clock, true)
     }
 
     fn new(
@@ -136,8 +133,9 @@ impl SqliteProvider {
         clock: Arc<dyn Clock>,
         create: bool,
     ) -> Result<Self, Error> {
-        location::check_path(path)?;
-        let db = Db::open(Path::new(path), create, &*clock)?;
+        let db = location::check_path(path)
+            .and_then(|()| Db::open(Path::new(path), create, &*clock))
+            .map_err(|error| error.with_backend(BACKEND))?;
         let store = Store {
             parkers: ParkerPool::new(db.path()),
             db,

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use lockkeeper_core::{Clock, Error, LockName};
 
 use super::db::{Db, Session};
-use super::open;
 use super::retry::BusyRetry;
 use super::wait_queue::{self, Key, LockRow, NextHolder};
 use super::wake::{Notified, ParkerPool};
@@ -22,7 +21,6 @@ impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
             .field("path", &self.db.path())
-            .field("file", &open::identity(self.db.path()))
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }

@@ -103,22 +103,24 @@ impl Program {
     }
 }
 
-fn forked_child_is_a_separate_holder() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("locks.db");
-    let mut program = Program::start("forked_child_is_a_separate_holder", &file);
+/// Asserts that the lock of a program that forked is held by its child, and that it can be acquired when
+/// the child ends, which ends without a release.
+fn assert_child_holds(mut program: Program, file: &Path) {
     assert_eq!(program.next_line(), "held");
     // Keeps the standard input of the forked child open.
     let input = program.child.stdin.take();
     assert!(program.child.wait().unwrap().success(), "the parent ends");
     let other = keeper(provider(file.to_str().unwrap()).unwrap());
-    assert!(
-        other.try_lock("seat").unwrap().is_none(),
-        "the child of the program holds the lock"
-    );
+    assert!(other.try_lock("seat").unwrap().is_none());
     drop(input);
-    // The lock of the dead child is taken over.
     other.lock("seat").unwrap().release().unwrap();
+}
+
+fn forked_child_is_a_separate_holder() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("locks.db");
+    let program = Program::start("forked_child_is_a_separate_holder", &file);
+    assert_child_holds(program, &file);
 }
 
 fn lock_drop_fork_and_lock(file: &str) {
@@ -146,15 +148,7 @@ fn inherited_provider_is_refused_after_a_fork() {
             "{message}"
         );
     }
-    assert_eq!(program.next_line(), "held");
-    let input = program.child.stdin.take();
-    assert!(program.child.wait().unwrap().success(), "the parent ends");
-    let other = keeper(provider(file.to_str().unwrap()).unwrap());
-    assert!(
-        other.try_lock("seat").unwrap().is_none(),
-        "the child of the program holds the lock"
-    );
-    drop(input);
+    assert_child_holds(program, &file);
 }
 
 fn open_fork_and_open(file: &str) {
