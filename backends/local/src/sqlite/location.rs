@@ -169,8 +169,13 @@ fn check_writable(path: &Path) -> Result<(), Error> {
 }
 
 #[cfg(not(unix))]
-fn check_writable(_path: &Path) -> Result<(), Error> {
-    Ok(())
+fn check_writable(path: &Path) -> Result<(), Error> {
+    match fs::metadata(path) {
+        Ok(data) if data.is_file() && data.permissions().readonly() => {
+            Err(denied(path, io::ErrorKind::PermissionDenied.into()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses file systems on which SQLite's locks do not reliably exclude other hosts.

@@ -57,12 +57,6 @@ pub(super) fn connect(path: &Path) -> Result<Opened, AttemptError> {
     // `BusyRetry` retries instead, and lets other threads use the connection in between.
     connection.busy_timeout(Duration::ZERO)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    if connection.is_readonly("main")? {
-        return Err(AttemptError::Failed(Error::new(
-            ErrorKind::PermissionDenied,
-            format!("{path:?} can only be read; give this user write permission"),
-        )));
-    }
     let prepared = prepare(connection);
     if matches!(prepared, Err(AttemptError::Busy(_))) {
         return prepared.map(|()| opened);
