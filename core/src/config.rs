@@ -44,6 +44,8 @@ pub(crate) use parsed::ParsedConfig;
 pub struct Config {
     url: StoreUrl,
     values: BTreeMap<String, Vec<String>>,
+    /// The environment variable that each key, or the `url`, is from.
+    variables: BTreeMap<String, String>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) clock: Arc<dyn Clock>,
 }
@@ -59,6 +61,7 @@ impl Config {
         let config = Self {
             url,
             values: BTreeMap::new(),
+            variables: BTreeMap::new(),
             observer: None,
             clock: Arc::new(SystemClock),
         };
@@ -99,6 +102,14 @@ impl Config {
         match self.values.contains_key(key) && !keys::is_list(key) {
             true => Err(given_twice(key)),
             false => Ok(self.put(key, value)),
+        }
+    }
+
+    /// Returns an error about a key, which names the variable that the key is from.
+    pub(crate) fn about(&self, key: &str, error: Error) -> Error {
+        match self.variables.get(key) {
+            Some(variable) => in_variable(variable, &error),
+            None => error,
         }
     }
 
@@ -208,8 +219,14 @@ impl Config {
     /// Returns the value of a key.
     pub(crate) fn value<T: KeyValue>(&self, key: &Key<T>) -> Result<Option<T>, Error> {
         let text = self.text(&key.spec);
-        text.map(|text| key.parse(text)).transpose()
+        let value = text.map(|text| key.parse(text)).transpose();
+        value.map_err(|error| self.about(key.spec.name, error))
     }
+}
+
+/// Only the errors of configs pass here, which name no lock and no store and have no source.
+fn in_variable(variable: &str, error: &Error) -> Error {
+    Error::new(error.kind(), format!("{error} (variable {variable})"))
 }
 
 fn given_twice(key: &str) -> Error {

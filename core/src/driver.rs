@@ -170,15 +170,17 @@ impl Drivers {
 
     /// Returns the driver of `config` and its parsed keys, if all of them are known and valid.
     fn check<'a>(&self, config: &'a Config) -> Result<(&Arc<dyn Driver>, ParsedConfig<'a>), Error> {
-        let driver = self.driver(config.url().scheme())?;
+        let about = |key| move |error| config.about(key, error);
+        let driver = self.driver(config.url().scheme()).map_err(about("url"))?;
         for key in config.keys() {
             if !known_keys(driver.as_ref()).any(|known| known == key) {
-                return Err(unknown_key(key, driver.as_ref()));
+                return Err(config.about(key, unknown_key(key, driver.as_ref())));
             }
         }
         let parsed = config.parse()?;
         for key in driver.keys() {
-            config.text(key).map_or(Ok(()), |text| key.check(text))?;
+            let checked = config.text(key).map_or(Ok(()), |text| key.check(text));
+            checked.map_err(about(key.name))?;
         }
         Ok((driver, parsed))
     }

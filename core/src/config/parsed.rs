@@ -25,10 +25,11 @@ impl Config {
     pub(crate) fn parse(&self) -> Result<ParsedConfig<'_>, Error> {
         let mut given = self.values.iter();
         if let Some((key, _)) = given.find(|(key, values)| values.len() > 1 && !is_list(key)) {
-            return Err(given_twice(key));
+            return Err(self.about(key, given_twice(key)));
         }
         let namespace = self.text(&NAMESPACE.spec).unwrap_or("default");
-        check_length("a namespace", namespace)?;
+        let about = |key| move |error| self.about(key, error);
+        check_length("a namespace", namespace).map_err(about("namespace"))?;
         let lists = self.texts(&REQUIRE.spec).iter();
         let required = lists.flat_map(|list| list.split(','));
         let wait = self.value(&WAIT)?;
@@ -43,22 +44,25 @@ impl Config {
                 .value(&HANDOVER_TIME)?
                 .unwrap_or(LockKeeper::DEFAULT_HANDOVER_TIME),
         };
-        settings.lease.check(&Capabilities::new())?;
-        settings.wait.check()?;
+        let lease = settings.lease.check(&Capabilities::new());
+        lease.map_err(about("ttl"))?;
+        settings.wait.check().map_err(about("wait"))?;
         Ok(ParsedConfig {
             config: self,
             namespace,
             required: required
                 .map(|name| name.trim().parse())
-                .collect::<Result<_, _>>()?,
+                .collect::<Result<_, _>>()
+                .map_err(about("require"))?,
             settings,
         })
     }
 
     /// Leaves the range of the ttl to [`LeasePolicy::check`], which knows that of each store.
     fn lease_policy(&self) -> Result<LeasePolicy, Error> {
+        let refused = |text| self.about("ttl", TTL.spec.refused(text));
         let ttl = match self.text(&TTL.spec) {
-            Some(text) => KeyValue::from_text(text).ok_or_else(|| TTL.spec.refused(text))?,
+            Some(text) => KeyValue::from_text(text).ok_or_else(|| refused(text))?,
             None => LockKeeper::DEFAULT_TTL,
         };
         Ok(match self.value(&LEASE)?.as_deref() {
@@ -69,19 +73,24 @@ impl Config {
 
     /// Returns the stores to open if this one is unreachable, with the common keys of this one.
     pub(crate) fn fallbacks(&self) -> Result<Vec<Config>, Error> {
+        let name = FALLBACK.spec.name;
         let fallback = |url: &String| {
-            let mut other = Self::from_url(url)?;
+            let mut other = Self::from_url(url).map_err(|error| self.about(name, error))?;
+            if let Some(variable) = self.variables.get(name) {
+                other.is_from(variable);
+            }
             for key in COMMON_KEYS.iter().map(|key| key.name) {
                 if other.values.contains_key(key) {
-                    return Err(Error::new(
-                        ErrorKind::InvalidValue,
-                        format!(
-                            "the fallback sets `{key}`; set it once, on the first store, for all of them"
-                        ),
-                    ));
+                    let text = format!(
+                        "the fallback sets `{key}`; set it once, on the first store, for all of them"
+                    );
+                    return Err(self.about(name, Error::new(ErrorKind::InvalidValue, text)));
                 }
                 if let Some(values) = self.values.get(key) {
                     other.values.insert(key.to_owned(), values.clone());
+                }
+                if let Some(variable) = self.variables.get(key) {
+                    other.variables.insert(key.to_owned(), variable.clone());
                 }
             }
             other.observer.clone_from(&self.observer);

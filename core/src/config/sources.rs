@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use super::Config;
+use super::{Config, in_variable};
 use crate::error::{Error, ErrorKind};
 
 /// Variables with the prefix `LOCKKEEPER_` that are not settings: the command's config file, and
@@ -13,7 +13,8 @@ const NOT_SETTINGS: [&str; 4] = ["config", "name", "token", "deadline_unix_ms"];
 impl Config {
     /// The store from the variable `{prefix}_URL`, every other key from `{prefix}_{KEY}`.
     /// Several values of `require` or `fallback` are separated by white space. A variable that is
-    /// empty counts as not set.
+    /// empty counts as not set, and so is one that Kubernetes sets for a service of this name, such as
+    /// `{prefix}_SERVICE_HOST`. An error about a variable names it.
     ///
     /// # Errors
     /// As [`from_url`](Self::from_url), and if `{prefix}_URL` is not set.
@@ -31,29 +32,50 @@ impl Config {
             let Some(key) = name.to_str().and_then(|name| name.strip_prefix(&start)) else {
                 continue;
             };
+            let variable = format!("{start}{key}");
             let key = key.to_ascii_lowercase();
-            if value.is_empty() || NOT_SETTINGS.contains(&key.as_str()) {
+            if value.is_empty() || NOT_SETTINGS.contains(&key.as_str()) || is_service_link(&key) {
                 continue;
             }
             let value = value.into_string().map_err(|_| {
                 Error::new(
                     ErrorKind::InvalidValue,
-                    format!("the variable {start}{} is not UTF-8", key.to_uppercase()),
+                    format!("the variable {variable} is not UTF-8"),
                 )
             })?;
-            pairs.insert(key, value);
+            pairs.insert(key, (variable, value));
         }
-        let url = pairs.remove("url").ok_or_else(|| {
+        let (variable, url) = pairs.remove("url").ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidUrl,
                 format!("{start}URL is not set; set it to the store's URL, such as sqlite:/var/lib/app/locks.db"),
             )
         })?;
-        let mut pairs = pairs.iter();
-        pairs.try_fold(Self::from_url(&url)?, |config, (key, value)| {
-            config.set(key, value)
-        })
+        let mut config = Self::from_url(&url).map_err(|error| in_variable(&variable, &error))?;
+        config.is_from(&variable);
+        for (key, (variable, value)) in pairs {
+            let set = config.set(&key, &value);
+            config = set.map_err(|error| in_variable(&variable, &error))?;
+            config.variables.insert(key, variable);
+        }
+        Ok(config)
     }
+
+    /// Remembers that the URL and all keys so far are from this variable.
+    pub(super) fn is_from(&mut self, variable: &str) {
+        for key in self.values.keys().map(String::as_str).chain(["url"]) {
+            self.variables.insert(key.to_owned(), variable.to_owned());
+        }
+    }
+}
+
+/// Returns whether Kubernetes sets a variable of this name by itself, for a service that is named as
+/// the prefix: `_SERVICE_HOST`, `_SERVICE_PORT…`, `_PORT` and `_PORT_6379_TCP…`.
+fn is_service_link(key: &str) -> bool {
+    let port = key
+        .strip_prefix("service_port")
+        .or(key.strip_prefix("port"));
+    key == "service_host" || port.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
 }
 
 #[cfg(feature = "serde")]
@@ -108,6 +130,7 @@ impl<'de> serde::Deserialize<'de> for Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::Drivers;
 
     fn from_vars(vars: &[(&str, &str)]) -> Result<Config, Error> {
         let vars = vars.iter().map(|(name, value)| (name.into(), value.into()));
@@ -129,16 +152,63 @@ mod tests {
         assert_eq!(parsed.settings.lease.ttl().as_secs(), 5);
         assert_eq!(parsed.required.len(), 2);
         assert_eq!(config.keys().collect::<Vec<_>>(), ["require", "ttl"]);
+        let open = |vars: &[_]| {
+            let config = from_vars(vars)?;
+            config
+                .fallbacks()
+                .and(Drivers::new().open(&config))
+                .map(drop)
+        };
+        let (url, ttl) = (("APP_URL", "memory:"), ("APP_TTL", "5s"));
         for (vars, says) in [
-            (&[("APP_TTL", "5s")][..], "APP_URL is not set"),
+            (&[ttl][..], "APP_URL is not set"),
             (&[("APP_URL", "")], "APP_URL is not set"),
+            (&[("APP_URL", "memory")], "(variable APP_URL)"),
             (
-                &[("APP_URL", "memory:?ttl=1s"), ("APP_TTL", "5s")],
-                "`ttl` is given twice",
+                &[("APP_URL", "memory:?ttl=1s"), ttl],
+                "`ttl` is given twice; say it once (variable APP_TTL)",
+            ),
+            (&[("APP_URL", "nope:")], "(variable APP_URL)"),
+            (&[url, ("APP_FALLBACK", "nope")], "(variable APP_FALLBACK)"),
+            (
+                &[url, ("APP_FALLBACK", "nope:?ttl=1s")],
+                "(variable APP_FALLBACK)",
             ),
         ] {
-            let error = from_vars(vars).unwrap_err();
+            let error = open(vars).unwrap_err();
             assert!(error.to_string().contains(says), "{error}");
         }
+        for (variable, value) in [
+            ("APP_TTL", "soon"),
+            ("APP_TTL", "99ms"),
+            ("APP_WAIT", "soon"),
+            ("APP_WAIT", "1000years"),
+            ("APP_LEASE", "eternal"),
+            ("APP_HANDOVER_MAX", "128"),
+            ("APP_NAMESPACE", &"x".repeat(513)),
+            ("APP_REQUIRE", "magic"),
+        ] {
+            let error = from_vars(&[url, (variable, value)])
+                .unwrap()
+                .parse()
+                .unwrap_err();
+            let named = format!("(variable {variable})");
+            assert!(error.to_string().ends_with(&named), "{error}");
+        }
+    }
+
+    #[test]
+    fn service_links_of_kubernetes_are_no_keys() {
+        let config = from_vars(&[
+            ("APP_URL", "memory:"),
+            ("APP_SERVICE_HOST", "10.0.0.1"),
+            ("APP_SERVICE_PORT", "6379"),
+            ("APP_SERVICE_PORT_REDIS", "6379"),
+            ("APP_PORT", "tcp://10.0.0.1:6379"),
+            ("APP_PORT_6379_TCP", "tcp://10.0.0.1:6379"),
+            ("APP_PORT_6379_TCP_ADDR", "10.0.0.1"),
+            ("APP_PORTS", "7"),
+        ]);
+        assert_eq!(config.unwrap().keys().collect::<Vec<_>>(), ["ports"]);
     }
 }
