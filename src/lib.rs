@@ -127,11 +127,11 @@
 //!
 //! # Settings in code, from the environment or a file
 //!
-//! [`Config`] has the same keys everywhere. In code they have types:
+//! [`Config`] has the same keys everywhere: in code with types, in the environment as variables with a
+//! prefix of your own, such as `SHOP_LOCKS_URL=redis://cache.internal` and `SHOP_LOCKS_TTL=10s`.
 //!
 //! ```no_run
-//! # #[cfg(feature = "redis")]
-//! # fn main() -> Result<(), lockkeeper::Error> {
+//! # #[cfg(feature = "redis")] {
 //! use std::time::Duration;
 //! use lockkeeper::backends::{redis::RedisDriver, remote};
 //! use lockkeeper::{Capability, Config};
@@ -141,31 +141,18 @@
 //!     .ttl(Duration::from_secs(10))
 //!     .require(Capability::CrossHost)
 //!     .with(&remote::POOL_SIZE, 20)
-//!     .with(&remote::CA_FILE, "/etc/ssl/cache.pem".to_owned())
 //!     .with(&RedisDriver::REPLICAS, 1);
 //! let keeper = lockkeeper::open_config(&config)?;
-//! # Ok(())
+//!
+//! let keeper = lockkeeper::open_config(&Config::from_env("SHOP_LOCKS")?)?;
 //! # }
-//! # #[cfg(not(feature = "redis"))]
-//! # fn main() {}
-//! ```
-//!
-//! In the environment they are variables with a prefix of your own:
-//!
-//! ```no_run
-//! use lockkeeper::Config;
-//!
-//! // SHOP_LOCKS_URL=redis://cache.internal, SHOP_LOCKS_NAMESPACE=shop, SHOP_LOCKS_TTL=10s
-//! let config = Config::from_env("SHOP_LOCKS")?;
-//! let keeper = lockkeeper::open_config(&config)?;
 //! # Ok::<(), lockkeeper::Error>(())
 //! ```
 //!
 //! With the feature `serde`, a table of your config file is a [`Config`]:
 //!
 //! ```
-//! # #[cfg(feature = "serde")]
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[cfg(feature = "serde")] {
 //! #[derive(serde::Deserialize)]
 //! struct Settings {
 //!     locks: lockkeeper::Config,
@@ -178,10 +165,8 @@
 //!     wait = "2s"
 //! "#)?;
 //! let keeper = lockkeeper::open_config(&settings.locks)?;
-//! # Ok(())
 //! # }
-//! # #[cfg(not(feature = "serde"))]
-//! # fn main() {}
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Fallbacks
@@ -260,10 +245,9 @@ pub mod clock {
 pub mod backend {
     #[doc(inline)]
     pub use lockkeeper_core::{
-        AcquireRequest, Backend, COMMON_KEYS, Capabilities, Driver, Drivers, ErasedLease, Grant,
-        Key, KeySpec, KeyValue, LockProvider, MAX_DURATION, MAX_EPOCH, MAX_HANDOVERS,
-        MAX_NAME_BYTES, OpenContext, Owner, Proof, ProofValue, RenewRequest, Renewal, StoreUrl,
-        Takes, Tick, Timer,
+        AcquireRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant, Key, KeySpec,
+        KeyValue, LockProvider, OpenContext, Owner, Proof, ProofValue, RenewRequest, Renewal,
+        StoreUrl, Takes, Tick, Timer,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

@@ -14,7 +14,7 @@ use crate::url::StoreUrl;
 
 /// Opens stores of some URL schemes.
 pub trait Driver: fmt::Debug + Send + Sync + 'static {
-    /// The schemes that it answers to, in lower case.
+    /// Returns the URL schemes that this driver opens, in lower case.
     fn schemes(&self) -> &'static [&'static str];
 
     /// Returns the config keys of its own, beside [`COMMON_KEYS`]. Other keys never reach
@@ -26,7 +26,7 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`Error::unreachable`] only if the store did not answer: only this error makes the keeper try
     /// the listed fallback.
-    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error>;
+    fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error>;
 }
 
 /// What a driver is to open.
@@ -37,22 +37,22 @@ pub struct OpenContext<'a> {
 }
 
 impl<'a> OpenContext<'a> {
-    /// The place.
+    /// Returns where the store is.
     pub fn url(&self) -> &'a StoreUrl {
         self.config.url()
     }
 
-    /// Keeps applications apart on one store: names of two namespaces never meet. 1 to 512 bytes.
+    /// Returns the namespace, of 1 to 512 bytes: a name in two namespaces is two locks.
     pub fn namespace(&self) -> &'a str {
         self.namespace
     }
 
-    /// The clock that requests will be counted on.
+    /// Returns the clock of the deadlines of all requests.
     pub fn clock(&self) -> &'a Arc<dyn Clock> {
         &self.config.clock
     }
 
-    /// Tells the observer of something about the store that may break locks: see
+    /// Reports to the observer what may break locks on this store: see
     /// [`Observer::warning`](crate::Observer::warning). What breaks them for sure is an error.
     pub fn warn(&self, text: &str) {
         let store = self.url().to_string();
@@ -69,7 +69,7 @@ impl<'a> OpenContext<'a> {
     }
 }
 
-/// The drivers that a program has.
+/// The drivers by which a program opens stores.
 #[derive(Clone, Debug, Default)]
 pub struct Drivers {
     known: Vec<Arc<dyn Driver>>,
@@ -77,7 +77,7 @@ pub struct Drivers {
 }
 
 impl Drivers {
-    /// None.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
@@ -96,7 +96,7 @@ impl Drivers {
         self
     }
 
-    /// The schemes that can be opened.
+    /// Returns the schemes that can be opened.
     pub fn schemes(&self) -> impl Iterator<Item = &'static str> {
         self.known
             .iter()
@@ -124,48 +124,41 @@ impl Drivers {
     ///
     /// Everything that can be wrong with `config` and its fallbacks is found before a store is
     /// talked to. A fallback is used only when the store before it does not answer
-    /// ([`Error::is_unreachable`]); it is told to the observer, and the keeper stays with it.
+    /// ([`Error::is_unreachable`]); the observer is notified, and the keeper stays with it.
     ///
     /// # Errors
     /// What is wrong with the config, each with a kind of its own; or why the (last) store could
     /// not be opened.
     pub fn open(&self, config: &Config) -> Result<LockKeeper, Error> {
         let fallbacks = config.fallbacks()?;
-        let first = self.check(config)?;
-        if !fallbacks.is_empty() && first.1.required.contains(&Capability::CrossHost) {
+        let stores = std::iter::once(config).chain(&fallbacks);
+        let stores: Vec<_> = stores.map(|it| self.check(it)).collect::<Result<_, _>>()?;
+        let crosses_hosts =
+            |parsed: &ParsedConfig<'_>| parsed.required.contains(&Capability::CrossHost);
+        if stores.len() > 1 && stores.iter().any(|(_, parsed)| crosses_hosts(parsed)) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "`require=cross_host` and `fallback` exclude each other: hosts that fell back would not exclude those that did not",
             ));
         }
-        let mut candidates = vec![first];
-        for fallback in &fallbacks {
-            candidates.push(self.check(fallback)?);
-        }
         let notifier = Notifier::new(config.observer.clone());
-        let mut failed: Option<(&Config, Error)> = None;
-        for (driver, parsed) in candidates {
-            let candidate = parsed.config;
+        let mut failed: Option<(String, Error)> = None;
+        for (driver, parsed) in stores {
+            let url = parsed.config.url().to_string();
             if let Some((from, reason)) = &failed {
-                let (from, to) = (from.url().to_string(), candidate.url().to_string());
-                notifier.notify(|o| o.fallback(&from, &to, reason));
+                notifier.notify(|o| o.fallback(from, &url, reason));
             }
-            let target = OpenContext {
-                config: candidate,
+            let context = OpenContext {
+                config: parsed.config,
                 namespace: parsed.namespace,
             };
-            match driver.open(&target) {
-                Ok(provider) => return build(parsed, provider),
-                Err(error) if error.is_unreachable() => {
-                    failed = Some((candidate, error));
-                }
-                Err(error) => return Err(error),
+            match driver.open(&context) {
+                Err(error) if error.is_unreachable() => failed = Some((url, error)),
+                opened => return build(parsed, opened?),
             }
         }
-        match failed {
-            Some((_, error)) => Err(error),
-            None => Err(Error::new(ErrorKind::InvalidUrl, "no store is named")),
-        }
+        let none = || Error::new(ErrorKind::InvalidUrl, "no store is named");
+        Err(failed.map_or_else(none, |(_, error)| error))
     }
 
     /// Returns the driver of `config` and its parsed keys, if all of them are known and valid.
@@ -199,7 +192,7 @@ impl Drivers {
         Err(Error::new(
             ErrorKind::UnknownScheme,
             format!(
-                "no store answers to `{scheme}:`; there are {}",
+                "no driver opens `{scheme}:`; use one of {}",
                 known.join(", ")
             ),
         ))
