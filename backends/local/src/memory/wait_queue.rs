@@ -80,6 +80,7 @@ impl Waiter {
 }
 
 impl Entry {
+    /// Starts a hold and returns its lease.
     fn grant(&mut self, ttl: Duration, now: HostInstant) -> Grant<MemoryLease> {
         self.epoch = next_epoch();
         self.expires = now + ttl;

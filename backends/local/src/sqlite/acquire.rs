@@ -19,6 +19,7 @@ const SECOND_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause after an attempt that failed because the database does not work.
 const ERROR_PAUSE: Duration = Duration::from_millis(500);
 
+/// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
 pub(super) fn acquire(
     store: &Store,
     request: &AcquireRequest<'_>,
@@ -91,6 +92,7 @@ struct Waiter<'a> {
     key: Key<'a>,
     deadline: HostInstant,
     parker: Arc<Parker>,
+    /// The id of the row, if the waiter is queued.
     id: Option<i64>,
     /// The watched holder.
     watch: Option<HolderWatch>,

@@ -1,4 +1,4 @@
-//! Opens the connection to a lock database, and examines its files.
+//! Opens the connection to a lock database, and notices when its files are deleted or replaced.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -62,8 +62,8 @@ pub(super) fn connect(path: &Path) -> Result<Opened, AttemptError> {
         return prepared.map(|()| opened);
     }
     let files = identities(path);
-    if let Some(used) = Used::by_this_process(path)
-        && (used.deleted_logs > 0 || (prepared.is_ok() && !used.are_all(&files)))
+    if let Some(open) = OpenFiles::by_this_process(path)
+        && (open.deleted_logs > 0 || (prepared.is_ok() && !open.are_all(&files)))
     {
         return Err(AttemptError::Failed(Error::new(
             ErrorKind::Unavailable,
@@ -80,36 +80,36 @@ pub(super) fn connect(path: &Path) -> Result<Opened, AttemptError> {
 /// The open files of one database in this process. SQLite opens one `-shm` per process and database, so
 /// a new connection gets the `-shm` of the older connections even if it was deleted. It indexes the
 /// `-wal` of the older connections.
-struct Used {
+struct OpenFiles {
     identities: Vec<(u64, u64)>,
     /// The number of open `-wal` files that were deleted without their database.
     deleted_logs: i32,
 }
 
-impl Used {
+impl OpenFiles {
     /// Reads the open files from `/proc`. Returns `None` on systems without it.
     #[cfg(target_os = "linux")]
     fn by_this_process(path: &Path) -> Option<Self> {
         let start = path.as_os_str().as_encoded_bytes();
         let [database, log] =
-            ["", "-wal"].map(|side| with_suffix(path, &format!("{side} (deleted)")));
-        let mut used = Self {
+            ["", "-wal"].map(|suffix| with_suffix(path, &format!("{suffix} (deleted)")));
+        let mut open = Self {
             identities: Vec::new(),
             deleted_logs: 0,
         };
         for descriptor in fs::read_dir("/proc/self/fd").ok()?.flatten() {
             let descriptor = descriptor.path();
             match fs::read_link(&descriptor) {
-                Ok(file) if file == log => used.deleted_logs += 1,
+                Ok(file) if file == log => open.deleted_logs += 1,
                 // A deleted database: its deleted log is not counted.
-                Ok(file) if file == database => used.deleted_logs -= 1,
+                Ok(file) if file == database => open.deleted_logs -= 1,
                 Ok(file) if file.as_os_str().as_encoded_bytes().starts_with(start) => {
-                    used.identities.extend(identity(&descriptor));
+                    open.identities.extend(identity(&descriptor));
                 }
                 _ => {}
             }
         }
-        Some(used)
+        Some(open)
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -123,8 +123,8 @@ impl Used {
     }
 }
 
-/// Returns what distinguishes files with one path, for example in two containers. Returns `None` if the
-/// file is gone.
+/// Returns the device and inode of a file, or `None` if it is gone. A file that replaces one that is still
+/// open has another inode.
 pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     #[cfg(unix)]
     return {
@@ -140,12 +140,12 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 fn identities(path: &Path) -> Identities {
-    SUFFIXES.map(|side| identity(&with_suffix(path, side)))
+    SUFFIXES.map(|suffix| identity(&with_suffix(path, suffix)))
 }
 
 /// Appends a suffix to the file name.
-pub(super) fn with_suffix(path: &Path, side: &str) -> PathBuf {
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(side);
+    name.push(suffix);
     PathBuf::from(name)
 }
