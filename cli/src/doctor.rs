@@ -88,19 +88,15 @@ fn text(findings: &[Finding], worst: Severity) -> String {
     }
     let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
     lines.push(String::new());
+    let (unusable, warned) = (count(Severity::Unusable), count(Severity::Warning));
+    let counts = format!(
+        "{unusable} unusable, {warned} with warnings, {} fine.",
+        count(Severity::Fine)
+    );
     lines.push(match worst {
         Severity::Fine => "Fine: no check found anything that breaks locks here.".to_owned(),
-        _ => format!(
-            "{}: {} unusable, {} with warnings, {} fine.",
-            if worst == Severity::Warning {
-                "Warnings"
-            } else {
-                "Unusable"
-            },
-            count(Severity::Unusable),
-            count(Severity::Warning),
-            count(Severity::Fine),
-        ),
+        Severity::Warning => format!("Warnings: {counts}"),
+        Severity::Unusable => format!("Unusable: {counts}"),
     });
     lines.join("\n")
 }

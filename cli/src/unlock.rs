@@ -45,12 +45,8 @@ pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
             Failure::new(failure.code, format!("freed {name:?}, but {failure}"))
         });
     }
-    Err(Failure::new(
-        NOT_DONE,
-        format!(
-            "{name:?} was released meanwhile, and another process may hold it; list the holders with `lockkeeper who`"
-        ),
-    ))
+    let text = "was released meanwhile, and another process may hold it; list the holders with `lockkeeper who`";
+    Err(Failure::new(NOT_DONE, format!("{name:?} {text}")))
 }
 
 fn describe(name: &LockName, held: &HeldName, all: &[HeldName]) -> String {
@@ -68,35 +64,28 @@ fn describe(name: &LockName, held: &HeldName, all: &[HeldName]) -> String {
     let Some(session) = &held.holder.session else {
         return text;
     };
-    let others: Vec<_> = all
-        .iter()
-        .filter(|other| other.holder.session.as_ref() == Some(session) && other.mark != held.mark)
-        .map(|other| format!("{:?}", other.name))
-        .collect();
     text.push_str("\nThe holder's whole session is ended, with all names that it holds");
-    if others.is_empty() {
-        text.push('.');
-    } else {
-        text.push_str(&format!(": {}, too.", others.join(", ")));
+    let is_other = |other: &&HeldName| {
+        other.holder.session.as_ref() == Some(session) && other.mark != held.mark
+    };
+    let names = all.iter().filter(is_other);
+    let names: Vec<_> = names.map(|other| format!("{:?}", other.name)).collect();
+    if !names.is_empty() {
+        text.push_str(&format!(": {}, too", names.join(", ")));
     }
-    text
+    text + "."
 }
 
 fn confirmed() -> Result<bool, Failure> {
     let mut stdin = io::stdin().lock();
     if !stdin.is_terminal() {
-        return Err(Failure::new(
-            USAGE,
-            "there is no terminal to ask for confirmation; use --yes to confirm",
-        ));
+        let text = "there is no terminal to ask for confirmation; use --yes to confirm";
+        return Err(Failure::new(USAGE, text));
     }
     let mut stderr = io::stderr().lock();
-    let asked = write!(
-        stderr,
-        "The holder may go on working until it notices. Free the lock? [y/N] "
-    )
-    .and_then(|()| stderr.flush());
+    let question = b"The holder may go on working until it notices. Free the lock? [y/N] ";
     let mut answer = String::new();
+    let asked = stderr.write_all(question).and_then(|()| stderr.flush());
     asked
         .and_then(|()| stdin.read_line(&mut answer))
         .map_err(|error| Failure::system("ask for confirmation", &error))?;

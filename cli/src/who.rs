@@ -148,41 +148,29 @@ fn table(held: &[HeldName], now: SystemTime) -> String {
 /// Different texts stay different.
 fn plain(text: &str) -> String {
     let quoted = format!("{text:?}");
-    let inner = quoted
-        .strip_prefix('"')
-        .and_then(|rest| rest.strip_suffix('"'));
+    let inner = quoted.get(1..quoted.len() - 1);
     inner.unwrap_or(text).replace("\\\"", "\"")
 }
 
 fn name(held: &HeldName) -> String {
-    let shown = plain(&held.name);
-    if held.is_whole {
-        shown
-    } else {
-        format!("{shown}…")
-    }
+    let rest = if held.is_whole { "" } else { "…" };
+    plain(&held.name) + rest
 }
 
 fn process(held: &HeldName) -> Option<String> {
     let holder = &held.holder;
     let pid = holder.pid.map(|pid| format!("pid {pid}"));
-    let session = holder
-        .session
-        .as_ref()
-        .map(|id| format!("session {}", plain(id)));
-    match (pid.or(session), holder.host.as_deref().map(plain)) {
-        (Some(process), Some(host)) => Some(format!("{process} on {host}")),
-        (Some(process), None) => Some(process),
-        (None, host) => host,
-    }
+    let session = holder.session.as_deref().map(plain);
+    let process = pid.or(session.map(|id| format!("session {id}")));
+    let host = holder.host.as_deref().map(plain);
+    let parts: Vec<_> = process.into_iter().chain(host).collect();
+    (!parts.is_empty()).then(|| parts.join(" on "))
 }
 
 fn held_for(held: &HeldName, now: SystemTime) -> Option<String> {
-    let since = held.holder.since?;
+    let span = now.duration_since(held.holder.since?);
     // The clocks of two hosts may differ.
-    Some(output::format_span(
-        now.duration_since(since).unwrap_or_default(),
-    ))
+    Some(output::format_span(span.unwrap_or_default()))
 }
 
 /// Describes a holder in a few words: `pid 42 on web-1 (for 2m 5s)`.

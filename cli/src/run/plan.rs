@@ -59,13 +59,11 @@ impl Plan {
                 .kill_after
                 .unwrap_or_else(|| default_kill_after(policy, margin)),
         };
-        if !args.hold_at_least.is_zero() {
-            plan.check_hold(args.hold_at_least, margin)
-                .map_err(|text| Failure::new(USAGE, text))?;
-        }
+        let refused = |text| Failure::new(USAGE, text);
+        plan.check_hold(args.hold_at_least, margin)
+            .map_err(refused)?;
         if args.on_lost == OnLost::Term && args.kill_after.is_some() {
-            plan.check(&|ttl| keeper.margin(ttl))
-                .map_err(|text| Failure::new(USAGE, text))?;
+            plan.check(&|ttl| keeper.margin(ttl)).map_err(refused)?;
             if let Some(text) = plan.short_lease(margin) {
                 stderr::warn(&text);
             }
@@ -138,7 +136,7 @@ impl Plan {
     fn check_hold(&self, hold: Duration, margin: Duration) -> Result<(), String> {
         let ttl = self.policy.ttl();
         let held = ttl.saturating_sub(margin);
-        if self.policy.is_renewed() || hold < held {
+        if hold.is_zero() || self.policy.is_renewed() || hold < held {
             return Ok(());
         }
         Err(format!(
