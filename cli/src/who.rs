@@ -95,16 +95,12 @@ pub(crate) fn main(args: &args::Who) -> Result<u8, Failure> {
 pub(crate) fn admin(keeper: &LockKeeper) -> Result<&dyn Admin, Failure> {
     let store = keeper.backend();
     if store == "memory" {
-        return Err(Failure::new(
-            CONFIG,
-            "memory: can be seen only by its own process; name a store that processes share",
-        ));
+        let text = "memory: can be seen only by its own process; name a store that processes share";
+        return Err(Failure::new(CONFIG, text));
     }
     keeper.admin().ok_or_else(|| {
-        Failure::new(
-            CONFIG,
-            format!("the backend {store} cannot list or free locks; use the tools of the store"),
-        )
+        let text = "cannot list or free locks; use the tools of the store";
+        Failure::new(CONFIG, format!("the backend {store} {text}"))
     })
 }
 

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, alive};
+use common::{TIMEOUT, alive};
 use lockkeeper_testkit::{Fault, MySqlKind, MySqlOptions, MySqlServer, Proxy, suite, until};
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, Opts, OptsBuilder, SslOpts};
@@ -255,8 +255,8 @@ fn proxy_in_front(kind: MySqlKind) {
     proxy.once("'seen by the server'", Fault::CutReplyAfter(0));
     conn.query_drop("SELECT GET_LOCK('seen by the server', 0)")
         .expect_err("it was cut");
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.cut == 1));
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.cut == 1));
     let mut stream = TcpStream::connect(proxy.addr()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.read_exact(&mut [0; 5]).unwrap();
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_testkit::{Fault, Proxy};
 
 /// A limit far longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a client waits before it counts as silent; a wrong reply would arrive sooner.
 const SILENCE: Duration = Duration::from_millis(150);
@@ -83,7 +83,7 @@ struct Client(BufReader<TcpStream>);
 impl Client {
     fn new(addr: SocketAddr) -> Self {
         let stream = TcpStream::connect(addr).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         Self(BufReader::new(stream))
     }
 
@@ -108,7 +108,7 @@ impl Client {
     fn is_silent(&mut self) -> bool {
         self.0.get_ref().set_read_timeout(Some(SILENCE)).unwrap();
         let heard = self.0.fill_buf().map(<[u8]>::len);
-        self.0.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
+        self.0.get_ref().set_read_timeout(Some(TIMEOUT)).unwrap();
         heard.is_err_and(|error| {
             matches!(
                 error.kind(),
@@ -138,7 +138,7 @@ fn passes_and_counts() {
     );
     assert_eq!((counts.request_bytes, counts.reply_bytes), (10, 10));
     drop(one);
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 1));
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.open == 1));
     assert_eq!(two.ask("still"), "still");
     assert_eq!(
         proxy.counts().cut,
@@ -154,7 +154,7 @@ fn dropped_request_does_not_reach_the_server() {
     let mut client = Client::new(proxy.addr());
     proxy.set(Fault::DropRequests);
     client.send("lost");
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_requests == 1));
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.dropped_requests == 1));
     proxy.set(Fault::Pass);
     assert_eq!(client.ask("found"), "found");
     assert_eq!(echo.lines(), 1);
@@ -167,7 +167,7 @@ fn dropped_reply_belongs_to_served_request() {
     let mut client = Client::new(proxy.addr());
     proxy.set(Fault::DropReplies);
     client.send("lost");
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.dropped_replies == 1));
     proxy.set(Fault::Pass);
     assert_eq!(client.ask("found"), "found");
     assert_eq!(echo.lines(), 2);
@@ -182,7 +182,7 @@ fn once_applies_to_one_request_with_the_needle() {
     proxy.once("needle", Fault::DropReplies);
     assert_eq!(other.ask("hay"), "hay");
     client.send("a needle");
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.dropped_replies == 1));
     assert_eq!(other.ask("a needle too"), "a needle too");
     assert_eq!(client.ask("a needle again"), "a needle again");
     proxy.once("", Fault::CutReplyAfter(0));
@@ -198,7 +198,7 @@ fn once_dark_affects_one_connection_until_set() {
     let mut client = Client::new(proxy.addr());
     proxy.once("needle", Fault::Dark);
     client.send("a needle");
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1));
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.held == 1));
     assert_eq!(other.ask("hay"), "hay");
     assert_eq!(echo.lines(), 1);
     proxy.set(Fault::Pass);
@@ -219,7 +219,7 @@ fn delays_in_both_directions() {
         let held = proxy.counts().held;
         let start = Instant::now();
         client.send("slow");
-        assert!(proxy.wait_for(PATIENCE, |counts| counts.held > held));
+        assert!(proxy.wait_for(TIMEOUT, |counts| counts.held > held));
         assert!(echo.lines() == served || start.elapsed() >= delay);
         assert_eq!(client.receive().unwrap(), "slow");
         // A lower bound: no busy machine makes it shorter.
@@ -253,7 +253,7 @@ fn dark_holds_messages_until_it_ends() {
     old.send("one");
     let mut new = Client::new(proxy.addr());
     new.send("two");
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1 && counts.accepted == 2));
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.held == 1 && counts.accepted == 2));
     assert!(old.is_silent() && new.is_silent());
     assert_eq!(echo.lines(), 1);
     proxy.set(Fault::Pass);
@@ -320,13 +320,13 @@ fn drop_ends_during_every_fault() {
         for client in &mut clients {
             client.send("and then");
         }
-        assert!(proxy.wait_for(PATIENCE, |counts| counts.accepted == 20));
+        assert!(proxy.wait_for(TIMEOUT, |counts| counts.accepted == 20));
         let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
             drop(proxy);
             let _ = sender.send(());
         });
-        receiver.recv_timeout(PATIENCE).expect("the drop returns");
+        receiver.recv_timeout(TIMEOUT).expect("the drop returns");
         for client in &mut clients {
             let mut rest = Vec::new();
             let _ = client.0.read_to_end(&mut rest);

@@ -15,7 +15,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, alive};
+use common::{TIMEOUT, alive};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, Reply, suite, until};
 
 const CASES: &[suite::Case<RedisKind>] = &[
@@ -245,7 +245,7 @@ fn proxy_in_front(kind: RedisKind) {
     proxy.once("SET", Fault::DropReplies);
     let mut stream = TcpStream::connect(proxy.addr()).unwrap();
     stream.write_all(b"SET name value\r\n").unwrap();
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.dropped_replies == 1));
     stream.write_all(b"GET name\r\n").unwrap();
     let mut answer = [0; 11];
     stream.read_exact(&mut answer).unwrap();

@@ -5,7 +5,7 @@
 //! killing the holder's command. So the watchdog takes the claim before the command starts. It keeps
 //! the claim until the command's process group is gone, or the lock is over.
 //!
-//! # Whose claims count
+//! # Which claims count
 //!
 //! On Linux a claim is an abstract Unix socket whose name is a hash of store, namespace and lock. Any
 //! local user can bind such a name. So a claim counts only if its socket belongs to the same user or

@@ -142,9 +142,8 @@ fn run(args: &args::Run) -> Result<End, Failure> {
         if let ClaimWait::Signal(signal) = waited {
             return Ok(interrupted(signal));
         }
-        stderr::warn(&format!(
-            "the lock {name:?} is lost; its command was not run"
-        ));
+        let text = format!("the lock {name:?} is lost; its command was not run");
+        stderr::warn(&text);
         return Ok(End::Code(LOST));
     };
     // The command has ended, so signals are for this process again.
@@ -152,16 +151,14 @@ fn run(args: &args::Run) -> Result<End, Failure> {
     let kept =
         ended.lost || ended.was_asked_to_end || held.keep_until(granted + args.hold_at_least);
     if !kept {
-        stderr::warn(&format!(
-            "the lock {name:?} could not be kept for the rest of --hold-at-least"
-        ));
+        let text = "could not be kept for the rest of --hold-at-least";
+        stderr::warn(&format!("the lock {name:?} {text}"));
     }
     match held.release() {
         // Only the release finds the loss: no renewal was due while the command ran.
         Some(Released::AlreadyLost) if plan.ends_on_loss() && !ended.lost && kept => {
-            stderr::warn(&format!(
-                "the lock {name:?} was lost before the command had ended"
-            ));
+            let text = "was lost before the command had ended";
+            stderr::warn(&format!("the lock {name:?} {text}"));
             Ok(End::Code(LOST))
         }
         _ => Ok(ended.key.map_or(End::Code(ended.code), |signal| {
@@ -237,10 +234,8 @@ fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Failure {
         ),
         _ => "; the command was not run: try later, or --wait for it".to_owned(),
     };
-    Failure::new(
-        args.conflict_exit_code,
-        format!("{name:?} is held by {by}{advice}"),
-    )
+    let text = format!("{name:?} is held by {by}{advice}");
+    Failure::new(args.conflict_exit_code, text)
 }
 
 /// Runs the command. Returns `None` if the lock is lost and the command was not run.

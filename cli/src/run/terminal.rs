@@ -96,7 +96,7 @@ pub(super) fn own_group() -> Option<Pid> {
     Pid::from_raw(getpgrp().as_raw())
 }
 
-/// Returns whether a signal counts as a key at the terminal whose effect the parent has to learn of.
+/// Returns whether a signal counts as a key at the terminal and its effect concerns the parent.
 /// The parent is then a shell with the same terminal.
 pub(super) fn is_key(signal: rustix::process::Signal) -> bool {
     use rustix::process::Signal;

@@ -50,11 +50,11 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 /// A user that is not the one of these tests.
-const NOBODY: u32 = 65534;
-/// Set in a process of these tests that runs as [`NOBODY`]: what it does with the claim.
+const OTHER_USER: u32 = 65534;
+/// Set in a process of these tests that runs as [`OTHER_USER`]: what it does with the claim.
 const ROLE: &str = "TESTKIT_ROLE";
 
-/// What this process does in place of the tests, if it was started by [`as_nobody`].
+/// What this process does in place of the tests, if it was started by [`as_other_user`].
 pub(crate) fn role() -> Option<ExitCode> {
     let role = std::env::var(ROLE).ok()?;
     let (verb, claim) = role.split_once(' ').unwrap();
@@ -75,12 +75,12 @@ pub(crate) fn role() -> Option<ExitCode> {
 }
 
 /// Has a process of another user do `verb` with a claim.
-fn as_nobody(verb: &str, claim: &str) -> Result<Running, Skip> {
+fn as_other_user(verb: &str, claim: &str) -> Result<Running, Skip> {
     if !geteuid().is_root() {
         return Err(Skip("only root can act as another user"));
     }
     let mut process = Command::new("/proc/self/exe");
-    process.env(ROLE, format!("{verb} {claim}")).uid(NOBODY);
+    process.env(ROLE, format!("{verb} {claim}")).uid(OTHER_USER);
     process.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut process = process.spawn().unwrap();
     let mut done = [0; 5];
@@ -262,7 +262,7 @@ fn ran_out(rig: &mut Rig) -> Outcome {
 }
 
 fn foreign_claim(rig: &mut Rig) -> Outcome {
-    let _foreign = as_nobody("bind", &free_claim(rig))?;
+    let _foreign = as_other_user("bind", &free_claim(rig))?;
     let output = rig.start(&["--ttl", "5m", "-v", "a"], "exit 3").output();
     assert_eq!(code(&output), 3, "{}", stderr_of(&output));
     let lines = stderr_of(&output);
@@ -280,7 +280,7 @@ fn followed(rig: &Rig, run: Running) {
 
 fn respected_beside_foreign(rig: &mut Rig) -> Outcome {
     let claim = free_claim(rig);
-    let foreign = as_nobody("bind", &claim)?;
+    let foreign = as_other_user("bind", &claim)?;
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     // The name is free again while the claim has another one.
@@ -294,7 +294,7 @@ fn respected_with_full_queue(rig: &mut Rig) -> Outcome {
     let run = rig.start(&with(&["a"]), FORKING);
     rig.until_file("ready");
     let claim = claim_of(run.pid());
-    drop(as_nobody("connect", &claim)?);
+    drop(as_other_user("connect", &claim)?);
     rig.until("the queue is empty", || is_queue_open(&claim));
     followed(rig, run);
     Ok(())
@@ -311,7 +311,7 @@ fn respected_of_root(rig: &mut Rig) -> Outcome {
     }
     let start = |args: &[&str], script: &str| {
         let mut run = rig.run_command(args, script);
-        run.uid(NOBODY);
+        run.uid(OTHER_USER);
         run.stdout(Stdio::piped()).stderr(Stdio::piped());
         let run = run.spawn();
         let run = run.map_err(|_| Skip("the folder of the program is closed to other users"));

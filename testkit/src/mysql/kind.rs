@@ -28,7 +28,7 @@ impl MySqlKind {
         }
     }
 
-    /// Returns whether a program with this version is of this kind. Its path does not tell, since either
+    /// Returns whether a program with this version is of this kind. The path does not matter, since either
     /// may be installed as the other.
     fn matches(self, version: &str) -> bool {
         let maria = version.contains("MariaDB");

@@ -12,7 +12,7 @@ use lockkeeper_testkit::until;
 const CHILD: &str = "TESTKIT_CHILD";
 
 /// A limit far longer than anything here takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Returns whether a process with this id exists and is not a zombie.
 pub(crate) fn alive(pid: u32) -> bool {
