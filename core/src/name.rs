@@ -27,6 +27,8 @@ pub const MAX_NAME_BYTES: usize = 512;
 /// # Ok::<(), lockkeeper::Error>(())
 /// ```
 #[derive(Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(into = "String", try_from = "String"))]
 pub struct LockName {
     text: Arc<str>,
     hash: u64,
@@ -181,18 +183,9 @@ impl TryFrom<String> for LockName {
     }
 }
 
-#[cfg(feature = "serde")]
-impl serde::Serialize for LockName {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for LockName {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        Self::new(text).map_err(serde::de::Error::custom)
+impl From<LockName> for String {
+    fn from(name: LockName) -> String {
+        name.as_str().to_owned()
     }
 }
 

@@ -33,6 +33,8 @@ pub const MAX_EPOCH: u64 = (1 << 56) - 1;
 /// # Ok::<(), lockkeeper::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(into = "String", try_from = "String"))]
 pub struct FencingToken(u64);
 
 impl FencingToken {
@@ -111,18 +113,17 @@ impl fmt::Display for FencingToken {
     }
 }
 
-#[cfg(feature = "serde")]
-impl serde::Serialize for FencingToken {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+impl TryFrom<String> for FencingToken {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
     }
 }
 
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for FencingToken {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+impl From<FencingToken> for String {
+    fn from(token: FencingToken) -> String {
+        token.to_string()
     }
 }
 
