@@ -23,6 +23,7 @@ pub(crate) use super::deadline::HoldState;
 /// Callbacks of a loss, each with the number of hand-overs before the guard that it belongs to.
 pub(crate) type Callbacks = Vec<(u32, Box<dyn FnOnce() + Send>)>;
 
+/// A lease and its guards; a hand-over gives it to the next guard.
 pub(crate) struct Hold {
     pub(crate) name: LockName,
     pub(crate) policy: LeasePolicy,
