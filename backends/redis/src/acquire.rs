@@ -1,6 +1,5 @@
 //! Acquiring a name, and waiting for it among other processes.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
@@ -23,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) fn acquire(
-    store: &Arc<Store>,
+    store: &Store,
     request: &AcquireRequest<'_>,
 ) -> Result<Option<Grant<RedisLease>>, Error> {
     let acquisition = Acquisition::new(store, request);
@@ -109,7 +108,7 @@ impl Acquisition<'_> {
                 entry.is_queued = false;
                 return Ok(None);
             }
-            if !joins_queue && !listener.is_about_to_listen(self.store) {
+            if !joins_queue && !listener.is_about_to_listen() {
                 joins_queue = true;
                 continue;
             }

@@ -1,7 +1,6 @@
 //! One attempt to acquire a name.
 
 use std::cell::Cell;
-use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, ErrorKind, HostInstant};
@@ -31,7 +30,7 @@ pub(crate) enum Answer {
 
 /// One request, in the form that every attempt needs.
 pub(crate) struct Acquisition<'a> {
-    pub(crate) store: &'a Arc<Store>,
+    pub(crate) store: &'a Store,
     pub(crate) request: &'a AcquireRequest<'a>,
     /// The lease that a grant gives.
     pub(crate) lease: RedisLease,
@@ -41,7 +40,7 @@ pub(crate) struct Acquisition<'a> {
 }
 
 impl<'a> Acquisition<'a> {
-    pub(crate) fn new(store: &'a Arc<Store>, request: &'a AcquireRequest<'a>) -> Self {
+    pub(crate) fn new(store: &'a Store, request: &'a AcquireRequest<'a>) -> Self {
         Self {
             store,
             request,

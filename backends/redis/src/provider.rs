@@ -70,8 +70,8 @@ impl RedisProvider {
         namespace: &str,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
-        let store = Store::new(options, namespace, clock)
-            .and_then(|store| probe(&store).map(|()| Arc::new(store)));
+        let store =
+            Store::new(options, namespace, clock).and_then(|store| probe(&store).map(|()| store));
         let store = store.map_err(|error| error.with_backend(BACKEND))?;
         Ok(Self { store })
     }

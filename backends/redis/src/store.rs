@@ -1,7 +1,7 @@
 //! The parts that a provider, its leases and its listener share: the pool, and requests on it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LockName};
@@ -46,18 +46,18 @@ impl Store {
         options: &RedisOptions,
         namespace: &str,
         clock: Arc<dyn Clock>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Arc<Self>, Error> {
         options.check()?;
         let connector = Arc::new(Connector::new(options)?);
-        Ok(Self {
-            listener: WakeListener::new(Arc::clone(&connector)),
+        Ok(Arc::new_cyclic(|store| Self {
+            listener: WakeListener::new(Arc::clone(&connector), Weak::clone(store)),
             connector,
             options: options.clone(),
             namespace: namespace.to_owned(),
             clock,
             server_clock: ServerClock::default(),
             pool: Pool::new(options.remote.pool_size),
-        })
+        }))
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {

@@ -44,6 +44,8 @@ pub(crate) struct WakeListener {
     /// Part of the names of the channel and of the waiters.
     id: String,
     connector: Arc<Connector>,
+    /// Dropped with the provider, which ends the thread.
+    store: Weak<Store>,
     next: AtomicU64,
     waiting: Mutex<HashMap<u64, Unparker>>,
     state: Mutex<State>,
@@ -54,13 +56,14 @@ pub(crate) struct WakeListener {
 }
 
 impl WakeListener {
-    pub(crate) fn new(connector: Arc<Connector>) -> Arc<Self> {
+    pub(crate) fn new(connector: Arc<Connector>, store: Weak<Store>) -> Arc<Self> {
         use std::hash::{BuildHasher, RandomState};
         // Keyed from the system's random numbers: unique over all processes of the server.
         let id = RandomState::new().hash_one(std::process::id());
         Arc::new(Self {
             id: format!("{id:016x}"),
             connector,
+            store,
             next: AtomicU64::new(1),
             waiting: Mutex::default(),
             state: Mutex::new(State::Idle),
@@ -97,13 +100,13 @@ impl WakeListener {
 
     /// Starts the thread. Returns true if it will wake all waiters as soon as it listens. Otherwise it
     /// listens already, or cannot for now.
-    pub(crate) fn is_about_to_listen(self: &Arc<Self>, store: &Arc<Store>) -> bool {
+    pub(crate) fn is_about_to_listen(self: &Arc<Self>) -> bool {
         let mut state = self.state.lock();
         if *state == State::Idle {
-            let (listener, store) = (Arc::clone(self), Arc::downgrade(store));
+            let listener = Arc::clone(self);
             let started = thread::Builder::new()
                 .name("lockkeeper-redis".to_owned())
-                .spawn(move || listener.run(&store));
+                .spawn(move || listener.run());
             if started.is_err() {
                 // The waiters attempt again by themselves, and the next one starts the thread.
                 return false;
@@ -114,11 +117,11 @@ impl WakeListener {
     }
 
     /// Listens until the store is dropped.
-    fn run(&self, store: &Weak<Store>) {
+    fn run(&self) {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
-        while store.strong_count() > 0 {
+        while self.store.strong_count() > 0 {
             let began = Instant::now();
-            let _ = self.session(store);
+            let _ = self.session();
             *self.state.lock() = State::Down;
             if began.elapsed() > LONGEST_PAUSE {
                 backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
@@ -128,7 +131,7 @@ impl WakeListener {
     }
 
     /// Listens until the connection fails, or the primary is found elsewhere.
-    fn session(&self, store: &Weak<Store>) -> Option<()> {
+    fn session(&self) -> Option<()> {
         let moves = self.moves.load(Ordering::Acquire);
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
         let mut subscribe = cmd("SUBSCRIBE");
@@ -140,13 +143,13 @@ impl WakeListener {
         connection.set_timeout(CHECK_EVERY).ok()?;
         let mut heard = Instant::now();
         let mut pinged: Option<Instant> = None;
-        while store.strong_count() > 0 && self.moves.load(Ordering::Acquire) == moves {
+        while self.store.strong_count() > 0 && self.moves.load(Ordering::Acquire) == moves {
             match connection.receive() {
                 Ok(answer) => {
                     heard = Instant::now();
                     pinged = None;
                     if let Some(payload) = payload(answer) {
-                        self.wake(&payload, store);
+                        self.wake(&payload);
                     }
                 }
                 Err(error) if error.is_timeout() => match pinged {
@@ -166,7 +169,7 @@ impl WakeListener {
     }
 
     /// Wakes the waiter of a message, which names it and the lock's key.
-    fn wake(&self, payload: &str, store: &Weak<Store>) {
+    fn wake(&self, payload: &str) {
         let Some((waiter, key)) = payload.split_once(' ') else {
             return;
         };
@@ -175,7 +178,7 @@ impl WakeListener {
         if let Some(unparker) = number.and_then(|number| self.waiting.lock().get(&number).cloned())
         {
             unparker.unpark();
-        } else if let Some(store) = store.upgrade() {
+        } else if let Some(store) = self.store.upgrade() {
             // The waiter has gone, so the name that is reserved for it goes to the next one.
             store.leave(&Keys::beside(key.to_owned()), waiter);
         }
