@@ -174,10 +174,9 @@ impl Drop for QueueEntry<'_> {
 
 /// Returns the time until the next attempt of a waiter that is not woken, different for each.
 fn next_attempt(before: i64) -> Duration {
-    let longest = if before == 1 {
-        SECOND_ATTEMPT_EVERY
-    } else {
-        ATTEMPT_EVERY
+    let longest = match before {
+        1 => SECOND_ATTEMPT_EVERY,
+        _ => ATTEMPT_EVERY,
     };
     longest.mul_f64(0.8 + fastrand::f64() / 5.0)
 }

@@ -100,14 +100,11 @@ mod tests {
 
     #[test]
     fn keys_are_legible_and_share_a_slot() {
-        let keys = Keys::new("shop", "seat:42");
-        assert_eq!(keys.lock, "lockkeeper:{shop:seat:42}");
-        assert_eq!(keys.epoch, "lockkeeper:{shop:seat:42}:epoch");
-        assert_eq!(keys.queue, "lockkeeper:{shop:seat:42}:queue");
-        assert_eq!(
-            Keys::new("a:b", "{자리} 1\n").lock,
-            "lockkeeper:{a%3Ab:%7B자리%7D%201%0A}"
-        );
+        let lock = "lockkeeper:{shop:seat:42}";
+        let [epoch, queue] = ["epoch", "queue"].map(|part| format!("{lock}:{part}"));
+        assert_eq!(Keys::new("shop", "seat:42").all(), [lock, &epoch, &queue]);
+        let escaped = Keys::new("a:b", "{자리} 1\n").lock;
+        assert_eq!(escaped, "lockkeeper:{a%3Ab:%7B자리%7D%201%0A}");
     }
 
     #[test]

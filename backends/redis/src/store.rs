@@ -124,13 +124,10 @@ impl Store {
     }
 
     pub(crate) fn few_replicas(&self, what: &str) -> Error {
-        Error::new(
-            ErrorKind::Unavailable,
-            format!(
-                "fewer than {} replicas acknowledged the {what} in time; see `replicas`",
-                self.options.replicas
-            ),
-        )
+        let wanted = self.options.replicas;
+        let text =
+            format!("fewer than {wanted} replicas acknowledged the {what} in time; see `replicas`");
+        Error::new(ErrorKind::Unavailable, text)
     }
 
     /// Runs `work` on a connection of the pool: see [`PooledConn::run`](lockkeeper_remote::PooledConn::run).
