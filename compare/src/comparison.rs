@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use lockkeeper::CancelToken;
 
+use crate::error::Error;
 use crate::holder::HolderCommand;
 use crate::report::row::Row;
 use crate::scenario::Scenario;
-use crate::settings::Settings;
+use crate::settings::{MIN_HELD, Settings};
 use crate::store::spec::StoreSpec;
 use crate::strategy::Strategy;
+
+const MAX_HELD: Duration = Duration::from_secs(10);
 
 /// What happens during a comparison; see [`Comparison::on_event`].
 #[derive(Clone, Copy, Debug)]
@@ -40,9 +43,10 @@ pub enum Event<'a> {
 ///
 /// The default is all scenarios and all strategies with 100 threads, on `memory:` and on a SQLite
 /// file that is thrown away.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Comparison {
     pub(crate) stores: Vec<StoreSpec>,
+    /// None at all means all of them, here and below.
     pub(crate) scenarios: Vec<Scenario>,
     pub(crate) strategies: Vec<Strategy>,
     pub(crate) settings: Settings,
@@ -51,22 +55,6 @@ pub struct Comparison {
     pub(crate) temp_dir: Option<PathBuf>,
     pub(crate) cancel: CancelToken,
     on_event: Option<Listener>,
-}
-
-impl Default for Comparison {
-    fn default() -> Self {
-        Self {
-            stores: Vec::new(),
-            scenarios: Scenario::ALL.into(),
-            strategies: Strategy::ALL.into(),
-            settings: Settings::default(),
-            servers: false,
-            holder: None,
-            temp_dir: None,
-            cancel: CancelToken::new(),
-            on_event: None,
-        }
-    }
 }
 
 impl Comparison {
@@ -96,14 +84,14 @@ impl Comparison {
 
     /// Runs only these scenarios, in the order of [`Scenario::ALL`]. None at all means all of them.
     pub fn scenarios(mut self, scenarios: impl IntoIterator<Item = Scenario>) -> Self {
-        self.scenarios = chosen(Scenario::ALL, scenarios);
+        self.scenarios = scenarios.into_iter().collect();
         self
     }
 
     /// Runs only these strategies, in the order of [`Strategy::ALL`]. None at all means
     /// all of them.
     pub fn strategies(mut self, strategies: impl IntoIterator<Item = Strategy>) -> Self {
-        self.strategies = chosen(Strategy::ALL, strategies);
+        self.strategies = strategies.into_iter().collect();
         self
     }
 
@@ -185,20 +173,52 @@ impl Comparison {
         self
     }
 
+    /// Checks that these settings show something.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let (settings, chosen) = (&self.settings, &self.scenarios);
+        for (name, value, range) in [
+            ("threads", settings.threads, 2..=10_000),
+            ("repeat", settings.repeat, 1..=1_000),
+        ] {
+            if !range.contains(&value) {
+                return Err(Error::invalid(format!(
+                    "{name} is {value}, and has to be in {range:?}"
+                )));
+            }
+        }
+        for (name, value, scenario) in [
+            ("seats", settings.seats, Scenario::Gather),
+            ("items", settings.items, Scenario::Stock),
+        ] {
+            let is_enough = value >= settings.threads && chosen.contains(&scenario);
+            if value < 1 || is_enough {
+                return Err(Error::invalid(format!(
+                    "{value} {name} for {} threads: nothing could be oversold; use more threads, \
+                     or fewer {name} (at least 1)",
+                    settings.threads
+                )));
+            }
+        }
+        if settings.held < MIN_HELD {
+            return Err(Error::invalid(
+                "with less than 1ms between reading and writing the control could happen to be \
+                 right; use 1ms or more",
+            ));
+        }
+        if settings.held > MAX_HELD {
+            return Err(Error::invalid(
+                "the threads hold the lock one after the other, so this would take too long; use \
+                 10s or less",
+            ));
+        }
+        Ok(())
+    }
+
     pub(crate) fn notify(&self, event: Event<'_>) {
         if let Some(Listener(listener)) = &self.on_event {
             listener(event);
         }
     }
-}
-
-fn chosen<T: Copy + PartialEq, const N: usize>(
-    all: [T; N],
-    wanted: impl IntoIterator<Item = T>,
-) -> Vec<T> {
-    let wanted: Vec<_> = wanted.into_iter().collect();
-    let is_chosen = |one: &T| wanted.is_empty() || wanted.contains(one);
-    all.into_iter().filter(is_chosen).collect()
 }
 
 /// A function that is called at each event.
@@ -214,15 +234,6 @@ impl fmt::Debug for Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
-
-    #[test]
-    fn chosen_scenarios_keep_their_order_and_appear_once() {
-        let asked = [Scenario::Slow, Scenario::Gather, Scenario::Slow];
-        let chosen = Comparison::new().scenarios(asked).scenarios;
-        assert_eq!(chosen, [Scenario::Gather, Scenario::Slow]);
-        assert_eq!(Comparison::new().scenarios([]).scenarios, Scenario::ALL);
-    }
 
     #[test]
     fn crash_without_a_holder_program_runs_on_memory_alone() {

@@ -40,7 +40,7 @@ pub(crate) enum Holder {
     },
 }
 
-/// The program whose `main` calls [`main`], and its arguments.
+/// The program that calls [`main`], and its arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct HolderCommand {
     pub(crate) program: OsString,
@@ -180,8 +180,8 @@ impl Drop for HolderProcess {
 
 /// Acquires a lock and holds it until this process is killed.
 ///
-/// [`Comparison::holder`](crate::Comparison::holder) names the program whose `main` calls this. What
-/// to do comes through standard input; the process ends by itself when standard input ends.
+/// [`Comparison::holder`](crate::Comparison::holder) names the program that calls this. What to do
+/// comes through standard input; the process ends by itself when standard input ends.
 ///
 /// # Errors
 /// If standard input has no order, or if the lock cannot be acquired.

@@ -27,7 +27,7 @@
 //! # The holder of the scenario `crash`
 //!
 //! `crash` kills a process that holds a lock. A library cannot know how to start such a process, so
-//! the caller names a program whose `main` hands over to [`holder::main`]; see
+//! the caller names a program that calls [`holder::main`]; see
 //! [`Comparison::holder`]. Without one, `crash` runs on `memory:` alone, where the holder is a
 //! thread.
 

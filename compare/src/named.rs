@@ -1,6 +1,6 @@
-//! Enums whose variants users choose by name.
+//! Enums with variants that users choose by name.
 
-/// Defines an enum whose variants have a name and a description, both for users.
+/// Defines an enum with a name and a description for each variant, both for users.
 macro_rules! named_enum {
     (
         $(#[$meta:meta])*

@@ -27,8 +27,11 @@ impl Comparison {
     /// # Errors
     /// If the settings are not valid, if there is nothing to run, or if a store cannot be opened.
     pub fn run(&self) -> Result<Report, Error> {
-        self.settings.check(&self.scenarios)?;
-        let plan = Plan::new(self)?;
+        let mut comparison = self.clone();
+        comparison.scenarios = chosen(Scenario::ALL, &self.scenarios);
+        comparison.strategies = chosen(Strategy::ALL, &self.strategies);
+        comparison.check()?;
+        let plan = Plan::new(&comparison)?;
         let mut rows = Vec::new();
         let ended_by = plan.run(&mut rows).err();
         let mut report = Report::new(self.settings.clone(), rows, ended_by);
@@ -36,6 +39,12 @@ impl Comparison {
         report.missing = plan.missing();
         Ok(report)
     }
+}
+
+/// Returns the wanted ones once and in the order of `all`; none at all means all of them.
+fn chosen<T: Copy + PartialEq, const N: usize>(all: [T; N], wanted: &[T]) -> Vec<T> {
+    let is_chosen = |one: &T| wanted.is_empty() || wanted.contains(one);
+    all.into_iter().filter(is_chosen).collect()
 }
 
 /// What is to be run, on stores that could be opened. The fields are dropped in this order.
@@ -261,5 +270,18 @@ impl<'a> Plan<'a> {
     fn run_name(&self) -> String {
         let run = self.folder.path().file_name().unwrap_or_default();
         run.display().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chosen_scenarios_keep_their_order_and_appear_once() {
+        let wanted = [Scenario::Slow, Scenario::Gather, Scenario::Slow];
+        let chosen_ones = chosen(Scenario::ALL, &wanted);
+        assert_eq!(chosen_ones, [Scenario::Gather, Scenario::Slow]);
+        assert_eq!(chosen(Scenario::ALL, &[]), Scenario::ALL);
     }
 }

@@ -33,6 +33,16 @@ impl Stopwatch {
     }
 }
 
+/// Returns milliseconds with three digits after the point.
+pub(crate) fn milliseconds(time: Duration) -> f64 {
+    rounded(time.as_secs_f64() * 1e3)
+}
+
+/// Rounds to three digits after the point.
+pub(crate) fn rounded(number: f64) -> f64 {
+    (number * 1e3).round() / 1e3
+}
+
 #[cfg(unix)]
 fn cpu_time() -> Option<Duration> {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

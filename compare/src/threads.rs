@@ -1,4 +1,4 @@
-//! Many threads that start at the same moment.
+//! Many threads that start at the same time.
 
 use std::sync::OnceLock;
 use std::thread::{self, ScopedJoinHandle};

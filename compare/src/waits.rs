@@ -62,14 +62,17 @@ impl Waits {
     /// Returns the share of all waits in each interval between two neighbours of `edges`, which are
     /// ascending microseconds. Waits outside of all intervals count with the nearest one.
     pub(crate) fn shares(&self, edges: &[u64]) -> Vec<f64> {
-        let (last, all) = (edges.len().saturating_sub(2), self.count() as f64);
-        let share = |(index, edges): (usize, &[u64])| {
-            let from = edges.first().filter(|_| index > 0).copied().unwrap_or(0);
-            let to = edges.last().filter(|_| index < last).copied();
-            let to = to.map_or(u64::MAX, |to| to.saturating_sub(1));
-            self.histogram.count_between(from, to) as f64 / all
-        };
-        edges.windows(2).enumerate().map(share).collect()
+        let last = edges.len().saturating_sub(2);
+        let mut counts = vec![0; edges.len().saturating_sub(1)];
+        for step in self.histogram.iter_recorded() {
+            let wait = step.value_iterated_to();
+            let index = edges.partition_point(|&edge| edge <= wait);
+            if let Some(count) = counts.get_mut(index.saturating_sub(1).min(last)) {
+                *count += step.count_since_last_iteration();
+            }
+        }
+        let share = |count: u64| count as f64 / self.count() as f64;
+        counts.into_iter().map(share).collect()
     }
 }
 

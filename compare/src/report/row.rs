@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::scenario::Scenario;
 use crate::scenario::context::RunResult;
 use crate::settings::Settings;
+use crate::stopwatch::{milliseconds, rounded};
 use crate::strategy::Strategy;
 use crate::verdict::Verdict;
 use crate::waits::{WaitMs, Waits};
@@ -105,15 +106,6 @@ impl Row {
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()
-}
-
-pub(crate) fn milliseconds(time: Duration) -> f64 {
-    rounded(time.as_secs_f64() * 1e3)
-}
-
-/// Rounds to three digits after the point.
-fn rounded(number: f64) -> f64 {
-    (number * 1e3).round() / 1e3
 }
 
 /// A strategy that could not run on any of the stores.

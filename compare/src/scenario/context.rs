@@ -20,7 +20,7 @@ const TTL: Duration = Duration::from_secs(30);
 /// How long a thread waits beyond the time that all others hold the lock, for a machine that is
 /// busy with other work.
 const EXTRA_WAIT: Duration = Duration::from_secs(60);
-/// Between two attempts of a program whose strategy does not wait.
+/// Between two attempts of a program with a strategy that does not wait.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Where a scenario runs.

@@ -2,7 +2,7 @@
 //! as many as there are threads, then twice as many.
 //!
 //! Right: exactly one booking, each time. Half of the threads come when the first one has released
-//! the lock, as users do who come a little later: they must see the booking. If the lock is released
+//! the lock, as later users do: they must see the booking. If the lock is released
 //! before the booking is committed, they do not see it, and the seat is sold again.
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Buyers each take one item: first there are fewer items than buyers, then more.
 //!
 //! Right: sold is the smaller of the two, the stock is what is left, and never below zero. Without a
-//! lock, buyers who read the same stock sell the same item. With items for all, the stock then says
+//! lock, buyers that read the same stock buy the same item. With items for all, the stock then says
 //! that more are left than there are.
 
 use super::contest::Contest;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::client::ClientConfig;
 use super::memory::Cells;
+use super::mysql::{self, MySqlConfig};
 use super::redis::keys::Keys;
 use super::redis::stats::Stats;
 use super::sql::Rows;
+use super::sqlite;
 use super::state::State;
-use super::{mysql, sqlite};
 use crate::error::Error;
 use crate::meter::Counter;
 use crate::random::random;
@@ -19,7 +20,7 @@ pub(crate) enum Data {
     Memory(Arc<Cells>),
     Sqlite(Arc<Rows<rusqlite::Connection>>),
     Redis(Arc<Keys>),
-    MySql(Arc<Rows<::mysql::Conn>>),
+    MySql(MySqlConfig, Arc<Rows<::mysql::Conn>>),
 }
 
 impl Data {
@@ -45,7 +46,7 @@ impl Data {
                 let prefix = format!("lockkeeper_compare_{:016x}_{number}", random());
                 let rows = Arc::new(config.rows(prefix)?);
                 // Dropped, and the tables with it, if one of them cannot be created.
-                let data = Self::MySql(Arc::clone(&rows));
+                let data = Self::MySql(config.clone(), Arc::clone(&rows));
                 rows.create()?;
                 data
             }
@@ -56,18 +57,15 @@ impl Data {
     /// if the store does not count.
     pub(crate) fn counter(
         &self,
-        config: &ClientConfig,
         commands: &'static [&'static str],
     ) -> Result<Option<Box<dyn Counter>>, Error> {
-        Ok(match (self, config) {
-            (Self::Redis(keys), ClientConfig::Redis(config)) => {
+        Ok(match self {
+            Self::Redis(keys) => {
                 let state = Some(Arc::clone(keys));
-                Some(Box::new(Stats::open(config, commands, state)?))
+                Some(Box::new(Stats::open(&keys.config, commands, state)?))
             }
-            (Self::MySql(rows), ClientConfig::MySql(config)) => {
-                Some(Box::new(mysql::Stats::open(config, rows)?))
-            }
-            _ => None,
+            Self::MySql(config, rows) => Some(Box::new(mysql::Stats::open(config, rows)?)),
+            Self::Memory(_) | Self::Sqlite(_) => None,
         })
     }
 
@@ -77,7 +75,7 @@ impl Data {
             Self::Memory(cells) => Arc::<Cells>::clone(cells),
             Self::Sqlite(rows) => Arc::<Rows<_>>::clone(rows),
             Self::Redis(keys) => Arc::<Keys>::clone(keys),
-            Self::MySql(rows) => Arc::<Rows<_>>::clone(rows),
+            Self::MySql(_, rows) => Arc::<Rows<_>>::clone(rows),
         }
     }
 }
@@ -85,8 +83,8 @@ impl Data {
 impl Drop for Data {
     fn drop(&mut self) {
         match self {
-            // What the server keeps. If it cannot be reached, the tables stay, and the keys expire.
-            Self::MySql(rows) => drop(rows.remove()),
+            // What the server keeps. If it does not reply, the tables stay, and the keys expire.
+            Self::MySql(_, rows) => drop(rows.remove()),
             Self::Redis(keys) => drop(keys.remove()),
             // The file is removed with its folder.
             Self::Memory(_) | Self::Sqlite(_) => {}

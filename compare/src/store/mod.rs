@@ -95,7 +95,7 @@ impl Store {
         &self,
         commands: &'static [&'static str],
     ) -> Result<Vec<Box<dyn Counter>>, Error> {
-        let counter = self.data.counter(&self.handle.client, commands)?;
+        let counter = self.data.counter(commands)?;
         let mut counters: Vec<_> = counter.into_iter().collect();
         for config in &self.handle.redlock {
             counters.push(Box::new(Stats::open(config, commands, None)?));

@@ -10,7 +10,7 @@ use mysql::prelude::Queryable;
 use mysql::{Conn, OptsBuilder};
 use parking_lot::Mutex;
 
-use super::pool::{Pool, open_pool};
+use super::pool::Pool;
 use super::sql::{Rows, SqlConnection};
 use crate::error::Error;
 use crate::meter::Counter;
@@ -50,7 +50,7 @@ impl MySqlConfig {
 
     pub(crate) fn pool(&self, size: RangeInclusive<u32>) -> Result<Pool<Conn>, Error> {
         let config = self.clone();
-        open_pool(size, move || config.connect())
+        Pool::open(size, move || config.connect())
     }
 
     /// Returns the rows of tables in the URL's database, with names that begin with `prefix`.

@@ -1,4 +1,4 @@
-//! The stores that a comparison is asked to use.
+//! The stores that a comparison is to use.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The state of `sqlite:` and `mysql:`: rows in two tables, reached by a connection pool as in an
+//! The state of `sqlite:` and `mysql:`: rows in two tables, behind a connection pool as in an
 //! application.
 
 use std::sync::Arc;
@@ -7,12 +7,9 @@ use std::time::Duration;
 
 use lockkeeper::FencingToken;
 
-use super::pool::{Pool, Pooled};
+use super::pool::{POOL_TIMEOUT, Pool, Pooled};
 use super::state::State;
 use crate::error::Error;
-
-/// Far longer than a queue of single-row statements can take.
-const POOL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection to a database. All values are numbers, so statements are plain texts.
 pub(crate) trait SqlConnection: Send + Sized + 'static {
@@ -30,7 +27,7 @@ pub(crate) trait SqlConnection: Send + Sized + 'static {
 
 /// The rows, as a program with this pool sees them.
 pub(crate) struct Rows<C: SqlConnection> {
-    pool: Pool<C>,
+    pool: Arc<Pool<C>>,
     timeout: Duration,
     prefix: String,
     sent: Arc<AtomicU64>,
@@ -40,7 +37,7 @@ impl<C: SqlConnection> Rows<C> {
     /// Returns the rows of tables with names that begin with `prefix`.
     pub(crate) fn new(pool: Pool<C>, prefix: String) -> Self {
         Self {
-            pool,
+            pool: Arc::new(pool),
             timeout: POOL_TIMEOUT,
             prefix,
             sent: Arc::default(),
@@ -67,9 +64,9 @@ impl<C: SqlConnection> Rows<C> {
     }
 
     /// Returns the same rows through another pool; a connection is waited for until `timeout`.
-    pub(crate) fn through(&self, pool: &Pool<C>, timeout: Duration) -> Self {
+    pub(crate) fn through(&self, pool: &Arc<Pool<C>>, timeout: Duration) -> Self {
         Self {
-            pool: pool.clone(),
+            pool: Arc::clone(pool),
             timeout,
             prefix: self.prefix.clone(),
             sent: Arc::clone(&self.sent),
@@ -91,7 +88,7 @@ impl<C: SqlConnection> Rows<C> {
 
     /// Takes a connection from the pool, for a statement or a transaction.
     pub(crate) fn connection(&self) -> Result<Pooled<C>, Error> {
-        Ok(self.pool.get_timeout(self.timeout)?)
+        self.pool.get(self.timeout)
     }
 
     fn change(&self, sql: &str) -> Result<bool, Error> {

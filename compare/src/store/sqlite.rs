@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-use super::pool::open_pool;
+use super::pool::Pool;
 use super::sql::{Rows, SqlConnection};
 use crate::error::Error;
 
@@ -26,7 +26,7 @@ pub(crate) fn open(file: PathBuf) -> Result<Rows<Connection>, Error> {
         connection.pragma_update(None, "synchronous", "OFF")?;
         Ok(connection)
     };
-    let pool = open_pool(CONNECTIONS..=CONNECTIONS, connect)?;
+    let pool = Pool::open(CONNECTIONS..=CONNECTIONS, connect)?;
     Ok(Rows::new(pool, "state".to_owned()))
 }
 

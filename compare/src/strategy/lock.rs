@@ -19,7 +19,7 @@ pub(crate) struct LockRequest {
 }
 
 impl LockRequest {
-    /// Asks for a lock that is not reentrant.
+    /// Requests a lock that is not reentrant.
     pub(crate) fn new(lease: LeasePolicy, wait: Duration) -> Self {
         Self {
             lease,

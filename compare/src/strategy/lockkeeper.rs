@@ -1,8 +1,8 @@
 //! This library: one keeper for a program.
 //!
-//! The program's threads queue inside the keeper and only the first one asks the store. Leases are
-//! renewed, and every grant has a token by which the data can refuse a late write. For a thread that
-//! acquires again what it holds there is a keeper of its own type.
+//! The program's threads queue inside the keeper, and only the first one sends requests to the store.
+//! Leases are renewed, and every grant has a token by which the data can refuse a late write. For a
+//! thread that acquires again what it holds there is a keeper of its own type.
 
 use std::time::Duration;
 

@@ -127,16 +127,14 @@ impl Strategy {
         cancel: &Cancellation,
     ) -> Result<Box<dyn Transactor>, Error> {
         let (handle, state) = (&store.handle, store.data.state());
-        Ok(match (self, &handle.client, &store.data) {
-            (Self::Optimistic, _, Data::Sqlite(rows)) => Box::new(Versions::new(rows, cancel)),
-            (Self::Optimistic, _, Data::MySql(rows)) => Box::new(Versions::new(rows, cancel)),
-            (Self::Optimistic, ClientConfig::Redis(config), Data::Redis(keys)) => {
-                Box::new(Watch::open(config, keys, threads, cancel)?)
-            }
-            (Self::NamedLockSharedPool, ClientConfig::MySql(config), Data::MySql(rows)) => {
+        Ok(match (self, &store.data) {
+            (Self::Optimistic, Data::Sqlite(rows)) => Box::new(Versions::new(rows, cancel)),
+            (Self::Optimistic, Data::MySql(_, rows)) => Box::new(Versions::new(rows, cancel)),
+            (Self::Optimistic, Data::Redis(keys)) => Box::new(Watch::open(keys, threads, cancel)?),
+            (Self::NamedLockSharedPool, Data::MySql(config, rows)) => {
                 Box::new(named_lock_shared_pool::open(config, rows, cancel)?)
             }
-            (Self::FreedEarly, ..) => {
+            (Self::FreedEarly, _) => {
                 let lock = Lockkeeper::open(&handle.config, cancel)?;
                 Box::new(FreedEarly { lock, state })
             }

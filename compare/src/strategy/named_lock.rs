@@ -19,17 +19,15 @@ use super::lock::{Held, Lock, LockRequest};
 use crate::cancel::Cancellation;
 use crate::error::Error;
 use crate::store::mysql::MySqlConfig;
-use crate::store::pool::{Pool, Pooled};
-
-/// How long a thread waits for a connection, if there are more threads than were planned for.
-const POOL_TIMEOUT: Duration = Duration::from_secs(60);
+use crate::store::pool::{POOL_TIMEOUT, Pool, Pooled};
 
 pub(crate) struct NamedLock {
-    pool: Pool<Conn>,
     timeout: Duration,
     sessions: Arc<Sessions>,
     /// Ends the waits inside the server when the comparison is cancelled.
     _wake: CancelRegistration,
+    /// Dropped after the sessions, which are connections of it.
+    pool: Arc<Pool<Conn>>,
 }
 
 impl NamedLock {
@@ -39,14 +37,14 @@ impl NamedLock {
         threads: u32,
         cancel: &Cancellation,
     ) -> Result<Self, Error> {
-        let pool = config.pool(0..=threads)?;
+        let pool = Arc::new(config.pool(0..=threads)?);
         Ok(Self::on(config, pool, POOL_TIMEOUT, cancel))
     }
 
     /// Uses this pool; a thread waits for a connection until `timeout`.
     pub(crate) fn on(
         config: &MySqlConfig,
-        pool: Pool<Conn>,
+        pool: Arc<Pool<Conn>>,
         timeout: Duration,
         cancel: &Cancellation,
     ) -> Self {
@@ -65,17 +63,16 @@ impl NamedLock {
     }
 
     /// Returns the session of this thread.
-    fn session(&self) -> Result<Arc<Session>, Error> {
+    fn session(&self) -> Result<Session, Error> {
         let thread = thread::current().id();
-        if let Some(session) = self.sessions.0.lock().get(&thread) {
+        if let Some((_, session)) = self.sessions.0.lock().get(&thread) {
             return Ok(Arc::clone(session));
         }
-        let connection = self.pool.get_timeout(self.timeout)?;
-        let session = Arc::new(Session {
-            id: connection.connection_id(),
-            connection: Mutex::new(connection),
-        });
-        self.sessions.0.lock().insert(thread, Arc::clone(&session));
+        let connection = self.pool.get(self.timeout)?;
+        let id = connection.connection_id();
+        let session = Arc::new(Mutex::new(connection));
+        let mut sessions = self.sessions.0.lock();
+        sessions.insert(thread, (id, Arc::clone(&session)));
         Ok(session)
     }
 }
@@ -85,7 +82,7 @@ impl Lock for NamedLock {
         let (thread, session) = (thread::current().id(), self.session()?);
         // MySQL knows whole seconds only.
         let wait = request.wait.as_secs_f64().ceil();
-        let granted = session.query(&format!("SELECT GET_LOCK('{name}', {wait})"));
+        let granted = query(&session, &format!("SELECT GET_LOCK('{name}', {wait})"));
         let sessions = Arc::clone(&self.sessions);
         if !matches!(granted, Ok(Some(1))) {
             sessions.give_back(thread, session);
@@ -93,7 +90,7 @@ impl Lock for NamedLock {
         }
         let name = name.to_owned();
         Ok(Some(Held::new(move || {
-            let released = session.query(&format!("SELECT RELEASE_LOCK('{name}')"));
+            let released = query(&session, &format!("SELECT RELEASE_LOCK('{name}')"));
             sessions.give_back(thread, session);
             released.map(drop)
         })))
@@ -104,13 +101,15 @@ impl Lock for NamedLock {
     }
 }
 
-/// The sessions in use, by thread.
+type Session = Arc<Mutex<Pooled<Conn>>>;
+
+/// The sessions in use, by thread, with their ids.
 #[derive(Default)]
-struct Sessions(Mutex<HashMap<ThreadId, Arc<Session>>>);
+struct Sessions(Mutex<HashMap<ThreadId, (u32, Session)>>);
 
 impl Sessions {
     /// Returns the session to the pool, unless its thread holds another lock.
-    fn give_back(&self, thread: ThreadId, session: Arc<Session>) {
+    fn give_back(&self, thread: ThreadId, session: Session) {
         let mut sessions = self.0.lock();
         // One reference here, and one in the map.
         if Arc::strong_count(&session) == 2 {
@@ -121,7 +120,7 @@ impl Sessions {
 
     /// Makes the server end all sessions.
     fn kill(&self, config: &MySqlConfig) {
-        let sessions: Vec<_> = self.0.lock().values().map(|session| session.id).collect();
+        let sessions: Vec<_> = self.0.lock().values().map(|(id, _)| *id).collect();
         // If the server is gone, the sessions are gone, too.
         if let Ok(mut connection) = config.connect() {
             for id in sessions {
@@ -131,13 +130,6 @@ impl Sessions {
     }
 }
 
-struct Session {
-    id: u32,
-    connection: Mutex<Pooled<Conn>>,
-}
-
-impl Session {
-    fn query(&self, sql: &str) -> Result<Option<i64>, Error> {
-        Ok(self.connection.lock().query_first(sql)?.flatten())
-    }
+fn query(session: &Session, sql: &str) -> Result<Option<i64>, Error> {
+    Ok(session.lock().query_first(sql)?.flatten())
 }

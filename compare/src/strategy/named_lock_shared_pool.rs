@@ -27,7 +27,7 @@ pub(super) fn open(
     rows: &Rows<Conn>,
     cancel: &Cancellation,
 ) -> Result<Locked, Error> {
-    let pool = config.pool(MySqlConfig::POOL..=MySqlConfig::POOL)?;
+    let pool = Arc::new(config.pool(MySqlConfig::POOL..=MySqlConfig::POOL)?);
     let rows = rows.through(&pool, POOL_TIMEOUT);
     let lock = NamedLock::on(config, pool, POOL_TIMEOUT, cancel);
     Ok(Locked::new(Box::new(lock), Arc::new(rows)))

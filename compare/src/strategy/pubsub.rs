@@ -102,16 +102,10 @@ impl PubSub {
 impl Lock for PubSub {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
         let (started, ttl) = (Instant::now(), request.lease.ttl());
-        if let Ok(held) = self.attempt(name, ttl)? {
-            return Ok(Some(held));
-        }
-        if request.wait.is_zero() {
-            return Ok(None);
-        }
-        let channel = self.channel(name)?;
+        let mut channel: Option<Channel> = None;
         loop {
             // Taken before the attempt, so that a release right after it is not missed.
-            let next_release = channel.next_release()?;
+            let next_release = channel.as_ref().map(Channel::next_release).transpose()?;
             let lease = match self.attempt(name, ttl)? {
                 Ok(held) => return Ok(Some(held)),
                 Err(lease) => lease,
@@ -120,7 +114,11 @@ impl Lock for PubSub {
             if left.is_zero() {
                 return Ok(None);
             }
-            self.client.cancel.wait(&next_release, lease.min(left))?;
+            if let Some(next_release) = next_release {
+                self.client.cancel.wait(&next_release, lease.min(left))?;
+            } else {
+                channel = Some(self.channel(name)?);
+            }
         }
     }
 }

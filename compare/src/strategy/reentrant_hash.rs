@@ -1,4 +1,4 @@
-//! A hash with one field, the owner, whose value counts how often it was acquired: the reentrant
+//! A hash with one field, the owner, and as its value how often it was acquired: the reentrant
 //! lock of the inventory write-up. The owner is a thread, so a service that holds the lock can call
 //! another one that acquires it again. The lock is free when the count is back at zero.
 //!

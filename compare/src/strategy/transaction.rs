@@ -1,7 +1,7 @@
 //! One read-think-write transaction of the application, and how a lock protects it.
 //!
 //! A strategy is a way to execute one transaction, and a lock around all of it ([`Locked`]) is one
-//! such way. Scenarios that are about locks themselves ask the strategy for its lock.
+//! such way. Scenarios that are about locks themselves use the strategy's lock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

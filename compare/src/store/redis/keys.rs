@@ -9,7 +9,7 @@ use redis::{Cmd, Connection, FromRedisValue, cmd};
 
 use super::client::RedisConfig;
 use crate::error::Error;
-use crate::store::pool::{Pool, open_pool};
+use crate::store::pool::{POOL_TIMEOUT, Pool};
 use crate::store::state::State;
 
 /// Removes what a run that was killed left behind. Every write restarts it.
@@ -26,6 +26,7 @@ return 1";
 
 /// Keys of one run.
 pub(crate) struct Keys {
+    pub(crate) config: RedisConfig,
     connections: Pool<Connection>,
     prefix: String,
     /// The largest number of cells so far.
@@ -37,9 +38,10 @@ pub(crate) struct Keys {
 impl Keys {
     /// Connects. All keys begin with `prefix`.
     pub(crate) fn open(config: &RedisConfig, prefix: &str) -> Result<Self, Error> {
-        let config = config.clone();
+        let (config, connecting) = (config.clone(), config.clone());
         Ok(Self {
-            connections: open_pool(CONNECTIONS..=CONNECTIONS, move || config.connect())?,
+            config,
+            connections: Pool::open(CONNECTIONS..=CONNECTIONS, move || connecting.connect())?,
             prefix: format!("{{{prefix}}}"),
             cells: AtomicU32::new(1),
             sent: Mutex::default(),
@@ -66,7 +68,7 @@ impl Keys {
 
     fn send<T: FromRedisValue>(&self, name: &'static str, command: &Cmd) -> Result<T, Error> {
         *self.sent.lock().entry(name).or_default() += 1;
-        Ok(command.query(&mut *self.connections.get()?)?)
+        Ok(command.query(&mut *self.connections.get(POOL_TIMEOUT)?)?)
     }
 
     pub(crate) fn remove(&self) -> Result<(), Error> {
@@ -112,7 +114,9 @@ impl State for Keys {
         both.atomic();
         both.cmd("RPUSH").arg(self.users()).arg(user).ignore();
         both.cmd("EXPIRE").arg(self.users()).arg(TTL_SECONDS);
-        Ok(both.ignore().query(&mut *self.connections.get()?)?)
+        Ok(both
+            .ignore()
+            .query(&mut *self.connections.get(POOL_TIMEOUT)?)?)
     }
 
     fn recorded(&self) -> Result<i64, Error> {

@@ -8,8 +8,7 @@ use redis::{Connection, cmd, pipe};
 use super::retry;
 use crate::cancel::Cancellation;
 use crate::error::Error;
-use crate::store::pool::{Pool, open_pool};
-use crate::store::redis::client::RedisConfig;
+use crate::store::pool::{POOL_TIMEOUT, Pool};
 use crate::store::redis::keys::Keys;
 use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
@@ -22,15 +21,14 @@ pub(crate) struct Watch {
 impl Watch {
     /// Changes `keys`, with at most a connection for each of these threads.
     pub(crate) fn open(
-        config: &RedisConfig,
         keys: &Arc<Keys>,
         threads: u32,
         cancel: &Cancellation,
     ) -> Result<Self, Error> {
-        let config = config.clone();
+        let config = keys.config.clone();
         Ok(Self {
             keys: Arc::clone(keys),
-            connections: open_pool(0..=threads, move || config.connect())?,
+            connections: Pool::open(0..=threads, move || config.connect())?,
             cancel: cancel.clone(),
         })
     }
@@ -68,7 +66,7 @@ impl Watch {
 
 impl Transactor for Watch {
     fn execute(&self, transaction: &Transaction<'_>) -> Result<Outcome, Error> {
-        let mut connection = self.connections.get()?;
+        let mut connection = self.connections.get(POOL_TIMEOUT)?;
         retry(transaction, &self.cancel, || {
             self.attempt(&mut connection, transaction)
         })
