@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
-use lockkeeper_remote::{Failure, LAST_ATTEMPT, senseless};
+use lockkeeper_remote::{Failure, LAST_ATTEMPT};
 use mysql::Row;
 
 use crate::connection::{Connection, number, text};
@@ -124,9 +124,6 @@ impl Store {
 
     /// Returns all names of the namespace.
     fn held_all(&self, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
-        let start = self.rows(statements::START, deadline)?;
-        let start = start.first().and_then(|row| number(row, 0));
-        let start = start.ok_or_else(senseless)?;
         let (sql, advice) = self.dialect.list();
         let unlisted = |error: Error| match error.kind() {
             ErrorKind::PermissionDenied | ErrorKind::Incompatible => {
@@ -140,7 +137,10 @@ impl Store {
                 return Err(Error::new(ErrorKind::Unsupported, advice));
             }
         }
-        let rows = self.rows(sql, deadline).map_err(unlisted)?;
+        let listed = self.run_apart(deadline, |connection| {
+            Ok((connection.rows(sql)?, connection.session().start))
+        });
+        let (rows, start) = listed.map_err(unlisted)?;
         let own = rows.iter().filter_map(|row| {
             let (encoded, id) = (EncodedName::parse(&text(row, 0)?)?, number(row, 1)?);
             let (name, is_whole) = encoded.decode(&self.namespace)?;

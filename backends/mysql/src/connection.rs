@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use lockkeeper_remote::{Failure, OpenConnection, senseless};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Row, Statement, Value};
-use mysql_common::proto::codec::error::PacketCodecError;
 
 use crate::connector::Shared;
 use crate::dialect::Dialect;
-use crate::failure::{classify, closed, is_time_over, unavailable};
+use crate::failure::{classify, is_time_over, unavailable};
 use crate::names::EncodedName;
 use crate::statements::{self, EPOCH_BITS, SessionId};
 use crate::wire::Wire;
@@ -117,20 +116,8 @@ impl Connection {
         reply.map_err(|error| self.failed(error))
     }
 
-    /// Classifies an error of a call. MySQL sends the reason (4031) before it closes an idle session,
-    /// without a request; the mysql crate takes that packet for a reply out of order. The end of the
-    /// stream may arrive later than the packet, so an end that is not there yet is unknown.
     fn failed(&self, error: mysql::Error) -> Failure {
-        match error {
-            mysql::Error::CodecError(PacketCodecError::PacketsOutOfSync) => {
-                if self.wire.has_ended() {
-                    closed(error, &self.shared.server)
-                } else {
-                    Failure::Unanswered(self.shared.server.silent().with_source(error))
-                }
-            }
-            _ => classify(error, &self.shared.server),
-        }
+        classify(error, &self.shared.server, || self.wire.has_ended())
     }
 
     /// Runs a statement that returns nothing.
@@ -212,8 +199,8 @@ impl Connection {
     /// Returns the session that holds the name.
     pub(crate) fn holder(&mut self, name: &EncodedName) -> Result<Option<SessionId>, Failure> {
         let row = self.execute(statements::HOLDER, name)?;
-        let numbers = number(&row, 0).zip(number(&row, 1));
-        Ok(numbers.map(|(id, start)| SessionId { id, start }))
+        let start = self.start;
+        Ok(number(&row, 0).map(|id| SessionId { id, start }))
     }
 
     /// Returns for each name whether this session holds it.

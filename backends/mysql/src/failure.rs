@@ -8,40 +8,47 @@ use mysql::DriverError::{
     CleartextPluginDisabled, ConnectTimeout, CouldNotConnect, OldMysqlPasswordDisabled,
     TlsNotSupported, UnknownAuthPlugin,
 };
-use mysql::MySqlError;
+#[cfg(feature = "tls")]
+use mysql::Error::TlsError;
+use mysql::Error::{CodecError, DriverError, IoError, MySqlError};
 use mysql_common::proto::codec::error::PacketCodecError;
 
-/// Classifies an error of the mysql crate on a connection that was open.
-pub(crate) fn classify(error: mysql::Error, server: &Server) -> Failure {
-    match &error {
-        mysql::Error::MySqlError(said) if ENDED.contains(&said.code) => closed(error, server),
-        mysql::Error::MySqlError(said) => Failure::Refused(refused(said)),
+/// Classifies an error of the mysql crate on a connection that was open. `has_ended` says whether the server
+/// has closed that connection.
+///
+/// MySQL sends the reason (4031) before it closes an idle session, without a request; the mysql crate takes
+/// that packet for a reply out of order. The end of the stream may arrive later than the packet, so an end
+/// that is not there yet is unknown.
+pub(crate) fn classify(
+    error: mysql::Error,
+    server: &Server,
+    has_ended: impl FnOnce() -> bool,
+) -> Failure {
+    let is_closed = match &error {
+        MySqlError(said) if !ENDED.contains(&said.code) => return Failure::Refused(refused(said)),
+        MySqlError(_) => true,
+        CodecError(PacketCodecError::PacketsOutOfSync) => has_ended(),
         _ => match io_kind(&error) {
-            Some(kind) if is_timeout(kind) => {
-                Failure::Unanswered(server.silent().with_source(error))
-            }
             // A packet that cannot be read.
             None | Some(io::ErrorKind::InvalidData) => {
-                Failure::Unanswered(senseless().with_source(error))
+                return Failure::Unanswered(senseless().with_source(error));
             }
-            Some(_) => closed(error, server),
+            Some(kind) => !is_timeout(kind),
         },
+    };
+    if is_closed {
+        Failure::Closed(server.closed().with_source(error))
+    } else {
+        Failure::Unanswered(server.silent().with_source(error))
     }
 }
 
 /// Returns the kind of an error of the socket.
 fn io_kind(error: &mysql::Error) -> Option<io::ErrorKind> {
     match error {
-        mysql::Error::IoError(io) | mysql::Error::CodecError(PacketCodecError::Io(io)) => {
-            Some(io.kind())
-        }
+        IoError(io) | CodecError(PacketCodecError::Io(io)) => Some(io.kind()),
         _ => None,
     }
-}
-
-/// Returns the failure of a session that the server has ended.
-pub(crate) fn closed(error: mysql::Error, server: &Server) -> Failure {
-    Failure::Closed(server.closed().with_source(error))
 }
 
 /// Returns the failure of a request that the server may still carry out.
@@ -69,11 +76,11 @@ const ENDED: [u16; 11] = [
 
 /// Returns whether the server ended a wait at its time limit, MySQL or MariaDB.
 pub(crate) fn is_time_over(error: &mysql::Error) -> bool {
-    matches!(error, mysql::Error::MySqlError(said) if matches!(said.code, 3024 | 1969))
+    matches!(error, MySqlError(said) if matches!(said.code, 3024 | 1969))
 }
 
 /// Returns the error for an error reply: its kind, and the advice for the user.
-pub(crate) fn refused(said: &MySqlError) -> Error {
+pub(crate) fn refused(said: &mysql::MySqlError) -> Error {
     let error = match said.code {
         1045 | 1698 => denied(
             "the server does not accept this user and password; check `user` and `password`, and `tls=on` if the user must come by TLS",
@@ -118,15 +125,13 @@ pub(crate) fn refused(said: &MySqlError) -> Error {
         ),
         _ => incompatible("the server refuses"),
     };
-    let (advice, MySqlError { code, message, .. }) = (error.message(), said);
+    let (advice, mysql::MySqlError { code, message, .. }) = (error.message(), said);
     let text = format!("{advice} (the server says: {code} {message})");
     Error::new(error.kind(), text)
 }
 
 /// Returns the error for an error of the mysql crate while a connection is opened.
 pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> Error {
-    use mysql::Error::{DriverError, MySqlError};
-
     let text = error.to_string();
     let described = match &error {
         MySqlError(said) => refused(said),
@@ -143,7 +148,7 @@ pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> 
             ))
         }
         #[cfg(feature = "tls")]
-        mysql::Error::TlsError(_) => server.untrusted(&text),
+        TlsError(_) => server.untrusted(&text),
         _ => match io_kind(&error) {
             // rustls' own errors come through the reading.
             Some(_) if tls && text.contains("certificate") => server.untrusted(&text),
@@ -163,18 +168,18 @@ mod tests {
     #[test]
     fn errors_are_classified_by_what_is_left_on_the_server() {
         let number = |code| {
-            mysql::Error::MySqlError(MySqlError {
+            MySqlError(mysql::MySqlError {
                 state: "HY000".to_owned(),
                 message: "so it is".to_owned(),
                 code,
             })
         };
-        let io = |kind| mysql::Error::IoError(io::Error::from(kind));
+        let io = |kind| IoError(io::Error::from(kind));
         let server = Server::new("MySQL", &Endpoint::tcp("here", 1));
         let ended = ENDED.map(number).into_iter();
         for error in ended.chain([io::ErrorKind::BrokenPipe, io::ErrorKind::UnexpectedEof].map(io))
         {
-            let failure = classify(error, &server);
+            let failure = classify(error, &server, || true);
             assert!(matches!(failure, Failure::Closed(_)), "{failure:?}");
         }
         for (code, kind) in [
@@ -187,13 +192,13 @@ mod tests {
             (1045, ErrorKind::PermissionDenied),
             (9999, ErrorKind::Incompatible),
         ] {
-            let failure = classify(number(code), &server);
+            let failure = classify(number(code), &server, || true);
             assert!(
                 matches!(&failure, Failure::Refused(error) if error.kind() == kind),
                 "{failure:?}"
             );
         }
-        let failure = classify(io(io::ErrorKind::WouldBlock), &server);
+        let failure = classify(io(io::ErrorKind::WouldBlock), &server, || true);
         assert!(
             matches!(failure, Failure::Unanswered(error) if error.kind() == ErrorKind::Unknown)
         );

@@ -23,16 +23,11 @@ impl EncodedName {
     /// Returns `shop:seat:42` as it is if it is short and of letters that no server folds. Else
     /// returns something similar and a hash. Names are shared by all users of a server.
     pub(crate) fn new(namespace: &str, name: &str) -> Self {
-        let mut plain = String::with_capacity(LONGEST);
-        let fits = namespace.len() + 1 + name.len() <= LONGEST;
-        if fits && !namespace.contains(':') && namespace.chars().chain(name.chars()).all(is_plain) {
-            plain.push_str(namespace);
-            plain.push(':');
-            plain.push_str(name);
+        let plain = format!("{namespace}:{name}");
+        if plain.len() <= LONGEST && !namespace.contains(':') && plain.chars().all(is_plain) {
             return Self(plain.into());
         }
-        plain.push_str(&like(namespace, name));
-        plain.push('~');
+        let mut encoded = like(namespace, name) + "~";
         // No byte of UTF-8 is 0xFF: namespace and name stay apart.
         let hash = Sha256::new()
             .chain_update(namespace)
@@ -41,9 +36,9 @@ impl EncodedName {
             .finalize();
         for byte in hash.iter().take(KEPT) {
             // Writing to a string does not fail.
-            let _ = write!(plain, "{byte:02x}");
+            let _ = write!(encoded, "{byte:02x}");
         }
-        Self(plain.into())
+        Self(encoded.into())
     }
 
     /// Returns `None` if [`new`](Self::new) cannot have made this text.

@@ -37,12 +37,8 @@ impl SessionId {
 /// variables that tell the kind of server.
 pub(crate) const GREETING: &str = "SELECT CEIL(1000 * GREATEST(0, CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED) + 1 - UNIX_TIMESTAMP(SYSDATE(3)))), UUID_SHORT() >> 24 & 4294967295, @@version, @@version_comment";
 
-/// Returns the two numbers of the [`SessionId`] that holds a name, prepared; the first is NULL if none
-/// does.
-pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?), UUID_SHORT() >> 24 & 4294967295";
-
-/// Returns the second in which the server was started.
-pub(crate) const START: &str = "SELECT UUID_SHORT() >> 24 & 4294967295";
+/// Returns the number of the session that holds a name, NULL if none does; prepared.
+pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?)";
 
 /// Returns 1 for each name that this session holds.
 pub(crate) fn holds(names: &[EncodedName]) -> String {
