@@ -1,32 +1,17 @@
-//! What locks cost the server, and names that share a session.
+//! Names that share a session.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Duration;
 
-use lockkeeper::backends::mysql::{MySqlOptions, MySqlProvider};
 use lockkeeper::{
-    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, LockName, Observer, Released,
-    WaitOutcome,
+    AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released, WaitOutcome,
 };
-use lockkeeper_testkit::{Fault, MySqlKind, MySqlServer, Proxy, until};
-use mysql::{Opts, OptsBuilder, Pool, PoolConstraints, PoolOpts};
+use lockkeeper_testkit::{Fault, MySqlKind, Proxy, until};
 
 use super::Case;
-use super::store::{assert_clean, holder_of, open, start, waiting_for};
+use super::store::{assert_clean, holder_of, open, start};
 use crate::faults::{PATIENCE, assert_closed};
 
 pub(super) const CASES: &[Case] = &[
-    ("applications_pool_exhausted", applications_pool_exhausted),
-    (
-        "hundred_waiting_threads_use_one_connection",
-        hundred_waiting_threads_use_one_connection,
-    ),
-    (
-        "thousand_names_on_eight_connections",
-        thousand_names_on_eight_connections,
-    ),
     ("shared_session_killed", shared_session_killed),
     ("shared_session_in_doubt", shared_session_in_doubt),
     (
@@ -38,122 +23,6 @@ pub(super) const CASES: &[Case] = &[
         own_abandoned_attempt_is_not_busy,
     ),
 ];
-
-/// Counts the acquisitions that found the lock held.
-#[derive(Default)]
-struct Contended(AtomicUsize);
-
-impl Observer for Contended {
-    fn contended(&self, _: &LockName) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-fn applications_pool_exhausted(kind: MySqlKind) {
-    let server = start(kind);
-    let url = Opts::from_url(&server.url()).unwrap();
-    let few = PoolConstraints::new(2, 2).unwrap();
-    let few = PoolOpts::default().with_constraints(few);
-    let pool = Pool::new(OptsBuilder::from_opts(url.clone()).pool_opts(few)).unwrap();
-    let taken = [(); 2].map(|()| pool.get_conn().unwrap());
-    let dry = |pool: &Pool| pool.try_get_conn(Duration::from_millis(1)).is_err();
-    assert!(dry(&pool));
-    // The provider uses the application's options, and none of its pooled connections.
-    let provider = MySqlProvider::open(&MySqlOptions::from_opts(url), "shop").unwrap();
-    let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
-    thread::scope(|scope| {
-        let held = keeper.lock("a").unwrap();
-        let waiting = [(); 3].map(|()| scope.spawn(|| keeper.lock("a").unwrap().release()));
-        assert_eq!(held.release().unwrap(), Released::Done);
-        for waiting in waiting {
-            assert_eq!(waiting.join().unwrap().unwrap(), Released::Done);
-        }
-    });
-    assert!(dry(&pool));
-    drop((taken, keeper, pool));
-    assert_clean(&server);
-}
-
-fn hundred_waiting_threads_use_one_connection(kind: MySqlKind) {
-    let server = start(kind);
-    let seen = Arc::new(Contended::default());
-    let url = Opts::from_url(&server.url()).unwrap();
-    let provider = MySqlProvider::open(&MySqlOptions::from_opts(url), "default").unwrap();
-    let keeper = LockKeeper::builder(Arc::new(provider))
-        .observer(Arc::clone(&seen) as Arc<dyn Observer>)
-        .build()
-        .unwrap();
-    // Held by `root`, so that all connections of the user are those of the waiting keeper.
-    let mut root = server.client().unwrap();
-    root.execute("DO GET_LOCK('default:a', 0)").unwrap();
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..100)
-            .map(|_| {
-                scope.spawn(|| {
-                    let granted = keeper.try_lock_for("a", Duration::from_secs(60));
-                    granted
-                        .unwrap()
-                        .expect("it is granted in the end")
-                        .release()
-                })
-            })
-            .collect();
-        until("all threads wait", || seen.0.load(Ordering::SeqCst) == 100);
-        until("one of them waits in the server", || {
-            waiting_for(&server, "a").len() == 1
-        });
-        assert_eq!(connections(&server), 1);
-        root.execute("DO RELEASE_LOCK('default:a')").unwrap();
-        for thread in threads {
-            assert_eq!(thread.join().unwrap().unwrap(), Released::Done);
-        }
-    });
-    drop(keeper);
-    assert_clean(&server);
-}
-
-fn connections(server: &MySqlServer) -> usize {
-    server.sessions().unwrap().len()
-}
-
-fn thousand_names_on_eight_connections(kind: MySqlKind) {
-    let server = start(kind);
-    let keeper = open(&server.url(), "ttl=30s&pool_size=8");
-    let rival = open(&server.url(), "");
-    let guards: Vec<_> = (0..1000)
-        .map(|number| keeper.lock(format!("name {number}").as_str()).unwrap())
-        .collect();
-    // One connection may be the rival's.
-    let count = connections(&server);
-    assert!(count <= 8 + 1, "{count}");
-    for (number, guard) in guards.iter().enumerate() {
-        assert!(guard.is_held());
-        if number % 100 == 0 {
-            guard.renew().unwrap();
-            assert!(
-                rival
-                    .try_lock(format!("name {number}").as_str())
-                    .unwrap()
-                    .is_none()
-            );
-        }
-    }
-    // The pool has a connection left for a wait.
-    let theirs = rival.lock("theirs").unwrap();
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| keeper.try_lock_for("theirs", Duration::from_secs(20)));
-        until("the waiter is queued", || {
-            waiting_for(&server, "theirs").len() == 1
-        });
-        assert_eq!(theirs.release().unwrap(), Released::Done);
-        assert!(waiting.join().unwrap().unwrap().is_some());
-    });
-    for guard in guards {
-        assert_eq!(guard.release().unwrap(), Released::Done);
-    }
-    drop((keeper, rival));
-    assert_clean(&server);
-}
 
 /// Locks 20 names, which share two sessions: half of a pool of four.
 fn lock_many(keeper: &LockKeeper) -> Vec<(String, LockGuard)> {

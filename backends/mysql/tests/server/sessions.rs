@@ -97,6 +97,17 @@ fn thousand_names_on_few_connections(kind: MySqlKind) {
         assert!(other.try_lock(name).unwrap().is_none(), "{name}");
     }
     assert_eq!(server.held().unwrap().len(), 1_000);
+    // The pool has a connection left for a wait.
+    let theirs = other.lock("theirs").unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.try_lock_for("theirs", PATIENCE));
+        until("the keeper waits in the server", || {
+            let sessions = server.sessions().unwrap();
+            sessions.iter().any(|session| session.state == "User lock")
+        });
+        assert_eq!(theirs.release().unwrap(), Released::Done);
+        assert!(waiting.join().unwrap().unwrap().is_some());
+    });
     for guard in guards {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
