@@ -83,7 +83,12 @@ impl Admin for Store {
     }
 
     fn cannot_tell(&self) -> &'static [&'static str] {
-        self.dialect.cannot_tell()
+        &[
+            "since when it is held",
+            "the token",
+            "how long it is kept without a renewal",
+            "the holder's thread, and its process unless performance_schema is on",
+        ]
     }
 }
 

@@ -96,16 +96,11 @@ impl Connector {
             .tcp_connect_timeout(Some(left))
             .read_timeout(Some(left))
             .write_timeout(Some(left));
+        let (server, tls) = (&self.shared.server, self.opts.get_ssl_opts().is_some());
         // The crate panics on packets of a wrong form.
         let conn = catch_unwind(AssertUnwindSafe(|| Conn::new(opts)))
             .map_err(|_| senseless())?
-            .map_err(|error| {
-                not_connected(
-                    error,
-                    &self.shared.server,
-                    self.opts.get_ssl_opts().is_some(),
-                )
-            })?;
+            .map_err(|error| not_connected(error, server, tls))?;
         let wire = Wire::of(&conn).map_err(|error| {
             unavailable(
                 "the connection's socket cannot be had twice; is the limit of open files reached?",

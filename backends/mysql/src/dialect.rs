@@ -89,23 +89,6 @@ impl Dialect {
     pub(crate) fn is_listing(self) -> Option<&'static str> {
         (self == Self::MySql).then_some("SELECT enabled = 'YES' FROM performance_schema.setup_instruments WHERE name = 'wait/lock/metadata/sql/mdl'")
     }
-
-    /// Returns what an operator is not shown: see
-    /// [`Admin::cannot_tell`](lockkeeper_core::Admin::cannot_tell).
-    pub(crate) fn cannot_tell(self) -> &'static [&'static str] {
-        const SINCE: &str = "since when it is held";
-        const TOKEN: &str = "the token";
-        const KEPT: &str = "how long it is kept without a renewal";
-        match self {
-            Self::MariaDb => &[
-                SINCE,
-                TOKEN,
-                KEPT,
-                "the holder's thread, and its process unless performance_schema is on",
-            ],
-            Self::MySql => &[SINCE, TOKEN, KEPT, "the holder's thread"],
-        }
-    }
 }
 
 #[cfg(test)]
