@@ -42,11 +42,9 @@ impl Admin for Store {
         Ok(held)
     }
 
-    /// A hold is known by its session and name. Where that session ends the hold and takes the name
-    /// again before this call, the second hold is ended: no other session can distinguish the two, and
-    /// a second named lock as a mark of each grant would cost 7 % of the pair. A session that held a
-    /// name for a second is not used again (`State::begin_release` in `sessions/state.rs`), so only holds
-    /// that were shorter than that, or that shared their session, can be confused.
+    /// A hold is known by its session and name: see the limits of
+    /// [`MySqlProvider`](crate::MySqlProvider). A second named lock as a mark of each grant would cost 7 %
+    /// of the pair.
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let (session, name) = read_mark(&held.mark).ok_or_else(|| {
             Error::new(
