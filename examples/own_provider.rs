@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use lockkeeper::backend::{
     AcquireRequest, Backend, Capabilities, Driver, Drivers, Grant, KeySpec, LockProvider,
-    OpenContext, Owner, Renewal, StoreUrl,
+    OpenContext, Owner, Renewal, StoreInfo, StoreUrl,
 };
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{Config, Error, LockName, Released};
@@ -98,9 +98,7 @@ impl MyBackend {
     }
 }
 
-impl Backend for MyBackend {
-    type Lease = MyLease;
-
+impl StoreInfo for MyBackend {
     fn backend(&self) -> &'static str {
         "mine"
     }
@@ -113,6 +111,10 @@ impl Backend for MyBackend {
     fn capabilities(&self) -> Capabilities {
         Capabilities::new()
     }
+}
+
+impl Backend for MyBackend {
+    type Lease = MyLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<MyLease>>, Error> {
         // A real store keeps the owner beside the lock. If `request.is_retry()`, an earlier reply was

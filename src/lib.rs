@@ -247,7 +247,7 @@ pub mod backend {
     pub use lockkeeper_core::{
         AcquireRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant, Key, KeySpec,
         KeyValue, LockProvider, OpenContext, Owner, Proof, ProofValue, RenewRequest, Renewal,
-        StoreUrl, Takes, Tick, Timer,
+        StoreInfo, StoreUrl, Takes, Tick, Timer,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

@@ -28,6 +28,14 @@ fn docs_list_every_key() {
 }
 
 #[test]
+fn methods_of_a_store_are_unambiguous() {
+    let provider = local::MemoryProvider::new();
+    assert!(provider.admin().is_some() && provider.location().starts_with("memory:"));
+    let provider: Arc<dyn LockProvider> = Arc::new(provider);
+    assert_eq!(provider.admin().is_some(), provider.backend() == "memory");
+}
+
+#[test]
 fn options_of_a_backend_are_set_by_type() {
     /// Remembers the options that it is opened with.
     #[derive(Debug)]

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use lockkeeper::backend::{
     AcquireRequest, Backend, Capabilities, Driver, Drivers, Grant, Key, KeySpec, LockProvider,
-    OpenContext, Renewal, Takes,
+    OpenContext, Renewal, StoreInfo, Takes,
 };
 use lockkeeper::clock::HostInstant;
 use lockkeeper::{Config, Error, ErrorKind, Observer, Released};
@@ -81,9 +81,7 @@ impl Driver for Slow {
     }
 }
 
-impl Backend for Slow {
-    type Lease = ();
-
+impl StoreInfo for Slow {
     fn backend(&self) -> &'static str {
         "slow"
     }
@@ -92,16 +90,20 @@ impl Backend for Slow {
         "slow:".to_owned()
     }
 
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new().with_min_ttl(std::time::Duration::from_secs(60))
+    }
+}
+
+impl Backend for Slow {
+    type Lease = ();
+
     fn renew(&self, (): &mut (), _: Duration, _: HostInstant) -> Result<Renewal, Error> {
         unreachable!("nothing is granted")
     }
 
     fn release(&self, (): &mut (), _: HostInstant) -> Result<Released, Error> {
         unreachable!("nothing is granted")
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new().with_min_ttl(std::time::Duration::from_secs(60))
     }
 
     fn acquire(&self, _: &AcquireRequest<'_>) -> Result<Option<Grant<()>>, Error> {

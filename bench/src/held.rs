@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::backend::{
     AcquireRequest, Capabilities, ErasedLease, Grant, LockProvider, Proof, RenewRequest, Renewal,
+    StoreInfo,
 };
 use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper::clock::HostInstant;
@@ -26,7 +27,7 @@ struct Counted {
     renewals: Arc<AtomicU64>,
 }
 
-impl LockProvider for Counted {
+impl StoreInfo for Counted {
     fn backend(&self) -> &'static str {
         self.provider.backend()
     }
@@ -39,12 +40,14 @@ impl LockProvider for Counted {
         self.provider.usage()
     }
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
-        self.provider.acquire(request)
-    }
-
     fn location(&self) -> String {
         self.provider.location()
+    }
+}
+
+impl LockProvider for Counted {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
+        self.provider.acquire(request)
     }
 
     fn abandon(&self, request: &AcquireRequest<'_>) {

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, Clock, ErasedLease, Error, ErrorKind, Grant,
-    HostInstant, LockName, LockProvider, Owner, Proof, Released, Renewal, SystemClock, Usage,
+    HostInstant, LockName, LockProvider, Owner, Proof, Released, Renewal, StoreInfo, SystemClock,
+    Usage,
 };
 
 /// What happens to the calls that come through.
@@ -108,9 +109,7 @@ fn injected(kind: ErrorKind) -> Error {
     Error::new(kind, "the suite injects this fault")
 }
 
-impl Backend for Tap {
-    type Lease = TappedLease;
-
+impl StoreInfo for Tap {
     fn backend(&self) -> &'static str {
         self.inner.backend()
     }
@@ -127,6 +126,10 @@ impl Backend for Tap {
     fn usage(&self) -> Option<Usage> {
         self.inner.usage()
     }
+}
+
+impl Backend for Tap {
+    type Lease = TappedLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<TappedLease>>, Error> {
         let name = request.name().clone();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use lockkeeper_conformance::{Fixture, Restore, Suite, Verdict};
 use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant, HostInstant,
-    LockProvider, Released, Renewal, SystemClock,
+    LockProvider, Released, Renewal, StoreInfo, SystemClock,
 };
 
 use Flaw::*;
@@ -198,9 +198,7 @@ struct Flawed {
     namespace: String,
 }
 
-impl Backend for Flawed {
-    type Lease = FlawedLease;
-
+impl StoreInfo for Flawed {
     fn backend(&self) -> &'static str {
         "flawed"
     }
@@ -215,6 +213,10 @@ impl Backend for Flawed {
             _ => Capabilities::new(),
         }
     }
+}
+
+impl Backend for Flawed {
+    type Lease = FlawedLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<FlawedLease>>, Error> {
         let store = &self.store;

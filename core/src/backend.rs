@@ -3,13 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::admin::Admin;
-use crate::capabilities::Capabilities;
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::proof::Proof;
 use crate::provider::{
-    AcquireRequest, ErasedLease, Grant, LockProvider, Released, RenewRequest, Renewal, Usage,
+    AcquireRequest, ErasedLease, Grant, LockProvider, Released, RenewRequest, Renewal, StoreInfo,
 };
 
 /// A store that can grant locks, as its author implements it.
@@ -42,32 +40,9 @@ use crate::provider::{
 ///   attempt if the deadline has passed already.
 ///
 /// The suite of `lockkeeper-conformance` tests each of these.
-pub trait Backend: fmt::Debug + Send + Sync + 'static {
+pub trait Backend: StoreInfo {
     /// What this backend remembers of one grant: plain data, such as the key and the owner.
     type Lease: fmt::Debug + Send + 'static;
-
-    /// Returns the store's short name, for errors and observers: `"sqlite"`.
-    fn backend(&self) -> &'static str;
-
-    /// Returns a URL that identifies the store and the namespace, and shows no secret.
-    ///
-    /// Two keepers that were opened alike return the same text, and keepers of two stores or
-    /// namespaces return different ones.
-    /// [`StoreUrl::location`](crate::StoreUrl::location) composes it.
-    fn location(&self) -> String;
-
-    /// Returns what this store promises beyond the contract, and its limits. Constant.
-    fn capabilities(&self) -> Capabilities;
-
-    /// Returns how often the store was asked so far; `None` if this backend does not count that.
-    fn usage(&self) -> Option<Usage> {
-        None
-    }
-
-    /// Returns what operators can ask and do; `None` if the store has no answers for them.
-    fn admin(&self) -> Option<&dyn Admin> {
-        None
-    }
 
     /// Acquires a name, and waits for it no longer than [`AcquireRequest::deadline`].
     ///
@@ -105,7 +80,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
         deadline: HostInstant,
     ) -> Result<Renewal, Error>;
 
-    /// Renews up to [`Capabilities::renew_batch`] leases, each with an answer of its own.
+    /// Renews up to [`Capabilities::renew_batch`](crate::Capabilities::renew_batch) leases, each with
+    /// an answer of its own.
     ///
     /// Override it if the store takes many in one request.
     fn renew_batch(&self, batch: &mut [RenewRequest<'_, Self::Lease>]) {
@@ -134,26 +110,6 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 }
 
 impl<B: Backend> LockProvider for B {
-    fn backend(&self) -> &'static str {
-        Backend::backend(self)
-    }
-
-    fn location(&self) -> String {
-        Backend::location(self)
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Backend::capabilities(self)
-    }
-
-    fn usage(&self) -> Option<Usage> {
-        Backend::usage(self)
-    }
-
-    fn admin(&self) -> Option<&dyn Admin> {
-        Backend::admin(self)
-    }
-
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
         let grant = Backend::acquire(self, request)?;
         Ok(grant.map(|grant| grant.map(ErasedLease::new)))
@@ -219,13 +175,12 @@ fn foreign_lease() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capabilities::Capabilities;
 
     #[derive(Debug)]
     struct Store;
 
-    impl Backend for Store {
-        type Lease = u8;
-
+    impl StoreInfo for Store {
         fn backend(&self) -> &'static str {
             "store"
         }
@@ -237,6 +192,10 @@ mod tests {
         fn capabilities(&self) -> Capabilities {
             Capabilities::new()
         }
+    }
+
+    impl Backend for Store {
+        type Lease = u8;
 
         fn acquire(&self, _: &AcquireRequest<'_>) -> Result<Option<Grant<u8>>, Error> {
             Ok(None)

@@ -45,7 +45,8 @@ pub use observer::Observer;
 pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, Wait};
 pub use proof::{CommitProof, Proof, ProofValue};
 pub use provider::{
-    AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, RenewRequest, Renewal, Usage,
+    AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, RenewRequest, Renewal,
+    StoreInfo, Usage,
 };
 pub use reentrant::{ReentrantGuard, ReentrantKeeper};
 pub use timer::{Tick, Timer};

@@ -18,31 +18,38 @@ use crate::error::ErrorKind;
 use crate::name::LockName;
 use crate::proof::Proof;
 
+/// What a store says of itself, to the engine and to people.
+pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
+    /// Returns the store's short name, for errors and observers: `"sqlite"`.
+    fn backend(&self) -> &'static str;
+
+    /// Returns a URL that identifies the store and the namespace, and shows no secret.
+    ///
+    /// Two keepers that were opened alike return the same text, and keepers of two stores or
+    /// namespaces return different ones.
+    /// [`StoreUrl::location`](crate::StoreUrl::location) composes it.
+    fn location(&self) -> String;
+
+    /// Returns what this store promises beyond the contract, and its limits. Constant.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Returns how often the store was asked so far; `None` if this backend does not count that.
+    fn usage(&self) -> Option<Usage> {
+        None
+    }
+
+    /// Returns what operators can ask and do; `None` if the store has no answers for them.
+    fn admin(&self) -> Option<&dyn Admin> {
+        None
+    }
+}
+
 /// A store as the engine calls it: [`Backend`](crate::Backend) with its type of lease erased.
 ///
 /// Implement [`Backend`](crate::Backend), which documents each verb and the duties behind it; every
 /// backend is a `LockProvider`. Implement this trait only for a provider that wraps another one:
 /// delegate every verb to an `Arc<dyn LockProvider>` and pass leases through as they are.
-pub trait LockProvider: fmt::Debug + Send + Sync + 'static {
-    /// Returns the store's short name: [`Backend::backend`](crate::Backend::backend).
-    fn backend(&self) -> &'static str;
-
-    /// Returns a URL without secrets: [`Backend::location`](crate::Backend::location).
-    fn location(&self) -> String;
-
-    /// Returns what the store promises: [`Backend::capabilities`](crate::Backend::capabilities).
-    fn capabilities(&self) -> Capabilities;
-
-    /// Returns what the store was asked for: [`Backend::usage`](crate::Backend::usage).
-    fn usage(&self) -> Option<Usage> {
-        None
-    }
-
-    /// Returns the operators' interface: [`Backend::admin`](crate::Backend::admin).
-    fn admin(&self) -> Option<&dyn Admin> {
-        None
-    }
-
+pub trait LockProvider: StoreInfo {
     /// Acquires a name: [`Backend::acquire`](crate::Backend::acquire).
     ///
     /// # Errors

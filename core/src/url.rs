@@ -27,7 +27,7 @@ pub struct StoreUrl {
 }
 
 impl StoreUrl {
-    /// Composes the text of a provider's [`location`](crate::Backend::location): `start` is the
+    /// Composes the text of a provider's [`location`](crate::StoreInfo::location): `start` is the
     /// scheme with the authority, such as `redis://127.0.0.1:6379`.
     ///
     /// ```

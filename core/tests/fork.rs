@@ -11,16 +11,14 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, Error, ErrorKind, Grant, HostInstant, LockKeeper, Owner,
-    Released, Renewal,
+    Released, Renewal, StoreInfo,
 };
 
 /// Records the owner of the last request, and grants nothing.
 #[derive(Debug, Default)]
 struct Recorder(Mutex<Option<Owner>>);
 
-impl Backend for Recorder {
-    type Lease = ();
-
+impl StoreInfo for Recorder {
     fn backend(&self) -> &'static str {
         "recorder"
     }
@@ -29,16 +27,20 @@ impl Backend for Recorder {
         "recorder:".to_owned()
     }
 
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+    }
+}
+
+impl Backend for Recorder {
+    type Lease = ();
+
     fn renew(&self, (): &mut (), _: Duration, _: HostInstant) -> Result<Renewal, Error> {
         unreachable!("nothing is granted")
     }
 
     fn release(&self, (): &mut (), _: HostInstant) -> Result<Released, Error> {
         unreachable!("nothing is granted")
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new()
     }
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<()>>, Error> {

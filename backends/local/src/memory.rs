@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Clock, Driver, Error, ErrorKind, Grant,
-    HostInstant, KeySpec, LockName, LockProvider, OpenContext, Released, Renewal, StoreUrl,
-    SystemClock,
+    HostInstant, KeySpec, LockName, LockProvider, OpenContext, Released, Renewal, StoreInfo,
+    StoreUrl, SystemClock,
 };
 
 mod store;
@@ -120,9 +120,7 @@ impl Default for MemoryProvider {
     }
 }
 
-impl Backend for MemoryProvider {
-    type Lease = MemoryLease;
-
+impl StoreInfo for MemoryProvider {
     fn backend(&self) -> &'static str {
         BACKEND
     }
@@ -143,6 +141,10 @@ impl Backend for MemoryProvider {
     fn admin(&self) -> Option<&dyn Admin> {
         Some(&*self.store)
     }
+}
+
+impl Backend for MemoryProvider {
+    type Lease = MemoryLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<MemoryLease>>, Error> {
         let name = request.name();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    Proof, Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
+    Proof, Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::{Endpoint, senseless};
 
@@ -77,9 +77,7 @@ impl MySqlProvider {
     }
 }
 
-impl Backend for MySqlProvider {
-    type Lease = MySqlLease;
-
+impl StoreInfo for MySqlProvider {
     fn backend(&self) -> &'static str {
         BACKEND
     }
@@ -112,6 +110,10 @@ impl Backend for MySqlProvider {
     fn admin(&self) -> Option<&dyn Admin> {
         Some(&*self.0)
     }
+}
+
+impl Backend for MySqlProvider {
+    type Lease = MySqlLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<MySqlLease>>, Error> {
         acquire(&self.0, request)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    Released, RenewRequest, Renewal, StoreUrl, SystemClock, Usage,
+    Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::{Endpoint, Failure, senseless};
 use redis::{Value, pipe};
@@ -114,9 +114,7 @@ fn probe(store: &Store) -> Result<(), Error> {
     tried.map_err(Failure::into_error)
 }
 
-impl Backend for RedisProvider {
-    type Lease = RedisLease;
-
+impl StoreInfo for RedisProvider {
     fn backend(&self) -> &'static str {
         BACKEND
     }
@@ -146,6 +144,10 @@ impl Backend for RedisProvider {
     fn admin(&self) -> Option<&dyn Admin> {
         Some(&*self.store)
     }
+}
+
+impl Backend for RedisProvider {
+    type Lease = RedisLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<RedisLease>>, Error> {
         acquire(&self.store, request)

@@ -25,7 +25,7 @@ impl Counts {
         OpenConnection(Arc::clone(self))
     }
 
-    /// Returns the numbers for [`LockProvider::usage`](lockkeeper_core::LockProvider::usage).
+    /// Returns the numbers for [`LockProvider::usage`](lockkeeper_core::StoreInfo::usage).
     pub fn usage(&self) -> Usage {
         Usage {
             commands: self.commands.load(Ordering::Relaxed),

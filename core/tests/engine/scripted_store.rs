@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{
     AcquireOptions, AcquireRequest, Backend, Capabilities, Clock, Error, ErrorKind, FencingToken,
     Grant, HostInstant, LeasePolicy, LockKeeper, LockKeeperBuilder, LockName, ManualClock,
-    Observer, Owner, Proof, ProofValue, Released, Renewal,
+    Observer, Owner, Proof, ProofValue, Released, Renewal, StoreInfo,
 };
 
 /// How long a test waits for an event before it fails.
@@ -159,9 +159,7 @@ impl ScriptedStore {
     }
 }
 
-impl Backend for ScriptedStore {
-    type Lease = ScriptedLease;
-
+impl StoreInfo for ScriptedStore {
     fn backend(&self) -> &'static str {
         "scripted"
     }
@@ -173,6 +171,10 @@ impl Backend for ScriptedStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities::new()
     }
+}
+
+impl Backend for ScriptedStore {
+    type Lease = ScriptedLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ScriptedLease>>, Error> {
         let name = request.name().as_str().to_owned();

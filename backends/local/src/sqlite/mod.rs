@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
-    Grant, HostInstant, Key, KeySpec, LockProvider, OpenContext, Released, Renewal, StoreUrl,
-    SystemClock, Takes, Usage,
+    Grant, HostInstant, Key, KeySpec, LockProvider, OpenContext, Released, Renewal, StoreInfo,
+    StoreUrl, SystemClock, Takes, Usage,
 };
 
 use db::Db;
@@ -152,9 +152,7 @@ impl SqliteProvider {
     }
 }
 
-impl Backend for SqliteProvider {
-    type Lease = SqliteLease;
-
+impl StoreInfo for SqliteProvider {
     fn backend(&self) -> &'static str {
         BACKEND
     }
@@ -184,6 +182,10 @@ impl Backend for SqliteProvider {
     fn admin(&self) -> Option<&dyn Admin> {
         Some(&*self.store)
     }
+}
+
+impl Backend for SqliteProvider {
+    type Lease = SqliteLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<SqliteLease>>, Error> {
         acquire::acquire(&self.store, request)

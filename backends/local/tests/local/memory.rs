@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireOptions, CancelToken, Clock, Config, Drivers, ErrorKind, HostInstant, LeasePolicy,
-    LockKeeper, LockName, LockProvider, Released, Wait,
+    LockKeeper, LockName, Released, StoreInfo, Wait,
 };
 use lockkeeper_local::{MemoryDriver, MemoryProvider};
 
@@ -15,7 +15,7 @@ use crate::{expired_lease_is_refused, manual_clock, until};
 /// Returns the number of waiters for a held name.
 fn waiters(provider: &MemoryProvider, name: &str) -> u64 {
     let name = LockName::new(name).unwrap();
-    let admin = LockProvider::admin(provider).unwrap();
+    let admin = provider.admin().unwrap();
     let held = admin.held(Some(&name), HostInstant::NEVER).unwrap();
     held[0].waiting.unwrap()
 }

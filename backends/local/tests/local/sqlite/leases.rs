@@ -1,6 +1,6 @@
 //! Names, epochs, leases and late commits.
 
-use lockkeeper_core::{AcquireRequest, Backend, Capabilities, Grant, Renewal};
+use lockkeeper_core::{AcquireRequest, Backend, Capabilities, Grant, Renewal, StoreInfo};
 
 use super::*;
 
@@ -65,20 +65,22 @@ fn expired_lease_is_neither_renewed_nor_released() {
 #[derive(Debug)]
 struct LosesReplies(SqliteProvider);
 
-impl Backend for LosesReplies {
-    type Lease = <SqliteProvider as Backend>::Lease;
-
+impl StoreInfo for LosesReplies {
     fn backend(&self) -> &'static str {
-        Backend::backend(&self.0)
+        self.0.backend()
     }
 
     fn location(&self) -> String {
-        Backend::location(&self.0)
+        self.0.location()
     }
 
     fn capabilities(&self) -> Capabilities {
-        Backend::capabilities(&self.0)
+        self.0.capabilities()
     }
+}
+
+impl Backend for LosesReplies {
+    type Lease = <SqliteProvider as Backend>::Lease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Self::Lease>>, Error> {
         let grant = Backend::acquire(&self.0, request)?;

@@ -140,12 +140,12 @@ fn new_files_have_permissions_for_their_owner_only() {
 #[cfg(unix)]
 #[test]
 fn world_accessible_file_is_a_warning() {
-    use lockkeeper_core::Severity;
+    use lockkeeper_core::{Severity, StoreInfo};
     use std::os::unix::fs::PermissionsExt;
     let store = TempStore::new();
     let provider = store.provider();
     let examined = || {
-        let admin = LockProvider::admin(&provider).unwrap();
+        let admin = provider.admin().unwrap();
         let findings = admin.examine(HostInstant::NEVER).unwrap();
         let mut about = findings.into_iter().filter(|it| it.topic == "permissions");
         about.next().unwrap()
