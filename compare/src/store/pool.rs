@@ -11,6 +11,9 @@ use crate::error::Error;
 
 /// How long a thread waits for a connection: far longer than a queue of single statements takes.
 pub(crate) const POOL_TIMEOUT: Duration = Duration::from_secs(60);
+/// The size of a pool for the state: a connection for each of 10,000 threads would be too many, and
+/// with a single one the store would never see two writers.
+pub(crate) const FEW: RangeInclusive<u32> = 4..=4;
 /// How long a pool that is dropped waits for a thread that still connects.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 

@@ -5,15 +5,12 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-use super::pool::Pool;
+use super::pool::{FEW, Pool};
 use super::sql::{Rows, SqlConnection};
 use crate::error::Error;
 
 /// Far longer than a queue of single-row writes can take.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(60);
-/// One for each of 10,000 threads would be too many open files, and with a single one SQLite would
-/// never see two writers.
-const CONNECTIONS: u32 = 4;
 
 /// Creates the file.
 pub(crate) fn open(file: PathBuf) -> Result<Rows<Connection>, Error> {
@@ -26,7 +23,7 @@ pub(crate) fn open(file: PathBuf) -> Result<Rows<Connection>, Error> {
         connection.pragma_update(None, "synchronous", "OFF")?;
         Ok(connection)
     };
-    let pool = Pool::open(CONNECTIONS..=CONNECTIONS, connect)?;
+    let pool = Pool::open(FEW, connect)?;
     Ok(Rows::new(pool, "state".to_owned()))
 }
 

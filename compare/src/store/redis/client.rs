@@ -1,6 +1,7 @@
 //! Connections to a Redis or Valkey server, with the settings of the backend's URL.
 
 use std::fs;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use lockkeeper::backend::OpenContext;
@@ -12,6 +13,7 @@ use redis::{
 };
 
 use crate::error::Error;
+use crate::store::pool::Pool;
 
 /// Far longer than the server needs for a command, also with 10,000 threads in a queue.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -90,6 +92,12 @@ impl RedisConfig {
         connection.set_read_timeout(Some(TIMEOUT))?;
         connection.set_write_timeout(Some(TIMEOUT))?;
         Ok(connection)
+    }
+
+    /// Opens an application's pool.
+    pub(crate) fn pool(&self, size: RangeInclusive<u32>) -> Result<Pool<Connection>, Error> {
+        let config = self.clone();
+        Pool::open(size, move || config.connect())
     }
 }
 

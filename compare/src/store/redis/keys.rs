@@ -9,14 +9,11 @@ use redis::{Cmd, Connection, FromRedisValue, cmd};
 
 use super::client::RedisConfig;
 use crate::error::Error;
-use crate::store::pool::{POOL_TIMEOUT, Pool};
+use crate::store::pool::{FEW, POOL_TIMEOUT, Pool};
 use crate::store::state::State;
 
 /// Removes what a run that was killed left behind. Every write restarts it.
 const TTL_SECONDS: u32 = 3_600;
-/// One for each of 10,000 threads would be too many, and with a single one the server would never see
-/// two clients write.
-const CONNECTIONS: u32 = 4;
 /// Compares tokens as text, since numbers in Lua are not exact to the last digit.
 const WRITE_FENCED: &str = "local last, new = redis.call('GET', KEYS[2]) or '', ARGV[2]
 if #last > #new or (#last == #new and last > new) then return 0 end
@@ -38,10 +35,9 @@ pub(crate) struct Keys {
 impl Keys {
     /// Connects. All keys begin with `prefix`.
     pub(crate) fn open(config: &RedisConfig, prefix: &str) -> Result<Self, Error> {
-        let (config, connecting) = (config.clone(), config.clone());
         Ok(Self {
-            config,
-            connections: Pool::open(CONNECTIONS..=CONNECTIONS, move || connecting.connect())?,
+            config: config.clone(),
+            connections: config.pool(FEW)?,
             prefix: format!("{{{prefix}}}"),
             cells: AtomicU32::new(1),
             sent: Mutex::default(),

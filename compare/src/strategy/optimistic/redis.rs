@@ -25,10 +25,9 @@ impl Watch {
         threads: u32,
         cancel: &Cancellation,
     ) -> Result<Self, Error> {
-        let config = keys.config.clone();
         Ok(Self {
             keys: Arc::clone(keys),
-            connections: Pool::open(0..=threads, move || config.connect())?,
+            connections: keys.config.pool(0..=threads)?,
             cancel: cancel.clone(),
         })
     }
