@@ -42,10 +42,10 @@ impl Failure {
 /// is [`ErrorKind::Unavailable`] and not unknown.
 pub fn nothing_granted(failure: Failure) -> Error {
     let error = failure.into_error();
-    if error.kind() != ErrorKind::Unknown {
-        return error;
+    match error.kind() {
+        ErrorKind::Unknown => error.with_kind(ErrorKind::Unavailable),
+        _ => error,
     }
-    Error::new(ErrorKind::Unavailable, error.message()).with_source(error)
 }
 
 /// Returns the error for a reply that no server gives to the request.
