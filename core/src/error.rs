@@ -128,15 +128,6 @@ impl Error {
         Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.unreachable = true)
     }
 
-    /// Makes the [`ErrorKind::Unknown`] of a release that was repeated after a lost reply and found
-    /// nothing. Add the error of the lost reply with [`with_source`](Self::with_source).
-    pub fn release_unknown() -> Self {
-        Self::new(
-            ErrorKind::Unknown,
-            "the reply to the release did not come, and the lock was gone when it was asked for again: it was released, or it had been lost before; where that matters, have the data refuse smaller tokens",
-        )
-    }
-
     fn edit(mut self, change: impl FnOnce(&mut Inner)) -> Self {
         change(Arc::make_mut(&mut self.inner));
         self

@@ -91,7 +91,7 @@ impl Engine {
         loop {
             match (self.provider.release(lease, deadline), retry.lost_reply()) {
                 (Ok(Released::AlreadyLost), Some(lost)) => {
-                    return Err(Error::release_unknown().with_source(lost.clone()));
+                    return Err(unknown_release(lost));
                 }
                 (Ok(released), _) => return Ok(released),
                 (Err(error), _) => retry.after(error, false)?,
@@ -106,6 +106,15 @@ impl Engine {
         run_caught(|| drop(self.provider.release(&mut lease, deadline)));
         reason
     }
+}
+
+/// Returns the error of a release that was repeated after a lost reply and found nothing.
+fn unknown_release(lost_reply: &Error) -> Error {
+    Error::new(
+        ErrorKind::Unknown,
+        "the reply to the release did not come, and the lock was gone when it was asked for again: it was released, or it had been lost before; where that matters, have the data refuse smaller tokens",
+    )
+    .with_source(lost_reply.clone())
 }
 
 /// Drops callbacks that are not called any more: what they captured is the user's code.

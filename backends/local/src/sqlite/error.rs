@@ -81,10 +81,7 @@ pub(super) fn incompatible(message: impl Into<String>) -> Error {
 
 /// Converts the error of a renewal or release: a failed one may have taken effect.
 pub(super) fn unknown(error: Error) -> Error {
-    if error.kind() == ErrorKind::Unknown {
-        return error;
-    }
-    Error::new(ErrorKind::Unknown, error.message()).with_source(error)
+    error.with_kind(ErrorKind::Unknown)
 }
 
 #[cfg(test)]
