@@ -315,7 +315,7 @@ fn bad_config_file(rig: &mut Rig) -> Outcome {
         ("url = 'memory:?ttl=1s'\nttl = '2s'", "`ttl` is given twice"),
         ("url = 'memory:'\nttl = 5.5", "`ttl` takes"),
         ("url = 'memory:'\nttl = ['swordfish', 1]", "`ttl` takes"),
-        ("url = 'memory:'\nttl = 'soon'", "`ttl=soon`"),
+        ("url = 'memory:'\nttl = 'soon'", "`ttl` takes a duration"),
         ("url = 'memory:'\ntlt = '5s'", "`tlt`"),
         ("url = 'bogus:'", "`bogus:`"),
         (

@@ -39,8 +39,15 @@ impl KeySpec {
             "wait" => ErrorKind::InvalidWait,
             _ => ErrorKind::InvalidValue,
         };
+        let advice = match self.takes {
+            Takes::Duration(..) => "; write it like 500ms, 30s or 2m",
+            _ => "",
+        };
         let (name, takes) = (self.name, self.takes);
-        Error::new(kind, format!("`{name}` takes {takes}, and not {text:?}"))
+        Error::new(
+            kind,
+            format!("`{name}` takes {takes}, and not {text:?}{advice}"),
+        )
     }
 }
 
@@ -229,7 +236,7 @@ common_keys! {
         "keeps applications apart on one store";
     TTL: Duration = "ttl", Takes::Duration(Capabilities::MIN_TTL, MAX_DURATION), "30s",
         "how long a lock outlives the last renewal of its holder";
-    WAIT: Wait = "wait", Takes::Text("a duration, or forever"), "10s",
+    WAIT: Wait = "wait", Takes::Text("a duration such as 500ms, or forever"), "10s",
         "how long an acquisition may block";
     LEASE: String = "lease", Takes::OneOf(&["renewed", "fixed"]), "renewed",
         "whether the keeper renews the lease";
