@@ -8,7 +8,7 @@ use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{Fault, Proxy, until};
 
 use super::contended::{lost, through_all_faults};
-use super::{FaultServer, HANG, PATIENCE, Witness, assert_closed, refused};
+use super::{FaultServer, HANG, WAIT_LIMIT, Witness, assert_closed, refused};
 
 pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
     vec![
@@ -149,7 +149,7 @@ fn messages_of_wait_lost<S: FaultServer>(kind: S::Kind) {
         proxy.set(fault);
         let token = held.token().get();
         assert_eq!(held.release().unwrap(), Released::Done);
-        let met = proxy.wait_for(PATIENCE, |counts| lost(counts) > before);
+        let met = proxy.wait_for(WAIT_LIMIT, |counts| lost(counts) > before);
         assert!(met, "{fault:?} was not met");
         proxy.set(Fault::Pass);
         assert!(waiter.answer().expect("it is granted in the end") > token);
@@ -175,7 +175,7 @@ fn reply_later_than_ttl<S: FaultServer>(kind: S::Kind) {
             }
             answer.map(LockGuard::release)
         });
-        assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1));
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.held == 1));
         // The server granted it to `slow`, which did not renew it.
         let taken = rival.lock("a").unwrap();
         witness.enter(&taken);
@@ -202,7 +202,7 @@ fn network_dark_while_held<S: FaultServer>(kind: S::Kind) {
     // The witness checks that the former holder knows of its loss by now.
     let next = rival.lock("a").unwrap();
     witness.enter(&next);
-    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     assert!(next.token() > held.token());
     for answer in [
         keeper.try_lock("b"),
@@ -222,7 +222,7 @@ fn network_dark_while_held<S: FaultServer>(kind: S::Kind) {
     });
     assert!(next.is_held());
     assert_eq!(next.release().unwrap(), Released::Done);
-    let again = keeper.try_lock_for("a", PATIENCE).unwrap().unwrap();
+    let again = keeper.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap();
     witness.enter(&again);
     drop((again, keeper, rival));
     server.assert_clean();
@@ -247,7 +247,7 @@ fn network_dark_while_waiting<S: FaultServer>(kind: S::Kind) {
     let wait = if S::LEASE_OUTLIVES_CONNECTION {
         HANG
     } else {
-        PATIENCE
+        WAIT_LIMIT
     };
     let next = holder.try_lock_for("a", wait).unwrap().expect("it is free");
     witness.enter(&next);
@@ -295,7 +295,7 @@ pub(crate) fn contend_during<S: FaultServer>(server: &S, memory: Memory, fault: 
     fault();
     let first = held.token();
     if memory == Memory::Lost {
-        assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+        assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
         assert_eq!(held.ensure_held().unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(held.release().unwrap(), Released::AlreadyLost);
     } else {
@@ -319,7 +319,7 @@ pub(crate) fn lose_all_leases<S: FaultServer>(server: &S, lose: impl FnOnce()) {
     let held = holder.lock("a").unwrap();
     let other = holder.acquire("b", &fixed).unwrap().unwrap();
     lose();
-    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     // Its own deadline is 60 s away.
     assert_eq!(other.renew().unwrap_err().kind(), ErrorKind::Lost);
     assert!(!other.is_held());
@@ -343,7 +343,7 @@ fn server_killed_while_held<S: FaultServer>(kind: S::Kind) {
     let wait = Duration::from_secs(4);
     let waiter = server.queue_waiter(server.addr(), "", wait, &witness);
     server.daemon().kill();
-    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     assert_ne!(waiter.fails(), ErrorKind::TimedOut);
     let error = keeper.try_lock("b").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
@@ -366,12 +366,12 @@ fn server_stopped_past_all_deadlines<S: FaultServer>(kind: S::Kind) {
     let keys = "ttl=1s&response_timeout=1s";
     let waiters = [(); 3].map(|()| server.queue_waiter(server.addr(), keys, wait, &witness));
     server.daemon().stop().unwrap();
-    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     for waiter in waiters {
         waiter.fails();
     }
     server.daemon().cont().unwrap();
-    let next = holder.try_lock_for("a", PATIENCE).unwrap();
+    let next = holder.try_lock_for("a", WAIT_LIMIT).unwrap();
     let next = next.expect("the lease has expired");
     witness.enter(&next);
     drop((held, next, holder));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::LockKeeper;
 use lockkeeper_testkit::{Counts, Fault, Proxy, until};
 
-use super::{HANG, PATIENCE, Witness};
+use super::{HANG, WAIT_LIMIT, Witness};
 
 /// Has two threads of each keeper lock `a` again and again, each with `wait`, while `proxy`, which some of
 /// the keepers use, applies one fault after the other.
@@ -40,7 +40,7 @@ pub(super) fn through_all_faults(keepers: &[LockKeeper], wait: Duration, proxy: 
         ] {
             let before = count(&proxy.counts());
             proxy.set(fault);
-            let met = proxy.wait_for(PATIENCE, |counts| count(counts) >= before + 6);
+            let met = proxy.wait_for(WAIT_LIMIT, |counts| count(counts) >= before + 6);
             assert!(met, "{fault:?} was not met");
             proxy.set(Fault::Pass);
             let before = witness.grants();

@@ -23,7 +23,7 @@ pub(crate) use waiter::Waiter;
 pub(crate) use witness::Witness;
 
 /// A limit far longer than anything here takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
 /// How long after its deadline a call may return; one that takes longer hangs.
 pub(crate) const HANG: Duration = Duration::from_secs(5);
 
@@ -108,5 +108,5 @@ fn threads_run() -> bool {
 /// Waits until no client is connected to the proxy.
 #[track_caller]
 pub(crate) fn assert_closed(proxy: &Proxy) {
-    assert!(proxy.wait_for(PATIENCE, |counts| counts.open == 0));
+    assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.open == 0));
 }

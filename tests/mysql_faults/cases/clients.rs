@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::Case;
 use super::store::{assert_clean, holder_of, open, start, waiting_for};
-use crate::faults::PATIENCE;
+use crate::faults::WAIT_LIMIT;
 
 pub(super) const CASES: &[Case] = &[
     ("holder_stopped_past_ttl", holder_stopped_past_ttl),
@@ -150,7 +150,7 @@ fn waiter_stopped_while_granted(kind: MySqlKind) {
         holder_of(&server, "a") == Some(session)
     });
     let next = keeper
-        .try_lock_for("a", PATIENCE)
+        .try_lock_for("a", WAIT_LIMIT)
         .unwrap()
         .expect("the server ends the silent session");
     client.cont();

@@ -12,7 +12,7 @@ use lockkeeper_testkit::{Counts, Fault, MySqlKind, Proxy, until};
 
 use super::Case;
 use super::store::{Server, assert_clean, holder_of, open, start, waiting_for};
-use crate::faults::{FaultServer, PATIENCE, Witness, assert_closed};
+use crate::faults::{FaultServer, WAIT_LIMIT, Witness, assert_closed};
 
 pub(super) const CASES: &[Case] = &[
     ("request_later_than_wait", request_later_than_wait),
@@ -37,7 +37,7 @@ fn request_later_than_wait(kind: MySqlKind) {
     let keys = "ttl=1s&wait=600ms";
     let slow = open(&server.url_via(proxy.addr()), keys);
     let rival = open(&server.url(), "wait=20s");
-    drop(slow.try_lock_for("a", PATIENCE).unwrap());
+    drop(slow.try_lock_for("a", WAIT_LIMIT).unwrap());
     proxy.set(Fault::DelayRequests(Duration::from_secs(3)));
     let error = slow.lock("a").unwrap_err();
     assert!(
@@ -51,7 +51,7 @@ fn request_later_than_wait(kind: MySqlKind) {
     let token = first.token();
     assert_eq!(first.release().unwrap(), Released::Done);
     until("the lock is free", || holder_of(&server, "a").is_none());
-    let again = slow.try_lock_for("a", PATIENCE).unwrap().unwrap();
+    let again = slow.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap();
     assert!(again.token() > token);
     drop((again, slow, rival));
     assert_clean(&server);
@@ -69,7 +69,7 @@ fn late_replies_are_not_matched_to_later_requests(kind: MySqlKind) {
     let late = Fault::DelayReplies(Duration::from_millis(2500));
     // Waits for the late reply, which grants `a`, and checks that it is not read as a grant of `b`.
     let b_is_still_held = |what: &str, before: Counts| {
-        let came = proxy.wait_for(PATIENCE, |counts| {
+        let came = proxy.wait_for(WAIT_LIMIT, |counts| {
             counts.held > before.held && counts.reply_bytes > before.reply_bytes
         });
         assert!(came, "the late reply never came");
@@ -83,7 +83,7 @@ fn late_replies_are_not_matched_to_later_requests(kind: MySqlKind) {
     for _ in 0..2 {
         let before = proxy.counts();
         proxy.once(Server::LOCK_REQUEST, late);
-        let held = slow.try_lock_for("a", PATIENCE).unwrap().unwrap();
+        let held = slow.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap();
         b_is_still_held("an acquisition", before);
         let before = proxy.counts();
         proxy.once(Server::LOCK_REQUEST, late);
@@ -110,9 +110,9 @@ fn renewal_later_than_ttl(kind: MySqlKind) {
     // The witness checks that the former holder knows of its loss by now.
     let next = rival.lock("a").unwrap();
     witness.enter(&next);
-    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     assert!(
-        proxy.wait_for(PATIENCE, |counts| counts.held > 0),
+        proxy.wait_for(WAIT_LIMIT, |counts| counts.held > 0),
         "no renewal was late"
     );
     proxy.set(Fault::Pass);

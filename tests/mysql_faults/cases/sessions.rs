@@ -10,7 +10,7 @@ use mysql::{Conn, Opts, OptsBuilder};
 
 use super::Case;
 use super::store::{assert_clean, holder_of, open, start, start_own, waiting_among, waiting_for};
-use crate::faults::{HANG, Memory, PATIENCE, contend_during};
+use crate::faults::{HANG, Memory, WAIT_LIMIT, contend_during};
 
 pub(super) const CASES: &[Case] = &[
     ("holders_session_killed", holders_session_killed),
@@ -201,7 +201,7 @@ fn late_kill_spares_next_lease(kind: MySqlKind) {
     let keeper = open(&server.url(), "pool_size=1");
     let asking = open(&server.url_via(proxy.addr()), "");
     let admin = asking.admin().unwrap();
-    let soon = || SystemClock.now() + PATIENCE;
+    let soon = || SystemClock.now() + WAIT_LIMIT;
     let held = keeper.lock("a").unwrap();
     let session = holder_of(&server, "a");
     let name = LockName::new("a").unwrap();
@@ -209,7 +209,7 @@ fn late_kill_spares_next_lease(kind: MySqlKind) {
     proxy.once("KILL", Fault::DelayRequests(Duration::from_secs(1)));
     thread::scope(|scope| {
         let freed = scope.spawn(|| admin.force_release(&shown, soon()));
-        assert!(proxy.wait_for(PATIENCE, |counts| counts.held == 1));
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.held == 1));
         assert_eq!(held.release().unwrap(), Released::Done);
         let next = keeper.lock("b").unwrap();
         assert_eq!(holder_of(&server, "b"), session);

@@ -9,7 +9,7 @@ use lockkeeper_testkit::{Fault, MySqlKind, Proxy, until};
 
 use super::Case;
 use super::store::{assert_clean, holder_of, open, start};
-use crate::faults::{PATIENCE, assert_closed};
+use crate::faults::{WAIT_LIMIT, assert_closed};
 
 pub(super) const CASES: &[Case] = &[
     ("shared_session_killed", shared_session_killed),
@@ -71,7 +71,7 @@ fn shared_session_killed(kind: MySqlKind) {
     assert!(theirs.len() > 1 && !others.is_empty());
     server.execute(&format!("KILL {id}")).unwrap();
     for (_, guard) in &theirs {
-        assert_eq!(guard.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+        assert_eq!(guard.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     }
     for (name, guard) in &others {
         guard.renew().unwrap();
@@ -109,7 +109,7 @@ fn shared_session_in_doubt(kind: MySqlKind) {
         if matches!(fault, Fault::CutReplyAfter(_)) {
             // The server frees all names of the session at once, and the next renewals notice.
             for guard in &theirs {
-                assert_eq!(guard.wait(PATIENCE), WaitOutcome::Lost);
+                assert_eq!(guard.wait(WAIT_LIMIT), WaitOutcome::Lost);
             }
         }
         assert_exclusive(&held, &rival);

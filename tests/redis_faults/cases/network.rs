@@ -9,7 +9,7 @@ use lockkeeper_testkit::{Fault, Proxy, RedisKind, until};
 
 use super::Case;
 use super::store::{keys_left, open, start, start_waiter};
-use crate::faults::{FaultServer as _, PATIENCE, Witness, assert_closed};
+use crate::faults::{FaultServer as _, WAIT_LIMIT, Witness, assert_closed};
 
 pub(super) const CASES: &[Case] = &[
     (
@@ -73,7 +73,7 @@ fn lease_and_reply_of_its_release_lost(kind: RedisKind) {
         for fault in [Fault::DropReplies, Fault::CutReplyAfter(0)] {
             let held = keeper.lock("a").unwrap();
             let admin = keeper.admin().unwrap();
-            let soon = SystemClock.now() + PATIENCE;
+            let soon = SystemClock.now() + WAIT_LIMIT;
             let seen = admin.held(Some(held.name()), soon).unwrap();
             let seen = seen.first().unwrap();
             server.command(&["FLUSHALL"]).unwrap();
@@ -103,7 +103,7 @@ fn grant_with_lost_reply_is_found(kind: RedisKind) {
     proxy.once("EVALSHA", Fault::DropReplies);
     let guard = thread::scope(|scope| {
         let granted = scope.spawn(|| keeper.lock("a").unwrap());
-        assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_replies == 1));
         let epoch = server
             .command(&["GET", "lockkeeper:{default:a}:epoch"])
             .unwrap();
@@ -133,7 +133,7 @@ fn cancelled_grant_is_released(kind: RedisKind) {
     proxy.once("EVALSHA", Fault::DropReplies);
     thread::scope(|scope| {
         let acquiring = scope.spawn(|| keeper.acquire("a", &forever));
-        assert!(proxy.wait_for(PATIENCE, |counts| counts.dropped_replies == 1));
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_replies == 1));
         assert_eq!(keys_left(&server), ["lockkeeper:{default:a}"]);
         cancel.cancel();
         let error = acquiring.join().unwrap().unwrap_err();

@@ -197,7 +197,7 @@ pub(super) fn child() -> Option<ExitCode> {
     let url = std::env::var(CHILD).ok()?;
     match lockkeeper::open(&url).and_then(|keeper| keeper.lock("a").map(drop)) {
         Ok(()) => println!("granted"),
-        Err(error) => println!("{:?}: {error}", error.kind()),
+        Err(error) => println!("{error:?}"),
     }
     Some(ExitCode::SUCCESS)
 }

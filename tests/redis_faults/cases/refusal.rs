@@ -7,7 +7,7 @@ use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
 use super::store::{keys_left, open, start, start_waiter};
-use crate::faults::{FaultServer as _, HANG, PATIENCE, Witness};
+use crate::faults::{FaultServer as _, HANG, WAIT_LIMIT, Witness};
 
 pub(super) const CASES: &[Case] = &[
     ("demoted_to_replica", demoted_to_replica),
@@ -29,7 +29,7 @@ fn demoted_to_replica(kind: RedisKind) {
         assert!(error.to_string().contains("become a replica"), "{error}");
     }
     // It cannot be renewed.
-    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     server.command(&["REPLICAOF", "NO", "ONE"]).unwrap();
     let next = keeper.lock("a").unwrap();
     assert!(next.token() > held.token());
@@ -52,7 +52,7 @@ fn password_changed(kind: RedisKind) {
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
     assert!(error.to_string().contains("password"), "{error}");
     assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
-    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     command(&["CONFIG", "SET", "requirepass", "s3cret"]);
     let next = keeper.lock("a").unwrap();
     assert!(next.token() > held.token());

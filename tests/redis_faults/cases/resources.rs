@@ -8,7 +8,7 @@ use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, unt
 
 use super::Case;
 use super::store::{open, start};
-use crate::faults::{FaultServer as _, PATIENCE};
+use crate::faults::{FaultServer as _, WAIT_LIMIT};
 
 pub(super) const CASES: &[Case] = &[
     (
@@ -28,7 +28,7 @@ fn exhausted_pool_has_its_own_error(kind: RedisKind) {
     let before = proxy.counts().accepted;
     thread::scope(|scope| {
         let stuck = scope.spawn(|| keeper.lock("a").map(drop));
-        assert!(proxy.wait_for(PATIENCE, |counts| counts.accepted > before));
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.accepted > before));
         let error = keeper.try_lock("b").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PoolExhausted, "{error:?}");
         assert!(error.to_string().contains("pool_size"), "{error}");

@@ -11,7 +11,7 @@ use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
 use super::store::{keys_left, open, start, start_waiter};
-use crate::faults::{FaultServer as _, PATIENCE, Waiter, Witness, refused};
+use crate::faults::{FaultServer as _, WAIT_LIMIT, Waiter, Witness, refused};
 
 pub(super) const CASES: &[Case] = &[
     ("read_only_replica", read_only_replica),
@@ -80,7 +80,7 @@ fn contended_behind_a_proxy(
     let held = keeper.lock("a").unwrap();
     let witness = Witness::new(true);
     witness.enter(&held);
-    let waiting = start_waiter(&url, "ttl=60s", PATIENCE, &witness);
+    let waiting = start_waiter(&url, "ttl=60s", WAIT_LIMIT, &witness);
     until("the replica has the waiter's entry, too", || {
         new.queue_length("a") == 1
     });
@@ -167,7 +167,7 @@ fn fail_over_before_replicas_acknowledge(kind: RedisKind) {
     let witness = Witness::new(true);
     witness.enter(&held);
     let keys = "ttl=60s&replicas=1&response_timeout=20s";
-    let waiting = start_waiter(&url, keys, PATIENCE, &witness);
+    let waiting = start_waiter(&url, keys, WAIT_LIMIT, &witness);
     until("the waiter is queued", || primary.queue_length("a") == 1);
     replica.stop().unwrap();
     let token = held.token().get();
@@ -245,10 +245,10 @@ fn renewals_need_replicas(kind: RedisKind) {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("replicas"), "{error}");
     // The keeper's own renewals fail as well, although the primary has carried them out.
-    assert_eq!(held.lost_signal().wait(PATIENCE), WaitOutcome::Lost);
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     replica.cont().unwrap();
     until("the replica acknowledges again", || other.renew().is_ok());
-    let next = keeper.try_lock_for("a", PATIENCE).unwrap();
+    let next = keeper.try_lock_for("a", WAIT_LIMIT).unwrap();
     assert!(next.expect("the lease has expired").token() > held.token());
 }
 
@@ -290,7 +290,7 @@ fn cluster_nodes(kind: RedisKind) {
         node.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id])
             .unwrap();
     }
-    for answer in [keeper.try_lock("a"), keeper.try_lock_for("a", PATIENCE)] {
+    for answer in [keeper.try_lock("a"), keeper.try_lock_for("a", WAIT_LIMIT)] {
         let error = answer.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
         for word in ["cluster", "MOVED"] {

@@ -9,7 +9,7 @@ use lockkeeper_core::{
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
 use mysql::prelude::Queryable as _;
 
-use crate::store::{Case, PATIENCE, open, start, start_own};
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -27,7 +27,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 fn soon() -> HostInstant {
-    SystemClock.now() + PATIENCE
+    SystemClock.now() + WAIT_LIMIT
 }
 
 fn holder(keeper: &LockKeeper, name: &str) -> Holder {

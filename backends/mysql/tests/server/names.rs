@@ -3,7 +3,7 @@
 use lockkeeper_core::{Clock as _, SystemClock};
 use lockkeeper_testkit::MySqlKind;
 
-use crate::store::{Case, PATIENCE, open, start, start_own};
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -73,7 +73,7 @@ fn names_are_listed_whole_or_in_part(kind: MySqlKind) {
     for name in ["mysql_migration_lock", "another program"] {
         root.execute(&format!("DO GET_LOCK('{name}', 0)")).unwrap();
     }
-    let soon = || SystemClock.now() + PATIENCE;
+    let soon = || SystemClock.now() + WAIT_LIMIT;
     let long = "x".repeat(LONGEST);
     for (namespace, names) in [
         (

@@ -7,7 +7,7 @@ use lockkeeper_core::{Config, Drivers, Error, ErrorKind, LockKeeper, Observer};
 use lockkeeper_mysql::MySqlDriver;
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, until};
 
-use crate::store::{Case, PATIENCE, open, start, start_own, try_open};
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -43,7 +43,7 @@ fn refused(url: &str, kind: ErrorKind, says: &[&str]) -> Error {
     let began = Instant::now();
     let error = try_open(url).map(drop).expect_err(url);
     // Opening that takes this long waits for something else.
-    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+    assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
     assert_eq!(error.kind(), kind, "{url}: {error:?}");
     let text = format!("{error:?}");
     for word in says {
@@ -58,20 +58,19 @@ fn refused(url: &str, kind: ErrorKind, says: &[&str]) -> Error {
 
 /// No server listens on the port, and none is needed.
 fn numbers_have_bounds(_: MySqlKind) {
-    for (key, value, range, shown) in [
-        ("pool_size", "0", "1 to 1000", "0"),
-        ("pool_size", "1001", "1 to 1000", "1001"),
-        ("pool_size", "4000000000", "1 to 1000", "4000000000"),
-        ("pool_size", "40000000000", "1 to 1000", "40000000000"),
-        ("pool_size", "-1", "1 to 1000", "-1"),
-        ("connect_timeout", "0s", "1ms to 1day", "0ns"),
-        ("connect_timeout", "2days", "1ms to 1day", "172800s"),
-        ("response_timeout", "1us", "1ms to 1day", "1µs"),
-        ("response_timeout", "25h", "1ms to 1day", "90000s"),
+    for (key, value, range) in [
+        ("pool_size", "0", "1 to 1000"),
+        ("pool_size", "1001", "1 to 1000"),
+        ("pool_size", "4000000000", "1 to 1000"),
+        ("pool_size", "40000000000", "1 to 1000"),
+        ("pool_size", "-1", "1 to 1000"),
+        ("connect_timeout", "0s", "1ms to 1day"),
+        ("connect_timeout", "2days", "1ms to 1day"),
+        ("response_timeout", "1us", "1ms to 1day"),
+        ("response_timeout", "25h", "1ms to 1day"),
     ] {
         let url = format!("mysql://127.0.0.1:1/?{key}={value}");
-        let error = refused(&url, ErrorKind::InvalidValue, &[key, range]);
-        assert!(error.message().contains(shown), "{value}: {error}");
+        refused(&url, ErrorKind::InvalidValue, &[key, range, value]);
     }
 }
 

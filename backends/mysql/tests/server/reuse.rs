@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockGuard};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
 
-use crate::store::{Case, PATIENCE, open, start, start_own};
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -88,7 +88,7 @@ fn lost_guards_keep_no_connection(kind: MySqlKind) {
     let mut lost = Vec::new();
     for name in ["a", "b", "c"] {
         let guard = keeper.acquire(name, &fixed).unwrap().unwrap();
-        guard.lost_signal().wait(PATIENCE);
+        guard.lost_signal().wait(WAIT_LIMIT);
         until("the server has freed the name", || held(&server) == 0);
         lost.push(guard);
     }
@@ -117,7 +117,7 @@ fn late_cancel_spares_next_call_on_connection(kind: MySqlKind) {
     });
     let waiter = {
         let (keeper, options) = (keeper.clone(), AcquireOptions::new().cancel(&cancel));
-        thread::spawn(move || keeper.acquire("a", &options.wait(PATIENCE)).map(drop))
+        thread::spawn(move || keeper.acquire("a", &options.wait(WAIT_LIMIT)).map(drop))
     };
     until("the keeper waits in the server", || {
         let sessions = server.sessions().unwrap();
@@ -129,7 +129,7 @@ fn late_cancel_spares_next_call_on_connection(kind: MySqlKind) {
         })
     });
     let canceller = thread::spawn(move || cancel.cancel());
-    is_blocked.recv_timeout(PATIENCE).unwrap();
+    is_blocked.recv_timeout(WAIT_LIMIT).unwrap();
     holder.release().unwrap();
     let error = waiter.join().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled);

@@ -7,7 +7,7 @@ use lockkeeper_mysql::MySqlDriver;
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, PooledServer, ServerPool, suite};
 
 /// A limit far longer than anything here takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
 pub(crate) type Case = suite::Case<MySqlKind>;
 
