@@ -61,16 +61,16 @@ impl Engine {
         now: HostInstant,
     ) -> Result<Released, Error> {
         let deadline = now + RELEASE_LIMIT.min(hold.policy.ttl());
-        let lease = match lease {
-            Some(lease) => Some(lease),
-            None => hold.take_to_release(deadline, &*self.clock)?,
-        };
-        let Some(mut lease) = lease else {
-            return Ok(Released::AlreadyLost);
+        let (mut lease, now) = match lease {
+            Some(lease) => (lease, now),
+            None => match hold.take_to_release(deadline, &*self.clock)? {
+                Some(lease) => (lease, self.clock.now()),
+                None => return Ok(Released::AlreadyLost),
+            },
         };
         // A guard may be dropped while its thread panics; a second panic would abort.
         let released = catch_unwind(AssertUnwindSafe(|| {
-            self.release_lease(&mut lease, deadline)
+            self.release_lease(&mut lease, deadline, now)
         }));
         released.unwrap_or_else(|_| {
             Err(Error::new(
@@ -85,8 +85,9 @@ impl Engine {
         &self,
         lease: &mut ErasedLease,
         deadline: HostInstant,
+        now: HostInstant,
     ) -> Result<Released, Error> {
-        let until = deadline.min(self.clock.now() + ATTEMPT_LIMIT);
+        let until = deadline.min(now + ATTEMPT_LIMIT);
         let mut retry = Retry::new(&*self.clock, until, None);
         loop {
             match (self.provider.release(lease, deadline), retry.lost_reply()) {
