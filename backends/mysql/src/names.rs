@@ -7,11 +7,11 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 /// MySQL takes no longer names; MariaDB does.
-const LONGEST: usize = 64;
+const MAX_BYTES: usize = 64;
 /// Bytes of the hash that are kept: 160 bits.
 const KEPT: usize = 20;
 /// The length of the legible part before `~` and the hash.
-const LEGIBLE: usize = LONGEST - 1 - 2 * KEPT;
+const LEGIBLE: usize = MAX_BYTES - 1 - 2 * KEPT;
 
 /// The name of a lock on the server. It has only letters that SQL need not quote, so it is the only
 /// text that [`statements`](crate::statements) may paste. A name that the server shows may come from any
@@ -24,7 +24,7 @@ impl EncodedName {
     /// returns something similar and a hash. Names are shared by all users of a server.
     pub(crate) fn new(namespace: &str, name: &str) -> Self {
         let plain = format!("{namespace}:{name}");
-        if plain.len() <= LONGEST && !namespace.contains(':') && plain.chars().all(is_plain) {
+        if plain.len() <= MAX_BYTES && !namespace.contains(':') && plain.chars().all(is_plain) {
             return Self(plain.into());
         }
         let mut encoded = like(namespace, name) + "~";
@@ -49,7 +49,7 @@ impl EncodedName {
         };
         let readable = match text.split_once('~') {
             Some((readable, hash)) if readable.len() <= LEGIBLE && is_hash(hash) => readable,
-            None if text.len() <= LONGEST => text,
+            None if text.len() <= MAX_BYTES => text,
             _ => return None,
         };
         readable.chars().all(is_plain).then(|| Self(text.into()))

@@ -21,12 +21,12 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 /// The longest name that MySQL takes.
-const LONGEST: usize = 64;
+const MAX_BYTES: usize = 64;
 
 fn short_plain_names_are_unchanged(kind: MySqlKind) {
     let server = start(kind);
     let keeper = open(&server, "namespace=shop");
-    let longest = "x".repeat(LONGEST - "shop:".len());
+    let longest = "x".repeat(MAX_BYTES - "shop:".len());
     for name in ["seat:42", "a/b_c-d.e@f#g", &longest] {
         let guard = keeper.lock(name).unwrap();
         assert_eq!(server.held().unwrap()[0].0, format!("shop:{name}"));
@@ -39,7 +39,7 @@ fn other_names_get_a_readable_part_and_a_hash(kind: MySqlKind) {
     let keeper = open(&server, "namespace=shop");
     for (name, readable) in [
         ("Seat 42", "seat_42"),
-        (&*"x".repeat(LONGEST - 4), "xxxxxxxxxxxxxxxxxx"),
+        (&*"x".repeat(MAX_BYTES - 4), "xxxxxxxxxxxxxxxxxx"),
         (&"자리".repeat(80), "__________________"),
         ("'; --", "___--"),
         ("\0", "_"),
@@ -74,7 +74,7 @@ fn names_are_listed_whole_or_in_part(kind: MySqlKind) {
         root.execute(&format!("DO GET_LOCK('{name}', 0)")).unwrap();
     }
     let soon = || SystemClock.now() + WAIT_LIMIT;
-    let long = "x".repeat(LONGEST);
+    let long = "x".repeat(MAX_BYTES);
     for (namespace, names) in [
         (
             "shop",
