@@ -3,12 +3,12 @@
 //! A provider makes one attempt a call. Whether another attempt follows, and what the last error
 //! means after a lost reply, is decided here for every store.
 
-use std::thread;
 use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
+use crate::sync::{Arc, Condvar, Mutex, lock, wait};
 
 /// The back-off before the second retry; it doubles with every further one. The first retry follows
 /// at once: most lost replies are a connection that the server or the network has closed.
@@ -98,13 +98,19 @@ impl<'a> Retry<'a> {
     }
 
     fn pause(&self, time: Duration) {
-        let thread = thread::current();
-        let wake = self.cancel.map(|it| it.on_cancel(move || thread.unpark()));
+        // Not `thread::park`, which would take an `unpark` that the caller's program waits for.
+        let parker = Arc::new((Mutex::new(()), Condvar::new()));
+        let _wake = self.cancel.map(|cancel| {
+            let parker = Arc::clone(&parker);
+            cancel.on_cancel(move || {
+                drop(lock(&parker.0));
+                parker.1.notify_one();
+            })
+        });
+        let guard = lock(&parker.0);
         if !self.is_cancelled() {
-            // It may wake early; the attempt is just made a little sooner.
-            thread::park_timeout(time);
+            drop(wait(&parker.1, guard, Some(time)));
         }
-        drop(wake);
     }
 
     fn is_cancelled(&self) -> bool {
