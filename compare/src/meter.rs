@@ -17,7 +17,7 @@ use crate::error::Error;
 /// is polled at this interval until it stays the same.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// On a server that others use, too, it may never stay the same.
-const MAX_POLLS: usize = 20;
+const MAX_POLLS: usize = 100;
 
 /// A server that counts.
 pub(crate) trait Counter: Send + Sync {
@@ -81,9 +81,30 @@ impl Meter {
         }
         Ok((!self.servers.is_empty()).then_some(sum))
     }
+
+    /// Waits until the servers have noticed that the strategy's connections were closed, at most
+    /// [`MAX_POLLS`] polls. They would count as older than the next row.
+    pub(crate) fn wait_for_close(&self, cancel: &Cancellation) -> Result<(), Error> {
+        for server in &self.servers {
+            // A server that was killed for the scenario has no connections.
+            let is_open = || {
+                server
+                    .counter
+                    .connections()
+                    .is_ok_and(|now| now > server.connections)
+            };
+            for _ in 0..MAX_POLLS {
+                if !is_open() {
+                    break;
+                }
+                cancel.sleep(POLL_INTERVAL)?;
+            }
+        }
+        Ok(())
+    }
 }
 
-/// Polls the number of connections until those of the previous row are gone.
+/// Polls the number of connections until that of the previous row's meter is gone.
 fn stable_connections(counter: &dyn Counter, cancel: &Cancellation) -> Result<u32, Error> {
     let mut last = counter.connections()?;
     for _ in 0..MAX_POLLS {

@@ -254,7 +254,7 @@ impl<'a> Plan<'a> {
             (Scenario::Crash, Strategy::Redlock, Some(servers)) => Some(servers.kill_two()),
             _ => None,
         };
-        row.scenario.run(&Context {
+        let result = row.scenario.run(&Context {
             settings,
             lock,
             state: store.data.state().as_ref(),
@@ -262,7 +262,9 @@ impl<'a> Plan<'a> {
             meter: &meter,
             start_holder: &start_holder,
             cancel,
-        })
+        });
+        meter.wait_for_close(cancel)?;
+        result
     }
 
     /// Returns the prefix of the locks' names. On a store that others use, too, no other program has
