@@ -18,7 +18,9 @@
 //! use lockkeeper_core::{Error, LockProvider};
 //! # #[derive(Default)] struct MyStore;
 //! # impl MyStore {
-//! #     fn provider(&self, namespace: &str) -> Result<Arc<dyn LockProvider>, Error> { unimplemented!() }
+//! #     fn provider(&self, _namespace: &str) -> Result<Arc<dyn LockProvider>, Error> {
+//! #         Err(Error::new(lockkeeper_core::ErrorKind::Unsupported, "the example has no store"))
+//! #     }
 //! # }
 //!
 //! #[derive(Default)]

@@ -18,8 +18,8 @@ const MOST_ABANDONED: usize = 100;
 /// The longest time that a server may take to begin with a statement that it received.
 const STALL: Duration = Duration::from_secs(60);
 
-/// Sessions whose connection was closed while a reply was missing, and until when each may hold the
-/// name that it requested: the server frees that when it notices.
+/// The sessions of connections that were closed before a reply came. Each is kept for as long as it may
+/// hold the name that it requested: the server frees the name when it notices the closed connection.
 #[derive(Debug, Default)]
 pub(crate) struct AbandonedSessions(Mutex<VecDeque<(SessionId, Instant)>>);
 

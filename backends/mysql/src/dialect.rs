@@ -85,7 +85,8 @@ impl Dialect {
         }
     }
 
-    /// Returns the statement whose result is not 1 while the list of named locks is always empty.
+    /// Returns the statement that asks whether the server keeps a list of named locks: 1 means yes. `None`
+    /// if it always does.
     pub(crate) fn is_listing(self) -> Option<&'static str> {
         (self == Self::MySql).then_some("SELECT enabled = 'YES' FROM performance_schema.setup_instruments WHERE name = 'wait/lock/metadata/sql/mdl'")
     }

@@ -1,6 +1,6 @@
 //! The sessions that hold names, and the sweeper that ends leases that no guard renews.
 //!
-//! Nothing in here is SQL: a store whose locks belong to sessions has the same states and calls.
+//! Nothing in here is SQL. Any store that binds its locks to sessions has the same states and calls.
 
 pub(crate) mod detached;
 mod session;

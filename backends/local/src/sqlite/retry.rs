@@ -9,7 +9,7 @@ use super::error::{AttemptError, convert_error};
 /// The limit for an operation without a deadline. A write takes some microseconds, but a busy machine may
 /// suspend the writer.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(250);
-/// The limit for an operation whose deadline has passed.
+/// The limit for an operation after its deadline.
 const LAST_ATTEMPT_TIMEOUT: Duration = Duration::from_millis(100);
 
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
@@ -77,6 +77,7 @@ impl<'a> BusyRetry<'a> {
             let pause = FIRST_PAUSE.saturating_mul(1 << (tries - YIELDS).min(10));
             // With jitter, so that writers that collided once do not collide again.
             let pause = pause.min(MAX_PAUSE).mul_f64(0.5 + fastrand::f64() / 2.0);
+            // Not a wait for a notification: SQLite sends none at the end of a write.
             std::thread::sleep(pause.min(left));
         }
         true

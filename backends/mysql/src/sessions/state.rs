@@ -141,8 +141,9 @@ impl State {
         entry.is_some_and(|entry| entry.granted.is_none() || entry.until <= now)
     }
 
-    /// Begins to release all names whose leases are over by now. Returns them, and the end of the next
-    /// one. Forgets them instead if a reply is missing, since the session gets no more requests.
+    /// Marks all names with an expired lease as being released. Returns these names, and when the next
+    /// lease expires. If a reply is missing, the names are dropped instead, since the session gets no more
+    /// requests.
     pub(crate) fn take_expired(&mut self, now: HostInstant) -> (Vec<EncodedName>, HostInstant) {
         let mut expired = Vec::new();
         for (name, entry) in &mut self.names {

@@ -186,6 +186,7 @@ impl Parker {
         limit: Duration,
     ) -> WakeReason {
         let Some((receiver, _)) = &self.sockets else {
+            // Without sockets (no descriptor was left) nothing can wake this waiter, so it polls.
             std::thread::sleep(limit.min(Duration::from_millis(5)));
             return WakeReason::Poll;
         };

@@ -17,7 +17,7 @@ fn errors_name_what_is_wrong_with_the_url() {
     }
 }
 
-/// Asserts that opening `path` is an [`ErrorKind::Incompatible`] error whose text has `hint`.
+/// Asserts that opening `path` fails with [`ErrorKind::Incompatible`] and a text that contains `hint`.
 fn assert_refused(path: &Path, hint: &str) -> Error {
     let error = open(path).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Incompatible, "{error}");
