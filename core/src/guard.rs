@@ -87,8 +87,12 @@ impl LockGuard {
         )
     }
 
-    fn error(&self, kind: ErrorKind, text: &str) -> Error {
+    pub(crate) fn error(&self, kind: ErrorKind, text: &str) -> Error {
         self.engine.located(self.name(), Error::new(kind, text))
+    }
+
+    pub(crate) fn location(&self) -> String {
+        self.engine.provider.location()
     }
 
     /// Returns how long the lock stays held without another renewal; zero if it is lost.
@@ -143,7 +147,7 @@ impl LockGuard {
         let proof = proof.ok_or_else(|| self.lost_error())?;
         // It may have been lost during the wait for a renewal.
         self.ensure_held()?;
-        proof.map(CommitProof::new)
+        proof.map(|proof| CommitProof::new(proof, self))
     }
 
     /// Releases the lock and returns what was found.

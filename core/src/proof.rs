@@ -1,11 +1,19 @@
 //! Proof of a hold in the transaction that the lock protects.
 
 use std::fmt;
-use std::marker::PhantomData;
+
+use crate::error::{Error, ErrorKind};
+use crate::guard::LockGuard;
 
 /// A backend's proof of a lease, in SQL; see [`Backend::proof`](crate::Backend::proof).
+///
+/// The statement returns one row with one column `held`: 1 while the lock is held, else 0, and -1 where
+/// the connection is on a server that cannot have granted the lock. On a database of another dialect it
+/// fails by an error that names the dialect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proof {
+    /// The kind of database that the statement is for, as people write it: `MariaDB`.
+    pub dialect: &'static str,
     /// One SQL statement, complete.
     pub sql: String,
     /// The statement with `?` for each value.
@@ -33,25 +41,32 @@ impl fmt::Display for ProofValue {
 }
 
 /// One SQL statement by which the application's own transaction checks that a guard still holds its
-/// lock. It returns one row with one number: 1 if the lock is held, else 0.
+/// lock. It returns one row, whose only column is the integer `held`: 1 if the lock is held.
 ///
-/// Run it as the last statement before `COMMIT`, and roll back unless it returned 1. Then a holder
-/// that was stopped for too long, or lost its session, does not commit what it began in time. The
-/// proof borrows the guard, so a guard that was released cannot be proved.
+/// Run it as the last statement before `COMMIT`, pass `held` to [`check`](Self::check), and roll back
+/// unless that succeeds. Then a holder that was stopped for too long, or lost its session, does not
+/// commit what it began in time. The proof borrows the guard, so a guard that was released cannot be
+/// proved.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
 /// use lockkeeper::{Error, LockGuard};
 ///
-/// /// `query` runs a statement in the open transaction. Commit if this returns true, else roll back.
-/// fn may_commit(guard: &LockGuard, query: impl Fn(&str) -> i64) -> Result<bool, Error> {
+/// /// `query` runs a statement in the open transaction. Commit if this returns `Ok`, else roll back.
+/// fn may_commit(guard: &LockGuard, query: impl Fn(&str) -> i64) -> Result<(), Error> {
 ///     let proof = guard.commit_proof()?;
-///     Ok(query(proof.sql()) == 1)
+///     proof.check(query(proof.sql()))
 /// }
 /// ```
 ///
 /// The lock can still be lost between this statement and the commit. If that must not matter, also
-/// write [`LockGuard::token`](crate::LockGuard::token) beside the data.
+/// write [`LockGuard::token`] beside the data.
+///
+/// # The connection that it fits
+/// Any connection to the server that granted the lock, whatever its user and database:
+/// [`dialect`](Self::dialect) and [`location`](Self::location) say which that is. No other connection
+/// can commit by mistake. On another server, `held` is not 1 and [`check`](Self::check) says why. On
+/// another kind of database, the statement fails and its error names the dialect.
 ///
 /// # Stores without a proof
 /// MySQL and MariaDB have a proof: `IS_USED_LOCK` answers for the time at which it is asked. Leases
@@ -61,12 +76,12 @@ impl fmt::Display for ProofValue {
 ///
 /// 1. Begin the transaction as a writer, on the data's own connection: `BEGIN IMMEDIATE` on SQLite.
 ///    Do not attach the lock file: that would lock it for all processes.
-/// 2. Do the work. Write [`LockGuard::token`](crate::LockGuard::token) as well, and refuse smaller
-///    tokens: `UPDATE product SET stock = ?1, token = ?2 WHERE id = ?3 AND token <= ?2`. Roll back if no
-///    row was changed.
-/// 3. As the last step, [`LockGuard::renew`](crate::LockGuard::renew): the keeper asks the store on a
-///    connection of its own. Roll back if it fails, also if the outcome is unknown. A fixed lease has
-///    a full ttl again afterwards, too.
+/// 2. Do the work. Write [`LockGuard::token`] as well, and refuse smaller tokens:
+///    `UPDATE product SET stock = ?1, token = ?2 WHERE id = ?3 AND token <= ?2`. Roll back if no row was
+///    changed.
+/// 3. As the last step, [`LockGuard::renew`]: the keeper asks the store on a connection of its own.
+///    Roll back if it fails, also if the outcome is unknown. A fixed lease has a full ttl again
+///    afterwards, too.
 /// 4. Commit.
 ///
 /// Only a program that is stopped between steps 3 and 4 for a whole lease commits late, and then the
@@ -74,15 +89,12 @@ impl fmt::Display for ProofValue {
 #[derive(Clone, Debug)]
 pub struct CommitProof<'g> {
     proof: Proof,
-    guard: PhantomData<&'g ()>,
+    guard: &'g LockGuard,
 }
 
-impl CommitProof<'_> {
-    pub(crate) fn new(proof: Proof) -> Self {
-        Self {
-            proof,
-            guard: PhantomData,
-        }
+impl<'g> CommitProof<'g> {
+    pub(crate) fn new(proof: Proof, guard: &'g LockGuard) -> Self {
+        Self { proof, guard }
     }
 
     /// Returns the statement with its values in it, quoted as the store needs it.
@@ -98,5 +110,39 @@ impl CommitProof<'_> {
     /// Returns the values of [`statement`](Self::statement), in order.
     pub fn params(&self) -> &[ProofValue] {
         &self.proof.params
+    }
+
+    /// Returns the kind of database that understands the statement: `MySQL` or `MariaDB`.
+    pub fn dialect(&self) -> &'static str {
+        self.proof.dialect
+    }
+
+    /// Returns the URL, without secrets, of the server on which the statement has to run:
+    /// [`LockKeeper::location`](crate::LockKeeper::location).
+    pub fn location(&self) -> String {
+        self.guard.location()
+    }
+
+    /// Returns `Ok` if `held`, which the statement returned, allows the commit.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the lock is not held any more, or if the statement ran on another server
+    /// than the lock's: roll back.
+    pub fn check(&self, held: i64) -> Result<(), Error> {
+        match held {
+            1 => self.guard.ensure_held(),
+            -1 => Err(self.lost(&format!(
+                "the proof ran on another server than {}, or that server was restarted after it had granted the lock; roll back, and connect data and locks to one {} server",
+                self.location(),
+                self.dialect(),
+            ))),
+            _ => Err(self.lost(
+                "the server does not hold the lock for this guard any more; roll back",
+            )),
+        }
+    }
+
+    fn lost(&self, text: &str) -> Error {
+        self.guard.error(ErrorKind::Lost, text)
     }
 }

@@ -7,6 +7,7 @@ use lockkeeper_core::{Error, HostInstant, Proof, ProofValue, Released, RenewRequ
 use lockkeeper_remote::{Failure, LAST_ATTEMPT};
 
 use crate::connection::Connection;
+use crate::dialect::Dialect;
 use crate::failure::unknown;
 use crate::names::EncodedName;
 use crate::sessions::{Session, detached, idle_seconds};
@@ -64,21 +65,22 @@ impl MySqlLease {
         Renewal::Lost
     }
 
-    pub(crate) fn proof(&self) -> Proof {
+    pub(crate) fn proof(&self, dialect: Dialect) -> Proof {
         let SessionId { id, start } = self.session.id;
         let values = [
+            start.to_string(),
             format!("'{}'", self.name),
             id.to_string(),
-            start.to_string(),
         ];
         let set = |sql: String, value: &String| sql.replacen('?', value, 1);
         Proof {
+            dialect: dialect.name(),
             sql: values.iter().fold(statements::PROOF.to_owned(), set),
             statement: statements::PROOF,
             params: vec![
+                ProofValue::Integer(start.cast_signed()),
                 ProofValue::Text(self.name.to_string()),
                 ProofValue::Integer(id.cast_signed()),
-                ProofValue::Integer(start.cast_signed()),
             ],
         }
     }

@@ -145,6 +145,6 @@ impl Backend for MySqlProvider {
     }
 
     fn proof(&self, lease: &MySqlLease) -> Option<Proof> {
-        Some(lease.proof())
+        Some(lease.proof(self.0.dialect))
     }
 }

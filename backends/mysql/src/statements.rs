@@ -57,6 +57,8 @@ pub(crate) fn end_holder(name: &EncodedName, session: SessionId) -> String {
     )
 }
 
-/// Returns 1 while this session, of a server that was started then, holds the name, else 0; prepared.
-pub(crate) const PROOF: &str =
-    "SELECT COALESCE(IS_USED_LOCK(?) = ? AND UUID_SHORT() >> 24 & 4294967295 = ?, 0)";
+/// Returns -1 if the server was not started in that second, else 1 while that session holds the name, else 0.
+///
+/// Other databases skip the comment, which these servers run. There the alias is a table that does not
+/// exist, and its name is the text of their error.
+pub(crate) const PROOF: &str = "SELECT held FROM /*!(SELECT CASE WHEN UUID_SHORT() >> 24 & 4294967295 <> ? THEN -1 WHEN IS_USED_LOCK(?) = ? THEN 1 ELSE 0 END AS held) AS*/ this_commit_proof_is_for_mysql_or_mariadb";

@@ -175,6 +175,14 @@ fn only_a_held_lease_has_a_commit_proof() {
     let proof = guard.commit_proof().unwrap();
     assert_eq!(proof.sql(), format!("a {}", guard.token().get() >> 7));
     assert_eq!((proof.statement(), proof.params().len()), ("? ?", 2));
+    assert_eq!(proof.dialect(), "scripted");
+    assert_eq!(proof.location(), keeper.location());
+    proof.check(1).unwrap();
+    for (held, text) in [(0, "does not hold"), (-1, "another server than")] {
+        let error = proof.check(held).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+    }
 
     let unproven = keeper.lock("unproven").unwrap();
     let error = unproven.commit_proof().unwrap_err();
@@ -190,6 +198,8 @@ fn only_a_held_lease_has_a_commit_proof() {
     });
 
     store.clock.advance(20 * SECOND);
+    let error = proof.check(1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
     let error = guard.commit_proof().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }

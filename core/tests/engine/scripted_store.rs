@@ -291,6 +291,7 @@ impl Backend for ScriptedStore {
 
     fn proof(&self, lease: &ScriptedLease) -> Option<Proof> {
         (lease.name != "unproven").then(|| Proof {
+            dialect: "scripted",
             sql: format!("{} {}", lease.name, lease.epoch),
             statement: "? ?",
             params: vec![

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOptions, CommitProof, LeasePolicy, LockGuard, ProofValue};
+use lockkeeper_core::{AcquireOptions, CommitProof, ErrorKind, LeasePolicy, LockGuard, ProofValue};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
 use mysql::prelude::Queryable;
-use mysql::{Conn, Opts, TxOpts, Value};
+use mysql::{Conn, Opts, Row, TxOpts, Value};
 
 use crate::store::{Case, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
     ("late_commit_is_refused", late_commit_is_refused),
     ("proof_is_for_one_lease_only", proof_is_for_one_lease_only),
+    ("proof_fits_one_server_only", proof_fits_one_server_only),
 ];
 
 fn application(server: &MySqlServer) -> Conn {
@@ -23,9 +24,12 @@ fn application(server: &MySqlServer) -> Conn {
     app
 }
 
-/// Returns the result of the proof, whose two forms must agree.
-fn holds(app: &mut impl Queryable, proof: &CommitProof<'_>) -> bool {
-    let text: Option<i64> = app.query_first(proof.sql()).unwrap();
+/// Returns what the proof says, whose two forms must agree.
+fn held(app: &mut impl Queryable, proof: &CommitProof<'_>) -> i64 {
+    let row: Row = app.query_first(proof.sql()).unwrap().unwrap();
+    // By name, as libraries that map rows to structures read it.
+    let text: i64 = row.get("held").unwrap();
+    assert_eq!(row.len(), 1, "{row:?}");
     let params: Vec<Value> = proof
         .params()
         .iter()
@@ -35,9 +39,8 @@ fn holds(app: &mut impl Queryable, proof: &CommitProof<'_>) -> bool {
         })
         .collect();
     let prepared: Option<i64> = app.exec_first(proof.statement(), params).unwrap();
-    assert_eq!(text, prepared, "{proof:?}");
-    assert!(matches!(text, Some(0 | 1)), "{text:?}");
-    text == Some(1)
+    assert_eq!(prepared, Some(text), "{proof:?}");
+    text
 }
 
 /// Writes, and commits if the guard is still held.
@@ -48,13 +51,15 @@ fn sell(app: &mut Conn, guard: &LockGuard, before_commit: impl FnOnce()) -> bool
         .query_drop("UPDATE product SET stock = stock - 1 WHERE id = 7")
         .unwrap();
     before_commit();
-    let is_held = holds(&mut transaction, &proof);
-    if is_held {
-        transaction.commit().unwrap();
-    } else {
-        transaction.rollback().unwrap();
+    let checked = proof.check(held(&mut transaction, &proof));
+    match &checked {
+        Ok(()) => transaction.commit().unwrap(),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+            transaction.rollback().unwrap();
+        }
     }
-    is_held
+    checked.is_ok()
 }
 
 fn late_commit_is_refused(kind: MySqlKind) {
@@ -95,14 +100,14 @@ fn proof_is_for_one_lease_only(kind: MySqlKind) {
     };
     let late = keeper.acquire("a", &fixed(1_500)).unwrap().unwrap();
     let proof = late.commit_proof().unwrap();
-    assert!(holds(&mut app, &proof));
+    assert_eq!(held(&mut app, &proof), 1);
     // After the lease has expired, this process acquires the name again.
     until("the lease has expired", || {
         server.held().unwrap().len() == 1
     });
     let next = keeper.acquire("a", &fixed(2_000)).unwrap().unwrap();
-    assert!(!holds(&mut app, &proof));
-    assert!(holds(&mut app, &next.commit_proof().unwrap()));
+    assert_eq!(held(&mut app, &proof), 0);
+    assert_eq!(held(&mut app, &next.commit_proof().unwrap()), 1);
     assert!(late.commit_proof().is_err());
 
     // A restarted server repeats session ids.
@@ -129,5 +134,33 @@ fn proof_is_for_one_lease_only(kind: MySqlKind) {
     };
     assert_eq!(session("default:b"), Some(before));
     let mut app = application(&server);
-    assert!(!holds(&mut app, &proof), "another server's session");
+    assert_eq!(held(&mut app, &proof), -1, "another server's session");
+}
+
+fn proof_fits_one_server_only(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server, "namespace=shop");
+    let guard = keeper.lock("Product 7").unwrap();
+    let proof = guard.commit_proof().unwrap();
+    let dialect = match kind {
+        MySqlKind::MariaDb10 => "MariaDB",
+        MySqlKind::MySql9 => "MySQL",
+    };
+    assert_eq!(proof.dialect(), dialect);
+    assert_eq!(proof.location(), keeper.location());
+    assert_eq!(held(&mut application(&server), &proof), 1);
+
+    let held = held(&mut application(&start_own(kind)), &proof);
+    let error = proof.check(held).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    let text = format!("another server than {}", keeper.location());
+    assert!(error.to_string().contains(&text), "{error}");
+
+    let sqlite = rusqlite::Connection::open_in_memory().unwrap();
+    for sql in [proof.sql(), proof.statement()] {
+        let error = sqlite.prepare(sql).unwrap_err().to_string();
+        let text = "this_commit_proof_is_for_mysql_or_mariadb";
+        assert!(error.contains(text), "{error}");
+    }
+    proof.check(1).unwrap();
 }
