@@ -4,16 +4,8 @@
 //! `cargo run --example commit_guard`
 //!
 //! Here data and locks are two SQLite files; any other lock store works as well. If data and locks are
-//! on one MySQL or MariaDB server, the transaction itself can check the lock instead:
-//!
-//! ```text
-//! let proof = guard.commit_proof()?;          // borrows the guard, which cannot be released meanwhile
-//! transaction.query_drop("UPDATE product SET stock = stock - 1 WHERE id = 7")?;
-//! match transaction.query_first(proof.sql())? {
-//!     Some(1) => transaction.commit()?,       // SELECT IS_USED_LOCK('shop:product:7') = 42 AND …
-//!     _ => transaction.rollback()?,
-//! }
-//! ```
+//! on one MySQL or MariaDB server, the transaction itself can check the lock instead: see
+//! `examples/diesel/src/bin/mysql.rs`.
 //!
 //! If the data is in Redis, a script compares tokens, as in the example `fencing`.
 
