@@ -1,14 +1,14 @@
 //! Acquiring a name, and waiting for it in the server.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::SendError;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
-use lockkeeper_remote::Failure;
+use lockkeeper_remote::{Backoff, Failure, Found, WaitPermit};
 
 use crate::abandoned::{Attempted, confirm_busy, try_lock};
+use crate::connection::Connection;
 use crate::dialect::LONGEST_WAIT;
 use crate::failure::unknown;
 use crate::lease::MySqlLease;
@@ -22,11 +22,16 @@ use crate::wire::LONGEST_CALL;
 /// machine.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// The pause between two attempts of a caller for whose wait there is no connection; it doubles up to the
+/// other.
+const PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
 /// The result of an attempt or a wait.
 enum Outcome {
     Granted(Grant<MySqlLease>),
-    /// Another holder has the name. With the connection of the attempt, if it holds no name.
-    Busy(Option<PooledConn>),
+    /// Another holder has the name.
+    Busy,
 }
 
 /// One request.
@@ -52,15 +57,16 @@ pub(crate) fn acquire(
 
 impl Acquisition<'_> {
     fn run(&self) -> Result<Option<Grant<MySqlLease>>, Failure> {
-        let until = match self.request.deadline() {
+        let mut until = match self.request.deadline() {
             None => self.request.now() + self.store.remote.attempt_time(),
             Some(deadline) => deadline.max(self.request.now() + GRACE),
         };
         let mut retries = self.store.remote.pool_size;
+        let mut pauses = Backoff::new(PAUSE, LONGEST_PAUSE);
         while !self.request.is_cancelled() {
-            let slot = match self.attempt(until) {
+            match self.attempt(until) {
                 Ok(Outcome::Granted(grant)) => return Ok(Some(grant)),
-                Ok(Outcome::Busy(slot)) => slot,
+                Ok(Outcome::Busy) => {}
                 // The server may have closed every idle connection of the pool; one that does not reply
                 // is closed, and what it was granted ends with it. The attempt after the last of them
                 // is on a new connection, and tells whether the server can be reached.
@@ -71,19 +77,22 @@ impl Acquisition<'_> {
                     continue;
                 }
                 Err(failure) => return Err(failure),
-            };
+            }
             self.request.contended();
             // The engine retries after a busy attempt.
             retries = 0;
-            let outcome = match self.request.deadline() {
-                Some(deadline) if self.request.now() < deadline => self.wait(slot, deadline)?,
+            let deadline = match self.request.deadline() {
+                Some(deadline) if self.request.now() < deadline => deadline,
                 _ => return Ok(None),
             };
-            match outcome {
-                Some(Outcome::Granted(grant)) => return Ok(Some(grant)),
-                Some(Outcome::Busy(_)) => return Ok(None),
-                None => {}
+            if let Some((slot, _permit)) = self.checkout_to_wait(pauses.next_pause(), deadline) {
+                match self.wait(slot, deadline)? {
+                    Some(Outcome::Granted(grant)) => return Ok(Some(grant)),
+                    Some(Outcome::Busy) => return Ok(None),
+                    None => {}
+                }
             }
+            until = until.max(self.request.now() + GRACE);
         }
         Ok(None)
     }
@@ -98,18 +107,18 @@ impl Acquisition<'_> {
         {
             return self.attempt_shared(&session, until);
         }
-        let alone = store.pool.try_checkout();
-        let alone = alone.map(|slot| self.attempt_alone(slot, until));
-        // Without a free connection, one that holds names serves as well.
-        if matches!(alone, None | Some(Err(Failure::NotSent(_))))
+        let left = until.saturating_since(self.request.now());
+        let slot = match store.checkout_or_share(left, shared)? {
+            Found::Slot(slot) => slot,
+            Found::Other(session) => return self.attempt_shared(&session, until),
+        };
+        let outcome = self.attempt_alone(slot, until);
+        if matches!(outcome, Err(Failure::NotSent(_)))
             && let Some(session) = shared()
         {
             return self.attempt_shared(&session, until);
         }
-        alone.unwrap_or_else(|| {
-            let left = until.saturating_since(self.request.now());
-            self.attempt_alone(store.checkout(left)?, until)
-        })
+        outcome
     }
 
     fn attempt_alone(&self, mut slot: PooledConn, until: HostInstant) -> Result<Outcome, Failure> {
@@ -162,23 +171,34 @@ impl Acquisition<'_> {
         })?;
         Ok(match epoch {
             Some(epoch) => self.granted(session, epoch, asked_at),
-            None => Outcome::Busy(None),
+            None => Outcome::Busy,
         })
+    }
+
+    /// Returns a connection to wait on. Returns `None` after `pause` if there is none: the caller asks again
+    /// then, since no notification reaches it.
+    fn checkout_to_wait(
+        &self,
+        pause: Duration,
+        deadline: HostInstant,
+    ) -> Option<(PooledConn, WaitPermit<Connection>)> {
+        let (store, request) = (Arc::clone(self.store), self.request);
+        let wake = move || store.pool.recheck_waits();
+        let _cancel = request.cancel().map(|cancel| cancel.on_cancel(wake));
+        let limit = pause.min(deadline.saturating_since(request.now()));
+        let is_over = || request.is_cancelled();
+        self.store.pool.checkout_to_wait(limit, is_over)
     }
 
     /// Waits on a connection of its own that holds no name: a wait is cancelled by ending its session, and
     /// that frees all names of the session. Returns `None` if the wait ended before its deadline.
     fn wait(
         &self,
-        slot: Option<PooledConn>,
+        mut slot: PooledConn,
         deadline: HostInstant,
     ) -> Result<Option<Outcome>, Failure> {
         let store = self.store;
         let left = || deadline.saturating_since(self.request.now());
-        let mut slot = match slot {
-            Some(slot) => slot,
-            None => store.checkout(left())?,
-        };
         let until = deadline.max(self.request.now() + GRACE);
         store.run(&mut slot, until, |connection| {
             connection.set_idle(self.idle_seconds)
@@ -195,9 +215,7 @@ impl Acquisition<'_> {
         let mut attempted = Ok(Ok(None));
         connection.limit = GRACE;
         if !span.is_zero() {
-            store.waiting.fetch_add(1, Ordering::Relaxed);
             attempted = connection.wait(&self.name, span, GRACE).map(Ok);
-            store.waiting.fetch_sub(1, Ordering::Relaxed);
         }
         let is_over = self.request.now() >= deadline;
         if is_over && matches!(attempted, Ok(Ok(None))) {
@@ -213,7 +231,7 @@ impl Acquisition<'_> {
         let id = connection.session();
         slot.connection = Some(connection);
         match self.outcome(attempted, slot, id, asked_at)? {
-            Outcome::Busy(_) if !is_over => Ok(None),
+            Outcome::Busy if !is_over => Ok(None),
             outcome => Ok(Some(outcome)),
         }
     }
@@ -227,7 +245,7 @@ impl Acquisition<'_> {
         asked_at: HostInstant,
     ) -> Result<Outcome, Failure> {
         let Some(epoch) = attempted.map_err(Failure::Unanswered)? else {
-            return Ok(Outcome::Busy(Some(slot)));
+            return Ok(Outcome::Busy);
         };
         let session = Arc::new(Session::new(slot, id, self.idle_seconds, &self.name));
         self.store.sessions.add(&session);
@@ -240,6 +258,8 @@ impl Acquisition<'_> {
         let granted = Some((epoch, since));
         let entry = Entry { granted, until };
         self.store.sessions.set(session, &self.name, entry);
+        // The session takes more names from now on.
+        self.store.pool.recheck();
         Outcome::Granted(Grant {
             lease: MySqlLease {
                 session: Arc::clone(session),

@@ -23,9 +23,12 @@ const RENEW_BATCH: usize = 500;
 /// Connections are opened when they are needed, at most [`MySqlOptions::pool_size`] of them, and serve
 /// locks alone. A wait takes a connection of its own, and a name that was waited for keeps that connection
 /// while it is held. Names that were free share half of the pool, many on one connection; the names on one
-/// connection have the same ttl in whole seconds. A program that waits for more names at once than
-/// `pool_size`, or holds as many that it had to wait for, gets
-/// [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted).
+/// connection have the same ttl in whole seconds.
+///
+/// Waits never take the last connection, so a free name can be locked whatever is waited for. While a
+/// caller finds no connection for its wait, it asks the server again after pauses of at most 250 ms. A
+/// name gets [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted) if all connections are
+/// in use for longer than the response timeout, and none of them holds names of its ttl.
 ///
 /// # Limits
 /// - One server is the truth: a replica that takes over knows none of its primary's locks. Tokens of

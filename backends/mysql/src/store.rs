@@ -2,18 +2,17 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, Finding, HostInstant};
-use lockkeeper_remote::{Failure, Pool, RemoteOptions};
+use lockkeeper_remote::{Failure, Found, Pool, RemoteOptions};
 
 use crate::connection::Connection;
 use crate::connector::Connector;
 use crate::dialect::Dialect;
 use crate::opening;
 use crate::options::MySqlOptions;
-use crate::sessions::Sessions;
+use crate::sessions::{Session, Sessions};
 
 /// A slot of the pool. Its connection, if one is open, holds no name while it is in the pool.
 pub(crate) type PooledConn = lockkeeper_remote::PooledConn<Connection>;
@@ -24,8 +23,6 @@ pub(crate) struct Store {
     pub(crate) namespace: String,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) dialect: Dialect,
-    /// The number of callers that wait in the server.
-    pub(crate) waiting: AtomicU32,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) pool: Pool<Connection>,
     /// The conditions found on opening that may break locks, for people.
@@ -66,7 +63,6 @@ impl Store {
             sessions: Sessions::new(Arc::clone(&clock))?,
             clock,
             dialect,
-            waiting: AtomicU32::new(0),
             pool,
             warnings: found.iter().map(text).collect(),
         })
@@ -74,16 +70,30 @@ impl Store {
 
     /// Returns a slot of the pool as soon as one is free.
     pub(crate) fn checkout(&self, left: Duration) -> Result<PooledConn, Failure> {
+        let slot = self.pool.checkout(left.min(self.remote.response_timeout));
+        slot.ok_or_else(|| self.exhausted())
+    }
+
+    /// Returns a slot of the pool as soon as one is free, or a session that takes a name: what `shared`
+    /// returns.
+    pub(crate) fn checkout_or_share(
+        &self,
+        left: Duration,
+        shared: impl FnMut() -> Option<Arc<Session>>,
+    ) -> Result<Found<Connection, Arc<Session>>, Failure> {
         let limit = left.min(self.remote.response_timeout);
-        self.pool.checkout(limit).ok_or_else(|| {
-            let hold = self.sessions.count();
-            let wait = self.waiting.load(Ordering::Relaxed);
-            Failure::NotSent(self.connector.shared.server.exhausted(
-                self.remote.pool_size,
-                &format!(": {hold} hold locks and {wait} wait for one"),
-                " (and the server's `max_connections`), or wait for fewer names at once",
-            ))
-        })
+        let found = self.pool.checkout_or(limit, shared);
+        found.ok_or_else(|| self.exhausted())
+    }
+
+    fn exhausted(&self) -> Failure {
+        let hold = self.sessions.count();
+        let wait = self.pool.waiting();
+        Failure::NotSent(self.connector.shared.server.exhausted(
+            self.remote.pool_size,
+            &format!(": {hold} hold locks and {wait} wait for one"),
+            " (and the server's `max_connections`), or wait for fewer names at once",
+        ))
     }
 
     /// Runs `work` on the connection of a slot: see [`lockkeeper_remote::PooledConn::run`].

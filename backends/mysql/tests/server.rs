@@ -19,6 +19,9 @@ mod names;
 #[path = "server/opening.rs"]
 mod opening;
 #[cfg(unix)]
+#[path = "server/pairs.rs"]
+mod pairs;
+#[cfg(unix)]
 #[path = "server/proof.rs"]
 mod proof;
 #[cfg(unix)]
@@ -37,6 +40,7 @@ fn main() -> std::process::ExitCode {
 
     let cases = [
         sessions::CASES,
+        pairs::CASES,
         opening::CASES,
         admin::CASES,
         names::CASES,

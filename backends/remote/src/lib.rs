@@ -19,7 +19,7 @@ pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_
 pub use counts::{Counts, OpenConnection};
 pub use failure::{Failure, Server, is_timeout, nothing_granted, senseless};
 pub use options::{Endpoint, RemoteOptions, given_once};
-pub use pool::{Connection, Pool, PooledConn};
+pub use pool::{Connection, Found, Pool, PooledConn, WaitPermit};
 pub use socket::{Dialer, Stream, is_quiet, set_timeout};
 pub use tls::check_certificates;
 

@@ -8,10 +8,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Clock, Error, HostInstant};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::failure::Failure;
 
@@ -22,9 +22,29 @@ pub trait Connection {
 }
 
 struct Shared<C> {
-    /// The free slots. Those with an open connection are at the end, the last one used last.
-    free: Mutex<VecDeque<Option<C>>>,
+    state: Mutex<State<C>>,
     slot_freed: Condvar,
+    /// A caller of [`Pool::checkout_to_wait`] may find a slot.
+    wait_possible: Condvar,
+    /// The largest number of slots that may wait: all but one, in a pool of several.
+    most_waiting: u32,
+}
+
+struct State<C> {
+    /// The free slots. Those with an open connection are at the end, the last one used last.
+    free: VecDeque<Option<C>>,
+    /// The number of slots on which a caller waits for something else than a reply.
+    waiting: u32,
+    /// The number of calls of [`Pool::recheck`].
+    rechecks: u64,
+}
+
+/// What [`Pool::checkout_or`] found first.
+pub enum Found<C, T> {
+    /// A free slot.
+    Slot(PooledConn<C>),
+    /// What serves as well.
+    Other(T),
 }
 
 /// A bounded set of connections.
@@ -34,8 +54,14 @@ impl<C> Pool<C> {
     /// A pool of at most `size` connections, none of them open yet.
     pub fn new(size: u32) -> Self {
         Self(Arc::new(Shared {
-            free: Mutex::new((0..size).map(|_| None).collect()),
+            state: Mutex::new(State {
+                free: (0..size).map(|_| None).collect(),
+                waiting: 0,
+                rechecks: 0,
+            }),
             slot_freed: Condvar::new(),
+            wait_possible: Condvar::new(),
+            most_waiting: size.saturating_sub(1).max(1),
         }))
     }
 
@@ -46,13 +72,115 @@ impl<C> Pool<C> {
 
     /// Returns a slot as soon as one is free, within `limit`.
     pub fn checkout(&self, limit: Duration) -> Option<PooledConn<C>> {
-        let mut free = self.0.free.lock();
-        let no_slot = |free: &mut VecDeque<_>| free.is_empty();
-        self.0.slot_freed.wait_while_for(&mut free, no_slot, limit);
+        let mut state = self.0.state.lock();
+        let no_slot = |state: &mut State<_>| state.free.is_empty();
+        self.0.slot_freed.wait_while_for(&mut state, no_slot, limit);
+        self.take(&mut state)
+    }
+
+    /// Returns a slot as soon as one is free, or what `other` returns, within `limit`. `other` is called
+    /// while no slot is free, and again after each [`recheck`](Self::recheck).
+    pub fn checkout_or<T>(
+        &self,
+        limit: Duration,
+        mut other: impl FnMut() -> Option<T>,
+    ) -> Option<Found<C, T>> {
+        let began = Instant::now();
+        let mut state = self.0.state.lock();
+        loop {
+            if let Some(slot) = self.take(&mut state) {
+                return Some(Found::Slot(slot));
+            }
+            let seen = state.rechecks;
+            // `other` may drop slots of this pool.
+            if let Some(other) = MutexGuard::unlocked(&mut state, &mut other) {
+                // This caller may have been the one that was notified of a free slot.
+                self.0.slot_freed.notify_one();
+                return Some(Found::Other(other));
+            }
+            let unchanged = |state: &mut State<_>| state.free.is_empty() && state.rechecks == seen;
+            let left = limit.saturating_sub(began.elapsed());
+            let waited = self
+                .0
+                .slot_freed
+                .wait_while_for(&mut state, unchanged, left);
+            if waited.timed_out() {
+                return None;
+            }
+        }
+    }
+
+    /// Returns a slot on which the caller may wait for long, as soon as there is one, within `limit`.
+    ///
+    /// In a pool of several slots, one is never waited on, so waiting callers alone do not exhaust the
+    /// pool. Returns `None` at once when `is_over` returns true, which is called again after each
+    /// [`recheck_waits`](Self::recheck_waits).
+    pub fn checkout_to_wait(
+        &self,
+        limit: Duration,
+        is_over: impl Fn() -> bool,
+    ) -> Option<(PooledConn<C>, WaitPermit<C>)> {
+        let shared = &self.0;
+        let mut state = shared.state.lock();
+        let waits = |state: &mut State<_>| !shared.takes_wait(state) && !is_over();
+        shared
+            .wait_possible
+            .wait_while_for(&mut state, waits, limit);
+        if !shared.takes_wait(&state) || is_over() {
+            return None;
+        }
+        let slot = self.take(&mut state)?;
+        state.waiting += 1;
+        Some((slot, WaitPermit(Arc::clone(shared))))
+    }
+
+    /// Returns the number of slots on which callers wait.
+    pub fn waiting(&self) -> u32 {
+        self.0.state.lock().waiting
+    }
+
+    /// Makes all callers of [`checkout_or`](Self::checkout_or) call `other` again.
+    pub fn recheck(&self) {
+        let mut state = self.0.state.lock();
+        state.rechecks = state.rechecks.wrapping_add(1);
+        self.0.slot_freed.notify_all();
+    }
+
+    /// Makes all callers of [`checkout_to_wait`](Self::checkout_to_wait) call `is_over` again.
+    pub fn recheck_waits(&self) {
+        let _state = self.0.state.lock();
+        self.0.wait_possible.notify_all();
+    }
+
+    fn take(&self, state: &mut State<C>) -> Option<PooledConn<C>> {
         Some(PooledConn {
-            connection: free.pop_back()?,
+            connection: state.free.pop_back()?,
             pool: Arc::clone(&self.0),
         })
+    }
+}
+
+impl<C> Shared<C> {
+    fn takes_wait(&self, state: &State<C>) -> bool {
+        !state.free.is_empty() && state.waiting < self.most_waiting
+    }
+
+    /// Notifies one caller of [`Pool::checkout_to_wait`] if it finds a slot.
+    fn notify_wait(&self, state: &State<C>) {
+        if self.takes_wait(state) {
+            self.wait_possible.notify_one();
+        }
+    }
+}
+
+/// The right to wait on a slot. Dropping it lets another caller wait; the slot may be kept.
+pub struct WaitPermit<C>(Arc<Shared<C>>);
+
+impl<C> Drop for WaitPermit<C> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.waiting = state.waiting.saturating_sub(1);
+        self.0.notify_wait(&state);
     }
 }
 
@@ -65,12 +193,13 @@ pub struct PooledConn<C> {
 
 impl<C> Drop for PooledConn<C> {
     fn drop(&mut self) {
-        let mut free = self.pool.free.lock();
+        let mut state = self.pool.state.lock();
         match self.connection.take() {
-            Some(connection) => free.push_back(Some(connection)),
-            None => free.push_front(None),
+            Some(connection) => state.free.push_back(Some(connection)),
+            None => state.free.push_front(None),
         }
         self.pool.slot_freed.notify_one();
+        self.pool.notify_wait(&state);
     }
 }
 

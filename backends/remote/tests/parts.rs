@@ -4,12 +4,13 @@
 
 use std::cell::Cell;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant, Key, SystemClock};
 use lockkeeper_remote::{
-    Backoff, Connection, Endpoint, Failure, Pool, RemoteOptions, Server, connect_any, keys,
+    Backoff, Connection, Endpoint, Failure, Found, Pool, RemoteOptions, Server, connect_any, keys,
 };
 
 #[test]
@@ -156,6 +157,60 @@ fn waiting_caller_gets_the_slot_that_is_returned() {
         drop(slot);
         assert_eq!(waiting.join().unwrap(), Some(Numbered(7)));
     });
+}
+
+#[test]
+fn last_slot_is_not_waited_on() {
+    let pool = Pool::<Numbered>::new(3);
+    let wait = || pool.checkout_to_wait(Duration::ZERO, || false);
+    let (kept, permit) = wait().unwrap();
+    let _second = wait().unwrap();
+    assert!(wait().is_none());
+    assert!(pool.try_checkout().is_some());
+    assert_eq!(pool.waiting(), 2);
+    drop(permit);
+    let _third = wait().expect("one wait is over, and its slot is kept");
+    assert!(pool.try_checkout().is_none());
+    drop(kept);
+    assert!(wait().is_none() && pool.try_checkout().is_some());
+    let single = Pool::<Numbered>::new(1);
+    let wait = single.checkout_to_wait(Duration::ZERO, || false);
+    assert!(wait.is_some());
+}
+
+#[test]
+fn waiting_caller_notices_all_that_it_waits_for() {
+    let pool = Pool::<Numbered>::new(2);
+    for _ in 0..100 {
+        let is_over = &AtomicBool::new(false);
+        let is_set = move || is_over.load(Ordering::SeqCst);
+        let all = [(); 2].map(|()| pool.try_checkout().unwrap());
+        thread::scope(|scope| {
+            let other = scope.spawn(|| pool.checkout_or(Duration::MAX, || is_set().then_some(())));
+            let cancelled = scope.spawn(|| pool.checkout_to_wait(Duration::MAX, is_set));
+            is_over.store(true, Ordering::SeqCst);
+            pool.recheck();
+            pool.recheck_waits();
+            assert!(matches!(other.join().unwrap(), Some(Found::Other(()))));
+            assert!(cancelled.join().unwrap().is_none());
+        });
+        is_over.store(false, Ordering::SeqCst);
+        // A caller that finds something else does not keep the slot from the others.
+        thread::scope(|scope| {
+            let found = || {
+                pool.checkout_or(Duration::MAX, || is_set().then_some(()))
+                    .map(drop)
+            };
+            let waited = || pool.checkout_to_wait(Duration::MAX, || false).map(drop);
+            let slot = || pool.checkout(Duration::MAX).map(drop);
+            scope.spawn(found);
+            scope.spawn(waited);
+            scope.spawn(slot);
+            is_over.store(true, Ordering::SeqCst);
+            pool.recheck();
+            drop(all);
+        });
+    }
 }
 
 #[test]
