@@ -8,6 +8,7 @@ mod contended;
 mod free;
 mod held;
 mod mysql;
+mod pairs;
 mod pinning;
 mod server;
 mod waiting;
@@ -49,7 +50,7 @@ type Group = fn() -> Rows;
 const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
 
-const GROUPS: [(&str, Group); 18] = [
+const GROUPS: [(&str, Group); 20] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
@@ -71,6 +72,8 @@ const GROUPS: [(&str, Group); 18] = [
     ("contended processes mysql", || {
         contended::processes_mysql(MYSQL)
     }),
+    ("pairs mariadb", || pairs::rows_mysql(MARIADB)),
+    ("pairs mysql", || pairs::rows_mysql(MYSQL)),
     ("waiting", waiting::rows),
     ("waiting redis", waiting::rows_redis),
     ("waiting mariadb", || waiting::rows_mysql(MARIADB)),
