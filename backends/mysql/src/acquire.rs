@@ -13,7 +13,7 @@ use crate::dialect::LONGEST_WAIT;
 use crate::failure::unknown;
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
-use crate::sessions::{Entry, Session, detached, idle_seconds};
+use crate::sessions::{Entry, Session, idle_seconds};
 use crate::statements::SessionId;
 use crate::store::{PooledConn, Store};
 use crate::wire::LONGEST_CALL;
@@ -146,24 +146,26 @@ impl Acquisition<'_> {
         let left = left.min(self.store.remote.response_timeout);
         let (store, theirs) = (Arc::clone(self.store), Arc::clone(session));
         let name = self.name.clone();
-        let epoch = detached::start(move |reply| {
-            let attempted = theirs.run(left, |connection| {
-                connection.limit = theirs.longest_call();
-                try_lock(&store, connection, &name)
-            });
-            let epoch = attempted.and_then(|epoch| epoch.map_err(Failure::Unanswered));
-            match &epoch {
-                Ok(Some(_)) => {}
-                // The server may have granted the name all the same.
-                Err(Failure::Refused(_)) => store.sessions.leave_over(&theirs, &name),
-                // A session with a missing reply is in doubt, and closed in the end.
-                Ok(None) | Err(_) => theirs.leave(&name),
-            }
-            if let Err(SendError(Ok(Some(_)))) = reply.send(epoch) {
-                let _ = store.sessions.release(&theirs, &name);
-            }
-        })
-        .inspect_err(|_| session.leave(&self.name))?;
+        let calls = &self.store.sessions.calls;
+        let epoch = calls
+            .start(move |reply| {
+                let attempted = theirs.run(left, |connection| {
+                    connection.limit = theirs.longest_call();
+                    try_lock(&store, connection, &name)
+                });
+                let epoch = attempted.and_then(|epoch| epoch.map_err(Failure::Unanswered));
+                match &epoch {
+                    Ok(Some(_)) => {}
+                    // The server may have granted the name all the same.
+                    Err(Failure::Refused(_)) => store.sessions.leave_over(&theirs, &name),
+                    // A session with a missing reply is in doubt, and closed in the end.
+                    Ok(None) | Err(_) => theirs.leave(&name),
+                }
+                if let Err(SendError(Ok(Some(_)))) = reply.send(epoch) {
+                    let _ = store.sessions.release(&theirs, &name);
+                }
+            })
+            .inspect_err(|_| session.leave(&self.name))?;
         let epoch = epoch.recv_timeout(left).unwrap_or_else(|_| {
             Err(unknown(
                 "the server was asked and did not answer in time; what it grants is given back",

@@ -10,7 +10,7 @@ use crate::connection::Connection;
 use crate::dialect::Dialect;
 use crate::failure::unknown;
 use crate::names::EncodedName;
-use crate::sessions::{Session, detached, idle_seconds};
+use crate::sessions::{Session, idle_seconds};
 use crate::statements::{self, SessionId};
 use crate::store::Store;
 
@@ -170,7 +170,7 @@ pub(crate) fn renew_batch(store: &Store, batch: &mut [RenewRequest<'_, MySqlLeas
         .iter()
         .map(|group| {
             let (session, call) = (Arc::clone(&group.session), group.call());
-            detached::start(move |reply| {
+            store.sessions.calls.start(move |reply| {
                 let _ = reply.send(session.run(session.longest_call(), call));
             })
         })

@@ -2,7 +2,7 @@
 //!
 //! Nothing in here is SQL. Any store that binds its locks to sessions has the same states and calls.
 
-pub(crate) mod detached;
+mod detached;
 mod session;
 mod state;
 
@@ -20,6 +20,8 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::names::EncodedName;
 use crate::statements::SessionId;
 
+use detached::DetachedCalls;
+
 /// The time until the next attempt to end a lease.
 const SWEEP_RETRY: Duration = Duration::from_millis(100);
 
@@ -29,6 +31,8 @@ pub(crate) struct Sessions {
     /// Ends leases that no guard renews, while other names keep their session alive. It never waits for
     /// the server.
     sweeper: Timer,
+    /// Calls on sessions that hold names of several callers.
+    pub(crate) calls: DetachedCalls,
 }
 
 impl Sessions {
@@ -37,6 +41,7 @@ impl Sessions {
             sweeper: Timer::new(Arc::clone(&clock)),
             clock,
             list: Mutex::default(),
+            calls: DetachedCalls::default(),
         });
         let weak = Arc::downgrade(&sessions);
         let sweep = move |tick: Tick| Some(weak.upgrade()?.sweep(tick.now));
@@ -137,11 +142,12 @@ impl Sessions {
         names: Vec<EncodedName>,
     ) -> Result<Receiver<Result<bool, Failure>>, Failure> {
         let (sessions, theirs, all) = (Arc::clone(self), Arc::clone(session), names.clone());
-        detached::start(move |reply| {
-            let release = |_, name| sessions.release(&theirs, name);
-            let _ = reply.send(names.iter().fold(Ok(false), release));
-        })
-        .inspect_err(|_| all.iter().for_each(|name| self.leave_over(session, name)))
+        self.calls
+            .start(move |reply| {
+                let release = |_, name| sessions.release(&theirs, name);
+                let _ = reply.send(names.iter().fold(Ok(false), release));
+            })
+            .inspect_err(|_| all.iter().for_each(|name| self.leave_over(session, name)))
     }
 
     /// Ends expired leases, and returns the time of the next sweep.

@@ -1,25 +1,78 @@
 //! Calls that continue after their caller has stopped waiting: a call that is cut short leaves its
 //! connection in doubt, and with it the locks of other callers.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
+use std::time::Duration;
 
 use lockkeeper_remote::Failure;
+use parking_lot::{Condvar, Mutex};
 
 use crate::failure::unavailable;
 
-/// Runs `work` on a thread of its own. `work` sends its result, which comes back as an error if the
-/// caller has dropped the receiver.
-pub(crate) fn start<T: Send + 'static>(
-    work: impl FnOnce(SyncSender<T>) + Send + 'static,
-) -> Result<Receiver<T>, Failure> {
-    // The channel has no buffer in which a result could stay.
-    let (sender, receiver) = sync_channel(0);
-    let thread = thread::Builder::new().name("lockkeeper-mysql-call".to_owned());
-    let spawned = thread.spawn(move || work(sender));
-    spawned.map(|_| receiver).map_err(|error| {
-        let text =
-            "the thread that asks the server cannot be started; is the limit of threads reached?";
-        Failure::NotSent(unavailable(text).with_source(error))
-    })
+/// How long a thread without a call stays for the next one.
+const LINGER: Duration = Duration::from_millis(20);
+
+type Call = Box<dyn FnOnce() + Send>;
+
+/// The threads that run calls: one for each call that is under way.
+#[derive(Default)]
+pub(crate) struct DetachedCalls(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    queued: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Calls for the idle threads, never more than there are.
+    calls: VecDeque<Call>,
+    idle: usize,
+}
+
+impl DetachedCalls {
+    /// Runs `work` on another thread. `work` sends its result, which comes back as an error if the
+    /// caller has dropped the receiver.
+    pub(crate) fn start<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(SyncSender<T>) + Send + 'static,
+    ) -> Result<Receiver<T>, Failure> {
+        // The channel has no buffer in which a result could stay.
+        let (sender, receiver) = sync_channel(0);
+        let call: Call = Box::new(move || work(sender));
+        let mut queue = self.0.queue.lock();
+        if queue.idle > queue.calls.len() {
+            queue.calls.push_back(call);
+            self.0.queued.notify_one();
+            return Ok(receiver);
+        }
+        drop(queue);
+        let shared = Arc::clone(&self.0);
+        let thread = thread::Builder::new().name("lockkeeper-mysql-call".to_owned());
+        let spawned = thread.spawn(move || shared.run(call));
+        spawned.map(|_| receiver).map_err(|error| {
+            let text = "the thread that asks the server cannot be started; is the limit of threads reached?";
+            Failure::NotSent(unavailable(text).with_source(error))
+        })
+    }
+}
+
+impl Shared {
+    /// Runs a call, and then those that come before the thread was idle for too long.
+    fn run(&self, first: Call) {
+        let mut next = Some(first);
+        while let Some(call) = next {
+            call();
+            let mut queue = self.queue.lock();
+            queue.idle += 1;
+            let is_empty = |queue: &mut Queue| queue.calls.is_empty();
+            self.queued.wait_while_for(&mut queue, is_empty, LINGER);
+            queue.idle -= 1;
+            next = queue.calls.pop_front();
+        }
+    }
 }
