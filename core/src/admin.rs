@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use crate::clock::HostInstant;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
 use crate::token::FencingToken;
 
@@ -19,10 +19,28 @@ pub trait Admin: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`LockProvider::acquire`](crate::LockProvider::acquire);
-    /// [`ErrorKind::PermissionDenied`](crate::ErrorKind::PermissionDenied) if this user may lock, but
-    /// not list locks; [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the server does
-    /// not list all names. Both say what to allow or switch on.
+    /// [`ErrorKind::PermissionDenied`] if this user may lock, but not list locks;
+    /// [`ErrorKind::Unsupported`] if the server does not list all names. Both say what to allow or switch on.
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error>;
+
+    /// Returns the names that are held now in every namespace of the store, each with its namespace, in
+    /// the order of namespace and name. Of a name that is not [whole](HeldName::is_whole), the namespace
+    /// is what the store keeps of it. [`force_release`](Self::force_release) takes only names of the
+    /// provider's own namespace.
+    ///
+    /// # Errors
+    /// As [`held`](Self::held); [`ErrorKind::Unsupported`] if the backend does not list other
+    /// namespaces, which is the default.
+    fn held_in_all_namespaces(
+        &self,
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        let _ = deadline;
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            "this store lists one namespace only; name it in the URL as ?namespace=NAME",
+        ))
+    }
 
     /// Takes a name from the holder that [`held`](Self::held) has shown, and wakes one waiter. Returns
     /// false if that hold is over; a later holder keeps the name.
@@ -31,8 +49,7 @@ pub trait Admin: fmt::Debug + Send + Sync {
     /// next holder's token is larger, so the data itself can refuse late writes.
     ///
     /// # Errors
-    /// As [`held`](Self::held); [`ErrorKind::Unknown`](crate::ErrorKind::Unknown) if the name may or
-    /// may not have been taken.
+    /// As [`held`](Self::held); [`ErrorKind::Unknown`] if the name may or may not have been taken.
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error>;
 
     /// Checks for what is known to break locks on this kind of store, and changes nothing. It does

@@ -26,19 +26,42 @@ const SESSIONS: &str = "SHOW FULL PROCESSLIST";
 
 impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
-        let mut held = match name {
+        let mut held: Vec<_> = match name {
             Some(name) => {
                 let encoded = EncodedName::new(&self.namespace, name.as_str());
                 let holder = self.holder(&encoded, deadline)?;
                 let held = holder.map(|session| held_name(name.as_str(), &encoded, session));
                 held.into_iter().collect()
             }
-            None => self.held_all(deadline)?,
+            None => {
+                let listed = self.listed(deadline)?.into_iter();
+                let named = |(encoded, session): (EncodedName, _)| {
+                    let (name, is_whole) = encoded.decode(&self.namespace)?;
+                    let held = held_name(&name, &encoded, session);
+                    Some(HeldName { is_whole, ..held })
+                };
+                listed.filter_map(named).collect()
+            }
         };
-        if !held.is_empty() {
-            self.describe(&mut held, deadline)?;
-        }
+        self.describe(held.iter_mut(), deadline)?;
         held.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(held)
+    }
+
+    /// Lists every named lock that looks like one of lockkeeper, whichever program holds it.
+    fn held_in_all_namespaces(
+        &self,
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        let listed = self.listed(deadline)?.into_iter();
+        let named = |(encoded, session): (EncodedName, _)| {
+            let (namespace, name, is_whole) = encoded.decode_in_any()?;
+            let held = held_name(&name, &encoded, session);
+            Some((namespace, HeldName { is_whole, ..held }))
+        };
+        let mut held: Vec<_> = listed.filter_map(named).collect();
+        self.describe(held.iter_mut().map(|(_, held)| held), deadline)?;
+        held.sort_by(|(a, first), (b, second)| (a, &first.name).cmp(&(b, &second.name)));
         Ok(held)
     }
 
@@ -125,8 +148,8 @@ impl Store {
         self.run_apart(until, |connection| connection.holder(name))
     }
 
-    /// Returns all names of the namespace.
-    fn held_all(&self, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
+    /// Returns all named locks of the server, with the session of each.
+    fn listed(&self, deadline: HostInstant) -> Result<Vec<(EncodedName, SessionId)>, Error> {
         let (sql, advice) = self.dialect.list();
         let unlisted = |error: Error| match error.kind() {
             ErrorKind::PermissionDenied | ErrorKind::Incompatible => {
@@ -144,17 +167,22 @@ impl Store {
             Ok((connection.rows(sql)?, connection.session().start))
         });
         let (rows, start) = listed.map_err(unlisted)?;
-        let own = rows.iter().filter_map(|row| {
+        let named = rows.iter().filter_map(|row| {
             let (encoded, id) = (EncodedName::parse(&text(row, 0)?)?, number(row, 1)?);
-            let (name, is_whole) = encoded.decode(&self.namespace)?;
-            let held = held_name(&name, &encoded, SessionId { id, start });
-            Some(HeldName { is_whole, ..held })
+            Some((encoded, SessionId { id, start }))
         });
-        Ok(own.collect())
+        Ok(named.collect())
     }
 
     /// Adds the holders and the numbers of waiters, as far as this user may see them.
-    fn describe(&self, held: &mut [HeldName], deadline: HostInstant) -> Result<(), Error> {
+    fn describe<'a>(
+        &self,
+        held: impl ExactSizeIterator<Item = &'a mut HeldName>,
+        deadline: HostInstant,
+    ) -> Result<(), Error> {
+        if held.len() == 0 {
+            return Ok(());
+        }
         let sessions = self.rows(SESSIONS, deadline)?;
         let host = |row: &Row| Some((number(row, 0)?, host(&text(row, 2)?)));
         let hosts: HashMap<_, _> = sessions.iter().filter_map(host).collect();

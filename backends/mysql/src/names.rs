@@ -66,6 +66,16 @@ impl EncodedName {
         let is_own = !name.is_empty() && Self::new(namespace, name) == *self;
         is_own.then(|| (name.to_owned(), true))
     }
+
+    /// Returns namespace and name as far as they are legible, and whether that is all of both. Returns
+    /// `None` if this is no name of any namespace.
+    pub(crate) fn decode_in_any(&self) -> Option<(String, String, bool)> {
+        let (namespace, rest) = self.split_at_checked(self.find([':', '~'])?)?;
+        let name = rest.strip_prefix(':').unwrap_or(rest);
+        let part = |text: &str| text.to_owned();
+        (!namespace.is_empty() && !name.is_empty())
+            .then(|| (part(namespace), part(name), !self.contains('~')))
+    }
 }
 
 impl Deref for EncodedName {

@@ -1,6 +1,6 @@
 //! The operators' commands: held locks and their holders, forced release, and examination.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, HostInstant, LockName};
@@ -10,7 +10,7 @@ use redis::{Cmd, FromRedisValue, cmd};
 use crate::connection::Connection;
 use crate::examine::examine;
 use crate::failure::{accepted_by_primary, parse};
-use crate::keys::{decode_name, pattern};
+use crate::keys::{Keys, decode, pattern};
 use crate::owner::holder;
 use crate::scripts::{INSPECT, RESERVED};
 use crate::store::Store;
@@ -20,17 +20,20 @@ const PAGE: u32 = 1_000;
 
 impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
+        let own = &self.namespace;
         let names = match name {
-            Some(name) => vec![name.clone()],
-            None => self.names(deadline)?,
+            Some(name) => vec![(own.clone(), name.clone())],
+            None => self.names(Some(own), deadline)?,
         };
-        let mut held = Vec::new();
-        // At most 200 at a time: replies are read after all requests were sent.
-        for some in names.chunks(200) {
-            held.extend(self.inspect(some, deadline)?);
-        }
-        held.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(held)
+        let held = self.inspect_all(&names, deadline)?;
+        Ok(held.into_iter().map(|(_, held)| held).collect())
+    }
+
+    fn held_in_all_namespaces(
+        &self,
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        self.inspect_all(&self.names(None, deadline)?, deadline)
     }
 
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
@@ -77,11 +80,15 @@ impl Store {
         })
     }
 
-    /// Returns the names that have a lock's key.
-    fn names(&self, deadline: HostInstant) -> Result<Vec<LockName>, Error> {
-        let pattern = pattern(&self.namespace);
-        // The server may name a key twice.
-        let mut names = HashMap::new();
+    /// Returns the names that have a lock's key, with their namespaces: those of `namespace`, or of all.
+    fn names(
+        &self,
+        namespace: Option<&str>,
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, LockName)>, Error> {
+        let pattern = pattern(namespace);
+        // In order, and once: the server may name a key twice.
+        let mut names = BTreeMap::new();
         let mut cursor = b"0".to_vec();
         loop {
             let mut scan = cmd("SCAN");
@@ -89,14 +96,15 @@ impl Store {
             scan.arg("COUNT").arg(PAGE);
             let (next, keys): (Vec<u8>, Vec<Vec<u8>>) = self.run_for_admin(&scan, deadline)?;
             for key in keys {
-                if let Some(name) = decode_name(&self.namespace, &key)
-                    && let Ok(name) = LockName::new(name)
+                if let Some((namespace, text)) = decode(&key)
+                    && let Ok(name) = LockName::new(text.as_str())
                 {
-                    names.insert(name.as_str().to_owned(), name);
+                    names.insert((namespace, text), name);
                 }
             }
             if next == b"0" {
-                return Ok(names.into_values().collect());
+                let named = |((namespace, _), name)| (namespace, name);
+                return Ok(names.into_iter().map(named).collect());
             }
             cursor = next;
             if self.clock.now() > deadline {
@@ -108,11 +116,29 @@ impl Store {
         }
     }
 
-    /// Returns those of `names` that are held.
-    fn inspect(&self, names: &[LockName], deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
+    /// Returns those of `names` that are held, in the same order.
+    fn inspect_all(
+        &self,
+        names: &[(String, LockName)],
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        let mut held = Vec::new();
+        // At most 200 at a time: replies are read after all requests were sent.
+        for some in names.chunks(200) {
+            held.extend(self.inspect(some, deadline)?);
+        }
+        Ok(held)
+    }
+
+    fn inspect(
+        &self,
+        names: &[(String, LockName)],
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
         let mut commands = Vec::new();
-        for name in names {
-            commands.extend(INSPECT.by_code(&self.keys(name).all(), &[]));
+        for (namespace, name) in names {
+            let keys = Keys::new(namespace, name.as_str());
+            commands.extend(INSPECT.by_code(&keys.all(), &[]));
         }
         let answers = self.ask_for_admin(deadline, |connection, limit| {
             let answers = connection
@@ -122,7 +148,9 @@ impl Store {
             replies.collect::<Result<Vec<Reply>, _>>()
         })?;
         let held = names.iter().zip(answers);
-        Ok(held.filter_map(|(name, reply)| read(name, reply)).collect())
+        let held = held
+            .filter_map(|((namespace, name), reply)| Some((namespace.clone(), read(name, reply)?)));
+        Ok(held.collect())
     }
 }
 

@@ -38,18 +38,21 @@ impl Keys {
     }
 }
 
+/// What all lock keys begin with.
+const START: &str = "lockkeeper:{";
+
 /// Returns what all lock keys of a namespace begin with.
 fn prefix(namespace: &str) -> String {
-    let mut prefix = String::from("lockkeeper:{");
+    let mut prefix = String::from(START);
     encode(&mut prefix, namespace, true);
     prefix.push(':');
     prefix
 }
 
-/// Returns the pattern for `SCAN` that matches all lock keys of a namespace and no other key.
-pub(crate) fn pattern(namespace: &str) -> String {
+/// Returns the pattern for `SCAN` that matches all lock keys of a namespace, or of all namespaces.
+pub(crate) fn pattern(namespace: Option<&str>) -> String {
     let mut pattern = String::new();
-    for letter in prefix(namespace).chars() {
+    for letter in namespace.map_or_else(|| START.to_owned(), prefix).chars() {
         if matches!(letter, '*' | '?' | '[' | ']' | '^' | '-' | '\\') {
             pattern.push('\\');
         }
@@ -59,10 +62,16 @@ pub(crate) fn pattern(namespace: &str) -> String {
     pattern
 }
 
-/// Returns the name of a lock's key, or `None` if `key` is none of the namespace's lock keys.
-pub(crate) fn decode_name(namespace: &str, key: &[u8]) -> Option<String> {
-    let key = key.strip_prefix(prefix(namespace).as_bytes())?;
-    let mut rest = key.strip_suffix(b"}")?;
+/// Returns the namespace and the name of a lock's key, or `None` if `key` is no lock's key.
+pub(crate) fn decode(key: &[u8]) -> Option<(String, String)> {
+    let key = key.strip_prefix(START.as_bytes())?.strip_suffix(b"}")?;
+    let colon = key.iter().position(|byte| *byte == b':')?;
+    let (namespace, name) = key.split_at_checked(colon)?;
+    Some((unescape(namespace)?, unescape(name.get(1..)?)?))
+}
+
+/// Reverses [`encode`].
+fn unescape(mut rest: &[u8]) -> Option<String> {
     let mut bytes = Vec::with_capacity(rest.len());
     while let Some((&first, after)) = rest.split_first() {
         rest = after;
@@ -112,13 +121,13 @@ mod tests {
         for namespace in ["shop", "a:b*", "가게"] {
             for name in ["seat:42", "{자리} 1\n", "%", "a}:epoch", "*?[x]"] {
                 let keys = Keys::new(namespace, name);
-                let decoded = |key: &str| decode_name(namespace, key.as_bytes());
-                assert_eq!(decoded(&keys.lock).as_deref(), Some(name));
-                assert_eq!(decoded(&keys.epoch), None);
-                assert_eq!(decode_name("other", keys.lock.as_bytes()), None);
+                let pair = (namespace.to_owned(), name.to_owned());
+                assert_eq!(decode(keys.lock.as_bytes()), Some(pair));
+                assert_eq!(decode(keys.epoch.as_bytes()), None);
             }
         }
-        assert_eq!(pattern("a*b-[c]"), r"lockkeeper:{a\*b\-\[c\]:*}");
+        assert_eq!(pattern(Some("a*b-[c]")), r"lockkeeper:{a\*b\-\[c\]:*}");
+        assert_eq!(pattern(None), "lockkeeper:{*}");
     }
 
     #[test]

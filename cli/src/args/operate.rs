@@ -21,6 +21,10 @@ pub(crate) struct Who {
     #[arg(long)]
     pub(crate) json: bool,
 
+    /// Show the names of every namespace of the store.
+    #[arg(short = 'A', long, conflicts_with = "name")]
+    pub(crate) all_namespaces: bool,
+
     /// How long the store may take to reply.
     #[arg(long, value_name = "DUR", default_value = "10s", value_parser = duration)]
     pub(crate) timeout: Duration,

@@ -190,6 +190,7 @@ fn usage(rig: &mut Rig) -> Outcome {
             "100ms",
         ),
         (&["who", "a", "b"], "b"),
+        (&["who", "--all-namespaces", "a"], "--all-namespaces"),
         (&["unlock", "a"], "--force"),
         (&["unlock", "--force", ""], "empty"),
         (&["doctor", "--bogus"], "--bogus"),

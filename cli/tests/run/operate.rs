@@ -4,10 +4,11 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::rig::{Case, Outcome, Rig, Server, Skip, code, stderr_of};
+use crate::rig::{Case, Outcome, Rig, Running, Server, Skip, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
     ("who_shows_the_holder_within_80_columns", who),
+    ("who_lists_all_namespaces_with_their_names", all_namespaces),
     ("unlock_asks_for_confirmation", unlock),
     (
         "unlock_with_yes_frees_without_an_open_output",
@@ -69,6 +70,39 @@ fn who(rig: &mut Rig) -> Outcome {
     let table = rig.lockkeeper(&["who"]).output().unwrap();
     fits(&out(&table));
     assert!(out(&table).contains("seat:42"), "{}", out(&table));
+    rig.write("release", "");
+    assert_eq!((first.code(), second.code()), (0, 0));
+    Ok(())
+}
+
+fn all_namespaces(rig: &mut Rig) -> Outcome {
+    let first = rig.hold("of-this-case");
+    let script = "touch second; until [ -e release ]; do sleep 0.05; done";
+    let mut second = rig.run_command(&["b"], script);
+    let second = second.env("LOCKKEEPER_NAMESPACE", "elsewhere");
+    let second = Running(Some(second.spawn().unwrap()));
+    rig.until_file("second");
+    assert!(rig.who("of-this-case")["namespace"].is_null());
+    // Other cases hold names on the same server.
+    let all = rig.lockkeeper(&["who", "-A", "--json"]).output().unwrap();
+    let all: Value = serde_json::from_slice(&all.stdout).unwrap();
+    let all = all["held"].as_array().unwrap();
+    let of = |key: &str, value: &str| {
+        let mut found = all.iter().filter(|held| held[key] == value);
+        let one = found.next().unwrap_or_else(|| panic!("{value} in {all:?}"));
+        assert!(found.next().is_none(), "{value} twice in {all:?}");
+        one
+    };
+    assert_eq!(of("namespace", "elsewhere")["name"], "b");
+    let namespace = of("name", "of-this-case")["namespace"].as_str().unwrap();
+    assert!(namespace == "default" || namespace.starts_with("case-"));
+    let table = rig
+        .lockkeeper(&["who", "--all-namespaces"])
+        .output()
+        .unwrap();
+    fits(&out(&table));
+    assert!(out(&table).starts_with("namespace"), "{}", out(&table));
+    assert!(out(&table).contains("\nelsewhere"), "{}", out(&table));
     rig.write("release", "");
     assert_eq!((first.code(), second.code()), (0, 0));
     Ok(())

@@ -10,7 +10,7 @@ use lockkeeper_core::{
     Severity, SystemClock, WaitOutcome,
 };
 
-use crate::rig::{Outcome, Rig, Skip, build, take, take_with};
+use crate::rig::{NAMESPACE, Outcome, Rig, Skip, build, take, take_with};
 
 fn needs_admin(rig: &Rig<'_>) -> Outcome {
     if rig.provider().admin().is_some() {
@@ -95,6 +95,42 @@ pub(super) fn held_lists_the_holders(rig: &Rig<'_>) -> Outcome {
     let _elsewhere = take(&other, "a");
     assert!(nothing_is_held(rig, &asker));
     assert_eq!(find(rig, &asker, "a"), None);
+    Ok(())
+}
+
+pub(super) fn held_in_all_namespaces_names_them(rig: &Rig<'_>) -> Outcome {
+    needs_admin(rig)?;
+    let asker = rig.keeper();
+    let all = || admin(&asker).held_in_all_namespaces(deadline(rig));
+    match all() {
+        Ok(held) => assert_eq!(held, []),
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            return Err(Skip(
+                "the store lists no other namespaces to this user".to_owned(),
+            ));
+        }
+        Err(error) => panic!("the store does not reply: {error:?}"),
+    }
+    let other = build(rig.builder_on(rig.provider_in("elsewhere")));
+    let _guards = [
+        take(&other, "b"),
+        take(&other, "a"),
+        take(&rig.keeper(), "b"),
+    ];
+    let held = all().expect("the store replies");
+    let names: Vec<_> = held
+        .iter()
+        .map(|(namespace, held)| (namespace.as_str(), held.name.as_str()))
+        .collect();
+    let expected = [(NAMESPACE, "b"), ("elsewhere", "a"), ("elsewhere", "b")];
+    assert_eq!(names, expected);
+    // The namespace of the keeper that asks is described as by a question for it alone.
+    let own = find(rig, &asker, "b").expect("the name is held");
+    let listed = held.first().map(|(_, held)| held);
+    assert_eq!(
+        listed.map(|held| (&held.mark, &held.holder)),
+        Some((&own.mark, &own.holder))
+    );
     Ok(())
 }
 

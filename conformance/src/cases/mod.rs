@@ -127,6 +127,7 @@ pub(crate) static TABLE: &[Case] = table! {
         settings_out_of_bounds_are_errors;
     admin:
         held_lists_the_holders,
+        held_in_all_namespaces_names_them,
         held_counts_the_waiters,
         forced_release_loses_the_guard,
         forced_release_wakes_one_waiter,

@@ -3,7 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use lockkeeper_core::{Admin, Error, Finding, HeldName, Holder, HostInstant, LockName};
-use rusqlite::Row;
+use rusqlite::{Params, Row};
 
 use super::db::Session;
 use super::error::unknown;
@@ -13,17 +13,26 @@ use super::retry::BusyRetry;
 use super::store::Store;
 use super::wait_queue::{self, Key, LockRow};
 
-const HELD: &str = concat!(
-    "SELECT ",
-    wait_queue::lock_columns!(),
-    ", name, since FROM lock
- WHERE namespace = ?1 AND name <> '' AND (?2 IS NULL OR name = ?2) AND epoch > 0 ORDER BY name"
-);
+/// Builds the statement that lists the held names of some namespaces.
+macro_rules! held {
+    ($of:literal) => {
+        concat!(
+            "SELECT ",
+            wait_queue::lock_columns!(),
+            ", namespace, name, since FROM lock WHERE ",
+            $of,
+            " AND name <> '' AND epoch > 0 ORDER BY namespace, name"
+        )
+    };
+}
+const HELD: &str = held!("namespace = ?1 AND (?2 IS NULL OR name = ?2)");
+const HELD_ANYWHERE: &str = held!("true");
 const WAITING: &str = "SELECT pid, start, place FROM waiter WHERE namespace = ?1 AND name = ?2";
 
 /// A held name, with the columns for people.
 struct HeldRow {
     lock: LockRow,
+    namespace: String,
     name: String,
     since: i64,
 }
@@ -31,8 +40,9 @@ struct HeldRow {
 fn held_row(row: &Row<'_>) -> rusqlite::Result<HeldRow> {
     Ok(HeldRow {
         lock: wait_queue::lock_row(row)?,
-        name: row.get(10)?,
-        since: row.get(11)?,
+        namespace: row.get(10)?,
+        name: row.get(11)?,
+        since: row.get(12)?,
     })
 }
 
@@ -47,28 +57,16 @@ fn waiting(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<u64> {
 
 impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
-        let retry = BusyRetry::new(&*self.clock, Some(deadline));
         let only = name.map(LockName::as_str);
-        self.db.run(&retry, |session| {
-            let mut live = session.all(HELD, (self.namespace.as_str(), only), held_row)?;
-            // Read after the rows: a request later than `now` would count as from another boot.
-            let now = self.clock.now();
-            live.retain(|row| row.lock.is_live(now));
-            let describe = |row: HeldRow| {
-                let key = Key {
-                    namespace: &self.namespace,
-                    name: &row.name,
-                };
-                Ok(HeldName {
-                    waiting: Some(waiting(session, key)?),
-                    holder: holder(&row),
-                    epoch: Some(row.lock.epoch),
-                    remaining: Some(row.lock.expires.saturating_since(now)),
-                    ..HeldName::new(row.name, row.lock.epoch.to_string())
-                })
-            };
-            live.into_iter().map(describe).collect()
-        })
+        let held = self.list(HELD, (self.namespace.as_str(), only), deadline)?;
+        Ok(held.into_iter().map(|(_, held)| held).collect())
+    }
+
+    fn held_in_all_namespaces(
+        &self,
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        self.list(HELD_ANYWHERE, (), deadline)
     }
 
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
@@ -84,6 +82,39 @@ impl Admin for Store {
 
     fn cannot_tell(&self) -> &'static [&'static str] {
         &["the holder's thread"]
+    }
+}
+
+impl Store {
+    /// Returns the live holds of a statement's rows, each with its namespace.
+    fn list(
+        &self,
+        sql: &str,
+        params: impl Params + Copy,
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        let retry = BusyRetry::new(&*self.clock, Some(deadline));
+        self.db.run(&retry, |session| {
+            let mut live = session.all(sql, params, held_row)?;
+            // Read after the rows: a request later than `now` would count as from another boot.
+            let now = self.clock.now();
+            live.retain(|row| row.lock.is_live(now));
+            let describe = |row: HeldRow| {
+                let key = Key {
+                    namespace: &row.namespace,
+                    name: &row.name,
+                };
+                let held = HeldName {
+                    waiting: Some(waiting(session, key)?),
+                    holder: holder(&row),
+                    epoch: Some(row.lock.epoch),
+                    remaining: Some(row.lock.expires.saturating_since(now)),
+                    ..HeldName::new(row.name, row.lock.epoch.to_string())
+                };
+                Ok((row.namespace, held))
+            };
+            live.into_iter().map(describe).collect()
+        })
     }
 }
 

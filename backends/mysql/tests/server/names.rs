@@ -95,6 +95,11 @@ fn names_are_listed_whole_or_in_part(kind: MySqlKind) {
         let admin = keeper.admin().unwrap();
         let listed = admin.held(None, soon()).unwrap();
         assert_eq!(listed.len(), names.len(), "{listed:?}");
+        // The namespace is as legible as what the server keeps of it.
+        let all = admin.held_in_all_namespaces(soon()).unwrap().into_iter();
+        let legible = namespace.to_lowercase().replace("%20", "_");
+        let own = listed.iter().map(|held| (legible.clone(), held.clone()));
+        assert_eq!(all.collect::<Vec<_>>(), own.collect::<Vec<_>>());
         for held in &listed {
             let is_known = if held.is_whole {
                 names.contains(&held.name.as_str())

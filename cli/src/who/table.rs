@@ -1,0 +1,128 @@
+//! Held names as a table, and a holder in a few words.
+
+use std::time::SystemTime;
+
+use comfy_table::{
+    CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
+};
+use lockkeeper::admin::HeldName;
+
+use super::Entry;
+use crate::output;
+
+/// Only a line under the header.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
+/// The namespace is shown only if those of all namespaces are listed.
+const HEADER: [&str; 7] = [
+    "namespace",
+    "name",
+    "holder",
+    "held for",
+    "token",
+    "left",
+    "waiting",
+];
+/// The last columns are numbers.
+const NUMBERS: usize = 4;
+
+/// Makes a table of at most 80 columns; names and holders are wrapped, numbers are not.
+pub(super) fn table(held: &[Entry], now: SystemTime) -> String {
+    let dash = || "-".to_owned();
+    let rows = held.iter().map(|(namespace, held)| {
+        let cells = [
+            name(held),
+            process(held).unwrap_or_else(dash),
+            held_for(held, now).unwrap_or_else(dash),
+            held.token().map_or_else(dash, |token| token.to_string()),
+            held.remaining.map_or_else(dash, output::format_span),
+            held.waiting.map_or_else(dash, |count| count.to_string()),
+        ];
+        let namespace = namespace.as_deref().map(plain);
+        namespace.into_iter().chain(cells).collect::<Vec<_>>()
+    });
+    let has_namespaces = held.iter().any(|(namespace, _)| namespace.is_some());
+    let header = HEADER.iter().skip(usize::from(!has_namespaces));
+    let columns = header.len();
+    let mut table = Table::new();
+    table
+        .load_style(STYLE)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(output::WIDTH)
+        .set_header(header)
+        .add_rows(rows);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, if index + 1 < columns { 2 } else { 0 }));
+        if index + NUMBERS >= columns {
+            column.set_cell_alignment(CellAlignment::Right);
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
+    table.trim_fmt()
+}
+
+/// Escapes a text from the store, so that it cannot move the terminal's cursor or reverse its lines.
+/// Different texts stay different.
+fn plain(text: &str) -> String {
+    let quoted = format!("{text:?}");
+    let inner = quoted.get(1..quoted.len() - 1);
+    inner.unwrap_or(text).replace("\\\"", "\"")
+}
+
+fn name(held: &HeldName) -> String {
+    let rest = if held.is_whole { "" } else { "…" };
+    plain(&held.name) + rest
+}
+
+fn process(held: &HeldName) -> Option<String> {
+    let holder = &held.holder;
+    let pid = holder.pid.map(|pid| format!("pid {pid}"));
+    let session = holder.session.as_deref().map(plain);
+    let process = pid.or(session.map(|id| format!("session {id}")));
+    let host = holder.host.as_deref().map(plain);
+    let parts: Vec<_> = process.into_iter().chain(host).collect();
+    (!parts.is_empty()).then(|| parts.join(" on "))
+}
+
+fn held_for(held: &HeldName, now: SystemTime) -> Option<String> {
+    let span = now.duration_since(held.holder.since?);
+    // The clocks of two hosts may differ.
+    Some(output::format_span(span.unwrap_or_default()))
+}
+
+/// Describes a holder in a few words: `pid 42 on web-1 (for 2m 5s)`.
+pub(crate) fn holder(held: &HeldName, now: SystemTime) -> String {
+    let process = process(held).unwrap_or_else(|| "an unknown process".to_owned());
+    match held_for(held, now) {
+        Some(span) => format!("{process} (for {span})"),
+        None => process,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_from_the_store_are_escaped() {
+        let mut held = HeldName::new("자리\u{1b}[2J", "mark");
+        held.holder.pid = Some(42);
+        held.holder.host = Some("web\n\u{9b}1".to_owned());
+        assert_eq!(name(&held), "자리\\u{1b}[2J");
+        let shown = holder(&held, SystemTime::now());
+        assert_eq!(shown, "pid 42 on web\\n\\u{9b}1");
+        held.holder.pid = None;
+        held.holder.session = Some("7\r".to_owned());
+        let shown = holder(&held, SystemTime::now());
+        assert_eq!(shown, "session 7\\r on web\\n\\u{9b}1");
+        held.holder.session = None;
+        assert_eq!(holder(&held, SystemTime::now()), "web\\n\\u{9b}1");
+        for (text, shown) in [
+            ("it's \"ours\"", "it's \"ours\""),
+            ("a\\nb", "a\\\\nb"),
+            ("a\u{202e}b", "a\\u{202e}b"),
+            ("", ""),
+        ] {
+            assert_eq!(plain(text), shown);
+        }
+    }
+}
