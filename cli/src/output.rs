@@ -16,11 +16,22 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 /// Converts the result of printing. A reader that closed the pipe early is no error.
 pub(crate) fn check_printed(result: io::Result<()>) -> Result<(), Failure> {
+    is_read(result).map(drop)
+}
+
+/// Prints to standard output, and returns whether a reader is left.
+pub(crate) fn print_to_reader(text: &str) -> Result<bool, Failure> {
+    is_read(io::stdout().lock().write_all(text.as_bytes()))
+}
+
+fn is_read(result: io::Result<()>) -> Result<bool, Failure> {
     match result.and_then(|()| io::stdout().flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result.map_err(|error| {
-            Failure::new(SYSTEM, format!("cannot print: {error}; is the disk full?"))
-        }),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => {
+            let text = format!("cannot print: {error}; is the disk full?");
+            Err(Failure::new(SYSTEM, text))
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! `lockkeeper who`: lists the held locks and their holders.
 
 mod table;
+mod watch;
 
 use std::time::SystemTime;
 
@@ -67,13 +68,23 @@ impl From<&Entry> for Row {
 pub(crate) fn main(args: &args::Who) -> Result<u8, Failure> {
     let name = args.name.as_deref().map(LockName::new);
     let name = name.transpose().map_err(Failure::usage)?;
-    let keeper = settings::open_existing(&args.store)?;
-    let listing = Listing::read(args, name.as_ref(), &keeper)?;
+    let query = Query { args, name };
+    if args.watch {
+        return watch::watch(&query);
+    }
+    let listing = query.ask(&settings::open_existing(&args.store)?)?;
     match args.json {
         true => output::print_json(&listing.report())?,
-        false => output::print(&listing.text(name.as_ref()))?,
+        false => output::print(&listing.text(&query))?,
     }
     Ok(0)
+}
+
+/// What is asked of a store.
+struct Query<'a> {
+    args: &'a args::Who,
+    /// The only name to list.
+    name: Option<LockName>,
 }
 
 /// What a store replied.
@@ -83,12 +94,9 @@ struct Listing {
     cannot_tell: &'static [&'static str],
 }
 
-impl Listing {
-    fn read(
-        args: &args::Who,
-        name: Option<&LockName>,
-        keeper: &LockKeeper,
-    ) -> Result<Self, Failure> {
+impl Query<'_> {
+    fn ask(&self, keeper: &LockKeeper) -> Result<Listing, Failure> {
+        let args = self.args;
         let admin = admin(keeper)?;
         let deadline = SystemClock.now() + args.timeout;
         let held = if args.all_namespaces {
@@ -96,16 +104,18 @@ impl Listing {
             held.map(|(namespace, held)| (Some(namespace), held))
                 .collect()
         } else {
-            let held = admin.held(name, deadline)?.into_iter();
+            let held = admin.held(self.name.as_ref(), deadline)?.into_iter();
             held.map(|held| (None, held)).collect()
         };
-        Ok(Self {
+        Ok(Listing {
             store: keeper.backend(),
             held,
             cannot_tell: admin.cannot_tell(),
         })
     }
+}
 
+impl Listing {
     fn report(&self) -> Report<'_> {
         Report {
             schema: "lockkeeper-who",
@@ -116,10 +126,9 @@ impl Listing {
         }
     }
 
-    /// Returns the table. `name` is the only name that was asked for.
-    fn text(&self, name: Option<&LockName>) -> String {
+    fn text(&self, query: &Query<'_>) -> String {
         if self.held.is_empty() {
-            return match name {
+            return match &query.name {
                 Some(name) => format!("{name:?} is not held."),
                 None => "No lock is held.".to_owned(),
             };

@@ -38,6 +38,9 @@ mod surroundings;
 #[cfg(unix)]
 #[path = "run/terminal.rs"]
 mod terminal;
+#[cfg(unix)]
+#[path = "run/watch.rs"]
+mod watch;
 
 #[cfg(unix)]
 fn main() -> ExitCode {
@@ -56,8 +59,9 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         surroundings::CASES,
         terminal::CASES,
+        watch::CASES,
     ];
-    let alone = [crowd::ALONE, loss::ALONE, operate::ALONE];
+    let alone = [crowd::ALONE, loss::ALONE, operate::ALONE, watch::ALONE];
     rig::main(&cases.concat(), &alone.concat())
 }
 

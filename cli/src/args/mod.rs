@@ -5,6 +5,8 @@ mod compare;
 mod operate;
 mod run;
 
+use std::time::Duration;
+
 use clap::{Parser, Subcommand};
 
 #[cfg(feature = "compare")]
@@ -88,9 +90,17 @@ pub(crate) struct StoreArgs {
 }
 
 /// Parses a duration as people write it.
-pub(crate) fn duration(text: &str) -> Result<std::time::Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("not a duration ({error}); write it like 500ms, 10s or 2m"))
+}
+
+/// Parses a duration that may be written as a number of seconds, as `flock` and `watch` take it.
+pub(crate) fn seconds_or_duration(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
+        Err(_) => duration(text),
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{StoreArgs, duration};
+use super::{StoreArgs, duration, seconds_or_duration};
 
 pub(super) const WHO: &str = include_str!("who_about.txt").trim_ascii_end();
 pub(super) const WHO_DETAILS: &str = include_str!("who_details.txt").trim_ascii_end();
@@ -25,6 +25,14 @@ pub(crate) struct Who {
     #[arg(short = 'A', long, conflicts_with = "name")]
     pub(crate) all_namespaces: bool,
 
+    /// Show the list again and again, until Ctrl-C: in place at a terminal, else whenever it has changed.
+    #[arg(long)]
+    pub(crate) watch: bool,
+
+    /// How long --watch pauses between two lists: 1m, or a number of seconds such as 0.5; at least 0.1.
+    #[arg(long, value_name = "DUR", default_value = "2s", value_parser = interval, requires = "watch")]
+    pub(crate) interval: Duration,
+
     /// How long the store may take to reply.
     #[arg(long, value_name = "DUR", default_value = "10s", value_parser = duration)]
     pub(crate) timeout: Duration,
@@ -32,6 +40,14 @@ pub(crate) struct Who {
     /// Show only this name.
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<String>,
+}
+
+/// Parses a pause that leaves the store some time for its locks.
+fn interval(text: &str) -> Result<Duration, String> {
+    match seconds_or_duration(text)? {
+        pause if pause >= Duration::from_millis(100) => Ok(pause),
+        _ => Err("the store is to be asked at most ten times a second: 100ms or more".to_owned()),
+    }
 }
 
 /// The options of `unlock`.

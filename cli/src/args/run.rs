@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use lockkeeper::Wait;
 
-use super::{StoreArgs, duration};
+use super::{StoreArgs, duration, seconds_or_duration};
 
 pub(super) const ABOUT: &str = include_str!("run_about.txt").trim_ascii_end();
 pub(super) const DETAILS: &str = include_str!("run_details.txt").trim_ascii_end();
@@ -101,11 +101,7 @@ impl Run {
 fn wait(text: &str) -> Result<Wait, String> {
     match text {
         "forever" => Ok(Wait::Forever),
-        text => match text.parse() {
-            Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
-            Err(_) => duration(text),
-        }
-        .map(Wait::AtMost),
+        text => seconds_or_duration(text).map(Wait::AtMost),
     }
 }
 

@@ -191,6 +191,8 @@ fn usage(rig: &mut Rig) -> Outcome {
         ),
         (&["who", "a", "b"], "b"),
         (&["who", "--all-namespaces", "a"], "--all-namespaces"),
+        (&["who", "--interval", "1s"], "--watch"),
+        (&["who", "--watch", "--interval", "0"], "100ms"),
         (&["unlock", "a"], "--force"),
         (&["unlock", "--force", ""], "empty"),
         (&["doctor", "--bogus"], "--bogus"),

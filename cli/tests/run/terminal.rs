@@ -13,7 +13,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use crate::loss::force;
-use crate::rig::{Case, Outcome, Rig, Running, Skip, TIMEOUT};
+use crate::rig::{Case, Outcome, Rig, Running, Skip, TIMEOUT, code};
 
 pub(crate) const CASES: &[Case] = &[
     ("ctrl_c_reaches_the_command", ctrl_c),
@@ -28,6 +28,7 @@ pub(crate) const CASES: &[Case] = &[
         out_of_reach,
     ),
     ("unlock_asks_at_the_terminal", unlock),
+    ("who_watch_redraws_the_terminal", watch),
     ("command_substitution_reads_the_terminal", substitution),
     ("reader_of_a_pipe_keeps_the_terminal", pipe),
     ("script_keeps_the_terminal_of_a_background_run", background),
@@ -297,6 +298,25 @@ fn out_of_reach(rig: &mut Rig) -> Outcome {
     start.extend([BINARY, "run", "a", "--", "cat"]);
     let mut screen = Screen::start(rig, &start)?;
     screen.wait_for("it is stopped until");
+    Ok(())
+}
+
+fn watch(rig: &mut Rig) -> Outcome {
+    assert_eq!(code(&rig.run(&["another"], "true")), 0);
+    let watch = ["who", "--watch", "--interval", "0.1"];
+    let command = [&["env", "TERM=xterm", BINARY], &watch[..]].concat();
+    let mut screen = Screen::start(rig, &command)?;
+    screen.wait_for("\x1b[HEvery 100ms");
+    screen.wait_for("No lock is held.");
+    let holder = rig.hold("a");
+    screen.wait_for("\na ");
+    // The same list again, since the time goes on.
+    screen.wait_for("\x1b[HEvery 100ms");
+    screen.wait_for("\na ");
+    screen.press("\x03");
+    assert_eq!(screen.program.code(), 130);
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0);
     Ok(())
 }
 
