@@ -48,7 +48,7 @@ pub(crate) struct Compare {
     pub(crate) url: Vec<String>,
 
     /// A TOML file whose tables with a `url` are stores; can be repeated. See below.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE[:TABLE]")]
     pub(crate) config: Vec<PathBuf>,
 
     /// Start the installed Redis, MariaDB and MySQL servers for the run, and stop them at its end. They

@@ -84,8 +84,9 @@ pub(crate) struct StoreArgs {
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
 
-    /// A config file with the store's URL: a TOML table with `url` and further keys.
-    #[arg(long, value_name = "FILE", conflicts_with = "url")]
+    /// A TOML file with the store's `url` and further keys, at its top or in a table. If several tables
+    /// have a `url`, name one, as in app.toml:locks.
+    #[arg(long, value_name = "FILE[:TABLE]", conflicts_with = "url")]
     pub(crate) config: Option<std::path::PathBuf>,
 }
 

@@ -13,7 +13,7 @@ use crate::args;
 use crate::failure::{Failure, SYSTEM, USAGE};
 use crate::output;
 use crate::program::own_program;
-use crate::settings;
+use crate::settings::ConfigFile;
 
 /// A row does not have its expected verdict, or the run failed.
 const FAILED: u8 = 1;
@@ -90,13 +90,13 @@ fn comparison(args: &args::Compare) -> Result<Comparison, Failure> {
         comparison = comparison.store(StoreSpec::url(url).origin(format!("--url {number}")));
     }
     for file in &args.config {
-        let stores = settings::stores(file).map_err(|failure| Failure {
+        let stores = ConfigFile::new(file).stores().map_err(|failure| Failure {
             code: USAGE,
             ..failure
         })?;
-        for (name, table) in stores {
-            let origin = format!("{name} of --config {}", file.display());
-            comparison = comparison.store(StoreSpec::table(table)?.origin(origin));
+        for store in stores {
+            let origin = format!("{} of --config {}", store.shown(), file.display());
+            comparison = comparison.store(StoreSpec::table(store.table)?.origin(origin));
         }
     }
     Ok(comparison)

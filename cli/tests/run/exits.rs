@@ -280,6 +280,7 @@ fn bad_configuration(rig: &mut Rig) -> Outcome {
             "create it",
         ),
         (&["--config", "missing.toml", "a"], "missing.toml"),
+        (&["--config", "missing:a", "a"], "missing:a cannot be used"),
         (&["--config", "bad.toml", "a"], "bad.toml"),
         (&["--config", "typo.toml", "a"], "ttl"),
     ] {
@@ -323,12 +324,13 @@ fn bad_config_file(rig: &mut Rig) -> Outcome {
         ("url = 'bogus:'", "`bogus:`"),
         (
             "[locks]\nurl = 'memory:'\npassword = 'swordfish'",
-            "`locks` is a table",
+            "([locks] of config file",
         ),
         (
             "url = 'memory:'\n[[shop]]\nurl = 'memory:'",
-            "`shop` is a table",
+            "several stores: the file itself, [shop 1]",
         ),
+        ("url = 'memory:'\n[more]\nttl = '5s'", "`more` is a table"),
     ] {
         rig.write("here.toml", text);
         let output = rig.run(&["--config", "here.toml", "a"], "touch started");
@@ -441,7 +443,16 @@ fn pass_url(rig: &mut Rig) -> Outcome {
         "cd / && {} who --json pass-url",
         env!("CARGO_BIN_EXE_lockkeeper")
     );
-    for store in [&[][..], &["--url", &url], &["--config", "locks.toml"]] {
+    rig.write(
+        "app.toml",
+        &format!("port = 80\n[a.locks]\n{file}[b]\nurl = 'memory:'"),
+    );
+    for store in [
+        &[][..],
+        &["--url", &url],
+        &["--config", "locks.toml"],
+        &["--config", "app.toml:a.locks"],
+    ] {
         let args = [&["--pass-url"], store, &["pass-url"]].concat();
         let output = rig.run(&args, &script);
         assert_eq!(code(&output), 0, "{args:?}: {}", stderr_of(&output));
@@ -478,9 +489,11 @@ fn standard_streams(rig: &mut Rig) -> Outcome {
 
 fn config_file(rig: &mut Rig) -> Outcome {
     let url = rig.url().to_owned();
+    let store = format!("url = {url:?}\nnamespace = \"from-a-file\"\n");
+    rig.write("locks.toml", &store);
     rig.write(
-        "locks.toml",
-        &format!("url = {url:?}\nnamespace = \"from-a-file\"\n"),
+        "app.toml",
+        &format!("port = 80\n[shop]\n[shop.locks]\n{store}"),
     );
     std::fs::create_dir(rig.path(".config")).unwrap();
     let home = rig.folder.path().to_owned();
@@ -496,14 +509,12 @@ fn config_file(rig: &mut Rig) -> Outcome {
         rig.until_file("held");
         // In the namespace of the file, and not in the default one.
         assert!(rig.who("a").is_null());
-        let output = rig
-            .lockkeeper(&["who", "--json", "--config", "locks.toml"])
-            .output()
-            .unwrap();
-        assert!(
-            String::from_utf8_lossy(&output.stdout).contains("\"a\""),
-            "{output:?}"
-        );
+        for file in ["locks.toml", "app.toml", "app.toml:shop.locks"] {
+            let who = ["who", "--json", "--config", file];
+            let output = rig.lockkeeper(&who).output().unwrap();
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(report["held"][0]["name"], "a", "{file}: {report}");
+        }
         rig.write("done", "");
         assert_eq!(holder.code(), 0);
         for file in ["held", "done"] {
