@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use lockkeeper::{Config, LockKeeper, Observer, open_config};
+#[cfg(unix)]
+use lockkeeper::backend::drivers;
+use lockkeeper::{Config, Error, LockKeeper, open_config};
 
 use crate::args::StoreArgs;
 use crate::failure::{CONFIG, Failure};
@@ -91,13 +92,13 @@ fn usual_file() -> Option<PathBuf> {
     })
 }
 
-/// Opens the store that was found, with its settings changed.
-fn open_changed(
+/// Uses the settings of the store that was found. An error of the configuration names their file.
+fn with_config<T>(
     args: &StoreArgs,
-    change: impl FnOnce(Config) -> Config,
-) -> Result<LockKeeper, Failure> {
+    work: impl FnOnce(Config) -> Result<T, Error>,
+) -> Result<T, Failure> {
     let (config, origin) = find(args)?;
-    open_config(&change(config)).map_err(|error| {
+    work(config).map_err(|error| {
         let mut failure = Failure::from(error);
         if let Some(origin) = origin
             && failure.code == CONFIG
@@ -108,19 +109,28 @@ fn open_changed(
     })
 }
 
-/// Opens the store.
-pub(crate) fn open(args: &StoreArgs, observer: Arc<dyn Observer>) -> Result<LockKeeper, Failure> {
-    open_changed(args, |config| config.observer(observer))
+/// Checks the settings of the store and its fallbacks, and talks to none of them.
+#[cfg(unix)]
+pub(crate) fn check(args: &StoreArgs) -> Result<(), Failure> {
+    with_config(args, |config| drivers().check(&config))
+}
+
+/// Opens the store, with its settings changed.
+pub(crate) fn open(
+    args: &StoreArgs,
+    change: impl FnOnce(Config) -> Config,
+) -> Result<LockKeeper, Failure> {
+    with_config(args, |config| open_config(&change(config)))
 }
 
 /// Opens the store without its fallbacks: a question about one store is not answered by another.
 pub(crate) fn open_first(args: &StoreArgs) -> Result<LockKeeper, Failure> {
-    open_changed(args, Config::without_fallbacks)
+    open(args, Config::without_fallbacks)
 }
 
 /// Opens the store without its fallbacks if it exists, and does not create it.
 pub(crate) fn open_existing(args: &StoreArgs) -> Result<LockKeeper, Failure> {
-    open_changed(args, |config| {
+    open(args, |config| {
         let config = config.without_fallbacks();
         if config.url().scheme() != "sqlite" {
             return config;

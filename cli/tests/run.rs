@@ -24,6 +24,9 @@ mod exits;
 #[path = "run/loss.rs"]
 mod loss;
 #[cfg(unix)]
+#[path = "run/opening.rs"]
+mod opening;
+#[cfg(unix)]
 #[path = "run/operate.rs"]
 mod operate;
 #[cfg(unix)]
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         crowd::CASES,
         exits::CASES,
         loss::CASES,
+        opening::CASES,
         operate::CASES,
         signals::CASES,
         #[cfg(target_os = "linux")]
@@ -61,7 +65,13 @@ fn main() -> ExitCode {
         terminal::CASES,
         watch::CASES,
     ];
-    let alone = [crowd::ALONE, loss::ALONE, operate::ALONE, watch::ALONE];
+    let alone = [
+        crowd::ALONE,
+        loss::ALONE,
+        opening::ALONE,
+        operate::ALONE,
+        watch::ALONE,
+    ];
     rig::main(&cases.concat(), &alone.concat())
 }
 

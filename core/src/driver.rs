@@ -131,16 +131,7 @@ impl Drivers {
     /// not be opened.
     pub fn open(&self, config: &Config) -> Result<LockKeeper, Error> {
         let fallbacks = config.fallbacks()?;
-        let stores = std::iter::once(config).chain(&fallbacks);
-        let stores: Vec<_> = stores.map(|it| self.check(it)).collect::<Result<_, _>>()?;
-        let crosses_hosts =
-            |parsed: &ParsedConfig<'_>| parsed.required.contains(&Capability::CrossHost);
-        if stores.len() > 1 && stores.iter().any(|(_, parsed)| crosses_hosts(parsed)) {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "`require=cross_host` and `fallback` exclude each other: hosts that fell back would not exclude those that did not",
-            ));
-        }
+        let stores = self.check_all(config, &fallbacks)?;
         let notifier = Notifier::new(config.observer.clone());
         let mut failed: Option<(String, Error)> = None;
         for (driver, parsed) in stores {
@@ -161,8 +152,38 @@ impl Drivers {
         Err(failed.map_or_else(none, |(_, error)| error))
     }
 
+    /// Checks `config` and its fallbacks as [`open`](Self::open) does, and talks to no store.
+    ///
+    /// # Errors
+    /// What is wrong with the config, each with a kind of its own.
+    pub fn check(&self, config: &Config) -> Result<(), Error> {
+        let fallbacks = config.fallbacks()?;
+        self.check_all(config, &fallbacks).map(drop)
+    }
+
+    /// Returns the stores in the order in which they are tried.
+    fn check_all<'a>(
+        &self,
+        config: &'a Config,
+        fallbacks: &'a [Config],
+    ) -> Result<Vec<Checked<'_, 'a>>, Error> {
+        let stores = std::iter::once(config).chain(fallbacks);
+        let stores: Vec<_> = stores
+            .map(|it| self.check_one(it))
+            .collect::<Result<_, _>>()?;
+        let crosses_hosts =
+            |parsed: &ParsedConfig<'_>| parsed.required.contains(&Capability::CrossHost);
+        if stores.len() > 1 && stores.iter().any(|(_, parsed)| crosses_hosts(parsed)) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "`require=cross_host` and `fallback` exclude each other: hosts that fell back would not exclude those that did not",
+            ));
+        }
+        Ok(stores)
+    }
+
     /// Returns the driver of `config` and its parsed keys, if all of them are known and valid.
-    fn check<'a>(&self, config: &'a Config) -> Result<(&Arc<dyn Driver>, ParsedConfig<'a>), Error> {
+    fn check_one<'a>(&self, config: &'a Config) -> Result<Checked<'_, 'a>, Error> {
         let about = |key| move |error| config.about(key, error);
         let driver = self.driver(config.url().scheme()).map_err(about("url"))?;
         for key in config.keys() {
@@ -198,6 +219,9 @@ impl Drivers {
         ))
     }
 }
+
+/// The driver of a store, and its parsed config.
+type Checked<'d, 'c> = (&'d Arc<dyn Driver>, ParsedConfig<'c>);
 
 fn build(parsed: ParsedConfig<'_>, provider: Arc<dyn LockProvider>) -> Result<LockKeeper, Error> {
     let mut builder = LockKeeper::builder(provider)

@@ -33,13 +33,16 @@ impl Driver for Recorder {
 /// Returns the namespaces and paths that were opened, or what is wrong with the config.
 fn opened(config: &Config) -> Result<Vec<String>, Error> {
     let recorder = Recorder::default();
-    let error = Drivers::new()
-        .with(recorder.clone())
-        .open(config)
-        .unwrap_err();
+    let drivers = Drivers::new().with(recorder.clone());
+    let checked = drivers.check(config);
+    assert!(recorder.0.lock().unwrap().is_empty(), "it opens nothing");
+    let error = drivers.open(config).unwrap_err();
     match error.is_unreachable() {
-        true => Ok(recorder.0.lock().unwrap().clone()),
-        false => Err(error),
+        true => checked.map(|()| recorder.0.lock().unwrap().clone()),
+        false => {
+            assert_eq!(checked.unwrap_err().kind(), error.kind());
+            Err(error)
+        }
     }
 }
 

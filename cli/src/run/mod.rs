@@ -6,6 +6,7 @@
 //!                        sent passes
 //! ```
 //! - `start`: from the command line to the exit status
+//! - `opening`: the store, which may come up within --wait
 //! - `plan`: whether the times fit, and the deadlines of the command
 //! - `signals`: signals and renewals as one queue of events
 //! - `claim`: no two commands of this host under one name
@@ -19,6 +20,7 @@
 mod claim;
 mod command;
 mod held;
+mod opening;
 mod plan;
 mod poll;
 mod signals;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::unbounded;
-use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{
     AcquireOptions, CancelToken, Capability, ErrorKind, LockGuard, LockKeeper, LockName, Released,
     Wait,
@@ -18,9 +18,10 @@ use rustix::process::{Pid, Signal, kill_current_process_group};
 use super::claim;
 use super::command::{self, CHILD, CommandProcess, NOT_RUN, Status};
 use super::held::{ClaimWait, HeldLock};
+use super::opening::{self, Opened};
 use super::plan::Plan;
 use super::poll::POLL_INTERVAL;
-use super::signals::{EventForwarder, end_by_signal, end_signal, listen};
+use super::signals::{end_by_signal, end_signal, listen};
 use super::stderr::{self, Level};
 use super::supervisor::{Ended, Supervisor};
 use super::terminal::{self, Terminal};
@@ -97,18 +98,18 @@ fn run(args: &args::Run) -> Result<End, Failure> {
     let wait = CancelToken::new();
     let is_running = Arc::new(AtomicBool::new(false));
     listen(sender.clone(), wait.clone(), Arc::clone(&is_running))?;
-    let opened = settings::open(&args.store, Arc::new(EventForwarder(sender)));
-    if let Some(signal) = end_signal(&events, Duration::ZERO) {
-        return Ok(interrupted(signal));
-    }
-    let keeper = opened?;
+    let until = opening::deadline(args);
+    let keeper = match opening::open(args, until, sender, &events)? {
+        Opened::Store(keeper) => keeper,
+        Opened::Signal(signal) => return Ok(interrupted(signal)),
+    };
     if !keeper.capabilities().has(Capability::CrossProcess) {
         let store = keeper.backend();
         let text = "excludes only the threads of its own process; use sqlite: or a server";
         return Err(Failure::new(CONFIG, format!("{store}: {text}")));
     }
     let plan = Plan::new(args, &keeper)?;
-    let Some(guard) = acquire(args, &keeper, &name, plan, &wait)? else {
+    let Some(guard) = acquire(args, &keeper, &name, plan, until, &wait)? else {
         return match end_signal(&events, Duration::ZERO) {
             Some(signal) => Ok(interrupted(signal)),
             None => Err(conflict(args, &keeper, &name)),
@@ -170,18 +171,19 @@ fn run(args: &args::Run) -> Result<End, Failure> {
     }
 }
 
-/// Acquires the lock. Returns `None` if another holder has it, or if a signal ended the wait.
+/// Acquires the lock. A wait that is limited ends at `until`. Returns `None` if another holder has it, or if a signal ended the wait.
 fn acquire(
     args: &args::Run,
     keeper: &LockKeeper,
     name: &LockName,
     plan: Plan,
+    until: HostInstant,
     cancel: &CancelToken,
 ) -> Result<Option<LockGuard>, Failure> {
     let options = AcquireOptions::new().lease(plan.policy).cancel(cancel);
     let options = match (args.no_wait, args.wait) {
         (true, _) => options.wait(Duration::ZERO),
-        (false, Some(Wait::AtMost(wait))) => options.wait(wait),
+        (false, Some(Wait::AtMost(_))) => options.wait(until.saturating_since(SystemClock.now())),
         (false, Some(Wait::Forever) | None) => options.wait_forever(),
     };
     keeper

@@ -1,0 +1,96 @@
+//! The store is out of reach when `run` starts.
+
+use std::fs::File;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+
+use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
+
+pub(crate) const CASES: &[Case] = &[
+    ("wait_for_the_store_ends_with_69", never),
+    ("fallback_is_opened_when_the_wait_is_over", fallback),
+    ("fallback_is_checked_before_the_wait", bad_fallback),
+];
+pub(crate) const ALONE: &[Case] = &[("store_may_come_up_within_the_wait", comes_up)];
+
+const NOWHERE: &str = "redis://127.0.0.1:1/";
+
+/// Starts a `run -v` whose messages are in the file `NAME`, and waits until it has found no store.
+fn start(rig: &Rig, name: &str, change: impl Fn(&mut std::process::Command)) -> Running {
+    let script = format!("touch started-{name}");
+    let mut command = rig.run_command(&["-v", "--wait", name, "a"], &script);
+    change(&mut command);
+    let messages = File::create(rig.path(name)).unwrap();
+    let run = Running(Some(command.stderr(messages).spawn().unwrap()));
+    rig.until("the outage is reported", || {
+        rig.read(name).contains("tries again")
+    });
+    run
+}
+
+fn comes_up(rig: &mut Rig) -> Outcome {
+    let Some(server) = rig.server.clone() else {
+        return Err(Skip("a file is always in reach"));
+    };
+    server.kill();
+    let runs = ["10m", "forever"].map(|wait| start(rig, wait, |_| {}));
+    let interrupted = start(rig, "9m", |_| {});
+    interrupted.signal(Signal::TERM);
+    assert_eq!(interrupted.code(), 143);
+    server.restart();
+    for run in runs {
+        assert_eq!(run.code(), 0);
+    }
+    assert!(rig.exists("started-10m") && rig.exists("started-forever"));
+    assert!(!rig.exists("started-9m"));
+    // What is left of --wait is for the lock.
+    let holder = rig.hold("a");
+    assert_eq!(code(&rig.run(&["--wait", "50ms", "a"], "true")), 75);
+    rig.write("release", "");
+    assert_eq!(holder.code(), 0);
+    Ok(())
+}
+
+fn never(rig: &mut Rig) -> Outcome {
+    let output = rig.run(&["-v", "--wait", "50ms", "--url", NOWHERE, "a"], "true");
+    let lines = stderr_of(&output);
+    assert_eq!(code(&output), 69, "{lines}");
+    assert_eq!(lines.lines().count(), 2, "{lines}");
+    Ok(())
+}
+
+fn with_fallback(command: &mut std::process::Command, fallback: &str) {
+    command.env("LOCKKEEPER_URL", NOWHERE);
+    command.env("LOCKKEEPER_FALLBACK", fallback);
+}
+
+fn fallback(rig: &mut Rig) -> Outcome {
+    let fell_back = |name: &str| {
+        rig.read(name)
+            .contains("does not exclude holders on redis:")
+    };
+    let brief = start(rig, "100ms", |command| with_fallback(command, rig.url()));
+    assert_eq!(brief.code(), 0);
+    assert!(fell_back("100ms"), "{}", rig.read("100ms"));
+    let endless = start(rig, "forever", |command| with_fallback(command, rig.url()));
+    endless.signal(Signal::TERM);
+    assert_eq!(endless.code(), 143);
+    assert!(!fell_back("forever"), "{}", rig.read("forever"));
+    assert!(rig.exists("started-100ms") && !rig.exists("started-forever"));
+    Ok(())
+}
+
+fn bad_fallback(rig: &mut Rig) -> Outcome {
+    let mut command = rig.run_command(&["--wait", "forever", "a"], "true");
+    with_fallback(&mut command, "redis://127.0.0.1/?tll=5s");
+    let command = command.stderr(Stdio::piped());
+    let output = Running(Some(command.spawn().unwrap())).output();
+    assert_eq!(code(&output), 78, "{}", stderr_of(&output));
+    assert!(
+        stderr_of(&output).contains("`tll`"),
+        "{}",
+        stderr_of(&output)
+    );
+    Ok(())
+}
