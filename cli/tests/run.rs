@@ -33,6 +33,9 @@ mod operate;
 #[path = "run/rig.rs"]
 mod rig;
 #[cfg(unix)]
+#[path = "run/scripts.rs"]
+mod scripts;
+#[cfg(unix)]
 #[path = "run/signals.rs"]
 mod signals;
 #[cfg(target_os = "linux")]
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         loss::CASES,
         opening::CASES,
         operate::CASES,
+        scripts::CASES,
         signals::CASES,
         #[cfg(target_os = "linux")]
         surroundings::CASES,
