@@ -406,6 +406,20 @@ fn generated(rig: &mut Rig) -> Outcome {
         let usage = format!("\nlockkeeper run [OPTIONS] <NAME> {usage}");
         assert!(text.contains(&usage), "{text}");
     }
+    let doctor = rig.read("man/lockkeeper-doctor.1");
+    let headings = |page: &str| {
+        let sections = page.lines().filter_map(|line| line.strip_prefix(".SH "));
+        sections.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let expected = [
+        "NAME",
+        "SYNOPSIS",
+        "DESCRIPTION",
+        "OPTIONS",
+        "JSON",
+        "\"EXIT STATUS\"",
+    ];
+    assert_eq!(headings(&doctor), expected, "a sentence became a heading");
     for row in ["64", "69", "71", "75", "78", "79", "126", "127"] {
         assert!(text.contains(row), "{row}");
     }
