@@ -1,5 +1,6 @@
 //! Ending a wait for a lock from another thread.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,14 @@ type Callback = Arc<dyn Fn() + Send + Sync>;
 struct Inner {
     cancelled: AtomicBool,
     next_id: AtomicU64,
-    callbacks: Mutex<Vec<(u64, Callback)>>,
+    /// In the order in which they were registered.
+    callbacks: Mutex<BTreeMap<u64, Callback>>,
+}
+
+impl Inner {
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::SeqCst)
+    }
 }
 
 impl fmt::Debug for Inner {
@@ -36,6 +44,8 @@ impl fmt::Debug for Inner {
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken {
     inner: Arc<Inner>,
+    /// A token that cancels this one as well.
+    parent: Option<Arc<Inner>>,
 }
 
 impl CancelToken {
@@ -47,15 +57,27 @@ impl CancelToken {
     /// Wakes all waiters. For good: a token cannot be un-cancelled.
     pub fn cancel(&self) {
         self.inner.cancelled.store(true, Ordering::SeqCst);
-        let callbacks: Vec<_> = lock(&self.inner.callbacks).clone();
-        for (_, callback) in callbacks {
+        let callbacks: Vec<_> = lock(&self.inner.callbacks).values().cloned().collect();
+        for callback in callbacks {
             callback();
+        }
+    }
+
+    /// Returns the same token, which is cancelled with `parent` as well.
+    pub(crate) fn with_parent(&self, parent: &Self) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+            parent: Some(Arc::clone(&parent.inner)),
         }
     }
 
     /// Returns whether [`cancel`](Self::cancel) was called.
     pub fn is_cancelled(&self) -> bool {
-        self.inner.cancelled.load(Ordering::SeqCst)
+        self.sources().any(|source| source.is_cancelled())
+    }
+
+    fn sources(&self) -> impl Iterator<Item = &Arc<Inner>> {
+        std::iter::once(&self.inner).chain(&self.parent)
     }
 
     /// Calls `wake` on [`cancel`](Self::cancel) until the registration is dropped; at once if the
@@ -65,15 +87,14 @@ impl CancelToken {
     /// do is make a thread check the token.
     pub fn on_cancel(&self, wake: impl Fn() + Send + Sync + 'static) -> CancelRegistration {
         let wake: Callback = Arc::new(wake);
-        let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
-        lock(&self.inner.callbacks).push((id, Arc::clone(&wake)));
+        let registration = CancelRegistration {
+            _own: Registered::new(&self.inner, &wake),
+            _parent: self.parent.as_ref().map(|it| Registered::new(it, &wake)),
+        };
         if self.is_cancelled() {
             wake();
         }
-        CancelRegistration {
-            id,
-            inner: Arc::clone(&self.inner),
-        }
+        registration
     }
 }
 
@@ -81,13 +102,33 @@ impl CancelToken {
 #[derive(Debug)]
 #[must_use = "dropping it removes the callback"]
 pub struct CancelRegistration {
-    id: u64,
-    inner: Arc<Inner>,
+    _own: Registered,
+    _parent: Option<Registered>,
 }
 
-impl Drop for CancelRegistration {
+/// A callback at one source of a token.
+#[derive(Debug)]
+struct Registered {
+    id: u64,
+    source: Arc<Inner>,
+}
+
+impl Registered {
+    fn new(source: &Arc<Inner>, wake: &Callback) -> Self {
+        let id = source.next_id.fetch_add(1, Ordering::Relaxed);
+        lock(&source.callbacks).insert(id, Arc::clone(wake));
+        Self {
+            id,
+            source: Arc::clone(source),
+        }
+    }
+}
+
+impl Drop for Registered {
     fn drop(&mut self) {
-        lock(&self.inner.callbacks).retain(|(id, _)| *id != self.id);
+        // Dropped after the mutex is free: what it captured is the caller's code.
+        let removed = lock(&self.source.callbacks).remove(&self.id);
+        drop(removed);
     }
 }
 
@@ -111,5 +152,27 @@ mod tests {
         assert_eq!(calls.load(Ordering::SeqCst), 1);
         let _late = register();
         assert_eq!(calls.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn parent_cancels_the_token_and_not_the_other_way_round() {
+        let (own, parent) = (CancelToken::new(), CancelToken::new());
+        let child = own.with_parent(&parent);
+        let calls = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&calls);
+        let registration = child.on_cancel(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
+        child.cancel();
+        assert!(own.is_cancelled() && !parent.is_cancelled());
+        parent.cancel();
+        assert_eq!(calls.load(Ordering::SeqCst), 2);
+        drop(registration);
+        for source in child.sources() {
+            assert!(lock(&source.callbacks).is_empty());
+        }
+
+        let own = CancelToken::new();
+        assert!(own.with_parent(&parent).is_cancelled() && !own.is_cancelled());
     }
 }

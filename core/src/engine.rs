@@ -3,6 +3,7 @@
 
 mod acquire;
 mod background;
+mod close;
 mod deadline;
 pub(crate) mod hold;
 mod queue;
@@ -27,6 +28,7 @@ use crate::timer::Timer;
 use crate::workers::Workers;
 
 use background::BackgroundUse;
+use close::Closing;
 use hold::Hold;
 use queue::Queue;
 
@@ -50,6 +52,7 @@ pub(crate) struct Engine {
     /// The number of threads that wait in the queue with a deadline.
     waiting: AtomicUsize,
     is_started: AtomicBool,
+    closing: Closing,
 }
 
 /// What a worker does.
@@ -78,6 +81,7 @@ impl Engine {
             background: Arc::new(BackgroundUse::new()),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
+            closing: Closing::default(),
         })))
     }
 

@@ -33,7 +33,8 @@ pub enum ErrorKind {
     Unsupported,
     /// Another holder had the lock until the wait was over.
     TimedOut,
-    /// The acquisition was woken by its [`CancelToken`](crate::CancelToken).
+    /// The acquisition was ended by its [`CancelToken`](crate::CancelToken), or by
+    /// [`LockKeeper::close`](crate::LockKeeper::close).
     Cancelled,
     /// The store cannot be reached, or cannot serve now: nothing was granted.
     Unavailable,

@@ -142,6 +142,43 @@ impl LockKeeper {
         })
     }
 
+    /// Ends all waits for locks of this keeper, and those that begin later, for the end of a program.
+    ///
+    /// They end with [`ErrorKind::Cancelled`], on all clones of the keeper, and leave nothing behind in
+    /// the store. `close` waits for that, and for releases that other threads have begun: for 2 s at
+    /// most, after which a store that hangs may still have requests. Do not call it from an
+    /// [`Observer`](crate::Observer), which would wait for itself.
+    ///
+    /// Guards stay as they are: held, renewed and valid until they are released or dropped, so that
+    /// the work under them can be finished. Calling it again does no harm. A
+    /// [`CancelToken`](crate::CancelToken) ends single waits instead.
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// use lockkeeper::{ErrorKind, LockKeeper};
+    ///
+    /// fn work(keeper: &LockKeeper) {
+    ///     loop {
+    ///         match keeper.lock("jobs") {
+    ///             Ok(_guard) => { /* take a job, and do it */ }
+    ///             Err(error) if error.kind() == ErrorKind::Cancelled => return,
+    ///             Err(error) => eprintln!("{error}"),
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// fn serve(keeper: &LockKeeper, wait_for_signal: impl FnOnce()) {
+    ///     std::thread::scope(|scope| {
+    ///         scope.spawn(|| work(keeper));
+    ///         wait_for_signal();
+    ///         keeper.close(); // the worker finishes its job, or stops waiting for one
+    ///     });
+    /// }
+    /// ```
+    pub fn close(&self) {
+        self.engine.close();
+    }
+
     /// Returns what the store promises beyond the contract.
     pub fn capabilities(&self) -> Capabilities {
         self.engine.capabilities

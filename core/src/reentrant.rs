@@ -99,6 +99,12 @@ impl ReentrantKeeper {
         Ok(guard.map(|guard| self.outermost_guard(guard)))
     }
 
+    /// Ends all waits for locks, as [`LockKeeper::close`] does. A thread that holds a lock still gets
+    /// it again, so that it can finish its work.
+    pub fn close(&self) {
+        self.keeper.close();
+    }
+
     /// Returns one more guard of a lock that this thread holds.
     fn inner_guard(&self, name: &LockName) -> Result<Option<ReentrantGuard>, Error> {
         let key = (thread::current().id(), name.clone());

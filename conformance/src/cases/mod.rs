@@ -119,7 +119,8 @@ pub(crate) static TABLE: &[Case] = table! {
         cancel_in_the_local_queue,
         cancel_in_the_store,
         cancel_before_the_acquisition,
-        cancel_during_a_release;
+        cancel_during_a_release,
+        close_ends_the_waits_of_a_keeper;
     rule_12_not_reentrant:
         holding_thread_waits_like_any_other;
     rule_13_nothing_silent:

@@ -1,4 +1,4 @@
-//! Rule 11: a wait can be cancelled, and leaves nothing in the store.
+//! Rule 11: a wait can be cancelled, alone or with its keeper, and leaves nothing in the store.
 
 use std::thread;
 
@@ -86,5 +86,33 @@ pub(super) fn cancel_during_a_release(rig: &Rig<'_>) -> Outcome {
         rig.nothing_left();
         drop(take(&holder, "a"));
     }
+    Ok(())
+}
+
+/// One thread waits in the store and one in the local queue; both end, and the guard of the keeper stays.
+pub(super) fn close_ends_the_waits_of_a_keeper(rig: &Rig<'_>) -> Outcome {
+    let (holder, (keeper, recorder)) = (rig.keeper(), rig.recorded_keeper());
+    let (held, kept) = (take(&holder, "a"), take(&keeper, "kept"));
+    thread::scope(|scope| {
+        let waiters = [1, 2].map(|count| {
+            let waiter = scope.spawn(|| keeper.acquire("a", &AcquireOptions::new().wait_forever()));
+            recorder.wait_for(Event::Contended, count);
+            waiter
+        });
+        keeper.close();
+        rig.until("all waits have ended", || {
+            waiters.iter().all(|waiter| waiter.is_finished())
+        });
+        for waiter in waiters {
+            assert_cancelled(waiter.join().expect("the thread does not panic"));
+        }
+        assert!(held.is_held());
+        drop(held);
+    });
+    assert_cancelled(keeper.try_lock("b"));
+    kept.renew().expect("a guard outlives the close");
+    drop(kept);
+    rig.nothing_left();
+    drop(take(&holder, "a"));
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
@@ -29,6 +30,8 @@ struct Acquisition<'a> {
     engine: &'a Engine,
     policy: LeasePolicy,
     request: AcquireRequest<'a>,
+    /// The caller's own token, without the keeper's.
+    cancel: Option<&'a CancelToken>,
     /// Tells the observer, once, that another holder has the name.
     notify_contended: &'a dyn Fn(),
 }
@@ -56,9 +59,12 @@ impl Engine {
             self.queue.contended(name);
             notify_contended();
         };
+        let closing = &self.closing.token;
+        let own_or_closing = options.cancel.as_ref().map(|own| own.with_parent(closing));
         let acquisition = Acquisition {
             engine: self,
             policy,
+            cancel: options.cancel.as_ref(),
             request: AcquireRequest {
                 name,
                 ttl: policy.ttl(),
@@ -71,13 +77,14 @@ impl Engine {
                 owner: Cell::new(None),
                 is_retry: Cell::new(false),
                 has_seen_holder: Cell::new(false),
-                cancel: options.cancel.as_ref(),
+                cancel: Some(own_or_closing.as_ref().unwrap_or(closing)),
                 clock: &*self.clock,
                 contended: &contended,
             },
             notify_contended: &notify_contended,
         };
         let result = acquisition.run();
+        self.closing.notify();
         let result = result.map_err(|error| self.located(name, error));
         if self.notifier.is_some() {
             let waited = self.clock.now().saturating_since(began);
@@ -97,7 +104,7 @@ impl Acquisition<'_> {
     fn run(&self) -> Result<Option<Acquired>, Error> {
         let (engine, request) = (self.engine, &self.request);
         if request.is_cancelled() {
-            return Err(cancelled());
+            return Err(engine.cancelled());
         }
         let is_single_attempt = request.deadline.is_none();
         let entered = engine
@@ -118,11 +125,11 @@ impl Acquisition<'_> {
                 let acquired = Acquired::new(hold);
                 if request.is_cancelled() {
                     let _ = engine.release(&acquired);
-                    return Err(cancelled());
+                    return Err(engine.cancelled());
                 }
                 Ok(Some(acquired))
             }
-            Given::Nothing(_) if request.is_cancelled() => Err(cancelled()),
+            Given::Nothing(_) if request.is_cancelled() => Err(engine.cancelled()),
             Given::Nothing(Unserved::Busy) => {
                 (self.notify_contended)();
                 Ok(None)
@@ -138,7 +145,8 @@ impl Acquisition<'_> {
     /// Waits until the queue gives something, at most until the deadline.
     fn wait_in_queue(&self, waiter: &Arc<Waiter>) -> Given {
         let (engine, request) = (self.engine, &self.request);
-        let _registration = request.cancel.map(|token| {
+        // The keeper's end unparks all waiters of the queue.
+        let _registration = self.cancel.map(|token| {
             let waiter = Arc::clone(waiter);
             token.on_cancel(move || waiter.unpark())
         });
@@ -187,7 +195,7 @@ impl Acquisition<'_> {
     fn acquire_from_store(&self) -> Result<Option<Arc<Hold>>, Error> {
         let (engine, request) = (self.engine, &self.request);
         if request.is_cancelled() {
-            return Err(cancelled());
+            return Err(engine.cancelled());
         }
         let until = request
             .deadline
@@ -223,7 +231,7 @@ impl Acquisition<'_> {
                 engine.provider.abandon(request);
             }
             return match failure {
-                _ if is_cancelled => Err(cancelled()),
+                _ if is_cancelled => Err(engine.cancelled()),
                 Some(error) => Err(error),
                 None => {
                     request.contended();
@@ -239,7 +247,7 @@ impl Acquisition<'_> {
         let (mut lease, mut asked_at) = (grant.lease, grant.asked_at);
         let margin = engine.margin(request.ttl);
         let first_token = match FencingToken::new(grant.epoch, 0) {
-            _ if request.is_cancelled() => return Err(engine.discard(lease, cancelled())),
+            _ if request.is_cancelled() => return Err(engine.discard(lease, engine.cancelled())),
             Ok(token) => token,
             Err(error) => return Err(engine.discard(lease, error)),
         };
@@ -314,8 +322,4 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
-}
-
-fn cancelled() -> Error {
-    Error::new(ErrorKind::Cancelled, "the wait for the lock was cancelled")
 }

@@ -251,6 +251,16 @@ impl Queue {
         }
     }
 
+    /// Returns whether no thread waits for a name, asks the store for one, or gives one back.
+    pub(crate) fn is_idle(&self) -> bool {
+        let is_held = |used: &Name| matches!(used.stage, Stage::Held(_));
+        self.shards.iter().all(|shard| {
+            let names = lock(&shard.0);
+            let mut used = names.table.iter();
+            used.all(|used| is_held(used) && used.waiters.is_empty())
+        })
+    }
+
     /// Polls the holds of every shard that has one due by `horizon`; `poll` returns when its hold is
     /// due again. Returns when the next scan is due.
     pub(crate) fn scan(&self, horizon: u64, mut poll: impl FnMut(&Arc<Hold>) -> u64) -> u64 {

@@ -21,6 +21,7 @@ impl Engine {
     pub(crate) fn release(&self, acquired: &Acquired) -> Result<Released, Error> {
         let name = &acquired.hold.name;
         let result = self.finish(acquired);
+        self.closing.notify();
         let result = result.map_err(|error| self.located(name, error));
         self.notifier
             .notify(|o| o.released(name, acquired.token(), &result));

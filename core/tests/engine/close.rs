@@ -4,9 +4,12 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{FencingToken, LockName, Observer, Released};
+use lockkeeper_core::{
+    AcquireOptions, CancelToken, Error, ErrorKind, FencingToken, LockGuard, LockName, Observer,
+    ReentrantKeeper, Released, Wait,
+};
 
-use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually};
+use crate::scripted_store::{Event, Grants, LIMIT, SECOND, ScriptedStore, eventually, observed};
 
 #[test]
 fn guards_outlive_their_keeper() {
@@ -63,4 +66,74 @@ fn no_thread_has_the_store_when_the_last_guard_is_dropped() {
         drop(guard);
         assert_eq!(Arc::strong_count(&store), 1, "a thread still has it");
     }
+}
+
+fn assert_closed(answer: Result<Option<LockGuard>, Error>) {
+    let error = answer.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+    assert!(error.to_string().contains("closed"), "{error}");
+}
+
+#[test]
+fn close_ends_all_waits_and_keeps_guards() {
+    let store = ScriptedStore::new();
+    let (keeper, events) = observed(store.builder().wait(Wait::Forever));
+    let guard = keeper.lock("a").unwrap();
+    let tokens = [None, Some(CancelToken::new())];
+    let waiters = tokens.clone().map(|token| {
+        let keeper = keeper.clone();
+        let options = AcquireOptions::new();
+        let options = token.iter().fold(options, AcquireOptions::cancel);
+        let waiter = thread::spawn(move || keeper.acquire("a", &options));
+        events.expect(Event::Contended);
+        waiter
+    });
+    for _ in 0..2 {
+        keeper.clone().close();
+        eventually("all waits end", || {
+            waiters.iter().all(thread::JoinHandle::is_finished)
+        });
+    }
+    for waiter in waiters {
+        assert_closed(waiter.join().unwrap());
+    }
+    assert!(!tokens[1].as_ref().unwrap().is_cancelled());
+
+    assert_closed(keeper.try_lock("b"));
+    assert_closed(keeper.lock("b").map(Some));
+    assert_eq!(store.count("b", "acquire"), 0);
+    store.next_renewal("a");
+    eventually("the deadline should move", || {
+        guard.remaining() == 11 * SECOND
+    });
+    guard.renew().unwrap();
+    assert_eq!(guard.release().unwrap(), Released::Done);
+    assert_eq!(store.count("a", "acquire"), 1);
+}
+
+#[test]
+fn close_does_not_wait_for_a_silent_store_forever() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    store.grants(Grants::Silent);
+    let acquiring = keeper.clone();
+    let head = thread::spawn(move || acquiring.acquire("a", &AcquireOptions::new()));
+    store.wait_for("a", "acquire", 1);
+    keeper.close();
+    assert!(!head.is_finished());
+    store.grants(Grants::Work);
+    assert_closed(head.join().unwrap());
+    assert!(store.keeper().try_lock("a").unwrap().is_some());
+}
+
+#[test]
+fn thread_that_holds_a_reentrant_lock_gets_it_again_after_the_close() {
+    let store = ScriptedStore::new();
+    let keeper = ReentrantKeeper::new(store.keeper());
+    let outer = keeper.lock("a").unwrap();
+    keeper.close();
+    keeper.lock("a").unwrap().finish().unwrap();
+    outer.finish().unwrap();
+    let error = keeper.lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
 }

@@ -1,0 +1,61 @@
+//! Closing a keeper: the waits of all its threads end, and its guards stay.
+
+use std::sync::{Condvar, Mutex};
+use std::time::Instant;
+
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind};
+use crate::sync::{lock, wait};
+
+use super::{ATTEMPT_LIMIT, Engine};
+
+/// Whether a keeper was closed, and the threads that wait until its acquisitions have ended.
+#[derive(Default)]
+pub(super) struct Closing {
+    /// The parent of the cancel token of every acquisition.
+    pub(super) token: CancelToken,
+    /// Locked to wait for `changed`; before a shard of the queue.
+    waiting: Mutex<()>,
+    /// Notified when an acquisition or a release of a closed keeper has ended.
+    changed: Condvar,
+}
+
+impl Closing {
+    /// Notifies the threads that wait for the end of an acquisition or a release.
+    pub(super) fn notify(&self) {
+        if self.token.is_cancelled() {
+            let _waiting = lock(&self.waiting);
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Engine {
+    /// Ends all acquisitions with [`ErrorKind::Cancelled`], and waits until none is under way and no
+    /// lease is on its way back to the store, at most as long as a request takes.
+    pub(crate) fn close(&self) {
+        // Wakes the threads that wait in the store; those in the queue are not registered.
+        self.closing.token.cancel();
+        self.queue.unpark_all();
+        let deadline = Instant::now() + ATTEMPT_LIMIT;
+        let mut waiting = lock(&self.closing.waiting);
+        while !self.queue.is_idle() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            waiting = wait(&self.closing.changed, waiting, Some(left));
+        }
+    }
+
+    /// Returns the error of an acquisition that its token or the keeper's end has cancelled.
+    pub(super) fn cancelled(&self) -> Error {
+        let text = match self.closing.token.is_cancelled() {
+            true => {
+                "the keeper was closed, so it grants no more locks; open another keeper if locks are still needed"
+            }
+            false => "the wait for the lock was cancelled",
+        };
+        Error::new(ErrorKind::Cancelled, text)
+    }
+}
