@@ -224,7 +224,7 @@ use std::sync::LazyLock;
 pub use lockkeeper_core::{
     AcquireOptions, AsLockName, CancelRegistration, CancelToken, Capability, CommitProof, Config,
     Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper, LockKeeperBuilder,
-    LockName, LostSignal, Observer, ReentrantGuard, ReentrantKeeper, Released, Usage, Wait,
+    LockName, LostSignal, Observer, Outage, ReentrantGuard, ReentrantKeeper, Released, Usage, Wait,
     WaitOutcome, WithLock,
 };
 

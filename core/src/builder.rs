@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::observer::{Notifier, Observer};
-use crate::options::{LeasePolicy, Settings, Wait};
+use crate::options::{LeasePolicy, Outage, Settings, Wait};
 use crate::provider::LockProvider;
 use crate::token::MAX_HANDOVERS;
 
@@ -23,6 +23,7 @@ impl LockKeeper {
                 lease: LeasePolicy::Renewed {
                     ttl: Self::DEFAULT_TTL,
                 },
+                outage: Outage::Wait,
                 margin: None,
                 handover_max: Self::DEFAULT_HANDOVER_MAX,
                 handover_time: Self::DEFAULT_HANDOVER_TIME,
@@ -60,6 +61,12 @@ impl LockKeeperBuilder {
     /// Sets the wait of an acquisition that names none. Default: 10 s.
     pub fn wait(mut self, wait: Wait) -> Self {
         self.settings.wait = wait;
+        self
+    }
+
+    /// Sets what a waiting acquisition does while the store cannot be reached. Default: it waits.
+    pub fn outage(mut self, outage: Outage) -> Self {
+        self.settings.outage = outage;
         self
     }
 

@@ -13,7 +13,7 @@ use crate::capabilities::Capability;
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, ErrorKind};
 use crate::observer::Observer;
-use crate::options::{LeasePolicy, Wait};
+use crate::options::{LeasePolicy, Outage, Wait};
 use crate::url::StoreUrl;
 
 pub use keys::{COMMON_KEYS, Key, KeySpec, KeyValue, Takes};
@@ -122,6 +122,12 @@ impl Config {
     #[must_use]
     pub fn wait(self, wait: Wait) -> Self {
         self.with(&keys::WAIT, wait)
+    }
+
+    /// Sets what a waiting acquisition does while the store cannot be reached.
+    #[must_use]
+    pub fn outage(self, outage: Outage) -> Self {
+        self.with(&keys::OUTAGE, outage)
     }
 
     /// Sets whether the keeper renews leases, and their ttl.

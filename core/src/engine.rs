@@ -3,9 +3,12 @@
 
 mod acquire;
 mod background;
+mod backoff;
 mod close;
 mod deadline;
+mod head;
 pub(crate) mod hold;
+mod outage;
 mod queue;
 mod release;
 mod renewal;
@@ -30,6 +33,7 @@ use crate::workers::Workers;
 use background::BackgroundUse;
 use close::Closing;
 use hold::Hold;
+use outage::OutageGate;
 use queue::Queue;
 
 /// The longest that a single attempt waits for the store's answer to another thread, and that a
@@ -53,6 +57,7 @@ pub(crate) struct Engine {
     waiting: AtomicUsize,
     is_started: AtomicBool,
     closing: Closing,
+    outage: OutageGate,
 }
 
 /// What a worker does.
@@ -82,6 +87,7 @@ impl Engine {
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
             closing: Closing::default(),
+            outage: OutageGate::new(),
         })))
     }
 

@@ -94,6 +94,21 @@ impl Wait {
     }
 }
 
+/// What a waiting acquisition does while the store cannot be reached.
+///
+/// A single attempt always fails at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Outage {
+    /// It asks again, less and less often, until its wait is over, and gets the lock if the store is
+    /// back in time. Else the error says for how long the store could not be reached. While one thread
+    /// of the keeper asks, the others wait for what it finds.
+    #[default]
+    Wait,
+    /// It fails at once with [`ErrorKind::Unavailable`]. A request whose reply was lost is still
+    /// repeated for a short time, as that of a single attempt is.
+    Fail,
+}
+
 /// Options of one [`acquire`](crate::LockKeeper::acquire); what is not set is the keeper's default.
 ///
 /// ```
@@ -111,6 +126,7 @@ impl Wait {
 pub struct AcquireOptions {
     pub(crate) wait: Option<Wait>,
     pub(crate) lease: Option<LeasePolicy>,
+    pub(crate) outage: Option<Outage>,
     pub(crate) cancel: Option<CancelToken>,
 }
 
@@ -141,6 +157,13 @@ impl AcquireOptions {
         self
     }
 
+    /// Sets what the wait does while the store cannot be reached.
+    #[must_use]
+    pub fn outage(mut self, outage: Outage) -> Self {
+        self.outage = Some(outage);
+        self
+    }
+
     /// Ends the wait when `token` is cancelled.
     #[must_use]
     pub fn cancel(mut self, token: &CancelToken) -> Self {
@@ -154,6 +177,7 @@ impl AcquireOptions {
 pub(crate) struct Settings {
     pub(crate) wait: Wait,
     pub(crate) lease: LeasePolicy,
+    pub(crate) outage: Outage,
     pub(crate) margin: Option<Duration>,
     pub(crate) handover_max: u32,
     pub(crate) handover_time: Duration,

@@ -226,8 +226,8 @@ pub struct AcquireRequest<'a> {
     pub(crate) started: Cell<HostInstant>,
     pub(crate) owner: Cell<Option<Owner>>,
     pub(crate) is_retry: Cell<bool>,
-    /// Whether the store has shown another holder to this request.
-    pub(crate) has_seen_holder: Cell<bool>,
+    /// Whether the store has answered the attempt that is under way.
+    pub(crate) is_answered: Cell<bool>,
     pub(crate) cancel: Option<&'a CancelToken>,
     pub(crate) clock: &'a dyn Clock,
     pub(crate) contended: &'a dyn Fn(),
@@ -295,7 +295,7 @@ impl<'a> AcquireRequest<'a> {
     /// Tells the engine that another holder was seen, so that single attempts of other threads of
     /// this process end. Cheap, and may be called again.
     pub fn contended(&self) {
-        self.has_seen_holder.set(true);
+        self.is_answered.set(true);
         (self.contended)();
     }
 }

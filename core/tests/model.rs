@@ -79,7 +79,7 @@ use queue::{Entered, Finished, Queue};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
-use waiter::{Given, Unserved, Waiter};
+use waiter::{Given, Unserved, WaitKind, Waiter};
 
 /// One keeper over a store that knows one lock.
 struct World {
@@ -112,8 +112,8 @@ impl World {
         })
     }
 
-    fn enter(&self, is_single_attempt: bool) -> Entered {
-        self.queue.enter(&LockName, LeasePolicy, is_single_attempt)
+    fn enter(&self, kind: WaitKind) -> Entered {
+        self.queue.enter(&LockName, LeasePolicy, kind)
     }
 
     /// The head asks the store, holds, and is done.
@@ -165,8 +165,8 @@ impl World {
         }
     }
 
-    fn lock(&self, thread: usize, is_single_attempt: bool) -> Outcome {
-        match self.enter(is_single_attempt) {
+    fn lock(&self, thread: usize, kind: WaitKind) -> Outcome {
+        match self.enter(kind) {
             Entered::Given(given) => self.use_given(thread, given),
             Entered::Queued(waiter) => self.wait(thread, &waiter),
         }
@@ -199,7 +199,7 @@ impl World {
 
     /// Enters as the only thread there is.
     fn assert_head(&self) {
-        let entered = self.enter(false);
+        let entered = self.enter(WaitKind::ThroughOutages);
         let is_head = matches!(entered, Entered::Given(Given::HeadPermit));
         assert!(is_head, "the name is in use");
     }
@@ -212,7 +212,7 @@ impl World {
 
     /// Enters the wait queue behind a holder or a head.
     fn queued(&self) -> Arc<Waiter> {
-        match self.enter(false) {
+        match self.enter(WaitKind::ThroughOutages) {
             Entered::Queued(waiter) => waiter,
             Entered::Given(_) => panic!("the name should be in use"),
         }
@@ -274,7 +274,11 @@ fn one_thread_holds_at_a_time_and_no_wake_up_is_lost() {
     for max_handovers in [0, 1, 9] {
         check(move || {
             let world = World::new(max_handovers);
-            let lock = |thread| spawn(&world, move |world| world.lock(thread, false));
+            let lock = |thread| {
+                spawn(&world, move |world| {
+                    world.lock(thread, WaitKind::ThroughOutages)
+                })
+            };
             assert_outcomes((0..3).map(lock).collect(), &[Outcome::Held]);
             assert_eq!(world.grants.lock().unwrap().len(), 3);
             world.assert_nothing_left();
@@ -354,7 +358,13 @@ fn unpark_alone_wakes_a_waiter() {
 fn single_attempt_always_ends_with_the_truth() {
     check(|| {
         let world = World::new(9);
-        let lock = |thread| spawn(&world, move |world| world.lock(thread, thread > 0));
+        let lock = |thread| {
+            let kind = match thread {
+                0 => WaitKind::ThroughOutages,
+                _ => WaitKind::SingleAttempt,
+            };
+            spawn(&world, move |world| world.lock(thread, kind))
+        };
         let mut threads: Vec<_> = (0..3).map(lock).collect();
         let single_attempts = threads.split_off(1);
         assert_outcomes(threads, &[Outcome::Held]);
@@ -368,10 +378,26 @@ fn failing_store_is_not_busy() {
     check(|| {
         let world = World::new(9);
         world.assert_head();
-        let single_attempt = spawn(&world, |world| world.lock(1, true));
+        let single_attempt = spawn(&world, |world| world.lock(1, WaitKind::SingleAttempt));
         world.queue.pass(&LockName, Some(Error));
         // It fails with the head, or comes later and asks the store itself.
         assert_outcomes(vec![single_attempt], &[Outcome::Failed, Outcome::Held]);
+        world.assert_nothing_left();
+    });
+}
+
+#[test]
+fn head_that_fails_and_goes_on_ends_the_waits_that_ride_no_outage_out() {
+    check(|| {
+        let world = World::new(9);
+        world.assert_head();
+        let lock = |(thread, kind)| spawn(&world, move |world| world.lock(thread, kind));
+        let kinds = [WaitKind::UntilFailure, WaitKind::ThroughOutages];
+        let mut threads: Vec<_> = kinds.into_iter().enumerate().map(lock).collect();
+        world.queue.fail(&LockName, &Error);
+        assert_eq!(world.acquire_as_head(9), Outcome::Held);
+        assert_outcomes(threads.split_off(1), &[Outcome::Held]);
+        assert_outcomes(threads, &[Outcome::Failed, Outcome::Held]);
         world.assert_nothing_left();
     });
 }

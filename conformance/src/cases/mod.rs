@@ -15,6 +15,7 @@ mod rule_10_resources;
 mod rule_11_cancel;
 mod rule_12_not_reentrant;
 mod rule_13_nothing_silent;
+mod rule_14_outage;
 
 use crate::rig::{Outcome, Rig};
 
@@ -126,6 +127,11 @@ pub(crate) static TABLE: &[Case] = table! {
     rule_13_nothing_silent:
         missing_required_capability_is_an_error,
         settings_out_of_bounds_are_errors;
+    rule_14_outage:
+        wait_gets_the_lock_after_an_outage,
+        waiter_in_the_store_gets_the_lock_after_an_outage,
+        outage_beyond_the_wait_is_unavailable,
+        outage_fail_returns_at_the_first_failure;
     admin:
         held_lists_the_holders,
         held_in_all_namespaces_names_them,

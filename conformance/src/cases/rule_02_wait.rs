@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{ErrorKind, LockKeeper, Wait};
+use lockkeeper_core::{ErrorKind, LockKeeper, Outage, Wait};
 
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 use crate::tap::Fault;
@@ -111,7 +111,7 @@ pub(super) fn busy_lock_times_out(rig: &Rig<'_>) -> Outcome {
 /// A thread behind the head of the local queue gets the error of the head's request, and not "busy".
 pub(super) fn store_error_reaches_every_local_waiter(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
-    let keeper = build(builder);
+    let keeper = build(builder.outage(Outage::Fail));
     tap.set(Fault::Fails(ErrorKind::Unavailable));
     let barrier = Barrier::new(20);
     thread::scope(|scope| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::capabilities::{Capabilities, Capability};
 use crate::error::{Error, ErrorKind};
-use crate::options::{MAX_DURATION, Wait};
+use crate::options::{MAX_DURATION, Outage, Wait};
 use crate::token::MAX_HANDOVERS;
 
 /// One key of a URL, the environment or a config file, as documentation and error messages show it.
@@ -221,6 +221,24 @@ impl KeyValue for Wait {
     }
 }
 
+impl KeyValue for Outage {
+    fn from_text(text: &str) -> Option<Self> {
+        match text {
+            "wait" => Some(Self::Wait),
+            "fail" => Some(Self::Fail),
+            _ => None,
+        }
+    }
+
+    fn into_text(self) -> String {
+        match self {
+            Self::Wait => "wait",
+            Self::Fail => "fail",
+        }
+        .to_owned()
+    }
+}
+
 /// Defines the keys that every store takes, and the list of them.
 macro_rules! common_keys {
     ($($key:ident: $type:ty = $name:literal, $takes:expr, $default:literal, $meaning:literal;)*) => {
@@ -238,6 +256,8 @@ common_keys! {
         "how long a lock outlives the last renewal of its holder";
     WAIT: Wait = "wait", Takes::Text("a duration such as 500ms, or forever"), "10s",
         "how long an acquisition may block";
+    OUTAGE: Outage = "outage", Takes::OneOf(&["wait", "fail"]), "wait",
+        "whether a wait goes on while the store cannot be reached";
     LEASE: String = "lease", Takes::OneOf(&["renewed", "fixed"]), "renewed",
         "whether the keeper renews the lease";
     MARGIN: Duration = "margin", ANY_DURATION, "a tenth of the ttl, at most 1s",

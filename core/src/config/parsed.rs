@@ -1,7 +1,7 @@
 //! The common keys of a config, parsed once and checked.
 
 use super::keys::{COMMON_KEYS, FALLBACK, KeyValue, REQUIRE, is_list};
-use super::keys::{HANDOVER_MAX, HANDOVER_TIME, LEASE, MARGIN, NAMESPACE, TTL, WAIT};
+use super::keys::{HANDOVER_MAX, HANDOVER_TIME, LEASE, MARGIN, NAMESPACE, OUTAGE, TTL, WAIT};
 use super::{Config, given_twice};
 use std::sync::Arc;
 
@@ -36,6 +36,7 @@ impl Config {
         let settings = Settings {
             lease: self.lease_policy()?,
             wait: wait.unwrap_or(Wait::AtMost(LockKeeper::DEFAULT_WAIT)),
+            outage: self.value(&OUTAGE)?.unwrap_or_default(),
             margin: self.value(&MARGIN)?,
             handover_max: self
                 .value(&HANDOVER_MAX)?

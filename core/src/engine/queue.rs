@@ -14,7 +14,7 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as TableEntry;
 
 use super::hold::Hold;
-use super::waiter::{Given, Unserved, Waiter};
+use super::waiter::{Given, Unserved, WaitKind, Waiter};
 use crate::error::Error;
 use crate::name::LockName;
 use crate::options::LeasePolicy;
@@ -40,7 +40,7 @@ struct Name {
     name: LockName,
     stage: Stage,
     waiters: VecDeque<Arc<Waiter>>,
-    /// Why the store did not answer the last head that asked.
+    /// Why the store did not answer the last attempt of a head.
     store_error: Option<Error>,
     /// How often the store's answer to a head showed a holder, of this process or another.
     holders_seen: u64,
@@ -49,6 +49,8 @@ struct Name {
 enum Stage {
     /// The head asks the store, and its first answer is not there yet.
     Asking,
+    /// The head's last attempt failed, and another follows.
+    Failing,
     /// The head waits in the store: another holder was seen.
     Contended,
     /// A guard of this process holds the name.
@@ -97,13 +99,8 @@ impl Queue {
     }
 
     /// Enters the queue of a name. A single attempt never waits for a holder, only for the head's
-    /// first answer.
-    pub(crate) fn enter(
-        &self,
-        name: &LockName,
-        policy: LeasePolicy,
-        is_single_attempt: bool,
-    ) -> Entered {
+    /// first answer, and for no further one if that was a failure.
+    pub(crate) fn enter(&self, name: &LockName, policy: LeasePolicy, kind: WaitKind) -> Entered {
         let mut names = self.names(name);
         let entry = names.table.entry(
             name.hash64(),
@@ -124,12 +121,21 @@ impl Queue {
             }
         };
         let used = entry.get_mut();
-        if is_single_attempt && matches!(used.stage, Stage::Held(_) | Stage::Contended) {
-            return Entered::Given(Given::Nothing(Unserved::Busy));
+        let unserved = match (&used.stage, &used.store_error) {
+            (Stage::Held(_) | Stage::Contended, _) if kind == WaitKind::SingleAttempt => {
+                Some(Unserved::Busy)
+            }
+            (Stage::Failing, Some(error)) if kind != WaitKind::ThroughOutages => {
+                Some(Unserved::Failed(error.clone()))
+            }
+            _ => None,
+        };
+        if let Some(unserved) = unserved {
+            return Entered::Given(Given::Nothing(unserved));
         }
-        let is_seen = !matches!(used.stage, Stage::Asking);
+        let is_seen = !matches!(used.stage, Stage::Asking | Stage::Failing);
         let seen_before = used.holders_seen.wrapping_sub(u64::from(is_seen));
-        let waiter = Waiter::new(policy, is_single_attempt, seen_before);
+        let waiter = Waiter::new(policy, kind, seen_before);
         used.waiters.push_back(Arc::clone(&waiter));
         Entered::Queued(waiter)
     }
@@ -155,13 +161,33 @@ impl Queue {
         let mut names = self.names(name);
         let mut answered = Vec::new();
         if let Some(used) = names.find(name)
-            && matches!(used.stage, Stage::Asking)
+            && matches!(used.stage, Stage::Asking | Stage::Failing)
         {
             used.stage = Stage::Contended;
             answered = used.record_holder();
         }
         drop(names);
         notify(answered);
+    }
+
+    /// Records that the store did not answer the head, which goes on: threads that ride no outage out
+    /// end.
+    pub(crate) fn fail(&self, name: &LockName, error: &Error) {
+        let mut names = self.names(name);
+        let mut ended = Vec::new();
+        if let Some(used) = names.find(name)
+            && matches!(
+                used.stage,
+                Stage::Asking | Stage::Failing | Stage::Contended
+            )
+        {
+            used.stage = Stage::Failing;
+            used.store_error = Some(error.clone());
+            let ends = |kind| kind != WaitKind::ThroughOutages;
+            ended = used.end_waits(ends, || Unserved::Failed(error.clone()));
+        }
+        drop(names);
+        notify(ended);
     }
 
     /// Records that the head was granted `hold`, which [`scan`](Self::scan) polls when it is `due`.
@@ -183,7 +209,8 @@ impl Queue {
         let mut names = self.names(name);
         let mut answered = Vec::new();
         if let (Some(used), Some(error)) = (names.find(name), store_error) {
-            answered = used.answer_single_attempts(|| Unserved::Failed(error.clone()));
+            let ends = |kind| kind == WaitKind::SingleAttempt;
+            answered = used.end_waits(ends, || Unserved::Failed(error.clone()));
             used.store_error = Some(error);
         }
         let next = names.pass_head(name);
@@ -322,21 +349,25 @@ impl Name {
     /// Records that the store's answer to the head showed a holder: single attempts end.
     fn record_holder(&mut self) -> Vec<Arc<Waiter>> {
         self.holders_seen = self.holders_seen.wrapping_add(1);
-        self.answer_single_attempts(|| Unserved::Busy)
+        self.store_error = None;
+        self.end_waits(|kind| kind == WaitKind::SingleAttempt, || Unserved::Busy)
     }
 
-    /// Ends the single attempts that wait for the store's answer. Returns them, to be notified.
-    fn answer_single_attempts(&mut self, answer: impl Fn() -> Unserved) -> Vec<Arc<Waiter>> {
-        self.store_error = None;
-        let mut answered = Vec::new();
+    /// Ends the waits of some kinds. Returns their threads, to be notified.
+    fn end_waits(
+        &mut self,
+        ends: impl Fn(WaitKind) -> bool,
+        unserved: impl Fn() -> Unserved,
+    ) -> Vec<Arc<Waiter>> {
+        let mut ended = Vec::new();
         self.waiters.retain(|waiter| {
-            if waiter.is_single_attempt {
-                waiter.give(Given::Nothing(answer()));
-                answered.push(Arc::clone(waiter));
+            if ends(waiter.kind) {
+                waiter.give(Given::Nothing(unserved()));
+                ended.push(Arc::clone(waiter));
             }
-            !waiter.is_single_attempt
+            !ends(waiter.kind)
         });
-        answered
+        ended
     }
 }
 

@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind};
 use crate::provider::{ErasedLease, Released};
 use crate::sync::run_caught;
 
+use super::backoff::Limits;
 use super::hold::acquired::Acquired;
 use super::hold::{Callbacks, Hold};
 use super::queue::Finished;
@@ -88,8 +89,12 @@ impl Engine {
         deadline: HostInstant,
         now: HostInstant,
     ) -> Result<Released, Error> {
-        let until = deadline.min(now + ATTEMPT_LIMIT);
-        let mut retry = Retry::new(&*self.clock, until, None);
+        let limits = Limits {
+            clock: &*self.clock,
+            until: deadline.min(now + ATTEMPT_LIMIT),
+            cancel: None,
+        };
+        let mut retry = Retry::new(limits, now);
         loop {
             match (self.provider.release(lease, deadline), retry.lost_reply()) {
                 (Ok(Released::AlreadyLost), Some(lost)) => {

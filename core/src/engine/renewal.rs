@@ -47,6 +47,7 @@ impl Engine {
         let now = tick.now;
         if tick.jumped {
             self.queue.unpark_all();
+            self.outage.unpark_all();
         }
         let mut due = Due::default();
         let mut next = due.gather(self, now, Duration::ZERO);
@@ -149,6 +150,9 @@ impl Engine {
         answer: &Result<Renewal, Error>,
         asked_at: HostInstant,
     ) {
+        if answer.is_ok() {
+            self.outage.answered();
+        }
         if let Some(unwanted) = hold.bring_back(lease, answer, asked_at, &*self.clock) {
             self.discard(unwanted, ());
         }

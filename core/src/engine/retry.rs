@@ -1,45 +1,49 @@
-//! Asking a store again after a lost reply, and after a failure that may pass.
+//! Asking a store again after a lost reply, and while the store cannot be reached.
 //!
 //! A provider makes one attempt a call. Whether another attempt follows, and what the last error
-//! means after a lost reply, is decided here for every store.
+//! means, is decided here for every store.
 
 use std::time::Duration;
 
-use crate::cancel::CancelToken;
-use crate::clock::{Clock, HostInstant};
+use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
-use crate::sync::{Arc, Condvar, Mutex, lock, wait};
 
-/// The back-off before the second retry; it doubles with every further one. The first retry follows
-/// at once: most lost replies are a connection that the server or the network has closed.
-const FIRST_BACKOFF: Duration = Duration::from_millis(10);
-const MAX_BACKOFF: Duration = Duration::from_millis(250);
+use super::backoff::{Limits, backoff};
+use super::outage::{OutageGate, Rider, outlasted};
 
 /// The retries of one operation, until a deadline or until it is cancelled.
 pub(super) struct Retry<'a> {
-    clock: &'a dyn Clock,
-    until: HostInstant,
-    cancel: Option<&'a CancelToken>,
+    limits: Limits<'a>,
+    /// Set if the operation rides outages out.
+    rider: Option<Rider<'a>>,
+    /// When the attempt that is under way began.
+    asked_at: HostInstant,
     retries: u32,
-    /// Whether the one attempt behind the deadline was made.
-    is_past_deadline: bool,
+    /// Whether the attempt that is under way is the one at the deadline.
+    is_last: bool,
     lost_reply: Option<Error>,
+    /// Since when the store has not answered an operation that rides outages out.
+    failing_since: Option<HostInstant>,
 }
 
 impl<'a> Retry<'a> {
-    pub(super) fn new(
-        clock: &'a dyn Clock,
-        until: HostInstant,
-        cancel: Option<&'a CancelToken>,
-    ) -> Self {
+    /// Creates the retries of an operation that begins at `began`.
+    pub(super) fn new(limits: Limits<'a>, began: HostInstant) -> Self {
         Self {
-            clock,
-            until,
-            cancel,
+            limits,
+            rider: None,
+            asked_at: began,
             retries: 0,
-            is_past_deadline: false,
+            is_last: false,
             lost_reply: None,
+            failing_since: None,
         }
+    }
+
+    /// Has the operation retry while the store cannot be reached, together with all others of `gate`.
+    pub(super) fn through_outages(mut self, gate: &'a OutageGate) -> Self {
+        self.rider = Some(Rider::new(gate));
+        self
     }
 
     /// Returns the error of the first attempt whose reply was lost.
@@ -47,79 +51,91 @@ impl<'a> Retry<'a> {
         self.lost_reply.as_ref()
     }
 
-    /// Backs off before the next attempt. `was_busy` says that this wait has seen a holder: the store
-    /// may be back soon, and one attempt at the deadline tells whether the lock is still held.
+    /// Ends the retries no later than `at`.
+    pub(super) fn end_by(&mut self, at: HostInstant) {
+        self.limits.until = self.limits.until.min(at);
+    }
+
+    /// Waits until the first attempt may be made: in an outage, until the store answers another thread,
+    /// or this one is to ask.
+    ///
+    /// # Errors
+    /// The error to end with.
+    pub(super) fn before_first(&mut self) -> Result<(), Error> {
+        match &mut self.rider {
+            None => Ok(()),
+            Some(rider) => {
+                let waited = rider.wait(&self.limits, 0);
+                waited.map_err(|cause| self.last(cause))
+            }
+        }
+    }
+
+    /// Backs off before the next attempt. `was_answered` says that the store has answered in this
+    /// attempt before it failed.
     ///
     /// # Errors
     /// The error to end with, when there is no next attempt. After a lost reply nothing may have been
     /// granted or released for sure, so an unreachable store is [`ErrorKind::Unknown`] then.
-    pub(super) fn after(&mut self, error: Error, was_busy: bool) -> Result<(), Error> {
-        let (may_pass, asks_at_deadline) = match error.kind() {
+    pub(super) fn after(&mut self, error: Error, was_answered: bool) -> Result<(), Error> {
+        let may_pass = match error.kind() {
             ErrorKind::Unknown => {
                 self.lost_reply.get_or_insert_with(|| error.clone());
-                (true, false)
+                true
             }
-            ErrorKind::Unavailable => (was_busy || self.lost_reply.is_some(), was_busy),
-            _ => (false, false),
+            ErrorKind::Unavailable => self.rider.is_some() || self.lost_reply.is_some(),
+            _ => false,
         };
-        if may_pass && self.back_off(asks_at_deadline) {
-            return Ok(());
+        if !may_pass {
+            return Err(self.last(error));
         }
-        Err(match error.kind() {
-            ErrorKind::Unavailable | ErrorKind::PoolExhausted if self.lost_reply.is_some() => {
-                Error::new(
-                    ErrorKind::Unknown,
-                    "the store did not reply, and could not be asked again; what it may have granted expires with its ttl",
-                )
-                .with_source(error)
-            }
-            _ => error,
-        })
-    }
-
-    /// Waits before the next attempt. False: no time is left, or the operation was cancelled.
-    fn back_off(&mut self, asks_at_deadline: bool) -> bool {
-        let left = self.until.saturating_since(self.clock.now());
-        if !left.is_zero()
-            && !self.is_cancelled()
-            && let Some(doublings) = self.retries.checked_sub(1)
-        {
-            let longest = FIRST_BACKOFF
-                .saturating_mul(1 << doublings.min(10))
-                .min(MAX_BACKOFF);
-            self.pause(longest.mul_f64(jitter()).min(left));
+        let now = self.limits.clock.now();
+        let is_over = now >= self.limits.until;
+        let mut is_down = false;
+        if let Some(rider) = &mut self.rider {
+            let since = match self.failing_since {
+                _ if was_answered => now,
+                Some(since) => since,
+                None => self.asked_at,
+            };
+            self.failing_since = Some(since);
+            is_down = rider.failed(&error, since);
+        }
+        // A store that has answered and failed behind the deadline is asked once more whether the name
+        // is still held. After a lost reply that could grant what the caller no longer waits for.
+        let asks_at_deadline = self.rider.is_some() && self.lost_reply.is_none();
+        if self.is_last || (is_over && !(was_answered && asks_at_deadline)) {
+            return Err(self.last(error));
+        }
+        if let Some(rider) = self.rider.as_mut().filter(|_| is_down && !is_over) {
+            let waited = rider.wait(&self.limits, self.retries);
+            waited.map_err(|cause| self.last(cause))?;
+        } else if !is_over {
+            self.limits.pause(backoff(self.retries));
         }
         self.retries = self.retries.saturating_add(1);
-        if self.is_cancelled() {
-            return false;
+        self.asked_at = self.limits.clock.now();
+        self.is_last = self.asked_at >= self.limits.until;
+        if self.limits.is_cancelled() || (self.is_last && !asks_at_deadline) {
+            return Err(self.last(error));
         }
-        self.clock.now() < self.until
-            || (asks_at_deadline && !std::mem::replace(&mut self.is_past_deadline, true))
+        Ok(())
     }
 
-    fn pause(&self, time: Duration) {
-        // Not `thread::park`, which would take an `unpark` that the caller's program waits for.
-        let parker = Arc::new((Mutex::new(()), Condvar::new()));
-        let _wake = self.cancel.map(|cancel| {
-            let parker = Arc::clone(&parker);
-            cancel.on_cancel(move || {
-                drop(lock(&parker.0));
-                parker.1.notify_one();
-            })
-        });
-        let guard = lock(&parker.0);
-        if !self.is_cancelled() {
-            drop(wait(&parker.1, guard, Some(time)));
+    /// Returns what the last error means, and leaves the outage to the others.
+    fn last(&mut self, error: Error) -> Error {
+        let may_be_granted = self.lost_reply.is_some();
+        let is_outage = match error.kind() {
+            ErrorKind::Unavailable | ErrorKind::Unknown => true,
+            kind => kind == ErrorKind::PoolExhausted && may_be_granted,
+        };
+        let outage = self.rider.take().and_then(|rider| rider.since());
+        if !is_outage {
+            return error;
         }
+        let since = self.failing_since.into_iter().chain(outage).min();
+        let now = self.limits.clock.now();
+        let span = since.map_or(Duration::ZERO, |since| now.saturating_since(since));
+        outlasted(error, span, may_be_granted)
     }
-
-    fn is_cancelled(&self) -> bool {
-        self.cancel.is_some_and(CancelToken::is_cancelled)
-    }
-}
-
-/// Returns a factor from 0.5 to 1: processes that lost the same server do not come back together.
-fn jitter() -> f64 {
-    let random = getrandom::u32().unwrap_or(u32::MAX);
-    0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0
 }

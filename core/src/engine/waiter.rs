@@ -27,11 +27,21 @@ pub(crate) enum Unserved {
     Silent,
 }
 
+/// What ends a thread's wait in the queue, beside a grant and its deadline.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WaitKind {
+    /// A single attempt ends as soon as a holder was seen, or the store has failed.
+    SingleAttempt,
+    /// It ends as soon as the store has failed.
+    UntilFailure,
+    /// Nothing.
+    ThroughOutages,
+}
+
 pub(crate) struct Waiter {
     /// The lease that it wants.
     pub(super) policy: LeasePolicy,
-    /// Whether its wait ends as soon as the name is known to be held.
-    pub(super) is_single_attempt: bool,
+    pub(super) kind: WaitKind,
     /// How many holders its name had seen before this waiter could have seen one.
     pub(super) seen_before: u64,
     slot: Mutex<Slot>,
@@ -45,10 +55,10 @@ struct Slot {
 }
 
 impl Waiter {
-    pub(super) fn new(policy: LeasePolicy, is_single_attempt: bool, seen_before: u64) -> Arc<Self> {
+    pub(super) fn new(policy: LeasePolicy, kind: WaitKind, seen_before: u64) -> Arc<Self> {
         Arc::new(Self {
             policy,
-            is_single_attempt,
+            kind,
             seen_before,
             slot: Mutex::new(Slot::default()),
             condvar: Condvar::new(),

@@ -10,6 +10,7 @@
 
 mod close;
 mod loss;
+mod outage;
 mod reentrant;
 mod renewal;
 mod retry;

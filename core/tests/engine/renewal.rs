@@ -308,11 +308,16 @@ fn late_grant_is_confirmed_by_a_renewal() {
     assert_eq!(store.count("a", "acquire"), 5);
     store.set(|state| assert_eq!(state.renewal_limit, SECOND, "not for the rest of a lease"));
 
-    store.grants(Grants::Late(2 * SECOND));
+    // Without an answer the grant is given back, and requested again by a wait.
     store.renewals("a", Renewals::Fail);
-    assert_eq!(keeper.lock("a").unwrap_err().kind(), ErrorKind::Unknown);
+    store.grants(Grants::Late(2 * SECOND));
+    assert_eq!(keeper.try_lock("a").unwrap_err().kind(), ErrorKind::Unknown);
+    let released = store.count("a", "release");
+    store.grants(Grants::Late(2 * SECOND));
+    let guard = keeper.lock("a").unwrap();
+    assert_eq!(store.count("a", "release"), released + 1);
     store.renewals("a", Renewals::Work);
-    drop(keeper.lock("a").unwrap());
+    drop(guard);
 }
 
 /// A clock that calls a hook whenever the thread of this name reads it.

@@ -4,10 +4,10 @@ use std::error::Error as _;
 
 use lockkeeper_core::{Error, ErrorKind, Released};
 
-use crate::scripted_store::{Grants, Releases, SECOND, ScriptedStore};
+use crate::scripted_store::{Grants, Releases, ScriptedStore};
 
 /// Checks that printing an error and its causes, one after the other, repeats no text.
-fn assert_causes_are_shown_once(error: &Error) {
+pub(crate) fn assert_causes_are_shown_once(error: &Error) {
     let (mut shown, mut cause) = (error.to_string(), error.source());
     assert!(cause.is_some(), "{error} has a cause");
     while let Some(error) = cause {
@@ -40,26 +40,6 @@ fn unreachable_store_after_a_lost_reply_is_unknown_and_the_grant_is_abandoned() 
     assert_eq!(store.count("a", "abandon"), 1);
     store.grants(Grants::Work);
     assert!(keeper.try_lock("a").unwrap().is_some());
-}
-
-#[test]
-fn unreachable_store_fails_the_first_attempt_at_once() {
-    let store = ScriptedStore::new();
-    store.grants(Grants::Unreachable(SECOND));
-    let error = store.keeper().lock("a").unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
-    assert_eq!(store.count("a", "acquire"), 1);
-    assert_eq!(store.count("a", "abandon"), 0);
-}
-
-#[test]
-fn wait_that_fails_behind_its_deadline_asks_once_more_whether_the_name_is_busy() {
-    let store = ScriptedStore::new();
-    let other = store.keeper();
-    let _holder = other.lock("a").unwrap();
-    store.grants(Grants::FailedWait(2 * SECOND));
-    assert!(store.keeper().try_lock_for("a", SECOND).unwrap().is_none());
-    assert_eq!(store.count("a", "acquire"), 3);
 }
 
 #[test]

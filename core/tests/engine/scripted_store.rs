@@ -1,4 +1,4 @@
-//! A store that does what a test says, on a clock that the test moves.
+//! A store that does what a test says, on a clock that the test moves. It never grants the name `broken`.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -45,10 +45,23 @@ pub(crate) enum Grants {
     ReplyLost {
         then_works: bool,
     },
-    /// Busy, and then the wait fails this long behind its start. From then on the store works.
-    FailedWait(Duration),
+    /// Busy, and then the wait fails this long behind its start. From then on the store works, or is
+    /// gone.
+    FailedWait {
+        span: Duration,
+        then_works: bool,
+    },
     /// No answer until the test changes this, and none to a cancelled request.
     Silent,
+}
+
+impl Grants {
+    fn after_failure(then_works: bool) -> Self {
+        match then_works {
+            true => Self::Work,
+            false => Self::Unreachable(SECOND),
+        }
+    }
 }
 
 /// How the store answers the next release.
@@ -77,7 +90,15 @@ pub(crate) struct State {
 }
 
 impl State {
-    fn count(&self, name: &str, verb: &'static str) -> usize {
+    pub(crate) fn requests(&self) -> usize {
+        let requests = self
+            .calls
+            .iter()
+            .filter(|((_, verb), _)| *verb == "acquire");
+        requests.map(|(_, count)| count).sum()
+    }
+
+    pub(crate) fn count(&self, name: &str, verb: &'static str) -> usize {
         let count = self.calls.get(&(name.to_owned(), verb));
         count.copied().unwrap_or_default()
     }
@@ -142,6 +163,11 @@ impl ScriptedStore {
         self.state().count(name, verb)
     }
 
+    /// Returns how often any name was requested.
+    pub(crate) fn requests(&self) -> usize {
+        self.state().requests()
+    }
+
     /// Blocks until `verb` was called `count` times for `name`.
     pub(crate) fn wait_for(&self, name: &str, verb: &'static str, count: usize) {
         let is_missing = |state: &mut State| state.count(name, verb) < count;
@@ -188,18 +214,21 @@ impl Backend for ScriptedStore {
                 return Ok(None);
             }
         }
+        if name == "broken" {
+            return Err(unavailable());
+        }
         match state.grants {
             Grants::Work | Grants::Silent | Grants::ReplyLost { .. } => {}
             Grants::Unreachable(span) => {
                 self.clock.advance(span);
-                return Err(Error::new(ErrorKind::Unavailable, "no connection"));
+                return Err(unavailable());
             }
-            Grants::FailedWait(span) => {
-                state.grants = Grants::Work;
+            Grants::FailedWait { span, then_works } => {
+                state.grants = Grants::after_failure(then_works);
                 drop(state);
                 request.contended();
                 self.clock.advance(span);
-                return Err(Error::new(ErrorKind::Unavailable, "no connection"));
+                return Err(unavailable());
             }
             Grants::Panic => panic!("as the test wants"),
             Grants::Late(span) => {
@@ -219,10 +248,7 @@ impl Backend for ScriptedStore {
                 let epoch = state.epoch;
                 state.held.insert(name.clone(), (epoch, request.owner()));
                 if let Grants::ReplyLost { then_works } = state.grants {
-                    state.grants = match then_works {
-                        true => Grants::Work,
-                        false => Grants::Unreachable(SECOND),
-                    };
+                    state.grants = Grants::after_failure(then_works);
                     return Err(no_reply());
                 }
                 epoch
@@ -300,6 +326,10 @@ impl Backend for ScriptedStore {
             ],
         })
     }
+}
+
+fn unavailable() -> Error {
+    Error::new(ErrorKind::Unavailable, "no connection")
 }
 
 fn no_reply() -> Error {

@@ -152,7 +152,7 @@ fn unreachable_store_fails_all_single_attempts() {
             });
         }
     });
-    let error = keeper.lock("a").unwrap_err();
+    let error = keeper.try_lock("a").unwrap_err();
     assert_eq!(
         (error.name(), error.backend()),
         (Some("a"), Some("scripted"))

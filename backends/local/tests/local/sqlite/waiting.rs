@@ -39,10 +39,8 @@ fn database_that_stays_locked_is_unavailable() {
     for wait in [Duration::ZERO, Duration::from_millis(300)] {
         let error = keeper.try_lock_for("seat", wait).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
-        assert!(
-            error.to_string().contains("another process keeps"),
-            "{error}"
-        );
+        let shown = format!("{error:?}");
+        assert!(shown.contains("another process keeps"), "{shown}");
     }
     let cancel = CancelToken::new();
     let options = AcquireOptions::new().wait_forever().cancel(&cancel);

@@ -1,0 +1,226 @@
+//! Acquiring a name from the store, as the head of its wait queue.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::HostInstant;
+use crate::error::{Error, ErrorKind};
+use crate::name::LockName;
+use crate::provider::{ErasedLease, Grant, Renewal};
+use crate::token::FencingToken;
+
+use super::Engine;
+use super::acquire::Acquisition;
+use super::backoff::Limits;
+use super::hold::Hold;
+use super::hold::acquired::Acquired;
+use super::retry::Retry;
+use super::waiter::WaitKind;
+
+/// The longest that the confirmation of an old grant may outlast the wait: some round trips of a busy
+/// machine.
+const CONFIRM_LIMIT: Duration = Duration::from_secs(1);
+
+impl Acquisition<'_> {
+    /// Acquires the name from the store as the head of its queue.
+    pub(super) fn acquire_as_head(&self) -> Result<Option<Acquired>, Error> {
+        let mut permit = HeadPermit {
+            engine: self.engine,
+            name: self.request.name,
+            outcome: None,
+        };
+        let result = self.acquire_from_store();
+        permit.outcome = match &result {
+            Err(error) if error.kind() == ErrorKind::Cancelled => None,
+            Err(error) => Some(Err(error.clone())),
+            Ok(hold) => hold.clone().map(Ok),
+        };
+        drop(permit);
+        Ok(result?.map(Acquired::new))
+    }
+
+    fn acquire_from_store(&self) -> Result<Option<Arc<Hold>>, Error> {
+        let (engine, request) = (self.engine, &self.request);
+        if request.is_cancelled() {
+            return Err(engine.cancelled());
+        }
+        let mut retry = self.retry();
+        let result = self.ask(&mut retry);
+        // A cancelled request need not have seen a holder.
+        let is_cancelled = request.is_cancelled();
+        let is_over = match &result {
+            Ok(Some(_)) => false,
+            Ok(None) => is_cancelled,
+            Err(_) => true,
+        };
+        if is_over && retry.lost_reply().is_some() {
+            engine.provider.abandon(request);
+        }
+        match result {
+            Ok(None) | Err(_) if is_cancelled => Err(engine.cancelled()),
+            Ok(None) => {
+                request.contended();
+                Ok(None)
+            }
+            result => result,
+        }
+    }
+
+    fn retry(&self) -> Retry<'_> {
+        let (engine, request) = (self.engine, &self.request);
+        let attempt_limit = || request.started() + engine.capabilities.attempt_limit();
+        let limits = Limits {
+            clock: request.clock,
+            until: request.deadline.unwrap_or_else(attempt_limit),
+            cancel: request.cancel,
+        };
+        let retry = Retry::new(limits, request.started());
+        match self.kind {
+            WaitKind::SingleAttempt | WaitKind::UntilFailure => retry,
+            WaitKind::ThroughOutages => retry.through_outages(&engine.outage),
+        }
+    }
+
+    /// Asks the store until it answers, or the retries end.
+    fn ask(&self, retry: &mut Retry<'_>) -> Result<Option<Arc<Hold>>, Error> {
+        let (engine, request) = (self.engine, &self.request);
+        let rides_out = self.kind == WaitKind::ThroughOutages;
+        // This thread waits for the answer to another one. Those that ride no outage out do not.
+        if rides_out && let Some((_, cause)) = engine.outage.current() {
+            engine.queue.fail(request.name, &cause);
+        }
+        retry.before_first()?;
+        loop {
+            request.is_retry.set(retry.lost_reply().is_some());
+            let error = match self.attempt() {
+                Ok(AttemptResult::Held(hold)) => return Ok(Some(hold)),
+                Ok(AttemptResult::Busy) => return Ok(None),
+                Ok(AttemptResult::Expired) => {
+                    // No other holder was seen, so that is not busy.
+                    if request.deadline.is_some_and(|at| request.now() >= at) {
+                        return Err(Error::new(
+                            ErrorKind::Unavailable,
+                            "the store granted the lock, and its answer came after that lease had ended; try again, with a longer ttl where this happens often",
+                        ));
+                    }
+                    continue;
+                }
+                Err(error) => error,
+            };
+            if rides_out && error.kind() == ErrorKind::Unavailable {
+                engine.queue.fail(request.name, &error);
+            }
+            if !rides_out && retry.lost_reply().is_none() {
+                // Then only a lost reply is a reason to ask again, for as long as a single attempt may.
+                retry.end_by(request.now() + engine.capabilities.attempt_limit());
+            }
+            retry.after(error, request.is_answered.get())?;
+        }
+    }
+
+    fn attempt(&self) -> Result<AttemptResult, Error> {
+        let (engine, request) = (self.engine, &self.request);
+        request.is_answered.set(false);
+        let answer = engine.provider.acquire(request);
+        let is_answer = match &answer {
+            Ok(_) => !request.is_cancelled(),
+            Err(error) => is_from_store(error.kind()),
+        };
+        if is_answer {
+            engine.outage.answered();
+        }
+        let Some(grant) = answer? else {
+            return Ok(AttemptResult::Busy);
+        };
+        request.is_answered.set(true);
+        let hold = self.confirm_grant(grant)?;
+        Ok(hold.map_or(AttemptResult::Expired, AttemptResult::Held))
+    }
+
+    /// Makes a hold of a grant. `None` if the lease had ended before its grant was seen.
+    fn confirm_grant(&self, grant: Grant<ErasedLease>) -> Result<Option<Arc<Hold>>, Error> {
+        let (engine, request) = (self.engine, &self.request);
+        let (mut lease, mut asked_at) = (grant.lease, grant.asked_at);
+        let margin = engine.margin(request.ttl);
+        let first_token = match FencingToken::new(grant.epoch, 0) {
+            _ if request.is_cancelled() => return Err(engine.discard(lease, engine.cancelled())),
+            Ok(token) => token,
+            Err(error) => return Err(engine.discard(lease, error)),
+        };
+        // See `AcquireRequest::started`.
+        let mut now = if asked_at == request.started() {
+            asked_at
+        } else {
+            request.now()
+        };
+        // The store did the waiting, or this process was stopped before it read the reply.
+        if now.saturating_since(asked_at) > margin {
+            asked_at = now;
+            // The caller waits for this answer, too, and not for the rest of a whole lease.
+            let end = request.deadline.unwrap_or(now).max(now) + CONFIRM_LIMIT;
+            let end = end.min(now + request.ttl);
+            match engine.provider.renew(&mut lease, request.ttl, end) {
+                Ok(Renewal::Renewed) => {}
+                Ok(Renewal::Lost) => return Ok(None),
+                Err(error) => {
+                    // The release may arrive late: it must not meet what a repeated request is granted.
+                    request.owner.set(None);
+                    return Err(engine.discard(lease, error));
+                }
+            }
+            now = request.now();
+        }
+        Ok(Some(Arc::new(Hold::new(
+            request.name.clone(),
+            self.policy,
+            margin,
+            lease,
+            first_token,
+            asked_at,
+            now,
+        ))))
+    }
+}
+
+/// The store's answer to one attempt.
+enum AttemptResult {
+    Held(Arc<Hold>),
+    /// Another holder has the name, or the request was cancelled.
+    Busy,
+    /// The lease had ended before its grant was seen.
+    Expired,
+}
+
+/// Returns whether an attempt that failed with this kind proves that the store can be reached.
+fn is_from_store(kind: ErrorKind) -> bool {
+    !matches!(
+        kind,
+        ErrorKind::Unavailable
+            | ErrorKind::Unknown
+            | ErrorKind::PoolExhausted
+            | ErrorKind::Cancelled
+    )
+}
+
+/// The right to ask the store for a name. It is passed on also when the provider panics.
+struct HeadPermit<'a> {
+    engine: &'a Engine,
+    name: &'a LockName,
+    /// The hold, or the error of a store that did not answer.
+    outcome: Option<Result<Arc<Hold>, Error>>,
+}
+
+impl Drop for HeadPermit<'_> {
+    fn drop(&mut self) {
+        let queue = &self.engine.queue;
+        match self.outcome.take() {
+            None => queue.pass(self.name, None),
+            Some(Err(error)) => queue.pass(self.name, Some(error)),
+            Some(Ok(hold)) => {
+                let due = hold.due();
+                queue.hold(self.name, hold, due);
+                self.engine.timer.note(HostInstant::from_nanos(due));
+            }
+        }
+    }
+}
