@@ -165,6 +165,17 @@ fn threads_that_ride_no_outage_out_end_behind_a_head_that_does() {
     }
     store.grants(Grants::Work);
     drop(granted(head));
+
+    // That head waits for another name's answer.
+    let [(prober, ..), (parked, _, name)] = prober_and_parked(&store, &keeper);
+    for error in [
+        keeper.try_lock(name).unwrap_err(),
+        keeper.acquire(name, &fail).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    store.grants(Grants::Work);
+    drop((granted(prober), granted(parked)));
 }
 
 #[test]
