@@ -41,23 +41,30 @@ impl fmt::Debug for Inner {
 /// also.cancel();
 /// assert!(stop.is_cancelled());
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct CancelToken {
-    inner: Arc<Inner>,
-    /// A token that cancels this one as well.
+    /// `None` if only the parent cancels it.
+    own: Option<Arc<Inner>>,
+    /// What cancels it as well.
     parent: Option<Arc<Inner>>,
 }
 
 impl CancelToken {
     /// Makes a token that is not cancelled.
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            own: Some(Arc::default()),
+            parent: None,
+        }
     }
 
     /// Wakes all waiters. For good: a token cannot be un-cancelled.
     pub fn cancel(&self) {
-        self.inner.cancelled.store(true, Ordering::SeqCst);
-        let callbacks: Vec<_> = lock(&self.inner.callbacks).values().cloned().collect();
+        let Some(own) = &self.own else {
+            return;
+        };
+        own.cancelled.store(true, Ordering::SeqCst);
+        let callbacks: Vec<_> = lock(&own.callbacks).values().cloned().collect();
         for callback in callbacks {
             callback();
         }
@@ -66,8 +73,16 @@ impl CancelToken {
     /// Returns the same token, which is cancelled with `parent` as well.
     pub(crate) fn with_parent(&self, parent: &Self) -> Self {
         Self {
-            inner: Arc::clone(&self.inner),
-            parent: Some(Arc::clone(&parent.inner)),
+            own: self.own.clone(),
+            parent: parent.own.clone(),
+        }
+    }
+
+    /// Returns a token that is cancelled with this one, and has no cancel of its own.
+    pub(crate) fn child(&self) -> Self {
+        Self {
+            own: None,
+            parent: self.own.clone(),
         }
     }
 
@@ -77,7 +92,7 @@ impl CancelToken {
     }
 
     fn sources(&self) -> impl Iterator<Item = &Arc<Inner>> {
-        std::iter::once(&self.inner).chain(&self.parent)
+        self.own.iter().chain(&self.parent)
     }
 
     /// Calls `wake` on [`cancel`](Self::cancel) until the registration is dropped; at once if the
@@ -88,7 +103,7 @@ impl CancelToken {
     pub fn on_cancel(&self, wake: impl Fn() + Send + Sync + 'static) -> CancelRegistration {
         let wake: Callback = Arc::new(wake);
         let registration = CancelRegistration {
-            _own: Registered::new(&self.inner, &wake),
+            _own: self.own.as_ref().map(|it| Registered::new(it, &wake)),
             _parent: self.parent.as_ref().map(|it| Registered::new(it, &wake)),
         };
         if self.is_cancelled() {
@@ -98,11 +113,17 @@ impl CancelToken {
     }
 }
 
+impl Default for CancelToken {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Keeps a callback of [`CancelToken::on_cancel`] registered until it is dropped.
 #[derive(Debug)]
 #[must_use = "dropping it removes the callback"]
 pub struct CancelRegistration {
-    _own: Registered,
+    _own: Option<Registered>,
     _parent: Option<Registered>,
 }
 
@@ -174,5 +195,10 @@ mod tests {
 
         let own = CancelToken::new();
         assert!(own.with_parent(&parent).is_cancelled() && !own.is_cancelled());
+        let child = own.child();
+        child.cancel();
+        assert!(!child.is_cancelled() && !own.is_cancelled());
+        own.cancel();
+        assert!(child.is_cancelled());
     }
 }

@@ -86,7 +86,7 @@ impl Engine {
             background: Arc::new(BackgroundUse::new()),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
-            closing: Closing::default(),
+            closing: Closing::new(),
             outage: OutageGate::new(),
         })))
     }

@@ -56,8 +56,9 @@ impl Engine {
             self.queue.contended(name);
             notify_contended();
         };
-        let closing = &self.closing.token;
-        let own_or_closing = options.cancel.as_ref().map(|own| own.with_parent(closing));
+        let closing = &self.closing;
+        let own = options.cancel.as_ref();
+        let own = own.map(|own| own.with_parent(&closing.token));
         let acquisition = Acquisition {
             engine: self,
             policy,
@@ -79,7 +80,7 @@ impl Engine {
                 owner: Cell::new(None),
                 is_retry: Cell::new(false),
                 is_answered: Cell::new(false),
-                cancel: Some(own_or_closing.as_ref().unwrap_or(closing)),
+                cancel: Some(own.as_ref().unwrap_or(&closing.child)),
                 clock: &*self.clock,
                 contended: &contended,
             },

@@ -10,10 +10,11 @@ use crate::sync::{lock, wait};
 use super::{ATTEMPT_LIMIT, Engine};
 
 /// Whether a keeper was closed, and the threads that wait until its acquisitions have ended.
-#[derive(Default)]
 pub(super) struct Closing {
-    /// The parent of the cancel token of every acquisition.
+    /// The parent of the token that a caller gives.
     pub(super) token: CancelToken,
+    /// The token of a request whose caller gives none. A backend cannot close the keeper by it.
+    pub(super) child: CancelToken,
     /// Locked to wait for `changed`; before a shard of the queue.
     waiting: Mutex<()>,
     /// Notified when an acquisition or a release of a closed keeper has ended.
@@ -21,6 +22,16 @@ pub(super) struct Closing {
 }
 
 impl Closing {
+    pub(super) fn new() -> Self {
+        let token = CancelToken::new();
+        Self {
+            child: token.child(),
+            token,
+            waiting: Mutex::new(()),
+            changed: Condvar::new(),
+        }
+    }
+
     /// Notifies the threads that wait for the end of an acquisition or a release.
     pub(super) fn notify(&self) {
         if self.token.is_cancelled() {
