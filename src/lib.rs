@@ -246,8 +246,8 @@ pub mod backend {
     #[doc(inline)]
     pub use lockkeeper_core::{
         AcquireRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant, Key, KeySpec,
-        KeyValue, LockProvider, OpenContext, Owner, Proof, ProofValue, RenewRequest, Renewal,
-        StoreInfo, StoreUrl, Takes, Tick, Timer,
+        KeyValue, LeaseVerifier, LockProvider, OpenContext, Owner, Proof, ProofValue, RenewRequest,
+        Renewal, StoreInfo, StoreUrl, Takes, Tick, Timer,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::backend::{
-    AcquireRequest, Capabilities, ErasedLease, Grant, LockProvider, Proof, RenewRequest, Renewal,
-    StoreInfo,
+    AcquireRequest, Capabilities, ErasedLease, Grant, LeaseVerifier, LockProvider, Proof,
+    RenewRequest, Renewal, StoreInfo,
 };
 use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper::clock::HostInstant;
@@ -70,6 +70,10 @@ impl LockProvider for Counted {
 
     fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
         self.provider.release(lease, deadline)
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.provider.watch_leases(verifier);
     }
 
     fn proof(&self, lease: &ErasedLease) -> Option<Proof> {

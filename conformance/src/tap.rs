@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Backend, Capabilities, Clock, ErasedLease, Error, ErrorKind, Grant,
-    HostInstant, LockName, LockProvider, Owner, Proof, Released, Renewal, StoreInfo, SystemClock,
-    Usage,
+    HostInstant, LeaseVerifier, LockName, LockProvider, Owner, Proof, Released, Renewal, StoreInfo,
+    SystemClock, Usage,
 };
 
 /// What happens to the calls that come through.
@@ -184,6 +184,10 @@ impl Backend for Tap {
 
     fn release(&self, lease: &mut TappedLease, deadline: HostInstant) -> Result<Released, Error> {
         self.pass(|| self.inner.release(&mut lease.inner, deadline))
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.inner.watch_leases(verifier);
     }
 
     fn proof(&self, lease: &TappedLease) -> Option<Proof> {

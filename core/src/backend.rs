@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::engine::verify::LeaseVerifier;
 use crate::error::{Error, ErrorKind};
 use crate::proof::Proof;
 use crate::provider::{
@@ -97,6 +98,16 @@ pub trait Backend: StoreInfo {
     /// by itself after ttl. The call returns by `deadline`, plus the time of one attempt if that has passed already.
     fn release(&self, lease: &mut Self::Lease, deadline: HostInstant) -> Result<Released, Error>;
 
+    /// Takes what has a keeper verify its leases, once for each keeper that is opened on this provider.
+    ///
+    /// A backend that can notice that leases may have ended (a session was closed, the server is
+    /// another one or empty, an operator took a lock away) keeps it, and calls
+    /// [`verify`](LeaseVerifier::verify) as soon as it does. The default drops it: losses are then
+    /// noticed by the next renewal.
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        drop(verifier);
+    }
+
     /// Returns SQL by which a transaction of the application can check that this lease stands;
     /// `None` if the store cannot be asked from there.
     ///
@@ -158,6 +169,10 @@ impl<B: Backend> LockProvider for B {
             Some(lease) => Backend::release(self, lease, deadline),
             None => Err(foreign_lease()),
         }
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        Backend::watch_leases(self, verifier);
     }
 
     fn proof(&self, lease: &ErasedLease) -> Option<Proof> {

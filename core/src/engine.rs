@@ -13,6 +13,7 @@ mod queue;
 mod release;
 mod renewal;
 mod retry;
+pub(crate) mod verify;
 mod waiter;
 
 use std::ops::Deref;
@@ -35,6 +36,7 @@ use close::Closing;
 use hold::Hold;
 use outage::OutageGate;
 use queue::Queue;
+use verify::{Doubts, LeaseVerifier};
 
 /// The longest that a single attempt waits for the store's answer to another thread, and that a
 /// release is repeated: as long as one request waits on the network stores, whose response time-out
@@ -58,6 +60,7 @@ pub(crate) struct Engine {
     is_started: AtomicBool,
     closing: Closing,
     outage: OutageGate,
+    doubts: Doubts,
 }
 
 /// What a worker does.
@@ -74,7 +77,7 @@ impl Engine {
         clock: Arc<dyn Clock>,
         notifier: Notifier,
     ) -> Arc<Shared> {
-        Arc::new(Shared(Arc::new(Self {
+        let engine = Arc::new(Self {
             capabilities: provider.capabilities(),
             provider,
             settings,
@@ -88,7 +91,10 @@ impl Engine {
             is_started: AtomicBool::new(false),
             closing: Closing::new(),
             outage: OutageGate::new(),
-        })))
+            doubts: Doubts::default(),
+        });
+        engine.provider.watch_leases(LeaseVerifier::new(&engine));
+        Arc::new(Shared(engine))
     }
 
     /// Returns how much earlier than the store a guard calls itself lost.

@@ -12,6 +12,7 @@ use crate::admin::Admin;
 use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, HostInstant, SystemClock};
+use crate::engine::verify::LeaseVerifier;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -80,6 +81,10 @@ pub trait LockProvider: StoreInfo {
     /// As [`Backend::release`](crate::Backend::release), and [`ErrorKind::Incompatible`] for a lease
     /// of another type of provider.
     fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error>;
+
+    /// Takes what has a keeper verify its leases:
+    /// [`Backend::watch_leases`](crate::Backend::watch_leases).
+    fn watch_leases(&self, verifier: LeaseVerifier);
 
     /// Returns the proof of a lease: [`Backend::proof`](crate::Backend::proof).
     fn proof(&self, lease: &ErasedLease) -> Option<Proof>;

@@ -52,7 +52,7 @@ impl Engine {
             }
         };
         let contended = || {
-            self.outage.answered();
+            self.answered();
             self.queue.contended(name);
             notify_contended();
         };

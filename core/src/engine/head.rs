@@ -27,6 +27,7 @@ impl Acquisition<'_> {
         let mut permit = HeadPermit {
             engine: self.engine,
             name: self.request.name,
+            doubts: self.engine.doubts.count(),
             outcome: None,
         };
         let result = self.acquire_from_store();
@@ -127,7 +128,7 @@ impl Acquisition<'_> {
             Err(error) => is_from_store(error.kind()),
         };
         if is_answer {
-            engine.outage.answered();
+            engine.answered();
         }
         let Some(grant) = answer? else {
             return Ok(AttemptResult::Busy);
@@ -206,6 +207,8 @@ fn is_from_store(kind: ErrorKind) -> bool {
 struct HeadPermit<'a> {
     engine: &'a Engine,
     name: &'a LockName,
+    /// How often all leases had been doubted before the store was asked.
+    doubts: u64,
     /// The hold, or the error of a store that did not answer.
     outcome: Option<Result<Arc<Hold>, Error>>,
 }
@@ -218,8 +221,12 @@ impl Drop for HeadPermit<'_> {
             Some(Err(error)) => queue.pass(self.name, Some(error)),
             Some(Ok(hold)) => {
                 let due = hold.due();
-                queue.hold(self.name, hold, due);
+                queue.hold(self.name, Arc::clone(&hold), due);
                 self.engine.timer.note(HostInstant::from_nanos(due));
+                // Doubts that were raised before the hold was in the queue did not concern it.
+                if self.doubts != self.engine.doubts.count() {
+                    self.engine.verify(&hold);
+                }
             }
         }
     }

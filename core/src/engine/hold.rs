@@ -2,7 +2,7 @@
 //! that have it one after the other.
 
 pub(crate) mod acquired;
-mod lease;
+pub(crate) mod lease;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -127,6 +127,20 @@ impl Hold {
     fn schedule_renewal(&self, at: HostInstant) {
         if self.policy.is_renewed() {
             self.renew_at.store(at.as_nanos(), Ordering::Release);
+        }
+    }
+
+    /// Makes a renewal due, also of a fixed lease.
+    pub(crate) fn doubt(&self) {
+        self.renew_at.store(0, Ordering::Release);
+    }
+
+    /// Returns for how long a renewal of the keeper asks at `now`: a fixed lease ends when it would
+    /// have ended.
+    pub(crate) fn renewal_ttl(&self, now: HostInstant) -> Duration {
+        match self.policy.is_renewed() {
+            true => self.policy.ttl(),
+            false => (self.until() + self.margin).saturating_since(now),
         }
     }
 

@@ -3,6 +3,7 @@
 //! One thread watches the deadlines of all leases and never does I/O; workers renew the leases and
 //! call the user's code.
 
+use std::mem::replace;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +17,9 @@ use crate::timer::{MAX_SLEEP, Tick};
 use crate::workers::MAX_QUEUED;
 
 use super::hold::acquired::Acquired;
+use super::hold::lease::Asked;
 use super::hold::{Hold, HoldState};
+use super::verify::probe_pause;
 use super::{Engine, Job};
 
 impl Engine {
@@ -50,6 +53,12 @@ impl Engine {
             self.outage.unpark_all();
         }
         let mut due = Due::default();
+        if self.doubts.take() {
+            self.queue.scan(u64::MAX, |hold| {
+                hold.doubt();
+                hold.due()
+            });
+        }
         let mut next = due.gather(self, now, Duration::ZERO);
         // A lease that is due soon goes along with those that are due: many leases, few round trips.
         // It is no reason for a batch of its own.
@@ -98,7 +107,7 @@ impl Engine {
 
     /// Renews the leases of a batch; each gets its answer.
     fn renew_batch(&self, holds: &[Arc<Hold>]) {
-        let clock = &*self.clock;
+        let (clock, doubts) = (&*self.clock, self.doubts.count());
         let mut taken: Vec<(&Arc<Hold>, ErasedLease, HostInstant)> = holds
             .iter()
             .filter_map(|hold| {
@@ -111,7 +120,7 @@ impl Engine {
             .iter_mut()
             .map(|(hold, lease, deadline)| RenewRequest {
                 lease,
-                ttl: hold.policy.ttl(),
+                ttl: hold.renewal_ttl(asked_at),
                 deadline: *deadline,
                 answer: None,
             })
@@ -124,10 +133,23 @@ impl Engine {
             "the backend gave no answer to a renewal"
         };
         let no_answer = || Err(Error::new(ErrorKind::Unknown, no_answer));
-        let answers = batch.into_iter().map(|request| request.answer);
-        let answers: Vec<_> = answers.map(|it| it.unwrap_or_else(no_answer)).collect();
-        for ((hold, lease, _), answer) in taken.into_iter().zip(answers) {
-            self.apply_renewal(hold, lease, &answer, asked_at);
+        let answers: Vec<_> = batch
+            .into_iter()
+            .map(|request| (request.ttl, request.answer.unwrap_or_else(no_answer)))
+            .collect();
+        let mut is_probing = false;
+        for ((hold, lease, _), (ttl, answer)) in taken.into_iter().zip(answers) {
+            // One lease of the batch asks again soon; its answer has the others ask.
+            let retry_in = match answer.is_err() && !replace(&mut is_probing, true) {
+                true => probe_pause(hold.policy.ttl()),
+                false => hold.policy.ttl() / 12,
+            };
+            let asked = Asked {
+                at: asked_at,
+                ttl,
+                retry_in,
+            };
+            self.apply_renewal(hold, lease, &answer, &asked, doubts);
         }
     }
 
@@ -136,24 +158,40 @@ impl Engine {
         let Some((mut lease, deadline)) = hold.wait_to_renew(&*self.clock) else {
             return Ok(Renewal::Lost);
         };
-        let (asked_at, ttl) = (self.clock.now(), hold.policy.ttl());
+        let (doubts, ttl) = (self.doubts.count(), hold.policy.ttl());
+        let asked = Asked {
+            at: self.clock.now(),
+            ttl,
+            retry_in: probe_pause(ttl),
+        };
         let answer = self.provider.renew(&mut lease, ttl, deadline);
-        self.apply_renewal(hold, lease, &answer, asked_at);
+        self.apply_renewal(hold, lease, &answer, &asked, doubts);
         answer.map_err(|error| self.located(&hold.name, error))
     }
 
-    /// Brings a lease back from its renewal, and reports the store's answer.
+    /// Has a lease renewed now.
+    pub(super) fn verify(&self, hold: &Hold) {
+        hold.doubt();
+        self.queue.note_due(&hold.name, hold.due());
+        self.timer.note(HostInstant::from_nanos(hold.due()));
+    }
+
+    /// Brings a lease back from its renewal, and reports the store's answer. `doubts` is how often all
+    /// leases had been doubted before the store was asked.
     fn apply_renewal(
         &self,
         hold: &Arc<Hold>,
         lease: ErasedLease,
         answer: &Result<Renewal, Error>,
-        asked_at: HostInstant,
+        asked: &Asked,
+        doubts: u64,
     ) {
-        if answer.is_ok() {
-            self.outage.answered();
+        match answer {
+            Ok(_) => self.answered(),
+            Err(error) if error.kind() == ErrorKind::Unavailable => self.doubts.unreachable(),
+            Err(_) => {}
         }
-        if let Some(unwanted) = hold.bring_back(lease, answer, asked_at, &*self.clock) {
+        if let Some(unwanted) = hold.bring_back(lease, answer, asked, &*self.clock) {
             self.discard(unwanted, ());
         }
         self.notifier.notify(|o| {
@@ -171,6 +209,9 @@ impl Engine {
         };
         self.queue.note_due(&hold.name, due);
         self.timer.note(HostInstant::from_nanos(due));
+        if doubts != self.doubts.count() {
+            self.verify(hold);
+        }
     }
 }
 

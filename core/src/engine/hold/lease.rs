@@ -1,11 +1,21 @@
 //! The provider's lease of a hold: taken out to renew or release it, and brought back.
 
+use std::time::Duration;
+
 use crate::clock::{Clock, HostInstant};
 use crate::error::{Error, ErrorKind};
 use crate::provider::{ErasedLease, Renewal};
 use crate::sync::{MutexGuard, lock};
 
 use super::{Callbacks, Hold, HoldState, Inside, LeaseSlot};
+
+/// What a renewal asked for.
+pub(crate) struct Asked {
+    pub(crate) at: HostInstant,
+    pub(crate) ttl: Duration,
+    /// When the next renewal is due after this one, if it gets no answer.
+    pub(crate) retry_in: Duration,
+}
 
 /// What a guard that is released leaves behind.
 pub(crate) struct Ended {
@@ -88,24 +98,23 @@ impl Hold {
         &self,
         lease: ErasedLease,
         answer: &Result<Renewal, Error>,
-        asked_at: HostInstant,
+        asked: &Asked,
         clock: &dyn Clock,
     ) -> Option<ErasedLease> {
-        let ttl = self.policy.ttl();
         let (is_late, renew_at) = match answer {
             Ok(Renewal::Renewed) => {
-                let until = asked_at + ttl - self.margin;
+                let until = asked.at + asked.ttl - self.margin;
                 self.deadline.extend(until, || clock.now());
                 // Renewed in the store after the guard was lost: the lease would keep the name for
                 // another ttl without a guard.
                 let is_late = self.state(clock.now()) == HoldState::Lost;
-                (is_late, Some(asked_at + ttl / 3))
+                (is_late, Some(asked.at + self.policy.ttl() / 3))
             }
             Ok(Renewal::Lost) => {
                 self.lose();
                 (false, None)
             }
-            Err(_) => (false, Some(clock.now() + ttl / 12)),
+            Err(_) => (false, Some(clock.now() + asked.retry_in)),
         };
         let mut inside = lock(&self.inside);
         let is_unwanted = is_late || matches!(inside.lease, LeaseSlot::Away { is_unwanted: true });
@@ -199,12 +208,16 @@ mod tests {
         let (lease, until) = hold.take_to_renew(&clock).unwrap();
         hold.renew_at.store(u64::MAX, Ordering::SeqCst);
         clock.advance(ttl / 2);
-        let asked_at = asked_at + ttl / 8;
+        let asked = Asked {
+            at: asked_at + ttl / 8,
+            ttl,
+            retry_in: ttl / 12,
+        };
         // The lease cannot come back while this is locked.
         let inside = lock(&hold.inside);
         let answer = Ok(Renewal::Renewed);
         thread::scope(|scope| {
-            let back = scope.spawn(|| hold.bring_back(lease, &answer, asked_at, &clock));
+            let back = scope.spawn(|| hold.bring_back(lease, &answer, &asked, &clock));
             while hold.until() == until {
                 thread::yield_now();
             }
