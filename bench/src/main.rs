@@ -7,6 +7,7 @@
 mod contended;
 mod free;
 mod held;
+mod loss;
 mod mysql;
 mod pairs;
 mod pinning;
@@ -50,7 +51,7 @@ type Group = fn() -> Rows;
 const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
 
-const GROUPS: [(&str, Group); 20] = [
+const GROUPS: [(&str, Group); 23] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
@@ -79,6 +80,9 @@ const GROUPS: [(&str, Group); 20] = [
     ("waiting mariadb", || waiting::rows_mysql(MARIADB)),
     ("waiting mysql", || waiting::rows_mysql(MYSQL)),
     ("held redis", held::redis),
+    ("loss redis", loss::redis),
+    ("loss mariadb", || loss::on_mysql(MARIADB)),
+    ("loss mysql", || loss::on_mysql(MYSQL)),
 ];
 
 fn main() -> ExitCode {

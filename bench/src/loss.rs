@@ -1,0 +1,136 @@
+//! How long after its loss a guard knows of it, and for how long two guards can call themselves held.
+
+use std::error::Error;
+use std::io;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{LockGuard, LockKeeper};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, Proxy, RedisServer};
+
+use crate::{Row, Rows, mysql, server};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// DESIGN.md: from the moment at which the holder's host can know it.
+const BUDGET_MS: f64 = 100.0;
+
+/// Returns when the guard is lost.
+fn lost_at(guard: &LockGuard) -> Instant {
+    guard.lost_signal().wait(LIMIT);
+    Instant::now()
+}
+
+fn ms(later: Instant, earlier: Instant) -> f64 {
+    later.saturating_duration_since(earlier).as_secs_f64() * 1e3
+}
+
+fn row(what: String, value: f64, budget: f64) -> Row {
+    Row::plain(what, value, 1, " ms", budget)
+}
+
+/// Takes a name with one keeper and waits for it with another, while `fault` takes it from the first.
+/// Returns the milliseconds from the end of `fault` to the loss of the former guard, and those for which
+/// both guards call themselves held.
+fn take_over(
+    former: &LockKeeper,
+    next: &LockKeeper,
+    fault: impl FnOnce() -> io::Result<()>,
+) -> Result<(f64, f64), Box<dyn Error>> {
+    let guard = former.lock("seat")?;
+    thread::scope(|scope| {
+        let next = scope.spawn(|| next.lock("seat").map(|guard| (guard, Instant::now())));
+        fault()?;
+        let taken = Instant::now();
+        let lost_at = lost_at(&guard);
+        let (_held, granted_at) = next.join().map_err(|_| "a thread panicked")??;
+        Ok((ms(lost_at, taken), ms(lost_at, granted_at)))
+    })
+}
+
+/// The rows of a server that forgets everything while the former holder can reach it, and while it cannot.
+fn restart_rows(
+    store: &str,
+    target: SocketAddr,
+    url_via: impl Fn(SocketAddr) -> String,
+    restart: impl Fn() -> io::Result<()>,
+) -> Rows {
+    let open = |addr, keys: &str| lockkeeper::open(&format!("{}?wait=60s{keys}", url_via(addr)));
+    let (former, next) = (open(target, "")?, open(target, "")?);
+    let (until_lost, both) = take_over(&former, &next, &restart)?;
+    let mut rows = vec![
+        row(
+            format!("empty server answers to guard lost, {store}"),
+            until_lost,
+            BUDGET_MS,
+        ),
+        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
+    ];
+    // The second ttl is what the former guard still has at most.
+    for (keys, budget) in [("&ttl=3s", 3_000.0), ("&ttl=3s&restart_grace=4s", 0.0)] {
+        let proxy = Proxy::new(target)?;
+        let (former, next) = (open(proxy.addr(), keys)?, open(target, keys)?);
+        let (_, both) = take_over(&former, &next, || {
+            proxy.refuse();
+            restart()
+        })?;
+        rows.push(row(
+            format!("  two guards held, former cut off, {}", &keys[1..]),
+            both,
+            budget,
+        ));
+    }
+    Ok(rows)
+}
+
+pub(crate) fn redis() -> Rows {
+    let server: RedisServer = server::start()?;
+    let (former, next) = (
+        lockkeeper::open(&server.url())?,
+        lockkeeper::open(&server.url())?,
+    );
+    let flush = || server.command(&["FLUSHALL"]).map(drop);
+    let (until_lost, both) = take_over(&former, &next, flush)?;
+    let mut rows = vec![
+        row(
+            "FLUSHALL to guard lost, redis".to_owned(),
+            until_lost,
+            BUDGET_MS,
+        ),
+        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
+    ];
+    let url_via = |addr| server.url_via(addr);
+    rows.extend(restart_rows("redis", server.addr(), url_via, || {
+        server.restart()
+    })?);
+    Ok(rows)
+}
+
+pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
+    let (store, server): (_, MySqlServer) = (kind.name(), mysql::start(kind)?);
+    let (former, next) = (
+        lockkeeper::open(&server.url())?,
+        lockkeeper::open(&server.url())?,
+    );
+    let kill = || {
+        let mut client = server.client()?;
+        for (_, session) in client.held()? {
+            client.execute(&format!("KILL {session}"))?;
+        }
+        Ok(())
+    };
+    let (until_lost, both) = take_over(&former, &next, kill)?;
+    let mut rows = vec![
+        row(
+            format!("session killed to guard lost, {store}"),
+            until_lost,
+            BUDGET_MS,
+        ),
+        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
+    ];
+    let url_via = |addr| server.url_via(addr);
+    rows.extend(restart_rows(store, server.addr(), url_via, || {
+        server.restart()
+    })?);
+    Ok(rows)
+}
