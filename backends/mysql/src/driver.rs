@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{Driver, Error, ErrorKind, Key, KeySpec, LockProvider, OpenContext, Takes};
 use lockkeeper_remote::keys::{
-    CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, USER,
+    CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, RESTART_GRACE, USER,
 };
 use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
@@ -64,6 +64,7 @@ impl Driver for MySqlDriver {
                 POOL_SIZE.spec,
                 CONNECT_TIMEOUT.spec,
                 RESPONSE_TIMEOUT.spec,
+                RESTART_GRACE.spec,
                 Self::TLS.spec,
                 KeySpec {
                     default: "the authorities that browsers trust",

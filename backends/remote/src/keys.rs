@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Key, Takes};
+use lockkeeper_core::{Key, MAX_DURATION, Takes};
 
 /// The kernel keeps time-outs as signed numbers, so there is an upper bound.
 const TIMEOUTS: Takes = Takes::Duration(Duration::from_millis(1), Duration::from_secs(86_400));
@@ -45,6 +45,14 @@ pub const RESPONSE_TIMEOUT: Key<Duration> = Key::new(
     TIMEOUTS,
     "1s",
     "the longest time to wait for one reply",
+);
+
+/// How long a server that was just started grants nothing.
+pub const RESTART_GRACE: Key<Duration> = Key::new(
+    "restart_grace",
+    Takes::Duration(Duration::ZERO, MAX_DURATION),
+    "0s",
+    "how long a server that was just started grants nothing; with at least the ttl, no lock that the restart lost is still held; 0s is off",
 );
 
 /// A file of certificates to trust.

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, Key, KeyValue, OpenContext, StoreUrl};
 
-use crate::keys::{CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, USER};
+use crate::keys::{
+    CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, RESTART_GRACE, USER,
+};
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +71,9 @@ pub struct RemoteOptions {
     pub connect_timeout: Duration,
     /// The longest time to wait for one reply, from 1 ms to a day. Default: 1 s.
     pub response_timeout: Duration,
+    /// How long a server that was just started grants nothing, from 0 to a century. Default: 0, which
+    /// is off. See [`RestartGrace`](crate::RestartGrace).
+    pub restart_grace: Duration,
 }
 
 impl fmt::Debug for RemoteOptions {
@@ -95,6 +100,7 @@ impl RemoteOptions {
             pool_size: 10,
             connect_timeout: Duration::from_secs(2),
             response_timeout: Duration::from_secs(1),
+            restart_grace: Duration::ZERO,
         }
     }
 
@@ -123,6 +129,7 @@ impl RemoteOptions {
         let or = |key, default| Ok::<_, Error>(context.value(key)?.unwrap_or(default));
         self.connect_timeout = or(&CONNECT_TIMEOUT, self.connect_timeout)?;
         self.response_timeout = or(&RESPONSE_TIMEOUT, self.response_timeout)?;
+        self.restart_grace = or(&RESTART_GRACE, self.restart_grace)?;
         self.pool_size = context.value(&POOL_SIZE)?.unwrap_or(self.pool_size);
         Ok(self)
     }
@@ -135,6 +142,7 @@ impl RemoteOptions {
         POOL_SIZE.check(self.pool_size)?;
         CONNECT_TIMEOUT.check(self.connect_timeout)?;
         RESPONSE_TIMEOUT.check(self.response_timeout)?;
+        RESTART_GRACE.check(self.restart_grace)?;
         if self.tls && matches!(self.endpoint, Endpoint::Unix(_)) {
             return Err(invalid("a Unix socket is not encrypted; leave TLS out"));
         }
@@ -228,6 +236,22 @@ macro_rules! remote_setters {
         #[must_use]
         pub fn response_timeout(mut self, limit: ::std::time::Duration) -> Self {
             self.remote.response_timeout = limit;
+            self
+        }
+
+        /// How long a server that was just started grants nothing, from 0 to a century. Default: 0,
+        /// which is off.
+        ///
+        /// A server that lost its locks by a restart grants them anew, while a former holder that was
+        /// stopped or cut off meanwhile does not know of that yet. With at least the largest ttl of all
+        /// programs, every such holder has given up by its own clock before. Until the time is over, an
+        /// acquisition with a wait goes on as in any outage, and a single attempt is
+        /// [`Unavailable`](::lockkeeper_core::ErrorKind::Unavailable). All programs need the setting.
+        /// The time since the start is the server's own word, so setting its clock forward just after
+        /// the start shortens it.
+        #[must_use]
+        pub fn restart_grace(mut self, grace: ::std::time::Duration) -> Self {
+            self.remote.restart_grace = grace;
             self
         }
     };

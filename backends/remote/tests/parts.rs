@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant, Key, SystemClock};
 use lockkeeper_remote::{
-    Backoff, Connection, Endpoint, Failure, Found, Pool, RemoteOptions, Server, connect_any, keys,
+    Backoff, Connection, Endpoint, Failure, Found, Pool, RemoteOptions, RestartGrace, Server,
+    connect_any, keys,
 };
 
 #[test]
@@ -103,6 +104,7 @@ fn values_out_of_bounds_are_refused() {
     assert_eq!(good.pool_size.to_string(), keys::POOL_SIZE.spec.default);
     assert_eq!(good.connect_timeout, time(keys::CONNECT_TIMEOUT));
     assert_eq!(good.response_timeout, time(keys::RESPONSE_TIMEOUT));
+    assert_eq!(good.restart_grace, time(keys::RESTART_GRACE));
     let change = |change: &dyn Fn(&mut RemoteOptions)| {
         let mut options = good.clone();
         change(&mut options);
@@ -113,12 +115,33 @@ fn values_out_of_bounds_are_refused() {
         change(&|options| options.pool_size = 1_001),
         change(&|options| options.connect_timeout = Duration::ZERO),
         change(&|options| options.response_timeout = Duration::MAX),
+        change(&|options| options.restart_grace = Duration::MAX),
         change(&|options| {
             options.endpoint = Endpoint::Unix("/x".into());
             options.tls = true;
         }),
     ] {
         assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error}");
+    }
+}
+
+#[test]
+fn server_grants_nothing_until_its_grace_is_over() {
+    let seconds = Duration::from_secs;
+    let now = HostInstant::NEVER - seconds(100);
+    let grace = RestartGrace::new(seconds(30), seconds(10), now);
+    for left in [20, 1] {
+        let refused = grace.check(&server(), now + seconds(20 - left));
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(!error.is_unreachable(), "a fallback would grant it");
+        let left = format!("another {left}.0s (`restart_grace`)");
+        assert!(error.message().contains(&left), "{error}");
+    }
+    assert!(grace.check(&server(), now + seconds(20)).is_ok());
+    for up in [30, 1_000] {
+        let over = RestartGrace::new(seconds(30), seconds(up), now);
+        assert!(over.check(&server(), now).is_ok());
     }
 }
 
