@@ -12,8 +12,11 @@ pub mod keys;
 mod options;
 mod pool;
 mod socket;
+#[cfg_attr(not(unix), path = "socket_watch_off.rs")]
+mod socket_watch;
 #[cfg_attr(not(feature = "tls"), path = "tls_off.rs")]
 mod tls;
+mod verifiers;
 
 pub use backoff::Backoff;
 pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
@@ -23,7 +26,9 @@ pub use grace::RestartGrace;
 pub use options::{Endpoint, RemoteOptions, given_once};
 pub use pool::{Connection, Found, Pool, PooledConn, WaitPermit};
 pub use socket::{Dialer, Stream, is_quiet, set_timeout};
+pub use socket_watch::{SocketWatch, WatchedSocket};
 pub use tls::check_certificates;
+pub use verifiers::LeaseVerifiers;
 
 /// The time that one attempt gets when no time is left.
 pub const LAST_ATTEMPT: std::time::Duration = std::time::Duration::from_millis(100);

@@ -1,0 +1,229 @@
+//! One thread that notices when a server closes a connection, whether or not the connection is in use.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+
+/// The peer sends nothing more. poll(2) reports without being asked that both sides have closed
+/// (`POLLHUP`) or that the connection has failed (`POLLERR`). Data that arrives does not wake the thread.
+#[cfg(any(
+    target_os = "freebsd",
+    target_os = "illumos",
+    all(
+        any(target_os = "linux", target_os = "android"),
+        not(any(target_arch = "sparc", target_arch = "sparc64"))
+    )
+))]
+const ENDED: PollFlags = PollFlags::RDHUP;
+/// Other systems have no `POLLRDHUP`.
+#[cfg(not(any(
+    target_os = "freebsd",
+    target_os = "illumos",
+    all(
+        any(target_os = "linux", target_os = "android"),
+        not(any(target_arch = "sparc", target_arch = "sparc64"))
+    )
+)))]
+const ENDED: PollFlags = PollFlags::HUP;
+
+/// The pause after a poll that failed, such as for want of memory.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A set of sockets whose end is noticed at once.
+///
+/// The first socket starts a thread, which sleeps until a peer closes its connection, and ends with the
+/// set. A connection that both sides merely stopped using is not noticed.
+pub struct SocketWatch {
+    thread_name: &'static str,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    sockets: BTreeMap<u64, Entry>,
+    last_id: u64,
+    /// Wakes the thread by a byte. `None` before its start.
+    wake: Option<UnixStream>,
+    is_over: bool,
+}
+
+struct Entry {
+    socket: Arc<TcpStream>,
+    has_ended: Arc<AtomicBool>,
+    on_end: Box<dyn FnOnce() + Send>,
+}
+
+/// A socket of a [`SocketWatch`]. Dropping it takes the socket out of the set.
+pub struct WatchedSocket {
+    id: u64,
+    has_ended: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+}
+
+impl SocketWatch {
+    /// A set without sockets. Its thread will have the name `thread_name`, of at most 15 bytes on Linux.
+    pub fn new(thread_name: &'static str) -> Self {
+        Self {
+            thread_name,
+            shared: Arc::default(),
+        }
+    }
+
+    /// Watches a socket. When its peer closes the connection, `on_end` is called on the set's thread: it
+    /// must neither panic nor wait. It is not called after the returned handle is dropped, unless it
+    /// runs just then.
+    ///
+    /// # Errors
+    /// Those of starting the thread.
+    pub fn watch(
+        &self,
+        socket: &Arc<TcpStream>,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> io::Result<WatchedSocket> {
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let mut state = self.shared.0.lock();
+        if state.wake.is_none() {
+            state.wake = Some(self.start()?);
+        }
+        state.last_id += 1;
+        let id = state.last_id;
+        let entry = Entry {
+            socket: Arc::clone(socket),
+            has_ended: Arc::clone(&has_ended),
+            on_end: Box::new(on_end),
+        };
+        state.sockets.insert(id, entry);
+        state.wake();
+        drop(state);
+        Ok(WatchedSocket {
+            id,
+            has_ended,
+            shared: Arc::clone(&self.shared),
+        })
+    }
+
+    /// Starts the thread, and returns what wakes it.
+    fn start(&self) -> io::Result<UnixStream> {
+        let (wake, woken) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        let shared = Arc::clone(&self.shared);
+        let thread = thread::Builder::new().name(self.thread_name.to_owned());
+        thread.spawn(move || shared.run(&woken))?;
+        Ok(wake)
+    }
+}
+
+impl Drop for SocketWatch {
+    fn drop(&mut self) {
+        let mut state = self.shared.0.lock();
+        state.is_over = true;
+        state.wake();
+    }
+}
+
+impl fmt::Debug for SocketWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let watched = self.shared.0.lock().sockets.len();
+        f.debug_struct("SocketWatch")
+            .field("watched", &watched)
+            .finish_non_exhaustive()
+    }
+}
+
+impl WatchedSocket {
+    /// Returns whether the peer was seen to have closed the connection. True before `on_end` is called.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for WatchedSocket {
+    fn drop(&mut self) {
+        let mut state = self.shared.0.lock();
+        // The thread keeps the socket open until it is woken. So its descriptor is not used again while
+        // it is polled, and the connection is closed right after.
+        let removed = state.sockets.remove(&self.id);
+        if removed.is_some() {
+            state.wake();
+        }
+        drop(state);
+    }
+}
+
+impl fmt::Debug for WatchedSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WatchedSocket")
+            .field("has_ended", &self.has_ended())
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    /// Wakes the thread. A byte that does not fit is not needed: many are unread.
+    fn wake(&self) {
+        if let Some(mut wake) = self.wake.as_ref() {
+            let _ = wake.write(&[0]);
+        }
+    }
+}
+
+impl Shared {
+    /// Polls the sockets until the set has ended.
+    fn run(&self, woken: &UnixStream) {
+        while let Some(watched) = self.watched() {
+            let ended = wait(woken, &watched);
+            drop(watched);
+            for id in ended {
+                let entry = self.0.lock().sockets.remove(&id);
+                if let Some(entry) = entry {
+                    entry.has_ended.store(true, Ordering::SeqCst);
+                    (entry.on_end)();
+                }
+            }
+        }
+    }
+
+    /// Returns the sockets of the set; `None` after its end.
+    fn watched(&self) -> Option<Vec<(u64, Arc<TcpStream>)>> {
+        let state = self.0.lock();
+        let sockets = state.sockets.iter();
+        let sockets = sockets.map(|(id, entry)| (*id, Arc::clone(&entry.socket)));
+        (!state.is_over).then(|| sockets.collect())
+    }
+}
+
+/// Waits until connections have ended, and returns them, or until the thread is woken.
+fn wait(woken: &UnixStream, watched: &[(u64, Arc<TcpStream>)]) -> Vec<u64> {
+    let sockets = watched.iter().map(|(_, socket)| PollFd::new(socket, ENDED));
+    let mut polled = vec![PollFd::new(woken, PollFlags::IN)];
+    polled.extend(sockets);
+    match poll(&mut polled, None) {
+        Ok(_) => {}
+        Err(Errno::INTR) => return Vec::new(),
+        Err(_) => {
+            thread::sleep(RETRY);
+            return Vec::new();
+        }
+    }
+    let mut reader = woken;
+    while matches!(reader.read(&mut [0; 64]), Ok(1..)) {}
+    let ended = watched.iter().zip(polled.iter().skip(1));
+    ended
+        .filter(|(_, polled)| !polled.revents().is_empty())
+        .map(|((id, _), _)| *id)
+        .collect()
+}
