@@ -1,6 +1,7 @@
 //! The cases of MySQL and MariaDB alone.
 
 mod clients;
+mod loss;
 mod network;
 mod opening;
 mod server;
@@ -23,6 +24,7 @@ pub(crate) fn main() -> ExitCode {
     let cases = [
         server::CASES,
         sessions::CASES,
+        loss::CASES,
         clients::CASES,
         sharing::CASES,
         network::CASES,

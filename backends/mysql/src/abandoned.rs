@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::Failure;
 use parking_lot::Mutex;
 
 use crate::connection::Connection;
+use crate::failure::unknown;
 use crate::names::EncodedName;
 use crate::statements::{self, SessionId};
 use crate::store::Store;
@@ -39,9 +39,10 @@ impl AbandonedSessions {
     }
 }
 
-/// The epoch of a grant, or `None` if another process or guard holds the name. The error says that the
-/// holder may be an own request, which is being given back; the connection is as good as before.
-pub(crate) type Attempted = Result<Option<u64>, Error>;
+/// The epoch of a grant, or `None` if another process or guard holds the name. The failure says that the
+/// holder may be an own request, which is being given back, or that the server grants nothing yet; the
+/// connection is as good as before.
+pub(crate) type Attempted = Result<Option<u64>, Failure>;
 
 /// Tries to take a name on a connection.
 pub(crate) fn try_lock(
@@ -87,8 +88,7 @@ pub(crate) fn confirm_busy(
         }
     }
     // Without a holder: the name is free by now, so the holder may have been such a request.
-    Ok(Err(Error::new(
-        ErrorKind::Unknown,
+    Ok(Err(unknown(
         "an earlier request for the lock was not answered in time, and the server may have granted the lock to that request; it is being given back, so try again",
     )))
 }

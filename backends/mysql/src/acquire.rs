@@ -125,6 +125,9 @@ impl Acquisition<'_> {
         let store = self.store;
         let mut asked_at = self.request.now();
         let (attempted, id) = store.run(&mut slot, until, |connection| {
+            if let Err(refused) = connection.check_start() {
+                return Ok((Err(refused), connection.session()));
+            }
             connection.set_idle(self.idle_seconds)?;
             asked_at = self.request.now();
             connection.limit = connection.limit.min(until.saturating_since(asked_at));
@@ -153,7 +156,7 @@ impl Acquisition<'_> {
                     connection.limit = theirs.longest_call();
                     try_lock(&store, connection, &name)
                 });
-                let epoch = attempted.and_then(|epoch| epoch.map_err(Failure::Unanswered));
+                let epoch = attempted.flatten();
                 match &epoch {
                     Ok(Some(_)) => {}
                     // The server may have granted the name all the same.
@@ -205,7 +208,8 @@ impl Acquisition<'_> {
         store.run(&mut slot, until, |connection| {
             connection.set_idle(self.idle_seconds)
         })?;
-        let Some(mut connection) = slot.connection.take() else {
+        let Some(mut connection) = slot.connection.take_if(|it| it.check_start().is_ok()) else {
+            // The next attempt tells why.
             return Ok(None);
         };
         let wire = Arc::clone(&connection.wire);
@@ -246,11 +250,13 @@ impl Acquisition<'_> {
         id: SessionId,
         asked_at: HostInstant,
     ) -> Result<Outcome, Failure> {
-        let Some(epoch) = attempted.map_err(Failure::Unanswered)? else {
+        let Some(epoch) = attempted? else {
             return Ok(Outcome::Busy);
         };
-        let session = Arc::new(Session::new(slot, id, self.idle_seconds, &self.name));
-        self.store.sessions.add(&session);
+        let sessions = &self.store.sessions;
+        let (idle, verifiers) = (self.idle_seconds, &sessions.verifiers);
+        let session = Arc::new(Session::new(slot, id, idle, &self.name, verifiers));
+        sessions.add(&session);
         Ok(self.granted(&session, epoch, asked_at))
     }
 

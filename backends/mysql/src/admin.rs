@@ -97,9 +97,8 @@ impl Admin for Store {
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
-        let pool_size = self.remote.pool_size;
         self.run_apart(deadline, |connection| {
-            examine::examine(connection, pool_size)
+            examine::examine(connection, &self.remote)
         })
     }
 

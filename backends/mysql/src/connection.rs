@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use lockkeeper_remote::{Failure, OpenConnection, senseless};
+use lockkeeper_core::HostInstant;
+use lockkeeper_remote::{Failure, OpenConnection, RestartGrace, WatchedSocket, senseless};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Row, Statement, Value};
 
@@ -16,6 +17,9 @@ use crate::names::EncodedName;
 use crate::statements::{self, EPOCH_BITS, SessionId};
 use crate::wire::Wire;
 
+/// The second in which the server was started.
+const START: Duration = Duration::from_secs(1);
+
 /// A connection; dropping it closes it, and the server frees what its session holds.
 pub(crate) struct Connection {
     conn: Conn,
@@ -23,8 +27,13 @@ pub(crate) struct Connection {
     open: OpenConnection,
     shared: Arc<Shared>,
     pub(crate) dialect: Dialect,
+    /// Notices its end, outside of Windows.
+    watched: Option<WatchedSocket>,
     /// The second in which the server was started.
     start: u64,
+    /// The end of that second.
+    start_is_over: HostInstant,
+    grace: RestartGrace,
     /// Whether a reply is missing.
     is_in_doubt: bool,
     /// The longest that a reply may take.
@@ -54,8 +63,6 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// A connection on which the second of the server's start is over. Epochs begin with that second: a
-    /// server that is started again within it would repeat them.
     pub(crate) fn new(
         conn: Conn,
         wire: Wire,
@@ -68,7 +75,10 @@ impl Connection {
             open: shared.counts.add_connection(),
             shared: Arc::clone(shared),
             dialect: Dialect::MySql,
+            watched: None,
             start: 0,
+            start_is_over: HostInstant::NEVER,
+            grace: RestartGrace::new(Duration::ZERO, Duration::ZERO, HostInstant::NEVER),
             is_in_doubt: false,
             limit: until.saturating_duration_since(Instant::now()),
             idle_seconds: None,
@@ -76,20 +86,55 @@ impl Connection {
             prepared: BTreeMap::new(),
         };
         let row = connection.query(statements::GREETING)?;
+        let now = shared.clock.now();
         let numbers = number(&row, 0).zip(number(&row, 1));
         let (millis, start) = numbers.ok_or_else(|| Failure::Refused(senseless()))?;
+        let up = Duration::from_millis(millis);
         connection.start = start;
+        connection.start_is_over = now + START.saturating_sub(up);
+        // The start may have been at the end of its second.
+        connection.grace = RestartGrace::new(shared.restart_grace, up.saturating_sub(START), now);
         let [version, comment] = [2, 3].map(|at| text(&row, at).unwrap_or_default());
         connection.dialect = Dialect::of(&version, &comment);
-        // More than a second: the clock was set back.
-        let rest = Duration::from_millis(millis.min(1_000));
-        if rest > until.saturating_duration_since(Instant::now()) {
-            return Err(Failure::NotSent(unavailable(
+        connection.watch()?;
+        Ok(connection)
+    }
+
+    /// Has the sessions learn of the end of the connection at once.
+    fn watch(&mut self) -> Result<(), Failure> {
+        let (sessions, id) = (Weak::clone(&self.shared.sessions), self.session());
+        let on_end = move || {
+            if let Some(sessions) = sessions.upgrade() {
+                sessions.end(id);
+            }
+        };
+        let watched = self.wire.watch(&self.shared.watch, on_end);
+        self.watched = watched.map_err(|error| {
+            let text = "the thread that watches connections cannot be started; is the limit of threads or of open files reached?";
+            Failure::NotSent(unavailable(text).with_source(error))
+        })?;
+        Ok(())
+    }
+
+    /// Returns whether the server was seen to have closed the connection.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.watched.as_ref().is_some_and(WatchedSocket::has_ended)
+    }
+
+    /// Refuses to request a lock while a server that was just started grants none.
+    ///
+    /// Epochs begin with the second of the start: a server that is started again within it would repeat
+    /// them.
+    pub(crate) fn check_start(&self) -> Result<(), Failure> {
+        let Shared { server, clock, .. } = &*self.shared;
+        let now = clock.now();
+        self.grace.check(server, now).map_err(Failure::Refused)?;
+        if now < self.start_is_over {
+            return Err(Failure::Refused(unavailable(
                 "the server was started within this second, and grants nothing before it is over; try again",
             )));
         }
-        std::thread::sleep(rest);
-        Ok(connection)
+        Ok(())
     }
 
     /// Returns the identity of the session, which stays unique when the server is started again.

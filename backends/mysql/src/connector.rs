@@ -1,13 +1,13 @@
 //! Opens connections to the server.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::Error;
+use lockkeeper_core::{Clock, Error};
 use lockkeeper_remote::{
-    Counts, Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, connect_any,
-    nothing_granted, senseless,
+    Counts, Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, SocketWatch,
+    connect_any, nothing_granted, senseless,
 };
 use mysql::{Conn, Opts, OptsBuilder};
 
@@ -15,6 +15,7 @@ use crate::abandoned::AbandonedSessions;
 use crate::connection::Connection;
 use crate::failure::{not_connected, unavailable};
 use crate::options::{MySqlOptions, bracketed};
+use crate::sessions::Sessions;
 use crate::wire::Wire;
 
 /// More than any request needs. Asking the server for its limit would cost a round trip.
@@ -32,10 +33,19 @@ pub(crate) struct Shared {
     pub(crate) server: Server,
     pub(crate) counts: Arc<Counts>,
     pub(crate) abandoned: AbandonedSessions,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) restart_grace: Duration,
+    /// Notices the end of each connection, for the sessions.
+    pub(crate) watch: SocketWatch,
+    pub(crate) sessions: Weak<Sessions>,
 }
 
 impl Connector {
-    pub(crate) fn new(options: &MySqlOptions) -> Self {
+    pub(crate) fn new(
+        options: &MySqlOptions,
+        clock: &Arc<dyn Clock>,
+        sessions: &Arc<Sessions>,
+    ) -> Self {
         let remote = &options.remote;
         #[cfg(feature = "tls")]
         if remote.tls {
@@ -61,6 +71,10 @@ impl Connector {
                 server: Server::new("MySQL", &remote.endpoint),
                 counts: Arc::default(),
                 abandoned: AbandonedSessions::default(),
+                clock: Arc::clone(clock),
+                restart_grace: remote.restart_grace,
+                watch: SocketWatch::new("lockkeeper-mysql-watch"),
+                sessions: Arc::downgrade(sessions),
             }),
         }
     }

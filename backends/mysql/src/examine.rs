@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::Finding;
-use lockkeeper_remote::{Failure, senseless};
+use lockkeeper_remote::{Failure, RemoteOptions, senseless};
 
 use crate::connection::{Connection, number, text};
 use crate::opening;
@@ -17,7 +17,7 @@ const TRIED: u64 = 7;
 
 pub(crate) fn examine(
     connection: &mut Connection,
-    pool_size: u32,
+    options: &RemoteOptions,
 ) -> Result<Vec<Finding>, Failure> {
     let limits = connection.query(LIMITS)?;
     let name = connection.dialect.name();
@@ -28,7 +28,8 @@ pub(crate) fn examine(
         Finding::fine("version", format!("{name} {version}")),
         clock(connection)?,
         idle(connection)?,
-        connections(open, most, own, pool_size.into()),
+        connections(open, most, own, options.pool_size.into()),
+        restart(options.restart_grace),
     ];
     let warnings = opening::warnings(connection)?;
     if warnings.is_empty() {
@@ -67,6 +68,22 @@ fn idle(connection: &mut Connection) -> Result<Finding, Failure> {
         "a holder that has stopped keeps its lock for hours",
         "find out what sets it: init_connect, a proxy, a limit of the provider's",
     ))
+}
+
+/// No named lock survives a restart of the server.
+fn restart(grace: Duration) -> Finding {
+    let topic = "restart";
+    if grace.is_zero() {
+        return Finding::warning(
+            topic,
+            "restart_grace is off",
+            "a server that restarts has forgotten who holds what; a holder that was stopped or cut off \
+             meanwhile does not know of that, and another process can get its lock",
+            "set restart_grace to the longest ttl, or have the data refuse smaller tokens",
+        );
+    }
+    Finding::fine(topic, format!("restart_grace is {grace:?}"))
+        .meaning("nothing is granted for that long after a restart, which forgets all locks")
 }
 
 /// Compares the pool's size with the server's limits: `most` of all users, `own` of each user.

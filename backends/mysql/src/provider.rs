@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    Proof, Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
+    LeaseVerifier, Proof, Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::{Endpoint, senseless};
 
@@ -33,10 +33,16 @@ const RENEW_BATCH: usize = 500;
 /// # Limits
 /// - One server is the truth: a replica that takes over knows none of its primary's locks. Tokens of
 ///   two servers do not compare.
-/// - Ending a session (`KILL`) frees all that it holds; its guards find out at their next renewal.
+/// - Ending a session (`KILL`) or the server frees all that the session holds; its guards are lost at
+///   once, since the provider watches its connections on one thread (on Windows at their next renewal).
+///   A holder that is stopped or cut off then finds out later, while others are granted its names: see
+///   [`restart_grace`](MySqlOptions::restart_grace) for a restart.
 /// - A server that does not answer for the rest of a lease costs all leases of that session.
-/// - Tokens begin with the second of the server's start, so nothing is granted within that second;
-///   and a clock that is set back over a restart takes them back.
+/// - Tokens begin with the second of the server's start, so nothing is granted within that second: it
+///   counts as an outage. A clock that is set back over a restart takes tokens back.
+/// - Processes that take the same names in different orders can wait for each other. The server finds no
+///   such deadlock, since a session that waits holds no name; the waits end at their deadlines. Take names
+///   in one order.
 /// - A forced release ends the session that was shown, if that still holds the name. A hold that
 ///   lasted less than a second, or that shared its session, can be followed by another hold of the
 ///   name on the same session, and that one is ended then.
@@ -145,6 +151,10 @@ impl Backend for MySqlProvider {
 
     fn release(&self, lease: &mut MySqlLease, deadline: HostInstant) -> Result<Released, Error> {
         lease.release(&self.0, deadline)
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.0.sessions.verifiers.add(verifier);
     }
 
     fn proof(&self, lease: &MySqlLease) -> Option<Proof> {

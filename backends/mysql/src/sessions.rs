@@ -14,7 +14,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, HostInstant, Tick, Timer};
-use lockkeeper_remote::Failure;
+use lockkeeper_remote::{Failure, LeaseVerifiers};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::names::EncodedName;
@@ -33,6 +33,8 @@ pub(crate) struct Sessions {
     sweeper: Timer,
     /// Calls on sessions that hold names of several callers.
     pub(crate) calls: DetachedCalls,
+    /// The keepers, which verify their leases when a session has ended.
+    pub(crate) verifiers: Arc<LeaseVerifiers>,
 }
 
 impl Sessions {
@@ -42,6 +44,7 @@ impl Sessions {
             clock,
             list: Mutex::default(),
             calls: DetachedCalls::default(),
+            verifiers: Arc::default(),
         });
         let weak = Arc::downgrade(&sessions);
         let sweep = move |tick: Tick| Some(weak.upgrade()?.sweep(tick.now));
@@ -62,6 +65,22 @@ impl Sessions {
 
     pub(crate) fn add(&self, session: &Arc<Session>) {
         self.list.lock().push(Arc::clone(session));
+        // Its connection may have ended before the session was in the list.
+        if session.is_cut() {
+            session.end();
+        }
+    }
+
+    /// Records that the server has closed the connection of a session. Connections that hold no name are
+    /// none of the sessions.
+    pub(crate) fn end(&self, id: SessionId) {
+        let ended: Vec<_> = self
+            .live()
+            .iter()
+            .filter(|it| it.id == id)
+            .cloned()
+            .collect();
+        ended.iter().for_each(|session| session.end());
     }
 
     /// Enters `name` in a session of the same ttl, and returns the session. Prefers sessions without a

@@ -33,9 +33,9 @@ impl SessionId {
     }
 }
 
-/// Returns the milliseconds that are left of the second of the server's start, that second, and two
-/// variables that tell the kind of server.
-pub(crate) const GREETING: &str = "SELECT CEIL(1000 * GREATEST(0, CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED) + 1 - UNIX_TIMESTAMP(SYSDATE(3)))), UUID_SHORT() >> 24 & 4294967295, @@version, @@version_comment";
+/// Returns the milliseconds since the beginning of the second of the server's start (0 if the clock was
+/// set back over that), that second, and two variables that tell the kind of server.
+pub(crate) const GREETING: &str = "SELECT FLOOR(1000 * GREATEST(0, UNIX_TIMESTAMP(SYSDATE(3)) - CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED))), UUID_SHORT() >> 24 & 4294967295, @@version, @@version_comment";
 
 /// Returns the number of the session that holds a name, NULL if none does; prepared.
 pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?)";

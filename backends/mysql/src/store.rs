@@ -46,7 +46,8 @@ impl Store {
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
         options.check()?;
-        let connector = Connector::new(options);
+        let sessions = Sessions::new(Arc::clone(&clock))?;
+        let connector = Connector::new(options, &clock, &sessions);
         let limit = options.remote.connect_timeout;
         let mut connection = connector.connect(limit)?;
         let found = opening::inspect(&mut connection, limit)?;
@@ -60,7 +61,7 @@ impl Store {
             connector,
             remote: options.remote.clone(),
             namespace: namespace.to_owned(),
-            sessions: Sessions::new(Arc::clone(&clock))?,
+            sessions,
             clock,
             dialect,
             pool,

@@ -3,15 +3,16 @@
 
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_remote as remote;
+use lockkeeper_remote::{self as remote, SocketWatch, WatchedSocket};
 use mysql::Conn;
 
 /// A socket of any kind: the calls are the same. `None` outside of Unix, where the mysql crate does not
 /// show its socket: there the time-outs of opening stay.
 #[derive(Debug)]
-pub(crate) struct Wire(Option<TcpStream>);
+pub(crate) struct Wire(Option<Arc<TcpStream>>);
 
 /// The longest time that one call may wait in the server. Without the socket, a wait is several short
 /// calls, so that a cancel is noticed and no time-out is reached.
@@ -31,7 +32,7 @@ impl Wire {
             reason = "the crate has AsRawFd only; the descriptor is open for as long as `conn` is borrowed"
         )]
         let socket = unsafe { BorrowedFd::borrow_raw(conn.as_raw_fd()) };
-        Ok(Self(Some(socket.try_clone_to_owned()?.into())))
+        Ok(Self(Some(Arc::new(socket.try_clone_to_owned()?.into()))))
     }
 
     #[cfg(not(unix))]
@@ -44,10 +45,20 @@ impl Wire {
         socket.map_or(Ok(()), |socket| remote::set_timeout(socket, limit))
     }
 
+    /// Has `on_end` called when the server closes the connection: see [`SocketWatch::watch`].
+    pub(crate) fn watch(
+        &self,
+        watch: &SocketWatch,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Option<WatchedSocket>> {
+        let socket = self.0.as_ref();
+        socket.map(|socket| watch.watch(socket, on_end)).transpose()
+    }
+
     /// Returns whether the server has closed the connection. Reads what the server sent last, so the
     /// connection cannot be used afterwards.
     pub(crate) fn has_ended(&self) -> bool {
-        let Some(mut socket) = self.0.as_ref() else {
+        let Some(mut socket) = self.0.as_deref() else {
             // No other packet than the server's farewell is known to come unasked.
             return true;
         };
@@ -64,7 +75,7 @@ impl Wire {
 
     /// Returns whether an idle connection can take a request.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.0.as_ref().is_none_or(remote::is_quiet)
+        self.0.as_deref().is_none_or(remote::is_quiet)
     }
 
     /// Closes the connection for the server and for a thread that waits on it.

@@ -3,8 +3,9 @@
 use std::env;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::time::Duration;
 
-use lockkeeper::Released;
+use lockkeeper::{ErrorKind, Released};
 use lockkeeper_testkit::{MySqlKind, until};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
@@ -15,6 +16,10 @@ use crate::faults::WAIT_LIMIT;
 pub(super) const CASES: &[Case] = &[
     ("holder_stopped_past_ttl", holder_stopped_past_ttl),
     ("waiter_stopped_while_granted", waiter_stopped_while_granted),
+    (
+        "restart_grace_outlasts_a_stopped_holder",
+        restart_grace_outlasts_a_stopped_holder,
+    ),
 ];
 
 /// Makes this program a client of the URL in this variable.
@@ -127,6 +132,36 @@ fn holder_stopped_past_ttl(kind: MySqlKind) {
     assert!(again > token);
     assert_eq!(client.ask("is_held"), "true");
     drop((client, rival));
+    assert_clean(&server);
+}
+
+/// A restart frees the name while its holder is stopped, and the server grants it to no other process until
+/// the holder's lease has ended by the holder's own clock.
+fn restart_grace_outlasts_a_stopped_holder(kind: MySqlKind) {
+    let server = start(kind);
+    let mut client = Client::start(&format!("{}?ttl=3s&response_timeout=10s", server.url()));
+    let token: u64 = client.ask("lock").parse().unwrap();
+    client.stop();
+    server.restart().unwrap();
+    // Both can be opened meanwhile.
+    let [never, soon] =
+        ["1h", "4s"].map(|grace| open(&server.url(), &format!("restart_grace={grace}&wait=60s")));
+    let single = never.try_lock("a").unwrap_err();
+    let waited = never.try_lock_for("a", Duration::from_millis(50));
+    for error in [single, waited.unwrap_err()] {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+        assert!(
+            format!("{error:?}").contains("`restart_grace`"),
+            "{error:?}"
+        );
+    }
+    let next = soon.lock("a").unwrap();
+    client.cont();
+    assert_eq!(client.ask("is_held"), "false");
+    assert!(next.token().get() > token);
+    assert!(next.is_held());
+    assert_eq!(next.release().unwrap(), Released::Done);
+    drop((client, never, soon));
     assert_clean(&server);
 }
 

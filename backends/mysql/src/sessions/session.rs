@@ -1,9 +1,11 @@
 //! A session that holds names, and calls on the one connection that all of them share.
 
 use std::fmt;
+use std::mem::replace;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_remote::Failure;
+use lockkeeper_remote::{Failure, LeaseVerifiers};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::connection::Connection;
@@ -30,6 +32,8 @@ pub(crate) struct Session {
     /// The connection, until the session is over.
     slot: Mutex<Option<PooledConn>>,
     state: Mutex<State>,
+    /// The keepers of the leases on it.
+    verifiers: Arc<LeaseVerifiers>,
 }
 
 impl fmt::Debug for Session {
@@ -53,12 +57,14 @@ impl Session {
         id: SessionId,
         idle_seconds: u64,
         name: &EncodedName,
+        verifiers: &Arc<LeaseVerifiers>,
     ) -> Self {
         Self {
             id,
             idle_seconds,
             slot: Mutex::new(Some(slot)),
             state: Mutex::new(State::new(name)),
+            verifiers: Arc::clone(verifiers),
         }
     }
 
@@ -111,13 +117,14 @@ impl Session {
         left: Duration,
         work: impl FnOnce(&mut Connection) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        if self.state().health == Health::Doubt {
+        let health = self.state().health;
+        if health == Health::Doubt {
             return Err(unknown(
                 "the server did not answer on the connection that holds this lock; it frees the lock by itself after its ttl",
             ));
         }
         let connection = slot.as_mut().and_then(|slot| slot.connection.as_mut());
-        let result = match connection {
+        let result = match connection.filter(|_| health == Health::Good) {
             Some(connection) => {
                 connection.limit = left;
                 work(connection)
@@ -126,20 +133,34 @@ impl Session {
                 "the server has ended the session that held this lock",
             ))),
         };
-        match &result {
-            Err(Failure::Closed(_)) => {
-                self.state().health = Health::Ended;
-                if let Some(slot) = slot.as_mut() {
-                    slot.connection = None;
-                }
-            }
-            Err(Failure::Unanswered(_)) => self.state().health = Health::Doubt,
-            _ => {}
+        if matches!(result, Err(Failure::Unanswered(_))) {
+            self.state().doubt();
         }
         drop(slot);
-        // The last name may have been forgotten meanwhile.
-        self.retire();
+        if matches!(result, Err(Failure::Closed(_))) {
+            self.end();
+        } else {
+            // The last name may have been forgotten meanwhile, or the session may have ended.
+            self.retire();
+        }
         result
+    }
+
+    /// Returns whether the connection was seen to have ended.
+    pub(crate) fn is_cut(&self) -> bool {
+        let slot = self.slot.lock();
+        let connection = slot.as_ref().and_then(|slot| slot.connection.as_ref());
+        connection.is_some_and(Connection::has_ended)
+    }
+
+    /// Records that the server has ended the session, and with it all leases on it: their renewals answer
+    /// so from now on, and the keepers renew them at once.
+    pub(crate) fn end(&self) {
+        let before = replace(&mut self.state().health, Health::Ended);
+        self.retire();
+        if before != Health::Ended {
+            self.verifiers.verify_all();
+        }
     }
 
     /// Returns the connection to the pool, or closes it, if the session is over. A guard that lost its

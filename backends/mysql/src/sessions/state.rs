@@ -64,6 +64,13 @@ impl State {
         }
     }
 
+    /// Records that a reply is missing.
+    pub(crate) fn doubt(&mut self) {
+        if self.health == Health::Good {
+            self.health = Health::Doubt;
+        }
+    }
+
     /// Returns whether the server has ended the session, or it has no name any more: it gets no more.
     pub(crate) fn is_over(&self) -> bool {
         self.health == Health::Ended || self.names.is_empty()
