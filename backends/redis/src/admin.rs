@@ -13,6 +13,7 @@ use crate::failure::{accepted_by_primary, parse};
 use crate::keys::{Keys, decode, pattern};
 use crate::owner::holder;
 use crate::scripts::{INSPECT, RESERVED};
+use crate::server_clock::epoch;
 use crate::store::Store;
 
 /// The number of keys that the server scans before it replies.
@@ -158,11 +159,11 @@ impl Store {
 type Reply = (Option<Vec<u8>>, i64, Option<String>, u64);
 
 /// Returns the lock of a reply, or `None` if the name is free.
-fn read(name: &LockName, (owner, left, epoch, waiting): Reply) -> Option<HeldName> {
+fn read(name: &LockName, (owner, left, ticks, waiting): Reply) -> Option<HeldName> {
     let owner = String::from_utf8_lossy(&owner?).into_owned();
     (!owner.starts_with(RESERVED)).then(|| HeldName {
         holder: holder(&owner),
-        epoch: epoch.and_then(|epoch| epoch.parse().ok()),
+        epoch: ticks.and_then(|ticks| epoch(ticks.parse().ok()?)),
         // Negative: a key that does not expire, so it is not from lockkeeper.
         remaining: u64::try_from(left).ok().map(Duration::from_millis),
         waiting: Some(waiting),

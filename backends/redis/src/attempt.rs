@@ -12,6 +12,7 @@ use crate::failure::{accepted, parse};
 use crate::lease::{RedisLease, millis};
 use crate::owner::owner;
 use crate::scripts::{ACQUIRE, RELEASE};
+use crate::server_clock::epoch;
 use crate::store::Store;
 
 /// The reply to an attempt.
@@ -134,15 +135,13 @@ impl<'a> Acquisition<'a> {
 
     fn read(&self, answer: Value, asked_at: HostInstant) -> Result<Answer, Failure> {
         if matches!(answer, Value::BulkString(_)) {
-            let epoch: i64 = parse(answer)?;
+            let ticks: i64 = parse(answer)?;
             if !self.is_repeated() {
                 // The epoch is the server's time.
-                self.store.server_clock.update(epoch, asked_at);
+                self.store.server_clock.update(ticks, asked_at);
             }
-            return match u64::try_from(epoch) {
-                Ok(epoch @ 1..) => Ok(Answer::Granted { epoch, asked_at }),
-                _ => Err(Failure::Refused(senseless())),
-            };
+            let epoch = epoch(ticks).ok_or_else(|| Failure::Refused(senseless()))?;
+            return Ok(Answer::Granted { epoch, asked_at });
         }
         let (ends, before): (i64, i64) = parse(answer)?;
         self.may_be_granted.set(false);

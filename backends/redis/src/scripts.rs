@@ -11,6 +11,7 @@ use redis::Value;
 
 use crate::connection::Connection;
 use crate::failure::from_primary;
+use crate::server_clock::TICKS_PER_SECOND;
 
 /// The time that a name is reserved for a woken waiter, in milliseconds.
 const RESERVED_MS: u64 = 100;
@@ -95,13 +96,20 @@ end
     )
 }
 
+/// Returns the expression for the [ticks](TICKS_PER_SECOND) of a reply to TIME. The product of the
+/// microseconds is rounded in the same way each time, so ticks do not go back.
+fn ticks(time: &str) -> String {
+    let per_micro = TICKS_PER_SECOND as f64 / 1e6;
+    format!("{time}[1] * {TICKS_PER_SECOND} + math.floor({time}[2] * {per_micro})")
+}
+
 /// Tries to acquire a name.
 ///
-/// Keys: lock, epoch, wait queue. Arguments: the latest time for a grant, in microseconds of the
-/// server's clock; owner; ttl in milliseconds. An attempt of a waiter adds the waiter and its state:
-/// `new`, `queued` (it is in the queue) or `last` (it will not wait any longer).
+/// Keys: lock, epoch, wait queue. Arguments: the latest time for a grant, in ticks of the server's
+/// clock; owner; ttl in milliseconds. An attempt of a waiter adds the waiter and its state: `new`,
+/// `queued` (it is in the queue) or `last` (it will not wait any longer).
 ///
-/// Replies with the epoch of a grant, as a string; or with the milliseconds until the lock expires and
+/// Replies with the ticks of a grant's epoch, as a string; or with the milliseconds until the lock expires and
 /// the number of waiters before this one; or, after the latest time, with the server's time.
 ///
 /// Numbers are passed to the server's commands as strings, which saves formatting them.
@@ -110,7 +118,7 @@ pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| {
         "local call, owner, ttl = redis.call, ARGV[2], ARGV[3]
 local me, state = ARGV[4] or '', ARGV[5] or 'new'
 local time = call('TIME')
-local now = time[1] * 1000000 + time[2]
+local now = {}
 if now > tonumber(ARGV[1]) then return now end
 local mine = call('SET', KEYS[1], owner, 'NX', 'PX', ttl)
 if not mine then
@@ -159,7 +167,8 @@ elseif me ~= '' then
   call('PEXPIRE', KEYS[3], '{QUEUE_MS}')
 end
 return {{call('PTTL', KEYS[1]), before}}
-"
+",
+        ticks("time")
     ))
 });
 
@@ -200,7 +209,7 @@ return 1
 });
 
 /// Inspects a lock without a change. Keys: lock, epoch, wait queue. Replies with the owner, the
-/// milliseconds until it expires, the last epoch, and the number of waiters.
+/// milliseconds until it expires, the ticks of the last epoch, and the number of waiters.
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]),
@@ -211,7 +220,7 @@ pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| {
 /// Runs every command that the other scripts use, so that a missing permission or command shows on
 /// opening. Keys: those of the empty name, which no lock has. Argument: a waiter.
 ///
-/// Replies with the server's time in microseconds, or with the first command that failed and its
+/// Replies with the server's time in ticks, or with the first command that failed and its
 /// error, which alone does not name the command.
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
@@ -241,7 +250,8 @@ try('PUBLISH', channel, '')
 try('DEL', KEYS[1])
 try('DEL', KEYS[2])
 try('DEL', KEYS[3])
-return failed or time[1] * 1000000 + time[2]
-"
+return failed or {}
+",
+        ticks("time")
     ))
 });

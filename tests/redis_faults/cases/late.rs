@@ -1,14 +1,14 @@
 //! Requests that arrive after their caller has given up, and clocks that were set.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lockkeeper::clock::ManualClock;
 use lockkeeper::{Config, ErrorKind, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer, until};
 
 use super::Case;
-use super::store::{keys_left, open, start};
+use super::store::{EPOCHS_PER_TICK, TICKS_PER_SECOND, epoch_of, keys_left, open, start};
 use crate::faults::FaultServer as _;
 
 pub(super) const CASES: &[Case] = &[
@@ -16,6 +16,7 @@ pub(super) const CASES: &[Case] = &[
     ("request_later_than_release", request_later_than_release),
     ("server_clock_set", server_clock_set),
     ("server_clock_set_back", server_clock_set_back),
+    ("epoch_of_an_earlier_version", epoch_of_an_earlier_version),
 ];
 
 /// Returns how many scripts the server has run.
@@ -95,17 +96,32 @@ fn server_clock_set(kind: RedisKind) {
 fn server_clock_set_back(kind: RedisKind) {
     let server = start(kind);
     let keeper = open(&server.url(), "");
-    let first = keeper.lock("a").unwrap().token().get() >> 7;
-    let last = first + 3_600_000_000;
+    let first = epoch_of(&keeper.lock("a").unwrap());
+    let last = first / EPOCHS_PER_TICK + 3_600 * TICKS_PER_SECOND;
     let key = "lockkeeper:{default:a}:epoch";
     server.command(&["SET", key, &last.to_string()]).unwrap();
     for grants in 1..=3 {
         let guard = keeper.lock("a").unwrap();
-        assert_eq!(guard.token().get() >> 7, last + grants);
+        assert_eq!(epoch_of(&guard), (last + grants) * EPOCHS_PER_TICK);
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
-    let other = keeper.lock("b").unwrap().token().get() >> 7;
-    assert!(first < other && other < last);
+    let other = epoch_of(&keeper.lock("b").unwrap());
+    assert!(first < other && other < last * EPOCHS_PER_TICK);
     drop(keeper);
+    server.assert_clean();
+}
+
+/// Earlier versions counted epochs in microseconds.
+fn epoch_of_an_earlier_version(kind: RedisKind) {
+    let server = start(kind);
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let earlier = u64::try_from(now().as_micros()).unwrap();
+    let key = "lockkeeper:{default:a}:epoch";
+    server.command(&["SET", key, &earlier.to_string()]).unwrap();
+    let before = now().as_secs();
+    let epoch = epoch_of(&open(&server.url(), "").lock("a").unwrap());
+    assert!(epoch > earlier);
+    // In units of 2^-24 s, as the epochs of all stores.
+    assert!((before..=now().as_secs()).contains(&(epoch >> 24)));
     server.assert_clean();
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lockkeeper::LockKeeper;
+use lockkeeper::{LockGuard, LockKeeper};
 use lockkeeper_testkit::{Daemon, RedisKind, RedisOptions, RedisServer, Reply, until};
 
 use crate::faults::{FaultServer, Waiter, Witness};
@@ -78,4 +78,13 @@ pub(crate) fn keys_left(server: &RedisServer) -> Vec<String> {
     let keys = server.command(&["KEYS", "*"]).unwrap();
     let keys = keys.items().iter().filter_map(Reply::text);
     keys.filter(|key| !key.ends_with(":epoch")).collect()
+}
+
+/// The ticks in which the server counts epochs, and how many epochs one of them is.
+pub(crate) const TICKS_PER_SECOND: u64 = 1 << 21;
+pub(crate) const EPOCHS_PER_TICK: u64 = 8;
+
+/// Returns the epoch of a guard's token.
+pub(crate) fn epoch_of(guard: &LockGuard) -> u64 {
+    guard.token().get() >> 7
 }
