@@ -68,7 +68,7 @@ fn messages_lost<S: FaultServer>(kind: S::Kind, fault: Fault) {
         guard
     };
     // The first request of each kind may need another round trip.
-    let first = acquired(keeper.lock("a").unwrap());
+    let first = acquired(server.lock_after_waiting(&keeper, &rival));
     first.renew().unwrap();
     assert_eq!(first.release().unwrap(), Released::Done);
     for _ in 0..2 {

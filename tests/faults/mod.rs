@@ -11,9 +11,10 @@ use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::thread;
 use std::time::Duration;
 
-use lockkeeper::LockKeeper;
+use lockkeeper::{LockGuard, LockKeeper, Released};
 use lockkeeper_testkit::suite::{Case, ServerKind, arguments, trials};
 use lockkeeper_testkit::{Daemon, Proxy, until};
 
@@ -71,6 +72,18 @@ pub(crate) trait FaultServer: Sized {
     /// Opens a keeper by way of a proxy.
     fn open_via(&self, proxy: &Proxy, keys: &str) -> LockKeeper {
         lockkeeper::open(&self.url_with(proxy.addr(), keys)).unwrap()
+    }
+
+    /// Has a keeper wait for `a` in the store until `rival` releases it, and get it. What a keeper does for
+    /// its first wait or grant alone is done then, and meets no fault.
+    fn lock_after_waiting(&self, keeper: &LockKeeper, rival: &LockKeeper) -> LockGuard {
+        let held = rival.lock("a").unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| keeper.try_lock_for("a", WAIT_LIMIT).unwrap());
+            until("the keeper waits", || self.queue_length("a") == 1);
+            assert_eq!(held.release().unwrap(), Released::Done);
+            waiting.join().unwrap().expect("it is free")
+        })
     }
 
     /// Starts a waiter for `a`, and returns when it is queued in the store.

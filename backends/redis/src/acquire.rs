@@ -7,8 +7,8 @@ use lockkeeper_remote::{Backoff, Failure};
 
 use crate::attempt::{Acquisition, Answer};
 use crate::lease::RedisLease;
+use crate::listener::Waiter;
 use crate::store::Store;
-use crate::subscriber::Waiter;
 
 /// The longest time until the next attempt of a waiter that is not woken.
 const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
@@ -30,8 +30,11 @@ pub(crate) fn acquire(
         None => acquisition.single_attempt(),
         Some(deadline) => acquisition.wait(deadline),
     };
-    let granted = granted.map_err(Failure::into_error)?;
-    Ok(granted.map(|(epoch, asked_at)| Grant {
+    let Some((epoch, asked_at)) = granted.map_err(Failure::into_error)? else {
+        return Ok(None);
+    };
+    store.listener.note_grant();
+    Ok(Some(Grant {
         lease: acquisition.lease,
         epoch,
         asked_at,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, HostInstant, LockName};
 use lockkeeper_remote::Failure;
-use redis::{Cmd, FromRedisValue, cmd};
+use redis::{Cmd, FromRedisValue, Value, cmd};
 
 use crate::connection::Connection;
 use crate::examine::examine;
@@ -40,7 +40,15 @@ impl Admin for Store {
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let name = LockName::new(held.name.as_str())?;
         let until = self.at_least_one_attempt(deadline);
-        self.release(&self.keys(&name), &held.mark, until)
+        let keys = self.keys(&name);
+        let is_released = self.release(&keys, &held.mark, until)?;
+        if is_released {
+            let mut publish = cmd("PUBLISH");
+            publish.arg(&self.listener.ended_channel).arg(&keys.lock);
+            // Without the message, the former holder learns of it at its next renewal.
+            let _ = self.run_for_admin::<Value>(&publish, deadline);
+        }
+        Ok(is_released)
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {

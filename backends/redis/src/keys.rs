@@ -49,6 +49,13 @@ fn prefix(namespace: &str) -> String {
     prefix
 }
 
+/// Returns the channel of a namespace on which the unlocking of its names is published.
+pub(crate) fn ended_channel(namespace: &str) -> String {
+    let mut channel = String::from("lockkeeper:ended:");
+    encode(&mut channel, namespace, true);
+    channel
+}
+
 /// Returns the pattern for `SCAN` that matches all lock keys of a namespace, or of all namespaces.
 pub(crate) fn pattern(namespace: Option<&str>) -> String {
     let mut pattern = String::new();

@@ -14,13 +14,14 @@ mod examine;
 mod failure;
 mod keys;
 mod lease;
+mod listener;
 mod options;
 mod owner;
 mod provider;
 mod scripts;
 mod server_clock;
 mod store;
-mod subscriber;
+mod subscription;
 
 pub use driver::RedisDriver;
 pub use options::RedisOptions;

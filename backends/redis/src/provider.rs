@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
+    LeaseVerifier, Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::{Endpoint, Failure, senseless};
 use redis::{Value, pipe};
@@ -29,8 +29,11 @@ const RENEW_BATCH: usize = 500;
 /// connections.
 ///
 /// Connections are opened when they are needed, at most [`RedisOptions::pool_size`] of them, and
-/// kept. With the first acquisition that has to wait, a thread starts that listens, on a connection
-/// of its own, for releases by other processes.
+/// kept. A thread listens on a connection of its own: for releases by other processes from the first
+/// acquisition that has to wait, and for what ends leases from 50 ms after the first grant. When the
+/// server goes, is flushed, or a lock is taken away by [`Admin::force_release`], the keepers verify
+/// their leases at once. The notice of a flush needs the permission `+client|tracking`; without it
+/// the next renewal notices.
 ///
 /// # Limits
 /// - One server is the truth. When a replica takes over that had not heard of a grant yet, a name
@@ -83,8 +86,9 @@ fn probe(store: &Store) -> Result<(), Error> {
     let waiter = store.listener.probe();
     let (keys, args) = (keys.all(), [waiter.as_str()]);
     let mut subscribe = pipe();
-    for verb in ["SUBSCRIBE", "UNSUBSCRIBE"] {
-        subscribe.cmd(verb).arg(store.listener.channel());
+    for channel in store.listener.channels() {
+        subscribe.cmd("SUBSCRIBE").arg(&channel);
+        subscribe.cmd("UNSUBSCRIBE").arg(&channel);
     }
     let subscribe = subscribe.get_packed_pipeline();
     let try_all = |connection: &mut Connection, limit| {
@@ -101,7 +105,7 @@ fn probe(store: &Store) -> Result<(), Error> {
                 return Err(Failure::Refused(refused_command(&command, &said)));
             }
         }
-        let answers = connection.exchange(&subscribe, 2, limit)?;
+        let answers = connection.exchange(&subscribe, 4, limit)?;
         answers
             .into_iter()
             .try_for_each(|answer| accepted(answer).map(drop))
@@ -194,5 +198,9 @@ impl Backend for RedisProvider {
 
     fn renew_batch(&self, batch: &mut [RenewRequest<'_, RedisLease>]) {
         renew_batch(&self.store, batch);
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.store.listener.add_keeper(verifier);
     }
 }

@@ -22,8 +22,8 @@ const QUEUE_MS: u64 = 10_000;
 /// so the last one matters only if that clock steps back.
 const EPOCH_MS: u64 = 86_400_000;
 
-/// The prefix of channels, followed by a provider's number.
-pub(crate) const CHANNEL: &str = "lockkeeper:wake:";
+/// The prefix of the channels that wake waiters, followed by a provider's number.
+pub(crate) const WAKE_CHANNEL: &str = "lockkeeper:wake:";
 /// The prefix of what the lock's key holds while the name is reserved, followed by the waiter.
 pub(crate) const RESERVED: &str = "kept ";
 
@@ -85,7 +85,7 @@ fn wake_next() -> String {
         "while true do
   local first = call('LPOP', KEYS[2])
   if not first then break end
-  local channel = '{CHANNEL}' .. string.match(first, '^[^.]*')
+  local channel = '{WAKE_CHANNEL}' .. string.match(first, '^[^.]*')
   if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
     call('PUBLISH', channel, first .. ' ' .. KEYS[1])
     call('SET', KEYS[1], '{RESERVED}' .. first, 'PX', '{RESERVED_MS}')
@@ -244,7 +244,7 @@ try('PEXPIRE', KEYS[3], 1000)
 try('LPOS', KEYS[3], ARGV[1])
 try('LREM', KEYS[3], 1, ARGV[1])
 try('LPOP', KEYS[3])
-local channel = '{CHANNEL}' .. string.match(ARGV[1], '^[^.]*')
+local channel = '{WAKE_CHANNEL}' .. string.match(ARGV[1], '^[^.]*')
 try('PUBSUB', 'NUMSUB', channel)
 try('PUBLISH', channel, '')
 try('DEL', KEYS[1])

@@ -11,10 +11,10 @@ use redis::{Value, cmd};
 use crate::connection::{Connection, Connector};
 use crate::failure::{accepted, parse};
 use crate::keys::Keys;
+use crate::listener::Listener;
 use crate::options::RedisOptions;
 use crate::scripts::{self, Script};
 use crate::server_clock::ServerClock;
-use crate::subscriber::WakeListener;
 
 /// The server checks only this often whether the time of a WAIT is over.
 const TICK: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ pub(crate) struct Store {
     pub(crate) options: RedisOptions,
     pub(crate) namespace: String,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) listener: Arc<WakeListener>,
+    pub(crate) listener: Arc<Listener>,
     pub(crate) server_clock: ServerClock,
     pool: Pool<Connection>,
 }
@@ -50,7 +50,7 @@ impl Store {
         options.check()?;
         let connector = Arc::new(Connector::new(options)?);
         Ok(Arc::new_cyclic(|store| Self {
-            listener: WakeListener::new(Arc::clone(&connector), Weak::clone(store)),
+            listener: Listener::new(Arc::clone(&connector), namespace, Weak::clone(store)),
             connector,
             options: options.clone(),
             namespace: namespace.to_owned(),

@@ -30,7 +30,7 @@ fn request_later_than_wait(kind: RedisKind) {
     let keys = "ttl=60s&response_timeout=200ms&wait=500ms";
     let slow = open(&server.url_via(proxy.addr()), keys);
     let rival = open(&server.url(), "");
-    drop(slow.lock("a").unwrap());
+    drop(server.lock_after_waiting(&slow, &rival));
     let before = scripts_run(&server);
     proxy.set(Fault::DelayRequests(Duration::from_millis(1500)));
     let error = slow.lock("a").unwrap_err();

@@ -6,7 +6,7 @@ use lockkeeper::{ErrorKind, Released};
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
-use super::store::{open, start};
+use super::store::{listening, open, start};
 use crate::faults::common::lose_all_leases;
 use crate::faults::{FaultServer as _, Memory, contend_during};
 
@@ -101,17 +101,13 @@ fn killed_while_connections_are_pooled(kind: RedisKind) {
 fn subscribers_killed(kind: RedisKind) {
     let server = start(kind);
     contend_during(&server, Memory::Kept, || {
-        let subscribed = || {
-            let list = ["CLIENT", "LIST", "TYPE", "pubsub"];
-            let text = server.command(&list).unwrap().text().unwrap();
-            text.lines().filter(|line| line.contains("sub=1")).count()
-        };
-        until("all waiters are subscribed", || subscribed() == 3);
+        // The holder, and three waiters.
+        until("all are subscribed", || listening(&server) == 4);
         let killed = server
             .command(&["CLIENT", "KILL", "TYPE", "pubsub"])
             .unwrap();
-        assert_eq!(killed.int(), Some(3));
-        until("all waiters are subscribed again", || subscribed() == 3);
+        assert_eq!(killed.int(), Some(4));
+        until("all are subscribed again", || listening(&server) == 4);
     });
 }
 

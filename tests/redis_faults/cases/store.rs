@@ -73,6 +73,12 @@ pub(crate) fn start_waiter(url: &str, keys: &str, wait: Duration, witness: &Witn
     Waiter::start(&format!("{url}/?{keys}"), wait, witness)
 }
 
+/// Returns how many providers listen on the server.
+pub(crate) fn listening(server: &RedisServer) -> usize {
+    let channels = ["PUBSUB", "CHANNELS", "lockkeeper:wake:*"];
+    server.command(&channels).unwrap().items().len()
+}
+
 /// Returns all keys but those of epochs, which the server removes after a day.
 pub(crate) fn keys_left(server: &RedisServer) -> Vec<String> {
     let keys = server.command(&["KEYS", "*"]).unwrap();

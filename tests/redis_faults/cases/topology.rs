@@ -10,7 +10,7 @@ use lockkeeper::{
 use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
-use super::store::{keys_left, open, start, start_waiter};
+use super::store::{keys_left, listening, open, start, start_waiter};
 use crate::faults::{FaultServer as _, WAIT_LIMIT, Waiter, Witness, refused};
 
 pub(super) const CASES: &[Case] = &[
@@ -98,9 +98,8 @@ fn keeper_leaves_demoted_primary(kind: RedisKind) {
     old.wait_for_sync().unwrap();
     held.renew().unwrap();
     drop(keeper.try_lock("b").unwrap().expect("it is free"));
-    until("the subscriber has followed", || {
-        let channels = new.command(&["PUBSUB", "CHANNELS"]).unwrap();
-        channels.items().len() == 1
+    until("the holder and the waiter listen there", || {
+        listening(&new) == 2
     });
     let token = held.token().get();
     assert_eq!(held.release().unwrap(), Released::Done);

@@ -1,25 +1,31 @@
-//! The connection and the thread of a provider that listen for releases by other processes.
+//! The connection and the thread of a provider that listen: for releases by other processes while callers
+//! wait, and for what may end leases while there are any.
 //!
-//! Each provider subscribes to a channel of its own. A message makes a waiter attempt again; without
-//! a message a waiter does so later.
+//! Each provider subscribes to a channel of its own, and to one of its namespace. A message makes a
+//! waiter attempt again; without a message a waiter does so later. The end of the connection, a flush
+//! and an unlock make the keepers verify their leases; without notice of it the next renewal does.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread;
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::sync::{Parker, Unparker};
+use lockkeeper_core::LeaseVerifier;
 use lockkeeper_remote::Backoff;
 use parking_lot::Mutex;
-use redis::{Value, cmd};
+use redis::cmd;
 
-use crate::connection::Connector;
-use crate::failure::parse;
-use crate::keys::Keys;
-use crate::scripts::CHANNEL;
+use crate::connection::{Connection, Connector};
+use crate::keys::{Keys, ended_channel};
+use crate::scripts::WAKE_CHANNEL;
 use crate::store::Store;
+use crate::subscription::{Message, read, subscribe};
 
+/// A provider listens this long after its first grant, so that a program that only locks for a
+/// moment opens no second connection.
+const AFTER_FIRST_GRANT: Duration = Duration::from_millis(50);
 /// The thread checks this often whether the store was dropped.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// A silent server is sent a PING after so long.
@@ -30,24 +36,29 @@ const REPLY_TIME: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum State {
     Idle,
+    /// The thread connects after [`AFTER_FIRST_GRANT`], or when it is unparked.
+    Delayed(Thread),
     Connecting,
     Listening,
     /// The thread reconnects with pauses, and no waiter waits for that.
     Down,
 }
 
-/// The waiters of this process, and whether messages reach them.
-pub(crate) struct WakeListener {
+/// The waiters and keepers of a provider, and whether messages reach them.
+pub(crate) struct Listener {
     /// Part of the names of the channel and of the waiters.
     id: String,
+    /// Where the unlocking of names of this namespace is published.
+    pub(crate) ended_channel: String,
     connector: Arc<Connector>,
     /// Dropped with the provider, which ends the thread.
     store: Weak<Store>,
     next: AtomicU64,
     waiting: Mutex<HashMap<u64, Unparker>>,
+    verifiers: Mutex<Vec<LeaseVerifier>>,
     state: Mutex<State>,
     /// Whether the last server that was asked is a replica, to which no release is published.
     at_replica: AtomicBool,
@@ -55,25 +66,31 @@ pub(crate) struct WakeListener {
     moves: AtomicU64,
 }
 
-impl WakeListener {
-    pub(crate) fn new(connector: Arc<Connector>, store: Weak<Store>) -> Arc<Self> {
+impl Listener {
+    pub(crate) fn new(connector: Arc<Connector>, namespace: &str, store: Weak<Store>) -> Arc<Self> {
         use std::hash::{BuildHasher, RandomState};
         // Keyed from the system's random numbers: unique over all processes of the server.
         let id = RandomState::new().hash_one(std::process::id());
         Arc::new(Self {
             id: format!("{id:016x}"),
+            ended_channel: ended_channel(namespace),
             connector,
             store,
             next: AtomicU64::new(1),
             waiting: Mutex::default(),
+            verifiers: Mutex::default(),
             state: Mutex::new(State::Idle),
             at_replica: AtomicBool::new(false),
             moves: AtomicU64::new(0),
         })
     }
 
-    pub(crate) fn channel(&self) -> String {
-        format!("{CHANNEL}{}", self.id)
+    /// Returns the channels of waiters and of leases.
+    pub(crate) fn channels(&self) -> [String; 2] {
+        [
+            format!("{WAKE_CHANNEL}{}", self.id),
+            self.ended_channel.clone(),
+        ]
     }
 
     /// Returns the name of a waiter that is not registered.
@@ -93,35 +110,75 @@ impl WakeListener {
         }
     }
 
-    /// Returns whether messages reach the waiters right now.
-    pub(crate) fn is_listening(&self) -> bool {
-        *self.state.lock() == State::Listening
+    /// Adds a keeper, which verifies its leases when they may have ended.
+    pub(crate) fn add_keeper(&self, verifier: LeaseVerifier) {
+        self.verifiers.lock().push(verifier);
     }
 
-    /// Starts the thread. Returns true if it will wake all waiters as soon as it listens. Otherwise it
-    /// listens already, or cannot for now.
+    fn verify_leases(&self) {
+        self.verifiers.lock().retain(LeaseVerifier::verify);
+    }
+
+    /// Returns whether messages reach the waiters right now.
+    pub(crate) fn is_listening(&self) -> bool {
+        matches!(*self.state.lock(), State::Listening)
+    }
+
+    /// Starts the thread after a keeper's first grant.
+    pub(crate) fn note_grant(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        if matches!(*state, State::Idle)
+            && !self.verifiers.lock().is_empty()
+            && let Some(thread) = self.start(AFTER_FIRST_GRANT)
+        {
+            *state = State::Delayed(thread);
+        }
+    }
+
+    /// Starts the thread for a waiter. Returns true if it will wake all waiters as soon as it listens.
+    /// Otherwise it listens already, or cannot for now.
     pub(crate) fn is_about_to_listen(self: &Arc<Self>) -> bool {
         let mut state = self.state.lock();
-        if *state == State::Idle {
-            let listener = Arc::clone(self);
-            let started = thread::Builder::new()
-                .name("lockkeeper-redis".to_owned())
-                .spawn(move || listener.run());
-            if started.is_err() {
-                // The waiters attempt again by themselves, and the next one starts the thread.
-                return false;
+        match &*state {
+            State::Idle if self.start(Duration::ZERO).is_some() => *state = State::Connecting,
+            State::Delayed(thread) => {
+                thread.unpark();
+                *state = State::Connecting;
             }
-            *state = State::Connecting;
+            _ => {}
         }
-        *state == State::Connecting
+        matches!(*state, State::Connecting)
+    }
+
+    /// Starts the thread, which listens after `delay`. `None` if the system has no thread: waiters attempt
+    /// again by themselves, leases are renewed in time, and the next caller starts it.
+    fn start(self: &Arc<Self>, delay: Duration) -> Option<Thread> {
+        let listener = Arc::clone(self);
+        let started = thread::Builder::new()
+            .name("lockkeeper-redis".to_owned())
+            .spawn(move || {
+                thread::park_timeout(delay);
+                listener.run();
+            });
+        Some(started.ok()?.thread().clone())
     }
 
     /// Listens until the store is dropped.
     fn run(&self) {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
+        *self.state.lock() = State::Connecting;
         while self.store.strong_count() > 0 {
             let began = Instant::now();
-            let _ = self.session();
+            let moves = self.moves.load(Ordering::Acquire);
+            if let Some(mut connection) = self.connect() {
+                // Earlier messages had no subscriber.
+                self.verify_leases();
+                *self.state.lock() = State::Listening;
+                self.waiting.lock().values().for_each(Unparker::unpark);
+                let _ = self.listen(&mut connection, moves);
+                // The server may have gone, or have been replaced.
+                self.verify_leases();
+            }
             *self.state.lock() = State::Down;
             if began.elapsed() > LONGEST_PAUSE {
                 backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
@@ -130,26 +187,26 @@ impl WakeListener {
         }
     }
 
-    /// Listens until the connection fails, or the primary is found elsewhere.
-    fn session(&self) -> Option<()> {
-        let moves = self.moves.load(Ordering::Acquire);
+    fn connect(&self) -> Option<Connection> {
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
-        let mut subscribe = cmd("SUBSCRIBE");
-        subscribe.arg(self.channel());
-        connection.run(&subscribe, REPLY_TIME).ok()?;
-        *self.state.lock() = State::Listening;
-        // Earlier messages had no subscriber.
-        self.waiting.lock().values().for_each(Unparker::unpark);
+        subscribe(&mut connection, &self.channels(), REPLY_TIME).ok()?;
+        Some(connection)
+    }
+
+    /// Listens until the connection fails, the primary is found elsewhere, or the store is dropped.
+    fn listen(&self, connection: &mut Connection, moves: u64) -> Option<()> {
         connection.set_timeout(CHECK_EVERY).ok()?;
         let mut heard = Instant::now();
         let mut pinged: Option<Instant> = None;
         while self.store.strong_count() > 0 && self.moves.load(Ordering::Acquire) == moves {
             match connection.receive() {
-                Ok(answer) => {
+                Ok(came) => {
                     heard = Instant::now();
                     pinged = None;
-                    if let Some(payload) = payload(answer) {
-                        self.wake(&payload);
+                    match read(came, &self.ended_channel) {
+                        Some(Message::Wake(waiter)) => self.wake(&waiter),
+                        Some(Message::LeasesEnded) => self.verify_leases(),
+                        None => {}
                     }
                 }
                 Err(error) if error.is_timeout() => match pinged {
@@ -199,18 +256,12 @@ impl WakeListener {
     }
 }
 
-/// Returns the payload of a message, or `None` for the reply to a PING.
-fn payload(answer: Value) -> Option<String> {
-    let (kind, _, payload): (String, String, String) = parse(answer).ok()?;
-    (kind == "message").then_some(payload)
-}
-
 /// A waiter; the listening thread knows it until it is dropped.
 pub(crate) struct Waiter {
     pub(crate) name: String,
     pub(crate) parker: Parker,
     number: u64,
-    listener: Arc<WakeListener>,
+    listener: Arc<Listener>,
 }
 
 impl Drop for Waiter {
