@@ -1,6 +1,7 @@
 //! The cases of Redis alone.
 
 mod late;
+mod loss;
 mod network;
 mod opening;
 mod refusal;
@@ -28,6 +29,7 @@ pub(crate) fn main() -> ExitCode {
         refusal::CASES,
         network::CASES,
         late::CASES,
+        loss::CASES,
         opening::CASES,
     ];
     run::<RedisServer>(cases.into_iter().flatten().copied())

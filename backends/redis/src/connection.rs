@@ -4,14 +4,14 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{
-    Counts, Dialer, Failure, OpenConnection, Server, Stream, is_quiet, nothing_granted, senseless,
-    set_timeout,
+    Counts, Dialer, Failure, OpenConnection, RestartGrace, Server, Stream, is_quiet,
+    nothing_granted, senseless, set_timeout,
 };
-use redis::{Cmd, Parser, RedisError, ServerError, Value, cmd};
+use redis::{Cmd, InfoDict, Parser, RedisError, ServerError, Value, cmd};
 
-use crate::failure::{accepted_by_primary, login_refused, refused, unread};
+use crate::failure::{accepted_by_primary, login_refused, parse, refused, unread};
 use crate::options::RedisOptions;
 
 /// Returns what it means that a server refused a command.
@@ -25,11 +25,13 @@ pub(crate) struct Connector {
     tls: bool,
     pub(crate) server: Server,
     limit: Duration,
+    restart_grace: Duration,
+    clock: Arc<dyn Clock>,
     pub(crate) counts: Arc<Counts>,
 }
 
 impl Connector {
-    pub(crate) fn new(options: &RedisOptions) -> Result<Self, Error> {
+    pub(crate) fn new(options: &RedisOptions, clock: Arc<dyn Clock>) -> Result<Self, Error> {
         let remote = &options.remote;
         let mut greeting: Vec<(_, Meaning)> = Vec::new();
         if let Some(password) = &remote.password {
@@ -51,6 +53,8 @@ impl Connector {
             tls: remote.tls,
             server: Server::new("Redis", &remote.endpoint),
             limit: remote.connect_timeout,
+            restart_grace: remote.restart_grace,
+            clock,
             counts: Arc::default(),
         })
     }
@@ -70,6 +74,7 @@ impl Connector {
             is_new: true,
             has_replied: false,
             timeout: None,
+            grace: None,
             server: self.server.clone(),
         };
         for (command, refused) in &self.greeting {
@@ -78,6 +83,13 @@ impl Connector {
             if let Value::ServerError(error) = answer.map_err(|f| connection.nothing_granted(f))? {
                 return Err(refused(&error));
             }
+        }
+        if !self.restart_grace.is_zero() {
+            let left = limit.saturating_sub(began.elapsed());
+            let uptime = connection.uptime(left);
+            let uptime = uptime.map_err(|failure| connection.nothing_granted(failure))?;
+            let grace = RestartGrace::new(self.restart_grace, uptime, self.clock.now());
+            connection.grace = Some(grace);
         }
         Ok(connection)
     }
@@ -97,6 +109,8 @@ pub(crate) struct Connection {
     has_replied: bool,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
+    /// Whether the server was started lately, if the options ask for that.
+    grace: Option<RestartGrace>,
     server: Server,
 }
 
@@ -128,6 +142,33 @@ impl Connection {
     pub(crate) fn run(&mut self, command: &Cmd, limit: Duration) -> Result<Value, Failure> {
         let answer = self.ask(&command.get_packed_command(), limit)?;
         accepted_by_primary(answer)
+    }
+
+    /// Returns how long the server has been up, or somewhat less.
+    fn uptime(&mut self, limit: Duration) -> Result<Duration, Failure> {
+        let info = cmd("INFO").arg("server").get_packed_command();
+        let info = match self.ask(&info, limit)? {
+            Value::ServerError(error) if error.code() == "NOPERM" => {
+                let text = "this user may not ask when the server was started, as `restart_grace` needs it; allow it +info";
+                return Err(Failure::Refused(Error::new(
+                    ErrorKind::PermissionDenied,
+                    text,
+                )));
+            }
+            answer => parse::<Vec<u8>>(accepted_by_primary(answer)?)?,
+        };
+        // Paths in it may be of any encoding.
+        let info = InfoDict::new(&String::from_utf8_lossy(&info));
+        let seconds = info.get("uptime_in_seconds");
+        let seconds: u64 = seconds.ok_or_else(|| Failure::Refused(senseless()))?;
+        // The server subtracts whole seconds of its clock, so it says up to one too much.
+        Ok(Duration::from_secs(seconds.saturating_sub(1)))
+    }
+
+    /// Refuses to ask for a grant while the server grants nothing since it was started lately.
+    pub(crate) fn check_grace(&self, now: HostInstant) -> Result<(), Error> {
+        self.grace
+            .map_or(Ok(()), |grace| grace.check(&self.server, now))
     }
 
     /// Sends `count` commands and reads their replies. An error reply is a reply.

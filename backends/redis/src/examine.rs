@@ -3,10 +3,11 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{Error, Finding, HostInstant};
-use lockkeeper_remote::senseless;
+use lockkeeper_remote::{Failure, senseless};
 use redis::{InfoDict, cmd};
 
 use crate::store::Store;
+use crate::subscription::ask_for_flush_notice;
 
 pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
     let before = SystemTime::now();
@@ -16,13 +17,15 @@ pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Findin
     let time = UNIX_EPOCH.checked_add(time).ok_or_else(senseless)?;
     let info: Vec<u8> = store.run_for_admin(&cmd("INFO"), deadline)?;
     let info = InfoDict::new(&String::from_utf8_lossy(&info));
+    let grace = store.options.remote.restart_grace;
     let mut findings = vec![
         version(&info),
         Finding::clocks(before, time, after),
         role(&info),
         replicas(&info, store.options.replicas),
         eviction(&info),
-        persistence(&info),
+        persistence(&info, &appendfsync(store, deadline), grace),
+        flush_notice(store, deadline)?,
         cluster(&info),
         clients(&info, store.options.remote.pool_size),
     ];
@@ -111,18 +114,71 @@ fn memory(info: &InfoDict) -> Option<Finding> {
     })
 }
 
-fn persistence(info: &InfoDict) -> Finding {
-    if text(info, "aof_enabled") == "1" {
-        return Finding::fine("persistence", "the append-only file is on")
-            .meaning("a crash loses the grants that were not on the disk yet (appendfsync)");
+/// Returns the setting `appendfsync`; empty if the server does not say, or the user may not ask.
+fn appendfsync(store: &Store, deadline: HostInstant) -> String {
+    let mut get = cmd("CONFIG");
+    get.arg("GET").arg("appendfsync");
+    let answer = store.run_for_admin::<Vec<String>>(&get, deadline);
+    answer
+        .ok()
+        .and_then(|mut pair| pair.pop())
+        .unwrap_or_default()
+}
+
+fn persistence(info: &InfoDict, fsync: &str, grace: Duration) -> Finding {
+    let is_on = text(info, "aof_enabled") == "1";
+    let what = match (is_on, fsync) {
+        (false, _) => "the append-only file is off".to_owned(),
+        (true, "") => "the append-only file is on".to_owned(),
+        (true, _) => format!("the append-only file is on, and appendfsync is {fsync}"),
+    };
+    if !grace.is_zero() {
+        return Finding::fine("persistence", what).meaning(format!(
+            "nothing is granted until {grace:?} after a start (restart_grace); that should be the largest ttl, or more"
+        ));
     }
+    let forgotten = match (is_on, fsync) {
+        (true, "always") => return Finding::fine("persistence", what),
+        (true, "") => {
+            return Finding::fine("persistence", what)
+                .meaning("a crash loses the grants that were not on the disk yet (appendfsync)");
+        }
+        (true, _) => "the last grants",
+        (false, _) => "who holds what",
+    };
     Finding::warning(
         "persistence",
-        "the append-only file is off",
-        "a server that restarts has forgotten who holds what; a holder notices at its next \
-         renewal, and until then another process can get its lock",
-        "set appendonly yes, or have the data refuse smaller tokens",
+        what,
+        format!(
+            "a server that restarts after a crash has forgotten {forgotten}; until a former holder that is stopped or cut off notices, another process can get its lock"
+        ),
+        "set restart_grace to the largest ttl in the URL of all programs, or appendonly yes and appendfsync always",
     )
+}
+
+fn flush_notice(store: &Store, deadline: HostInstant) -> Result<Finding, Error> {
+    let limit = store
+        .at_least_one_attempt(deadline)
+        .saturating_since(store.clock.now());
+    let limit = limit.min(store.options.remote.response_timeout);
+    let mut connection = store.connector.connect(limit)?;
+    let refusal = ask_for_flush_notice(&mut connection, limit).map_err(Failure::into_error)?;
+    let Some(refusal) = refusal else {
+        return Ok(Finding::fine(
+            "flush",
+            "the server tells holders of a flush",
+        ));
+    };
+    let said = refusal.details().unwrap_or_default();
+    Ok(Finding::warning(
+        "flush",
+        format!(
+            "the server does not tell holders of a flush: {} {said}",
+            refusal.code()
+        ),
+        "a holder notices at its next renewal, and until then another process can get its lock",
+        "allow the user +client|tracking; it needs RESP3, too",
+    ))
 }
 
 fn cluster(info: &InfoDict) -> Finding {
@@ -184,6 +240,17 @@ mod tests {
             (few_clients, |info| clients(info, 10), Warning),
         ] {
             assert_eq!(check(&InfoDict::new(info)).severity, severity, "{info}");
+        }
+        for (aof, fsync, grace, severity) in [
+            (0, "everysec", 0, Warning),
+            (1, "everysec", 0, Warning),
+            (1, "always", 0, Fine),
+            (1, "", 0, Fine),
+            (0, "", 30, Fine),
+        ] {
+            let info = InfoDict::new(&format!("aof_enabled:{aof}"));
+            let found = persistence(&info, fsync, Duration::from_secs(grace));
+            assert_eq!(found.severity, severity, "{found:?}");
         }
         for (most, is_full) in [(100, true), (0, false)] {
             let info = format!("used_memory:95\nmaxmemory:{most}");

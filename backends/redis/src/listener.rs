@@ -21,7 +21,7 @@ use crate::connection::{Connection, Connector};
 use crate::keys::{Keys, ended_channel};
 use crate::scripts::WAKE_CHANNEL;
 use crate::store::Store;
-use crate::subscription::{Message, read, subscribe};
+use crate::subscription::{Message, ask_for_flush_notice, read, subscribe};
 
 /// A provider listens this long after its first grant, so that a program that only locks for a
 /// moment opens no second connection.
@@ -189,6 +189,8 @@ impl Listener {
 
     fn connect(&self) -> Option<Connection> {
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
+        // Without the notice, the next renewal notices a flush.
+        let _ = ask_for_flush_notice(&mut connection, REPLY_TIME).ok()?;
         subscribe(&mut connection, &self.channels(), REPLY_TIME).ok()?;
         Some(connection)
     }

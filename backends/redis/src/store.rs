@@ -48,7 +48,7 @@ impl Store {
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>, Error> {
         options.check()?;
-        let connector = Arc::new(Connector::new(options)?);
+        let connector = Arc::new(Connector::new(options, Arc::clone(&clock))?);
         Ok(Arc::new_cyclic(|store| Self {
             listener: Listener::new(Arc::clone(&connector), namespace, Weak::clone(store)),
             connector,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_remote::Failure;
-use redis::{PushKind, Value, pipe};
+use redis::{PushKind, ServerError, Value, pipe};
 
 use crate::connection::Connection;
 use crate::failure::{accepted_by_primary, parse};
@@ -16,26 +16,40 @@ pub(crate) enum Message {
     LeasesEnded,
 }
 
-/// Subscribes a new connection to two channels, and asks for a notice of FLUSHALL and FLUSHDB.
+/// Asks for a notice of FLUSHALL and FLUSHDB on this connection. Returns the server's refusal, to a user
+/// without the permission or for lack of RESP3, in which alone the notice comes.
 ///
-/// CLIENT TRACKING sends that notice to a connection that speaks RESP3. It costs nothing while no
-/// lock is flushed, since it is about the keys that this connection reads, and it reads none. A
-/// server that refuses it, to a user without the permission or for lack of RESP3, is listened to all the
-/// same, without the notice.
-pub(crate) fn subscribe(
+/// It costs the server nothing per lock: CLIENT TRACKING is about the keys that this connection reads,
+/// and it reads none. But a flush is told to all such connections.
+pub(crate) fn ask_for_flush_notice(
     connection: &mut Connection,
-    channels: &[String; 2],
     limit: Duration,
-) -> Result<(), Failure> {
+) -> Result<Option<ServerError>, Failure> {
     let mut commands = pipe();
     commands.cmd("HELLO").arg(3);
     commands.cmd("CLIENT").arg("TRACKING").arg("ON");
+    let answers = connection.exchange(&commands.get_packed_pipeline(), 2, limit)?;
+    let refusal = answers.into_iter().find_map(|answer| match answer {
+        Value::ServerError(error) => Some(error),
+        _ => None,
+    });
+    Ok(refusal)
+}
+
+/// Subscribes to channels of a primary.
+pub(crate) fn subscribe(
+    connection: &mut Connection,
+    channels: &[String],
+    limit: Duration,
+) -> Result<(), Failure> {
+    let mut commands = pipe();
     for channel in channels {
         commands.cmd("SUBSCRIBE").arg(channel);
     }
-    let answers = connection.exchange(&commands.get_packed_pipeline(), 4, limit)?;
-    let mut subscribed = answers.into_iter().skip(2);
-    subscribed.try_for_each(|answer| accepted_by_primary(answer).map(drop))
+    let packed = commands.get_packed_pipeline();
+    let answers = connection.exchange(&packed, channels.len(), limit)?;
+    let mut answers = answers.into_iter();
+    answers.try_for_each(|answer| accepted_by_primary(answer).map(drop))
 }
 
 /// Reads what came: in the form of RESP3, or of RESP2. `None` for what needs no action, such as the

@@ -267,6 +267,9 @@ fn doctor_of_defects(rig: &mut Rig) -> Outcome {
     server
         .command(&["CONFIG", "SET", "appendonly", "yes"])
         .unwrap();
+    server
+        .command(&["CONFIG", "SET", "appendfsync", "always"])
+        .unwrap();
     let output = rig.lockkeeper(&["doctor"]).output().unwrap();
     assert_eq!(code(&output), 1, "{}", out(&output));
     assert!(out(&output).contains("allkeys-lru"), "{}", out(&output));

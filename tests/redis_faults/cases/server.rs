@@ -7,7 +7,6 @@ use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
 use super::store::{listening, open, start};
-use crate::faults::common::lose_all_leases;
 use crate::faults::{FaultServer as _, Memory, contend_during};
 
 pub(super) const CASES: &[Case] = &[
@@ -16,12 +15,6 @@ pub(super) const CASES: &[Case] = &[
         "killed_while_connections_are_pooled",
         killed_while_connections_are_pooled,
     ),
-    ("flushed_while_held", |kind| {
-        let server = start(kind);
-        lose_all_leases(&server, || {
-            server.command(&["FLUSHALL"]).unwrap();
-        });
-    }),
     ("flushed_while_waiting", |kind| {
         contend_during_command(kind, Memory::Lost, &["FLUSHALL"]);
     }),
