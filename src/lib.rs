@@ -247,7 +247,7 @@ pub mod backend {
     pub use lockkeeper_core::{
         AcquireRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant, Key, KeySpec,
         KeyValue, LeaseVerifier, LockProvider, OpenContext, Owner, Proof, ProofValue, RenewRequest,
-        Renewal, StoreInfo, StoreUrl, Takes, Tick, Timer,
+        Renewal, StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

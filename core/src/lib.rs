@@ -51,5 +51,5 @@ pub use provider::{
 };
 pub use reentrant::{ReentrantGuard, ReentrantKeeper};
 pub use timer::{Tick, Timer};
-pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS};
+pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS, epoch_at};
 pub use url::StoreUrl;

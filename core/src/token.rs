@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, ErrorKind};
 
@@ -11,6 +12,36 @@ const HANDOVER_BITS: u32 = 7;
 pub const MAX_HANDOVERS: u32 = (1 << HANDOVER_BITS) - 1;
 /// The largest epoch that a store may mint: 56 bits, so that a token stays positive in an `i64`.
 pub const MAX_EPOCH: u64 = (1 << 56) - 1;
+/// A second is this power of two of epochs, as in MySQL's `UUID_SHORT()`.
+const SECOND_BITS: u32 = 24;
+
+/// Returns the epoch of a time: the number of 2^-24 s (60 ns) since 1970-01-01 00:00 UTC, from 1 (also
+/// before 1970) to [`MAX_EPOCH`] (also after 2106-02-07).
+///
+/// All stores count in this unit, which is that of MySQL's `UUID_SHORT()`. So tokens keep growing when
+/// the locks move from one kind of store to another. A backend that has no better counter mints
+/// `max(epoch_at(now), last + 1)`: its epochs grow when the clock steps back, and when the store has
+/// forgotten its last epoch.
+///
+/// ```
+/// # use lockkeeper_core as lockkeeper;
+/// # mod backend { pub use lockkeeper_core::epoch_at; }
+/// use std::time::{Duration, UNIX_EPOCH};
+/// use backend::epoch_at;
+///
+/// assert_eq!(epoch_at(UNIX_EPOCH + Duration::from_millis(1_500)), 3 << 23);
+/// ```
+pub fn epoch_at(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    epochs_in(since).clamp(1, MAX_EPOCH)
+}
+
+/// Returns how much an epoch that follows the clock grows in `time`, rounded down.
+fn epochs_in(time: Duration) -> u64 {
+    let nanos = (u64::from(time.subsec_nanos()) << SECOND_BITS) / 1_000_000_000;
+    let seconds = time.as_secs().checked_mul(1 << SECOND_BITS);
+    seconds.map_or(u64::MAX, |seconds| seconds | nanos)
+}
 
 /// A number that grows with every grant of a name: to other threads, processes and hosts, and
 /// after the store was restarted or wiped.
@@ -146,6 +177,22 @@ mod tests {
             let error = FencingToken::new(epoch, handovers).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Incompatible);
         }
+    }
+
+    #[test]
+    fn epoch_of_a_time_is_in_the_unit_of_uuid_short() {
+        let at = |nanos| epoch_at(UNIX_EPOCH + Duration::from_nanos(nanos));
+        assert_eq!([at(0), at(59), at(60)], [1, 1, 1]);
+        assert_eq!([at(120), at(1_000_000_000)], [2, 1 << 24]);
+        assert_eq!(at(999_999_999), (1 << 24) - 1);
+        assert_eq!(epoch_at(UNIX_EPOCH - Duration::from_secs(1)), 1);
+        let end = UNIX_EPOCH + Duration::from_secs(1 << 32);
+        assert_eq!(epoch_at(end), MAX_EPOCH);
+        assert_eq!(
+            epoch_at(end - Duration::from_secs(1)),
+            MAX_EPOCH + 1 - (1 << 24)
+        );
+        assert_eq!(epochs_in(Duration::MAX), u64::MAX);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use lockkeeper_core::{
     StoreUrl, SystemClock,
 };
 
+mod epoch;
 mod store;
 mod wait_queue;
 

@@ -1,31 +1,18 @@
 //! A shard of the in-process store: holders, expiry and waiters of a part of the names.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use hashbrown::hash_table::{self, HashTable};
 use lockkeeper_core::{AcquireRequest, Clock, Grant, HostInstant, LockName, Released, Renewal};
 
+use super::epoch::EpochMint;
 use crate::lock;
 
 /// The longest time between two checks of a waiter. Condvar time-outs do not advance while the host is
 /// suspended; leases do.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The next epoch. It starts at the wall clock in eighths of a microsecond, which fits 56 bits until
-/// 2255. A process grants fewer than eight million locks a second on average, so the epochs of a later
-/// process are larger.
-static EPOCH: LazyLock<AtomicU64> = LazyLock::new(|| {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let micros = since.map_or(0, |since| since.as_micros());
-    AtomicU64::new(u64::try_from(micros.saturating_mul(8)).unwrap_or(1).max(1))
-});
-
-fn next_epoch() -> u64 {
-    EPOCH.fetch_add(1, Ordering::Relaxed)
-}
 
 /// A grant of a [`MemoryProvider`](super::MemoryProvider).
 #[derive(Debug)]
@@ -39,7 +26,13 @@ pub struct MemoryLease {
 #[derive(Default)]
 #[repr(align(128))]
 pub(super) struct Shard {
-    entries: Mutex<HashTable<Entry>>,
+    state: Mutex<ShardState>,
+}
+
+#[derive(Default)]
+struct ShardState {
+    entries: HashTable<Entry>,
+    epochs: EpochMint,
 }
 
 /// A held name. Code that ends a hold must grant the name to the next waiter or remove the entry.
@@ -81,8 +74,13 @@ impl Waiter {
 
 impl Entry {
     /// Starts a hold and returns its lease.
-    fn grant(&mut self, ttl: Duration, now: HostInstant) -> Grant<MemoryLease> {
-        self.epoch = next_epoch();
+    fn grant(
+        &mut self,
+        ttl: Duration,
+        now: HostInstant,
+        epochs: &mut EpochMint,
+    ) -> Grant<MemoryLease> {
+        self.epoch = epochs.next(now);
         self.expires = now + ttl;
         Grant {
             lease: MemoryLease {
@@ -95,11 +93,11 @@ impl Entry {
     }
 
     /// Grants a name without a holder to the first waiter. Returns `false` if there is no waiter.
-    fn grant_next(&mut self, now: HostInstant) -> bool {
+    fn grant_next(&mut self, now: HostInstant, epochs: &mut EpochMint) -> bool {
         let Some(waiter) = self.waiters.pop_front() else {
             return false;
         };
-        let grant = self.grant(waiter.ttl, now);
+        let grant = self.grant(waiter.ttl, now, epochs);
         lock(&waiter.state).granted = Some(grant);
         waiter.changed.notify_one();
         self.unpark_front();
@@ -117,10 +115,6 @@ impl Entry {
 }
 
 impl Shard {
-    fn find<'a>(entries: &'a mut HashTable<Entry>, name: &LockName) -> Option<&'a mut Entry> {
-        entries.find_mut(name.hash64(), |entry| entry.name == *name)
-    }
-
     /// Grants a name that is free or whose lease has expired, unless another thread waits for it.
     pub(super) fn attempt(
         &self,
@@ -128,7 +122,8 @@ impl Shard {
         ttl: Duration,
         now: HostInstant,
     ) -> Option<Grant<MemoryLease>> {
-        let mut entries = lock(&self.entries);
+        let mut state = lock(&self.state);
+        let ShardState { entries, epochs } = &mut *state;
         let slot = entries.entry(
             name.hash64(),
             |entry| entry.name == *name,
@@ -145,13 +140,13 @@ impl Shard {
                 .into_mut(),
             hash_table::Entry::Occupied(occupied) => {
                 let entry = occupied.into_mut();
-                if now < entry.expires || entry.grant_next(now) {
+                if now < entry.expires || entry.grant_next(now, epochs) {
                     return None;
                 }
                 entry
             }
         };
-        Some(entry.grant(ttl, now))
+        Some(entry.grant(ttl, now, epochs))
     }
 
     /// Waits in the queue for a grant, until a cancellation or `deadline`.
@@ -176,16 +171,17 @@ impl Shard {
         });
         let mut is_queued = false;
         loop {
-            let mut entries = lock(&self.entries);
+            let mut shard = lock(&self.state);
             // Grants happen under the mutex of the shard, so none can follow this check.
             if let Some(grant) = lock(&waiter.state).granted.take() {
                 return Some(grant);
             }
             let now = request.now();
             let over = now >= deadline || request.is_cancelled();
-            let Some(entry) = Self::find(&mut entries, name) else {
+            let ShardState { entries, epochs } = &mut *shard;
+            let Some(entry) = entries.find_mut(name.hash64(), |entry| entry.name == *name) else {
                 // Released before this waiter was queued.
-                drop(entries);
+                drop(shard);
                 if request.is_cancelled() {
                     return None;
                 }
@@ -198,7 +194,7 @@ impl Shard {
                 entry.waiters.push_back(Arc::clone(&waiter));
                 is_queued = true;
             }
-            if now >= entry.expires && entry.grant_next(now) {
+            if now >= entry.expires && entry.grant_next(now, epochs) {
                 // The grant went to this waiter or to an earlier one.
                 continue;
             }
@@ -215,7 +211,7 @@ impl Shard {
             let mut state = lock(&waiter.state);
             state.until = until;
             let unparked = std::mem::take(&mut state.unparked);
-            drop(entries);
+            drop(shard);
             if unparked || state.granted.is_some() {
                 continue;
             }
@@ -228,8 +224,9 @@ impl Shard {
     }
 
     pub(super) fn renew(&self, lease: &MemoryLease, ttl: Duration, now: HostInstant) -> Renewal {
-        let mut entries = lock(&self.entries);
-        match entries.find_mut(lease.hash, |entry| entry.epoch == lease.epoch) {
+        let mut state = lock(&self.state);
+        let found = |entry: &Entry| entry.epoch == lease.epoch;
+        match state.entries.find_mut(lease.hash, found) {
             Some(entry) if now < entry.expires => {
                 entry.expires = now + ttl;
                 entry.unpark_front();
@@ -240,7 +237,8 @@ impl Shard {
     }
 
     pub(super) fn release(&self, lease: &MemoryLease, clock: &dyn Clock) -> Released {
-        let mut entries = lock(&self.entries);
+        let mut state = lock(&self.state);
+        let ShardState { entries, epochs } = &mut *state;
         let found = entries.find_entry(lease.hash, |entry| entry.epoch == lease.epoch);
         let Ok(mut occupied) = found else {
             return Released::AlreadyLost;
@@ -248,7 +246,7 @@ impl Shard {
         // The engine knows whether the release is late, by the deadline of the guard. The clock is read
         // only for the lease of the next waiter.
         let entry = occupied.get_mut();
-        if entry.waiters.is_empty() || !entry.grant_next(clock.now()) {
+        if entry.waiters.is_empty() || !entry.grant_next(clock.now(), epochs) {
             occupied.remove();
         }
         Released::Done
@@ -256,14 +254,15 @@ impl Shard {
 
     /// Takes a name from its holder. With `epoch`, takes it only from that holder.
     pub(super) fn evict(&self, name: &LockName, epoch: Option<u64>, now: HostInstant) -> bool {
-        let mut entries = lock(&self.entries);
+        let mut state = lock(&self.state);
+        let ShardState { entries, epochs } = &mut *state;
         let found = entries.find_entry(name.hash64(), |entry| {
             entry.name == *name && epoch.is_none_or(|epoch| entry.epoch == epoch)
         });
         let Ok(mut occupied) = found else {
             return false;
         };
-        if !occupied.get_mut().grant_next(now) {
+        if !occupied.get_mut().grant_next(now, epochs) {
             occupied.remove();
         }
         true
@@ -271,8 +270,8 @@ impl Shard {
 
     /// Copies all entries, including expired ones.
     pub(super) fn view(&self) -> Vec<EntryView> {
-        let entries = lock(&self.entries);
-        let views = entries.iter().map(|entry| EntryView {
+        let state = lock(&self.state);
+        let views = state.entries.iter().map(|entry| EntryView {
             name: entry.name.clone(),
             epoch: entry.epoch,
             expires: entry.expires,
@@ -282,7 +281,7 @@ impl Shard {
     }
 
     pub(super) fn unpark_all(&self) {
-        for entry in lock(&self.entries).iter() {
+        for entry in &lock(&self.state).entries {
             for waiter in &entry.waiters {
                 waiter.unpark();
             }

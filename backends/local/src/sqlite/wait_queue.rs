@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Grant, HostInstant, LockName, Owner};
+use lockkeeper_core::{AcquireRequest, Grant, HostInstant, LockName, Owner, epoch_at};
 use rusqlite::Row;
 
 use super::db::Session;
@@ -165,20 +165,18 @@ fn insert_grant(
 ) -> rusqlite::Result<Option<Grant<SqliteLease>>> {
     let process = Process::own();
     let owner = acquisition.request.owner();
-    let unix = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let micros = i64::try_from(unix.as_micros()).unwrap_or(i64::MAX);
+    let clock = SystemTime::now();
+    let since = clock.duration_since(UNIX_EPOCH).unwrap_or_default();
     let params = (
         acquisition.key.namespace,
         acquisition.key.name,
-        micros,
+        signed(epoch_at(clock)),
         process.pid,
         signed(process.start),
         process.pid_scope.as_str(),
         signed(owner.nonce),
         signed(owner.request),
-        micros / 1000,
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
         nanos(now),
         nanos(now + acquisition.request.ttl()),
     );

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
     AcquireOptions, CancelToken, Clock, Config, Drivers, ErrorKind, HostInstant, LeasePolicy,
-    LockKeeper, LockName, Released, StoreInfo, Wait,
+    LockKeeper, LockName, Released, StoreInfo, Wait, epoch_at,
 };
 use lockkeeper_local::{MemoryDriver, MemoryProvider};
 
@@ -50,6 +50,33 @@ fn stores_are_shared_by_name_and_namespace_until_their_last_user() {
         open("memory:meet").try_lock("seat").unwrap().is_some()
     });
     assert!(open("memory:meet").lock("seat").unwrap().token() > token);
+}
+
+#[test]
+fn epochs_follow_the_wall_clock() {
+    let second = 1 << 24;
+    let (clock, shared) = manual_clock();
+    let stores = [
+        MemoryProvider::new(),
+        MemoryProvider::with_clock(Arc::clone(&shared)),
+    ];
+    let keepers = [
+        LockKeeper::builder(Arc::new(stores[0].clone()))
+            .build()
+            .unwrap(),
+        keeper(&stores[1], &shared),
+    ];
+    let mut last = 0;
+    for _ in 0..3 {
+        for keeper in &keepers {
+            let before = epoch_at(SystemTime::now()) - second;
+            let epoch = keeper.lock("seat").unwrap().token().get() >> 7;
+            let after = epoch_at(SystemTime::now()) + second;
+            assert!((before..after).contains(&epoch) && epoch > last, "{epoch}");
+            last = epoch;
+        }
+        clock.advance(Duration::from_secs(10));
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Names, epochs, leases and late commits.
 
-use lockkeeper_core::{AcquireRequest, Backend, Capabilities, Grant, Renewal, StoreInfo};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lockkeeper_core::{AcquireRequest, Backend, Capabilities, Grant, Renewal, StoreInfo, epoch_at};
 
 use super::*;
 
@@ -49,6 +51,29 @@ fn epochs_grow_over_clock_steps_and_new_files() {
         fs::remove_file(gone.folder.path().join(file)).unwrap();
     }
     assert!(gone.keeper().lock("a").unwrap().token() > before);
+}
+
+/// Until version 0.1 epochs were microseconds since 1970.
+#[test]
+fn epochs_of_a_file_keep_growing_over_the_change_of_unit() {
+    let store = TempStore::new();
+    let keeper = store.keeper();
+    let raw = store.raw();
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let micros = i64::try_from(since.as_micros()).unwrap();
+    // As if a program of the old version had made the last grants, with a clock that is ahead by years.
+    let held = keeper.lock("a").unwrap();
+    let ahead = micros + 10 * 365 * 86_400 * 1_000_000;
+    let older = format!("UPDATE lock SET epoch = {ahead}");
+    raw.execute_batch(&older).unwrap();
+    let token = keeper.lock("b").unwrap().token();
+    assert!(token.get() >> 7 > ahead.cast_unsigned());
+    assert!(token.get() >> 7 >= epoch_at(UNIX_EPOCH + since));
+    // The next grant of the old program.
+    let next = format!("SELECT max({micros}, epoch + 1) FROM lock WHERE name = ''");
+    let next: i64 = raw.query_row(&next, (), |row| row.get(0)).unwrap();
+    assert_eq!(next.cast_unsigned(), (token.get() >> 7) + 1);
+    drop(held);
 }
 
 #[test]
