@@ -1,6 +1,6 @@
 //! What the facade exports, and the table of keys in its docs.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use std::sync::Arc;
 
@@ -81,4 +81,32 @@ fn options_of_a_backend_are_set_by_type() {
         assert_eq!(refused.kind(), ErrorKind::InvalidValue);
         assert!(refused.to_string().contains(says), "{refused}");
     }
+}
+
+#[test]
+fn epoch_offset_moves_the_tokens_of_guards_and_of_holders() {
+    let open = |query: &str| open(&format!("memory:offset{query}")).unwrap();
+    let (first, moved) = (open(""), open("?epoch_offset=1h"));
+    let before = first.lock("seat").unwrap().token();
+    let guard = moved.lock("seat").unwrap();
+    let hour = 3_600 << 24 << 7;
+    assert!(guard.token().get() >= before.get() + hour);
+    // Operators see the tokens of the guards.
+    let deadline = SystemClock.now() + std::time::Duration::from_secs(60);
+    let name = LockName::new("seat").unwrap();
+    let admin = moved.admin().unwrap();
+    let held = admin.held(Some(&name), deadline).unwrap();
+    assert_eq!(held[0].token(), Some(guard.token()));
+    let without = first.admin().unwrap().held(None, deadline).unwrap();
+    assert_eq!(
+        without[0].token().unwrap().get() + hour,
+        guard.token().get()
+    );
+    assert!(admin.force_release(&held[0], deadline).unwrap());
+    drop(guard);
+    // The offset is too large for a token, and the lock does not stay behind.
+    let error = open("?epoch_offset=100years").lock("seat").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidValue);
+    assert!(error.to_string().contains("set a smaller one"), "{error}");
+    assert!(first.try_lock("seat").unwrap().unwrap().token() > before);
 }

@@ -304,6 +304,38 @@ fn fallback_is_used_only_if_store_is_unreachable() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
 
+#[derive(Default)]
+struct Warnings(Mutex<Vec<String>>);
+
+impl Observer for Warnings {
+    fn warning(&self, store: &str, text: &str) {
+        assert!(text.contains("tokens may become smaller"), "{text}");
+        self.0.lock().unwrap().push(store.to_owned());
+    }
+}
+
+/// The tokens of `far:` do not follow the clock, and those of `memory:` do.
+#[test]
+fn opening_warns_of_each_listed_store_whose_tokens_may_become_smaller() {
+    let drivers = drivers(&Unreachable::default());
+    for (url, stores) in [
+        ("memory:", &[][..]),
+        ("memory:?fallback=memory:other", &[]),
+        ("far:a?fallback=memory:", &["far:a"]),
+        ("memory:?fallback=far:b", &["far:b"]),
+        ("far:a?fallback=far:b&fallback=memory:", &["far:a", "far:b"]),
+        ("far:a?fallback=memory:&epoch_offset=0s", &[]),
+        ("far:a?fallback=memory:&epoch_offset=1h", &[]),
+    ] {
+        let warnings = Arc::new(Warnings::default());
+        let config = Config::from_url(url).unwrap();
+        let config = config.observer(Arc::clone(&warnings) as _);
+        let keeper = drivers.open(&config).unwrap();
+        assert_eq!(keeper.backend(), "memory");
+        assert_eq!(*warnings.0.lock().unwrap(), stores, "{url}");
+    }
+}
+
 #[test]
 fn disabled_feature_is_named() {
     let schemes: Vec<_> = lockkeeper::backend::drivers().schemes().collect();

@@ -1,5 +1,7 @@
 //! The operators' interface of a store: its holders, forced releases, and whether it is fit for locks.
 
+mod offset;
+
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
@@ -7,6 +9,8 @@ use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
 use crate::token::FencingToken;
+
+pub(crate) use offset::OffsetAdmin;
 
 /// The operators' interface of a store; see [`LockKeeper::admin`](crate::LockKeeper::admin).
 ///
@@ -76,7 +80,7 @@ pub struct HeldName {
     pub is_whole: bool,
     /// The holder, as far as it is known.
     pub holder: Holder,
-    /// The number that the store gave this grant.
+    /// The number that the store gave this grant. A keeper with an `epoch_offset` has added that.
     pub epoch: Option<u64>,
     /// How long the store keeps the lease without another renewal.
     pub remaining: Option<Duration>,

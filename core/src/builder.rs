@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::admin::OffsetAdmin;
 use crate::capabilities::Capability;
 use crate::clock::{Clock, SystemClock};
 use crate::engine::Engine;
@@ -27,6 +28,7 @@ impl LockKeeper {
                 margin: None,
                 handover_max: Self::DEFAULT_HANDOVER_MAX,
                 handover_time: Self::DEFAULT_HANDOVER_TIME,
+                epoch_offset: Duration::ZERO,
             },
             required: Vec::new(),
             clock: Arc::new(SystemClock),
@@ -92,6 +94,15 @@ impl LockKeeperBuilder {
         self
     }
 
+    /// Adds a time to the epochs of the store, so that the tokens of a name keep growing after its locks
+    /// have moved here from another store. Default: 0 s. [`Config::epoch_offset`] says when to use it.
+    ///
+    /// [`Config::epoch_offset`]: crate::Config::epoch_offset
+    pub fn epoch_offset(mut self, offset: Duration) -> Self {
+        self.settings.epoch_offset = offset;
+        self
+    }
+
     /// Refuses a store without `capability`.
     pub fn require(mut self, capability: Capability) -> Self {
         self.required.push(capability);
@@ -141,6 +152,7 @@ impl LockKeeperBuilder {
             .map_err(|error| error.with_backend(backend))?;
         let (settings, clock) = (self.settings, self.clock);
         Ok(LockKeeper {
+            admin: OffsetAdmin::new(&self.provider, settings.epoch_offset),
             engine: Engine::open(self.provider, settings, clock, self.notifier),
         })
     }

@@ -164,6 +164,31 @@ impl Config {
         self.with(&keys::HANDOVER_TIME, time)
     }
 
+    /// Adds a time to the epochs of the store, so that the tokens of a name keep growing after its locks
+    /// have moved here from another store.
+    ///
+    /// All stores count epochs in the same unit. Those of memory, SQLite and Redis follow the clock, so
+    /// tokens keep growing in a move to one of them, as far as the clocks of the hosts agree. MySQL and
+    /// MariaDB count from the start of the server. In a move to a server that was started before the last
+    /// grant of the other store, tokens fall by the time for which the server has been up
+    /// (`SHOW GLOBAL STATUS LIKE 'Uptime'`), and data that refuse smaller tokens refuse every write.
+    /// Restart that server during the move, or use this setting:
+    ///
+    /// - On each move to a server of MySQL or MariaDB, make it larger by at least that server's uptime,
+    ///   rounded up generously: `epoch_offset=30days`.
+    /// - Keep it on all later moves, also those to other stores. Never make it smaller.
+    /// - All keepers of a store must have the same: stop those with the old one before those with the new
+    ///   one begin.
+    ///
+    /// Tokens have room for 136 years since 1970, this time included. A grant with an offset beyond that
+    /// is released at once, and the acquisition fails with [`ErrorKind::InvalidValue`].
+    ///
+    /// Setting it, also to 0 s, silences the warning of a [`fallback`](Self::fallback) about tokens.
+    #[must_use]
+    pub fn epoch_offset(self, offset: Duration) -> Self {
+        self.with(&keys::EPOCH_OFFSET, offset)
+    }
+
     /// Sets the namespace, which keeps applications apart on one store.
     #[must_use]
     pub fn namespace(self, namespace: &str) -> Self {
@@ -177,6 +202,10 @@ impl Config {
     }
 
     /// Adds a store to open if the stores before it are unreachable.
+    ///
+    /// Tokens keep growing in a move to memory, SQLite or Redis, as far as the clocks of the hosts agree,
+    /// and not in a move to MySQL or MariaDB, such as the way back to a first store. Opening warns of
+    /// that: [`epoch_offset`](Self::epoch_offset).
     #[must_use]
     pub fn fallback(self, url: &str) -> Self {
         self.with(&keys::FALLBACK, url.to_owned())
@@ -206,6 +235,11 @@ impl Config {
     /// Returns the URL of the store, without its keys.
     pub fn url(&self) -> &StoreUrl {
         &self.url
+    }
+
+    /// Returns whether the key is given, with whatever value.
+    pub(crate) fn has_epoch_offset(&self) -> bool {
+        self.text(&keys::EPOCH_OFFSET.spec).is_some()
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {

@@ -12,6 +12,9 @@ use crate::observer::Notifier;
 use crate::provider::LockProvider;
 use crate::url::StoreUrl;
 
+/// The warning of a store that is opened with a fallback, or is one.
+const TOKENS_MAY_SHRINK: &str = "tokens may become smaller when locks move to this store from another one that `fallback` lists: it does not count them by the clock. Data that refuse smaller tokens would refuse every write then. Raise `epoch_offset` on such a move; where no data keep tokens, set `epoch_offset=0s`";
+
 /// Opens stores of some URL schemes.
 pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// Returns the URL schemes that this driver opens, in lower case.
@@ -20,6 +23,14 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// Returns the config keys of its own, beside [`COMMON_KEYS`]. Other keys never reach
     /// [`open`](Driver::open).
     fn keys(&self) -> &'static [KeySpec];
+
+    /// Returns whether the epochs of these stores follow the wall clock, as those of
+    /// [`epoch_at`](crate::epoch_at) do: then tokens keep growing when locks move here from another
+    /// store. The default is false. Where a fallback is listed and one of the stores returns false,
+    /// opening warns of it.
+    fn epochs_follow_clock(&self) -> bool {
+        false
+    }
 
     /// Opens the store. Only here may a store be talked to.
     ///
@@ -37,6 +48,13 @@ pub struct OpenContext<'a> {
 }
 
 impl<'a> OpenContext<'a> {
+    fn of(parsed: &ParsedConfig<'a>) -> Self {
+        Self {
+            config: parsed.config,
+            namespace: parsed.namespace,
+        }
+    }
+
     /// Returns where the store is.
     pub fn url(&self) -> &'a StoreUrl {
         self.config.url()
@@ -124,7 +142,9 @@ impl Drivers {
     ///
     /// Everything that can be wrong with `config` and its fallbacks is found before a store is
     /// talked to. A fallback is used only when the store before it does not answer
-    /// ([`Error::is_unreachable`]); the observer is notified, and the keeper stays with it.
+    /// ([`Error::is_unreachable`]); the observer is notified, and the keeper stays with it. The observer
+    /// is warned of each listed store on which tokens may become smaller
+    /// ([`Config::epoch_offset`]).
     ///
     /// # Errors
     /// What is wrong with the config, each with a kind of its own; or why the (last) store could
@@ -133,17 +153,20 @@ impl Drivers {
         let fallbacks = config.fallbacks()?;
         let stores = self.check_all(config, &fallbacks)?;
         let notifier = Notifier::new(config.observer.clone());
+        if stores.len() > 1 && !config.has_epoch_offset() {
+            for (driver, parsed) in &stores {
+                if !driver.epochs_follow_clock() {
+                    OpenContext::of(parsed).warn(TOKENS_MAY_SHRINK);
+                }
+            }
+        }
         let mut failed: Option<(String, Error)> = None;
         for (driver, parsed) in stores {
             let url = parsed.config.url().to_string();
             if let Some((from, reason)) = &failed {
                 notifier.notify(|o| o.fallback(from, &url, reason));
             }
-            let context = OpenContext {
-                config: parsed.config,
-                namespace: parsed.namespace,
-            };
-            match driver.open(&context) {
+            match driver.open(&OpenContext::of(&parsed)) {
                 Err(error) if error.is_unreachable() => failed = Some((url, error)),
                 opened => return build(parsed, opened?),
             }

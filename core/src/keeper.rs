@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::admin::Admin;
+use crate::admin::{Admin, OffsetAdmin};
 use crate::capabilities::Capabilities;
 use crate::engine::Shared;
 use crate::error::{Error, ErrorKind};
@@ -37,6 +37,7 @@ use crate::provider::{Released, Usage};
 #[derive(Clone)]
 pub struct LockKeeper {
     pub(crate) engine: Arc<Shared>,
+    pub(crate) admin: Option<OffsetAdmin>,
 }
 
 impl LockKeeper {
@@ -230,7 +231,7 @@ impl LockKeeper {
     /// }
     /// ```
     pub fn admin(&self) -> Option<&dyn Admin> {
-        self.engine.provider.admin()
+        self.admin.as_ref().map(|admin| admin as &dyn Admin)
     }
 
     /// Returns the store's short name, such as `"sqlite"`.

@@ -71,7 +71,8 @@ pub trait Observer: Send + Sync + 'static {
     }
 
     /// Opening found the first store unreachable, and the listed fallback is used from now on. Both
-    /// are URLs without secrets.
+    /// are URLs without secrets. If tokens may become smaller on one of the listed stores, a
+    /// [`warning`](Self::warning) about that store came before.
     fn fallback(&self, from: &str, to: &str, reason: &Error) {
         let _ = (from, to, reason);
     }

@@ -181,4 +181,5 @@ pub(crate) struct Settings {
     pub(crate) margin: Option<Duration>,
     pub(crate) handover_max: u32,
     pub(crate) handover_time: Duration,
+    pub(crate) epoch_offset: Duration,
 }

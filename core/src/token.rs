@@ -43,6 +43,11 @@ fn epochs_in(time: Duration) -> u64 {
     seconds.map_or(u64::MAX, |seconds| seconds | nanos)
 }
 
+/// Moves an epoch by the keeper's `epoch_offset`. It may be larger than [`MAX_EPOCH`] then.
+pub(crate) fn offset_epoch(epoch: u64, offset: Duration) -> u64 {
+    epoch.saturating_add(epochs_in(offset))
+}
+
 /// A number that grows with every grant of a name: to other threads, processes and hosts, and
 /// after the store was restarted or wiped.
 ///
@@ -69,6 +74,24 @@ fn epochs_in(time: Duration) -> u64 {
 pub struct FencingToken(u64);
 
 impl FencingToken {
+    /// Composes the first token of a grant whose epoch the store has minted.
+    pub(crate) fn first(epoch: u64, offset: Duration) -> Result<Self, Error> {
+        let token = Self::new(epoch, 0)?;
+        if offset.is_zero() {
+            return Ok(token);
+        }
+        Self::new(offset_epoch(epoch, offset), 0).map_err(|_| {
+            let left = (MAX_EPOCH - epoch) >> SECOND_BITS;
+            Error::new(
+                ErrorKind::InvalidValue,
+                format!(
+                    "`epoch_offset` is {offset:?}, and a token has room for {left} s at this epoch of the \
+                     store; set a smaller one"
+                ),
+            )
+        })
+    }
+
     /// Composes a token, `epoch << 7 | handovers`: the store mints the epoch, the engine counts the
     /// hand-overs.
     pub(crate) fn new(epoch: u64, handovers: u32) -> Result<Self, Error> {
@@ -193,6 +216,24 @@ mod tests {
             MAX_EPOCH + 1 - (1 << 24)
         );
         assert_eq!(epochs_in(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn offset_moves_tokens_within_their_56_bits() {
+        let hour = Duration::from_secs(3_600);
+        let epoch = epoch_at(UNIX_EPOCH + hour);
+        let moved = FencingToken::first(epoch, hour).unwrap();
+        assert_eq!(moved, FencingToken::new(2 * epoch, 0).unwrap());
+        let largest = MAX_EPOCH - 2 * epoch;
+        assert!(FencingToken::first(largest, 2 * hour).unwrap() > moved);
+        let error = FencingToken::first(largest + 1, 2 * hour).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidValue);
+        assert!(error.to_string().contains("room for 7199 s"), "{error}");
+        // What the store minted is not the user's mistake.
+        for epoch in [0, MAX_EPOCH + 1] {
+            let error = FencingToken::first(epoch, hour).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Incompatible);
+        }
     }
 
     #[test]

@@ -56,6 +56,7 @@ fn typed_settings_are_the_keys_of_a_url() {
         .margin(Duration::from_nanos(1_000_001))
         .handover_max(3)
         .handover_time(Duration::ZERO)
+        .epoch_offset(Duration::from_secs(3_600))
         .namespace("shop")
         .require(Capability::CrossProcess)
         .fallback("store:two");
@@ -68,6 +69,7 @@ fn typed_settings_are_the_keys_of_a_url() {
             ErrorKind::InvalidWait,
         ),
         (store().handover_max(128), ErrorKind::InvalidValue),
+        (store().epoch_offset(Duration::MAX), ErrorKind::InvalidValue),
         (store().namespace(""), ErrorKind::InvalidName),
         (store().ttl(ttl).ttl(ttl), ErrorKind::InvalidValue),
         (

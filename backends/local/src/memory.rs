@@ -32,6 +32,10 @@ impl Driver for MemoryDriver {
         &[]
     }
 
+    fn epochs_follow_clock(&self) -> bool {
+        true
+    }
+
     fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let url = target.url();
         let has_authority = url.host().is_some()

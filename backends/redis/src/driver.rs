@@ -54,6 +54,10 @@ impl Driver for RedisDriver {
         }
     }
 
+    fn epochs_follow_clock(&self) -> bool {
+        true
+    }
+
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let options = options(context).map_err(|error| error.with_backend(BACKEND))?;
         let clock = Arc::clone(context.clock());

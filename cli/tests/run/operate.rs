@@ -352,6 +352,7 @@ fn fallback(rig: &mut Rig) -> Outcome {
         let mut command = rig.lockkeeper(args);
         command.env("LOCKKEEPER_URL", "redis://127.0.0.1:1/");
         command.env("LOCKKEEPER_FALLBACK", rig.url());
+        command.env("LOCKKEEPER_EPOCH_OFFSET", "0s");
         command.output().unwrap()
     };
     let output = lockkeeper(&["run", "a", "--", "true"]);

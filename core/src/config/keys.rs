@@ -266,6 +266,8 @@ common_keys! {
         "how many hand-overs in a row stay within the process";
     HANDOVER_TIME: Duration = "handover_time", ANY_DURATION, "50ms",
         "how long a process may hand a lock on within itself";
+    EPOCH_OFFSET: Duration = "epoch_offset", ANY_DURATION, "0s",
+        "how far tokens are moved ahead, so that they keep growing after a change of store";
     REQUIRE: Capability = "require", CAPABILITIES, "none", "what the store must promise";
     FALLBACK: String = "fallback", Takes::Text("a URL; can be repeated"), "none",
         "the store to open if the first one is unreachable";

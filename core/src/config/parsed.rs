@@ -1,7 +1,9 @@
 //! The common keys of a config, parsed once and checked.
 
 use super::keys::{COMMON_KEYS, FALLBACK, KeyValue, REQUIRE, is_list};
-use super::keys::{HANDOVER_MAX, HANDOVER_TIME, LEASE, MARGIN, NAMESPACE, OUTAGE, TTL, WAIT};
+use super::keys::{
+    EPOCH_OFFSET, HANDOVER_MAX, HANDOVER_TIME, LEASE, MARGIN, NAMESPACE, OUTAGE, TTL, WAIT,
+};
 use super::{Config, given_twice};
 use std::sync::Arc;
 
@@ -44,6 +46,7 @@ impl Config {
             handover_time: self
                 .value(&HANDOVER_TIME)?
                 .unwrap_or(LockKeeper::DEFAULT_HANDOVER_TIME),
+            epoch_offset: self.value(&EPOCH_OFFSET)?.unwrap_or_default(),
         };
         let lease = settings.lease.check(&Capabilities::new());
         lease.map_err(about("ttl"))?;

@@ -143,7 +143,7 @@ impl Acquisition<'_> {
         let (engine, request) = (self.engine, &self.request);
         let (mut lease, mut asked_at) = (grant.lease, grant.asked_at);
         let margin = engine.margin(request.ttl);
-        let first_token = match FencingToken::new(grant.epoch, 0) {
+        let first_token = match FencingToken::first(grant.epoch, engine.settings.epoch_offset) {
             _ if request.is_cancelled() => return Err(engine.discard(lease, engine.cancelled())),
             Ok(token) => token,
             Err(error) => return Err(engine.discard(lease, error)),

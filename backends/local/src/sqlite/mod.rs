@@ -60,6 +60,10 @@ impl Driver for SqliteDriver {
         const { &[Self::CREATE.spec] }
     }
 
+    fn epochs_follow_clock(&self) -> bool {
+        true
+    }
+
     fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let url = target.url();
         if url.host().is_some() {
