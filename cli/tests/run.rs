@@ -15,6 +15,9 @@ use std::process::ExitCode;
 #[path = "run/claims.rs"]
 mod claims;
 #[cfg(unix)]
+#[path = "run/configs.rs"]
+mod configs;
+#[cfg(unix)]
 #[path = "run/crowd.rs"]
 mod crowd;
 #[cfg(unix)]
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
     let cases = [
         #[cfg(target_os = "linux")]
         claims::CASES,
+        configs::CASES,
         crowd::CASES,
         exits::CASES,
         loss::CASES,

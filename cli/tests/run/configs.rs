@@ -1,0 +1,197 @@
+//! Naming the store: config files and variables, their errors, and passing the store on.
+
+use serde_json::Value;
+
+use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
+
+pub(crate) const CASES: &[Case] = &[
+    ("config_file_names_the_store", config_file),
+    ("bad_configuration_is_78", bad_configuration),
+    (
+        "errors_of_a_config_file_name_it_and_the_key",
+        bad_config_file,
+    ),
+    ("only_missing_config_is_skipped", skipped_configs),
+    ("pass_url_gives_the_command_the_store", pass_url),
+];
+
+fn config_file(rig: &mut Rig) -> Outcome {
+    let url = rig.url().to_owned();
+    let store = format!("url = {url:?}\nnamespace = \"from-a-file\"\n");
+    rig.write("locks.toml", &store);
+    rig.write(
+        "app.toml",
+        &format!("port = 80\n[shop]\n[shop.locks]\n{store}"),
+    );
+    std::fs::create_dir(rig.path(".config")).unwrap();
+    let home = rig.folder.path().to_owned();
+    let held = |change: &dyn Fn(&mut std::process::Command)| {
+        let mut command =
+            rig.run_command(&["a"], "touch held; until [ -e done ]; do sleep 0.05; done");
+        command
+            .env_remove("LOCKKEEPER_URL")
+            .env("HOME", &home)
+            .env_remove("XDG_CONFIG_HOME");
+        change(&mut command);
+        let holder = Running(Some(command.spawn().unwrap()));
+        rig.until_file("held");
+        // In the namespace of the file, and not in the default one.
+        assert!(rig.who("a").is_null());
+        for file in ["locks.toml", "app.toml", "app.toml:shop.locks"] {
+            let who = ["who", "--json", "--config", file];
+            let output = rig.lockkeeper(&who).output().unwrap();
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(report["held"][0]["name"], "a", "{file}: {report}");
+        }
+        rig.write("done", "");
+        assert_eq!(holder.code(), 0);
+        for file in ["held", "done"] {
+            std::fs::remove_file(rig.path(file)).unwrap();
+        }
+    };
+    held(&|command| {
+        command.env("LOCKKEEPER_CONFIG", "locks.toml");
+    });
+    std::fs::copy(rig.path("locks.toml"), rig.path(".config/lockkeeper.toml")).unwrap();
+    held(&|_| {});
+    Ok(())
+}
+
+fn bad_configuration(rig: &mut Rig) -> Outcome {
+    rig.write("bad.toml", "url = \"memory:\"\npassword = swordfish\n");
+    rig.write("typo.toml", "url = \"memory:\"\ntlt = \"5s\"\n");
+    for (args, part) in [
+        (&["--url", "not a url", "a"][..], "URL"),
+        (&["--url", "bogus:x", "a"], "memory:"),
+        (&["--url", "memory:?tlt=5s", "a"], "ttl"),
+        (&["--url", "memory:?ttl=soon", "a"], "30s"),
+        (&["--url", "memory:", "a"], "sqlite:"),
+        (
+            &["--url", "sqlite:/nowhere/at/all/locks.db", "a"],
+            "create it",
+        ),
+        (&["--config", "missing.toml", "a"], "missing.toml"),
+        (&["--config", "missing:a", "a"], "missing:a cannot be used"),
+        (&["--config", "bad.toml", "a"], "bad.toml"),
+        (&["--config", "typo.toml", "a"], "ttl"),
+    ] {
+        let output = rig.run(args, "touch started");
+        let line = stderr_of(&output);
+        assert_eq!(code(&output), 78, "{args:?}: {line}");
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(line.contains(part), "{args:?}: {line}");
+        assert!(!line.contains("swordfish"), "{line}");
+    }
+    let mut none = rig.run_command(&["a"], "touch started");
+    let home = rig.folder.path();
+    let output = none
+        .env_remove("LOCKKEEPER_URL")
+        .env("HOME", home)
+        .env_remove("XDG_CONFIG_HOME")
+        .output()
+        .unwrap();
+    assert_eq!(code(&output), 78);
+    assert!(
+        stderr_of(&output).contains("LOCKKEEPER_URL"),
+        "{}",
+        stderr_of(&output)
+    );
+    assert!(!rig.exists("started"));
+    Ok(())
+}
+
+fn bad_config_file(rig: &mut Rig) -> Outcome {
+    for (text, part) in [
+        ("url = 'memory:'\npassword = swordfish", "line 2, column 12"),
+        ("url = 'memory:'\npassword = 'swordfish", "line 2, column"),
+        ("ttl = '5s'", "`url = "),
+        ("url = 7", "`url = "),
+        ("url = 'swordfish'", "URL"),
+        ("url = 'memory:?ttl=1s'\nttl = '2s'", "`ttl` is given twice"),
+        ("url = 'memory:'\nttl = 5.5", "`ttl` takes"),
+        ("url = 'memory:'\nttl = ['swordfish', 1]", "`ttl` takes"),
+        ("url = 'memory:'\nttl = 'soon'", "`ttl` takes a duration"),
+        ("url = 'memory:'\ntlt = '5s'", "`tlt`"),
+        ("url = 'bogus:'", "`bogus:`"),
+        (
+            "[locks]\nurl = 'memory:'\npassword = 'swordfish'",
+            "([locks] of config file",
+        ),
+        (
+            "url = 'memory:'\n[[shop]]\nurl = 'memory:'",
+            "several stores: the file itself, [shop 1]",
+        ),
+        ("url = 'memory:'\n[more]\nttl = '5s'", "`more` is a table"),
+    ] {
+        rig.write("here.toml", text);
+        let output = rig.run(&["--config", "here.toml", "a"], "touch started");
+        let line = stderr_of(&output);
+        assert_eq!(code(&output), 78, "{text}: {line}");
+        assert_eq!(line.lines().count(), 1, "{text}: {line}");
+        assert!(
+            line.contains("here.toml") && line.contains(part),
+            "{text}: {line}"
+        );
+        assert!(!line.contains("swordfish"), "{line}");
+    }
+    Ok(())
+}
+
+fn skipped_configs(rig: &mut Rig) -> Outcome {
+    let run = |vars: &[(&str, &str)]| {
+        let mut command = rig.run_command(&["a"], "true");
+        command.env("HOME", rig.folder.path());
+        command.env_remove("XDG_CONFIG_HOME");
+        let output = command.envs(vars.iter().copied()).output().unwrap();
+        (code(&output), stderr_of(&output))
+    };
+    let empty = [("LOCKKEEPER_CONFIG", ""), ("LOCKKEEPER_TTL", "")];
+    assert_eq!(run(&empty), (0, String::new()));
+    // A home folder that is not there has no config file.
+    for home in ["/nowhere", "/dev/null"] {
+        let (status, line) = run(&[("LOCKKEEPER_URL", ""), ("HOME", home)]);
+        assert_eq!(status, 78, "{line}");
+        assert!(line.contains("no store is named"), "{line}");
+    }
+    // A config file that cannot be read is an error: the next file may name another store.
+    let link = |to: &str, from: &str| std::os::unix::fs::symlink(to, rig.path(from)).unwrap();
+    std::fs::create_dir(rig.path("dangling")).unwrap();
+    link("nowhere", "dangling/lockkeeper.toml");
+    link("loop", "loop");
+    for folder in ["dangling", "loop"] {
+        let path = rig.path(folder);
+        let path = path.to_str().unwrap();
+        let (status, line) = run(&[("LOCKKEEPER_URL", ""), ("XDG_CONFIG_HOME", path)]);
+        assert_eq!(status, 78, "{line}");
+        let file = format!("{path}/lockkeeper.toml cannot be used");
+        assert!(line.contains(&file), "{line}");
+    }
+    Ok(())
+}
+
+fn pass_url(rig: &mut Rig) -> Outcome {
+    let url = rig.url().to_owned();
+    let file = format!("url = {url:?}\nnamespace = \"from-a-file\"\n");
+    rig.write("locks.toml", &file);
+    let script = format!(
+        "cd / && {} who --json pass-url",
+        env!("CARGO_BIN_EXE_lockkeeper")
+    );
+    rig.write(
+        "app.toml",
+        &format!("port = 80\n[a.locks]\n{file}[b]\nurl = 'memory:'"),
+    );
+    for store in [
+        &[][..],
+        &["--url", &url],
+        &["--config", "locks.toml"],
+        &["--config", "app.toml:a.locks"],
+    ] {
+        let args = [&["--pass-url"], store, &["pass-url"]].concat();
+        let output = rig.run(&args, &script);
+        assert_eq!(code(&output), 0, "{args:?}: {}", stderr_of(&output));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["held"][0]["name"], "pass-url", "{args:?}: {report}");
+    }
+    Ok(())
+}
