@@ -47,6 +47,9 @@ pub enum ErrorKind {
     PoolExhausted,
     /// The store found that holders wait for each other in a circle, and ended this wait: nothing was
     /// granted. Release your locks before you try again, and take names in one order.
+    ///
+    /// Few stores can see that. Elsewhere, such holders wait until their deadlines
+    /// ([`TimedOut`](ErrorKind::TimedOut)).
     Deadlock,
     /// The store answers, but refuses: permissions, a read-only file.
     PermissionDenied,
@@ -56,15 +59,12 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Returns whether the same call can succeed later although nothing is changed.
+    /// Returns whether the same call can succeed later although nothing is changed. Not so after a
+    /// [`Deadlock`](ErrorKind::Deadlock): the caller has to release its own locks first.
     pub fn is_retryable(self) -> bool {
         matches!(
             self,
-            Self::TimedOut
-                | Self::Unavailable
-                | Self::Unknown
-                | Self::PoolExhausted
-                | Self::Deadlock
+            Self::TimedOut | Self::Unavailable | Self::Unknown | Self::PoolExhausted
         )
     }
 }
@@ -170,7 +170,8 @@ impl Error {
         self.inner.kind
     }
 
-    /// Returns whether the same call can succeed later although nothing is changed.
+    /// Returns whether the same call can succeed later although nothing is changed; see
+    /// [`ErrorKind::is_retryable`].
     pub fn is_retryable(&self) -> bool {
         self.inner.kind.is_retryable()
     }
@@ -252,6 +253,7 @@ mod tests {
             (Some("seat:42"), Some("redis"))
         );
         assert!(error.is_retryable());
+        assert!(!error.with_kind(ErrorKind::Deadlock).is_retryable());
     }
 
     #[test]
