@@ -133,25 +133,26 @@ pub(crate) fn refused(said: &mysql::MySqlError) -> Error {
 /// Returns the error for an error of the mysql crate while a connection is opened.
 pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> Error {
     let text = error.to_string();
+    // An error whose text is in ours is not the cause as well.
     let described = match &error {
-        MySqlError(said) => refused(said),
-        DriverError(ConnectTimeout) => server.not_connected(io::ErrorKind::TimedOut.into()),
+        MySqlError(said) => return refused(said),
+        DriverError(ConnectTimeout) => return server.not_connected(io::ErrorKind::TimedOut.into()),
         DriverError(CouldNotConnect(Some((_, why, kind)))) => {
-            server.not_connected(io::Error::new(*kind, why.clone()))
+            return server.not_connected(io::Error::new(*kind, why.clone()));
         }
         DriverError(TlsNotSupported) => incompatible(&format!(
             "{server} does not offer TLS; give it a certificate, or write tls=off"
         )),
         DriverError(UnknownAuthPlugin(_) | OldMysqlPasswordDisabled | CleartextPluginDisabled) => {
-            denied(&format!(
+            return denied(&format!(
                 "{server} wants a way to log in that is not supported, as it does of users that it does not know; check `user` and `password`, or change how the user logs in ({text})"
-            ))
+            ));
         }
         #[cfg(feature = "tls")]
-        TlsError(_) => server.untrusted(&text),
+        TlsError(_) => return server.untrusted(&text),
         _ => match io_kind(&error) {
             // rustls' own errors come through the reading.
-            Some(_) if tls && text.contains("certificate") => server.untrusted(&text),
+            Some(_) if tls && text.contains("certificate") => return server.untrusted(&text),
             Some(kind) if is_timeout(kind) => server.says_nothing(""),
             None | Some(io::ErrorKind::InvalidData) => server.wrong_protocol("?"),
             Some(_) => server.unreachable("it broke off while the connection was opened"),

@@ -109,7 +109,8 @@ impl Server {
                 format!("this user may not open {}", self.address),
             ),
             kind if is_timeout(kind) => self.unreachable("no answer within the connect timeout"),
-            _ => self.unreachable(&error),
+            // The text has the cause.
+            _ => return self.unreachable(&error),
         };
         described.with_source(error)
     }
