@@ -67,10 +67,18 @@
 //! ```
 //!
 //! A busy lock, an unreachable store and a reply that never came are three different outcomes; see
-//! [`ErrorKind`]. The error's text says what happened and what to do.
+//! [`ErrorKind`]. The error's text says what happened and what to do, and
+//! [`is_retryable`](Error::is_retryable) whether the same call can succeed later.
+//!
+//! While the store is out of reach, an acquisition with a wait asks again until its deadline, and gets
+//! the lock if the store is back in time. A single attempt fails at once; with `outage=fail`
+//! ([`Outage`]) every acquisition does.
 //!
 //! A [`LockKeeper`] is not reentrant: a thread that asks for a name that it holds waits like any other
-//! thread. [`ReentrantKeeper`] grants it again at once. A [`CancelToken`] wakes a thread that waits.
+//! thread. [`ReentrantKeeper`] grants it again at once. Threads that need several names take them in
+//! one order, for instance sorted. Otherwise two of them can wait for each other until a wait is over.
+//!
+//! A [`CancelToken`] ends single waits. At the end of a program, [`LockKeeper::close`] ends all.
 //!
 //! # Hold it, and notice its loss
 //!
@@ -121,9 +129,9 @@
 //! # Ok::<(), lockkeeper::Error>(())
 //! ```
 //!
-//! On MySQL and MariaDB a transaction can prove the hold itself: [`LockGuard::commit_proof`]. On every
-//! other store, [`LockGuard::renew`] as the last step before the commit does it; [`CommitProof`] has the
-//! recipe.
+//! On MySQL and MariaDB a transaction can prove the hold itself: [`LockGuard::commit_proof`] returns
+//! one SQL statement for it. On every other store, [`LockGuard::renew`] is the last step before the
+//! commit. [`CommitProof`] has both recipes, and `examples/diesel` has them as programs.
 //!
 //! # Settings in code, from the environment or a file
 //!
@@ -175,7 +183,8 @@
 //! `redis://cache.internal?fallback=sqlite:/var/lib/shop/locks.db`. That happens only at opening, and the
 //! [`Observer`] is told. A fallback excludes no process that locks on the first store, so `fallback`
 //! and `require=cross_host` exclude each other. A server that answers and cannot serve is an error and
-//! opens no fallback.
+//! opens no fallback. Tokens of two kinds of store do not compare: where the data keeps tokens, a
+//! fallback of another kind can have it refuse every write.
 //!
 //! Tokens keep growing in a move to memory, SQLite or Redis, also to a fallback of these kinds: their
 //! tokens follow the clock. MySQL and MariaDB count tokens from the start of the server, so tokens become
@@ -200,7 +209,7 @@
 //!
 //! | feature | default | what it adds |
 //! |---|---|---|
-//! | `sqlite` | yes | `sqlite:`; builds SQLite's C source, so it needs a C compiler |
+//! | `sqlite` | yes | `sqlite:`; builds SQLite's C source, so it needs a C compiler. With rusqlite 0.32 to 0.41, so it resolves beside Diesel 2.2 and 2.3, sqlx 0.8 and your own rusqlite |
 //! | `redis` | yes | `redis:`, `rediss:` and `unix:` |
 //! | `mysql` | yes | `mysql:` and `mariadb:` |
 //! | `tls` | yes | encrypted connections to servers, by rustls with ring, which needs a C compiler |

@@ -21,10 +21,11 @@ pub(crate) use parsed::ParsedConfig;
 
 /// Which store, and how to lock on it.
 ///
-/// [`COMMON_KEYS`] are the keys that every store takes. Backends add keys of their own. An unknown key
-/// is an error, and so is one that is given twice. Durations are written `500ms`, `30s`, `2m`. In a URL
-/// keys are query parameters; in the environment they are upper-case variables with a prefix; in a
-/// config file they are a table with `url` (feature `serde`); in code they have types.
+/// [`COMMON_KEYS`] are the keys that every store takes, and backends add keys of their own: the page of
+/// the crate `lockkeeper` ends with a table of all keys. An unknown key is an error, and so is one that
+/// is given twice. Durations are written `500ms`, `30s`, `2m`. In a URL keys are query parameters; in
+/// the environment they are upper-case variables with a prefix; in a config file they are a table with
+/// `url` (feature `serde`); in code they have types.
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
@@ -202,6 +203,8 @@ impl Config {
     }
 
     /// Adds a store to open if the stores before it are unreachable.
+    ///
+    /// It excludes no process that locks on those.
     ///
     /// Tokens keep growing in a move to memory, SQLite or Redis, as far as the clocks of the hosts agree,
     /// and not in a move to MySQL or MariaDB, such as the way back to a first store. Opening warns of
