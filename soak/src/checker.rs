@@ -1,0 +1,421 @@
+//! The rules that the grants of a round must keep. The checker knows only what guards said.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::history::{Call, Grant, History};
+
+/// A call that ends so much later than it must has hung. Less depends on how busy the machine is, and is only
+/// reported.
+pub(crate) const HANG: u64 = 5_000_000_000;
+
+/// A time in which the store forgot leases: they may be granted again although their holders cannot know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Forgot {
+    /// Before the store forgot.
+    pub(crate) from: u64,
+    /// After it: what is granted from then on, it remembers.
+    pub(crate) to: u64,
+}
+
+/// A rule of the contract that was broken, and the evidence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Violation {
+    pub(crate) rule: Rule,
+    pub(crate) evidence: Evidence,
+}
+
+/// The rules, each as it is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Rule {
+    /// Two guards were held at one time.
+    Overlap,
+    /// A later grant has a smaller token.
+    TokenOrder,
+    /// Two grants have one token.
+    RepeatedToken,
+    /// A call did not end on time.
+    Overrun,
+    /// A guard that was lost said that it is held.
+    Revived,
+    /// An error that no fault explains.
+    UnexpectedError,
+    /// Something was left in the store.
+    Leftover,
+    /// A worker ended by itself.
+    Worker,
+}
+
+/// What shows that a rule was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Evidence {
+    /// Two grants of one name, the smaller token first.
+    Grants(Box<(Grant, Grant)>),
+    Grant(Box<Grant>),
+    Call(Box<Call>),
+    Text(String),
+}
+
+/// What the checker found in the grants of a round.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) violations: Vec<Violation>,
+    /// Pairs of grants that overlap, or whose tokens are in the wrong order, because the store had forgotten the
+    /// first lease.
+    pub(crate) excused: u64,
+    /// The longest time for which both of such a pair said that they are held, in nanoseconds.
+    pub(crate) longest_excused: u64,
+}
+
+/// Checks the rounds of a store, one after the other.
+#[derive(Debug)]
+pub(crate) struct Checker {
+    /// The ttl of all leases, in nanoseconds.
+    ttl: u64,
+    /// The largest token of each name in the rounds before.
+    largest: HashMap<u32, u64>,
+}
+
+impl Checker {
+    pub(crate) fn new(ttl: u64) -> Self {
+        Self {
+            ttl,
+            largest: HashMap::new(),
+        }
+    }
+
+    /// Checks a round.
+    pub(crate) fn check(&mut self, history: &History, forgot: &[Forgot]) -> Found {
+        let mut names: HashMap<u32, Vec<&Grant>> = HashMap::new();
+        for grant in &history.grants {
+            names.entry(grant.name).or_default().push(grant);
+        }
+        let mut found = Found::default();
+        for (name, mut grants) in names {
+            grants.sort_by_key(|grant| (grant.token, grant.asked));
+            let floor = self.largest.get(&name).copied().unwrap_or(0);
+            let mut name = Name {
+                excuses: Excuses::new(self.ttl, &grants, forgot),
+                grants,
+                found: &mut found,
+            };
+            name.check_tokens(floor);
+            name.check_held();
+            name.check_requests();
+            if let Some(last) = name.grants.last() {
+                self.largest.insert(last.name, last.token.max(floor));
+            }
+        }
+        for grant in history.grants.iter().filter(|grant| grant.is_revived) {
+            found.add(Rule::Revived, Evidence::Grant(Box::new(grant.clone())));
+        }
+        for call in history.calls.iter().filter(|call| call.overrun > HANG) {
+            found.add(Rule::Overrun, Evidence::Call(Box::new(call.clone())));
+        }
+        for text in &history.unexpected {
+            found.add(Rule::UnexpectedError, Evidence::Text(text.clone()));
+        }
+        for text in &history.left {
+            found.add(Rule::Leftover, Evidence::Text(text.clone()));
+        }
+        found
+    }
+}
+
+impl Found {
+    pub(crate) fn add(&mut self, rule: Rule, evidence: Evidence) {
+        self.violations.push(Violation { rule, evidence });
+    }
+
+    fn add_pair(&mut self, rule: Rule, earlier: &Grant, later: &Grant) {
+        let pair = Box::new((earlier.clone(), later.clone()));
+        self.add(rule, Evidence::Grants(pair));
+    }
+}
+
+/// The grants of one name, in the order of their tokens.
+struct Name<'a> {
+    grants: Vec<&'a Grant>,
+    excuses: Excuses<'a>,
+    found: &'a mut Found,
+}
+
+impl Name<'_> {
+    /// No token comes twice, and none is as small as one of an earlier round.
+    fn check_tokens(&mut self, floor: u64) {
+        for pair in self.grants.windows(2) {
+            if let [first, second] = pair
+                && first.token == second.token
+            {
+                self.found.add_pair(Rule::RepeatedToken, first, second);
+            }
+        }
+        for grant in self.grants.iter().filter(|grant| grant.token <= floor) {
+            let evidence = Evidence::Grant(Box::new((*grant).clone()));
+            self.found.add(Rule::TokenOrder, evidence);
+        }
+    }
+
+    /// The times at which guards were held do not overlap, and are in the order of the tokens.
+    fn check_held(&mut self) {
+        // The grants with smaller tokens, by the time until which they were held.
+        let mut before: BTreeSet<(u64, usize)> = BTreeSet::new();
+        for (index, later) in self.grants.iter().enumerate() {
+            let Some((from, until)) = later.interval() else {
+                continue;
+            };
+            for (held, earlier) in before.range((from, 0)..) {
+                let Some(earlier) = self.grants.get(*earlier) else {
+                    continue;
+                };
+                let overlap = held.min(&until).saturating_sub(from.max(earlier.granted));
+                if self.excuses.has(earlier, later, *held) {
+                    self.found.excused += 1;
+                    self.found.longest_excused = self.found.longest_excused.max(overlap);
+                } else if earlier.granted > until {
+                    self.found.add_pair(Rule::TokenOrder, earlier, later);
+                } else {
+                    self.found.add_pair(Rule::Overlap, earlier, later);
+                }
+            }
+            before.insert((until, index));
+        }
+    }
+
+    /// A request that begins after another was granted gets a larger token. This holds also for guards that
+    /// were lost before they could say anything.
+    fn check_requests(&mut self) {
+        let mut by_request = self.grants.clone();
+        by_request.sort_by_key(|grant| grant.asked);
+        let mut by_grant = self.grants.clone();
+        by_grant.sort_by_key(|grant| grant.granted);
+        let mut by_grant = by_grant.into_iter().peekable();
+        let mut before: BTreeMap<u64, &Grant> = BTreeMap::new();
+        for grant in by_request {
+            while let Some(earlier) = by_grant.next_if(|earlier| earlier.granted < grant.asked) {
+                before.insert(earlier.token, earlier);
+            }
+            for (_, larger) in before.range(grant.token + 1..) {
+                // Where both were held, `check_held` has judged them.
+                let is_judged = grant.interval().is_some() && larger.interval().is_some();
+                if !is_judged && !self.excuses.has(grant, larger, grant.granted) {
+                    self.found.add_pair(Rule::TokenOrder, grant, larger);
+                }
+            }
+        }
+    }
+}
+
+/// Decides whether a lease may live on beside a later one because the store had forgotten it.
+struct Excuses<'a> {
+    ttl: u64,
+    forgot: &'a [Forgot],
+    /// When the lease of each epoch was requested: hand-overs keep a lease that the store has forgotten.
+    requested: HashMap<u64, u64>,
+}
+
+impl<'a> Excuses<'a> {
+    fn new(ttl: u64, grants: &[&Grant], forgot: &'a [Forgot]) -> Self {
+        let mut requested = HashMap::new();
+        for grant in grants {
+            let first = requested.entry(grant.epoch()).or_insert(grant.asked);
+            *first = grant.asked.min(*first);
+        }
+        Self {
+            ttl,
+            forgot,
+            requested,
+        }
+    }
+
+    /// Returns whether the store forgot the lease of `earlier` before it granted `later`, and `earlier` was not
+    /// held past `until`, by which it must have known.
+    fn has(&self, earlier: &Grant, later: &Grant, until: u64) -> bool {
+        let requested = self.requested.get(&earlier.epoch());
+        let requested = requested.copied().unwrap_or(earlier.asked);
+        self.forgot.iter().any(|forgot| {
+            requested <= forgot.to
+                && later.granted >= forgot.from
+                && until <= forgot.to.saturating_add(self.ttl)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TTL: u64 = 1000;
+
+    /// A grant that was requested at `granted` - 5.
+    fn grant(token: u64, granted: u64, held: Option<u64>) -> Grant {
+        Grant {
+            process: format!("{token}"),
+            thread: 0,
+            name: 3,
+            token,
+            asked: granted - 5,
+            granted,
+            held,
+            lost: None,
+            is_revived: false,
+        }
+    }
+
+    fn check(grants: &[Grant], forgot: &[Forgot]) -> Found {
+        let history = History {
+            grants: grants.to_vec(),
+            ..History::default()
+        };
+        Checker::new(TTL).check(&history, forgot)
+    }
+
+    fn rules(found: &Found) -> Vec<Rule> {
+        found.violations.iter().map(|it| it.rule).collect()
+    }
+
+    #[test]
+    fn grants_one_after_the_other_break_no_rule() {
+        let grants = [
+            grant(128, 100, Some(110)),
+            grant(129, 111, Some(120)),
+            grant(256, 119, None),
+            grant(384, 130, Some(130)),
+        ];
+        assert_eq!(check(&grants, &[]), Found::default());
+    }
+
+    #[test]
+    fn overlap_is_found_with_both_grants() {
+        let grants = [
+            grant(128, 100, Some(200)),
+            grant(256, 150, Some(160)),
+            grant(384, 170, Some(180)),
+            grant(512, 300, Some(310)),
+        ];
+        let found = check(&grants, &[]);
+        assert_eq!(rules(&found), [Rule::Overlap, Rule::Overlap]);
+        let first = &found.violations[0].evidence;
+        let pair = Box::new((grants[0].clone(), grants[1].clone()));
+        assert_eq!(*first, Evidence::Grants(pair));
+    }
+
+    #[test]
+    fn grants_that_touch_overlap() {
+        let grants = [grant(128, 100, Some(150)), grant(256, 150, Some(160))];
+        assert_eq!(rules(&check(&grants, &[])), [Rule::Overlap]);
+    }
+
+    #[test]
+    fn another_name_does_not_overlap() {
+        let mut grants = [grant(128, 100, Some(200)), grant(256, 150, Some(160))];
+        grants[1].name = 4;
+        assert_eq!(check(&grants, &[]), Found::default());
+    }
+
+    #[test]
+    fn repeated_token_is_found() {
+        let grants = [grant(128, 100, Some(110)), grant(128, 200, None)];
+        assert_eq!(rules(&check(&grants, &[])), [Rule::RepeatedToken]);
+    }
+
+    #[test]
+    fn token_of_an_earlier_round_is_found() {
+        let mut checker = Checker::new(TTL);
+        for (token, broken) in [(256, 0), (384, 0), (384, 1), (128, 1), (385, 0)] {
+            let history = History {
+                grants: vec![grant(token, 100, Some(110))],
+                ..History::default()
+            };
+            let found = checker.check(&history, &[]);
+            assert_eq!(found.violations.len(), broken, "{token}");
+        }
+    }
+
+    #[test]
+    fn smaller_token_of_a_later_grant_is_found() {
+        let grants = [grant(256, 100, Some(110)), grant(128, 200, Some(210))];
+        assert_eq!(rules(&check(&grants, &[])), [Rule::TokenOrder]);
+    }
+
+    #[test]
+    fn smaller_token_of_a_later_guard_that_was_never_held_is_found() {
+        let grants = [grant(256, 100, Some(110)), grant(128, 200, None)];
+        assert_eq!(rules(&check(&grants, &[])), [Rule::TokenOrder]);
+        // Requested before the other was granted, it may have been granted first.
+        let grants = [grant(256, 100, Some(110)), grant(128, 103, None)];
+        assert_eq!(check(&grants, &[]), Found::default());
+    }
+
+    #[test]
+    fn overlap_is_excused_for_a_ttl_after_the_store_forgot() {
+        let forgot = [Forgot { from: 140, to: 145 }];
+        let later = grant(256, 150, Some(5000));
+        let overlapping = |held| [grant(128, 100, Some(held)), later.clone()];
+        let found = check(&overlapping(145 + TTL), &forgot);
+        assert_eq!(rules(&found), []);
+        assert_eq!((found.excused, found.longest_excused), (1, 145 + TTL - 150));
+        let found = check(&overlapping(146 + TTL), &forgot);
+        assert_eq!(rules(&found), [Rule::Overlap], "it had to know by then");
+    }
+
+    #[test]
+    fn overlap_of_leases_that_the_store_remembers_is_not_excused() {
+        // Both were granted after the store forgot, or both before.
+        for at in [90, 500] {
+            let forgot = [Forgot {
+                from: at,
+                to: at + 1,
+            }];
+            let grants = [grant(128, 100, Some(200)), grant(256, 150, Some(160))];
+            assert_eq!(rules(&check(&grants, &forgot)), [Rule::Overlap], "{at}");
+        }
+    }
+
+    #[test]
+    fn handed_over_lease_is_as_old_as_its_first_grant() {
+        let forgot = [Forgot { from: 140, to: 145 }];
+        // 129 is requested after 256 was granted, and hands on the lease of 128.
+        let grants = [
+            grant(128, 100, Some(151)),
+            grant(256, 150, Some(300)),
+            grant(129, 160, Some(200)),
+            grant(130, 170, None),
+        ];
+        let found = check(&grants, &forgot);
+        assert_eq!(rules(&found), []);
+        assert_eq!(found.excused, 2);
+        let own = &grants[1..];
+        let rules = rules(&check(own, &forgot));
+        assert_eq!(rules, [Rule::Overlap, Rule::TokenOrder]);
+    }
+
+    #[test]
+    fn hang_revival_and_texts_are_violations() {
+        let call = |overrun| Call {
+            what: crate::history::What::Acquire,
+            process: String::new(),
+            thread: 0,
+            name: 0,
+            began: 0,
+            limit: 0,
+            overrun,
+        };
+        let mut revived = grant(128, 100, Some(110));
+        revived.is_revived = true;
+        let history = History {
+            grants: vec![revived],
+            calls: vec![call(HANG), call(HANG + 1)],
+            unexpected: vec!["error".to_owned()],
+            left: vec!["key".to_owned()],
+            ..History::default()
+        };
+        let found = Checker::new(TTL).check(&history, &[]);
+        let expected = [
+            Rule::Revived,
+            Rule::Overrun,
+            Rule::UnexpectedError,
+            Rule::Leftover,
+        ];
+        assert_eq!(rules(&found), expected);
+    }
+}

@@ -1,0 +1,89 @@
+//! Faults of the network between workers and a server: those of a proxy.
+
+use std::io;
+
+use lockkeeper_testkit::{Fault, Proxy};
+
+use super::Lane;
+
+const PAUSE_MS: std::ops::Range<u64> = 200..2500;
+const FAULT_MS: std::ops::Range<u64> = 20..2500;
+
+/// Breaks the network until the round is over. Each fault restores what it broke.
+///
+/// If a lease `ends_with_connection`, the store forgets it when the proxy cuts the connection.
+pub(crate) fn run(
+    lane: &mut Lane<'_>,
+    proxy: &Proxy,
+    ends_with_connection: bool,
+) -> io::Result<()> {
+    let network = Network {
+        proxy,
+        ends_with_connection,
+    };
+    while lane.pause(PAUSE_MS) {
+        network.break_once(lane)?;
+    }
+    Ok(())
+}
+
+struct Network<'a> {
+    proxy: &'a Proxy,
+    ends_with_connection: bool,
+}
+
+impl Network<'_> {
+    fn break_once(&self, lane: &mut Lane<'_>) -> io::Result<()> {
+        let delay = lane.millis(1..400);
+        let (kind, fault) = match lane.choice(9) {
+            0 => {
+                return lane.fault("connections cut", |lane| {
+                    self.cut(lane, |_| self.proxy.cut())
+                });
+            }
+            1 => {
+                return lane.fault("connections refused", |lane| {
+                    self.cut(lane, |_| self.proxy.refuse())?;
+                    lane.pause(FAULT_MS);
+                    self.proxy.accept()
+                });
+            }
+            2 => ("cut before replies", Fault::CutReplyAfter(0)),
+            3 => ("cut within replies", Fault::CutReplyAfter(3)),
+            4 => ("network dark", Fault::Dark),
+            5 => ("requests delayed", Fault::DelayRequests(delay)),
+            6 => ("replies delayed", Fault::DelayReplies(delay)),
+            7 => ("requests lost", Fault::DropRequests),
+            _ => ("replies lost", Fault::DropReplies),
+        };
+        let spell = |lane: &mut Lane<'_>| {
+            self.proxy.set(fault);
+            lane.pause(FAULT_MS);
+            self.proxy.set(Fault::Pass);
+        };
+        lane.fault(kind, |lane| match fault {
+            Fault::CutReplyAfter(_) => self.cut(lane, spell),
+            _ => {
+                spell(lane);
+                Ok(())
+            }
+        })
+    }
+
+    /// Runs what cuts connections.
+    fn cut(&self, lane: &mut Lane<'_>, cut: impl FnOnce(&mut Lane<'_>)) -> io::Result<()> {
+        if !self.ends_with_connection {
+            cut(lane);
+            return Ok(());
+        }
+        let journal = lane.journal;
+        // The server may notice a little later that a connection was closed.
+        journal.forget_until(
+            || {
+                cut(lane);
+                Ok(())
+            },
+            super::NOTICED,
+        )
+    }
+}

@@ -1,0 +1,20 @@
+//! Faults of the store itself.
+
+use std::io;
+
+use super::Lane;
+use crate::store::Store;
+
+const PAUSE_MS: std::ops::Range<u64> = 500..5000;
+
+/// Breaks the store until the round is over. Each fault restores what it broke.
+pub(crate) fn run(lane: &mut Lane<'_>, store: &dyn Store) -> io::Result<()> {
+    let faults = store.faults();
+    while lane.pause(PAUSE_MS) {
+        let Some(fault) = lane.pick(&faults) else {
+            break;
+        };
+        lane.fault(fault.kind, |lane| (fault.act)(lane))?;
+    }
+    Ok(())
+}

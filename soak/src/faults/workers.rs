@@ -1,0 +1,266 @@
+//! The worker processes: started, stopped, killed and started again.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::Lane;
+use crate::history::ProcessLog;
+use crate::log::{self, now};
+use crate::plan::{LONGEST_WAIT, Plan};
+use crate::worker;
+
+const PAUSE_MS: std::ops::Range<u64> = 100..2000;
+/// Half of the stops are shorter than any ttl, and half may outlast it.
+const SHORT_STOP_MS: std::ops::Range<u64> = 5..200;
+const LONG_STOP_MS: std::ops::Range<u64> = 500..4000;
+const RESTART_MS: std::ops::Range<u64> = 0..500;
+
+/// How long a worker may take beyond its longest wait to end after its input has ended.
+const END: Duration = Duration::from_secs(20);
+
+/// The worker processes of a round.
+///
+/// They are started by the thread that runs the round: a worker ends with the thread that started it.
+pub(crate) struct Workers<'a> {
+    folder: &'a Path,
+    /// What all workers are told; each has its own log and seed.
+    plan: Plan,
+    running: Vec<Worker>,
+    /// The number of workers started so far.
+    started: u32,
+    ended: Vec<Ended>,
+}
+
+struct Worker {
+    name: String,
+    child: Child,
+    /// The worker ends when this is closed.
+    input: ChildStdin,
+    log: PathBuf,
+    stops: Vec<(u64, u64)>,
+}
+
+/// A worker that has ended.
+struct Ended {
+    name: String,
+    log: PathBuf,
+    stops: Vec<(u64, u64)>,
+    at: u64,
+    /// Why it should not have ended like that.
+    complaint: Option<String>,
+}
+
+impl<'a> Workers<'a> {
+    /// Starts this many workers with this plan, apart from log and seed.
+    pub(crate) fn start(
+        folder: &'a Path,
+        plan: Plan,
+        processes: u32,
+        lane: &mut Lane<'_>,
+    ) -> io::Result<Self> {
+        let mut workers = Self {
+            folder,
+            plan,
+            running: Vec::new(),
+            started: 0,
+            ended: Vec::new(),
+        };
+        for _ in 0..processes {
+            workers.start_one(lane)?;
+        }
+        Ok(workers)
+    }
+
+    fn start_one(&mut self, lane: &mut Lane<'_>) -> io::Result<()> {
+        let number = self.started;
+        self.started += 1;
+        let log = self.folder.join(format!("process-{number}.log"));
+        let plan = Plan {
+            log: log.clone(),
+            seed: lane.seed(),
+            closes: lane.choice(2) == 0,
+            ..self.plan.clone()
+        };
+        // In a process group of its own, so that Ctrl-C reaches only this process.
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg(worker::ROLE)
+            .stdin(Stdio::piped())
+            .process_group(0)
+            .spawn()?;
+        let name = format!("{number} (pid {})", child.id());
+        let Some(mut input) = child.stdin.take() else {
+            return Err(io::Error::other("a worker without a standard input"));
+        };
+        serde_json::to_writer(&input, &plan)?;
+        input.write_all(b"\n")?;
+        self.running.push(Worker {
+            name,
+            child,
+            input,
+            log,
+            stops: Vec::new(),
+        });
+        Ok(())
+    }
+
+    /// Stops and kills workers until the round is over.
+    pub(crate) fn run(&mut self, lane: &mut Lane<'_>) -> io::Result<()> {
+        while lane.pause(PAUSE_MS) {
+            self.restart_ended(lane)?;
+            let chosen =
+                lane.choice(u32::try_from(self.running.len()).unwrap_or(u32::MAX)) as usize;
+            match lane.choice(4) {
+                0 => lane.fault("worker stopped briefly", |lane| {
+                    self.stop(chosen, lane, SHORT_STOP_MS)
+                })?,
+                1 => lane.fault("worker stopped for long", |lane| {
+                    self.stop(chosen, lane, LONG_STOP_MS)
+                })?,
+                _ => lane.fault("worker killed", |lane| {
+                    self.kill(chosen)?;
+                    lane.pause(RESTART_MS);
+                    self.start_one(lane)
+                })?,
+            }
+        }
+        Ok(())
+    }
+
+    fn stop(
+        &mut self,
+        chosen: usize,
+        lane: &mut Lane<'_>,
+        millis: std::ops::Range<u64>,
+    ) -> io::Result<()> {
+        let Some(worker) = self.running.get_mut(chosen) else {
+            return Ok(());
+        };
+        let pid = Pid::from_child(&worker.child);
+        let from = now();
+        // Nothing has waited for the child, so the process id is still its own.
+        kill_process(pid, Signal::STOP)?;
+        lane.pause(millis);
+        kill_process(pid, Signal::CONT)?;
+        worker.stops.push((from, now()));
+        Ok(())
+    }
+
+    fn kill(&mut self, chosen: usize) -> io::Result<()> {
+        if chosen >= self.running.len() {
+            return Ok(());
+        }
+        let mut worker = self.running.swap_remove(chosen);
+        worker.child.kill()?;
+        worker.child.wait()?;
+        self.ended.push(worker.ended(None));
+        Ok(())
+    }
+
+    /// Replaces the workers that have ended by themselves.
+    fn restart_ended(&mut self, lane: &mut Lane<'_>) -> io::Result<()> {
+        for mut worker in std::mem::take(&mut self.running) {
+            match worker.child.try_wait()? {
+                None => self.running.push(worker),
+                Some(status) => {
+                    let complaint = format!("it ended by itself: {status}");
+                    self.ended.push(worker.ended(Some(complaint)));
+                    self.start_one(lane)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets all workers end, and returns their logs and what was wrong with their ends.
+    pub(crate) fn finish(mut self) -> io::Result<(Vec<ProcessLog>, Vec<String>)> {
+        let limit = Instant::now() + LONGEST_WAIT + 3 * self.plan.ttl + END;
+        // All inputs are closed before the first worker is waited for.
+        let running = std::mem::take(&mut self.running);
+        let closed: Vec<_> = running.into_iter().map(Worker::close).collect();
+        for (child, mut ended) in closed {
+            ended.complaint = complaint(wait(child, limit)?);
+            ended.at = now();
+            self.ended.push(ended);
+        }
+        let mut logs = Vec::new();
+        let mut complaints = Vec::new();
+        for ended in self.ended {
+            if let Some(complaint) = ended.complaint {
+                complaints.push(format!("process {}: {complaint}", ended.name));
+            }
+            logs.push(ProcessLog {
+                // A worker that was killed at once has no log.
+                records: match File::open(&ended.log) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+                    _ => log::read(&ended.log)?,
+                },
+                process: ended.name,
+                stops: ended.stops,
+                ended: ended.at,
+            });
+        }
+        Ok((logs, complaints))
+    }
+}
+
+impl Worker {
+    fn ended(self, complaint: Option<String>) -> Ended {
+        Ended {
+            name: self.name,
+            log: self.log,
+            stops: self.stops,
+            at: now(),
+            complaint,
+        }
+    }
+
+    /// Closes the worker's input, so that it ends.
+    fn close(self) -> (Child, Ended) {
+        let Self {
+            name,
+            child,
+            input,
+            log,
+            stops,
+        } = self;
+        drop(input);
+        let ended = Ended {
+            name,
+            log,
+            stops,
+            at: 0,
+            complaint: None,
+        };
+        (child, ended)
+    }
+}
+
+/// Waits for the end of a worker, and kills it at the limit: `None`.
+fn wait(mut child: Child, limit: Instant) -> io::Result<Option<ExitStatus>> {
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() > limit {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn complaint(status: Option<ExitStatus>) -> Option<String> {
+    match status {
+        Some(status) if status.success() => None,
+        Some(status) => Some(format!("it ended with {status}")),
+        None => Some("it did not end, and was killed".to_owned()),
+    }
+}

@@ -1,0 +1,92 @@
+//! What is left in a store when all workers have ended.
+
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::clock::{Clock as _, SystemClock};
+
+use crate::history::ProcessLog;
+use crate::log::{Event, Kind, Record, Refusal, now};
+use crate::plan::Plan;
+use crate::store::Store;
+
+/// How much longer than the ttl a lease may outlive its holder.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// What was found.
+pub(crate) struct Leftovers {
+    /// What is left.
+    pub(crate) left: Vec<String>,
+    /// The attempts of this process to lock each name, for the checker.
+    pub(crate) attempts: ProcessLog,
+}
+
+/// Waits until the leases of killed workers are over, looks for what is left, and locks each name once.
+pub(crate) fn find(
+    store: &dyn Store,
+    keys: &str,
+    names: u32,
+    ttl: Duration,
+) -> io::Result<Leftovers> {
+    let mut found = Leftovers {
+        left: Vec::new(),
+        attempts: ProcessLog {
+            process: "that checks".to_owned(),
+            ..ProcessLog::default()
+        },
+    };
+    let url = match store.urls().into_iter().next() {
+        Some(url) if !store.is_in_process() => format!("{url}{keys}"),
+        _ => return Ok(found),
+    };
+    thread::sleep(ttl + GRACE);
+    let connections = store.connections()?;
+    found.add("connection", connections);
+    let keeper = lockkeeper::open(&url).map_err(io::Error::other)?;
+    if let Some(admin) = keeper.admin() {
+        let held = admin.held(None, SystemClock.now() + Duration::from_secs(5));
+        let held = held.map_err(io::Error::other)?;
+        found.add(
+            "held name",
+            held.iter().map(|it| format!("{it:?}")).collect(),
+        );
+    }
+    for name in 0..names {
+        found.attempt(Event::Asked { name, wait: 0 });
+        match keeper.try_lock(Plan::name(name)) {
+            Ok(Some(guard)) => {
+                let token = guard.token().get();
+                found.attempt(Event::Granted { token });
+                drop(guard);
+            }
+            answer => {
+                let (why, text) = match answer {
+                    Err(error) => (Refusal::Error(Kind::from(&error)), error.to_string()),
+                    Ok(_) => (Refusal::Busy, "it is busy".to_owned()),
+                };
+                found.attempt(Event::NotGranted { why });
+                let name = Plan::name(name);
+                found.left.push(format!("{name} cannot be locked: {text}"));
+            }
+        }
+    }
+    drop(keeper);
+    found.attempts.ended = now();
+    let entries = store.entries()?;
+    found.add("entry", entries);
+    Ok(found)
+}
+
+impl Leftovers {
+    fn add(&mut self, what: &str, all: Vec<String>) {
+        let all = all.into_iter().map(|one| format!("{what}: {one}"));
+        self.left.extend(all);
+    }
+
+    fn attempt(&mut self, event: Event) {
+        let at = now();
+        let thread = 0;
+        self.attempts.records.push(Record { at, thread, event });
+    }
+}

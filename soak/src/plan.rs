@@ -1,0 +1,47 @@
+//! What a worker process is told.
+
+use std::io::{self, BufRead};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// What a worker process is told, in one line of JSON on its standard input. It works until that input ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// The URLs of one store. The worker opens a keeper on each, and its threads use them in turn.
+    pub(crate) urls: Vec<String>,
+    /// The log that the worker creates.
+    pub(crate) log: PathBuf,
+    /// Decides what the threads do.
+    pub(crate) seed: u64,
+    /// The number of threads.
+    pub(crate) threads: u32,
+    /// The number of names.
+    pub(crate) names: u32,
+    /// The longest time that most guards are held.
+    pub(crate) hold: Duration,
+    /// The ttl of the URLs.
+    pub(crate) ttl: Duration,
+    /// Whether the worker closes its keepers when its input ends, so that waits are cancelled.
+    pub(crate) closes: bool,
+    /// Whether the worker looks at its end for names that are still held: nobody else can see them.
+    pub(crate) is_alone: bool,
+}
+
+/// The longest wait of a worker.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(3);
+
+impl Plan {
+    /// Reads the plan of this process.
+    pub(crate) fn read(mut from: impl BufRead) -> io::Result<Self> {
+        let mut line = String::new();
+        from.read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// Returns the name with this number.
+    pub(crate) fn name(number: u32) -> String {
+        format!("seat:{number}")
+    }
+}

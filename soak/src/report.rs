@@ -1,0 +1,322 @@
+//! What a campaign prints.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::checker::{Evidence, Rule, Violation};
+use crate::faults::Fault;
+use crate::history::{Call, Grant, What};
+use crate::round::Outcome;
+
+/// How many violations of one rule are printed.
+const SHOWN: usize = 3;
+
+/// What happened on one store so far.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    rounds: u64,
+    grants: u64,
+    handed_over: u64,
+    lost: u64,
+    refusals: BTreeMap<String, u64>,
+    released: BTreeMap<&'static str, u64>,
+    faults: BTreeMap<&'static str, u64>,
+    broken: BTreeMap<Rule, u64>,
+    excused: u64,
+    longest_excused: u64,
+    longest: BTreeMap<&'static str, Call>,
+}
+
+impl Tally {
+    /// Adds a round.
+    pub(crate) fn add(&mut self, outcome: &Outcome) {
+        let Outcome {
+            history,
+            faults,
+            found,
+            ..
+        } = outcome;
+        self.rounds += 1;
+        for grant in &history.grants {
+            self.grants += 1;
+            self.handed_over += u64::from(grant.token & 127 != 0);
+            self.lost += u64::from(grant.lost.is_some());
+        }
+        for (why, count) in &history.refusals {
+            *self.refusals.entry(why.clone()).or_default() += count;
+        }
+        for (what, count) in &history.released {
+            *self.released.entry(what).or_default() += count;
+        }
+        for fault in faults {
+            *self.faults.entry(fault.kind).or_default() += 1;
+        }
+        for violation in &found.violations {
+            *self.broken.entry(violation.rule).or_default() += 1;
+        }
+        self.excused += found.excused;
+        self.longest_excused = self.longest_excused.max(found.longest_excused);
+        for call in &history.calls {
+            let longest = self
+                .longest
+                .entry(kind(call))
+                .or_insert_with(|| call.clone());
+            if call.overrun > longest.overrun {
+                longest.clone_from(call);
+            }
+        }
+    }
+
+    pub(crate) fn grants(&self) -> u64 {
+        self.grants
+    }
+
+    pub(crate) fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
+    /// Returns whether a rule was broken.
+    pub(crate) fn is_broken(&self) -> bool {
+        !self.broken.is_empty() || self.grants == 0
+    }
+
+    /// Returns the closing lines.
+    pub(crate) fn lines(&self) -> String {
+        let broken = |rule| self.broken.get(&rule).copied().unwrap_or(0).to_string();
+        let mut rows = vec![
+            (
+                "grants",
+                format!("{} ({} handed over)", self.grants, self.handed_over),
+            ),
+            ("not granted", counts(&self.refusals)),
+            ("guards lost", self.lost.to_string()),
+            ("released", counts(&self.released)),
+            ("faults", counts(&self.faults)),
+            ("overlaps", broken(Rule::Overlap)),
+            (
+                "allowed overlaps",
+                format!(
+                    "{} pairs after the store forgot a lease; both held for {} at most",
+                    self.excused,
+                    time(self.longest_excused)
+                ),
+            ),
+            ("repeated tokens", broken(Rule::RepeatedToken)),
+            ("tokens out of order", broken(Rule::TokenOrder)),
+            ("held after a loss", broken(Rule::Revived)),
+        ];
+        for (what, call) in &self.longest {
+            rows.push((what, overrun(call)));
+        }
+        rows.extend([
+            ("hung calls", broken(Rule::Overrun)),
+            ("unexpected errors", broken(Rule::UnexpectedError)),
+            ("leftovers", broken(Rule::Leftover)),
+            ("workers that failed", broken(Rule::Worker)),
+        ]);
+        let mut text = String::new();
+        for (what, value) in rows {
+            // A String takes everything.
+            let _ = writeln!(text, "  {what:<22} {value}");
+        }
+        text
+    }
+}
+
+/// Returns the name of the row of the longest call of its kind.
+fn kind(call: &Call) -> &'static str {
+    match call.what {
+        What::Acquire if call.limit == 0 => "longest single attempt",
+        What::Acquire => "longest overrun",
+        What::Drop => "longest drop",
+        What::Release => "longest release",
+    }
+}
+
+/// Returns the evidence of a round's violations: the first few of each rule.
+pub(crate) fn evidence(outcome: &Outcome) -> String {
+    let mut shown: BTreeMap<Rule, usize> = BTreeMap::new();
+    let mut text = String::new();
+    for Violation { rule, evidence } in &outcome.found.violations {
+        let shown = shown.entry(*rule).or_default();
+        *shown += 1;
+        if *shown > SHOWN {
+            continue;
+        }
+        let _ = match evidence {
+            Evidence::Text(what) => writeln!(text, "{rule:?}: {what}"),
+            Evidence::Call(call) => writeln!(text, "{rule:?}: {}", overrun(call)),
+            Evidence::Grant(one) => writeln!(text, "{rule:?}:\n  {}", grant(one, outcome)),
+            Evidence::Grants(pair) => {
+                let (first, second) = (&pair.0, &pair.1);
+                let _ = writeln!(text, "{rule:?} of seat:{}:", first.name);
+                for one in [first, second] {
+                    let _ = writeln!(text, "  {}", grant(one, outcome));
+                }
+                let during = during(&outcome.faults, first, second);
+                let during = during.map(|fault| format!("    {}\n", event(fault, outcome)));
+                write!(text, "  faults around:\n{}", during.collect::<String>())
+            }
+        };
+    }
+    text
+}
+
+/// Returns the faults between the first request and the last sign of two grants, and those shortly before.
+fn during<'a>(
+    faults: &'a [Fault],
+    first: &Grant,
+    second: &Grant,
+) -> impl Iterator<Item = &'a Fault> {
+    let last = |one: &Grant| one.held.or(one.lost).unwrap_or(one.granted);
+    let from = first.asked.min(second.asked).saturating_sub(1_000_000_000);
+    let to = last(first).max(last(second));
+    faults
+        .iter()
+        .filter(move |fault| fault.to >= from && fault.from <= to)
+}
+
+fn grant(grant: &Grant, outcome: &Outcome) -> String {
+    let at = |time| at(time, outcome);
+    let held = grant.held.map_or_else(
+        || "never held".to_owned(),
+        |held| format!("held until {}", at(held)),
+    );
+    let lost = grant
+        .lost
+        .map_or_else(String::new, |lost| format!(", lost by {}", at(lost)));
+    format!(
+        "token {} (lease {:x}, hand-over {}) of process {}, thread {}: asked {}, granted {}, {held}{lost}",
+        grant.token,
+        grant.epoch(),
+        grant.token & 127,
+        grant.process,
+        grant.thread,
+        at(grant.asked),
+        at(grant.granted),
+    )
+}
+
+fn event(fault: &Fault, outcome: &Outcome) -> String {
+    let (from, to) = (at(fault.from, outcome), at(fault.to, outcome));
+    format!("{from} to {to}: {}", fault.kind)
+}
+
+/// Returns a time in seconds since the round began.
+fn at(time: u64, outcome: &Outcome) -> String {
+    let since = time.saturating_sub(outcome.began);
+    format!("{:.6}", Duration::from_nanos(since).as_secs_f64())
+}
+
+fn overrun(call: &Call) -> String {
+    let (process, thread, name) = (&call.process, call.thread, call.name);
+    let of = match call.limit {
+        0 => String::new(),
+        limit => format!(" beyond a wait of {}", time(limit)),
+    };
+    let overrun = time(call.overrun);
+    format!("{overrun}{of} (process {process}, thread {thread}, seat:{name})")
+}
+
+fn time(nanos: u64) -> String {
+    format!("{:.1} ms", Duration::from_nanos(nanos).as_secs_f64() * 1e3)
+}
+
+fn counts<K: AsRef<str>>(counts: &BTreeMap<K, u64>) -> String {
+    if counts.is_empty() {
+        return "none".to_owned();
+    }
+    let each = counts
+        .iter()
+        .map(|(what, count)| format!("{} {count}", what.as_ref()));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checker::Found;
+    use crate::history::History;
+
+    fn grant_of(token: u64, asked: u64) -> Grant {
+        Grant {
+            process: format!("{token} (pid 1)"),
+            thread: 2,
+            name: 7,
+            token,
+            asked,
+            granted: asked + 1_000_000,
+            held: Some(asked + 2_000_000),
+            lost: None,
+            is_revived: false,
+        }
+    }
+
+    #[test]
+    fn evidence_has_both_grants_and_the_faults_around_them() {
+        let fault = |kind, from| Fault {
+            kind,
+            from,
+            to: from,
+        };
+        let pair = (grant_of(128, 5_000_000_000), grant_of(257, 5_001_000_000));
+        let mut found = Found::default();
+        for _ in 0..SHOWN + 1 {
+            let pair = Box::new(pair.clone());
+            found.add(Rule::Overlap, Evidence::Grants(pair));
+        }
+        let outcome = Outcome {
+            began: 1_000_000_000,
+            faults: vec![fault("long before", 0), fault("near", 5_000_000_000)],
+            found,
+            ..Outcome::default()
+        };
+        let text = evidence(&outcome);
+        for part in [
+            "Overlap of seat:7",
+            "token 128 (lease 1, hand-over 0) of process 128 (pid 1), thread 2",
+            "token 257 (lease 2, hand-over 1)",
+            "asked 4.000000, granted 4.001000, held until 4.002000",
+            "4.000000 to 4.000000: near",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        assert!(!text.contains("long before"), "{text}");
+        assert_eq!(text.matches("Overlap").count(), SHOWN);
+    }
+
+    #[test]
+    fn tally_adds_rounds_and_keeps_the_longest_call() {
+        let call = |overrun, limit| Call {
+            what: What::Acquire,
+            process: "1".to_owned(),
+            thread: 2,
+            name: 3,
+            began: 0,
+            limit,
+            overrun,
+        };
+        let mut tally = Tally::default();
+        assert!(tally.is_broken(), "a campaign without grants shows nothing");
+        for overrun in [2_000_000, 7_000_000, 3_000_000] {
+            tally.add(&Outcome {
+                history: History {
+                    grants: vec![grant_of(128, 0), grant_of(129, 0)],
+                    calls: vec![call(overrun, 5_000_000), call(1, 0)],
+                    ..History::default()
+                },
+                ..Outcome::default()
+            });
+        }
+        assert!(!tally.is_broken());
+        let lines = tally.lines();
+        for part in [
+            "6 (3 handed over)",
+            "7.0 ms beyond a wait of 5.0 ms (process 1, thread 2, seat:3)",
+            "longest single attempt 0.0 ms",
+        ] {
+            assert!(lines.contains(part), "{part}\n{lines}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! The stores that a campaign runs on, and how each is broken.
+
+mod memory;
+mod mysql;
+mod redis;
+mod sqlite;
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use lockkeeper_testkit::{MySqlKind, Proxy, RedisKind};
+
+use crate::args::{Args, StoreChoice};
+use crate::faults::Lane;
+
+/// A store that this program has started, and can break.
+pub(crate) trait Store: Sync {
+    /// Returns the URLs that a worker opens, ready for `key=value`. The first leads to the store directly.
+    fn urls(&self) -> Vec<String>;
+
+    /// Returns the proxy that some of the URLs lead through.
+    fn proxy(&self) -> Option<&Proxy> {
+        None
+    }
+
+    /// Returns whether a lease ends with the connection on which it was granted.
+    fn ends_with_connection(&self) -> bool {
+        false
+    }
+
+    /// Returns whether each process has a store of its own.
+    fn is_in_process(&self) -> bool {
+        false
+    }
+
+    /// Returns the faults of the store.
+    fn faults(&self) -> Vec<StoreFault<'_>>;
+
+    /// Returns the connections that are open, when no keeper is.
+    fn connections(&self) -> io::Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
+    /// Returns what is in the store, when all locks are free, apart from what it keeps for a later time.
+    fn entries(&self) -> io::Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+}
+
+type Act<'a> = Box<dyn Fn(&mut Lane<'_>) -> io::Result<()> + 'a>;
+
+/// A fault that a store has, and that restores what it broke.
+pub(crate) struct StoreFault<'a> {
+    pub(crate) kind: &'static str,
+    pub(crate) act: Act<'a>,
+}
+
+impl<'a> StoreFault<'a> {
+    fn new(kind: &'static str, act: impl Fn(&mut Lane<'_>) -> io::Result<()> + 'a) -> Self {
+        let act = Box::new(act);
+        Self { kind, act }
+    }
+}
+
+impl fmt::Debug for StoreFault<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StoreFault").field(&self.kind).finish()
+    }
+}
+
+/// Returns why this store cannot be run on this machine, `None` if it can. In continuous integration a missing
+/// server is a failure instead.
+pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
+    match choice {
+        StoreChoice::Redis => RedisKind::Redis7.ignored(),
+        StoreChoice::MariaDb => MySqlKind::MariaDb10.ignored(),
+        StoreChoice::MySql => MySqlKind::MySql9.ignored(),
+        StoreChoice::Memory | StoreChoice::Sqlite | StoreChoice::All => None,
+    }
+}
+
+/// Starts a store in a throw-away folder.
+pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Box<dyn Store>> {
+    // A former holder has given up by its own clock before a restarted server grants anything.
+    let is_restart_safe = args.restart_grace.is_some_and(|grace| grace >= args.ttl);
+    Ok(match choice {
+        StoreChoice::Memory => Box::new(memory::Memory),
+        StoreChoice::Sqlite => Box::new(sqlite::Sqlite::start()?),
+        StoreChoice::Redis => Box::new(redis::Redis::start(RedisKind::Redis7, is_restart_safe)?),
+        StoreChoice::MariaDb => {
+            Box::new(mysql::MySql::start(MySqlKind::MariaDb10, is_restart_safe)?)
+        }
+        StoreChoice::MySql => Box::new(mysql::MySql::start(MySqlKind::MySql9, is_restart_safe)?),
+        StoreChoice::All => return Err(io::Error::other("`all` is not one store")),
+    })
+}
+
+/// Returns the keys of the URLs of a server. Replies that take longer than this are lost, so that outages end
+/// within a round.
+fn server_keys(url: &str) -> String {
+    format!("{url}?response_timeout=500ms&connect_timeout=500ms&")
+}
+
+/// For how long a server is stopped or away.
+const AWAY_MS: std::ops::Range<u64> = 10..2500;
+
+/// How often a fault looks for what it waits for.
+const POLL: Duration = Duration::from_millis(1);

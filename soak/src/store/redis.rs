@@ -1,0 +1,107 @@
+//! A Redis server, and a proxy before it.
+
+use std::fs;
+use std::io;
+
+use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer, Reply};
+
+use super::{AWAY_MS, Store, StoreFault, server_keys};
+use crate::faults::Lane;
+
+/// Where the server keeps its data, in its folder.
+const DATA: &str = "appendonlydir";
+
+pub(super) struct Redis {
+    proxy: Proxy,
+    server: RedisServer,
+    is_restart_safe: bool,
+}
+
+impl Redis {
+    pub(super) fn start(kind: RedisKind, is_restart_safe: bool) -> io::Result<Self> {
+        // Each change is written before its reply is sent, so a killed server has it after its restart.
+        let options = RedisOptions::new()
+            .config("appendonly", ["yes"])
+            .config("appendfsync", ["no"])
+            .config("appenddirname", [DATA]);
+        let server = RedisServer::start(kind, &options)?;
+        Ok(Self {
+            proxy: Proxy::new(server.addr())?,
+            server,
+            is_restart_safe,
+        })
+    }
+
+    fn restart_empty(&self, lane: &mut Lane<'_>) -> io::Result<()> {
+        if self.is_restart_safe {
+            self.server.kill();
+        } else {
+            lane.journal.forget(|| {
+                self.server.kill();
+                Ok(())
+            })?;
+        }
+        fs::remove_dir_all(self.server.folder().join(DATA))?;
+        lane.pause(AWAY_MS);
+        self.server.restart()
+    }
+
+    fn kill_connections(&self) -> io::Result<()> {
+        let mut client = self.server.client()?;
+        for of in ["pubsub", "normal"] {
+            client.command(&["CLIENT", "KILL", "TYPE", of])?;
+        }
+        Ok(())
+    }
+}
+
+impl Store for Redis {
+    fn urls(&self) -> Vec<String> {
+        let through = [self.server.addr(), self.proxy.addr()];
+        through
+            .map(|addr| server_keys(&format!("{}/", self.server.url_via(addr))))
+            .into()
+    }
+
+    fn proxy(&self) -> Option<&Proxy> {
+        Some(&self.proxy)
+    }
+
+    fn faults(&self) -> Vec<StoreFault<'_>> {
+        vec![
+            StoreFault::new("server stopped", |lane| {
+                self.server.stop()?;
+                lane.pause(AWAY_MS);
+                self.server.cont()
+            }),
+            StoreFault::new("server restarted with its data", |lane| {
+                self.server.kill();
+                lane.pause(AWAY_MS);
+                self.server.restart()
+            }),
+            StoreFault::new("server restarted empty", |lane| self.restart_empty(lane)),
+            StoreFault::new("all keys flushed", |lane| {
+                let flush = || self.server.command(&["FLUSHALL"]).map(drop);
+                lane.journal.forget(flush)
+            }),
+            StoreFault::new("all connections killed", |_| self.kill_connections()),
+        ]
+    }
+
+    fn connections(&self) -> io::Result<Vec<String>> {
+        let mut client = self.server.client()?;
+        let own = client.command(&["CLIENT", "ID"])?.int().unwrap_or_default();
+        let list = client.command(&["CLIENT", "LIST"])?;
+        let list = list.text().unwrap_or_default();
+        let own = format!("id={own} ");
+        let others = list.lines().filter(|line| !line.starts_with(&own));
+        Ok(others.map(str::to_owned).collect())
+    }
+
+    /// Returns all keys but those of epochs, which the server keeps for a day.
+    fn entries(&self) -> io::Result<Vec<String>> {
+        let keys = self.server.command(&["KEYS", "*"])?;
+        let keys = keys.items().iter().filter_map(Reply::text);
+        Ok(keys.filter(|key| !key.ends_with(":epoch")).collect())
+    }
+}

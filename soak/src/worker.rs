@@ -1,0 +1,254 @@
+//! A worker process: its threads lock names, and record what the guards say.
+
+use std::error::Error;
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use lockkeeper::clock::{Clock as _, SystemClock};
+use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Outage, Released};
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+use crate::log::{Ending, Event, Kind, LogWriter, Refusal, nanos, now};
+use crate::plan::{LONGEST_WAIT, Plan};
+use crate::threads::join_all;
+
+/// The first argument of a worker process.
+pub(crate) const ROLE: &str = "--worker";
+
+/// The pause after an error, so that an outage does not fill the log.
+const PAUSE_MS: std::ops::Range<u64> = 5..50;
+
+/// Runs this process as a worker, until its standard input ends.
+pub(crate) fn run() -> Result<(), Box<dyn Error>> {
+    // Also a stopped worker ends with the campaign.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let plan = Plan::read(io::stdin().lock())?;
+    let worker = Worker {
+        log: LogWriter::create(&plan.log)?,
+        is_over: AtomicBool::new(false),
+        plan,
+    };
+    worker.run()?;
+    Ok(())
+}
+
+struct Worker {
+    plan: Plan,
+    log: LogWriter,
+    is_over: AtomicBool,
+}
+
+impl Worker {
+    fn run(&self) -> io::Result<()> {
+        let mut rng = Rng::with_seed(self.plan.seed);
+        let urls = self.plan.urls.len();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // The end of the input counts, whatever comes before.
+                let _ = io::stdin().lock().read_to_end(&mut Vec::new());
+                self.is_over.store(true, Ordering::Relaxed);
+            });
+            let mut started = Vec::new();
+            for (first, url) in self.plan.urls.iter().enumerate() {
+                let threads = (0..self.plan.threads).skip(first).step_by(urls);
+                let seeds: Vec<_> = threads.map(|thread| (thread, rng.fork())).collect();
+                started.push(scope.spawn(move || self.work_on(url, seeds)));
+            }
+            join_all(started)
+        })
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    /// Opens a keeper, and runs these threads on it.
+    fn work_on(&self, url: &str, threads: Vec<(u32, Rng)>) -> io::Result<()> {
+        let first = threads.first().map_or(0, |(thread, _)| *thread);
+        let Some(keeper) = self.open(url, first)? else {
+            return Ok(());
+        };
+        thread::scope(|scope| {
+            let work = |(thread, rng)| Thread {
+                worker: self,
+                keeper: &keeper,
+                thread,
+                rng,
+            };
+            let threads: Vec<_> = threads
+                .into_iter()
+                .map(|thread| scope.spawn(move || work(thread).run()))
+                .collect();
+            if self.plan.closes {
+                while !self.is_over() {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                keeper.close();
+            }
+            join_all(threads)
+        })?;
+        if self.plan.is_alone {
+            self.record_left(&keeper, first)?;
+        }
+        Ok(())
+    }
+
+    /// Opens the store; during an outage again and again. `None` if the work is over before it opens.
+    fn open(&self, url: &str, thread: u32) -> io::Result<Option<LockKeeper>> {
+        while !self.is_over() {
+            match lockkeeper::open(url) {
+                Ok(keeper) => return Ok(Some(keeper)),
+                Err(error) if error.is_retryable() => thread::sleep(Duration::from_millis(20)),
+                Err(error) => {
+                    let error = Kind::from(&error);
+                    self.log.write(thread, now(), Event::NotOpened { error })?;
+                    break;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Records the names that a store inside of this process lists as held. The other keeper's threads may
+    /// hold names until they end, so a listed name counts only after the longest hold.
+    fn record_left(&self, keeper: &LockKeeper, thread: u32) -> io::Result<()> {
+        let Some(admin) = keeper.admin() else {
+            return Ok(());
+        };
+        let limit = Instant::now() + LONGEST_WAIT + 3 * self.plan.ttl;
+        loop {
+            let deadline = SystemClock.now() + Duration::from_secs(1);
+            let held = admin.held(None, deadline).map_err(io::Error::other)?;
+            if held.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > limit {
+                for held in held {
+                    let name = held.name;
+                    self.log.write(thread, now(), Event::Left { name })?;
+                }
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// One thread of a worker.
+struct Thread<'a> {
+    worker: &'a Worker,
+    keeper: &'a LockKeeper,
+    thread: u32,
+    rng: Rng,
+}
+
+impl Thread<'_> {
+    fn run(mut self) -> io::Result<()> {
+        while !self.worker.is_over() {
+            let names = self.worker.plan.names;
+            // Small numbers come more often, so that some names are contended and others are free.
+            let name = self.rng.u32(..names).min(self.rng.u32(..names));
+            let wait = self.wait();
+            let options = self.options(wait);
+            let wait = nanos(wait);
+            self.record(now(), Event::Asked { name, wait })?;
+            let answer = self.keeper.acquire(Plan::name(name), &options);
+            let at = now();
+            let why = match answer {
+                Ok(Some(guard)) => {
+                    let token = guard.token().get();
+                    self.record(at, Event::Granted { token })?;
+                    self.hold(guard)?;
+                    continue;
+                }
+                Ok(None) => Refusal::Busy,
+                Err(error) if error.kind() == ErrorKind::Cancelled => {
+                    let why = Refusal::Error(Kind::from(&error));
+                    return self.record(at, Event::NotGranted { why });
+                }
+                Err(error) => {
+                    thread::sleep(Duration::from_millis(self.rng.u64(PAUSE_MS)));
+                    Refusal::Error(Kind::from(&error))
+                }
+            };
+            self.record(at, Event::NotGranted { why })?;
+        }
+        Ok(())
+    }
+
+    fn record(&self, at: u64, event: Event) -> io::Result<()> {
+        self.worker.log.write(self.thread, at, event)
+    }
+
+    /// Returns a wait: none, a short one or a long one.
+    fn wait(&mut self) -> Duration {
+        let longest = LONGEST_WAIT.as_millis() as u64;
+        let millis = match self.rng.u8(..10) {
+            0..2 => 0,
+            2..5 => self.rng.u64(1..50),
+            5..9 => self.rng.u64(50..500),
+            _ => self.rng.u64(500..=longest),
+        };
+        Duration::from_millis(millis)
+    }
+
+    fn options(&mut self, wait: Duration) -> AcquireOptions {
+        let options = AcquireOptions::new().wait(wait);
+        let options = match self.rng.u8(..10) {
+            0 => options.outage(Outage::Fail),
+            _ => options,
+        };
+        let ttl = self.worker.plan.ttl;
+        match self.rng.u8(..20) {
+            0 => options.lease(LeasePolicy::Fixed { ttl }),
+            _ => options,
+        }
+    }
+
+    /// Holds a guard for a random time or until its loss, records what it says, and ends it.
+    fn hold(&mut self, guard: LockGuard) -> io::Result<()> {
+        let plan = &self.worker.plan;
+        let (longest, pause) = match self.rng.u8(..100) {
+            0 => (2 * plan.ttl, Duration::from_millis(20)),
+            _ => (plan.hold, plan.hold / 4),
+        };
+        let until = Instant::now() + longest.mul_f64(self.rng.f64());
+        loop {
+            let at = now();
+            if !guard.is_held() {
+                self.record(now(), Event::Lost)?;
+                break;
+            }
+            self.record(at, Event::Held)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            if self.rng.u8(..50) == 0 {
+                let error = guard.renew().err().as_ref().map(Kind::from);
+                self.record(now(), Event::Renewed { error })?;
+            }
+            thread::sleep(left.min(pause));
+        }
+        // A guard that was lost must say so for ever.
+        let at = now();
+        if guard.is_held() {
+            self.record(at, Event::Held)?;
+        }
+        let began = now();
+        let how = if self.rng.bool() {
+            drop(guard);
+            Ending::Dropped
+        } else {
+            match guard.release() {
+                Ok(Released::Done) => Ending::Released,
+                Ok(Released::AlreadyLost) => Ending::AlreadyLost,
+                Err(_) => Ending::Unknown,
+            }
+        };
+        self.record(now(), Event::Ended { began, how })
+    }
+}
