@@ -9,7 +9,7 @@ use clap::{Parser, ValueEnum};
 /// Worker processes lock names on one store at a time, and record what each guard said. A store runs in rounds of
 /// at most a minute. After each round a checker reads the records: the times at which guards were held must not
 /// overlap and must be in the order of their tokens, no token may come twice, waits must end on time, and nothing
-/// may be left in the store. The first round that breaks a rule ends the campaign, with the evidence.
+/// may be left in the store. The first round that breaks a rule is the last on its store, and is shown with the evidence.
 ///
 /// The seed decides which faults come when, and what each thread does. The machine decides the rest, so a seed
 /// repeats a campaign, but not to the microsecond.
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 
-    /// Worker processes: 1 to 64. `memory` always has one.
+    /// Worker processes: 1 to 64. `memory` has one, with the threads of all.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) processes: u32,
 

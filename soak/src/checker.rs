@@ -1,21 +1,13 @@
 //! The rules that the grants of a round must keep. The checker knows only what guards said.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use crate::forgot::{Excuses, Forgot};
 use crate::history::{Call, Grant, History};
 
 /// A call that ends so much later than it must has hung. Less depends on how busy the machine is, and is only
 /// reported.
 pub(crate) const HANG: u64 = 5_000_000_000;
-
-/// A time in which the store forgot leases: they may be granted again although their holders cannot know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Forgot {
-    /// Before the store forgot.
-    pub(crate) from: u64,
-    /// After it: what is granted from then on, it remembers.
-    pub(crate) to: u64,
-}
 
 /// A rule of the contract that was broken, and the evidence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,10 +51,9 @@ pub(crate) enum Evidence {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) violations: Vec<Violation>,
-    /// Pairs of grants that overlap, or whose tokens are in the wrong order, because the store had forgotten the
-    /// first lease.
+    /// Leases that were held beside a later one, because the store had forgotten them.
     pub(crate) excused: u64,
-    /// The longest time for which both of such a pair said that they are held, in nanoseconds.
+    /// The longest time for which a guard of such a lease and a later guard were both held, in nanoseconds.
     pub(crate) longest_excused: u64,
 }
 
@@ -159,6 +150,7 @@ impl Name<'_> {
     fn check_held(&mut self) {
         // The grants with smaller tokens, by the time until which they were held.
         let mut before: BTreeSet<(u64, usize)> = BTreeSet::new();
+        let mut excused: HashSet<u64> = HashSet::new();
         for (index, later) in self.grants.iter().enumerate() {
             let Some((from, until)) = later.interval() else {
                 continue;
@@ -169,7 +161,7 @@ impl Name<'_> {
                 };
                 let overlap = held.min(&until).saturating_sub(from.max(earlier.granted));
                 if self.excuses.has(earlier, later, *held) {
-                    self.found.excused += 1;
+                    excused.insert(earlier.epoch());
                     self.found.longest_excused = self.found.longest_excused.max(overlap);
                 } else if earlier.granted > until {
                     self.found.add_pair(Rule::TokenOrder, earlier, later);
@@ -179,6 +171,7 @@ impl Name<'_> {
             }
             before.insert((until, index));
         }
+        self.found.excused += excused.len() as u64;
     }
 
     /// A request that begins after another was granted gets a larger token. This holds also for guards that
@@ -205,41 +198,6 @@ impl Name<'_> {
     }
 }
 
-/// Decides whether a lease may live on beside a later one because the store had forgotten it.
-struct Excuses<'a> {
-    ttl: u64,
-    forgot: &'a [Forgot],
-    /// When the lease of each epoch was requested: hand-overs keep a lease that the store has forgotten.
-    requested: HashMap<u64, u64>,
-}
-
-impl<'a> Excuses<'a> {
-    fn new(ttl: u64, grants: &[&Grant], forgot: &'a [Forgot]) -> Self {
-        let mut requested = HashMap::new();
-        for grant in grants {
-            let first = requested.entry(grant.epoch()).or_insert(grant.asked);
-            *first = grant.asked.min(*first);
-        }
-        Self {
-            ttl,
-            forgot,
-            requested,
-        }
-    }
-
-    /// Returns whether the store forgot the lease of `earlier` before it granted `later`, and `earlier` was not
-    /// held past `until`, by which it must have known.
-    fn has(&self, earlier: &Grant, later: &Grant, until: u64) -> bool {
-        let requested = self.requested.get(&earlier.epoch());
-        let requested = requested.copied().unwrap_or(earlier.asked);
-        self.forgot.iter().any(|forgot| {
-            requested <= forgot.to
-                && later.granted >= forgot.from
-                && until <= forgot.to.saturating_add(self.ttl)
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,7 +208,8 @@ mod tests {
     fn grant(token: u64, granted: u64, held: Option<u64>) -> Grant {
         Grant {
             process: format!("{token}"),
-            thread: 0,
+            thread: 1,
+            keeper: 1,
             name: 3,
             token,
             asked: granted - 5,
@@ -259,6 +218,11 @@ mod tests {
             lost: None,
             is_revived: false,
         }
+    }
+
+    fn forgot_at(from: u64, to: u64) -> Forgot {
+        let keeper = None;
+        Forgot { keeper, from, to }
     }
 
     fn check(grants: &[Grant], forgot: &[Forgot]) -> Found {
@@ -348,7 +312,7 @@ mod tests {
 
     #[test]
     fn overlap_is_excused_for_a_ttl_after_the_store_forgot() {
-        let forgot = [Forgot { from: 140, to: 145 }];
+        let forgot = [forgot_at(140, 145)];
         let later = grant(256, 150, Some(5000));
         let overlapping = |held| [grant(128, 100, Some(held)), later.clone()];
         let found = check(&overlapping(145 + TTL), &forgot);
@@ -362,18 +326,25 @@ mod tests {
     fn overlap_of_leases_that_the_store_remembers_is_not_excused() {
         // Both were granted after the store forgot, or both before.
         for at in [90, 500] {
-            let forgot = [Forgot {
-                from: at,
-                to: at + 1,
-            }];
+            let forgot = [forgot_at(at, at + 1)];
             let grants = [grant(128, 100, Some(200)), grant(256, 150, Some(160))];
             assert_eq!(rules(&check(&grants, &forgot)), [Rule::Overlap], "{at}");
         }
     }
 
     #[test]
+    fn overlap_is_excused_only_for_keepers_whose_leases_were_forgotten() {
+        let grants = [grant(128, 100, Some(200)), grant(256, 150, Some(160))];
+        for (keeper, expected) in [(1, vec![]), (0, vec![Rule::Overlap])] {
+            let mut forgot = forgot_at(140, 145);
+            forgot.keeper = Some(keeper);
+            assert_eq!(rules(&check(&grants, &[forgot])), expected, "{keeper}");
+        }
+    }
+
+    #[test]
     fn handed_over_lease_is_as_old_as_its_first_grant() {
-        let forgot = [Forgot { from: 140, to: 145 }];
+        let forgot = [forgot_at(140, 145)];
         // 129 is requested after 256 was granted, and hands on the lease of 128.
         let grants = [
             grant(128, 100, Some(151)),
@@ -383,7 +354,7 @@ mod tests {
         ];
         let found = check(&grants, &forgot);
         assert_eq!(rules(&found), []);
-        assert_eq!(found.excused, 2);
+        assert_eq!(found.excused, 1, "one lease");
         let own = &grants[1..];
         let rules = rules(&check(own, &forgot));
         assert_eq!(rules, [Rule::Overlap, Rule::TokenOrder]);

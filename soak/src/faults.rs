@@ -12,14 +12,11 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
-use crate::checker::Forgot;
-use crate::log::now;
+use crate::forgot::Forgot;
+use crate::log::{nanos, now};
 
 /// How often a pause looks for Ctrl-C.
 const TICK: Duration = Duration::from_millis(20);
-
-/// How long a server may take to notice that a connection was closed, on a busy machine.
-const NOTICED: Duration = Duration::from_millis(200);
 
 /// A fault that happened. The times are nanoseconds of CLOCK_BOOTTIME.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,21 +38,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Journal {
-    /// Notes that `act`, which takes leases out of the store's memory, begins and ends.
+    /// Notes that the store forgets all leases while `act` runs.
     pub(crate) fn forget(&self, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        self.forget_until(act, Duration::ZERO)
+        self.forget_of(None, Duration::ZERO, act)
     }
 
-    /// As [`forget`](Self::forget), where processes notice it only after a while.
-    pub(crate) fn forget_until(
+    /// Notes that the store forgets the leases of the keepers on one URL (`None`: all) while `act` runs, and for
+    /// `unnoticed` after it.
+    pub(crate) fn forget_of(
         &self,
+        keeper: Option<u32>,
+        unnoticed: Duration,
         act: impl FnOnce() -> io::Result<()>,
-        noticed: Duration,
     ) -> io::Result<()> {
         let from = now();
         act()?;
-        let to = now() + crate::log::nanos(noticed);
-        lock(&self.forgot).push(Forgot { from, to });
+        let to = now().saturating_add(nanos(unnoticed));
+        lock(&self.forgot).push(Forgot { keeper, from, to });
         Ok(())
     }
 

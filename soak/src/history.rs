@@ -11,6 +11,8 @@ pub(crate) struct ProcessLog {
     pub(crate) process: String,
     /// What its threads recorded.
     pub(crate) records: Vec<Record>,
+    /// The number of its keepers; its threads use them in turn.
+    pub(crate) keepers: u32,
     /// From when to when it was stopped.
     pub(crate) stops: Vec<(u64, u64)>,
     /// When it ended or was killed.
@@ -22,6 +24,8 @@ pub(crate) struct ProcessLog {
 pub(crate) struct Grant {
     pub(crate) process: String,
     pub(crate) thread: u32,
+    /// The number of the thread's keeper in the process.
+    pub(crate) keeper: u32,
     pub(crate) name: u32,
     pub(crate) token: u64,
     /// Before the lock was requested.
@@ -129,6 +133,7 @@ impl History {
                 progress.grant = Some(Grant {
                     process: log.process.clone(),
                     thread,
+                    keeper: thread % log.keepers.max(1),
                     name,
                     token: *token,
                     asked,
@@ -230,6 +235,7 @@ mod tests {
         ProcessLog {
             process: "0.0".to_owned(),
             records: events.into_iter().map(record).collect(),
+            keepers: 2,
             stops: Vec::new(),
             ended: 1000,
         }
@@ -251,6 +257,7 @@ mod tests {
         let killed = history(&log(events.clone()));
         assert_eq!(killed.grants[0].interval(), Some((5, 9)));
         assert!(!killed.grants[0].is_revived);
+        assert_eq!(killed.grants[0].keeper, 1);
         events.push((31, Event::Held));
         assert!(history(&log(events)).grants[0].is_revived);
     }

@@ -2,12 +2,13 @@
 //!
 //! `args` reads the command line. A `round` starts the processes of `worker`, which lock names as their `plan`
 //! says and write what guards said to a `log`. Meanwhile `faults` breaks workers, network and `store`. Then
-//! `history` puts the records together, `checker` applies the rules of the contract, and `leftovers` looks for
-//! what was left behind. `report` prints it.
+//! `history` puts the records together, `checker` applies the rules of the contract, `forgot` decides where an
+//! overlap is allowed, and `leftovers` looks for what was left behind. `report` prints it.
 
 mod args;
 mod checker;
 mod faults;
+mod forgot;
 mod history;
 mod leftovers;
 mod log;
@@ -58,18 +59,15 @@ fn campaign(args: &Args) -> Result<bool, Box<dyn Error>> {
     ctrlc::set_handler(move || interrupted.store(true, Ordering::Relaxed))?;
     let seed = args.seed();
     let (stores, may_be_missing) = args.stores();
+    let mut is_broken = false;
     for store in stores {
         match store::missing(store) {
             Some(why) if may_be_missing => println!("{}: left out: {why}", store.name()),
             _ if is_interrupted.load(Ordering::Relaxed) => break,
-            _ => {
-                if run(args, store, seed, &is_interrupted)? {
-                    return Ok(true);
-                }
-            }
+            _ => is_broken |= run(args, store, seed, &is_interrupted)?,
         }
     }
-    Ok(false)
+    Ok(is_broken)
 }
 
 /// Runs one store, and returns whether a rule was broken.
@@ -88,6 +86,7 @@ fn run(
     let mut checker = Checker::new(nanos(args.ttl));
     let mut tally = Tally::default();
     let mut left = args.length();
+    let mut repeat = args.repeat(choice, seed, left);
     let mut seed = seed;
     let name = choice.name();
     println!("{name}: {left:?} of faults, seed {seed}");
@@ -103,11 +102,12 @@ fn run(
             let logs = folder.keep();
             print!("{}", report::evidence(&outcome));
             println!("the records of all processes are in {}", logs.display());
-            println!("repeat: {}", args.repeat(choice, seed, length));
+            repeat = args.repeat(choice, seed, length);
             break;
         }
         seed = seed.wrapping_add(1);
     }
     print!("{}", tally.lines());
+    println!("  repeated by            {repeat}");
     Ok(tally.is_broken())
 }

@@ -97,7 +97,7 @@ impl Tally {
             (
                 "allowed overlaps",
                 format!(
-                    "{} pairs after the store forgot a lease; both held for {} at most",
+                    "{} leases that the store forgot; held beside a later one for {} at most",
                     self.excused,
                     time(self.longest_excused)
                 ),
@@ -243,6 +243,7 @@ mod tests {
         Grant {
             process: format!("{token} (pid 1)"),
             thread: 2,
+            keeper: 0,
             name: 7,
             token,
             asked,

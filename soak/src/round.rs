@@ -81,11 +81,7 @@ impl Rounds<'_> {
         let mut seeds = fastrand::Rng::with_seed(seed);
         let mut lane = || Lane::new(seeds.u64(..), deadline, journal);
         let (mut on_workers, mut on_network, mut on_server) = (lane(), lane(), lane());
-        let processes = match self.store.is_in_process() {
-            true => 1,
-            false => self.args.processes,
-        };
-        let mut workers = Workers::start(folder, self.plan(), processes, &mut on_workers)?;
+        let mut workers = Workers::start(folder, self.plan(), self.shape().0, &mut on_workers)?;
         thread::scope(|scope| {
             let network = scope.spawn(move || match self.store.proxy() {
                 Some(proxy) => {
@@ -98,6 +94,16 @@ impl Rounds<'_> {
             join_all([network, server]).and(workers)
         })?;
         workers.finish()
+    }
+
+    /// Returns the number of processes, and of threads in each.
+    fn shape(&self) -> (u32, u32) {
+        let (processes, threads) = (self.args.processes, self.args.threads);
+        if self.store.is_in_process() {
+            (1, processes * threads)
+        } else {
+            (processes, threads)
+        }
     }
 
     /// Returns the keys of all URLs.
@@ -117,7 +123,7 @@ impl Rounds<'_> {
             urls: urls.map(|url| format!("{url}{keys}")).collect(),
             log: Path::new("").to_owned(),
             seed: 0,
-            threads: self.args.threads,
+            threads: self.shape().1,
             names: self.args.names,
             hold: self.args.hold,
             ttl: self.args.ttl,

@@ -16,10 +16,11 @@ use crate::faults::Lane;
 
 /// A store that this program has started, and can break.
 pub(crate) trait Store: Sync {
-    /// Returns the URLs that a worker opens, ready for `key=value`. The first leads to the store directly.
+    /// Returns the URLs that a worker opens, ready for `key=value`. The first leads to the store directly, and
+    /// the second through the proxy, if there is one.
     fn urls(&self) -> Vec<String>;
 
-    /// Returns the proxy that some of the URLs lead through.
+    /// Returns the proxy.
     fn proxy(&self) -> Option<&Proxy> {
         None
     }

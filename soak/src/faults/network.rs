@@ -1,6 +1,7 @@
 //! Faults of the network between workers and a server: those of a proxy.
 
 use std::io;
+use std::time::Duration;
 
 use lockkeeper_testkit::{Fault, Proxy};
 
@@ -26,6 +27,12 @@ pub(crate) fn run(
     }
     Ok(())
 }
+
+/// The number of the URL that leads through the proxy.
+const THROUGH_PROXY: u32 = 1;
+
+/// How long a server may take to notice that a connection was closed, on a busy machine.
+const UNNOTICED: Duration = Duration::from_millis(200);
 
 struct Network<'a> {
     proxy: &'a Proxy,
@@ -76,14 +83,9 @@ impl Network<'_> {
             cut(lane);
             return Ok(());
         }
-        let journal = lane.journal;
-        // The server may notice a little later that a connection was closed.
-        journal.forget_until(
-            || {
-                cut(lane);
-                Ok(())
-            },
-            super::NOTICED,
-        )
+        lane.journal.forget_of(Some(THROUGH_PROXY), UNNOTICED, || {
+            cut(lane);
+            Ok(())
+        })
     }
 }

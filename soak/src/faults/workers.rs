@@ -202,6 +202,7 @@ impl<'a> Workers<'a> {
                     _ => log::read(&ended.log)?,
                 },
                 process: ended.name,
+                keepers: u32::try_from(self.plan.urls.len()).unwrap_or(u32::MAX),
                 stops: ended.stops,
                 ended: ended.at,
             });

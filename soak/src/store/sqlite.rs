@@ -68,7 +68,7 @@ impl Sqlite {
             }
             Ok(())
         };
-        lane.journal.forget_until(delete, UNNOTICED)
+        lane.journal.forget_of(None, UNNOTICED, delete)
     }
 }
 
