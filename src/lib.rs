@@ -34,6 +34,8 @@
 //! assert_eq!(error.kind(), ErrorKind::Unsupported);
 //! ```
 //!
+//! A program that starts together with its store gives the store time to come up: `open_wait=1m`.
+//!
 //! # Lock a name
 //!
 //! A name is any UTF-8 string of 1 to 512 bytes. Two different strings are two different locks.
@@ -260,8 +262,8 @@ pub mod backend {
     #[doc(inline)]
     pub use lockkeeper_core::{
         AcquireRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant, Key, KeySpec,
-        KeyValue, LeaseVerifier, LockProvider, OpenContext, Owner, Proof, ProofValue, RenewRequest,
-        Renewal, StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at,
+        KeyValue, LeaseVerifier, LockProvider, OpenContext, OpenOptions, Owner, Proof, ProofValue,
+        RenewRequest, Renewal, StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

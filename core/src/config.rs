@@ -131,6 +131,18 @@ impl Config {
         self.with(&keys::OUTAGE, outage)
     }
 
+    /// Sets how long opening may wait for a store that cannot be reached, such as one that starts together
+    /// with this program. The default is zero: opening fails at once.
+    ///
+    /// The store is tried again with a growing pause, and the [`Observer`] is told once. When the time is
+    /// over, opening takes as long as the attempt that is under way (`connect_timeout`), and then tries
+    /// each [`fallback`](Self::fallback) once. Only an unreachable store is waited for: a wrong password
+    /// fails at once.
+    #[must_use]
+    pub fn open_wait(self, wait: Wait) -> Self {
+        self.with(&keys::OPEN_WAIT, wait)
+    }
+
     /// Sets whether the keeper renews leases, and their ttl.
     #[must_use]
     pub fn lease(self, policy: LeasePolicy) -> Self {

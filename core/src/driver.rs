@@ -2,13 +2,16 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::capabilities::Capability;
-use crate::clock::Clock;
+use crate::clock::{Clock, HostInstant};
 use crate::config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, ParsedConfig};
+use crate::engine::opening::open_through_outage;
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::observer::Notifier;
+use crate::options::{OpenOptions, Wait};
 use crate::provider::LockProvider;
 use crate::url::StoreUrl;
 
@@ -142,14 +145,23 @@ impl Drivers {
     ///
     /// Everything that can be wrong with `config` and its fallbacks is found before a store is
     /// talked to. A fallback is used only when the store before it does not answer
-    /// ([`Error::is_unreachable`]); the observer is notified, and the keeper stays with it. The observer
-    /// is warned of each listed store on which tokens may become smaller
+    /// ([`Error::is_unreachable`]); the observer is notified, and the keeper stays with it. The first
+    /// store is waited for as long as [`Config::open_wait`] says, and each fallback is tried once after
+    /// that. The observer is warned of each listed store on which tokens may become smaller
     /// ([`Config::epoch_offset`]).
     ///
     /// # Errors
     /// What is wrong with the config, each with a kind of its own; or why the (last) store could
     /// not be opened.
     pub fn open(&self, config: &Config) -> Result<LockKeeper, Error> {
+        self.open_with(config, &OpenOptions::new())
+    }
+
+    /// Opens a keeper, as [`open`](Self::open) does, with options of this call.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and [`ErrorKind::Cancelled`].
+    pub fn open_with(&self, config: &Config, options: &OpenOptions) -> Result<LockKeeper, Error> {
         let fallbacks = config.fallbacks()?;
         let stores = self.check_all(config, &fallbacks)?;
         let notifier = Notifier::new(config.observer.clone());
@@ -166,7 +178,23 @@ impl Drivers {
             if let Some((from, reason)) = &failed {
                 notifier.notify(|o| o.fallback(from, &url, reason));
             }
-            match driver.open(&OpenContext::of(&parsed)) {
+            let context = OpenContext::of(&parsed);
+            let open = || driver.open(&context);
+            let until = match options.wait.unwrap_or(parsed.open_wait) {
+                _ if failed.is_some() => None,
+                Wait::AtMost(Duration::ZERO) => None,
+                Wait::AtMost(wait) => Some(config.clock.now() + wait),
+                Wait::Forever => Some(HostInstant::NEVER),
+            };
+            let opened = match until {
+                None => open(),
+                Some(until) => {
+                    let waits = |reason: &Error| notifier.notify(|o| o.open_waits(&url, reason));
+                    let cancel = options.cancel.as_ref();
+                    open_through_outage(&*config.clock, until, cancel, waits, open)
+                }
+            };
+            match opened {
                 Err(error) if error.is_unreachable() => failed = Some((url, error)),
                 opened => return build(parsed, opened?),
             }

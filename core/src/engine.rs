@@ -8,6 +8,7 @@ mod close;
 mod deadline;
 mod head;
 pub(crate) mod hold;
+pub(crate) mod opening;
 mod outage;
 mod queue;
 mod release;

@@ -43,7 +43,7 @@ pub use guard::{LockGuard, LostSignal, WaitOutcome};
 pub use keeper::{LockKeeper, WithLock};
 pub use name::{AsLockName, LockName, MAX_NAME_BYTES};
 pub use observer::Observer;
-pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, Outage, Wait};
+pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, OpenOptions, Outage, Wait};
 pub use proof::{CommitProof, Proof, ProofValue};
 pub use provider::{
     AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, RenewRequest, Renewal,

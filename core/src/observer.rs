@@ -70,6 +70,13 @@ pub trait Observer: Send + Sync + 'static {
         let _ = (store, text);
     }
 
+    /// Opening cannot reach the store, and tries again until
+    /// [`Config::open_wait`](crate::Config::open_wait) is over. Told once. `store` is its URL without
+    /// secrets.
+    fn open_waits(&self, store: &str, reason: &Error) {
+        let _ = (store, reason);
+    }
+
     /// Opening found the first store unreachable, and the listed fallback is used from now on. Both
     /// are URLs without secrets. If tokens may become smaller on one of the listed stores, a
     /// [`warning`](Self::warning) about that store came before.

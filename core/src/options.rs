@@ -172,6 +172,52 @@ impl AcquireOptions {
     }
 }
 
+/// Options of opening a store; what is not set is the config's.
+///
+/// ```
+/// use std::time::Duration;
+/// # mod lockkeeper { pub use lockkeeper_core::*; pub mod backend { pub use lockkeeper_core::*; } }
+/// use lockkeeper::CancelToken;
+/// use lockkeeper::backend::OpenOptions;
+///
+/// let shutdown = CancelToken::new();
+/// let options = OpenOptions::new().wait(Duration::from_secs(30)).cancel(&shutdown);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    pub(crate) wait: Option<Wait>,
+    pub(crate) cancel: Option<CancelToken>,
+}
+
+impl OpenOptions {
+    /// Makes options with which everything is the config's.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Waits at most `wait` for a store that cannot be reached, in place of
+    /// [`Config::open_wait`](crate::Config::open_wait). Zero is one attempt.
+    #[must_use]
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = Some(Wait::AtMost(wait));
+        self
+    }
+
+    /// Waits until the store can be reached, or opening is cancelled.
+    #[must_use]
+    pub fn wait_forever(mut self) -> Self {
+        self.wait = Some(Wait::Forever);
+        self
+    }
+
+    /// Ends the wait when `token` is cancelled.
+    #[must_use]
+    pub fn cancel(mut self, token: &CancelToken) -> Self {
+        self.cancel = Some(token.clone());
+        self
+    }
+}
+
 /// The settings of a keeper, which an acquisition uses where its options name nothing else.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {

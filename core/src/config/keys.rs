@@ -36,7 +36,7 @@ impl KeySpec {
     pub(crate) fn refused(&self, text: &str) -> Error {
         let kind = match self.name {
             "ttl" => ErrorKind::InvalidTtl,
-            "wait" => ErrorKind::InvalidWait,
+            "wait" | "open_wait" => ErrorKind::InvalidWait,
             _ => ErrorKind::InvalidValue,
         };
         let advice = match self.takes {
@@ -258,6 +258,8 @@ common_keys! {
         "how long an acquisition may block";
     OUTAGE: Outage = "outage", Takes::OneOf(&["wait", "fail"]), "wait",
         "whether a wait goes on while the store cannot be reached";
+    OPEN_WAIT: Wait = "open_wait", Takes::Text("a duration such as 500ms, or forever"), "0s",
+        "how long opening may wait for a store that cannot be reached";
     LEASE: String = "lease", Takes::OneOf(&["renewed", "fixed"]), "renewed",
         "whether the keeper renews the lease";
     MARGIN: Duration = "margin", ANY_DURATION, "a tenth of the ttl, at most 1s",

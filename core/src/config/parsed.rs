@@ -2,10 +2,12 @@
 
 use super::keys::{COMMON_KEYS, FALLBACK, KeyValue, REQUIRE, is_list};
 use super::keys::{
-    EPOCH_OFFSET, HANDOVER_MAX, HANDOVER_TIME, LEASE, MARGIN, NAMESPACE, OUTAGE, TTL, WAIT,
+    EPOCH_OFFSET, HANDOVER_MAX, HANDOVER_TIME, LEASE, MARGIN, NAMESPACE, OPEN_WAIT, OUTAGE, TTL,
+    WAIT,
 };
 use super::{Config, given_twice};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::capabilities::{Capabilities, Capability};
 use crate::error::{Error, ErrorKind};
@@ -19,6 +21,7 @@ pub(crate) struct ParsedConfig<'a> {
     pub(crate) config: &'a Config,
     pub(crate) namespace: &'a str,
     pub(crate) required: Vec<Capability>,
+    pub(crate) open_wait: Wait,
     pub(crate) settings: Settings,
 }
 
@@ -51,6 +54,9 @@ impl Config {
         let lease = settings.lease.check(&Capabilities::new());
         lease.map_err(about("ttl"))?;
         settings.wait.check().map_err(about("wait"))?;
+        let open_wait = self.value(&OPEN_WAIT)?;
+        let open_wait = open_wait.unwrap_or(Wait::AtMost(Duration::ZERO));
+        open_wait.check().map_err(about("open_wait"))?;
         Ok(ParsedConfig {
             config: self,
             namespace,
@@ -58,6 +64,7 @@ impl Config {
                 .map(|name| name.trim().parse())
                 .collect::<Result<_, _>>()
                 .map_err(about("require"))?,
+            open_wait,
             settings,
         })
     }

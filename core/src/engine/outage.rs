@@ -239,12 +239,16 @@ impl Drop for Rider<'_> {
 pub(super) fn outlasted(cause: Error, span: Duration, may_be_granted: bool) -> Error {
     let is_told = span >= MIN_TOLD;
     let (kind, text) = match may_be_granted {
-        false if is_told => (
-            ErrorKind::Unavailable,
-            format!(
+        false if is_told => {
+            let text = format!(
                 "the store could not be reached for the last {span:.1?}; see to the store, or wait longer"
-            ),
-        ),
+            );
+            let error = match cause.is_unreachable() {
+                true => Error::unreachable(text),
+                false => Error::new(ErrorKind::Unavailable, text),
+            };
+            return error.with_source(cause);
+        }
         true if is_told => (
             ErrorKind::Unknown,
             format!(
