@@ -3,10 +3,10 @@
 use std::ffi::OsString;
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::PathBuf;
+use std::time::Duration;
 
-#[cfg(unix)]
-use lockkeeper::backend::drivers;
-use lockkeeper::{Config, Error, LockKeeper, open_config};
+use lockkeeper::backend::{OpenOptions, drivers};
+use lockkeeper::{Config, Error, LockKeeper};
 
 use crate::args::StoreArgs;
 use crate::failure::{CONFIG, Failure};
@@ -109,28 +109,26 @@ fn with_config<T>(
     })
 }
 
-/// Checks the settings of the store and its fallbacks, and talks to none of them.
-#[cfg(unix)]
-pub(crate) fn check(args: &StoreArgs) -> Result<(), Failure> {
-    with_config(args, |config| drivers().check(&config))
-}
-
 /// Opens the store, with its settings changed.
 pub(crate) fn open(
     args: &StoreArgs,
+    options: &OpenOptions,
     change: impl FnOnce(Config) -> Config,
 ) -> Result<LockKeeper, Failure> {
-    with_config(args, |config| open_config(&change(config)))
+    with_config(args, |config| drivers().open_with(&change(config), options))
 }
 
-/// Opens the store without its fallbacks: a question about one store is not answered by another.
+/// Opens the store without its fallbacks, in one attempt: a question about one store is not answered by
+/// another, and an operator wants to know at once that it is out of reach.
 pub(crate) fn open_first(args: &StoreArgs) -> Result<LockKeeper, Failure> {
-    open(args, Config::without_fallbacks)
+    let options = OpenOptions::new().wait(Duration::ZERO);
+    open(args, &options, Config::without_fallbacks)
 }
 
-/// Opens the store without its fallbacks if it exists, and does not create it.
+/// Opens the store as [`open_first`] does if it exists, and does not create it.
 pub(crate) fn open_existing(args: &StoreArgs) -> Result<LockKeeper, Failure> {
-    open(args, |config| {
+    let options = OpenOptions::new().wait(Duration::ZERO);
+    open(args, &options, |config| {
         let config = config.without_fallbacks();
         if config.url().scheme() != "sqlite" {
             return config;

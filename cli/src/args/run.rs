@@ -22,7 +22,7 @@ pub(crate) struct Run {
     pub(crate) store: StoreArgs,
 
     /// How long to wait for the lock, and for the store to come up: 10m, a number of seconds such as
-    /// 1.5, or `forever`. Default: forever for the lock, not at all for the store.
+    /// 1.5, or `forever`. Default: forever for the lock, and the config's `open_wait`, or not at all, for the store.
     #[arg(short, long, value_name = "DUR", value_parser = wait)]
     pub(crate) wait: Option<Wait>,
 

@@ -169,7 +169,13 @@ impl Observer for EventForwarder {
         stderr::warn(&format!("{store}: {text}"));
     }
 
+    fn open_waits(&self, _store: &str, reason: &Error) {
+        let reason = Failure::from(reason.clone());
+        stderr::info(&format!("{reason}; lockkeeper tries again"));
+    }
+
     fn fallback(&self, from: &str, to: &str, reason: &Error) {
+        let reason = Failure::from(reason.clone());
         stderr::warn(&format!(
             "the lock is on {to}, and does not exclude holders on {from}: {reason}"
         ));

@@ -99,7 +99,7 @@ fn run(args: &args::Run) -> Result<End, Failure> {
     let is_running = Arc::new(AtomicBool::new(false));
     listen(sender.clone(), wait.clone(), Arc::clone(&is_running))?;
     let until = opening::deadline(args);
-    let keeper = match opening::open(args, until, sender, &events)? {
+    let keeper = match opening::open(args, &wait, sender, &events)? {
         Opened::Store(keeper) => keeper,
         Opened::Signal(signal) => return Ok(interrupted(signal)),
     };

@@ -1,7 +1,7 @@
 //! The store is out of reach when `run` starts.
 
 use std::fs::File;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
@@ -16,10 +16,15 @@ pub(crate) const ALONE: &[Case] = &[("store_may_come_up_within_the_wait", comes_
 
 const NOWHERE: &str = "redis://127.0.0.1:1/";
 
-/// Starts a `run -v` whose messages are in the file `NAME`, and waits until it has found no store.
-fn start(rig: &Rig, name: &str, change: impl Fn(&mut std::process::Command)) -> Running {
+/// Starts a `run -v --wait WAIT` whose messages are in the file `WAIT`, and waits until it has found no
+/// store.
+fn start(rig: &Rig, wait: &str, change: impl Fn(&mut Command)) -> Running {
+    start_with(rig, wait, &["--wait", wait], change)
+}
+
+fn start_with(rig: &Rig, name: &str, args: &[&str], change: impl Fn(&mut Command)) -> Running {
     let script = format!("touch started-{name}");
-    let mut command = rig.run_command(&["-v", "--wait", name, "a"], &script);
+    let mut command = rig.run_command(&[&["-v"], args, &["a"]].concat(), &script);
     change(&mut command);
     let messages = File::create(rig.path(name)).unwrap();
     let run = Running(Some(command.stderr(messages).spawn().unwrap()));
@@ -34,15 +39,18 @@ fn comes_up(rig: &mut Rig) -> Outcome {
         return Err(Skip("a file is always in reach"));
     };
     server.kill();
-    let runs = ["10m", "forever"].map(|wait| start(rig, wait, |_| {}));
+    let [limited, endless] = ["10m", "forever"].map(|wait| start(rig, wait, |_| {}));
+    let keyed = start_with(rig, "key", &[], |command| {
+        command.env("LOCKKEEPER_OPEN_WAIT", "10m");
+    });
     let interrupted = start(rig, "9m", |_| {});
     interrupted.signal(Signal::TERM);
     assert_eq!(interrupted.code(), 143);
     server.restart();
-    for run in runs {
+    for (run, name) in [(limited, "10m"), (endless, "forever"), (keyed, "key")] {
         assert_eq!(run.code(), 0);
+        assert!(rig.exists(&format!("started-{name}")));
     }
-    assert!(rig.exists("started-10m") && rig.exists("started-forever"));
     assert!(!rig.exists("started-9m"));
     // What is left of --wait is for the lock.
     let holder = rig.hold("a");
@@ -53,14 +61,22 @@ fn comes_up(rig: &mut Rig) -> Outcome {
 }
 
 fn never(rig: &mut Rig) -> Outcome {
-    let output = rig.run(&["-v", "--wait", "50ms", "--url", NOWHERE, "a"], "true");
+    let output = rig.run(&["-v", "--wait", "500ms", "--url", NOWHERE, "a"], "true");
     let lines = stderr_of(&output);
     assert_eq!(code(&output), 69, "{lines}");
     assert_eq!(lines.lines().count(), 2, "{lines}");
+    assert!(
+        lines.contains("for the last") && lines.contains("refused"),
+        "{lines}"
+    );
+    let nowhere = "redis://127.0.0.1:1/?open_wait=10m";
+    assert_eq!(code(&rig.run(&["-n", "--url", nowhere, "a"], "true")), 69);
+    let mut command = rig.lockkeeper(&["who", "--url", nowhere]);
+    assert_eq!(code(&command.output().unwrap()), 69);
     Ok(())
 }
 
-fn with_fallback(command: &mut std::process::Command, fallback: &str) {
+fn with_fallback(command: &mut Command, fallback: &str) {
     command.env("LOCKKEEPER_URL", NOWHERE);
     command.env("LOCKKEEPER_FALLBACK", fallback);
 }
