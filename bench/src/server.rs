@@ -7,10 +7,12 @@ use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer};
 
 /// The commands that a client sends for a lock. The server also counts those that scripts run, which have
 /// other names.
-const SENT: [&str; 9] = [
+const SENT: [&str; 11] = [
     "evalsha",
     "eval",
     "script|load",
+    "hello",
+    "client|tracking",
     "subscribe",
     "unsubscribe",
     "ping",

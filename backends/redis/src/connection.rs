@@ -1,6 +1,7 @@
 //! One connection to a server, and requests on it.
 
 use std::io::{self, Write};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -121,6 +122,11 @@ impl lockkeeper_remote::Connection for Connection {
 }
 
 impl Connection {
+    /// Returns the socket.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        self.stream.socket()
+    }
+
     /// Sets the longest time that a read or a write may take.
     pub(crate) fn set_timeout(&mut self, limit: Duration) -> Result<(), Failure> {
         let limit = limit.max(Duration::from_millis(1));

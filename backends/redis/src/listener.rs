@@ -6,6 +6,7 @@
 //! and an unlock make the keepers verify their leases; without notice of it the next renewal does.
 
 use std::collections::HashMap;
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, Thread};
@@ -26,7 +27,7 @@ use crate::subscription::{Message, ask_for_flush_notice, read, subscribe};
 /// A provider listens this long after its first grant, so that a program that only locks for a
 /// moment opens no second connection.
 const AFTER_FIRST_GRANT: Duration = Duration::from_millis(50);
-/// The thread checks this often whether the store was dropped.
+/// The thread checks this often whether the store was dropped, or the primary found elsewhere.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// A silent server is sent a PING after so long.
 const PING_AFTER: Duration = Duration::from_secs(5);
@@ -36,13 +37,14 @@ const REPLY_TIME: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum State {
     Idle,
     /// The thread connects after [`AFTER_FIRST_GRANT`], or when it is unparked.
     Delayed(Thread),
     Connecting,
-    Listening,
+    /// The socket ends the thread when it is shut down.
+    Listening(TcpStream),
     /// The thread reconnects with pauses, and no waiter waits for that.
     Down,
 }
@@ -121,7 +123,7 @@ impl Listener {
 
     /// Returns whether messages reach the waiters right now.
     pub(crate) fn is_listening(&self) -> bool {
-        matches!(*self.state.lock(), State::Listening)
+        matches!(*self.state.lock(), State::Listening(_))
     }
 
     /// Starts the thread after a keeper's first grant.
@@ -163,6 +165,18 @@ impl Listener {
         Some(started.ok()?.thread().clone())
     }
 
+    /// Ends the thread soon, for a store that is dropped. A thread that is connecting notices by itself.
+    pub(crate) fn close(&self) {
+        match &*self.state.lock() {
+            State::Delayed(thread) => thread.unpark(),
+            State::Listening(socket) => {
+                // It fails where the server has closed it already.
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+            State::Idle | State::Connecting | State::Down => {}
+        }
+    }
+
     /// Listens until the store is dropped.
     fn run(&self) {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
@@ -170,10 +184,10 @@ impl Listener {
         while self.store.strong_count() > 0 {
             let began = Instant::now();
             let moves = self.moves.load(Ordering::Acquire);
-            if let Some(mut connection) = self.connect() {
+            if let Some((mut connection, socket)) = self.connect() {
                 // Earlier messages had no subscriber.
                 self.verify_leases();
-                *self.state.lock() = State::Listening;
+                *self.state.lock() = State::Listening(socket);
                 self.waiting.lock().values().for_each(Unparker::unpark);
                 let _ = self.listen(&mut connection, moves);
                 // The server may have gone, or have been replaced.
@@ -187,12 +201,13 @@ impl Listener {
         }
     }
 
-    fn connect(&self) -> Option<Connection> {
+    fn connect(&self) -> Option<(Connection, TcpStream)> {
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
         // Without the notice, the next renewal notices a flush.
         let _ = ask_for_flush_notice(&mut connection, REPLY_TIME).ok()?;
         subscribe(&mut connection, &self.channels(), REPLY_TIME).ok()?;
-        Some(connection)
+        let socket = connection.socket().try_clone().ok()?;
+        Some((connection, socket))
     }
 
     /// Listens until the connection fails, the primary is found elsewhere, or the store is dropped.

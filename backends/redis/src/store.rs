@@ -41,6 +41,12 @@ impl fmt::Debug for Store {
     }
 }
 
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.listener.close();
+    }
+}
+
 impl Store {
     pub(crate) fn new(
         options: &RedisOptions,
