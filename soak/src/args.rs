@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) names: u32,
 
-    /// The longest time that most guards are held; one of a hundred is held for up to twice the ttl.
+    /// The longest time that guards are held. Those of a quarter of the names are held for up to twice the ttl.
     #[arg(long, value_name = "DUR", default_value = "20ms", value_parser = humantime::parse_duration)]
     pub(crate) hold: Duration,
 

@@ -95,15 +95,21 @@ impl<'a> Deadline<'a> {
 pub(crate) struct Lane<'a> {
     rng: Rng,
     deadline: Deadline<'a>,
+    ttl: Duration,
     pub(crate) journal: &'a Journal,
 }
 
 impl<'a> Lane<'a> {
-    pub(crate) fn new(seed: u64, deadline: Deadline<'a>, journal: &'a Journal) -> Self {
-        let rng = Rng::with_seed(seed);
+    pub(crate) fn new(
+        seed: u64,
+        deadline: Deadline<'a>,
+        ttl: Duration,
+        journal: &'a Journal,
+    ) -> Self {
         Self {
-            rng,
+            rng: Rng::with_seed(seed),
             deadline,
+            ttl,
             journal,
         }
     }
@@ -111,7 +117,22 @@ impl<'a> Lane<'a> {
     /// Pauses for a random time of this many milliseconds, and at most until the round is over. Returns whether
     /// it goes on.
     pub(crate) fn pause(&mut self, millis: std::ops::Range<u64>) -> bool {
-        let until = Instant::now() + self.millis(millis);
+        let pause = self.millis(millis);
+        self.pause_for(pause)
+    }
+
+    /// Pauses as long as a fault lasts: often much shorter than the ttl, and often longer, so that leases end.
+    pub(crate) fn spell(&mut self) {
+        let longest = match self.rng.bool() {
+            true => self.ttl / 4,
+            false => 2 * self.ttl,
+        };
+        let pause = longest.mul_f64(self.rng.f64());
+        self.pause_for(pause);
+    }
+
+    fn pause_for(&self, pause: Duration) -> bool {
+        let until = Instant::now() + pause;
         loop {
             let left = self.deadline.left();
             let pause = left.min(until.saturating_duration_since(Instant::now()));
@@ -166,7 +187,8 @@ mod tests {
         let is_interrupted = AtomicBool::new(false);
         let far = Instant::now() + Duration::from_secs(3600);
         let deadline = Deadline::new(far, &is_interrupted);
-        let [mut one, mut same] = [7, 7].map(|seed| Lane::new(seed, deadline, &journal));
+        let ttl = Duration::from_secs(1);
+        let [mut one, mut same] = [7, 7].map(|seed| Lane::new(seed, deadline, ttl, &journal));
         let choices = |lane: &mut Lane<'_>| (lane.millis(0..1000), lane.seed(), lane.choice(1000));
         assert_eq!(choices(&mut one), choices(&mut same));
         assert_eq!(one.pick::<u8>(&[]), None);

@@ -79,7 +79,8 @@ impl Rounds<'_> {
         journal: &Journal,
     ) -> io::Result<(Vec<crate::history::ProcessLog>, Vec<String>)> {
         let mut seeds = fastrand::Rng::with_seed(seed);
-        let mut lane = || Lane::new(seeds.u64(..), deadline, journal);
+        let ttl = self.args.ttl;
+        let mut lane = || Lane::new(seeds.u64(..), deadline, ttl, journal);
         let (mut on_workers, mut on_network, mut on_server) = (lane(), lane(), lane());
         let mut workers = Workers::start(folder, self.plan(), self.shape().0, &mut on_workers)?;
         thread::scope(|scope| {

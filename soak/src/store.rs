@@ -103,8 +103,5 @@ fn server_keys(url: &str) -> String {
     format!("{url}?response_timeout=500ms&connect_timeout=500ms&")
 }
 
-/// For how long a server is stopped or away.
-const AWAY_MS: std::ops::Range<u64> = 10..2500;
-
 /// How often a fault looks for what it waits for.
 const POLL: Duration = Duration::from_millis(1);

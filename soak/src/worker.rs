@@ -149,7 +149,7 @@ impl Thread<'_> {
     fn run(mut self) -> io::Result<()> {
         while !self.worker.is_over() {
             let names = self.worker.plan.names;
-            // Small numbers come more often, so that some names are contended and others are free.
+            // Small numbers come more often: some names are contended, and others are free for a while.
             let name = self.rng.u32(..names).min(self.rng.u32(..names));
             let wait = self.wait();
             let options = self.options(wait);
@@ -161,7 +161,7 @@ impl Thread<'_> {
                 Ok(Some(guard)) => {
                     let token = guard.token().get();
                     self.record(at, Event::Granted { token })?;
-                    self.hold(guard)?;
+                    self.hold(guard, self.worker.plan.is_held_long(name))?;
                     continue;
                 }
                 Ok(None) => Refusal::Busy,
@@ -209,11 +209,11 @@ impl Thread<'_> {
     }
 
     /// Holds a guard for a random time or until its loss, records what it says, and ends it.
-    fn hold(&mut self, guard: LockGuard) -> io::Result<()> {
+    fn hold(&mut self, guard: LockGuard, is_long: bool) -> io::Result<()> {
         let plan = &self.worker.plan;
-        let (longest, pause) = match self.rng.u8(..100) {
-            0 => (2 * plan.ttl, Duration::from_millis(20)),
-            _ => (plan.hold, plan.hold / 4),
+        let (longest, pause) = match is_long {
+            true => (2 * plan.ttl, Duration::from_millis(20)),
+            false => (plan.hold, plan.hold / 4),
         };
         let until = Instant::now() + longest.mul_f64(self.rng.f64());
         loop {

@@ -8,7 +8,6 @@ use lockkeeper_testkit::{Fault, Proxy};
 use super::Lane;
 
 const PAUSE_MS: std::ops::Range<u64> = 200..2500;
-const FAULT_MS: std::ops::Range<u64> = 20..2500;
 
 /// Breaks the network until the round is over. Each fault restores what it broke.
 ///
@@ -51,7 +50,7 @@ impl Network<'_> {
             1 => {
                 return lane.fault("connections refused", |lane| {
                     self.cut(lane, |_| self.proxy.refuse())?;
-                    lane.pause(FAULT_MS);
+                    lane.spell();
                     self.proxy.accept()
                 });
             }
@@ -65,7 +64,7 @@ impl Network<'_> {
         };
         let spell = |lane: &mut Lane<'_>| {
             self.proxy.set(fault);
-            lane.pause(FAULT_MS);
+            lane.spell();
             self.proxy.set(Fault::Pass);
         };
         lane.fault(kind, |lane| match fault {

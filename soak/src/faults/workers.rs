@@ -17,9 +17,6 @@ use crate::plan::{LONGEST_WAIT, Plan};
 use crate::worker;
 
 const PAUSE_MS: std::ops::Range<u64> = 100..2000;
-/// Half of the stops are shorter than any ttl, and half may outlast it.
-const SHORT_STOP_MS: std::ops::Range<u64> = 5..200;
-const LONG_STOP_MS: std::ops::Range<u64> = 500..4000;
 const RESTART_MS: std::ops::Range<u64> = 0..500;
 
 /// How long a worker may take beyond its longest wait to end after its input has ended.
@@ -116,29 +113,20 @@ impl<'a> Workers<'a> {
             self.restart_ended(lane)?;
             let chosen =
                 lane.choice(u32::try_from(self.running.len()).unwrap_or(u32::MAX)) as usize;
-            match lane.choice(4) {
-                0 => lane.fault("worker stopped briefly", |lane| {
-                    self.stop(chosen, lane, SHORT_STOP_MS)
-                })?,
-                1 => lane.fault("worker stopped for long", |lane| {
-                    self.stop(chosen, lane, LONG_STOP_MS)
-                })?,
-                _ => lane.fault("worker killed", |lane| {
+            if lane.choice(2) == 0 {
+                lane.fault("worker stopped", |lane| self.stop(chosen, lane))?;
+            } else {
+                lane.fault("worker killed", |lane| {
                     self.kill(chosen)?;
                     lane.pause(RESTART_MS);
                     self.start_one(lane)
-                })?,
+                })?;
             }
         }
         Ok(())
     }
 
-    fn stop(
-        &mut self,
-        chosen: usize,
-        lane: &mut Lane<'_>,
-        millis: std::ops::Range<u64>,
-    ) -> io::Result<()> {
+    fn stop(&mut self, chosen: usize, lane: &mut Lane<'_>) -> io::Result<()> {
         let Some(worker) = self.running.get_mut(chosen) else {
             return Ok(());
         };
@@ -146,7 +134,7 @@ impl<'a> Workers<'a> {
         let from = now();
         // Nothing has waited for the child, so the process id is still its own.
         kill_process(pid, Signal::STOP)?;
-        lane.pause(millis);
+        lane.spell();
         kill_process(pid, Signal::CONT)?;
         worker.stops.push((from, now()));
         Ok(())

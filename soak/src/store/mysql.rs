@@ -5,7 +5,7 @@ use std::thread;
 
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, MySqlSession, Proxy};
 
-use super::{AWAY_MS, POLL, Store, StoreFault, server_keys};
+use super::{POLL, Store, StoreFault, server_keys};
 use crate::faults::Lane;
 
 pub(super) struct MySql {
@@ -40,7 +40,7 @@ impl MySql {
                 Ok(())
             })?;
         }
-        lane.pause(AWAY_MS);
+        lane.spell();
         self.server.restart()
     }
 
@@ -87,7 +87,7 @@ impl Store for MySql {
         vec![
             StoreFault::new("server stopped", |lane| {
                 self.server.stop()?;
-                lane.pause(AWAY_MS);
+                lane.spell();
                 self.server.cont()
             }),
             StoreFault::new("server restarted", |lane| self.restart(lane)),

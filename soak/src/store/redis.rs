@@ -5,7 +5,7 @@ use std::io;
 
 use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer, Reply};
 
-use super::{AWAY_MS, Store, StoreFault, server_keys};
+use super::{Store, StoreFault, server_keys};
 use crate::faults::Lane;
 
 /// Where the server keeps its data, in its folder.
@@ -42,7 +42,7 @@ impl Redis {
             })?;
         }
         fs::remove_dir_all(self.server.folder().join(DATA))?;
-        lane.pause(AWAY_MS);
+        lane.spell();
         self.server.restart()
     }
 
@@ -71,12 +71,12 @@ impl Store for Redis {
         vec![
             StoreFault::new("server stopped", |lane| {
                 self.server.stop()?;
-                lane.pause(AWAY_MS);
+                lane.spell();
                 self.server.cont()
             }),
             StoreFault::new("server restarted with its data", |lane| {
                 self.server.kill();
-                lane.pause(AWAY_MS);
+                lane.spell();
                 self.server.restart()
             }),
             StoreFault::new("server restarted empty", |lane| self.restart_empty(lane)),

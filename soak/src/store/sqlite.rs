@@ -8,7 +8,7 @@ use std::time::Duration;
 use rusqlite::{Connection, Error, ErrorCode};
 use tempfile::TempDir;
 
-use super::{AWAY_MS, Store, StoreFault};
+use super::{Store, StoreFault};
 use crate::faults::Lane;
 
 /// How long this program waits for a worker that writes. A worker may be stopped while it writes.
@@ -43,7 +43,7 @@ impl Sqlite {
     fn be_busy(&self, lane: &mut Lane<'_>) -> Result<(), Error> {
         let writer = self.connect()?;
         writer.execute_batch("BEGIN IMMEDIATE")?;
-        lane.pause(AWAY_MS);
+        lane.spell();
         writer.execute_batch("ROLLBACK")
     }
 
