@@ -58,7 +58,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DUR", default_value = "2s", value_parser = humantime::parse_duration)]
     pub(crate) ttl: Duration,
 
-    /// Opens stores with `restart_grace` of this length. From the ttl on, no overlap is allowed after a restart.
+    /// Opens servers with `restart_grace` of this length. From the ttl on, no overlap is allowed after a restart.
     #[arg(long, value_name = "DUR", value_parser = humantime::parse_duration)]
     pub(crate) restart_grace: Option<Duration>,
 }

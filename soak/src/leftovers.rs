@@ -25,7 +25,7 @@ pub(crate) struct Leftovers {
 /// Waits until the leases of killed workers are over, looks for what is left, and locks each name once.
 pub(crate) fn find(
     store: &dyn Store,
-    keys: &str,
+    key: &str,
     names: u32,
     ttl: Duration,
 ) -> io::Result<Leftovers> {
@@ -37,7 +37,7 @@ pub(crate) fn find(
         },
     };
     let url = match store.urls().into_iter().next() {
-        Some(url) if !store.is_in_process() => format!("{url}{keys}"),
+        Some(url) if !store.is_in_process() => format!("{url}{key}"),
         _ => return Ok(found),
     };
     thread::sleep(ttl + GRACE);

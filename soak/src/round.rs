@@ -49,7 +49,7 @@ impl Rounds<'_> {
         let deadline = Deadline::new(Instant::now() + length, self.is_interrupted);
         let (mut logs, complaints) = self.break_for(folder, seed, deadline, &journal)?;
         let names = self.args.names;
-        let leftovers = leftovers::find(self.store, &self.keys(), names, self.args.ttl)?;
+        let leftovers = leftovers::find(self.store, &self.key(), names, self.args.ttl)?;
         logs.push(leftovers.attempts);
         let mut history = History::default();
         for log in &logs {
@@ -107,21 +107,17 @@ impl Rounds<'_> {
         }
     }
 
-    /// Returns the keys of all URLs.
-    fn keys(&self) -> String {
-        let mut keys = format!("ttl={}ms", self.args.ttl.as_millis());
-        if let Some(grace) = self.args.restart_grace {
-            keys.push_str(&format!("&restart_grace={}ms", grace.as_millis()));
-        }
-        keys
+    /// Returns the key that is added to all URLs.
+    fn key(&self) -> String {
+        format!("ttl={}ms", self.args.ttl.as_millis())
     }
 
     /// Returns what every worker is told, apart from its log and its seed.
     fn plan(&self) -> Plan {
-        let keys = self.keys();
+        let key = self.key();
         let urls = self.store.urls().into_iter();
         Plan {
-            urls: urls.map(|url| format!("{url}{keys}")).collect(),
+            urls: urls.map(|url| format!("{url}{key}")).collect(),
             log: Path::new("").to_owned(),
             seed: 0,
             threads: self.shape().1,

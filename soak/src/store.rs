@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use lockkeeper_testkit::{MySqlKind, Proxy, RedisKind};
+use lockkeeper_testkit::{Daemon, MySqlKind, Proxy, RedisKind};
 
 use crate::args::{Args, StoreChoice};
 use crate::faults::Lane;
@@ -83,24 +83,55 @@ pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
 
 /// Starts a store in a throw-away folder.
 pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Box<dyn Store>> {
-    // A former holder has given up by its own clock before a restarted server grants anything.
-    let is_restart_safe = args.restart_grace.is_some_and(|grace| grace >= args.ttl);
+    let settings = ServerSettings::of(args);
     Ok(match choice {
         StoreChoice::Memory => Box::new(memory::Memory),
         StoreChoice::Sqlite => Box::new(sqlite::Sqlite::start()?),
-        StoreChoice::Redis => Box::new(redis::Redis::start(RedisKind::Redis7, is_restart_safe)?),
-        StoreChoice::MariaDb => {
-            Box::new(mysql::MySql::start(MySqlKind::MariaDb10, is_restart_safe)?)
-        }
-        StoreChoice::MySql => Box::new(mysql::MySql::start(MySqlKind::MySql9, is_restart_safe)?),
+        StoreChoice::Redis => Box::new(redis::Redis::start(RedisKind::Redis7, settings)?),
+        StoreChoice::MariaDb => Box::new(mysql::MySql::start(MySqlKind::MariaDb10, settings)?),
+        StoreChoice::MySql => Box::new(mysql::MySql::start(MySqlKind::MySql9, settings)?),
         StoreChoice::All => return Err(io::Error::other("`all` is not one store")),
     })
 }
 
-/// Returns the keys of the URLs of a server. Replies that take longer than this are lost, so that outages end
-/// within a round.
-fn server_keys(url: &str) -> String {
-    format!("{url}?response_timeout=500ms&connect_timeout=500ms&")
+/// What all servers have in common.
+struct ServerSettings {
+    restart_grace: Option<Duration>,
+    /// Whether a former holder has given up by its own clock before a restarted server grants anything.
+    is_restart_safe: bool,
+}
+
+impl ServerSettings {
+    fn of(args: &Args) -> Self {
+        let restart_grace = args.restart_grace;
+        Self {
+            restart_grace,
+            is_restart_safe: restart_grace.is_some_and(|grace| grace >= args.ttl),
+        }
+    }
+
+    /// Adds keys to the URL of a server. Replies that take longer than this are lost, so that outages end within
+    /// a round.
+    fn with_keys(&self, url: &str) -> String {
+        let mut url = format!("{url}?response_timeout=500ms&connect_timeout=500ms&");
+        if let Some(grace) = self.restart_grace {
+            url.push_str(&format!("restart_grace={}ms&", grace.as_millis()));
+        }
+        url
+    }
+
+    /// Kills a server that then knows no lease any more.
+    fn kill(&self, server: &Daemon, lane: &Lane<'_>) -> io::Result<()> {
+        let kill = || {
+            server.kill();
+            Ok(())
+        };
+        if self.is_restart_safe {
+            kill()
+        } else {
+            lane.journal.forget(kill)
+        }
+    }
 }
 
 /// How often a fault looks for what it waits for.

@@ -5,17 +5,17 @@ use std::thread;
 
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, MySqlSession, Proxy};
 
-use super::{POLL, Store, StoreFault, server_keys};
+use super::{POLL, ServerSettings, Store, StoreFault};
 use crate::faults::Lane;
 
 pub(super) struct MySql {
     proxy: Proxy,
     server: MySqlServer,
-    is_restart_safe: bool,
+    settings: ServerSettings,
 }
 
 impl MySql {
-    pub(super) fn start(kind: MySqlKind, is_restart_safe: bool) -> io::Result<Self> {
+    pub(super) fn start(kind: MySqlKind, settings: ServerSettings) -> io::Result<Self> {
         let server = MySqlServer::start(kind, &MySqlOptions::new().show_locks())?;
         if kind == MySqlKind::MySql9 {
             // The right to list all holders.
@@ -27,19 +27,12 @@ impl MySql {
         Ok(Self {
             proxy: Proxy::new(server.addr())?,
             server,
-            is_restart_safe,
+            settings,
         })
     }
 
     fn restart(&self, lane: &mut Lane<'_>) -> io::Result<()> {
-        if self.is_restart_safe {
-            self.server.kill();
-        } else {
-            lane.journal.forget(|| {
-                self.server.kill();
-                Ok(())
-            })?;
-        }
+        self.settings.kill(&self.server, lane)?;
         lane.spell();
         self.server.restart()
     }
@@ -71,7 +64,7 @@ impl Store for MySql {
     fn urls(&self) -> Vec<String> {
         let through = [self.server.addr(), self.proxy.addr()];
         through
-            .map(|addr| server_keys(&self.server.url_via(addr)))
+            .map(|addr| self.settings.with_keys(&self.server.url_via(addr)))
             .into()
     }
 

@@ -5,7 +5,7 @@ use std::io;
 
 use lockkeeper_testkit::{Proxy, RedisKind, RedisOptions, RedisServer, Reply};
 
-use super::{Store, StoreFault, server_keys};
+use super::{ServerSettings, Store, StoreFault};
 use crate::faults::Lane;
 
 /// Where the server keeps its data, in its folder.
@@ -14,11 +14,11 @@ const DATA: &str = "appendonlydir";
 pub(super) struct Redis {
     proxy: Proxy,
     server: RedisServer,
-    is_restart_safe: bool,
+    settings: ServerSettings,
 }
 
 impl Redis {
-    pub(super) fn start(kind: RedisKind, is_restart_safe: bool) -> io::Result<Self> {
+    pub(super) fn start(kind: RedisKind, settings: ServerSettings) -> io::Result<Self> {
         // Each change is written before its reply is sent, so a killed server has it after its restart.
         let options = RedisOptions::new()
             .config("appendonly", ["yes"])
@@ -28,19 +28,12 @@ impl Redis {
         Ok(Self {
             proxy: Proxy::new(server.addr())?,
             server,
-            is_restart_safe,
+            settings,
         })
     }
 
     fn restart_empty(&self, lane: &mut Lane<'_>) -> io::Result<()> {
-        if self.is_restart_safe {
-            self.server.kill();
-        } else {
-            lane.journal.forget(|| {
-                self.server.kill();
-                Ok(())
-            })?;
-        }
+        self.settings.kill(&self.server, lane)?;
         fs::remove_dir_all(self.server.folder().join(DATA))?;
         lane.spell();
         self.server.restart()
@@ -59,7 +52,10 @@ impl Store for Redis {
     fn urls(&self) -> Vec<String> {
         let through = [self.server.addr(), self.proxy.addr()];
         through
-            .map(|addr| server_keys(&format!("{}/", self.server.url_via(addr))))
+            .map(|addr| {
+                self.settings
+                    .with_keys(&format!("{}/", self.server.url_via(addr)))
+            })
             .into()
     }
 
