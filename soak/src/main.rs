@@ -101,7 +101,11 @@ fn run(
         if tally.is_broken() {
             let logs = folder.keep();
             print!("{}", report::evidence(&outcome));
-            println!("the records of all processes are in {}", logs.display());
+            std::fs::write(logs.join("faults"), report::all_faults(&outcome))?;
+            println!(
+                "the records of all processes, and the faults, are in {}",
+                logs.display()
+            );
             repeat = args.repeat(choice, seed, length);
             break;
         }

@@ -146,35 +146,55 @@ pub(crate) fn evidence(outcome: &Outcome) -> String {
         }
         let _ = match evidence {
             Evidence::Text(what) => writeln!(text, "{rule:?}: {what}"),
-            Evidence::Call(call) => writeln!(text, "{rule:?}: {}", overrun(call)),
+            Evidence::Call(call) => {
+                let to = call
+                    .began
+                    .saturating_add(call.limit)
+                    .saturating_add(call.overrun);
+                let around = around(outcome, call.began, to);
+                let began = at(call.began, outcome);
+                writeln!(
+                    text,
+                    "{rule:?}: {}, called {began}\n{around}",
+                    overrun(call)
+                )
+            }
             Evidence::Grant(one) => writeln!(text, "{rule:?}:\n  {}", grant(one, outcome)),
             Evidence::Grants(pair) => {
                 let (first, second) = (&pair.0, &pair.1);
-                let _ = writeln!(text, "{rule:?} of seat:{}:", first.name);
-                for one in [first, second] {
-                    let _ = writeln!(text, "  {}", grant(one, outcome));
-                }
-                let during = during(&outcome.faults, first, second);
-                let during = during.map(|fault| format!("    {}\n", event(fault, outcome)));
-                write!(text, "  faults around:\n{}", during.collect::<String>())
+                let last = |one: &Grant| one.held.or(one.lost).unwrap_or(one.granted);
+                let from = first.asked.min(second.asked);
+                let around = around(outcome, from, last(first).max(last(second)));
+                let [first_line, second_line] = [first, second].map(|one| grant(one, outcome));
+                write!(
+                    text,
+                    "{rule:?} of seat:{}:\n  {first_line}\n  {second_line}\n{around}",
+                    first.name
+                )
             }
         };
     }
     text
 }
 
-/// Returns the faults between the first request and the last sign of two grants, and those shortly before.
-fn during<'a>(
-    faults: &'a [Fault],
-    first: &Grant,
-    second: &Grant,
-) -> impl Iterator<Item = &'a Fault> {
-    let last = |one: &Grant| one.held.or(one.lost).unwrap_or(one.granted);
-    let from = first.asked.min(second.asked).saturating_sub(1_000_000_000);
-    let to = last(first).max(last(second));
-    faults
-        .iter()
-        .filter(move |fault| fault.to >= from && fault.from <= to)
+/// Returns the faults between two times, and those of the second before.
+fn around(outcome: &Outcome, from: u64, to: u64) -> String {
+    let from = from.saturating_sub(1_000_000_000);
+    let is_around = |fault: &&Fault| fault.to >= from && fault.from <= to;
+    faults(outcome, outcome.faults.iter().filter(is_around))
+}
+
+/// Returns all faults of a round, one in a line.
+pub(crate) fn all_faults(outcome: &Outcome) -> String {
+    faults(outcome, outcome.faults.iter())
+}
+
+fn faults<'a>(outcome: &Outcome, faults: impl Iterator<Item = &'a Fault>) -> String {
+    let lines = faults.map(|fault| {
+        let (from, to) = (at(fault.from, outcome), at(fault.to, outcome));
+        format!("    fault from {from} to {to}: {}\n", fault.kind)
+    });
+    lines.collect()
 }
 
 fn grant(grant: &Grant, outcome: &Outcome) -> String {
@@ -196,11 +216,6 @@ fn grant(grant: &Grant, outcome: &Outcome) -> String {
         at(grant.asked),
         at(grant.granted),
     )
-}
-
-fn event(fault: &Fault, outcome: &Outcome) -> String {
-    let (from, to) = (at(fault.from, outcome), at(fault.to, outcome));
-    format!("{from} to {to}: {}", fault.kind)
 }
 
 /// Returns a time in seconds since the round began.
@@ -279,7 +294,7 @@ mod tests {
             "token 128 (lease 1, hand-over 0) of process 128 (pid 1), thread 2",
             "token 257 (lease 2, hand-over 1)",
             "asked 4.000000, granted 4.001000, held until 4.002000",
-            "4.000000 to 4.000000: near",
+            "fault from 4.000000 to 4.000000: near",
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
