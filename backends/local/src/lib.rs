@@ -1,5 +1,6 @@
 //! The embedded stores: `memory:` and `sqlite:`.
 
+mod keepers;
 mod memory;
 #[cfg(feature = "sqlite")]
 mod sqlite;

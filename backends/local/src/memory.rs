@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Clock, Driver, Error, ErrorKind, Grant,
-    HostInstant, KeySpec, LockName, LockProvider, OpenContext, Released, Renewal, StoreInfo,
-    StoreUrl, SystemClock,
+    HostInstant, KeySpec, LeaseVerifier, LockName, LockProvider, OpenContext, Released, Renewal,
+    StoreInfo, StoreUrl, SystemClock,
 };
 
 mod epoch;
@@ -104,11 +104,10 @@ impl MemoryProvider {
             .collect()
     }
 
-    /// Takes the lock from its holder, whose guard is lost at its next renewal; the next waiter gets the
-    /// lock. Returns `false` if the name was not held.
+    /// Takes the lock from its holder, whose guard is lost at once; the next waiter gets the lock. Returns
+    /// `false` if the name was not held.
     pub fn evict(&self, name: &LockName) -> bool {
-        let now = self.store.clock.now();
-        self.store.shard(name.hash64()).evict(name, None, now)
+        self.store.evict(name, None)
     }
 
     /// Takes all locks from their holders.
@@ -177,5 +176,9 @@ impl Backend for MemoryProvider {
     fn release(&self, lease: &mut MemoryLease, _deadline: HostInstant) -> Result<Released, Error> {
         let shard = self.store.shard(lease.hash);
         Ok(shard.release(lease, &*self.store.clock))
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.store.keepers.add(verifier);
     }
 }

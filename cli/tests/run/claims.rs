@@ -186,13 +186,17 @@ fn asked_to_end(rig: &mut Rig) -> Outcome {
 
 fn asked_to_end_when_lost(rig: &mut Rig) -> Outcome {
     let _claim = take_free_claim(rig);
-    // A fixed lease is not renewed, so `run` does not find out that the lock is lost.
     let run = waits_for_claim(rig, &["--lease", "5m", "a"]);
     force(rig);
     run.signal(Signal::TERM);
     let output = run.output();
-    assert_eq!(code(&output), 143, "{}", stderr_of(&output));
-    assert_eq!(stderr_of(&output), "");
+    // A store that tells the holder at once may do so before the signal arrives.
+    let (status, lines) = (code(&output), stderr_of(&output).lines().count());
+    assert!(
+        [(143, 0), (79, 1)].contains(&(status, lines)),
+        "{status} {}",
+        stderr_of(&output)
+    );
     assert!(!rig.exists("started"));
     Ok(())
 }

@@ -100,6 +100,11 @@ impl LeaseVerifier {
         let verified = self.background.with(&self.engine, Engine::verify_leases);
         verified.is_some()
     }
+
+    /// Returns whether the keeper has ended.
+    pub fn is_ended(&self) -> bool {
+        self.engine.strong_count() == 0
+    }
 }
 
 impl fmt::Debug for LeaseVerifier {

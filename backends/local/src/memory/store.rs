@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, Weak};
 use lockkeeper_core::{Admin, Clock, Error, Finding, HeldName, Holder, HostInstant, LockName};
 
 use super::wait_queue::Shard;
+use crate::keepers::Keepers;
 use crate::lock;
 
 const SHARDS: usize = 32;
@@ -21,6 +22,7 @@ pub(super) struct Store {
     pub(super) shards: [Shard; SHARDS],
     pub(super) key: Option<StoreKey>,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) keepers: Keepers,
 }
 
 impl Store {
@@ -29,6 +31,7 @@ impl Store {
             shards: std::array::from_fn(|_| Shard::default()),
             key,
             clock,
+            keepers: Keepers::default(),
         });
         let weak = Arc::downgrade(&store);
         store.clock.on_jump(Arc::new(move || {
@@ -52,6 +55,17 @@ impl Store {
         shared.insert(key, Arc::downgrade(&new));
         drop(shared);
         new
+    }
+
+    /// Takes a name from its holder, whose keeper notices at once. With `epoch`, takes it only from that
+    /// holder.
+    pub(super) fn evict(&self, name: &LockName, epoch: Option<u64>) -> bool {
+        let shard = self.shard(name.hash64());
+        let was_held = shard.evict(name, epoch, self.clock.now());
+        if was_held {
+            self.keepers.verify();
+        }
+        was_held
     }
 
     pub(super) fn shard(&self, hash: u64) -> &Shard {
@@ -115,8 +129,7 @@ impl Admin for Store {
     fn force_release(&self, held: &HeldName, _deadline: HostInstant) -> Result<bool, Error> {
         let name = LockName::new(held.name.as_str())?;
         let epoch = held.mark.parse().unwrap_or(0);
-        let now = self.clock.now();
-        Ok(self.shard(name.hash64()).evict(&name, Some(epoch), now))
+        Ok(self.evict(&name, Some(epoch)))
     }
 
     fn examine(&self, _deadline: HostInstant) -> Result<Vec<Finding>, Error> {

@@ -30,6 +30,7 @@ pub(super) fn acquire(
         request,
         key: store.key(request.name()),
         recover: request.is_retry(),
+        leases: &store.listener.leases,
     };
     let granted = store.db.run(&retry(), |session| {
         wait_queue::take_if_free(session, &acquisition, request.now())

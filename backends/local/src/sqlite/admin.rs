@@ -72,8 +72,13 @@ impl Admin for Store {
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let retry = BusyRetry::new(&*self.clock, Some(deadline));
         let name = LockName::new(held.name.as_str())?;
-        self.end_hold(&name, |found| found.epoch.to_string() == held.mark, &retry)
-            .map_err(unknown)
+        let is_ended = self
+            .end_hold(&name, |found| found.epoch.to_string() == held.mark, &retry)
+            .map_err(unknown)?;
+        if let (true, Some(pid)) = (is_ended, held.holder.pid) {
+            self.parkers.notify_holder(pid);
+        }
+        Ok(is_ended)
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {

@@ -12,6 +12,8 @@ use rusqlite::Connection;
 use super::error::{AttemptError, incompatible};
 use super::location;
 use super::open::{Opened, connect};
+use super::wake;
+use crate::keepers::Keepers;
 use crate::lock;
 
 /// The interval at which a provider checks that its files still exist.
@@ -37,6 +39,8 @@ pub(super) struct Slot {
     pid: u32,
     /// Whether a deleted file is created again.
     create: bool,
+    /// The keepers whose leases are in these files.
+    pub(super) keepers: Keepers,
     current: Mutex<Current>,
 }
 
@@ -48,12 +52,14 @@ struct Current {
 }
 
 impl Current {
-    /// Closes a connection whose files were deleted or replaced. While it is open, SQLite gives its
-    /// files to every new connection of this process.
-    fn close_if_gone(&mut self) {
-        if self.opened.as_ref().is_some_and(|it| !it.exists()) {
+    /// Closes a connection whose files were deleted or replaced, and returns whether it did. While it is
+    /// open, SQLite gives its files to every new connection of this process.
+    fn close_if_gone(&mut self) -> bool {
+        let is_gone = self.opened.as_ref().is_some_and(|it| !it.exists());
+        if is_gone {
             self.opened = None;
         }
+        is_gone
     }
 }
 
@@ -70,6 +76,7 @@ impl Slot {
             path,
             pid: std::process::id(),
             create,
+            keepers: Keepers::default(),
             current: Mutex::new(Current {
                 opened: Some(opened),
                 checked_at: now,
@@ -89,15 +96,20 @@ impl Slot {
         if self.pid != std::process::id() {
             return Err(inherited(&self.path).into());
         }
-        {
+        let is_gone = {
             let mut current = lock(&self.current);
-            if now.saturating_since(current.checked_at) >= CHECK_INTERVAL {
-                current.close_if_gone();
+            let is_due = now.saturating_since(current.checked_at) >= CHECK_INTERVAL;
+            let is_gone = is_due && current.close_if_gone();
+            if is_due {
                 current.checked_at = now;
             }
             if let Some(opened) = &current.opened {
                 return Ok(work(&opened.connection));
             }
+            is_gone
+        };
+        if is_gone {
+            self.keepers.verify();
         }
         let mut slots = lock(&SLOTS);
         let (_, opened) = open(&mut slots, &self.path, self.create)?;
@@ -106,6 +118,20 @@ impl Slot {
         // Another thread may have opened the files first.
         let opened = current.opened.get_or_insert(opened);
         Ok(work(&opened.connection))
+    }
+}
+
+impl Slot {
+    /// Has the next use check that the files still exist.
+    pub(super) fn check_files(&self) {
+        lock(&self.current).checked_at = HostInstant::from_nanos(0);
+    }
+
+    fn close_if_gone(&self) {
+        let is_gone = lock(&self.current).close_if_gone();
+        if is_gone {
+            self.keepers.verify();
+        }
     }
 }
 
@@ -127,9 +153,13 @@ fn open(
         if slot.pid != std::process::id() {
             return Err(inherited(&path).into());
         }
-        lock(&slot.current).close_if_gone();
+        slot.close_if_gone();
     }
     let opened = connect(&path)?;
+    if opened.is_new {
+        // An older file with leases may have been deleted.
+        wake::notify_all_holders(&path);
+    }
     Ok((path, opened))
 }
 

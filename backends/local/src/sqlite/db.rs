@@ -35,6 +35,10 @@ impl Db {
         &self.slot.path
     }
 
+    pub(super) fn slot(&self) -> &Arc<Slot> {
+        &self.slot
+    }
+
     pub(super) fn statements(&self) -> u64 {
         self.statements.load(Ordering::Relaxed)
     }

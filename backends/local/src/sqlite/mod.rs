@@ -7,6 +7,7 @@ mod connection;
 mod db;
 mod error;
 mod examine;
+mod listener;
 mod location;
 mod open;
 mod process;
@@ -23,12 +24,13 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
-    Grant, HostInstant, Key, KeySpec, LockProvider, OpenContext, Released, Renewal, StoreInfo,
-    StoreUrl, SystemClock, Takes, Usage,
+    Grant, HostInstant, Key, KeySpec, LeaseVerifier, LockProvider, OpenContext, Released, Renewal,
+    StoreInfo, StoreUrl, SystemClock, Takes, Usage,
 };
 
 use db::Db;
 use error::unknown;
+use listener::LeaseListener;
 use process::Process;
 use retry::BusyRetry;
 use store::Store;
@@ -84,8 +86,9 @@ impl Driver for SqliteDriver {
 /// Locks in a SQLite file, for all processes of one host. Clones share one connection.
 ///
 /// The file is created with permissions for its owner only, and contains nothing else. Beside it
-/// are SQLite's `-wal` and `-shm` files and, while a thread waits, sockets (`-wake-…`) on which a
-/// release notifies the next waiter. The lock of a dead process is granted to the next waiter at once.
+/// are SQLite's `-wal` and `-shm` files and sockets (`-wake-…`). While a thread waits, a release notifies
+/// it on its socket. While a program has locks, another socket and a thread tell its keepers when a lease
+/// was ended by another process, such as `lockkeeper unlock`: the guard is lost at once. The lock of a dead process is granted to the next waiter at once.
 ///
 /// # Limits
 /// - One host: network file systems are refused where they can be recognised (Linux).
@@ -94,8 +97,9 @@ impl Driver for SqliteDriver {
 /// - A process that is stopped in a write transaction, which takes some microseconds, keeps the file
 ///   locked until it resumes. Other processes get [`ErrorKind::Unavailable`] when their wait is over.
 /// - If the file or one of SQLite's files beside it is deleted or replaced while programs use it, the
-///   store is empty, and held names are granted again. Guards are lost at their next renewal, and all
-///   programs continue with the new file. Guards with a fixed lease do not notice.
+///   store is empty, and held names are granted again. Guards are lost as soon as a program creates the
+///   file again, or their own process uses it. A file that was put in its place, and deleted `-wal` or
+///   `-shm` files, are noticed by the next use or renewal. All programs continue with the new file.
 /// - A provider that was opened before a fork is refused in the child with
 ///   [`Incompatible`](ErrorKind::Incompatible), and so is opening the file in the child before that
 ///   provider is dropped. Open the file after forking.
@@ -142,6 +146,7 @@ impl SqliteProvider {
             .map_err(|error| error.with_backend(BACKEND))?;
         let store = Store {
             parkers: ParkerPool::new(db.path()),
+            listener: LeaseListener::new(),
             db,
             namespace: namespace.to_owned(),
             clock,
@@ -192,7 +197,11 @@ impl Backend for SqliteProvider {
     type Lease = SqliteLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<SqliteLease>>, Error> {
-        acquire::acquire(&self.store, request)
+        let grant = acquire::acquire(&self.store, request)?;
+        if grant.is_some() {
+            self.store.listen();
+        }
+        Ok(grant)
     }
 
     fn abandon(&self, request: &AcquireRequest<'_>) {
@@ -221,6 +230,10 @@ impl Backend for SqliteProvider {
         } else {
             Renewal::Lost
         })
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.store.db.slot().keepers.add(verifier);
     }
 
     fn release(&self, lease: &mut SqliteLease, deadline: HostInstant) -> Result<Released, Error> {

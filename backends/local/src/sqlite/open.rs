@@ -25,6 +25,8 @@ pub(super) struct Opened {
     pub(super) connection: Connection,
     path: PathBuf,
     files: Identities,
+    /// Whether this connection has created the tables.
+    pub(super) is_new: bool,
 }
 
 impl Opened {
@@ -52,6 +54,7 @@ pub(super) fn connect(path: &Path) -> Result<Opened, AttemptError> {
         connection: Connection::open_with_flags(path, flags)?,
         path: path.to_owned(),
         files: Identities::default(),
+        is_new: false,
     };
     let connection = &opened.connection;
     // `BusyRetry` retries instead, and lets other threads use the connection in between.
@@ -59,7 +62,7 @@ pub(super) fn connect(path: &Path) -> Result<Opened, AttemptError> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     let prepared = prepare(connection);
     if matches!(prepared, Err(AttemptError::Busy(_))) {
-        return prepared.map(|()| opened);
+        return prepared.map(|_| opened);
     }
     let files = identities(path);
     if let Some(open) = OpenFiles::by_this_process(path)
@@ -72,7 +75,7 @@ pub(super) fn connect(path: &Path) -> Result<Opened, AttemptError> {
             ),
         )));
     }
-    prepared?;
+    opened.is_new = prepared?;
     opened.files = files;
     Ok(opened)
 }

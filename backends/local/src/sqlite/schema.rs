@@ -80,8 +80,8 @@ fn file_kind(connection: &Connection) -> rusqlite::Result<FileKind> {
 }
 
 /// Prepares the connection, and creates the tables in an empty file. Does not write to the database of
-/// another application.
-pub(super) fn prepare(connection: &Connection) -> Result<(), AttemptError> {
+/// another application. Returns whether the tables were created.
+pub(super) fn prepare(connection: &Connection) -> Result<bool, AttemptError> {
     // One snapshot, in which the tables of another process are complete or missing.
     let snapshot = connection.unchecked_transaction()?;
     let found = file_kind(connection)?;
@@ -95,31 +95,33 @@ pub(super) fn prepare(connection: &Connection) -> Result<(), AttemptError> {
     }
     // Locks need not survive a power failure, which ends all holders; epochs come from the clock.
     connection.execute_batch("PRAGMA synchronous = NORMAL")?;
-    if found == FileKind::Empty {
-        connection.execute_batch("BEGIN IMMEDIATE")?;
-        let created = create(connection);
-        let ended = if created.is_ok() {
-            "COMMIT"
-        } else {
-            "ROLLBACK"
-        };
-        let ended = connection.execute_batch(ended);
-        created?;
-        ended?;
+    if found != FileKind::Empty {
+        return Ok(false);
     }
-    Ok(())
+    connection.execute_batch("BEGIN IMMEDIATE")?;
+    let created = create(connection);
+    let ended = if created.is_ok() {
+        "COMMIT"
+    } else {
+        "ROLLBACK"
+    };
+    let ended = connection.execute_batch(ended);
+    let is_new = created?;
+    ended?;
+    Ok(is_new)
 }
 
 /// Creates the tables in a transaction, unless another process has created them in the meantime.
-fn create(connection: &Connection) -> Result<(), AttemptError> {
+fn create(connection: &Connection) -> Result<bool, AttemptError> {
     let found = file_kind(connection)?;
     check_kind(found)?;
-    if found == FileKind::Empty {
+    let is_new = found == FileKind::Empty;
+    if is_new {
         connection.execute_batch(TABLES)?;
         connection.pragma_update(None, "user_version", VERSION)?;
         connection.pragma_update(None, "application_id", APPLICATION_ID)?;
     }
-    Ok(())
+    Ok(is_new)
 }
 
 fn check_kind(found: FileKind) -> Result<(), Error> {

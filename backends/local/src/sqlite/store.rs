@@ -6,6 +6,7 @@ use std::sync::Arc;
 use lockkeeper_core::{Clock, Error, LockName};
 
 use super::db::{Db, Session};
+use super::listener::LeaseListener;
 use super::retry::BusyRetry;
 use super::wait_queue::{self, Key, LockRow, NextHolder};
 use super::wake::{Notified, ParkerPool};
@@ -15,6 +16,7 @@ pub(super) struct Store {
     pub(super) namespace: String,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) parkers: ParkerPool,
+    pub(super) listener: LeaseListener,
 }
 
 impl fmt::Debug for Store {
@@ -37,6 +39,11 @@ impl Store {
     /// Returns the retries of an operation without a deadline.
     pub(super) fn brief_retry(&self) -> BusyRetry<'_> {
         BusyRetry::new(&*self.clock, None)
+    }
+
+    /// Has this process be told if another one ends a lease of it.
+    pub(super) fn listen(&self) {
+        self.listener.start(self.db.slot(), &self.parkers);
     }
 
     /// Ends the hold if it is `wanted`; the name goes to the next waiter. Returns whether such a hold

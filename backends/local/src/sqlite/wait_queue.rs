@@ -1,6 +1,7 @@
 //! The statements that grant, renew and end a hold and manage its queue of waiters. Those of more than
 //! one statement run in a write transaction.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{AcquireRequest, Grant, HostInstant, LockName, Owner, epoch_at};
@@ -94,6 +95,8 @@ pub(super) struct Key<'a> {
 pub struct SqliteLease {
     pub(super) name: LockName,
     pub(super) epoch: u64,
+    /// Counts the leases of this process.
+    _counted: Arc<()>,
 }
 
 /// The parameters of an acquisition.
@@ -102,13 +105,18 @@ pub(super) struct Acquisition<'a> {
     pub(super) key: Key<'a>,
     /// Whether an earlier attempt of this request may have been granted.
     pub(super) recover: bool,
+    /// Each lease gets a clone.
+    pub(super) leases: &'a Arc<()>,
 }
 
 impl Acquisition<'_> {
     pub(super) fn grant(&self, epoch: u64, asked_at: HostInstant) -> Grant<SqliteLease> {
-        let name = self.request.name().clone();
         Grant {
-            lease: SqliteLease { name, epoch },
+            lease: SqliteLease {
+                name: self.request.name().clone(),
+                epoch,
+                _counted: Arc::clone(self.leases),
+            },
             epoch,
             asked_at,
         }

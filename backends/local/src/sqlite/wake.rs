@@ -1,5 +1,6 @@
 //! Notifications between processes. Every waiter receives datagrams on a socket that is bound to a file
-//! beside the database, and the row of the waiter names that file.
+//! beside the database, and the row of the waiter names that file. A provider that has granted locks has
+//! another socket, on which it is told that leases have ended.
 //!
 //! A notification makes the waiter attempt the lock earlier. Without it, or where no socket can be
 //! bound, the waiter polls.
@@ -30,6 +31,31 @@ pub(super) enum Notified {
     Gone,
 }
 
+/// What a parker waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// A name that is released.
+    Waiter,
+    /// The end of leases that this process holds.
+    Holder,
+}
+
+impl Role {
+    /// Returns the mark of the role in an address.
+    #[cfg(unix)]
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Waiter => "",
+            Self::Holder => "holder-",
+        }
+    }
+}
+
+/// Tells all processes that hold leases of the database at `path` that it is a new file.
+pub(super) fn notify_all_holders(path: &Path) {
+    system::SocketFolder::new(path).notify_holders(None);
+}
+
 /// The idle parkers of one provider, and the sender to the parkers of other processes.
 #[derive(Debug)]
 pub(super) struct ParkerPool {
@@ -57,7 +83,7 @@ impl ParkerPool {
         let idle = lock(&self.idle).pop();
         let parker = idle
             .filter(|parker| parker.exists())
-            .unwrap_or_else(|| Arc::new(self.folder.bind()));
+            .unwrap_or_else(|| Arc::new(self.folder.bind(Role::Waiter)));
         parker.clear();
         parker
     }
@@ -68,6 +94,17 @@ impl ParkerPool {
         if idle.len() < MAX_IDLE {
             idle.push(parker);
         }
+    }
+
+    /// Returns a parker on which a provider is told that leases have ended. Its address is empty if no
+    /// other process can do so.
+    pub(super) fn holder(&self) -> Parker {
+        self.folder.bind(Role::Holder)
+    }
+
+    /// Tells the process `pid` that a lease of it has ended.
+    pub(super) fn notify_holder(&self, pid: u32) {
+        self.folder.notify_holders(Some(pid));
     }
 
     /// Notifies the parker at `address`, in this or another process.

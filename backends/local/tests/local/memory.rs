@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
     AcquireOptions, CancelToken, Clock, Config, Drivers, ErrorKind, HostInstant, LeasePolicy,
-    LockKeeper, LockName, Released, StoreInfo, Wait, epoch_at,
+    LockGuard, LockKeeper, LockName, Released, StoreInfo, Wait, WaitOutcome, epoch_at,
 };
 use lockkeeper_local::{MemoryDriver, MemoryProvider};
 
@@ -76,6 +76,40 @@ fn epochs_follow_the_wall_clock() {
             last = epoch;
         }
         clock.advance(Duration::from_secs(10));
+    }
+}
+
+#[test]
+fn evicted_holder_notices_at_once() {
+    let provider = MemoryProvider::new();
+    let keeper = || {
+        let ttl = Duration::from_secs(3_600);
+        LockKeeper::builder(Arc::new(provider.clone()))
+            .lease(LeasePolicy::Renewed { ttl })
+            .build()
+            .unwrap()
+    };
+    let keepers = [keeper(), keeper()];
+    let deadline = HostInstant::NEVER;
+    let assert_lost = |guard: &LockGuard| {
+        let waited = guard.lost_signal().wait(Duration::from_secs(60));
+        assert_eq!(waited, WaitOutcome::Lost);
+    };
+    for keeper in &keepers {
+        let [evicted, unlocked, cleared, kept] =
+            ["a", "b", "c", "d"].map(|name| keeper.lock(name).unwrap());
+        assert!(provider.evict(&LockName::new("a").unwrap()));
+        assert_lost(&evicted);
+
+        let admin = provider.admin().unwrap();
+        let held = admin.held(unlocked.name().into(), deadline).unwrap();
+        assert!(admin.force_release(&held[0], deadline).unwrap());
+        assert_lost(&unlocked);
+
+        kept.renew().unwrap();
+        provider.clear();
+        assert_lost(&cleared);
+        assert_lost(&kept);
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-use super::{Notified, WakeReason};
+use super::{Notified, Role, WakeReason};
 use crate::lock;
 use crate::sqlite::process::HolderWatch;
 
@@ -16,13 +16,15 @@ impl SocketFolder {
         Self
     }
 
-    pub(super) fn bind(&self) -> Parker {
+    pub(super) fn bind(&self, _role: Role) -> Parker {
         Parker::default()
     }
 
     pub(super) fn notify(&self, _address: &str) -> Notified {
         Notified::Maybe
     }
+
+    pub(super) fn notify_holders(&self, _pid: Option<u32>) {}
 
     pub(super) fn remove_dead_sockets(&self) {}
 }
@@ -48,8 +50,8 @@ impl Parker {
         self.changed.notify_one();
     }
 
-    pub(in crate::sqlite) fn clear(&self) {
-        *lock(&self.is_notified) = false;
+    pub(in crate::sqlite) fn clear(&self) -> bool {
+        std::mem::take(&mut *lock(&self.is_notified))
     }
 
     pub(in crate::sqlite) fn wait(

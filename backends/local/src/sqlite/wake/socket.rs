@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Notified, WakeReason};
+use super::{Notified, Role, WakeReason};
 use crate::sqlite::process::HolderWatch;
 
 /// `sun_path` has 108 bytes on Linux, 104 elsewhere, with the NUL at the end.
@@ -62,16 +62,17 @@ impl SocketFolder {
         None
     }
 
-    pub(super) fn bind(&self) -> Parker {
-        let bound = (0..4).find_map(|_| self.try_bind());
+    /// Binds a parker whose address tells its role.
+    pub(super) fn bind(&self, role: Role) -> Parker {
+        let bound = (0..4).find_map(|_| self.try_bind(role));
         // Without a bound socket, only this process can notify the parker.
         let unbound = || Parker::default().with_sockets(UnixDatagram::pair().ok()?);
         bound.or_else(unbound).unwrap_or_default()
     }
 
-    fn try_bind(&self) -> Option<Parker> {
-        let pid = std::process::id();
-        let address = format!("{}{pid}-{:08x}", self.prefix, fastrand::u32(..));
+    fn try_bind(&self, role: Role) -> Option<Parker> {
+        let (prefix, pid, role) = (&self.prefix, std::process::id(), role.as_str());
+        let address = format!("{prefix}{pid}-{role}{:08x}", fastrand::u32(..));
         let short = self.socket_path(&address)?;
         let receiver = UnixDatagram::bind(&short).ok()?;
         let file = self.folder.join(&address);
@@ -111,6 +112,29 @@ impl SocketFolder {
         }
     }
 
+    /// Notifies the processes that hold leases: that with this `pid`, or all of them.
+    pub(super) fn notify_holders(&self, pid: Option<u32>) {
+        let Ok(entries) = fs::read_dir(&self.folder) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some((address, rest)) = name
+                .to_str()
+                .and_then(|name| Some((name, name.strip_prefix(&self.prefix)?)))
+            else {
+                continue;
+            };
+            let Some((process, rest)) = rest.split_once('-') else {
+                continue;
+            };
+            let is_meant = pid.is_none_or(|pid| process == pid.to_string());
+            if is_meant && rest.starts_with(Role::Holder.as_str()) {
+                self.notify(address);
+            }
+        }
+    }
+
     pub(super) fn remove_dead_sockets(&self) {
         let Ok(entries) = fs::read_dir(&self.folder) else {
             return;
@@ -136,7 +160,7 @@ impl SocketFolder {
     }
 }
 
-/// The socket on which one waiter receives notifications. The default has none.
+/// The socket on which one thread receives notifications. The default has none.
 #[derive(Debug, Default)]
 pub(in crate::sqlite) struct Parker {
     /// The receiver, and a sender that is connected to it.
@@ -163,7 +187,7 @@ impl Parker {
         self.file.as_ref().is_none_or(|file| file.exists())
     }
 
-    /// Wakes the waiter of this parker.
+    /// Wakes the thread that waits on this parker.
     pub(in crate::sqlite) fn unpark(&self) {
         if let Some((_, own_sender)) = &self.sockets {
             // A full buffer contains a notification already.
@@ -171,12 +195,14 @@ impl Parker {
         }
     }
 
-    /// Discards pending notifications.
-    pub(in crate::sqlite) fn clear(&self) {
-        if let Some((receiver, _)) = &self.sockets {
-            let mut buffer = [0; 8];
-            while receiver.recv(&mut buffer).is_ok() {}
-        }
+    /// Discards pending notifications. Returns whether there were any.
+    pub(in crate::sqlite) fn clear(&self) -> bool {
+        let Some((receiver, _)) = &self.sockets else {
+            return false;
+        };
+        let mut buffer = [0; 8];
+        let received = std::iter::from_fn(|| receiver.recv(&mut buffer).ok());
+        received.count() > 0
     }
 
     /// Waits for a notification, for the end of `holder`, or until `limit` has passed.

@@ -2,6 +2,7 @@
 
 mod file_changes;
 mod leases;
+mod losses;
 mod opening;
 mod processes;
 mod waiting;

@@ -25,7 +25,7 @@ fn child() {
 }
 
 /// A process that runs [`child`], and is killed on drop.
-pub(super) struct Running(Child);
+pub(super) struct Running(pub(super) Child);
 
 impl Running {
     pub(super) fn wait_until_held(&mut self) {
@@ -43,9 +43,14 @@ impl Drop for Running {
 }
 
 pub(super) fn spawn(store: &TempStore) -> Running {
+    spawn_test("sqlite::processes::child", CHILD, store)
+}
+
+/// Runs a test as another process, with the path of the database in a variable.
+pub(super) fn spawn_test(test: &str, variable: &str, store: &TempStore) -> Running {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "sqlite::processes::child", "--nocapture"])
-        .env(CHILD, store.path())
+        .args(["--exact", test, "--nocapture"])
+        .env(variable, store.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn();
