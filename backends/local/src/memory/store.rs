@@ -28,7 +28,7 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn new(key: Option<StoreKey>, clock: Arc<dyn Clock>) -> Arc<Self> {
         let store = Arc::new(Self {
-            shards: std::array::from_fn(|_| Shard::default()),
+            shards: std::array::from_fn(|_| Shard::new(&clock)),
             key,
             clock,
             keepers: Keepers::default(),

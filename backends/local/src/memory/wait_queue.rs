@@ -23,13 +23,11 @@ pub struct MemoryLease {
 }
 
 /// A part of the names. The alignment keeps two shards out of one cache line.
-#[derive(Default)]
 #[repr(align(128))]
 pub(super) struct Shard {
     state: Mutex<ShardState>,
 }
 
-#[derive(Default)]
 struct ShardState {
     entries: HashTable<Entry>,
     epochs: EpochMint,
@@ -115,6 +113,15 @@ impl Entry {
 }
 
 impl Shard {
+    pub(super) fn new(clock: &Arc<dyn Clock>) -> Self {
+        Self {
+            state: Mutex::new(ShardState {
+                entries: HashTable::new(),
+                epochs: EpochMint::new(Arc::clone(clock)),
+            }),
+        }
+    }
+
     /// Grants a name that is free or whose lease has expired, unless another thread waits for it.
     pub(super) fn attempt(
         &self,
