@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::observer::{Notifier, Observer};
-use crate::options::{LeasePolicy, Outage, Settings, Wait};
+use crate::options::{LeasePolicy, LeaseTerms, Outage, Settings, Wait};
 use crate::provider::LockProvider;
 use crate::token::MAX_HANDOVERS;
 
@@ -24,6 +24,7 @@ impl LockKeeper {
                 lease: LeasePolicy::Renewed {
                     ttl: Self::DEFAULT_TTL,
                 },
+                max_hold: None,
                 outage: Outage::Wait,
                 margin: None,
                 handover_max: Self::DEFAULT_HANDOVER_MAX,
@@ -57,6 +58,13 @@ impl LockKeeperBuilder {
     /// Sets the lease of an acquisition that names none. Default: renewed, 30 s.
     pub fn lease(mut self, policy: LeasePolicy) -> Self {
         self.settings.lease = policy;
+        self
+    }
+
+    /// Sets the longest time for which leases are renewed where an acquisition names none, as
+    /// [`AcquireOptions::max_hold`](crate::AcquireOptions::max_hold) explains. Default: no limit.
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.settings.max_hold = Some(max_hold);
         self
     }
 
@@ -146,7 +154,11 @@ impl LockKeeperBuilder {
                 ),
             ));
         }
-        let checked = self.settings.lease.check(&capabilities);
+        let terms = LeaseTerms {
+            policy: self.settings.lease,
+            max_hold: self.settings.max_hold,
+        };
+        let checked = terms.check(&capabilities);
         checked
             .and(self.settings.wait.check())
             .map_err(|error| error.with_backend(backend))?;

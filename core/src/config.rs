@@ -16,6 +16,7 @@ use crate::observer::Observer;
 use crate::options::{LeasePolicy, Outage, Wait};
 use crate::url::StoreUrl;
 
+pub(crate) use keys::MAX_HOLD;
 pub use keys::{COMMON_KEYS, Key, KeySpec, KeyValue, Takes};
 pub(crate) use parsed::ParsedConfig;
 
@@ -157,6 +158,13 @@ impl Config {
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Self {
         self.with(&keys::TTL, ttl)
+    }
+
+    /// Sets the longest time for which the keeper renews a lease, as
+    /// [`AcquireOptions::max_hold`](crate::AcquireOptions::max_hold) explains.
+    #[must_use]
+    pub fn max_hold(self, max_hold: Duration) -> Self {
+        self.with(&keys::MAX_HOLD, max_hold)
     }
 
     /// Sets how much earlier than the store a guard considers itself lost.

@@ -3,6 +3,7 @@
 
 mod acquire;
 mod background;
+mod background_release;
 mod backoff;
 mod close;
 mod deadline;
@@ -33,6 +34,7 @@ use crate::timer::Timer;
 use crate::workers::Workers;
 
 use background::BackgroundUse;
+use background_release::BackgroundReleases;
 use close::Closing;
 use hold::Hold;
 use outage::OutageGate;
@@ -43,6 +45,12 @@ use verify::{Doubts, LeaseVerifier};
 /// release is repeated: as long as one request waits on the network stores, whose response time-out
 /// is 2 s.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
+
+/// The longest that the end of a keeper waits for its background threads.
+const CLOSE_LIMIT: Duration = Duration::from_millis(100);
+/// The same while a release is left: the guard that ends the keeper may have waited for the store
+/// already.
+const LATE_CLOSE_LIMIT: Duration = Duration::from_millis(20);
 
 /// The state of one keeper, its clones and its guards.
 pub(crate) struct Engine {
@@ -56,6 +64,7 @@ pub(crate) struct Engine {
     timer: Timer,
     workers: Arc<Workers<Job>>,
     background: Arc<BackgroundUse>,
+    pub(crate) background_releases: BackgroundReleases,
     /// The number of threads that wait in the queue with a deadline.
     waiting: AtomicUsize,
     is_started: AtomicBool,
@@ -77,7 +86,7 @@ impl Engine {
         settings: Settings,
         clock: Arc<dyn Clock>,
         notifier: Notifier,
-    ) -> Arc<Shared> {
+    ) -> Arc<KeeperEngine> {
         let engine = Arc::new(Self {
             capabilities: provider.capabilities(),
             provider,
@@ -88,6 +97,7 @@ impl Engine {
             queue: Queue::new(),
             workers: Workers::new(),
             background: Arc::new(BackgroundUse::new()),
+            background_releases: BackgroundReleases::new(),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
             closing: Closing::new(),
@@ -95,7 +105,7 @@ impl Engine {
             doubts: Doubts::default(),
         });
         engine.provider.watch_leases(LeaseVerifier::new(&engine));
-        Arc::new(Shared(engine))
+        Arc::new(KeeperEngine(Arc::new(Shared(engine))))
     }
 
     /// Returns how much earlier than the store a guard calls itself lost.
@@ -107,6 +117,31 @@ impl Engine {
     /// Adds the lock and the store to an error.
     pub(crate) fn located(&self, name: &LockName, error: Error) -> Error {
         error.with_name(name).with_backend(self.provider.backend())
+    }
+}
+
+/// The engine as the clones of a keeper share it. The last clone waits for the releases of guards that
+/// were dropped, for as long as a request takes.
+pub(crate) struct KeeperEngine(Arc<Shared>);
+
+impl KeeperEngine {
+    /// Returns the engine for a guard, which may outlive the keeper.
+    pub(crate) fn for_guard(&self) -> Arc<Shared> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl Deref for KeeperEngine {
+    type Target = Arc<Engine>;
+
+    fn deref(&self) -> &Arc<Engine> {
+        &self.0
+    }
+}
+
+impl Drop for KeeperEngine {
+    fn drop(&mut self) {
+        self.background_releases.wait_until_done(ATTEMPT_LIMIT);
     }
 }
 
@@ -123,8 +158,13 @@ impl Deref for Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        self.background_releases.end();
         self.timer.stop();
         self.workers.stop();
-        self.background.end();
+        self.background
+            .end(match self.background_releases.pending() {
+                0 => CLOSE_LIMIT,
+                _ => LATE_CLOSE_LIMIT,
+            });
     }
 }

@@ -15,9 +15,14 @@ use crate::provider::{Released, Renewal};
 use crate::sync::run_caught;
 use crate::token::FencingToken;
 
-/// A held lock. Dropping it releases the lock, also during a panic: bounded in time, without a
-/// panic of its own, and reported to the observer. [`release`](Self::release) does the same and
-/// returns the store's answer.
+/// A held lock. Dropping it releases the lock, also during a panic, without a panic of its own.
+/// [`release`](Self::release) does the same and returns the store's answer.
+///
+/// A drop returns within 100 ms, whatever the store does. A store that has not answered after 80 ms, or
+/// is known not to answer, is asked by the keeper's own threads, in order, until it answers or has ended
+/// the lease by itself; so is a store for a guard that is lost. Until then this process does not request
+/// the name again. The keeper's observer is told the result, and the drop of the last
+/// [`LockKeeper`](crate::LockKeeper) waits for it.
 ///
 /// It can be moved to another thread and shared by several.
 ///
@@ -113,8 +118,9 @@ impl LockGuard {
         }
     }
 
-    /// Renews now, whatever the policy: afterwards a full ttl (less the margin) remains. It first
-    /// waits for a renewal of the keeper that is under way, at most until the guard's deadline.
+    /// Renews now, whatever the policy: afterwards a full ttl (less the margin) remains, and the time of
+    /// [`max_hold`](crate::AcquireOptions::max_hold) begins anew. It first waits for a renewal of the
+    /// keeper that is under way, at most until the guard's deadline.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock is lost; else the outcome is unknown, and the guard is held
@@ -163,8 +169,7 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         if !self.is_released {
-            // The observer has the error.
-            let _ = self.engine.release(&self.acquired);
+            self.engine.release_dropped(&self.acquired);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::admin::{Admin, OffsetAdmin};
 use crate::capabilities::Capabilities;
-use crate::engine::Shared;
+use crate::engine::KeeperEngine;
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::name::AsLockName;
@@ -31,12 +31,13 @@ use crate::provider::{Released, Usage};
 /// ```
 ///
 /// Its threads start with the first lock and end with the last clone and guard: one watches
-/// deadlines, one renews, and up to three more renew while store calls hang. Guards outlive their
-/// keeper. Dropping the last of them all closes the store, and waits for a store call that is under
-/// way, for 100 ms at most.
+/// deadlines, one renews, and up to three more renew while store calls hang. While the store does not
+/// answer, up to four release the locks of dropped guards. Guards outlive their keeper. Dropping the
+/// last clone waits for such releases, for 2 s at most. Dropping the last clone or guard closes the
+/// store, and waits for a store call that is under way, for 100 ms at most.
 #[derive(Clone)]
 pub struct LockKeeper {
-    pub(crate) engine: Arc<Shared>,
+    pub(crate) engine: Arc<KeeperEngine>,
     pub(crate) admin: Option<OffsetAdmin>,
 }
 
@@ -122,7 +123,7 @@ impl LockKeeper {
         options: &AcquireOptions,
     ) -> Result<Option<LockGuard>, Error> {
         let acquired = self.engine.acquire(&*name.as_lock_name()?, options)?;
-        Ok(acquired.map(|acquired| LockGuard::new(Arc::clone(&self.engine), acquired)))
+        Ok(acquired.map(|acquired| LockGuard::new(self.engine.for_guard(), acquired)))
     }
 
     /// Acquires the lock as [`lock`](Self::lock) does, calls `work` with it, and releases it. The
@@ -183,6 +184,11 @@ impl LockKeeper {
     /// Returns what the store promises beyond the contract.
     pub fn capabilities(&self) -> Capabilities {
         self.engine.capabilities
+    }
+
+    /// Returns how many guards were dropped whose release the store has not answered yet.
+    pub fn pending_releases(&self) -> usize {
+        self.engine.background_releases.pending()
     }
 
     /// Returns what this keeper has cost its store so far; `None` if the backend does not count.

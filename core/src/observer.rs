@@ -60,6 +60,8 @@ pub trait Observer: Send + Sync + 'static {
 
     /// A guard was released or dropped. After an error the store's answer is unknown, and the store
     /// frees the name after the ttl.
+    ///
+    /// If a drop did not wait for the store's answer, a thread of the keeper reports it when it is there.
     fn released(&self, name: &LockName, token: FencingToken, result: &Result<Released, Error>) {
         let _ = (name, token, result);
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
+use crate::config::MAX_HOLD;
 use crate::error::{Error, ErrorKind};
 
 /// The longest wait and ttl that can be represented: a hundred years.
@@ -80,6 +81,24 @@ impl LeasePolicy {
     }
 }
 
+/// The lease that an acquisition wants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeaseTerms {
+    pub(crate) policy: LeasePolicy,
+    /// The longest time for which the keeper renews the lease.
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl LeaseTerms {
+    pub(crate) fn check(self, capabilities: &Capabilities) -> Result<(), Error> {
+        self.policy.check(capabilities)?;
+        match self.max_hold {
+            Some(max_hold) => MAX_HOLD.check(max_hold),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Wait {
     pub(crate) fn check(self) -> Result<(), Error> {
         match self {
@@ -126,6 +145,7 @@ pub enum Outage {
 pub struct AcquireOptions {
     pub(crate) wait: Option<Wait>,
     pub(crate) lease: Option<LeasePolicy>,
+    pub(crate) max_hold: Option<Duration>,
     pub(crate) outage: Option<Outage>,
     pub(crate) cancel: Option<CancelToken>,
 }
@@ -154,6 +174,19 @@ impl AcquireOptions {
     #[must_use]
     pub fn lease(mut self, policy: LeasePolicy) -> Self {
         self.lease = Some(policy);
+        self
+    }
+
+    /// Sets the longest time for which the keeper renews the lease, from 100 ms to a hundred years after
+    /// the grant or hand-over.
+    ///
+    /// It makes a holder that hangs, but lives, give the lock up: its guard is lost, as always, when the
+    /// lease runs out, and so `max_hold` plus the ttl after the grant at the latest. A holder that works
+    /// on can call [`LockGuard::renew`](crate::LockGuard::renew), with which the time begins anew. A
+    /// fixed lease is not renewed anyway.
+    #[must_use]
+    pub fn max_hold(mut self, max_hold: Duration) -> Self {
+        self.max_hold = Some(max_hold);
         self
     }
 
@@ -223,6 +256,7 @@ impl OpenOptions {
 pub(crate) struct Settings {
     pub(crate) wait: Wait,
     pub(crate) lease: LeasePolicy,
+    pub(crate) max_hold: Option<Duration>,
     pub(crate) outage: Outage,
     pub(crate) margin: Option<Duration>,
     pub(crate) handover_max: u32,

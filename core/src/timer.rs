@@ -171,7 +171,7 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
         .spawn(body)
         .map(drop)
         .map_err(|error| {
-            let text = format!("the thread `{name}`, which watches leases, cannot be started; raise the limit of threads");
+            let text = format!("the thread `{name}` cannot be started; raise the limit of threads");
             Error::new(ErrorKind::Unavailable, text).with_source(error)
         })
 }

@@ -62,7 +62,7 @@ mod hold {
 /// Stands in for `src/options.rs`.
 mod options {
     #[derive(Clone, Copy)]
-    pub(crate) struct LeasePolicy;
+    pub(crate) struct LeaseTerms;
 }
 
 /// Stands in for `src/error.rs`.
@@ -74,7 +74,7 @@ mod error {
 use error::Error;
 use hold::Hold;
 use name::LockName;
-use options::LeasePolicy;
+use options::LeaseTerms;
 use queue::{Entered, Finished, Queue};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::sync::{Arc, Mutex};
@@ -89,10 +89,24 @@ struct World {
     holders: AtomicU32,
     grants: Mutex<Vec<usize>>,
     max_handovers: u32,
+    drops: Drops,
+    /// The threads that release in the background.
+    releasing: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+/// Who releases a lease that is not handed over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drops {
+    /// The thread that held it.
+    Wait,
+    /// A thread of the keeper, while the one that held it goes on.
+    InBackground,
+    /// The same, and its first attempt fails.
+    FailFirst,
 }
 
 /// The outcome of one thread.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
     Held,
     Busy,
@@ -103,21 +117,27 @@ enum Outcome {
 
 impl World {
     fn new(max_handovers: u32) -> Arc<Self> {
+        Self::with_drops(max_handovers, Drops::Wait)
+    }
+
+    fn with_drops(max_handovers: u32, drops: Drops) -> Arc<Self> {
         Arc::new(Self {
             queue: Queue::new(),
             stored: Mutex::new(false),
             holders: AtomicU32::new(0),
             grants: Mutex::new(Vec::new()),
             max_handovers,
+            drops,
+            releasing: Mutex::default(),
         })
     }
 
     fn enter(&self, kind: WaitKind) -> Entered {
-        self.queue.enter(&LockName, LeasePolicy, kind)
+        self.queue.enter(&LockName, LeaseTerms, kind)
     }
 
     /// The head asks the store, holds, and is done.
-    fn acquire_as_head(&self, thread: usize) -> Outcome {
+    fn acquire_as_head(self: &Arc<Self>, thread: usize) -> Outcome {
         let lease = self.grant();
         self.work(thread, &lease)
     }
@@ -130,7 +150,7 @@ impl World {
         lease
     }
 
-    fn work(&self, thread: usize, lease: &Arc<Hold>) -> Outcome {
+    fn work(self: &Arc<Self>, thread: usize, lease: &Arc<Hold>) -> Outcome {
         let others = self.holders.fetch_add(1, Ordering::SeqCst);
         assert_eq!(others, 0, "two hold at once");
         self.grants.lock().unwrap().push(thread);
@@ -139,25 +159,37 @@ impl World {
         Outcome::Held
     }
 
-    fn finish(&self, lease: &Arc<Hold>) {
+    fn finish(self: &Arc<Self>, lease: &Arc<Hold>) {
         let finished = self.queue.finish(&LockName, lease, |_| {
             lease.handovers.fetch_add(1, Ordering::SeqCst) < self.max_handovers
         });
         match finished {
             Finished::HandedOver => {}
             Finished::Detached => panic!("taken away from a hold that was not lost"),
+            Finished::Release if self.drops == Drops::Wait => self.release(),
             Finished::Release => {
-                self.store_release();
-                self.queue.pass(&LockName, None);
+                let world = Arc::clone(self);
+                let releasing = thread::spawn(move || {
+                    if world.drops == Drops::FailFirst {
+                        world.queue.fail(&LockName, &Error);
+                    }
+                    world.release();
+                });
+                self.releasing.lock().unwrap().push(releasing);
             }
         }
+    }
+
+    fn release(&self) {
+        self.store_release();
+        self.queue.released(&LockName);
     }
 
     fn store_release(&self) {
         *self.stored.lock().unwrap() = false;
     }
 
-    fn use_given(&self, thread: usize, given: Given) -> Outcome {
+    fn use_given(self: &Arc<Self>, thread: usize, given: Given) -> Outcome {
         match given {
             Given::HeadPermit => self.acquire_as_head(thread),
             Given::Hold(lease) => self.work(thread, &lease),
@@ -165,14 +197,14 @@ impl World {
         }
     }
 
-    fn lock(&self, thread: usize, kind: WaitKind) -> Outcome {
+    fn lock(self: &Arc<Self>, thread: usize, kind: WaitKind) -> Outcome {
         match self.enter(kind) {
             Entered::Given(given) => self.use_given(thread, given),
             Entered::Queued(waiter) => self.wait(thread, &waiter),
         }
     }
 
-    fn wait(&self, thread: usize, waiter: &Waiter) -> Outcome {
+    fn wait(self: &Arc<Self>, thread: usize, waiter: &Waiter) -> Outcome {
         loop {
             if let Some(given) = waiter.wait(None) {
                 return self.use_given(thread, given);
@@ -181,7 +213,7 @@ impl World {
     }
 
     /// The wait is over right now, or was cancelled.
-    fn give_up(&self, thread: usize, waiter: &Arc<Waiter>) -> Outcome {
+    fn give_up(self: &Arc<Self>, thread: usize, waiter: &Arc<Waiter>) -> Outcome {
         match self.queue.leave(&LockName, waiter) {
             Given::HeadPermit => {
                 let why = self.queue.unserved(&LockName, waiter);
@@ -193,6 +225,10 @@ impl World {
     }
 
     fn assert_nothing_left(&self) {
+        let releasing = std::mem::take(&mut *self.releasing.lock().unwrap());
+        for thread in releasing {
+            thread.join().unwrap();
+        }
         self.assert_head();
         assert!(!*self.stored.lock().unwrap(), "the store still holds it");
     }
@@ -238,7 +274,7 @@ type Thread = thread::JoinHandle<Outcome>;
 
 fn spawn<T: Send + 'static>(
     world: &Arc<World>,
-    body: impl FnOnce(&World) -> T + Send + 'static,
+    body: impl FnOnce(&Arc<World>) -> T + Send + 'static,
 ) -> thread::JoinHandle<T> {
     let world = Arc::clone(world);
     thread::spawn(move || body(&world))
@@ -284,6 +320,66 @@ fn one_thread_holds_at_a_time_and_no_wake_up_is_lost() {
             world.assert_nothing_left();
         });
     }
+}
+
+#[test]
+fn name_is_not_requested_before_its_release_in_the_background_is_finished() {
+    for drops in [Drops::InBackground, Drops::FailFirst] {
+        check(move || {
+            let world = World::with_drops(0, drops);
+            let lease = world.held();
+            let waiters = spawn_waiting(&world, 1);
+            let late = spawn(&world, |world| world.lock(1, WaitKind::ThroughOutages));
+            world.finish(&lease);
+            assert_outcomes(waiters, &[Outcome::Held]);
+            assert_outcomes(vec![late], &[Outcome::Held]);
+            world.assert_nothing_left();
+        });
+    }
+}
+
+#[test]
+fn attempt_behind_a_release_in_the_background_is_not_busy() {
+    let cases: [(_, &[Outcome]); 2] = [
+        (Drops::InBackground, &[Outcome::Held]),
+        (Drops::FailFirst, &[Outcome::Held, Outcome::Failed]),
+    ];
+    for (drops, allowed) in cases {
+        check(move || {
+            let world = World::with_drops(0, drops);
+            let lease = world.held();
+            world.finish(&lease);
+            let attempt = |kind| spawn(&world, move |world| world.lock(1, kind));
+            let kinds = [WaitKind::SingleAttempt, WaitKind::UntilFailure];
+            let [single, waiting] = kinds.map(attempt);
+            let mut single_allowed = allowed.to_vec();
+            // The other thread may hold it by then.
+            single_allowed.push(Outcome::Busy);
+            assert_outcomes(vec![single], &single_allowed);
+            assert_outcomes(vec![waiting], allowed);
+            world.assert_nothing_left();
+        });
+    }
+}
+
+#[test]
+fn wait_that_ends_during_a_release_in_the_background_is_not_busy() {
+    check(|| {
+        let world = World::with_drops(0, Drops::FailFirst);
+        let lease = world.held();
+        world.finish(&lease);
+        let late = spawn(&world, |world| {
+            match world.enter(WaitKind::ThroughOutages) {
+                Entered::Given(given) => world.use_given(1, given),
+                Entered::Queued(waiter) => world.give_up(1, &waiter),
+            }
+        });
+        assert_outcomes(
+            vec![late],
+            &[Outcome::Held, Outcome::Failed, Outcome::Silent],
+        );
+        world.assert_nothing_left();
+    });
 }
 
 #[test]
@@ -455,7 +551,7 @@ fn lost_hold_is_passed_on_once() {
         let detach = spawn(&world, move |world| world.queue.detach(&LockName, &lost));
         match world.queue.finish(&LockName, &lease, |_| false) {
             Finished::Detached => {}
-            Finished::Release => world.queue.pass(&LockName, None),
+            Finished::Release => world.queue.released(&LockName),
             Finished::HandedOver => panic!("a lost lease was handed over"),
         }
         detach.join().unwrap();

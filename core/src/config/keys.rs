@@ -242,7 +242,7 @@ impl KeyValue for Outage {
 /// Defines the keys that every store takes, and the list of them.
 macro_rules! common_keys {
     ($($key:ident: $type:ty = $name:literal, $takes:expr, $default:literal, $meaning:literal;)*) => {
-        $(pub(super) const $key: Key<$type> = Key::new($name, $takes, $default, $meaning);)*
+        $(pub(crate) const $key: Key<$type> = Key::new($name, $takes, $default, $meaning);)*
 
         /// The keys that every store takes; a backend adds its own with
         /// [`Driver::keys`](crate::Driver::keys).
@@ -262,6 +262,8 @@ common_keys! {
         "how long opening may wait for a store that cannot be reached";
     LEASE: String = "lease", Takes::OneOf(&["renewed", "fixed"]), "renewed",
         "whether the keeper renews the lease";
+    MAX_HOLD: Duration = "max_hold", Takes::Duration(Capabilities::MIN_TTL, MAX_DURATION), "no limit",
+        "the longest time for which the keeper renews a lease";
     MARGIN: Duration = "margin", ANY_DURATION, "a tenth of the ttl, at most 1s",
         "how much earlier than the store a guard considers itself lost";
     HANDOVER_MAX: u32 = "handover_max", Takes::Number(0, MAX_HANDOVERS), "100",

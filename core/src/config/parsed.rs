@@ -2,8 +2,8 @@
 
 use super::keys::{COMMON_KEYS, FALLBACK, KeyValue, REQUIRE, is_list};
 use super::keys::{
-    EPOCH_OFFSET, HANDOVER_MAX, HANDOVER_TIME, LEASE, MARGIN, NAMESPACE, OPEN_WAIT, OUTAGE, TTL,
-    WAIT,
+    EPOCH_OFFSET, HANDOVER_MAX, HANDOVER_TIME, LEASE, MARGIN, MAX_HOLD, NAMESPACE, OPEN_WAIT,
+    OUTAGE, TTL, WAIT,
 };
 use super::{Config, given_twice};
 use std::sync::Arc;
@@ -41,6 +41,7 @@ impl Config {
         let settings = Settings {
             lease: self.lease_policy()?,
             wait: wait.unwrap_or(Wait::AtMost(LockKeeper::DEFAULT_WAIT)),
+            max_hold: self.value(&MAX_HOLD)?,
             outage: self.value(&OUTAGE)?.unwrap_or_default(),
             margin: self.value(&MARGIN)?,
             handover_max: self

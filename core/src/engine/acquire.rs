@@ -9,7 +9,7 @@ use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
-use crate::options::{AcquireOptions, LeasePolicy, Outage, Wait};
+use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
 use crate::provider::AcquireRequest;
 use crate::timer::MAX_SLEEP;
 
@@ -21,8 +21,8 @@ use super::{ATTEMPT_LIMIT, Engine};
 
 /// One call of [`Engine::acquire`].
 pub(super) struct Acquisition<'a> {
-    pub(super) engine: &'a Engine,
-    pub(super) policy: LeasePolicy,
+    pub(super) engine: &'a Arc<Engine>,
+    pub(super) terms: LeaseTerms,
     pub(super) kind: WaitKind,
     pub(super) request: AcquireRequest<'a>,
     /// The caller's own token, without the keeper's.
@@ -40,9 +40,12 @@ impl Engine {
         let began = self.clock.now();
         let wait = options.wait.unwrap_or(self.settings.wait);
         let outage = options.outage.unwrap_or(self.settings.outage);
-        let policy = options.lease.unwrap_or(self.settings.lease);
+        let terms = LeaseTerms {
+            policy: options.lease.unwrap_or(self.settings.lease),
+            max_hold: options.max_hold.or(self.settings.max_hold),
+        };
         wait.check()
-            .and(policy.check(&self.capabilities))
+            .and(terms.check(&self.capabilities))
             .map_err(|error| self.located(name, error))?;
         self.start_timer()?;
         let is_notified = Cell::new(false);
@@ -61,7 +64,7 @@ impl Engine {
         let own = own.map(|own| own.with_parent(&closing.token));
         let acquisition = Acquisition {
             engine: self,
-            policy,
+            terms,
             kind: match (wait, outage) {
                 (Wait::AtMost(Duration::ZERO), _) => WaitKind::SingleAttempt,
                 (_, Outage::Fail) => WaitKind::UntilFailure,
@@ -70,7 +73,7 @@ impl Engine {
             cancel: options.cancel.as_ref(),
             request: AcquireRequest {
                 name,
-                ttl: policy.ttl(),
+                ttl: terms.policy.ttl(),
                 deadline: match wait {
                     Wait::AtMost(Duration::ZERO) => None,
                     Wait::AtMost(wait) => Some(began + wait),
@@ -109,7 +112,7 @@ impl Acquisition<'_> {
         if request.is_cancelled() {
             return Err(engine.cancelled());
         }
-        let given = match engine.queue.enter(request.name, self.policy, self.kind) {
+        let given = match engine.queue.enter(request.name, self.terms, self.kind) {
             Entered::Given(given) => given,
             Entered::Queued(waiter) => {
                 if self.kind != WaitKind::SingleAttempt {
@@ -123,7 +126,7 @@ impl Acquisition<'_> {
             Given::Hold(hold) => {
                 let acquired = Acquired::new(hold);
                 if request.is_cancelled() {
-                    let _ = engine.release(&acquired);
+                    engine.release_dropped(&acquired);
                     return Err(engine.cancelled());
                 }
                 Ok(Some(acquired))
@@ -136,7 +139,7 @@ impl Acquisition<'_> {
             Given::Nothing(Unserved::Failed(error)) => Err(self.unreachable(error)),
             Given::Nothing(Unserved::Silent) => Err(self.unreachable(Error::new(
                 ErrorKind::Unavailable,
-                "the store has not answered another thread of this process that asked for the lock before, so it is not known whether it is free; try again later",
+                "the store has not answered another thread of this process that asked for the lock, or released it, before, so it is not known whether it is free; try again later",
             ))),
         }
     }

@@ -2,13 +2,10 @@
 
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use crate::sync::lock;
-
-/// The longest that the end of a keeper waits for its background threads.
-const CLOSE_LIMIT: Duration = Duration::from_millis(100);
 
 /// The background threads that use the engine now: each has a sender of a channel that carries
 /// nothing, and the receiver notices when the last sender is dropped. `None` after the end.
@@ -20,22 +17,31 @@ impl BackgroundUse {
     }
 
     /// Calls `body` with the engine. `None` if the engine has ended, or is about to.
-    pub(super) fn with<E, R>(&self, engine: &Weak<E>, body: impl FnOnce(&E) -> R) -> Option<R> {
-        // Dropped after the engine, so that the engine is gone when `end` returns.
-        let _use = lock(&self.0).as_ref()?.0.clone();
+    pub(super) fn with<E, R>(
+        &self,
+        engine: &Weak<E>,
+        body: impl FnOnce(&Arc<E>) -> R,
+    ) -> Option<R> {
+        let _use = self.begin()?;
         let engine = engine.upgrade()?;
         Some(body(&engine))
     }
 
-    /// Lets no thread begin to use the engine, and waits for those that do: the store is closed when
-    /// the last keeper or guard has gone, since nothing else may follow before the program ends. A
-    /// store call that hangs ends by its own deadline.
-    pub(super) fn end(&self) {
+    /// Has [`end`](Self::end) wait until the result is dropped. Drop the engine before it, so that the
+    /// engine is gone then. `None` after the end.
+    pub(super) fn begin(&self) -> Option<Sender<Infallible>> {
+        Some(lock(&self.0).as_ref()?.0.clone())
+    }
+
+    /// Lets no thread begin to use the engine, and waits for those that do, at most for `limit`: the
+    /// store is closed when the last keeper or guard has gone, since nothing else may follow before the
+    /// program ends. A store call that hangs ends by its own deadline.
+    pub(super) fn end(&self, limit: Duration) {
         let Some((sender, receiver)) = lock(&self.0).take() else {
             return;
         };
         drop(sender);
         // An error either way: all senders are gone, or the time is over.
-        let _ = receiver.recv_timeout(CLOSE_LIMIT);
+        let _ = receiver.recv_timeout(limit);
     }
 }

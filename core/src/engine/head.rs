@@ -27,7 +27,7 @@ impl Acquisition<'_> {
         let mut permit = HeadPermit {
             engine: self.engine,
             name: self.request.name,
-            doubts: self.engine.doubts.count(),
+            round: self.engine.doubts.rounds(),
             outcome: None,
         };
         let result = self.acquire_from_store();
@@ -127,8 +127,10 @@ impl Acquisition<'_> {
             Ok(_) => !request.is_cancelled(),
             Err(error) => is_from_store(error.kind()),
         };
-        if is_answer {
-            engine.answered();
+        match &answer {
+            _ if is_answer => engine.answered(),
+            Err(error) => engine.unanswered(error.kind()),
+            Ok(_) => {}
         }
         let Some(grant) = answer? else {
             return Ok(AttemptResult::Busy);
@@ -173,7 +175,7 @@ impl Acquisition<'_> {
         }
         Ok(Some(Arc::new(Hold::new(
             request.name.clone(),
-            self.policy,
+            self.terms,
             margin,
             lease,
             first_token,
@@ -207,8 +209,8 @@ fn is_from_store(kind: ErrorKind) -> bool {
 struct HeadPermit<'a> {
     engine: &'a Engine,
     name: &'a LockName,
-    /// How often all leases had been doubted before the store was asked.
-    doubts: u64,
+    /// The number of rounds of verification before the store was asked.
+    round: u64,
     /// The hold, or the error of a store that did not answer.
     outcome: Option<Result<Arc<Hold>, Error>>,
 }
@@ -223,8 +225,8 @@ impl Drop for HeadPermit<'_> {
                 let due = hold.due();
                 queue.hold(self.name, Arc::clone(&hold), due);
                 self.engine.timer.note(HostInstant::from_nanos(due));
-                // Doubts that were raised before the hold was in the queue did not concern it.
-                if self.doubts != self.engine.doubts.count() {
+                // A round that began before the hold was in the queue did not concern it.
+                if self.round != self.engine.doubts.rounds() {
                     self.engine.verify(&hold);
                 }
             }

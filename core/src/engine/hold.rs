@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::name::LockName;
-use crate::options::{LeasePolicy, Settings};
+use crate::options::{LeasePolicy, LeaseTerms, Settings};
 use crate::provider::ErasedLease;
 use crate::sync::{lock, wait};
 use crate::timer::MAX_SLEEP;
 use crate::token::FencingToken;
 
+use super::background_release::DroppedGuard;
 use super::deadline::Deadline;
 pub(crate) use super::deadline::HoldState;
 
@@ -37,6 +38,13 @@ pub(crate) struct Hold {
     handovers: AtomicU32,
     /// When the lease is renewed next, in nanoseconds; `u64::MAX` while a renewal is under way.
     renew_at: AtomicU64,
+    /// Whether the last renewal got no answer.
+    is_failing: AtomicBool,
+    /// The longest time for which the keeper renews the lease for its guard, in nanoseconds; `u64::MAX`
+    /// without a limit.
+    max_hold: AtomicU64,
+    /// When that time is over, in nanoseconds; 0 once the keeper has stopped to renew the lease.
+    renewed_until: AtomicU64,
     is_loss_notified: AtomicBool,
     inside: Mutex<Inside>,
     /// Notified when the lease comes back, and when a guard is lost or released.
@@ -54,24 +62,32 @@ struct Inside {
 enum LeaseSlot {
     Here(ErasedLease),
     /// A renewal has the lease.
-    Away {
-        /// Whether the lease is released as soon as it comes back.
-        is_unwanted: bool,
-    },
+    Away(AfterRenewal),
     Gone,
+}
+
+/// What happens to a lease that comes back from its renewal.
+enum AfterRenewal {
+    /// A guard has it.
+    Keep,
+    /// It is released. The guard's end was reported before.
+    Release,
+    /// It is released, and then the end of the guard that was dropped meanwhile is reported.
+    ReleaseFor(Box<DroppedGuard>),
 }
 
 impl Hold {
     /// A hold of a lease that was asked for at `asked_at`, and granted by `now`.
     pub(crate) fn new(
         name: LockName,
-        policy: LeasePolicy,
+        terms: LeaseTerms,
         margin: Duration,
         lease: ErasedLease,
         first_token: FencingToken,
         asked_at: HostInstant,
         now: HostInstant,
     ) -> Self {
+        let policy = terms.policy;
         let hold = Self {
             name,
             policy,
@@ -81,6 +97,9 @@ impl Hold {
             deadline: Deadline::new(asked_at + policy.ttl() - margin),
             handovers: AtomicU32::new(0),
             renew_at: AtomicU64::new(u64::MAX),
+            is_failing: AtomicBool::new(false),
+            max_hold: AtomicU64::new(u64::MAX),
+            renewed_until: AtomicU64::new(u64::MAX),
             is_loss_notified: AtomicBool::new(false),
             inside: Mutex::new(Inside {
                 lease: LeaseSlot::Here(lease),
@@ -89,7 +108,10 @@ impl Hold {
             }),
             changed: Condvar::new(),
         };
-        hold.schedule_renewal(asked_at + policy.ttl() / 3);
+        if let Some(at) = hold.next_renewal(asked_at) {
+            hold.renew_at.store(at.as_nanos(), Ordering::Release);
+        }
+        hold.begin_max_hold(terms.max_hold, now);
         hold
     }
 
@@ -123,34 +145,75 @@ impl Hold {
         !self.is_loss_notified.swap(true, Ordering::AcqRel)
     }
 
-    /// Sets when the lease is renewed next. A fixed lease never is.
-    fn schedule_renewal(&self, at: HostInstant) {
-        if self.policy.is_renewed() {
-            self.renew_at.store(at.as_nanos(), Ordering::Release);
-        }
+    /// Returns when the lease is renewed after a grant or a renewal that was asked for at `asked_at`. A
+    /// fixed lease is not.
+    fn next_renewal(&self, asked_at: HostInstant) -> Option<HostInstant> {
+        let is_renewed = self.policy.is_renewed();
+        is_renewed.then_some(asked_at + self.policy.ttl() / 3)
     }
 
-    /// Makes a renewal due, also of a fixed lease.
+    /// Sets how long the keeper renews the lease for the guard that gets it at `now`.
+    fn begin_max_hold(&self, max_hold: Option<Duration>, now: HostInstant) {
+        let nanos = max_hold.map_or(u64::MAX, |it| {
+            u64::try_from(it.as_nanos()).unwrap_or(u64::MAX)
+        });
+        self.max_hold.store(nanos, Ordering::Release);
+        self.restart_max_hold(now);
+    }
+
+    /// Has the time for which the keeper renews the lease begin anew.
+    fn restart_max_hold(&self, now: HostInstant) {
+        let max_hold = Duration::from_nanos(self.max_hold.load(Ordering::Acquire));
+        let until = (now + max_hold).as_nanos();
+        self.renewed_until.store(until, Ordering::Release);
+    }
+
+    /// Returns whether the keeper prolongs the lease at `now`.
+    fn is_prolonged(&self, now: HostInstant) -> bool {
+        self.policy.is_renewed() && now.as_nanos() < self.renewed_until.load(Ordering::Acquire)
+    }
+
+    /// Makes a renewal due, also of a lease that is not prolonged.
     pub(crate) fn doubt(&self) {
         self.renew_at.store(0, Ordering::Release);
     }
 
-    /// Returns for how long a renewal of the keeper asks at `now`: a fixed lease ends when it would
-    /// have ended.
+    /// Returns for how long a renewal of the keeper asks at `now`: a lease that is not prolonged ends
+    /// when it would have ended.
     pub(crate) fn renewal_ttl(&self, now: HostInstant) -> Duration {
-        match self.policy.is_renewed() {
+        match self.is_prolonged(now) {
             true => self.policy.ttl(),
             false => (self.until() + self.margin).saturating_since(now),
         }
     }
 
-    /// Returns whether the caller has to renew the lease, because that is due `by` then.
-    pub(crate) fn take_due_renewal(&self, by: HostInstant) -> bool {
-        let is_due = self.renew_at.load(Ordering::Acquire) <= by.as_nanos();
-        if is_due {
-            self.renew_at.store(u64::MAX, Ordering::Release);
+    /// Returns whether the caller has to renew the lease, because that is due at `now`, or will be within
+    /// `ahead`. A renewal that got no answer is not repeated ahead of its time.
+    ///
+    /// It stops the renewals when the guard has had the lease for its longest time. The queue's mutex
+    /// is locked, as for [`hand_over`](Self::hand_over).
+    pub(crate) fn take_due_renewal(&self, now: HostInstant, ahead: Duration) -> bool {
+        let is_failing = self.is_failing.load(Ordering::Acquire);
+        let by = now + if is_failing { Duration::ZERO } else { ahead };
+        let renew_at = self.renew_at.load(Ordering::Acquire);
+        if renew_at > by.as_nanos() {
+            return false;
         }
-        is_due
+        let until = self.renewed_until.load(Ordering::Acquire);
+        let verifies = renew_at == 0 || is_failing || !self.policy.is_renewed();
+        // The holder may renew the lease at this moment, and that begins a new time.
+        let replace = |value: &AtomicU64, old, new| {
+            let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
+            value.compare_exchange(old, new, set, fetch).is_ok()
+        };
+        if !verifies && now.as_nanos() >= until {
+            if replace(&self.renewed_until, until, 0) {
+                replace(&self.renew_at, renew_at, u64::MAX);
+            }
+            return false;
+        }
+        self.renew_at.store(u64::MAX, Ordering::Release);
+        true
     }
 
     /// Returns when the next renewal or the deadline is due, in nanoseconds.
@@ -159,22 +222,24 @@ impl Hold {
         renew_at.min(self.until().as_nanos())
     }
 
-    /// Hands the lease over to a waiter that wants `policy`, if it serves that policy, has enough
-    /// time left, and was handed over neither too often nor for too long.
+    /// Hands the lease over to a waiter with these terms, if it serves their policy, is still prolonged,
+    /// has enough time left, and was handed over neither too often nor for too long.
     pub(crate) fn hand_over(
         &self,
-        policy: LeasePolicy,
+        terms: LeaseTerms,
         now: HostInstant,
         settings: &Settings,
     ) -> bool {
+        let policy = terms.policy;
         let fits = self.policy == policy
-            && policy.is_renewed()
+            && self.is_prolonged(now)
             && self.handovers.load(Ordering::Acquire) < settings.handover_max
             && now.saturating_since(self.granted_at) < settings.handover_time
             && self.deadline.state(now) == Some(HoldState::Held)
             && self.until().saturating_since(now) > policy.ttl() / 3;
         if fits {
             self.handovers.fetch_add(1, Ordering::AcqRel);
+            self.begin_max_hold(terms.max_hold, now);
         }
         fits
     }

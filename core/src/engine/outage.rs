@@ -59,7 +59,7 @@ impl OutageGate {
         }
     }
 
-    fn is_down(&self) -> bool {
+    pub(super) fn is_down(&self) -> bool {
         self.is_down.load(Ordering::Relaxed)
     }
 

@@ -17,7 +17,7 @@ use super::hold::Hold;
 use super::waiter::{Given, Unserved, WaitKind, Waiter};
 use crate::error::Error;
 use crate::name::LockName;
-use crate::options::LeasePolicy;
+use crate::options::LeaseTerms;
 use crate::sync::{Arc, Mutex, MutexGuard, SHARDS, lock};
 
 /// The queue of one keeper.
@@ -40,7 +40,7 @@ struct Name {
     name: LockName,
     stage: Stage,
     waiters: VecDeque<Arc<Waiter>>,
-    /// Why the store did not answer the last attempt of a head.
+    /// Why the store did not answer the last attempt of a head, or of a release.
     store_error: Option<Error>,
     /// How often the store's answer to a head showed a holder, of this process or another.
     holders_seen: u64,
@@ -72,7 +72,8 @@ pub(crate) enum Entered {
 pub(crate) enum Finished {
     /// Nothing: the next waiter has it.
     HandedOver,
-    /// Give it back to the store, then call [`Queue::pass`]: until then no other thread asks for it.
+    /// Give it back to the store, then call [`Queue::released`]: until then no other thread asks for
+    /// it.
     Release,
     /// Give it back to the store. The name was taken from this hold before.
     Detached,
@@ -100,7 +101,7 @@ impl Queue {
 
     /// Enters the queue of a name. A single attempt never waits for a holder, only for the head's
     /// first answer, and for no further one if that was a failure.
-    pub(crate) fn enter(&self, name: &LockName, policy: LeasePolicy, kind: WaitKind) -> Entered {
+    pub(crate) fn enter(&self, name: &LockName, terms: LeaseTerms, kind: WaitKind) -> Entered {
         let mut names = self.names(name);
         let entry = names.table.entry(
             name.hash64(),
@@ -125,7 +126,9 @@ impl Queue {
             (Stage::Held(_) | Stage::Contended, _) if kind == WaitKind::SingleAttempt => {
                 Some(Unserved::Busy)
             }
-            (Stage::Failing, Some(error)) if kind != WaitKind::ThroughOutages => {
+            (Stage::Failing | Stage::Releasing, Some(error))
+                if kind != WaitKind::ThroughOutages =>
+            {
                 Some(Unserved::Failed(error.clone()))
             }
             _ => None,
@@ -133,9 +136,9 @@ impl Queue {
         if let Some(unserved) = unserved {
             return Entered::Given(Given::Nothing(unserved));
         }
-        let is_seen = !matches!(used.stage, Stage::Asking | Stage::Failing);
+        let is_seen = matches!(used.stage, Stage::Held(_) | Stage::Contended);
         let seen_before = used.holders_seen.wrapping_sub(u64::from(is_seen));
-        let waiter = Waiter::new(policy, kind, seen_before);
+        let waiter = Waiter::new(terms, kind, seen_before);
         used.waiters.push_back(Arc::clone(&waiter));
         Entered::Queued(waiter)
     }
@@ -170,18 +173,17 @@ impl Queue {
         notify(answered);
     }
 
-    /// Records that the store did not answer the head, which goes on: threads that ride no outage out
-    /// end.
+    /// Records that the store did not answer the head or a release, which go on: threads that ride no
+    /// outage out end.
     pub(crate) fn fail(&self, name: &LockName, error: &Error) {
         let mut names = self.names(name);
         let mut ended = Vec::new();
         if let Some(used) = names.find(name)
-            && matches!(
-                used.stage,
-                Stage::Asking | Stage::Failing | Stage::Contended
-            )
+            && !matches!(used.stage, Stage::Held(_))
         {
-            used.stage = Stage::Failing;
+            if !matches!(used.stage, Stage::Releasing) {
+                used.stage = Stage::Failing;
+            }
             used.store_error = Some(error.clone());
             let ends = |kind| kind != WaitKind::ThroughOutages;
             ended = used.end_waits(ends, || Unserved::Failed(error.clone()));
@@ -203,8 +205,19 @@ impl Queue {
         notify(answered);
     }
 
-    /// Makes the next waiter the head, after the head got no grant or the lease went back to the
-    /// store. `store_error` is the error of a store that did not answer.
+    /// Makes the next waiter the head, after the lease went back to the store.
+    pub(crate) fn released(&self, name: &LockName) {
+        let mut names = self.names(name);
+        if let Some(used) = names.find(name) {
+            used.store_error = None;
+        }
+        let next = names.pass_head(name);
+        drop(names);
+        notify(next);
+    }
+
+    /// Makes the next waiter the head, after the head got no grant. `store_error` is the error of a
+    /// store that did not answer.
     pub(crate) fn pass(&self, name: &LockName, store_error: Option<Error>) {
         let mut names = self.names(name);
         let mut answered = Vec::new();
@@ -220,19 +233,19 @@ impl Queue {
     }
 
     /// Ends the guard of `hold`. `hand_over` decides, under the shard's mutex, whether the lease
-    /// serves the policy that the next waiter wants, and counts the hand-over if so.
+    /// serves the terms that the next waiter wants, and counts the hand-over if so.
     pub(crate) fn finish(
         &self,
         name: &LockName,
         hold: &Arc<Hold>,
-        hand_over: impl FnOnce(LeasePolicy) -> bool,
+        hand_over: impl FnOnce(LeaseTerms) -> bool,
     ) -> Finished {
         let mut names = self.names(name);
         let Some(used) = names.find(name).filter(|used| used.is_held_by(hold)) else {
             return Finished::Detached;
         };
         let next = match used.waiters.front() {
-            Some(next) if hand_over(next.policy) => used.waiters.pop_front(),
+            Some(next) if hand_over(next.terms) => used.waiters.pop_front(),
             _ => None,
         };
         match &next {

@@ -1,58 +1,166 @@
 //! Ending a guard: its lease goes to the next waiter of the process, or back to the store.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
+use crate::name::LockName;
 use crate::provider::{ErasedLease, Released};
 use crate::sync::run_caught;
 
+use super::background_release::DroppedGuard;
 use super::backoff::Limits;
 use super::hold::acquired::Acquired;
+use super::hold::lease::Ended;
 use super::hold::{Callbacks, Hold};
 use super::queue::Finished;
 use super::retry::Retry;
 use super::{ATTEMPT_LIMIT, Engine};
 
 /// The longest that a release waits for the store.
-const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
+/// The longest that a drop waits for the store. If it also ends the keeper, that takes 20 ms at most
+/// where the store did not answer, so that a drop takes 100 ms.
+pub(super) const DROP_LIMIT: Duration = Duration::from_millis(80);
+
+/// How a guard ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Ending {
+    /// Whether the name is kept until the lease is released: see [`Finished::Release`].
+    pub(super) keeps_name: bool,
+    /// Whether the lock was held until then.
+    in_time: bool,
+}
+
+/// The outcome of one attempt to release a lease.
+pub(super) enum ReleaseAttempt {
+    Answered(Result<Released, Error>),
+    /// The store did not answer; it may have released the lease if the error is
+    /// [`ErrorKind::Unknown`].
+    NoAnswer(Error),
+}
 
 impl Engine {
+    /// Ends a guard whose holder waits for the store's answer.
     pub(crate) fn release(&self, acquired: &Acquired) -> Result<Released, Error> {
-        let name = &acquired.hold.name;
-        let result = self.finish(acquired);
-        self.closing.notify();
-        let result = result.map_err(|error| self.located(name, error));
-        self.notifier
-            .notify(|o| o.released(name, acquired.token(), &result));
-        result
+        let now = self.clock.now();
+        let Some((ending, ended)) = self.end_guard(acquired, now) else {
+            return Ok(Released::Done);
+        };
+        let answer = self.return_lease(&acquired.hold, ended.lease, now);
+        self.conclude(acquired, ending, ended.callbacks, answer)
     }
 
-    fn finish(&self, acquired: &Acquired) -> Result<Released, Error> {
-        let hold = &acquired.hold;
+    /// Ends a guard that is dropped. It waits for the store for [`DROP_LIMIT`] at most, and not at all if
+    /// the guard is lost, if a renewal has the lease, or while the store does not answer: then the
+    /// keeper's own threads release the lease.
+    pub(crate) fn release_dropped(self: &Arc<Self>, acquired: &Acquired) {
         let now = self.clock.now();
-        let finished = self.queue.finish(&hold.name, hold, |policy| {
-            hold.hand_over(policy, now, &self.settings)
+        let Some((ending, mut ended)) = self.end_guard(acquired, now) else {
+            return;
+        };
+        let mut lost_reply = None;
+        if ending.in_time
+            && !self.is_silent()
+            && let Some(lease) = &mut ended.lease
+        {
+            match self.attempt_release(lease, now + DROP_LIMIT, None) {
+                ReleaseAttempt::Answered(answer) => {
+                    // The observer has the error.
+                    let _ = self.conclude(acquired, ending, ended.callbacks, answer);
+                    return;
+                }
+                ReleaseAttempt::NoAnswer(error) => {
+                    self.background_releases.set_slow(true);
+                    lost_reply = Some(error).filter(|it| it.kind() == ErrorKind::Unknown);
+                }
+            }
+        }
+        let guard = DroppedGuard {
+            acquired: acquired.clone(),
+            ending,
+            lost_reply,
+        };
+        self.release_later(ended.lease, Box::new(guard));
+        self.run_callbacks(&acquired.hold, ending, ended.callbacks);
+    }
+
+    /// Returns whether a store that is asked now is likely not to answer soon.
+    fn is_silent(&self) -> bool {
+        self.outage.is_down() || self.doubts.is_unreachable() || self.background_releases.are_slow()
+    }
+
+    /// Ends a guard in this process. `None` if its lease was handed over, which is reported.
+    fn end_guard(&self, acquired: &Acquired, now: HostInstant) -> Option<(Ending, Ended)> {
+        let hold = &acquired.hold;
+        let finished = self.queue.finish(&hold.name, hold, |terms| {
+            hold.hand_over(terms, now, &self.settings)
         });
         if finished == Finished::HandedOver {
             forget(acquired.end_handover());
-            return Ok(Released::Done);
+            self.notify_released(acquired, &Ok(Released::Done));
+            return None;
         }
         let ended = hold.end(now);
-        let result = self.return_lease(hold, ended.lease, now);
-        if finished == Finished::Release {
-            self.queue.pass(&hold.name, None);
+        let ending = Ending {
+            keeps_name: finished == Finished::Release,
+            in_time: ended.in_time,
+        };
+        Some((ending, ended))
+    }
+
+    /// Passes the name of an ended guard on, calls the user's code, and reports the end.
+    fn conclude(
+        &self,
+        acquired: &Acquired,
+        ending: Ending,
+        callbacks: Callbacks,
+        answer: Result<Released, Error>,
+    ) -> Result<Released, Error> {
+        self.pass_on(&acquired.hold.name, ending);
+        self.run_callbacks(&acquired.hold, ending, callbacks);
+        self.report_end(acquired, ending, answer)
+    }
+
+    /// Lets the next thread have the name of an ended guard.
+    pub(super) fn pass_on(&self, name: &LockName, ending: Ending) {
+        if ending.keeps_name {
+            self.queue.released(name);
         }
-        // The user's code comes last: it may lock this very name.
-        forget(ended.callbacks);
-        if ended.in_time {
-            return result;
-        }
-        if hold.must_notify_loss() {
+    }
+
+    /// Drops the callbacks of a guard that ended in time, or reports its loss. The user's code comes
+    /// after the name was passed on: it may lock this very name.
+    fn run_callbacks(&self, hold: &Arc<Hold>, ending: Ending, callbacks: Callbacks) {
+        forget(callbacks);
+        if !ending.in_time && hold.must_notify_loss() {
             self.notify_lost(hold);
         }
-        result.map(|_| Released::AlreadyLost)
+    }
+
+    /// Reports the end of a guard to its observer, and returns what the release found.
+    pub(super) fn report_end(
+        &self,
+        acquired: &Acquired,
+        ending: Ending,
+        answer: Result<Released, Error>,
+    ) -> Result<Released, Error> {
+        let result = match ending.in_time {
+            true => answer,
+            false => answer.map(|_| Released::AlreadyLost),
+        };
+        let result = result.map_err(|error| self.located(&acquired.hold.name, error));
+        self.notify_released(acquired, &result);
+        result
+    }
+
+    fn notify_released(&self, acquired: &Acquired, result: &Result<Released, Error>) {
+        self.closing.notify();
+        self.notifier
+            .notify(|o| o.released(&acquired.hold.name, acquired.token(), result));
     }
 
     /// Releases a lease that a renewal may have.
@@ -70,25 +178,6 @@ impl Engine {
                 None => return Ok(Released::AlreadyLost),
             },
         };
-        // A guard may be dropped while its thread panics; a second panic would abort.
-        let released = catch_unwind(AssertUnwindSafe(|| {
-            self.release_lease(&mut lease, deadline, now)
-        }));
-        released.unwrap_or_else(|_| {
-            Err(Error::new(
-                ErrorKind::Unknown,
-                "the backend panicked while it released; the store frees the lock after its ttl",
-            ))
-        })
-    }
-
-    /// Releases a lease, and asks again while time is left if the reply was lost.
-    fn release_lease(
-        &self,
-        lease: &mut ErasedLease,
-        deadline: HostInstant,
-        now: HostInstant,
-    ) -> Result<Released, Error> {
         let limits = Limits {
             clock: &*self.clock,
             until: deadline.min(now + ATTEMPT_LIMIT),
@@ -96,12 +185,40 @@ impl Engine {
         };
         let mut retry = Retry::new(limits, now);
         loop {
-            match (self.provider.release(lease, deadline), retry.lost_reply()) {
-                (Ok(Released::AlreadyLost), Some(lost)) => {
-                    return Err(unknown_release(lost));
-                }
-                (Ok(released), _) => return Ok(released),
-                (Err(error), _) => retry.after(error, false)?,
+            match self.attempt_release(&mut lease, deadline, retry.lost_reply()) {
+                ReleaseAttempt::Answered(answer) => return answer,
+                ReleaseAttempt::NoAnswer(error) => retry.after(error, false)?,
+            }
+        }
+    }
+
+    /// Asks the store once to release a lease. `lost_reply` is the error of an attempt before it whose
+    /// reply was lost.
+    pub(super) fn attempt_release(
+        &self,
+        lease: &mut ErasedLease,
+        deadline: HostInstant,
+        lost_reply: Option<&Error>,
+    ) -> ReleaseAttempt {
+        // A guard may be dropped while its thread panics; a second panic would abort.
+        let attempt = AssertUnwindSafe(|| self.provider.release(lease, deadline));
+        let Ok(answer) = catch_unwind(attempt) else {
+            return ReleaseAttempt::Answered(Err(Error::new(
+                ErrorKind::Unknown,
+                "the backend panicked while it released; the store frees the lock after its ttl",
+            )));
+        };
+        match (answer, lost_reply) {
+            (Err(error), _) if is_no_answer(error.kind()) => {
+                self.unanswered(error.kind());
+                ReleaseAttempt::NoAnswer(error)
+            }
+            (answer, lost_reply) => {
+                self.answered();
+                ReleaseAttempt::Answered(match (answer, lost_reply) {
+                    (Ok(Released::AlreadyLost), Some(lost)) => Err(unknown_release(lost)),
+                    (answer, _) => answer,
+                })
             }
         }
     }
@@ -113,6 +230,14 @@ impl Engine {
         run_caught(|| drop(self.provider.release(&mut lease, deadline)));
         reason
     }
+}
+
+/// Returns whether a release that failed with this kind got no answer from the store.
+fn is_no_answer(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::PoolExhausted
+    )
 }
 
 /// Returns the error of a release that was repeated after a lost reply and found nothing.

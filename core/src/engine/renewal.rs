@@ -3,7 +3,6 @@
 //! One thread watches the deadlines of all leases and never does I/O; workers renew the leases and
 //! call the user's code.
 
-use std::mem::replace;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +18,6 @@ use crate::workers::MAX_QUEUED;
 use super::hold::acquired::Acquired;
 use super::hold::lease::Asked;
 use super::hold::{Hold, HoldState};
-use super::verify::probe_pause;
 use super::{Engine, Job};
 
 impl Engine {
@@ -53,7 +51,8 @@ impl Engine {
             self.outage.unpark_all();
         }
         let mut due = Due::default();
-        if self.doubts.take() {
+        let round = self.doubts.begin_round(now, self.settings.lease.ttl() / 12);
+        if round == Some(now) {
             self.queue.scan(u64::MAX, |hold| {
                 hold.doubt();
                 hold.due()
@@ -74,6 +73,9 @@ impl Engine {
             .chain(due.lost.into_iter().map(Job::NotifyLost))
             .collect();
         let mut next = HostInstant::from_nanos(next);
+        if let Some(round) = round.filter(|at| *at > now) {
+            next = next.min(round);
+        }
         if self.workers.push(jobs, run) {
             next = next.min(now + MAX_QUEUED);
         }
@@ -84,7 +86,7 @@ impl Engine {
         next
     }
 
-    fn run(&self, job: Job) {
+    fn run(self: &Arc<Self>, job: Job) {
         match job {
             Job::Renew(batch) => self.renew_batch(&batch),
             Job::NotifyLost(hold) => self.notify_lost(&hold),
@@ -106,8 +108,8 @@ impl Engine {
     }
 
     /// Renews the leases of a batch; each gets its answer.
-    fn renew_batch(&self, holds: &[Arc<Hold>]) {
-        let (clock, doubts) = (&*self.clock, self.doubts.count());
+    fn renew_batch(self: &Arc<Self>, holds: &[Arc<Hold>]) {
+        let (clock, round) = (&*self.clock, self.doubts.rounds());
         let mut taken: Vec<(&Arc<Hold>, ErasedLease, HostInstant)> = holds
             .iter()
             .filter_map(|hold| {
@@ -137,35 +139,31 @@ impl Engine {
             .into_iter()
             .map(|request| (request.ttl, request.answer.unwrap_or_else(no_answer)))
             .collect();
-        let mut is_probing = false;
         for ((hold, lease, _), (ttl, answer)) in taken.into_iter().zip(answers) {
-            // One lease of the batch asks again soon; its answer has the others ask.
-            let retry_in = match answer.is_err() && !replace(&mut is_probing, true) {
-                true => probe_pause(hold.policy.ttl()),
-                false => hold.policy.ttl() / 12,
-            };
             let asked = Asked {
                 at: asked_at,
                 ttl,
-                retry_in,
+                round,
+                by_hand: false,
             };
-            self.apply_renewal(hold, lease, &answer, &asked, doubts);
+            self.apply_renewal(hold, lease, &answer, &asked);
         }
     }
 
     /// Renews a lease for its guard's holder, after a renewal that is under way.
-    pub(crate) fn renew_now(&self, hold: &Arc<Hold>) -> Result<Renewal, Error> {
+    pub(crate) fn renew_now(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<Renewal, Error> {
         let Some((mut lease, deadline)) = hold.wait_to_renew(&*self.clock) else {
             return Ok(Renewal::Lost);
         };
-        let (doubts, ttl) = (self.doubts.count(), hold.policy.ttl());
+        let (round, ttl) = (self.doubts.rounds(), hold.policy.ttl());
         let asked = Asked {
             at: self.clock.now(),
             ttl,
-            retry_in: probe_pause(ttl),
+            round,
+            by_hand: true,
         };
         let answer = self.provider.renew(&mut lease, ttl, deadline);
-        self.apply_renewal(hold, lease, &answer, &asked, doubts);
+        self.apply_renewal(hold, lease, &answer, &asked);
         answer.map_err(|error| self.located(&hold.name, error))
     }
 
@@ -176,23 +174,25 @@ impl Engine {
         self.timer.note(HostInstant::from_nanos(hold.due()));
     }
 
-    /// Brings a lease back from its renewal, and reports the store's answer. `doubts` is how often all
-    /// leases had been doubted before the store was asked.
+    /// Brings a lease back from its renewal, and reports the store's answer.
     fn apply_renewal(
-        &self,
+        self: &Arc<Self>,
         hold: &Arc<Hold>,
         lease: ErasedLease,
         answer: &Result<Renewal, Error>,
         asked: &Asked,
-        doubts: u64,
     ) {
         match answer {
             Ok(_) => self.answered(),
-            Err(error) if error.kind() == ErrorKind::Unavailable => self.doubts.unreachable(),
-            Err(_) => {}
+            Err(error) => self.unanswered(error.kind()),
         }
-        if let Some(unwanted) = hold.bring_back(lease, answer, asked, &*self.clock) {
-            self.discard(unwanted, ());
+        let now = self.clock.now();
+        let retry_at = answer
+            .as_ref()
+            .err()
+            .map(|_| now + self.doubts.retry_in(now, asked.ttl));
+        if let Some(unwanted) = hold.bring_back(lease, answer, asked, retry_at, &*self.clock) {
+            self.release_unwanted(unwanted, hold.policy.ttl());
         }
         self.notifier.notify(|o| {
             let token = Acquired::new(Arc::clone(hold)).token();
@@ -209,7 +209,7 @@ impl Engine {
         };
         self.queue.note_due(&hold.name, due);
         self.timer.note(HostInstant::from_nanos(due));
-        if doubts != self.doubts.count() {
+        if asked.round != self.doubts.rounds() {
             self.verify(hold);
         }
     }
@@ -233,7 +233,7 @@ impl Due {
                 }
                 return u64::MAX;
             }
-            if hold.take_due_renewal(now + ahead.min(hold.policy.ttl() / 12)) {
+            if hold.take_due_renewal(now, ahead.min(hold.policy.ttl() / 12)) {
                 self.renew.push(Arc::clone(hold));
             }
             hold.due()

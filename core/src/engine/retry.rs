@@ -21,6 +21,8 @@ pub(super) struct Retry<'a> {
     retries: u32,
     /// Whether the attempt that is under way is the one at the deadline.
     is_last: bool,
+    /// Whether an exhausted pool is no reason to end.
+    waits_for_pool: bool,
     lost_reply: Option<Error>,
     /// Since when the store has not answered an operation that rides outages out.
     failing_since: Option<HostInstant>,
@@ -35,6 +37,7 @@ impl<'a> Retry<'a> {
             asked_at: began,
             retries: 0,
             is_last: false,
+            waits_for_pool: false,
             lost_reply: None,
             failing_since: None,
         }
@@ -43,6 +46,14 @@ impl<'a> Retry<'a> {
     /// Has the operation retry while the store cannot be reached, together with all others of `gate`.
     pub(super) fn through_outages(mut self, gate: &'a OutageGate) -> Self {
         self.rider = Some(Rider::new(gate));
+        self
+    }
+
+    /// Has the operation retry also while all connections are in use. `lost_reply` is the error of an
+    /// attempt that was made before.
+    pub(super) fn continued(mut self, lost_reply: Option<Error>) -> Self {
+        self.waits_for_pool = true;
+        self.lost_reply = lost_reply;
         self
     }
 
@@ -84,6 +95,7 @@ impl<'a> Retry<'a> {
                 true
             }
             ErrorKind::Unavailable => self.rider.is_some() || self.lost_reply.is_some(),
+            ErrorKind::PoolExhausted => self.waits_for_pool,
             _ => false,
         };
         if !may_pass {

@@ -3,61 +3,111 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
+use crate::error::ErrorKind;
+use crate::sync::lock;
 
 use super::Engine;
 use super::background::BackgroundUse;
 use super::backoff::random;
 
-/// The longest pause between two renewals of one lease while the store cannot be reached. It bounds
-/// how late the loss of all leases is noticed after a server that has lost them answers again.
+/// The longest pause before one lease of the keeper is renewed again while the store does not answer. It
+/// bounds how late the loss of all leases is noticed after a server that has lost them answers again.
 const MAX_PROBE_PAUSE: Duration = Duration::from_millis(50);
 
-/// Returns how long the first lease of a batch that got no answer waits for its next renewal: the
-/// others are renewed as soon as it gets one.
-pub(super) fn probe_pause(ttl: Duration) -> Duration {
-    MAX_PROBE_PAUSE.min(ttl / 12).mul_f64(0.5 + random() / 2.0)
-}
+/// The shortest time between two rounds in which all leases are verified.
+const MIN_ROUND_GAP: Duration = Duration::from_millis(50);
 
 /// Whether leases may have ended without this process having been told.
 #[derive(Default)]
 pub(super) struct Doubts {
-    /// How often all leases were doubted. An answer to a question that was asked before the last time
-    /// proves nothing.
-    raised: AtomicU64,
-    /// Whether all leases are due to be verified.
-    are_due: AtomicBool,
-    /// Whether a lease could not be renewed because the store could not be reached. The next answer is
-    /// reason to verify all leases: the server may be another one, or empty.
+    /// The number of rounds that have begun, in which all leases are verified. An answer to a question
+    /// that was asked before the last one proves nothing.
+    rounds: AtomicU64,
+    /// Whether a round is due.
+    is_due: AtomicBool,
+    /// Whether a request got no answer. The next answer is reason to verify all leases: the server may
+    /// be another one, or empty.
     is_unreachable: AtomicBool,
+    /// When one lease asks whether the store answers again, in nanoseconds.
+    probe_at: AtomicU64,
+    pace: Mutex<Pace>,
+}
+
+/// When the last round began, and how long the next one waits. The time between rounds doubles while
+/// there is always reason for another one, so that a store that fails now and then is not asked for all
+/// leases all the time.
+#[derive(Default)]
+struct Pace {
+    began: HostInstant,
+    gap: Duration,
 }
 
 impl Doubts {
-    /// Returns how often all leases were doubted, to be compared after an answer.
-    pub(super) fn count(&self) -> u64 {
-        self.raised.load(Ordering::SeqCst)
+    /// Returns the number of rounds so far, to be compared after an answer.
+    pub(super) fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::SeqCst)
     }
 
-    /// Returns whether all leases have to be verified now; true once.
-    pub(super) fn take(&self) -> bool {
-        self.are_due.load(Ordering::Relaxed) && self.are_due.swap(false, Ordering::SeqCst)
+    /// Begins a round if one is due at `now`; `longest_gap` bounds the time between rounds. Returns when
+    /// the round begins, which is `now` if it does. `None` if no round is due.
+    pub(super) fn begin_round(
+        &self,
+        now: HostInstant,
+        longest_gap: Duration,
+    ) -> Option<HostInstant> {
+        if !self.is_due.swap(false, Ordering::SeqCst) {
+            return None;
+        }
+        let mut pace = lock(&self.pace);
+        let earliest = pace.began + pace.gap;
+        if now < earliest {
+            self.is_due.store(true, Ordering::SeqCst);
+            return Some(earliest);
+        }
+        let is_calm = now >= earliest + pace.gap;
+        pace.gap = match is_calm {
+            true => MIN_ROUND_GAP,
+            false => (2 * pace.gap).min(longest_gap.max(MIN_ROUND_GAP)),
+        };
+        pace.began = now;
+        self.rounds.fetch_add(1, Ordering::SeqCst);
+        Some(now)
     }
 
-    /// Records that a renewal could not reach the store.
-    pub(super) fn unreachable(&self) {
-        self.is_unreachable.store(true, Ordering::Relaxed);
+    /// Returns how long a lease with this ttl, which got no answer at `now`, waits for its next renewal.
+    /// One lease of the keeper asks again soon; the others are verified when it gets an answer.
+    pub(super) fn retry_in(&self, now: HostInstant, ttl: Duration) -> Duration {
+        let pause = MAX_PROBE_PAUSE.min(ttl / 12).mul_f64(0.5 + random() / 2.0);
+        let (next, set) = ((now + pause).as_nanos(), Ordering::AcqRel);
+        let probes = |at: u64| (at <= now.as_nanos()).then_some(next);
+        match self.probe_at.fetch_update(set, Ordering::Acquire, probes) {
+            Ok(_) => pause,
+            Err(_) => ttl / 12,
+        }
+    }
+
+    /// Returns whether the store has not answered since a request failed.
+    pub(super) fn is_unreachable(&self) -> bool {
+        self.is_unreachable.load(Ordering::Relaxed)
     }
 }
 
 impl Engine {
-    /// Makes all leases due for a renewal.
+    /// Has all leases verified, as soon as the pace of the rounds permits.
     fn verify_leases(&self) {
-        self.doubts.raised.fetch_add(1, Ordering::SeqCst);
-        self.doubts.are_due.store(true, Ordering::SeqCst);
+        self.doubts.is_due.store(true, Ordering::SeqCst);
         self.timer.note(HostInstant::from_nanos(0));
+    }
+
+    /// Records that a request failed with this kind of error.
+    pub(super) fn unanswered(&self, kind: ErrorKind) {
+        if matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown) {
+            self.doubts.is_unreachable.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Records that the store has answered, whatever it said.
@@ -93,11 +143,14 @@ impl LeaseVerifier {
     /// no longer has are lost as soon as it says so. A fixed lease is renewed, too, but for no longer
     /// than it has left.
     ///
-    /// It returns at once, may be called from any thread and as often as there is a reason, and calls
-    /// that come close together cost one round. Returns false if the keeper has ended: forget the
-    /// verifier then.
+    /// It returns at once, may be called from any thread and as often as there is a reason. Calls that
+    /// come close together cost one round: the first call is served at once, and the next round follows
+    /// after 50 ms at the earliest, or later while there is always reason for another one (at most a
+    /// twelfth of the ttl). Returns false if the keeper has ended: forget the verifier then.
     pub fn verify(&self) -> bool {
-        let verified = self.background.with(&self.engine, Engine::verify_leases);
+        let verified = self
+            .background
+            .with(&self.engine, |engine| engine.verify_leases());
         verified.is_some()
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::hold::Hold;
 use crate::error::Error;
-use crate::options::LeasePolicy;
+use crate::options::LeaseTerms;
 use crate::sync::{Arc, Condvar, Mutex, lock, wait};
 
 /// What the queue gives to a thread that wants a name, once.
@@ -40,7 +40,7 @@ pub(crate) enum WaitKind {
 
 pub(crate) struct Waiter {
     /// The lease that it wants.
-    pub(super) policy: LeasePolicy,
+    pub(super) terms: LeaseTerms,
     pub(super) kind: WaitKind,
     /// How many holders its name had seen before this waiter could have seen one.
     pub(super) seen_before: u64,
@@ -55,9 +55,9 @@ struct Slot {
 }
 
 impl Waiter {
-    pub(super) fn new(policy: LeasePolicy, kind: WaitKind, seen_before: u64) -> Arc<Self> {
+    pub(super) fn new(terms: LeaseTerms, kind: WaitKind, seen_before: u64) -> Arc<Self> {
         Arc::new(Self {
-            policy,
+            terms,
             kind,
             seen_before,
             slot: Mutex::new(Slot::default()),

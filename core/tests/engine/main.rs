@@ -9,10 +9,13 @@
 )]
 
 mod close;
+mod dropped;
 mod loss;
+mod max_hold;
 mod outage;
 mod reentrant;
 mod renewal;
 mod retry;
 mod scripted_store;
+mod verify;
 mod wait_queue;

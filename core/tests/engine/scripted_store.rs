@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
     AcquireOptions, AcquireRequest, Backend, Capabilities, Clock, Error, ErrorKind, FencingToken,
-    Grant, HostInstant, LeasePolicy, LockKeeper, LockKeeperBuilder, LockName, ManualClock,
-    Observer, Owner, Proof, ProofValue, Released, Renewal, StoreInfo,
+    Grant, HostInstant, LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, LockName,
+    ManualClock, Observer, Owner, Proof, ProofValue, Released, Renewal, StoreInfo,
 };
 
 /// How long a test waits for an event before it fails.
@@ -24,6 +24,8 @@ pub(crate) enum Renewals {
     Lost,
     /// There is no answer.
     Fail,
+    /// No connection.
+    Unreachable,
     /// There is no answer, and the call does not return.
     Hang,
     Panic,
@@ -64,7 +66,7 @@ impl Grants {
     }
 }
 
-/// How the store answers the next release.
+/// How the store answers releases. Lost is one message; the others last until the test changes them.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) enum Releases {
     #[default]
@@ -73,6 +75,13 @@ pub(crate) enum Releases {
     ReplyLost,
     /// Not released, and there is no reply.
     RequestLost,
+    /// No connection.
+    Unreachable,
+    /// All connections are in use.
+    PoolExhausted,
+    /// There is no answer. A call with a deadline within a second fails; others do not return.
+    Hang,
+    Panic,
 }
 
 #[derive(Default, Debug)]
@@ -85,6 +94,11 @@ pub(crate) struct State {
     pub(crate) releases: Releases,
     /// For how long the last renewal may wait for its answer.
     pub(crate) renewal_limit: Duration,
+    /// For how long the last renewal asked.
+    pub(crate) renewal_ttl: Duration,
+    verifiers: Vec<LeaseVerifier>,
+    /// The name of each release, in order, and whether a keeper's own thread asked for it.
+    releases_by_keepers: Vec<(String, bool)>,
     /// The number of calls so far, by name and verb.
     calls: HashMap<(String, &'static str), usize>,
 }
@@ -150,6 +164,24 @@ impl ScriptedStore {
 
     pub(crate) fn grants(&self, how: Grants) {
         self.set(|state| state.grants = how);
+    }
+
+    pub(crate) fn releases(&self, how: Releases) {
+        self.set(|state| state.releases = how);
+    }
+
+    /// Has all keepers verify their leases. Returns whether one of them still lives.
+    pub(crate) fn verify(&self) -> bool {
+        let verifiers = self.state().verifiers.clone();
+        verifiers.iter().filter(|keeper| keeper.verify()).count() > 0
+    }
+
+    /// Returns for each request to release `name` whether a keeper's own thread made it.
+    pub(crate) fn releases_by_keepers(&self, name: &str) -> Vec<bool> {
+        let state = self.state();
+        let releases = state.releases_by_keepers.iter();
+        let releases = releases.filter(|(of, _)| of == name);
+        releases.map(|(_, by_keeper)| *by_keeper).collect()
     }
 
     pub(crate) fn renewals(&self, name: &str, how: Renewals) {
@@ -273,10 +305,11 @@ impl Backend for ScriptedStore {
     fn renew(
         &self,
         lease: &mut ScriptedLease,
-        _: Duration,
+        ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
         let mut state = self.record(&lease.name, "renew");
+        state.renewal_ttl = ttl;
         state.renewal_limit = deadline.saturating_since(self.clock.now());
         loop {
             let how = state.renewals.get(&lease.name).copied();
@@ -296,12 +329,35 @@ impl Backend for ScriptedStore {
                     panic!("as the test wants")
                 }
                 Renewals::Fail => return Err(no_reply()),
+                Renewals::Unreachable => return Err(unavailable()),
             }
         }
     }
 
-    fn release(&self, lease: &mut ScriptedLease, _: HostInstant) -> Result<Released, Error> {
+    fn release(&self, lease: &mut ScriptedLease, deadline: HostInstant) -> Result<Released, Error> {
         let mut state = self.record(&lease.name, "release");
+        let by_keeper = std::thread::current().name() == Some("lockkeeper-release");
+        state
+            .releases_by_keepers
+            .push((lease.name.clone(), by_keeper));
+        loop {
+            match state.releases {
+                Releases::Unreachable => return Err(unavailable()),
+                Releases::PoolExhausted => {
+                    return Err(Error::new(
+                        ErrorKind::PoolExhausted,
+                        "no connection is free",
+                    ));
+                }
+                Releases::Panic => {
+                    drop(state);
+                    panic!("as the test wants")
+                }
+                Releases::Hang if deadline <= self.clock.now() + SECOND => return Err(no_reply()),
+                Releases::Hang => state = self.wait(state),
+                Releases::Work | Releases::ReplyLost | Releases::RequestLost => break,
+            }
+        }
         if state.held.get(&lease.name).map(|held| held.0) != Some(lease.epoch) {
             return Ok(Released::AlreadyLost);
         }
@@ -310,9 +366,13 @@ impl Backend for ScriptedStore {
             state.held.remove(&lease.name);
         }
         match how {
-            Releases::Work => Ok(Released::Done),
             Releases::ReplyLost | Releases::RequestLost => Err(no_reply()),
+            _ => Ok(Released::Done),
         }
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.state().verifiers.push(verifier);
     }
 
     fn proof(&self, lease: &ScriptedLease) -> Option<Proof> {
@@ -345,6 +405,14 @@ pub(crate) struct ScriptedLease {
 /// Options for a lease that is not renewed.
 pub(crate) fn fixed(ttl: Duration) -> AcquireOptions {
     AcquireOptions::new().lease(LeasePolicy::Fixed { ttl })
+}
+
+/// Gives other threads time to do what they must not do. A test that is too quick sees less, and fails
+/// no more for it.
+pub(crate) fn give_time() {
+    for _ in 0..2_000 {
+        std::thread::yield_now();
+    }
 }
 
 /// Waits until `is_done`, which other threads bring about.

@@ -1,5 +1,6 @@
 //! The provider's lease of a hold: taken out to renew or release it, and brought back.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
@@ -7,14 +8,23 @@ use crate::error::{Error, ErrorKind};
 use crate::provider::{ErasedLease, Renewal};
 use crate::sync::{MutexGuard, lock};
 
-use super::{Callbacks, Hold, HoldState, Inside, LeaseSlot};
+use super::{AfterRenewal, Callbacks, DroppedGuard, Hold, HoldState, Inside, LeaseSlot};
 
 /// What a renewal asked for.
 pub(crate) struct Asked {
     pub(crate) at: HostInstant,
     pub(crate) ttl: Duration,
-    /// When the next renewal is due after this one, if it gets no answer.
-    pub(crate) retry_in: Duration,
+    /// The number of rounds of verification before it.
+    pub(crate) round: u64,
+    /// Whether the holder asked, and not the keeper.
+    pub(crate) by_hand: bool,
+}
+
+/// A lease that is of no use any more, to be released.
+pub(crate) struct Unwanted {
+    pub(crate) lease: ErasedLease,
+    /// The guard whose end is reported after the release.
+    pub(crate) guard: Option<Box<DroppedGuard>>,
 }
 
 /// What a guard that is released leaves behind.
@@ -40,7 +50,7 @@ impl LeaseSlot {
     }
 
     fn take_to_renew(&mut self) -> Option<ErasedLease> {
-        self.take(LeaseSlot::Away { is_unwanted: false })
+        self.take(LeaseSlot::Away(AfterRenewal::Keep))
     }
 }
 
@@ -73,7 +83,7 @@ impl Hold {
     ) -> Option<R> {
         match &self.wait_for_lease(clock)?.0.lease {
             LeaseSlot::Here(lease) => Some(read(lease)),
-            LeaseSlot::Away { .. } | LeaseSlot::Gone => None,
+            LeaseSlot::Away(_) | LeaseSlot::Gone => None,
         }
     }
 
@@ -86,21 +96,22 @@ impl Hold {
             match &inside.lease {
                 _ if left.is_zero() => return None,
                 LeaseSlot::Here(_) => return Some((inside, until)),
-                LeaseSlot::Away { .. } => inside = self.wait_for_change(inside, left),
+                LeaseSlot::Away(_) => inside = self.wait_for_change(inside, left),
                 LeaseSlot::Gone => return None,
             }
         }
     }
 
-    /// Brings the lease back from a renewal, with the store's answer. Returns a lease that is of no
-    /// use any more, to be released.
+    /// Brings the lease back from a renewal, with the store's answer. `retry_at` is when the keeper
+    /// repeats a renewal that got none.
     pub(crate) fn bring_back(
         &self,
         lease: ErasedLease,
         answer: &Result<Renewal, Error>,
         asked: &Asked,
+        retry_at: Option<HostInstant>,
         clock: &dyn Clock,
-    ) -> Option<ErasedLease> {
+    ) -> Option<Unwanted> {
         let (is_late, renew_at) = match answer {
             Ok(Renewal::Renewed) => {
                 let until = asked.at + asked.ttl - self.margin;
@@ -108,27 +119,36 @@ impl Hold {
                 // Renewed in the store after the guard was lost: the lease would keep the name for
                 // another ttl without a guard.
                 let is_late = self.state(clock.now()) == HoldState::Lost;
-                (is_late, Some(asked.at + self.policy.ttl() / 3))
+                if asked.by_hand {
+                    self.restart_max_hold(asked.at);
+                }
+                (is_late, self.next_renewal(asked.at))
             }
             Ok(Renewal::Lost) => {
                 self.lose();
                 (false, None)
             }
-            Err(_) => (false, Some(clock.now() + asked.retry_in)),
+            // The holder repeats its own renewal of a fixed lease.
+            Err(_) if asked.by_hand && !self.policy.is_renewed() => (false, None),
+            Err(_) => (false, retry_at),
         };
+        self.is_failing.store(answer.is_err(), Ordering::Release);
         let mut inside = lock(&self.inside);
-        let is_unwanted = is_late || matches!(inside.lease, LeaseSlot::Away { is_unwanted: true });
-        let unwanted = if is_unwanted {
-            inside.lease = LeaseSlot::Gone;
-            Some(lease)
-        } else {
-            inside.lease = LeaseSlot::Here(lease);
-            None
+        let unwanted = match std::mem::replace(&mut inside.lease, LeaseSlot::Gone) {
+            LeaseSlot::Away(AfterRenewal::ReleaseFor(guard)) => Some(Unwanted {
+                lease,
+                guard: Some(guard),
+            }),
+            LeaseSlot::Away(AfterRenewal::Keep) if !is_late => {
+                inside.lease = LeaseSlot::Here(lease);
+                None
+            }
+            _ => Some(Unwanted { lease, guard: None }),
         };
         // Only now: a renewal that is due before the lease is here would not find it, and there
         // would be no other.
         if let Some(at) = renew_at {
-            self.schedule_renewal(at);
+            self.renew_at.store(at.as_nanos(), Ordering::Release);
         }
         self.notify(&inside);
         unwanted
@@ -144,10 +164,10 @@ impl Hold {
         clock: &dyn Clock,
     ) -> Result<Option<ErasedLease>, Error> {
         let mut inside = lock(&self.inside);
-        while let LeaseSlot::Away { is_unwanted } = &mut inside.lease {
+        while let LeaseSlot::Away(after) = &mut inside.lease {
             let left = deadline.saturating_since(clock.now());
             if left.is_zero() {
-                *is_unwanted = true;
+                *after = AfterRenewal::Release;
                 return Err(Error::new(
                     ErrorKind::Unknown,
                     "a renewal has no reply yet; the lock is released when the renewal returns, and by the store after its ttl at the latest",
@@ -156,6 +176,22 @@ impl Hold {
             inside = self.wait_for_change(inside, left);
         }
         Ok(inside.lease.take(LeaseSlot::Gone))
+    }
+
+    /// Has the lease released when its renewal comes back, and then the end of `guard` reported.
+    ///
+    /// # Errors
+    /// The guard and the lease, if no renewal has it. Without a lease it was released before.
+    pub(crate) fn release_after_renewal(
+        &self,
+        guard: Box<DroppedGuard>,
+    ) -> Result<(), (Box<DroppedGuard>, Option<ErasedLease>)> {
+        let mut inside = lock(&self.inside);
+        if let LeaseSlot::Away(after) = &mut inside.lease {
+            *after = AfterRenewal::ReleaseFor(guard);
+            return Ok(());
+        }
+        Err((guard, inside.lease.take(LeaseSlot::Gone)))
     }
 
     /// Ends the guard that has the hold: from here on nothing is renewed, and no loss is reported.
@@ -181,14 +217,13 @@ impl Hold {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
     use std::thread;
     use std::time::Duration;
 
     use super::*;
     use crate::clock::ManualClock;
     use crate::name::LockName;
-    use crate::options::LeasePolicy;
+    use crate::options::{LeasePolicy, LeaseTerms};
     use crate::token::FencingToken;
 
     /// The reply takes so long that the next renewal is due at once.
@@ -198,7 +233,10 @@ mod tests {
         let asked_at = clock.now();
         let hold = Hold::new(
             LockName::new("a").unwrap(),
-            LeasePolicy::Renewed { ttl },
+            LeaseTerms {
+                policy: LeasePolicy::Renewed { ttl },
+                max_hold: None,
+            },
             Duration::ZERO,
             ErasedLease::new(()),
             FencingToken::new(1, 0).unwrap(),
@@ -211,13 +249,14 @@ mod tests {
         let asked = Asked {
             at: asked_at + ttl / 8,
             ttl,
-            retry_in: ttl / 12,
+            round: 0,
+            by_hand: false,
         };
         // The lease cannot come back while this is locked.
         let inside = lock(&hold.inside);
         let answer = Ok(Renewal::Renewed);
         thread::scope(|scope| {
-            let back = scope.spawn(|| hold.bring_back(lease, &answer, &asked, &clock));
+            let back = scope.spawn(|| hold.bring_back(lease, &answer, &asked, None, &clock));
             while hold.until() == until {
                 thread::yield_now();
             }
@@ -230,6 +269,9 @@ mod tests {
             assert!(back.join().unwrap().is_none());
             assert!(!is_due, "a renewal that comes now finds no lease");
         });
-        assert!(hold.take_due_renewal(clock.now()) && hold.take_to_renew(&clock).is_some());
+        assert!(
+            hold.take_due_renewal(clock.now(), Duration::ZERO)
+                && hold.take_to_renew(&clock).is_some()
+        );
     }
 }

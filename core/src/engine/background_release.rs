@@ -1,0 +1,287 @@
+//! Releases that the caller's thread does not wait for. A few threads of the keeper finish them, in
+//! order; each thread ends when no release is left.
+//!
+//! They are not the threads that renew, so that no renewal waits behind a release that hangs.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::cancel::CancelToken;
+use crate::clock::HostInstant;
+use crate::error::{Error, ErrorKind};
+use crate::name::LockName;
+use crate::provider::{ErasedLease, Released};
+use crate::sync::{lock, wait};
+use crate::timer::spawn;
+
+use super::Engine;
+use super::backoff::Limits;
+use super::hold::acquired::Acquired;
+use super::hold::lease::Unwanted;
+use super::release::{DROP_LIMIT, Ending, RELEASE_LIMIT, ReleaseAttempt};
+use super::retry::Retry;
+
+/// The most threads that release leases: so many releases may hang without delaying the others.
+const MAX_THREADS: usize = 4;
+/// The most leases that are being released. Each costs some hundred bytes.
+const MAX_PENDING: usize = 1 << 16;
+
+/// A guard that was dropped, and whose end is not reported yet.
+pub(crate) struct DroppedGuard {
+    pub(super) acquired: Acquired,
+    pub(super) ending: Ending,
+    /// The error of a release whose reply was lost.
+    pub(super) lost_reply: Option<Error>,
+}
+
+/// A lease that a thread of the keeper releases.
+struct PendingRelease {
+    lease: ErasedLease,
+    /// When the store has ended the lease by itself.
+    until: HostInstant,
+    /// The guard whose end is reported afterwards, if that has not been done.
+    guard: Option<Box<DroppedGuard>>,
+}
+
+impl PendingRelease {
+    /// Returns the name that no thread of this process requests until the release is finished.
+    fn kept_name(&self) -> Option<&LockName> {
+        let guard = self.guard.as_ref()?;
+        let keeps_name = guard.ending.keeps_name;
+        keeps_name.then_some(&guard.acquired.hold.name)
+    }
+}
+
+/// The releases of a keeper that its own threads finish.
+pub(crate) struct BackgroundReleases {
+    state: Mutex<State>,
+    /// Notified when no release is left.
+    all_done: Condvar,
+    /// Whether the last release took longer than a drop may wait.
+    are_slow: AtomicBool,
+    /// Cancelled at the keeper's end: from then on nothing is repeated.
+    ended: CancelToken,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<PendingRelease>,
+    threads: usize,
+    /// The number of releases that are queued, under way, or wait for a renewal to return.
+    pending: usize,
+}
+
+impl BackgroundReleases {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Mutex::default(),
+            all_done: Condvar::new(),
+            are_slow: AtomicBool::new(false),
+            ended: CancelToken::new(),
+        }
+    }
+
+    /// Returns whether the last release took longer than a drop may wait.
+    pub(super) fn are_slow(&self) -> bool {
+        self.are_slow.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_slow(&self, are_slow: bool) {
+        self.are_slow.store(are_slow, Ordering::Relaxed);
+    }
+
+    pub(crate) fn pending(&self) -> usize {
+        lock(&self.state).pending
+    }
+
+    /// Waits until no release is left, at most for `limit`.
+    pub(super) fn wait_until_done(&self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        let mut state = lock(&self.state);
+        while state.pending > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = wait(&self.all_done, state, Some(left));
+        }
+    }
+
+    /// Has each release that is left ask the store once at most.
+    pub(super) fn end(&self) {
+        self.ended.cancel();
+    }
+
+    /// Counts one more release. Returns false if there are too many.
+    fn begin(&self) -> bool {
+        let mut state = lock(&self.state);
+        let may_begin = state.pending < MAX_PENDING;
+        state.pending += usize::from(may_begin);
+        may_begin
+    }
+
+    fn finish(&self) {
+        let mut state = lock(&self.state);
+        state.pending = state.pending.saturating_sub(1);
+        if state.pending == 0 {
+            self.all_done.notify_all();
+        }
+    }
+
+    /// Returns the next release. `None` ends the calling thread.
+    fn next(&self) -> Option<PendingRelease> {
+        let mut state = lock(&self.state);
+        let next = state.queue.pop_front();
+        state.threads -= usize::from(next.is_none());
+        next
+    }
+}
+
+impl Engine {
+    /// Leaves the release of a guard's lease to the keeper's own threads. `lease` is `None` if a
+    /// renewal has it, or if it was released before.
+    pub(super) fn release_later(
+        self: &Arc<Self>,
+        lease: Option<ErasedLease>,
+        guard: Box<DroppedGuard>,
+    ) {
+        if !self.background_releases.begin() {
+            let text = format!(
+                "{MAX_PENDING} dropped guards wait for the store already, so this lock was not released; the store frees it after its ttl"
+            );
+            let error = Error::new(ErrorKind::Unavailable, text);
+            return self.end_dropped(&guard, Err(error));
+        }
+        let hold = Arc::clone(&guard.acquired.hold);
+        let (guard, lease) = match lease {
+            Some(lease) => (guard, Some(lease)),
+            None => match hold.release_after_renewal(guard) {
+                Ok(()) => return,
+                Err(left) => left,
+            },
+        };
+        match lease {
+            Some(lease) => self.start_release(PendingRelease {
+                lease,
+                until: self.clock.now() + hold.policy.ttl(),
+                guard: Some(guard),
+            }),
+            None => {
+                self.end_dropped(&guard, Ok(Released::AlreadyLost));
+                self.background_releases.finish();
+            }
+        }
+    }
+
+    /// Releases a lease that came back from its renewal, and that no guard needs.
+    pub(super) fn release_unwanted(self: &Arc<Self>, unwanted: Unwanted, ttl: Duration) {
+        // A guard that was dropped has been counted. Without one, the ttl frees the name at the latest.
+        if unwanted.guard.is_some() || self.background_releases.begin() {
+            self.start_release(PendingRelease {
+                lease: unwanted.lease,
+                until: self.clock.now() + ttl,
+                guard: unwanted.guard,
+            });
+        }
+    }
+
+    fn start_release(self: &Arc<Self>, release: PendingRelease) {
+        let mut state = lock(&self.background_releases.state);
+        state.queue.push_back(release);
+        if state.threads >= MAX_THREADS {
+            return;
+        }
+        state.threads += 1;
+        drop(state);
+        let (engine, in_use) = (Arc::clone(self), self.background.begin());
+        let started = spawn("lockkeeper-release", move || {
+            engine.finish_releases();
+            drop(engine);
+            drop(in_use);
+        });
+        let Err(error) = started else { return };
+        let mut state = lock(&self.background_releases.state);
+        state.threads -= 1;
+        if state.threads > 0 {
+            return;
+        }
+        let unserved = std::mem::take(&mut state.queue);
+        drop(state);
+        for release in unserved {
+            self.end_release(release.guard, Err(error.clone()));
+        }
+    }
+
+    /// Finishes releases until none is left.
+    fn finish_releases(&self) {
+        while let Some(mut release) = self.background_releases.next() {
+            let answer = self.release_until_answered(&mut release);
+            drop(release.lease);
+            self.end_release(release.guard, answer);
+        }
+    }
+
+    fn end_release(&self, guard: Option<Box<DroppedGuard>>, answer: Result<Released, Error>) {
+        if let Some(guard) = guard {
+            self.end_dropped(&guard, answer);
+        }
+        self.background_releases.finish();
+    }
+
+    /// Lets the next thread have the name of a guard that was dropped, and reports the guard's end.
+    fn end_dropped(&self, guard: &DroppedGuard, answer: Result<Released, Error>) {
+        self.pass_on(&guard.acquired.hold.name, guard.ending);
+        // The observer has the error.
+        let _ = self.report_end(&guard.acquired, guard.ending, answer);
+    }
+
+    /// Asks the store to release a lease until it answers, or has ended the lease by itself.
+    fn release_until_answered(&self, release: &mut PendingRelease) -> Result<Released, Error> {
+        let fail = |release: &PendingRelease, cause: &Error| {
+            if let Some(name) = release.kept_name() {
+                self.queue.fail(name, cause);
+            }
+        };
+        let limits = Limits {
+            clock: &*self.clock,
+            until: release.until,
+            cancel: Some(&self.background_releases.ended),
+        };
+        let lost_reply = release
+            .guard
+            .as_mut()
+            .and_then(|guard| guard.lost_reply.take());
+        let mut retry = Retry::new(limits, self.clock.now())
+            .through_outages(&self.outage)
+            .continued(lost_reply);
+        if let Some((_, cause)) = self.outage.current() {
+            fail(release, &cause);
+        }
+        retry.before_first().map_err(not_released)?;
+        loop {
+            let asked_at = self.clock.now();
+            let deadline = release.until.min(asked_at + RELEASE_LIMIT);
+            let lease = &mut release.lease;
+            let error = match self.attempt_release(lease, deadline, retry.lost_reply()) {
+                ReleaseAttempt::Answered(answer) => {
+                    let took = self.clock.now().saturating_since(asked_at);
+                    self.background_releases.set_slow(took >= DROP_LIMIT);
+                    return answer;
+                }
+                ReleaseAttempt::NoAnswer(error) => error,
+            };
+            if error.kind() == ErrorKind::Unavailable {
+                fail(release, &error);
+            }
+            retry.after(error, false).map_err(not_released)?;
+        }
+    }
+}
+
+/// Returns the error of a guard that was dropped, and that the store did not release.
+fn not_released(cause: Error) -> Error {
+    let text = "the guard was dropped, and the store gave no answer to its release; it frees the lock after its ttl at the latest";
+    Error::new(cause.kind(), text).with_source(cause)
+}

@@ -1,0 +1,363 @@
+//! Drops of guards: they wait for no store that does not answer, and no release is lost by that.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    Error, ErrorKind, FencingToken, LockGuard, LockKeeper, LockKeeperBuilder, LockName, Observer,
+    Released, Wait,
+};
+
+use crate::scripted_store::{
+    Grants, LIMIT, Releases, Renewals, SECOND, ScriptedStore, eventually, fixed,
+};
+
+type Answer = (String, Result<Released, ErrorKind>);
+
+struct SendReleased(Mutex<Sender<Answer>>);
+
+impl Observer for SendReleased {
+    fn released(&self, name: &LockName, _: FencingToken, result: &Result<Released, Error>) {
+        let result = result.as_ref().copied().map_err(Error::kind);
+        let _ = self.0.lock().unwrap().send((name.to_string(), result));
+    }
+}
+
+/// The ends of guards that the observer was told.
+struct Ends(Receiver<Answer>);
+
+impl Ends {
+    fn expect(&self, name: &str, result: Result<Released, ErrorKind>) {
+        let end = self.0.recv_timeout(LIMIT).unwrap();
+        assert_eq!(end, (name.to_owned(), result));
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.try_recv().is_err()
+    }
+}
+
+fn observed(builder: LockKeeperBuilder) -> (LockKeeper, Ends) {
+    let (sender, receiver) = mpsc::channel();
+    let observer = Arc::new(SendReleased(Mutex::new(sender)));
+    let keeper = builder.observer(observer).wait(Wait::Forever);
+    (keeper.build().unwrap(), Ends(receiver))
+}
+
+fn lock_all<const N: usize>(keeper: &LockKeeper, names: [&str; N]) -> [LockGuard; N] {
+    names.map(|name| keeper.lock(name).unwrap())
+}
+
+#[test]
+fn drop_releases_on_its_own_thread_while_the_store_answers() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    drop(keeper.lock("a").unwrap());
+    assert_eq!(store.releases_by_keepers("a"), [false]);
+    assert_eq!(ends.0.try_recv().unwrap().1, Ok(Released::Done));
+    assert_eq!(keeper.pending_releases(), 0);
+}
+
+#[test]
+fn release_that_fails_is_finished_before_the_name_is_requested_again() {
+    for how in [
+        Releases::Unreachable,
+        Releases::PoolExhausted,
+        Releases::Hang,
+    ] {
+        let store = ScriptedStore::new();
+        let (keeper, ends) = observed(store.builder());
+        let guard = keeper.lock("a").unwrap();
+        store.releases(how);
+        drop(guard);
+        assert!(ends.is_empty(), "{how:?}");
+        assert_eq!(keeper.pending_releases(), 1);
+        let again = keeper.clone();
+        let waiter = thread::spawn(move || again.lock("a").unwrap());
+        store.wait_for("a", "release", 2);
+        assert_eq!(store.count("a", "acquire"), 1, "{how:?}");
+        store.releases(Releases::Work);
+        ends.expect("a", Ok(Released::Done));
+        assert!(waiter.join().unwrap().is_held());
+        assert_eq!(store.count("a", "acquire"), 2);
+        eventually("no release is left", || keeper.pending_releases() == 0);
+    }
+}
+
+#[test]
+fn drop_asks_on_its_own_thread_again_once_the_store_answers() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    let [a, b, c] = lock_all(&keeper, ["a", "b", "c"]);
+    store.releases(Releases::Hang);
+    drop(a);
+    store.wait_for("a", "release", 2);
+    assert_eq!(store.releases_by_keepers("a"), [false, true]);
+    // Answers to other requests say nothing about releases.
+    let d = keeper.lock("d").unwrap();
+    drop(b);
+    store.wait_for("b", "release", 1);
+    assert_eq!(store.releases_by_keepers("b"), [true]);
+    store.releases(Releases::Work);
+    for _ in 0..2 {
+        assert_eq!(ends.0.recv_timeout(LIMIT).unwrap().1, Ok(Released::Done));
+    }
+    drop((c, d));
+    assert_eq!(store.releases_by_keepers("c"), [false]);
+    assert_eq!(store.releases_by_keepers("d"), [false]);
+}
+
+#[test]
+fn drop_of_a_lost_guard_leaves_the_store_to_the_keepers_threads() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    let by_clock = keeper.acquire("a", &fixed(2 * SECOND)).unwrap().unwrap();
+    let by_store = keeper.lock("b").unwrap();
+    store.renewals("b", Renewals::Lost);
+    store.next_renewal("b");
+    eventually("the guard is lost", || !by_store.is_held());
+    for (guard, name) in [(by_clock, "a"), (by_store, "b")] {
+        drop(guard);
+        ends.expect(name, Ok(Released::AlreadyLost));
+        assert_eq!(store.releases_by_keepers(name), [true]);
+    }
+    // Also if the drop is what notices the loss, and a callback locks the name again.
+    let guard = keeper.acquire("c", &fixed(2 * SECOND)).unwrap().unwrap();
+    let (again, (sender, called)) = (keeper.clone(), mpsc::channel());
+    guard.lost_signal().on_lost(move || {
+        let _ = sender.send(again.lock("c").map(drop));
+    });
+    store.clock.advance(2 * SECOND);
+    drop(guard);
+    called.recv_timeout(LIMIT).unwrap().unwrap();
+}
+
+#[test]
+fn drop_does_not_wait_for_the_renewal_that_has_the_lease() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    let guard = keeper.lock("a").unwrap();
+    store.renewals("a", Renewals::Hang);
+    store.next_renewal("a");
+    drop(guard);
+    assert_eq!(
+        (store.count("a", "release"), keeper.pending_releases()),
+        (0, 1)
+    );
+    assert!(ends.is_empty());
+    store.renewals("a", Renewals::Work);
+    ends.expect("a", Ok(Released::Done));
+    assert_eq!(store.count("a", "release"), 1);
+    assert!(keeper.try_lock("a").unwrap().is_some());
+}
+
+#[test]
+fn releases_that_hang_delay_no_renewal() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let hanging = lock_all(&keeper, names);
+    let good = keeper.lock("good").unwrap();
+    store.releases(Releases::Hang);
+    drop(hanging);
+    for name in &names[..4] {
+        store.wait_for(name, "release", 1);
+    }
+    for _ in 0..2 {
+        store.next_renewal("good");
+        eventually("the deadline should move", || {
+            good.remaining() == 11 * SECOND
+        });
+    }
+    store.releases(Releases::Work);
+    for _ in names {
+        assert_eq!(ends.0.recv_timeout(LIMIT).unwrap().1, Ok(Released::Done));
+    }
+}
+
+#[test]
+fn attempts_behind_a_release_that_fails_are_not_busy() {
+    let store = ScriptedStore::new();
+    let (keeper, _ends) = observed(store.builder());
+    let guard = keeper.lock("a").unwrap();
+    store.releases(Releases::Unreachable);
+    drop(guard);
+    // At once, as long as the clock stands still.
+    let single = keeper.clone();
+    let single = thread::spawn(move || single.try_lock("a"));
+    eventually("the single attempt ends", || single.is_finished());
+    let error = single.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    let waiting = keeper.clone();
+    let waiter = thread::spawn(move || waiting.try_lock_for("a", SECOND));
+    eventually("the wait ends", || {
+        store.clock.advance(SECOND / 10);
+        waiter.is_finished()
+    });
+    let error = waiter.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(store.count("a", "acquire"), 1);
+    store.releases(Releases::Work);
+}
+
+#[test]
+fn attempt_behind_a_silent_release_is_not_busy() {
+    let store = ScriptedStore::new();
+    let (keeper, _ends) = observed(store.builder());
+    let guard = keeper.lock("a").unwrap();
+    store.releases(Releases::Hang);
+    drop(guard);
+    let behind = keeper.clone();
+    let behind = thread::spawn(move || behind.try_lock("a"));
+    eventually("the single attempt ends", || {
+        store.clock.advance(SECOND / 10);
+        behind.is_finished()
+    });
+    let error = behind.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    store.releases(Releases::Work);
+}
+
+#[test]
+fn lost_reply_to_a_drop_is_unknown_where_the_lock_is_gone() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    for (how, end) in [
+        (Releases::ReplyLost, Err(ErrorKind::Unknown)),
+        (Releases::RequestLost, Ok(Released::Done)),
+    ] {
+        let guard = keeper.lock("a").unwrap();
+        store.releases(how);
+        drop(guard);
+        ends.expect("a", end);
+    }
+    assert!(keeper.try_lock("a").unwrap().is_some());
+}
+
+#[test]
+fn release_is_given_up_when_the_store_has_ended_the_lease() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    let guard = keeper.lock("a").unwrap();
+    store.releases(Releases::Unreachable);
+    drop(guard);
+    store.wait_for("a", "release", 3);
+    assert!(ends.is_empty());
+    store.clock.advance(12 * SECOND);
+    ends.expect("a", Err(ErrorKind::Unavailable));
+    store.releases(Releases::Work);
+    // The scripted store still holds the name: the answer comes from there.
+    assert!(keeper.try_lock("a").unwrap().is_none());
+}
+
+#[test]
+fn panic_of_the_backend_in_a_drop_during_a_panic_does_no_harm() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    for (how, end) in [
+        (Releases::Panic, Err(ErrorKind::Unknown)),
+        (Releases::RequestLost, Ok(Released::Done)),
+    ] {
+        let guard = keeper.lock(format!("{how:?}")).unwrap();
+        store.releases(how);
+        let caught = catch_unwind(AssertUnwindSafe(|| {
+            let _guard = guard;
+            resume_unwind(Box::new("as the test wants"));
+        }));
+        assert!(caught.is_err());
+        ends.expect(&format!("{how:?}"), end);
+    }
+    // On a thread of the keeper.
+    let lost = keeper.acquire("b", &fixed(2 * SECOND)).unwrap().unwrap();
+    store.clock.advance(2 * SECOND);
+    store.releases(Releases::Panic);
+    drop(lost);
+    ends.expect("b", Err(ErrorKind::Unknown));
+    eventually("no release is left", || keeper.pending_releases() == 0);
+}
+
+#[test]
+fn last_keeper_waits_for_releases_and_loses_none_that_hangs() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    let [a, b] = lock_all(&keeper, ["a", "b"]);
+    store.releases(Releases::Hang);
+    drop(a);
+    store.wait_for("a", "release", 2);
+    let clone = keeper.clone();
+    drop(clone);
+    let dropping = thread::spawn(move || drop(keeper));
+    store.releases(Releases::Work);
+    dropping.join().unwrap();
+    assert_eq!(ends.0.try_recv().unwrap(), ("a".into(), Ok(Released::Done)));
+
+    // Neither waits forever. A guard that ends the keeper leaves its release to the keeper's threads.
+    store.releases(Releases::Hang);
+    drop(b);
+    store.wait_for("b", "release", 2);
+    assert!(Arc::strong_count(&store) > 1, "a thread still has it");
+    store.releases(Releases::Work);
+    ends.expect("b", Ok(Released::Done));
+    eventually("the store is closed", || Arc::strong_count(&store) == 1);
+
+    let (keeper, ends) = observed(store.builder());
+    let guard = keeper.lock("c").unwrap();
+    store.releases(Releases::Hang);
+    drop(guard);
+    drop(keeper);
+    assert!(ends.is_empty());
+    store.releases(Releases::Work);
+    ends.expect("c", Ok(Released::Done));
+}
+
+#[test]
+fn release_that_is_left_at_the_end_asks_once_more() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    let guard = keeper.lock("a").unwrap();
+    drop(keeper);
+    store.releases(Releases::Unreachable);
+    drop(guard);
+    // Without a keeper nothing is repeated, so the store can be closed.
+    ends.expect("a", Err(ErrorKind::Unavailable));
+    eventually("the store is closed", || Arc::strong_count(&store) == 1);
+}
+
+#[test]
+fn waiting_acquisition_and_release_ride_an_outage_out_together() {
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    let guard = keeper.lock("a").unwrap();
+    store.releases(Releases::Unreachable);
+    store.grants(Grants::Unreachable(Duration::ZERO));
+    let other = keeper.clone();
+    let waiter = thread::spawn(move || other.lock("b").unwrap());
+    store.wait_for("b", "acquire", 2);
+    drop(guard);
+    store.wait_for("a", "release", 1);
+    assert!(store.releases_by_keepers("a").iter().all(|by| *by));
+    store.releases(Releases::Work);
+    store.grants(Grants::Work);
+    ends.expect("a", Ok(Released::Done));
+    drop(waiter.join().unwrap());
+}
+
+#[test]
+fn number_of_pending_releases_is_bounded() {
+    const MOST: usize = 1 << 16;
+    let store = ScriptedStore::new();
+    let (keeper, ends) = observed(store.builder());
+    let guards: Vec<_> = (0..=MOST)
+        .map(|number| keeper.lock(number.to_string()).unwrap())
+        .collect();
+    store.releases(Releases::Hang);
+    drop(guards);
+    ends.expect(&MOST.to_string(), Err(ErrorKind::Unavailable));
+    assert_eq!(keeper.pending_releases(), MOST);
+    store.releases(Releases::Work);
+    drop(keeper);
+    assert_eq!(ends.0.try_iter().count(), MOST);
+}

@@ -1,0 +1,219 @@
+//! Verification of leases: at once where there is a reason to doubt them, and no more often than that.
+
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{LockGuard, LockKeeper};
+
+use crate::scripted_store::{
+    Event, Grants, Renewals, SECOND, ScriptedStore, eventually, fixed, give_time, observed,
+};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn lock_all<const N: usize>(keeper: &LockKeeper, names: [&str; N]) -> [LockGuard; N] {
+    names.map(|name| keeper.lock(name).unwrap())
+}
+
+#[test]
+fn all_leases_are_renewed_at_once_and_those_that_the_store_has_not_are_lost() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    let [stays, lost] = lock_all(&keeper, ["stays", "lost"]);
+    store.clock.advance(SECOND);
+    store.renewals("lost", Renewals::Lost);
+    assert!(store.verify());
+    eventually("the guard is lost", || !lost.is_held());
+    eventually("the deadline should move", || {
+        stays.remaining() == 11 * SECOND
+    });
+    drop((keeper, stays, lost));
+    assert!(!store.verify(), "the keeper has ended");
+}
+
+#[test]
+fn fixed_lease_is_verified_and_keeps_its_end() {
+    let store = ScriptedStore::new();
+    let (keeper, events) = observed(store.builder());
+    let guard = keeper.acquire("a", &fixed(12 * SECOND)).unwrap().unwrap();
+    store.clock.advance(4 * SECOND);
+    store.verify();
+    store.wait_for("a", "renew", 1);
+    store.set(|state| assert_eq!(state.renewal_ttl, 8 * SECOND));
+    store.clock.advance(SECOND);
+    assert_eq!(guard.remaining(), 6 * SECOND);
+    give_time();
+    assert_eq!(store.count("a", "renew"), 1);
+
+    // It is repeated without an answer: the lease may have ended.
+    store.renewals("a", Renewals::Fail);
+    store.verify();
+    events.expect(Event::RenewalUnknown);
+    store.renewals("a", Renewals::Lost);
+    store.clock.advance(50 * MILLISECOND);
+    eventually("the guard is lost", || !guard.is_held());
+
+    // The holder's own renewal is not.
+    let guard = keeper.acquire("b", &fixed(12 * SECOND)).unwrap().unwrap();
+    store.renewals("b", Renewals::Fail);
+    assert!(guard.renew().is_err());
+    store.clock.advance(2 * SECOND);
+    give_time();
+    assert_eq!(store.count("b", "renew"), 1);
+}
+
+#[test]
+fn answer_to_a_renewal_from_before_the_doubt_proves_nothing() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    let [guard, _witness] = lock_all(&keeper, ["a", "witness"]);
+    store.renewals("a", Renewals::Hang);
+    store.next_renewal("a");
+    store.wait_for("witness", "renew", 1);
+    store.verify();
+    store.wait_for("witness", "renew", 2);
+    assert_eq!(store.count("a", "renew"), 1);
+    store.renewals("a", Renewals::Work);
+    store.wait_for("a", "renew", 2);
+
+    // Also where the holder asked.
+    store.renewals("a", Renewals::Hang);
+    thread::scope(|scope| {
+        let by_hand = scope.spawn(|| guard.renew());
+        store.wait_for("a", "renew", 3);
+        store.clock.advance(SECOND);
+        store.verify();
+        store.wait_for("witness", "renew", 3);
+        store.renewals("a", Renewals::Work);
+        by_hand.join().unwrap().unwrap();
+    });
+    store.wait_for("a", "renew", 4);
+}
+
+#[test]
+fn grant_that_was_requested_before_the_doubt_is_verified() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    let _witness = keeper.lock("witness").unwrap();
+    store.grants(Grants::Silent);
+    let asking = keeper.clone();
+    let head = thread::spawn(move || asking.lock("a").unwrap());
+    store.wait_for("a", "acquire", 1);
+    store.verify();
+    store.wait_for("witness", "renew", 1);
+    store.grants(Grants::Work);
+    let _guard = head.join().unwrap();
+    store.wait_for("a", "renew", 1);
+    give_time();
+    assert_eq!(store.count("a", "renew"), 1);
+}
+
+#[test]
+fn reasons_that_come_close_together_cost_one_round() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    let _guard = keeper.lock("a").unwrap();
+    store.verify();
+    store.wait_for("a", "renew", 1);
+    for (round, gap) in [(2, 50), (3, 100), (4, 200)] {
+        for _ in 0..100 {
+            store.verify();
+        }
+        store.clock.advance((gap - 1) * MILLISECOND);
+        give_time();
+        assert_eq!(store.count("a", "renew"), round - 1, "{gap}");
+        store.clock.advance(MILLISECOND);
+        store.wait_for("a", "renew", round);
+    }
+    // After a pause there is no delay.
+    store.clock.advance(SECOND);
+    store.verify();
+    store.wait_for("a", "renew", 5);
+}
+
+#[test]
+fn one_lease_asks_in_an_outage_and_all_are_verified_after_it() {
+    let store = ScriptedStore::new();
+    let (keeper, events) = observed(store.builder());
+    let names = ["a", "b", "c"];
+    let guards = lock_all(&keeper, names);
+    let renewals = || {
+        names
+            .map(|name| store.count(name, "renew"))
+            .iter()
+            .sum::<usize>()
+    };
+    for name in names {
+        store.renewals(name, Renewals::Unreachable);
+    }
+    store.clock.advance(4 * SECOND);
+    for _ in names {
+        events.expect(Event::RenewalUnknown);
+    }
+    for probe in 1..=5 {
+        store.clock.advance(50 * MILLISECOND);
+        events.expect(Event::RenewalUnknown);
+        give_time();
+        assert_eq!(renewals(), 3 + probe, "one lease asks");
+    }
+    for name in names {
+        store.renewals(name, Renewals::Lost);
+    }
+    // By then the lease that asks has its answer, and the others would not have asked yet.
+    store.clock.advance(50 * MILLISECOND);
+    for guard in &guards {
+        eventually("the guard is lost", || !guard.is_held());
+    }
+}
+
+#[test]
+fn acquisition_that_finds_the_store_gone_has_all_leases_verified_after_it() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    let guard = keeper.lock("a").unwrap();
+    store.grants(Grants::Unreachable(Duration::ZERO));
+    assert!(keeper.try_lock("b").is_err());
+    store.renewals("a", Renewals::Lost);
+    give_time();
+    assert_eq!(store.count("a", "renew"), 0);
+    store.grants(Grants::Work);
+    drop(keeper.try_lock("c").unwrap().unwrap());
+    eventually("the guard is lost", || !guard.is_held());
+}
+
+#[test]
+fn lease_that_always_fails_has_the_others_verified_less_and_less_often() {
+    let store = ScriptedStore::new();
+    let (keeper, events) = observed(store.builder());
+    // Some of them are renewed before the bad one, and some after it.
+    let names = ["bad", "1", "2", "3", "4", "5", "6", "7"];
+    let _guards = lock_all(&keeper, names);
+    let renewals = || {
+        let good = names[1..].iter().map(|name| store.count(name, "renew"));
+        good.max().unwrap_or_default()
+    };
+    store.renewals("bad", Renewals::Unreachable);
+    store.clock.advance(4 * SECOND);
+    events.expect(Event::RenewalUnknown);
+    give_time();
+    // The clock stands still.
+    assert!(renewals() <= 2, "{}", renewals());
+    for _ in 0..300 {
+        store.clock.advance(10 * MILLISECOND);
+        give_time();
+    }
+    // After 50, 150, 350, 750, 1,550 and 2,550 ms, and by themselves.
+    assert!(renewals() <= 9, "{}", renewals());
+    let probes = store.count("bad", "renew");
+    assert!((10..=150).contains(&probes), "{probes}");
+}
+
+#[test]
+fn doubt_before_the_first_lock_does_no_harm() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    assert!(store.verify());
+    let guard = keeper.lock("a").unwrap();
+    store.next_renewal("a");
+    assert!(guard.is_held());
+}
