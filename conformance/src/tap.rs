@@ -3,8 +3,8 @@
 
 use std::collections::HashSet;
 use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     Late(Duration),
     /// Renewals of this name get no reply until their deadline.
     Hangs(&'static str),
+    /// Releases stay here until the fault ends, at most until their deadline, and get no reply then.
+    HoldsReleases,
     /// A grant stays here, for [`Tap::take_grant`], and the keeper finds the name busy.
     KeepsGrant,
 }
@@ -38,6 +40,8 @@ pub(crate) enum Fault {
 pub(crate) struct Tap {
     inner: Arc<dyn LockProvider>,
     record: Mutex<Record>,
+    /// Notified when the fault changes.
+    fault_changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -48,13 +52,17 @@ struct Record {
     in_progress: HashSet<LockName>,
     overlaps: usize,
     renewals: usize,
+    releases: Vec<ThreadId>,
     grant: Option<Grant<ErasedLease>>,
 }
 
 impl Tap {
     pub(crate) fn on(inner: Arc<dyn LockProvider>) -> Arc<Self> {
-        let record = Mutex::default();
-        Arc::new(Self { inner, record })
+        Arc::new(Self {
+            inner,
+            record: Mutex::default(),
+            fault_changed: Condvar::new(),
+        })
     }
 
     fn record(&self) -> MutexGuard<'_, Record> {
@@ -64,6 +72,7 @@ impl Tap {
     /// Sets what happens to the calls from now on.
     pub(crate) fn set(&self, fault: Fault) {
         self.record().fault = fault;
+        self.fault_changed.notify_all();
     }
 
     /// Returns the owners of all acquisitions, in order.
@@ -84,6 +93,11 @@ impl Tap {
     /// Returns the number of renewals.
     pub(crate) fn renewals(&self) -> usize {
         self.record().renewals
+    }
+
+    /// Returns the threads that asked for releases, in order.
+    pub(crate) fn releases(&self) -> Vec<ThreadId> {
+        self.record().releases.clone()
     }
 
     /// Returns the grant that was kept; see [`Fault::KeepsGrant`].
@@ -183,6 +197,17 @@ impl Backend for Tap {
     }
 
     fn release(&self, lease: &mut TappedLease, deadline: HostInstant) -> Result<Released, Error> {
+        let mut record = self.record();
+        record.releases.push(thread::current().id());
+        while record.fault == Fault::HoldsReleases {
+            let left = deadline.saturating_since(SystemClock.now());
+            if left.is_zero() {
+                return Err(injected(ErrorKind::Unknown));
+            }
+            let waited = self.fault_changed.wait_timeout(record, left);
+            record = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(record);
         self.pass(|| self.inner.release(&mut lease.inner, deadline))
     }
 

@@ -36,6 +36,8 @@ enum Flaw {
     KeepsRows,
     IgnoresOrder,
     PromisesAProof,
+    ReportsOutageAsLost,
+    IgnoresReleaseDeadline,
 }
 
 /// Returns the flaws that a case must find.
@@ -70,12 +72,15 @@ fn flaws_found_by(case: &str) -> &'static [Flaw] {
         | "rule_14_outage::waiter_in_the_store_gets_the_lock_after_an_outage"
         | "rule_14_outage::outage_beyond_the_wait_is_unavailable"
         | "rule_14_outage::outage_fail_returns_at_the_first_failure" => &[ReportsOutageAsBusy],
+        "rule_15_drop::drop_in_an_outage_is_finished_after_it" => {
+            &[ReportsOutageAsLost, IgnoresReleaseDeadline]
+        }
         _ => &[],
     }
 }
 
 /// The number of flaws in [`flaws_found_by`], which a case that was renamed would lower.
-const FOUND: usize = 29;
+const FOUND: usize = 31;
 
 fn check(flaw: Flaw, timeout: Duration, case: &str) -> Verdict {
     let fresh = move || Box::new(Fresh(Store::new(flaw))) as Box<dyn Fixture>;
@@ -259,7 +264,7 @@ impl Backend for Flawed {
                 store.tidy(&mut names, &key);
                 return match store.flaw {
                     ReportsOutageAsBusy => Ok(None),
-                    _ => Err(Error::new(ErrorKind::Unavailable, "the fixture says so")),
+                    _ => Err(unreachable()),
                 };
             }
             if is_granted {
@@ -311,6 +316,18 @@ impl Backend for Flawed {
     }
 
     fn release(&self, lease: &mut FlawedLease, _: HostInstant) -> Result<Released, Error> {
+        let mut names = self.store.lock();
+        while names.is_unreachable {
+            match self.store.flaw {
+                ReportsOutageAsLost => return Ok(Released::AlreadyLost),
+                IgnoresReleaseDeadline => {
+                    let waited = self.store.changed.wait(names);
+                    names = waited.unwrap_or_else(PoisonError::into_inner);
+                }
+                _ => return Err(unreachable()),
+            }
+        }
+        drop(names);
         let was_held = self.store.set_holder(lease, ReleasesLeasesOfOthers, None);
         self.store.wake();
         match was_held {
@@ -318,6 +335,10 @@ impl Backend for Flawed {
             false => Ok(Released::AlreadyLost),
         }
     }
+}
+
+fn unreachable() -> Error {
+    Error::new(ErrorKind::Unavailable, "the fixture says so")
 }
 
 #[derive(Debug)]
@@ -339,7 +360,10 @@ impl Fixture for Fresh {
     fn cut_off(&self) -> Option<Restore> {
         self.0.lock().is_unreachable = true;
         let store = Arc::clone(&self.0);
-        Some(Restore::new(move || store.lock().is_unreachable = false))
+        Some(Restore::new(move || {
+            store.lock().is_unreachable = false;
+            store.changed.notify_all();
+        }))
     }
 
     fn wipe(&self) -> bool {

@@ -32,6 +32,9 @@ pub enum ErrorKind {
     /// A promise was required that this store cannot keep.
     Unsupported,
     /// Another holder had the lock until the wait was over.
+    ///
+    /// Two threads or processes that take two names in opposite orders wait for each other until then;
+    /// see [`LockKeeper::lock`](crate::LockKeeper::lock).
     TimedOut,
     /// The acquisition was ended by its [`CancelToken`](crate::CancelToken), or by
     /// [`LockKeeper::close`](crate::LockKeeper::close).
@@ -46,10 +49,11 @@ pub enum ErrorKind {
     /// Every connection of the pool is in use.
     PoolExhausted,
     /// The store found that holders wait for each other in a circle, and ended this wait: nothing was
-    /// granted. Release your locks before you try again, and take names in one order.
+    /// granted. The same call would fail again: release your locks first, and take names in one order.
     ///
-    /// Few stores can see that. Elsewhere, such holders wait until their deadlines
-    /// ([`TimedOut`](ErrorKind::TimedOut)).
+    /// Only MySQL and MariaDB can report it, for a session that waits and holds names itself. Keepers
+    /// wait on sessions that hold nothing, so almost every such circle ends with
+    /// [`TimedOut`](ErrorKind::TimedOut) instead.
     Deadlock,
     /// The store answers, but refuses: permissions, a read-only file.
     PermissionDenied,
@@ -59,8 +63,9 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Returns whether the same call can succeed later although nothing is changed. Not so after a
-    /// [`Deadlock`](ErrorKind::Deadlock): the caller has to release its own locks first.
+    /// Returns whether the same call can succeed later although nothing is changed.
+    ///
+    /// False for [`Deadlock`](ErrorKind::Deadlock): the caller has to release its locks first.
     pub fn is_retryable(self) -> bool {
         matches!(
             self,
@@ -170,7 +175,7 @@ impl Error {
         self.inner.kind
     }
 
-    /// Returns whether the same call can succeed later although nothing is changed; see
+    /// Returns whether the same call can succeed later although nothing is changed:
     /// [`ErrorKind::is_retryable`].
     pub fn is_retryable(&self) -> bool {
         self.inner.kind.is_retryable()
@@ -253,7 +258,8 @@ mod tests {
             (Some("seat:42"), Some("redis"))
         );
         assert!(error.is_retryable());
-        assert!(!error.with_kind(ErrorKind::Deadlock).is_retryable());
+        let error = error.with_kind(ErrorKind::Deadlock);
+        assert!(!error.is_retryable(), "the caller has to release first");
     }
 
     #[test]

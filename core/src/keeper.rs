@@ -55,6 +55,10 @@ impl LockKeeper {
     ///
     /// It is not reentrant: a thread that holds the name already waits like any other.
     ///
+    /// Two threads or processes that each hold one name and wait for that of the other wait until the
+    /// first of them times out: no store finds that out for locks of two keepers. So take several
+    /// names in one order everywhere, such as sorted, and release them before you try again.
+    ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when another holder had it until the end of the wait;
     /// [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others when the store could not say.

@@ -30,5 +30,5 @@ pub use socket_watch::{SocketWatch, WatchedSocket};
 pub use tls::check_certificates;
 pub use verifiers::LeaseVerifiers;
 
-/// The time that one attempt gets when no time is left.
-pub const LAST_ATTEMPT: std::time::Duration = std::time::Duration::from_millis(100);
+/// The time that one attempt gets when no time is left. It is not longer than a guard's drop waits.
+pub const LAST_ATTEMPT: std::time::Duration = std::time::Duration::from_millis(80);

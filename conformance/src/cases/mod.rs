@@ -16,6 +16,7 @@ mod rule_11_cancel;
 mod rule_12_not_reentrant;
 mod rule_13_nothing_silent;
 mod rule_14_outage;
+mod rule_15_drop;
 
 use crate::rig::{Outcome, Rig};
 
@@ -132,6 +133,10 @@ pub(crate) static TABLE: &[Case] = table! {
         waiter_in_the_store_gets_the_lock_after_an_outage,
         outage_beyond_the_wait_is_unavailable,
         outage_fail_returns_at_the_first_failure;
+    rule_15_drop:
+        drop_in_an_outage_is_finished_after_it,
+        drop_without_a_reply_keeps_the_name_until_it_is_finished,
+        drop_of_a_lost_guard_leaves_the_store_to_the_keeper;
     admin:
         held_lists_the_holders,
         held_in_all_namespaces_names_them,

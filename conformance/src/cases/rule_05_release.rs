@@ -38,7 +38,7 @@ pub(super) fn drop_during_a_panic_releases(rig: &Rig<'_>) -> Outcome {
         resume_unwind(Box::new("an intended panic"));
     }));
     assert!(caught.is_err());
-    assert_eq!(recorder.count(Event::Released), 1);
+    recorder.wait_for(Event::Released, 1);
     rig.nothing_left();
     assert!(!is_busy(&rig.keeper(), "a"));
     Ok(())

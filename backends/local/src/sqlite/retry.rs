@@ -9,8 +9,8 @@ use super::error::{AttemptError, convert_error};
 /// The limit for an operation without a deadline. A write takes some microseconds, but a busy machine may
 /// suspend the writer.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(250);
-/// The limit for an operation after its deadline.
-const LAST_ATTEMPT_TIMEOUT: Duration = Duration::from_millis(100);
+/// The limit for an operation after its deadline. It is not longer than a guard's drop waits.
+const LAST_ATTEMPT_TIMEOUT: Duration = Duration::from_millis(80);
 
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
 const MAX_PAUSE: Duration = Duration::from_millis(1);
