@@ -14,7 +14,7 @@ mod outage;
 mod queue;
 mod release;
 mod renewal;
-mod retry;
+pub(crate) mod retry;
 pub(crate) mod verify;
 mod waiter;
 

@@ -12,6 +12,7 @@ use crate::admin::Admin;
 use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, HostInstant, SystemClock};
+use crate::engine::retry::Pause;
 use crate::engine::verify::LeaseVerifier;
 use crate::error::Error;
 #[cfg(doc)]
@@ -231,11 +232,12 @@ pub struct AcquireRequest<'a> {
     pub(crate) started: Cell<HostInstant>,
     pub(crate) owner: Cell<Option<Owner>>,
     pub(crate) is_retry: Cell<bool>,
-    /// Whether the store has answered the attempt that is under way.
-    pub(crate) is_answered: Cell<bool>,
+    /// When the store last answered the attempt that is under way.
+    pub(crate) answered_at: Cell<Option<HostInstant>>,
     pub(crate) cancel: Option<&'a CancelToken>,
     pub(crate) clock: &'a dyn Clock,
     pub(crate) contended: &'a dyn Fn(),
+    pub(crate) retry: &'a Pause<'a>,
 }
 
 impl<'a> AcquireRequest<'a> {
@@ -300,8 +302,18 @@ impl<'a> AcquireRequest<'a> {
     /// Tells the engine that another holder was seen, so that single attempts of other threads of
     /// this process end. Cheap, and may be called again.
     pub fn contended(&self) {
-        self.is_answered.set(true);
+        self.answered_at.set(Some(self.now()));
         (self.contended)();
+    }
+
+    /// Tells the engine that an attempt of a waiter failed, pauses as the engine does before another
+    /// attempt, and returns whether to make it. If not, return the error.
+    ///
+    /// Only for a waiter that would lose its position in the store's wait queue if it returned: after any
+    /// other failure, [`Backend::acquire`](crate::Backend::acquire) returns the error, and the engine
+    /// calls it again.
+    pub fn retry(&self, error: &Error) -> bool {
+        (self.retry)(error, self.answered_at.take()).is_ok()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
-use lockkeeper_remote::{Backoff, Failure};
+use lockkeeper_remote::Failure;
 
 use crate::attempt::{Acquisition, Answer};
 use crate::lease::RedisLease;
@@ -17,9 +17,6 @@ const SECOND_ATTEMPT_EVERY: Duration = Duration::from_millis(100);
 /// The time for a waiter's attempt when less is left: some round trips of a busy machine. If it were cut
 /// off, a wait that was busy all along would end as unknown.
 const MIN_ATTEMPT_TIME: Duration = Duration::from_millis(500);
-/// The first pause between the requests of one attempt, and the longest.
-const PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) fn acquire(
     store: &Store,
@@ -86,7 +83,7 @@ impl Acquisition<'_> {
                 &[]
             };
             let until = deadline.max(now + MIN_ATTEMPT_TIME);
-            let attempt = self.repeat_attempt(&entry.waiter, in_queue, until, was_busy);
+            let attempt = self.repeat_attempt(in_queue, until, was_busy);
             let (ends, before) = match attempt {
                 Ok(Answer::Granted { epoch, asked_at }) => {
                     // A request without a reply may have queued after a later one was granted.
@@ -125,36 +122,23 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Makes an attempt, and repeats it after a lost reply, and where a server that said busy may be
-    /// back soon.
-    ///
-    /// The engine repeats what fails, too, but on its way there the waiter would leave the queue and
-    /// lose its position.
+    /// Makes an attempt, and repeats it where the waiter may be in the queue, as long as the engine says:
+    /// if it returned the failure, the waiter would lose its position.
     fn repeat_attempt(
         &self,
-        waiter: &Waiter,
         in_queue: &[&str],
         until: HostInstant,
         was_busy: bool,
     ) -> Result<Answer, Failure> {
-        let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
-        // The first retry follows at once.
-        let mut pause = Duration::ZERO;
         loop {
             let failure = match self.attempt(in_queue, until) {
                 Err(failure) => failure,
                 answer => return answer,
             };
-            if !failure.error().is_retryable() || !(was_busy || self.may_be_granted.get()) {
+            let may_be_queued = was_busy || self.may_be_granted.get();
+            if !may_be_queued || !self.request.retry(failure.error()) {
                 return Err(failure);
             }
-            let left = until.saturating_since(self.request.now());
-            waiter.parker.park_timeout(pause.min(left));
-            // An attempt without time would only report that.
-            if self.request.is_cancelled() || self.request.now() >= until {
-                return Err(failure);
-            }
-            pause = backoff.next_pause();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Acquiring a name through the wait queue of the process; `head.rs` asks the store.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,18 +13,24 @@ use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
 use crate::provider::AcquireRequest;
 use crate::timer::MAX_SLEEP;
 
+use super::backoff::Limits;
 use super::hold::acquired::Acquired;
 use super::outage::outlasted;
 use super::queue::Entered;
+use super::retry::Retry;
 use super::waiter::{Given, Unserved, WaitKind, Waiter};
 use super::{ATTEMPT_LIMIT, Engine};
 
 /// One call of [`Engine::acquire`].
-pub(super) struct Acquisition<'a> {
-    pub(super) engine: &'a Arc<Engine>,
+pub(super) struct Acquisition<'a, 'e> {
+    pub(super) engine: &'e Arc<Engine>,
     pub(super) terms: LeaseTerms,
     pub(super) kind: WaitKind,
     pub(super) request: AcquireRequest<'a>,
+    /// The retries of this acquisition while it is the head.
+    pub(super) retry: &'a RefCell<Retry<'e>>,
+    /// Cancelled by the caller or by the keeper.
+    pub(super) token: &'e CancelToken,
     /// The caller's own token, without the keeper's.
     cancel: Option<&'a CancelToken>,
     /// Tells the observer, once, that another holder has the name.
@@ -62,14 +68,32 @@ impl Engine {
         let closing = &self.closing;
         let own = options.cancel.as_ref();
         let own = own.map(|own| own.with_parent(&closing.token));
+        let token = own.as_ref().unwrap_or(&closing.child);
+        let kind = match (wait, outage) {
+            (Wait::AtMost(Duration::ZERO), _) => WaitKind::SingleAttempt,
+            (_, Outage::Fail) => WaitKind::UntilFailure,
+            (_, Outage::Wait) => WaitKind::ThroughOutages,
+        };
+        let retry = RefCell::new(Retry::new(
+            Limits {
+                clock: &*self.clock,
+                until: began,
+                cancel: Some(token),
+            },
+            began,
+        ));
+        let pause = |error: &Error, answered_at| {
+            if kind == WaitKind::ThroughOutages && error.kind() == ErrorKind::Unavailable {
+                self.queue.fail(name, error);
+            }
+            retry.borrow_mut().pause(error, answered_at)
+        };
         let acquisition = Acquisition {
             engine: self,
             terms,
-            kind: match (wait, outage) {
-                (Wait::AtMost(Duration::ZERO), _) => WaitKind::SingleAttempt,
-                (_, Outage::Fail) => WaitKind::UntilFailure,
-                (_, Outage::Wait) => WaitKind::ThroughOutages,
-            },
+            kind,
+            retry: &retry,
+            token,
             cancel: options.cancel.as_ref(),
             request: AcquireRequest {
                 name,
@@ -82,10 +106,11 @@ impl Engine {
                 started: Cell::new(began),
                 owner: Cell::new(None),
                 is_retry: Cell::new(false),
-                is_answered: Cell::new(false),
-                cancel: Some(own.as_ref().unwrap_or(&closing.child)),
+                answered_at: Cell::new(None),
+                cancel: Some(token),
                 clock: &*self.clock,
                 contended: &contended,
+                retry: &pause,
             },
             notify_contended: &notify_contended,
         };
@@ -106,7 +131,7 @@ impl Engine {
     }
 }
 
-impl Acquisition<'_> {
+impl Acquisition<'_, '_> {
     fn run(&self) -> Result<Option<Acquired>, Error> {
         let (engine, request) = (self.engine, &self.request);
         if request.is_cancelled() {

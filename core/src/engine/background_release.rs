@@ -275,7 +275,7 @@ impl Engine {
             if error.kind() == ErrorKind::Unavailable {
                 fail(release, &error);
             }
-            retry.after(error, false).map_err(not_released)?;
+            retry.after(&error, None).map_err(not_released)?;
         }
     }
 }

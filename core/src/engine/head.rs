@@ -21,7 +21,7 @@ use super::waiter::WaitKind;
 /// machine.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(1);
 
-impl Acquisition<'_> {
+impl<'e> Acquisition<'_, 'e> {
     /// Acquires the name from the store as the head of its queue.
     pub(super) fn acquire_as_head(&self) -> Result<Option<Acquired>, Error> {
         let mut permit = HeadPermit {
@@ -45,8 +45,9 @@ impl Acquisition<'_> {
         if request.is_cancelled() {
             return Err(engine.cancelled());
         }
-        let mut retry = self.retry();
-        let result = self.ask(&mut retry);
+        self.retry.replace(self.begin_retry());
+        let result = self.ask();
+        let is_reply_lost = self.retry.borrow_mut().end();
         // A cancelled request need not have seen a holder.
         let is_cancelled = request.is_cancelled();
         let is_over = match &result {
@@ -54,7 +55,7 @@ impl Acquisition<'_> {
             Ok(None) => is_cancelled,
             Err(_) => true,
         };
-        if is_over && retry.lost_reply().is_some() {
+        if is_over && is_reply_lost {
             engine.provider.abandon(request);
         }
         match result {
@@ -67,32 +68,36 @@ impl Acquisition<'_> {
         }
     }
 
-    fn retry(&self) -> Retry<'_> {
+    fn begin_retry(&self) -> Retry<'e> {
         let (engine, request) = (self.engine, &self.request);
-        let attempt_limit = || request.started() + engine.capabilities.attempt_limit();
+        let attempt_limit = engine.capabilities.attempt_limit();
         let limits = Limits {
-            clock: request.clock,
-            until: request.deadline.unwrap_or_else(attempt_limit),
-            cancel: request.cancel,
+            clock: &*engine.clock,
+            until: request
+                .deadline
+                .unwrap_or(request.started() + attempt_limit),
+            cancel: Some(self.token),
         };
         let retry = Retry::new(limits, request.started());
         match self.kind {
-            WaitKind::SingleAttempt | WaitKind::UntilFailure => retry,
+            // Only a lost reply is a reason to ask again, for as long as a single attempt may.
+            WaitKind::SingleAttempt | WaitKind::UntilFailure => retry.limited_to(attempt_limit),
             WaitKind::ThroughOutages => retry.through_outages(&engine.outage),
         }
     }
 
     /// Asks the store until it answers, or the retries end.
-    fn ask(&self, retry: &mut Retry<'_>) -> Result<Option<Arc<Hold>>, Error> {
+    fn ask(&self) -> Result<Option<Arc<Hold>>, Error> {
         let (engine, request) = (self.engine, &self.request);
         let rides_out = self.kind == WaitKind::ThroughOutages;
         // This thread waits for the answer to another one. Those that ride no outage out do not.
         if rides_out && let Some((_, cause)) = engine.outage.current() {
             engine.queue.fail(request.name, &cause);
         }
-        retry.before_first()?;
+        self.retry.borrow_mut().before_first()?;
         loop {
-            request.is_retry.set(retry.lost_reply().is_some());
+            let is_retry = self.retry.borrow().lost_reply().is_some();
+            request.is_retry.set(is_retry);
             let error = match self.attempt() {
                 Ok(AttemptResult::Held(hold)) => return Ok(Some(hold)),
                 Ok(AttemptResult::Busy) => return Ok(None),
@@ -108,20 +113,14 @@ impl Acquisition<'_> {
                 }
                 Err(error) => error,
             };
-            if rides_out && error.kind() == ErrorKind::Unavailable {
-                engine.queue.fail(request.name, &error);
-            }
-            if !rides_out && retry.lost_reply().is_none() {
-                // Then only a lost reply is a reason to ask again, for as long as a single attempt may.
-                retry.end_by(request.now() + engine.capabilities.attempt_limit());
-            }
-            retry.after(error, request.is_answered.get())?;
+            let paused = (request.retry)(&error, request.answered_at.get());
+            paused.map_err(|error| self.retry.borrow_mut().last(error))?;
         }
     }
 
     fn attempt(&self) -> Result<AttemptResult, Error> {
         let (engine, request) = (self.engine, &self.request);
-        request.is_answered.set(false);
+        request.answered_at.set(None);
         let answer = engine.provider.acquire(request);
         let is_answer = match &answer {
             Ok(_) => !request.is_cancelled(),
@@ -135,7 +134,6 @@ impl Acquisition<'_> {
         let Some(grant) = answer? else {
             return Ok(AttemptResult::Busy);
         };
-        request.is_answered.set(true);
         let hold = self.confirm_grant(grant)?;
         Ok(hold.map_or(AttemptResult::Expired, AttemptResult::Held))
     }
@@ -159,6 +157,7 @@ impl Acquisition<'_> {
         // The store did the waiting, or this process was stopped before it read the reply.
         if now.saturating_since(asked_at) > margin {
             asked_at = now;
+            request.answered_at.set(Some(now));
             // The caller waits for this answer, too, and not for the rest of a whole lease.
             let end = request.deadline.unwrap_or(now).max(now) + CONFIRM_LIMIT;
             let end = end.min(now + request.ttl);

@@ -40,7 +40,7 @@ pub(crate) fn open_through_outage<T>(
             waits(&error);
         }
         let backend = error.backend();
-        retry.after(error, false).map_err(|error| match backend {
+        retry.after(&error, None).map_err(|error| match backend {
             _ if limits.is_cancelled() => cancelled(),
             Some(backend) => error.with_backend(backend),
             None => error,

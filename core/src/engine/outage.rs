@@ -143,22 +143,25 @@ impl<'a> Rider<'a> {
     }
 
     /// Records that an attempt of this acquisition failed; the store did not answer since `since`.
-    /// Returns whether there is an outage. A lost reply alone begins none.
-    pub(super) fn failed(&mut self, error: &Error, since: HostInstant) -> bool {
+    /// Returns whether there is an outage. A lost reply begins none unless the attempt before it failed, too
+    /// (`is_repeated`): a store that is silent, or closes each connection, loses every reply.
+    pub(super) fn failed(&mut self, error: &Error, since: HostInstant, is_repeated: bool) -> bool {
         let is_unavailable = error.kind() == ErrorKind::Unavailable;
         let mut state = lock(&self.gate.state);
         let Some(outage) = &mut state.outage else {
-            if is_unavailable {
+            let begins = is_unavailable || is_repeated;
+            if begins {
                 self.ticket = state.draw_ticket();
                 let outage = Current {
                     since,
-                    cause: error.clone(),
+                    // Nothing was granted to those that learn of it.
+                    cause: error.clone().with_kind(ErrorKind::Unavailable),
                     prober: self.ticket,
                     probes: 0,
                 };
                 self.gate.set(&mut state, Some(outage));
             }
-            return is_unavailable;
+            return begins;
         };
         if is_unavailable {
             outage.cause = error.clone();
@@ -182,23 +185,22 @@ impl<'a> Rider<'a> {
         let parker = Parker::new();
         let _wake = limits.unpark_on_cancel(&parker);
         let mut state = lock(&self.gate.state);
-        let is_parked = !state.is_prober(self.ticket);
-        if is_parked {
-            // Behind those that have not asked since.
-            self.ticket = state.draw_ticket();
-            state.parked.insert(self.ticket, parker.unparker().clone());
-        }
-        let mut ask_at = None;
+        let (mut is_parked, mut ask_at) = (false, None);
         let result = loop {
             let Some(outage) = &state.outage else {
                 break Ok(());
             };
+            let is_prober = outage.prober == self.ticket;
+            if !is_prober {
+                // That outage has ended, and another one has another prober.
+                ask_at = None;
+            }
             let left = limits.left();
-            let mut limit = left.min(MAX_SLEEP);
             if limits.is_cancelled() || (left.is_zero() && ask_at.is_none()) {
                 break Err(outage.cause.clone());
             }
-            if outage.prober == self.ticket {
+            let mut limit = left.min(MAX_SLEEP);
+            if is_prober {
                 let pause = backoff(retries.max(outage.probes)).min(left);
                 let ask_at = *ask_at.get_or_insert_with(|| Instant::now() + pause);
                 let pause = ask_at.saturating_duration_since(Instant::now());
@@ -206,6 +208,11 @@ impl<'a> Rider<'a> {
                     break Ok(());
                 }
                 limit = limit.min(pause);
+            } else if !is_parked {
+                // Behind those that have not asked since.
+                self.ticket = state.draw_ticket();
+                state.parked.insert(self.ticket, parker.unparker().clone());
+                is_parked = true;
             }
             drop(state);
             parker.park_timeout(limit);
@@ -262,4 +269,52 @@ pub(super) fn outlasted(cause: Error, span: Duration, may_be_granted: bool) -> E
         _ => return cause,
     };
     Error::new(kind, text).with_source(cause)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use super::*;
+    use crate::clock::{Clock, ManualClock};
+
+    /// A prober backs off while its outage ends and another one begins with another prober.
+    #[test]
+    fn former_prober_ends_at_its_deadline() {
+        const LIMIT: Duration = Duration::from_secs(30);
+        let (gate, clock) = (OutageGate::new(), ManualClock::new());
+        let gone = Error::new(ErrorKind::Unavailable, "the test's store is gone");
+        let began = clock.now();
+        let mut former = Rider::new(&gate);
+        assert!(former.failed(&gone, began, false));
+        thread::scope(|scope| {
+            let ((waits, is_waiting), (sender, ended)) = (channel(), channel());
+            let (clock, former) = (&clock, &mut former);
+            scope.spawn(move || {
+                let limits = Limits {
+                    clock,
+                    until: began + LIMIT,
+                    cancel: None,
+                };
+                waits.send(()).unwrap();
+                // After so many retries the back-off is a tenth of a second at least.
+                sender.send(former.wait(&limits, 10)).unwrap();
+            });
+            is_waiting.recv().unwrap();
+            // Time to begin; a test that is too quick sees less, and fails no more for it.
+            for _ in 0..1_000 {
+                thread::yield_now();
+            }
+            gate.answered();
+            let mut next = Rider::new(&gate);
+            assert!(next.failed(&gone, began, false));
+            clock.advance(2 * LIMIT);
+            gate.unpark_all();
+            let result = ended.recv_timeout(LIMIT);
+            // Else the thread of a wait that does not end would keep the test from failing.
+            gate.answered();
+            assert!(result.unwrap().is_err(), "the store is gone");
+        });
+    }
 }

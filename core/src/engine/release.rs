@@ -187,7 +187,7 @@ impl Engine {
         loop {
             match self.attempt_release(&mut lease, deadline, retry.lost_reply()) {
                 ReleaseAttempt::Answered(answer) => return answer,
-                ReleaseAttempt::NoAnswer(error) => retry.after(error, false)?,
+                ReleaseAttempt::NoAnswer(error) => retry.after(&error, None)?,
             }
         }
     }

@@ -11,6 +11,9 @@ use crate::error::{Error, ErrorKind};
 use super::backoff::{Limits, backoff};
 use super::outage::{OutageGate, Rider, outlasted};
 
+/// Backs off after a failure; see [`Retry::pause`].
+pub(crate) type Pause<'a> = dyn Fn(&Error, Option<HostInstant>) -> Result<(), Error> + 'a;
+
 /// The retries of one operation, until a deadline or until it is cancelled.
 pub(super) struct Retry<'a> {
     limits: Limits<'a>,
@@ -23,6 +26,10 @@ pub(super) struct Retry<'a> {
     is_last: bool,
     /// Whether an exhausted pool is no reason to end.
     waits_for_pool: bool,
+    /// Whether there is no next attempt.
+    is_ended: bool,
+    /// The longest time of the retries after the first failure.
+    resolve_limit: Option<Duration>,
     lost_reply: Option<Error>,
     /// Since when the store has not answered an operation that rides outages out.
     failing_since: Option<HostInstant>,
@@ -38,6 +45,8 @@ impl<'a> Retry<'a> {
             retries: 0,
             is_last: false,
             waits_for_pool: false,
+            is_ended: false,
+            resolve_limit: None,
             lost_reply: None,
             failing_since: None,
         }
@@ -62,9 +71,10 @@ impl<'a> Retry<'a> {
         self.lost_reply.as_ref()
     }
 
-    /// Ends the retries no later than `at`.
-    pub(super) fn end_by(&mut self, at: HostInstant) {
-        self.limits.until = self.limits.until.min(at);
+    /// Has the operation retry for at most `limit` after its first failure.
+    pub(super) fn limited_to(mut self, limit: Duration) -> Self {
+        self.resolve_limit = Some(limit);
+        self
     }
 
     /// Waits until the first attempt may be made: in an outage, until the store answers another thread,
@@ -82,13 +92,37 @@ impl<'a> Retry<'a> {
         }
     }
 
-    /// Backs off before the next attempt. `was_answered` says that the store has answered in this
-    /// attempt before it failed.
+    /// Backs off before the next attempt. `answered_at` says when the store answered in this attempt before
+    /// it failed, if it did.
     ///
     /// # Errors
     /// The error to end with, when there is no next attempt. After a lost reply nothing may have been
     /// granted or released for sure, so an unreachable store is [`ErrorKind::Unknown`] then.
-    pub(super) fn after(&mut self, error: Error, was_answered: bool) -> Result<(), Error> {
+    pub(super) fn after(
+        &mut self,
+        error: &Error,
+        answered_at: Option<HostInstant>,
+    ) -> Result<(), Error> {
+        let paused = self.pause(error, answered_at);
+        paused.map_err(|error| self.last(error))
+    }
+
+    /// Backs off as [`after`](Self::after) does.
+    ///
+    /// # Errors
+    /// The cause of the error to end with, for [`last`](Self::last). After that every call fails.
+    pub(super) fn pause(
+        &mut self,
+        error: &Error,
+        answered_at: Option<HostInstant>,
+    ) -> Result<(), Error> {
+        let paused = self.try_pause(error, answered_at);
+        self.is_ended |= paused.is_err();
+        paused
+    }
+
+    fn try_pause(&mut self, error: &Error, answered_at: Option<HostInstant>) -> Result<(), Error> {
+        let is_first = self.lost_reply.is_none();
         let may_pass = match error.kind() {
             ErrorKind::Unknown => {
                 self.lost_reply.get_or_insert_with(|| error.clone());
@@ -98,30 +132,34 @@ impl<'a> Retry<'a> {
             ErrorKind::PoolExhausted => self.waits_for_pool,
             _ => false,
         };
-        if !may_pass {
-            return Err(self.last(error));
+        if !may_pass || self.is_ended {
+            return Err(error.clone());
         }
         let now = self.limits.clock.now();
+        if let Some(limit) = self.resolve_limit.filter(|_| is_first) {
+            self.limits.until = self.limits.until.min(now + limit);
+        }
         let is_over = now >= self.limits.until;
         let mut is_down = false;
         if let Some(rider) = &mut self.rider {
-            let since = match self.failing_since {
-                _ if was_answered => now,
-                Some(since) => since,
-                None => self.asked_at,
+            let failing_since = self.failing_since.filter(|_| answered_at.is_none());
+            let since = match (answered_at, error.kind()) {
+                // The store may have been silent since then.
+                (Some(answered_at), ErrorKind::Unknown) => answered_at,
+                (Some(_), _) => now,
+                (None, _) => failing_since.unwrap_or(self.asked_at),
             };
             self.failing_since = Some(since);
-            is_down = rider.failed(&error, since);
+            is_down = rider.failed(error, since, failing_since.is_some());
         }
         // A store that has answered and failed behind the deadline is asked once more whether the name
         // is still held. After a lost reply that could grant what the caller no longer waits for.
         let asks_at_deadline = self.rider.is_some() && self.lost_reply.is_none();
-        if self.is_last || (is_over && !(was_answered && asks_at_deadline)) {
-            return Err(self.last(error));
+        if self.is_last || (is_over && !(answered_at.is_some() && asks_at_deadline)) {
+            return Err(error.clone());
         }
         if let Some(rider) = self.rider.as_mut().filter(|_| is_down && !is_over) {
-            let waited = rider.wait(&self.limits, self.retries);
-            waited.map_err(|cause| self.last(cause))?;
+            rider.wait(&self.limits, self.retries)?;
         } else if !is_over {
             self.limits.pause(backoff(self.retries));
         }
@@ -129,13 +167,19 @@ impl<'a> Retry<'a> {
         self.asked_at = self.limits.clock.now();
         self.is_last = self.asked_at >= self.limits.until;
         if self.limits.is_cancelled() || (self.is_last && !asks_at_deadline) {
-            return Err(self.last(error));
+            return Err(error.clone());
         }
         Ok(())
     }
 
+    /// Leaves the outage to the others. Returns whether a reply was lost.
+    pub(super) fn end(&mut self) -> bool {
+        self.rider = None;
+        self.lost_reply.is_some()
+    }
+
     /// Returns what the last error means, and leaves the outage to the others.
-    fn last(&mut self, error: Error) -> Error {
+    pub(super) fn last(&mut self, error: Error) -> Error {
         let may_be_granted = self.lost_reply.is_some();
         let is_outage = match error.kind() {
             ErrorKind::Unavailable | ErrorKind::Unknown => true,

@@ -213,6 +213,58 @@ fn one_of_fifty_names_is_requested_at_a_time_while_the_store_is_gone() {
 }
 
 #[test]
+fn replies_lost_in_a_row_are_an_outage() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    store.grants(Grants::NoReply);
+    let first = spawn_acquire(&keeper, "first", forever());
+    store.wait_for("first", "acquire", 3);
+    let late = AcquireOptions::new().wait(SECOND);
+    let others: Vec<_> = (0..20)
+        .map(|number| spawn_acquire(&keeper, &format!("name {number}"), late.clone()))
+        .collect();
+    let asked = store.requests();
+    eventually("some of them ask", || store.requests() > asked + 2);
+    eventually("their waits are over", || {
+        store.clock.advance(SECOND);
+        others.iter().all(Acquiring::is_finished)
+    });
+    let asked = store.requests();
+    assert!(
+        asked < 15,
+        "{asked} requests to a store that does not reply"
+    );
+    let parked: Vec<_> = others.into_iter().map(failed).collect();
+    // Nothing was granted to those that did not ask.
+    let unavailable = |error: &&Error| error.kind() == ErrorKind::Unavailable;
+    assert!(parked.iter().filter(unavailable).count() > 10, "{parked:?}");
+    store.grants(Grants::Work);
+    drop(granted(first));
+}
+
+#[test]
+fn waiter_that_repeats_its_attempts_follows_the_engine() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    let _held = keeper.lock("held").unwrap();
+    store.grants(Grants::Queued);
+    let error = keeper.try_lock_for("a", 4 * SECOND).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.to_string().contains("for the last 3.0s"), "{error}");
+    assert_eq!(error.source().unwrap().to_string(), "no connection");
+    let calls = ["acquire", "repeat"].map(|verb| store.count("a", verb));
+    assert_eq!(calls, [1, 3]);
+    let fail = forever().outage(Outage::Fail);
+    let error = keeper.acquire("b", &fail).unwrap_err();
+    assert_eq!(error.message(), "no connection");
+    assert_eq!(store.count("b", "repeat"), 0);
+    let waiting = spawn_acquire(&keeper, "c", forever());
+    store.wait_for("c", "repeat", 2);
+    store.grants(Grants::Work);
+    drop(granted(waiting));
+}
+
+#[test]
 fn failure_of_one_name_does_not_hold_up_the_others() {
     let store = ScriptedStore::new();
     let keeper = store.keeper();

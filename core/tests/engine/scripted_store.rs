@@ -47,6 +47,11 @@ pub(crate) enum Grants {
     ReplyLost {
         then_works: bool,
     },
+    /// There is no reply to any request.
+    NoReply,
+    /// Busy, and then the waiter repeats its attempts itself. Each of them takes a second by the test's clock
+    /// and finds no connection.
+    Queued,
     /// Busy, and then the wait fails this long behind its start. From then on the store works, or is
     /// gone.
     FailedWait {
@@ -251,6 +256,20 @@ impl Backend for ScriptedStore {
         }
         match state.grants {
             Grants::Work | Grants::Silent | Grants::ReplyLost { .. } => {}
+            Grants::NoReply => return Err(no_reply()),
+            Grants::Queued => {
+                drop(state);
+                request.contended();
+                state = self.state();
+                while state.grants == Grants::Queued {
+                    drop(state);
+                    self.clock.advance(SECOND);
+                    if !request.retry(&unavailable()) {
+                        return Err(unavailable());
+                    }
+                    state = self.record(&name, "repeat");
+                }
+            }
             Grants::Unreachable(span) => {
                 self.clock.advance(span);
                 return Err(unavailable());

@@ -16,8 +16,6 @@ use super::wake::{Parker, WakeReason};
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval for the second waiter in the queue: the first may be stopped or dead.
 const SECOND_POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// The pause after an attempt that failed because the database does not work.
-const ERROR_PAUSE: Duration = Duration::from_millis(500);
 
 /// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
 pub(super) fn acquire(
@@ -61,10 +59,12 @@ pub(super) fn acquire(
                 store.notify_next(acquisition.key, next, &retry);
                 busy
             }
-            // The engine would retry as well, but behind the other waiters: this waiter is queued.
+            // If it returned the error, this waiter would lose its position in the queue.
             (Err(error), Some(waiter)) if waiter.id.is_some() && is_transient(&error) => {
                 acquisition.recover |= error.kind() == ErrorKind::Unknown;
-                waiter.pause(request, error)?;
+                if !request.retry(&error) {
+                    return Err(error);
+                }
                 continue;
             }
             (Err(error), _) => return Err(error),
@@ -133,16 +133,6 @@ impl<'a> Waiter<'a> {
             id: self.id,
             address: self.parker.address(),
         }
-    }
-
-    /// Pauses after an `error` that may pass. Returns the error when the wait is over.
-    fn pause(&self, request: &AcquireRequest<'_>, error: Error) -> Result<(), Error> {
-        let left = self.deadline.saturating_since(request.now());
-        if left.is_zero() || request.is_cancelled() {
-            return Err(error);
-        }
-        self.parker.wait(None, ERROR_PAUSE.min(left));
-        Ok(())
     }
 
     /// Waits until the next attempt is due.
