@@ -4,6 +4,7 @@
 pub(crate) mod common;
 mod contended;
 mod opening;
+mod outage;
 mod waiter;
 mod witness;
 
@@ -29,7 +30,7 @@ pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) const HANG: Duration = Duration::from_secs(5);
 
 /// A server that the common cases break. A new kind of server implements this and calls [`run`].
-pub(crate) trait FaultServer: Sized {
+pub(crate) trait FaultServer: Sized + Sync {
     type Kind: ServerKind;
 
     /// Bytes that every request about the lock `a` contains.
@@ -99,7 +100,8 @@ pub(crate) trait FaultServer: Sized {
 
 /// Runs the common cases and those of the server's own, and checks that no thread is left behind.
 pub(crate) fn run<S: FaultServer>(own: impl IntoIterator<Item = Case<S::Kind>>) -> ExitCode {
-    let cases = common::cases::<S>().into_iter().chain(own);
+    let shared = common::cases::<S>().into_iter().chain(outage::cases::<S>());
+    let cases = shared.chain(own);
     let conclusion = libtest_mimic::run(&arguments(), trials(cases));
     if !conclusion.has_failed() {
         until("the threads of all keepers have ended", || !threads_run());

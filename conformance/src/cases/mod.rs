@@ -129,9 +129,8 @@ pub(crate) static TABLE: &[Case] = table! {
         missing_required_capability_is_an_error,
         settings_out_of_bounds_are_errors;
     rule_14_outage:
-        wait_gets_the_lock_after_an_outage,
-        waiter_in_the_store_gets_the_lock_after_an_outage,
-        outage_beyond_the_wait_is_unavailable,
+        wait_ends_in_an_outage_or_outlasts_it,
+        one_attempt_in_an_outage_fails,
         outage_fail_returns_at_the_first_failure;
     rule_15_drop:
         drop_in_an_outage_is_finished_after_it,

@@ -1,0 +1,244 @@
+//! Outages of the network: at each moment of an acquisition, of each kind, and back in time or too late.
+
+use std::error::Error as _;
+use std::sync::Barrier;
+use std::thread::{self, ScopedJoinHandle};
+use std::time::Duration;
+
+use lockkeeper::{Error, ErrorKind, LockGuard, LockKeeper};
+use lockkeeper_testkit::suite::Case;
+use lockkeeper_testkit::{Fault, Proxy, until};
+
+use super::{FaultServer, WAIT_LIMIT, assert_closed};
+
+pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
+    vec![
+        ("wait_through_outage", wait_through_outage::<S>),
+        (
+            "one_of_twenty_threads_asks_in_outage",
+            one_of_twenty_threads_asks_in_outage::<S>,
+        ),
+    ]
+}
+
+/// What a client of the server sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outage {
+    /// All connections end, and new ones are refused.
+    Refused,
+    /// There are no replies, and new connections are accepted.
+    Silent,
+    /// Each connection ends instead of a reply.
+    Cut,
+}
+
+/// How far an acquisition is when the outage begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moment {
+    /// The keeper has no connection.
+    NoConnection,
+    /// The keeper has a connection that no request uses.
+    Pooled,
+    /// The server has carried the request out, and its reply is lost.
+    Requested,
+    /// The acquisition waits in the server.
+    Waiting,
+}
+
+impl Outage {
+    const ALL: [Self; 3] = [Self::Refused, Self::Silent, Self::Cut];
+
+    fn begin(self, proxy: &Proxy, moment: Moment) {
+        match self {
+            Self::Refused => proxy.refuse(),
+            Self::Silent => proxy.set(Fault::Dark),
+            Self::Cut => {
+                proxy.set(Fault::CutReplyAfter(0));
+                if moment != Moment::Pooled {
+                    proxy.cut();
+                }
+            }
+        }
+    }
+
+    fn end(self, proxy: &Proxy) {
+        proxy.set(Fault::Pass);
+        if self == Self::Refused {
+            proxy.accept().unwrap();
+        }
+    }
+}
+
+impl Moment {
+    const ALL: [Self; 4] = [
+        Self::NoConnection,
+        Self::Pooled,
+        Self::Requested,
+        Self::Waiting,
+    ];
+
+    /// Returns the wait that ends during the outage.
+    fn short_wait(self) -> Duration {
+        match self {
+            // It has to be queued in the server before the outage begins.
+            Self::Waiting => Duration::from_secs(3),
+            _ => Duration::from_millis(300),
+        }
+    }
+}
+
+/// Runs each moment with each kind of outage, all at once on one server.
+fn wait_through_outage<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let holder = server.open("ttl=60s");
+    thread::scope(|scope| {
+        let (server, holder) = (&server, &holder);
+        for moment in Moment::ALL {
+            for outage in Outage::ALL {
+                let row = move || end_in_outage_and_outlast_it(server, holder, moment, outage);
+                let named = thread::Builder::new().name(format!("{moment:?} {outage:?}"));
+                named.spawn_scoped(scope, row).unwrap();
+            }
+        }
+    });
+    drop(holder);
+    server.assert_clean();
+}
+
+/// Has one acquisition end during an outage, and another one outlast it.
+fn end_in_outage_and_outlast_it<S: FaultServer>(
+    server: &S,
+    holder: &LockKeeper,
+    moment: Moment,
+    outage: Outage,
+) {
+    let proxy = Proxy::new(server.addr()).unwrap();
+    // What is granted to the acquisition that ends expires with the ttl.
+    let keys = "ttl=2s&response_timeout=1s&connect_timeout=2s";
+    let [short, long] = [(); 2].map(|()| server.open_via(&proxy, keys));
+    let names = ["short", "long"].map(|wait| format!("a{moment:?}{outage:?}{wait}").to_lowercase());
+    let [short_name, long_name] = &names;
+    let mut tokens = Vec::new();
+    if moment != Moment::NoConnection {
+        drop(short.try_lock_for(short_name, WAIT_LIMIT).unwrap().unwrap());
+        let guard = long.try_lock_for(long_name, WAIT_LIMIT).unwrap().unwrap();
+        tokens.push(guard.token());
+    }
+    let held = match moment {
+        Moment::Waiting => names.each_ref().map(|name| holder.lock(name).ok()),
+        _ => [None, None],
+    };
+    thread::scope(|scope| {
+        let acquire = || {
+            let short = scope.spawn(|| short.try_lock_for(short_name, moment.short_wait()));
+            let long = scope.spawn(|| long.try_lock_for(long_name, WAIT_LIMIT));
+            (short, long)
+        };
+        let begin = || outage.begin(&proxy, moment);
+        let (short, long) = match moment {
+            Moment::NoConnection => {
+                proxy.cut();
+                begin();
+                acquire()
+            }
+            Moment::Pooled => {
+                begin();
+                acquire()
+            }
+            Moment::Requested => {
+                proxy.set(Fault::DropReplies);
+                let acquiring = acquire();
+                assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_replies >= 2));
+                begin();
+                acquiring
+            }
+            Moment::Waiting => {
+                let acquiring = acquire();
+                until("both acquisitions are queued", || {
+                    names.iter().all(|name| server.queue_length(name) == 1)
+                });
+                begin();
+                acquiring
+            }
+        };
+        let error = ended(short);
+        let may_be_granted = S::LEASE_OUTLIVES_CONNECTION || outage == Outage::Silent;
+        let possible: &[ErrorKind] = match (moment, outage) {
+            (Moment::NoConnection, Outage::Refused) => &[ErrorKind::Unavailable],
+            (Moment::Requested, _) if may_be_granted => &[ErrorKind::Unknown],
+            (Moment::Requested, _) => &[ErrorKind::Unavailable],
+            _ => &[ErrorKind::Unavailable, ErrorKind::Unknown],
+        };
+        assert!(possible.contains(&error.kind()), "{error:?}");
+        assert!(error.to_string().contains("for the last"), "{error:?}");
+        assert!(error.source().is_some(), "{error:?}");
+        for held in held.into_iter().flatten() {
+            tokens.push(held.token());
+            held.release().unwrap();
+        }
+        outage.end(&proxy);
+        let guard = long.join().unwrap().unwrap().expect("the server is back");
+        assert!(tokens.into_iter().all(|token| guard.token() > token));
+        guard.release().unwrap();
+    });
+    drop((short, long));
+    assert_closed(&proxy);
+}
+
+type Acquiring<'scope> = ScopedJoinHandle<'scope, Result<Option<LockGuard>, Error>>;
+
+/// Returns the error of an acquisition that ended in an outage.
+fn ended(acquiring: Acquiring<'_>) -> Error {
+    match acquiring.join().unwrap() {
+        Ok(Some(_)) => panic!("no server can grant it"),
+        Ok(None) => panic!("no other holder was seen at the end"),
+        Err(error) => error,
+    }
+}
+
+/// Has twenty threads of one keeper wait for a name each. The first of them that finds the outage asks
+/// again, and the others learn from it.
+fn one_of_twenty_threads_asks_in_outage<S: FaultServer>(kind: S::Kind) {
+    /// Each thread may find the outage by itself, on a pooled connection and a new one.
+    const THREADS: u64 = 20;
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keeper = server.open_via(&proxy, "ttl=2s&pool_size=20");
+    let all_lock = |wait: Duration| {
+        let (keeper, barrier) = (&keeper, &Barrier::new(THREADS as usize));
+        let acquire = move |number| {
+            barrier.wait();
+            keeper.try_lock_for(format!("a{number}"), wait)
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS)
+                .map(|number| scope.spawn(move || acquire(number)))
+                .collect();
+            let answers = threads.into_iter().map(|thread| thread.join().unwrap());
+            answers.collect::<Vec<_>>()
+        })
+    };
+    drop(all_lock(WAIT_LIMIT));
+    Outage::Cut.begin(&proxy, Moment::NoConnection);
+    let connected = || proxy.counts().accepted;
+    let before = connected();
+    for answer in all_lock(Duration::from_secs(1)) {
+        let error = answer.map(drop).expect_err("no server can grant it");
+        assert!(error.source().is_some(), "{error:?}");
+    }
+    let attempts = connected() - before;
+    assert!((2..3 * THREADS).contains(&attempts), "{attempts} attempts");
+    thread::scope(|scope| {
+        let before = connected();
+        let locking = scope.spawn(|| all_lock(WAIT_LIMIT));
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.accepted > before));
+        Outage::Cut.end(&proxy);
+        for answer in locking.join().unwrap() {
+            let guard = answer.unwrap().expect("the server is back");
+            guard.release().unwrap();
+        }
+    });
+    drop(keeper);
+    server.assert_clean();
+    assert_closed(&proxy);
+}
