@@ -1,4 +1,4 @@
-//! The primitives that the queue is built on (`tests/model.rs` compiles the queue against those of a
+//! The primitives that the queue is built on (`tests/model/` compiles the queue against those of a
 //! model checker instead), and the fence around the user's code.
 
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};

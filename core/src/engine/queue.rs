@@ -3,7 +3,7 @@
 //!
 //! Every change of a name happens under its shard's mutex, and that alone decides races such as "the
 //! wait ends while the lease is handed over". The queue knows neither time nor store, so a model
-//! checker can run all of it: `tests/model.rs` compiles this file and `waiter.rs`.
+//! checker can run all of it: `tests/model/` compiles this file and `waiter.rs`.
 //!
 //! Lock order: a shard, then a waiter's slot. Closures that run under a shard's mutex must not
 //! call the queue.

@@ -9,7 +9,9 @@ use lockkeeper_core::{
     ReentrantKeeper, Released, Wait,
 };
 
-use crate::scripted_store::{Event, Grants, LIMIT, SECOND, ScriptedStore, eventually, observed};
+use crate::answers::Grants;
+use crate::events::{Event, observed};
+use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually};
 
 #[test]
 fn guards_outlive_their_keeper() {

@@ -11,9 +11,8 @@ use lockkeeper_core::{
     Released, Wait,
 };
 
-use crate::scripted_store::{
-    Grants, LIMIT, Releases, Renewals, SECOND, ScriptedStore, eventually, fixed,
-};
+use crate::answers::{Grants, Releases, Renewals};
+use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually, fixed};
 
 type Answer = (String, Result<Released, ErrorKind>);
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use lockkeeper_core::{Clock, ErrorKind, HostInstant, ManualClock, Released, WaitOutcome};
 
-use crate::scripted_store::{
-    Event, LIMIT, Renewals, SECOND, ScriptedStore, eventually, fixed, observed,
-};
+use crate::answers::Renewals;
+use crate::events::{Event, observed};
+use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually, fixed};
 
 #[test]
 fn loss_by_the_clock_is_final_whatever_the_store_answers_later() {

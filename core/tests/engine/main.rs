@@ -8,8 +8,10 @@
     clippy::indexing_slicing
 )]
 
+mod answers;
 mod close;
 mod dropped;
+mod events;
 mod loss;
 mod max_hold;
 mod outage;

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireOptions, ErrorKind, LeasePolicy, LockKeeper};
 
-use crate::scripted_store::{Event, Renewals, SECOND, ScriptedStore, eventually, fixed, observed};
+use crate::answers::Renewals;
+use crate::events::{Event, observed};
+use crate::scripted_store::{SECOND, ScriptedStore, eventually, fixed};
 
 /// A keeper that renews for 10 s: twice, after 4 s and 8 s. The ttl is 12 s, less a margin of 1 s.
 fn keeper(store: &std::sync::Arc<ScriptedStore>) -> LockKeeper {

@@ -10,8 +10,9 @@ use lockkeeper_core::{
     AcquireOptions, CancelToken, Error, ErrorKind, LockGuard, LockKeeper, Outage,
 };
 
+use crate::answers::Grants;
 use crate::retry::assert_causes_are_shown_once;
-use crate::scripted_store::{Grants, SECOND, ScriptedStore, eventually};
+use crate::scripted_store::{SECOND, ScriptedStore, eventually};
 
 const GONE: Grants = Grants::Unreachable(Duration::ZERO);
 

@@ -10,9 +10,9 @@ use lockkeeper_core::{
     Clock, ErrorKind, HostInstant, LeasePolicy, LockGuard, ManualClock, Released, WaitOutcome,
 };
 
-use crate::scripted_store::{
-    Event, Grants, LIMIT, Renewals, SECOND, ScriptedStore, eventually, fixed, observed,
-};
+use crate::answers::{Grants, Renewals};
+use crate::events::{Event, observed};
+use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually, fixed};
 
 fn assert_held_for(guard: &LockGuard, span: Duration) {
     eventually("the deadline should move", || guard.remaining() == span);

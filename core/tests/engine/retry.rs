@@ -4,7 +4,8 @@ use std::error::Error as _;
 
 use lockkeeper_core::{Error, ErrorKind, Released};
 
-use crate::scripted_store::{Grants, Releases, ScriptedStore};
+use crate::answers::{Grants, Releases};
+use crate::scripted_store::ScriptedStore;
 
 /// Checks that printing an error and its causes, one after the other, repeats no text.
 pub(crate) fn assert_causes_are_shown_once(error: &Error) {

@@ -1,93 +1,21 @@
 //! A store that does what a test says, on a clock that the test moves. It never grants the name `broken`.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    AcquireOptions, AcquireRequest, Backend, Capabilities, Clock, Error, ErrorKind, FencingToken,
-    Grant, HostInstant, LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, LockName,
-    ManualClock, Observer, Owner, Proof, ProofValue, Released, Renewal, StoreInfo,
+    AcquireOptions, AcquireRequest, Backend, Capabilities, Clock, Error, ErrorKind, Grant,
+    HostInstant, LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, ManualClock, Owner,
+    Proof, ProofValue, Released, Renewal, StoreInfo,
 };
+
+use crate::answers::{Grants, Releases, Renewals};
 
 /// How long a test waits for an event before it fails.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
-
-/// How the store answers the renewals of a name from now on.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) enum Renewals {
-    #[default]
-    Work,
-    Lost,
-    /// There is no answer.
-    Fail,
-    /// No connection.
-    Unreachable,
-    /// There is no answer, and the call does not return.
-    Hang,
-    Panic,
-    /// Renewed, but the reply takes this long by the test's clock.
-    Late(Duration),
-}
-
-/// How the store answers acquisitions from now on.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) enum Grants {
-    #[default]
-    Work,
-    /// No connection; an attempt takes this long by the test's clock.
-    Unreachable(Duration),
-    Panic,
-    /// Granted, but the first reply takes this long by the test's clock.
-    Late(Duration),
-    /// Granted, and the reply is lost. From then on the store works, or is gone.
-    ReplyLost {
-        then_works: bool,
-    },
-    /// There is no reply to any request.
-    NoReply,
-    /// Busy, and then the waiter repeats its attempts itself. Each of them takes a second by the test's clock
-    /// and finds no connection.
-    Queued,
-    /// Busy, and then the wait fails this long behind its start. From then on the store works, or is
-    /// gone.
-    FailedWait {
-        span: Duration,
-        then_works: bool,
-    },
-    /// No answer until the test changes this, and none to a cancelled request.
-    Silent,
-}
-
-impl Grants {
-    fn after_failure(then_works: bool) -> Self {
-        match then_works {
-            true => Self::Work,
-            false => Self::Unreachable(SECOND),
-        }
-    }
-}
-
-/// How the store answers releases. Lost is one message; the others last until the test changes them.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) enum Releases {
-    #[default]
-    Work,
-    /// Released, and the reply is lost.
-    ReplyLost,
-    /// Not released, and there is no reply.
-    RequestLost,
-    /// No connection.
-    Unreachable,
-    /// All connections are in use.
-    PoolExhausted,
-    /// There is no answer. A call with a deadline within a second fails; others do not return.
-    Hang,
-    Panic,
-}
 
 #[derive(Default, Debug)]
 pub(crate) struct State {
@@ -440,67 +368,5 @@ pub(crate) fn eventually(what: &str, is_done: impl Fn() -> bool) {
     while !is_done() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::yield_now();
-    }
-}
-
-/// An event that an observer received.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Event {
-    Contended,
-    RenewalUnknown,
-    Lost(FencingToken),
-}
-
-struct SendEvents(Mutex<Sender<Event>>);
-
-impl SendEvents {
-    fn send(&self, event: Event) {
-        let _ = self.0.lock().unwrap().send(event);
-    }
-}
-
-impl Observer for SendEvents {
-    fn contended(&self, _: &LockName) {
-        self.send(Event::Contended);
-    }
-
-    fn renewal_unknown(&self, _: &LockName, _: FencingToken, _: &Error) {
-        self.send(Event::RenewalUnknown);
-    }
-
-    fn lost(&self, _: &LockName, token: FencingToken) {
-        self.send(Event::Lost(token));
-    }
-}
-
-/// The events of one keeper.
-pub(crate) struct Events(Receiver<Event>);
-
-impl Events {
-    /// Waits for the next event, which must be `event`.
-    pub(crate) fn expect(&self, event: Event) {
-        assert_eq!(self.0.recv_timeout(LIMIT).unwrap(), event);
-    }
-
-    /// Returns whether there is no further event so far.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.try_recv().is_err()
-    }
-}
-
-pub(crate) fn observed(builder: LockKeeperBuilder) -> (LockKeeper, Events) {
-    let (sender, receiver) = mpsc::channel();
-    let observer = Arc::new(SendEvents(Mutex::new(sender)));
-    let keeper = builder.observer(observer).build().unwrap();
-    (keeper, Events(receiver))
-}
-
-/// A clock that jumps without a report, as the host's does when it was suspended.
-#[derive(Clone, Debug)]
-pub(crate) struct JumpingClock(pub(crate) ManualClock);
-
-impl Clock for JumpingClock {
-    fn now(&self) -> HostInstant {
-        self.0.now()
     }
 }

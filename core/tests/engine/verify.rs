@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use lockkeeper_core::{LockGuard, LockKeeper};
 
-use crate::scripted_store::{
-    Event, Grants, Renewals, SECOND, ScriptedStore, eventually, fixed, give_time, observed,
-};
+use crate::answers::{Grants, Renewals};
+use crate::events::{Event, observed};
+use crate::scripted_store::{SECOND, ScriptedStore, eventually, fixed, give_time};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 

@@ -10,10 +10,9 @@ use lockkeeper_core::{
     LockKeeper, LockKeeperBuilder, Wait, WaitOutcome,
 };
 
-use crate::scripted_store::{
-    Event, Events, Grants, JumpingClock, Renewals, SECOND, ScriptedStore, eventually, fixed,
-    observed,
-};
+use crate::answers::{Grants, Renewals};
+use crate::events::{Event, Events, JumpingClock, observed};
+use crate::scripted_store::{SECOND, ScriptedStore, eventually, fixed};
 
 fn waiting_forever(builder: LockKeeperBuilder) -> (LockKeeper, Events) {
     observed(builder.wait(Wait::Forever))

@@ -13,11 +13,13 @@
 
 // The engine uses more of it than this model.
 #[allow(dead_code)]
-#[path = "../src/engine/queue.rs"]
+#[path = "../../src/engine/queue.rs"]
 mod queue;
 
-#[path = "../src/engine/waiter.rs"]
+#[path = "../../src/engine/waiter.rs"]
 mod waiter;
+
+mod world;
 
 /// Stands in for `src/sync.rs`.
 mod sync {
@@ -72,196 +74,12 @@ mod error {
 }
 
 use error::Error;
-use hold::Hold;
 use name::LockName;
-use options::LeaseTerms;
-use queue::{Entered, Finished, Queue};
-use shuttle::sync::atomic::{AtomicU32, Ordering};
+use queue::{Entered, Finished};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
-use waiter::{Given, Unserved, WaitKind, Waiter};
-
-/// One keeper over a store that knows one lock.
-struct World {
-    queue: Queue,
-    /// Whether the store has granted the name.
-    stored: Mutex<bool>,
-    holders: AtomicU32,
-    grants: Mutex<Vec<usize>>,
-    max_handovers: u32,
-    drops: Drops,
-    /// The threads that release in the background.
-    releasing: Mutex<Vec<thread::JoinHandle<()>>>,
-}
-
-/// Who releases a lease that is not handed over.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Drops {
-    /// The thread that held it.
-    Wait,
-    /// A thread of the keeper, while the one that held it goes on.
-    InBackground,
-    /// The same, and its first attempt fails.
-    FailFirst,
-}
-
-/// The outcome of one thread.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Outcome {
-    Held,
-    Busy,
-    Failed,
-    /// The store answered no thread.
-    Silent,
-}
-
-impl World {
-    fn new(max_handovers: u32) -> Arc<Self> {
-        Self::with_drops(max_handovers, Drops::Wait)
-    }
-
-    fn with_drops(max_handovers: u32, drops: Drops) -> Arc<Self> {
-        Arc::new(Self {
-            queue: Queue::new(),
-            stored: Mutex::new(false),
-            holders: AtomicU32::new(0),
-            grants: Mutex::new(Vec::new()),
-            max_handovers,
-            drops,
-            releasing: Mutex::default(),
-        })
-    }
-
-    fn enter(&self, kind: WaitKind) -> Entered {
-        self.queue.enter(&LockName, LeaseTerms, kind)
-    }
-
-    /// The head asks the store, holds, and is done.
-    fn acquire_as_head(self: &Arc<Self>, thread: usize) -> Outcome {
-        let lease = self.grant();
-        self.work(thread, &lease)
-    }
-
-    fn grant(&self) -> Arc<Hold> {
-        let before = std::mem::replace(&mut *self.stored.lock().unwrap(), true);
-        assert!(!before, "two heads asked the store at once");
-        let lease = Arc::new(Hold::default());
-        self.queue.hold(&LockName, Arc::clone(&lease), 0);
-        lease
-    }
-
-    fn work(self: &Arc<Self>, thread: usize, lease: &Arc<Hold>) -> Outcome {
-        let others = self.holders.fetch_add(1, Ordering::SeqCst);
-        assert_eq!(others, 0, "two hold at once");
-        self.grants.lock().unwrap().push(thread);
-        self.holders.fetch_sub(1, Ordering::SeqCst);
-        self.finish(lease);
-        Outcome::Held
-    }
-
-    fn finish(self: &Arc<Self>, lease: &Arc<Hold>) {
-        let finished = self.queue.finish(&LockName, lease, |_| {
-            lease.handovers.fetch_add(1, Ordering::SeqCst) < self.max_handovers
-        });
-        match finished {
-            Finished::HandedOver => {}
-            Finished::Detached => panic!("taken away from a hold that was not lost"),
-            Finished::Release if self.drops == Drops::Wait => self.release(),
-            Finished::Release => {
-                let world = Arc::clone(self);
-                let releasing = thread::spawn(move || {
-                    if world.drops == Drops::FailFirst {
-                        world.queue.fail(&LockName, &Error);
-                    }
-                    world.release();
-                });
-                self.releasing.lock().unwrap().push(releasing);
-            }
-        }
-    }
-
-    fn release(&self) {
-        self.store_release();
-        self.queue.released(&LockName);
-    }
-
-    fn store_release(&self) {
-        *self.stored.lock().unwrap() = false;
-    }
-
-    fn use_given(self: &Arc<Self>, thread: usize, given: Given) -> Outcome {
-        match given {
-            Given::HeadPermit => self.acquire_as_head(thread),
-            Given::Hold(lease) => self.work(thread, &lease),
-            Given::Nothing(why) => unserved(&why),
-        }
-    }
-
-    fn lock(self: &Arc<Self>, thread: usize, kind: WaitKind) -> Outcome {
-        match self.enter(kind) {
-            Entered::Given(given) => self.use_given(thread, given),
-            Entered::Queued(waiter) => self.wait(thread, &waiter),
-        }
-    }
-
-    fn wait(self: &Arc<Self>, thread: usize, waiter: &Waiter) -> Outcome {
-        loop {
-            if let Some(given) = waiter.wait(None) {
-                return self.use_given(thread, given);
-            }
-        }
-    }
-
-    /// The wait is over right now, or was cancelled.
-    fn give_up(self: &Arc<Self>, thread: usize, waiter: &Arc<Waiter>) -> Outcome {
-        match self.queue.leave(&LockName, waiter) {
-            Given::HeadPermit => {
-                let why = self.queue.unserved(&LockName, waiter);
-                self.queue.pass(&LockName, None);
-                unserved(&why)
-            }
-            given => self.use_given(thread, given),
-        }
-    }
-
-    fn assert_nothing_left(&self) {
-        let releasing = std::mem::take(&mut *self.releasing.lock().unwrap());
-        for thread in releasing {
-            thread.join().unwrap();
-        }
-        self.assert_head();
-        assert!(!*self.stored.lock().unwrap(), "the store still holds it");
-    }
-
-    /// Enters as the only thread there is.
-    fn assert_head(&self) {
-        let entered = self.enter(WaitKind::ThroughOutages);
-        let is_head = matches!(entered, Entered::Given(Given::HeadPermit));
-        assert!(is_head, "the name is in use");
-    }
-
-    /// Acquires the name as the only thread there is.
-    fn held(&self) -> Arc<Hold> {
-        self.assert_head();
-        self.grant()
-    }
-
-    /// Enters the wait queue behind a holder or a head.
-    fn queued(&self) -> Arc<Waiter> {
-        match self.enter(WaitKind::ThroughOutages) {
-            Entered::Queued(waiter) => waiter,
-            Entered::Given(_) => panic!("the name should be in use"),
-        }
-    }
-}
-
-fn unserved(why: &Unserved) -> Outcome {
-    match why {
-        Unserved::Busy => Outcome::Busy,
-        Unserved::Failed(Error) => Outcome::Failed,
-        Unserved::Silent => Outcome::Silent,
-    }
-}
+use waiter::WaitKind;
+use world::{Drops, Outcome, World};
 
 /// Runs every schedule of a small model as far as the count goes, then random and adversarial ones.
 fn check(model: impl Fn() + Send + Sync + Clone + 'static) {

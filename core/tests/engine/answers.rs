@@ -1,0 +1,78 @@
+//! How the scripted store answers.
+
+use std::time::Duration;
+
+use crate::scripted_store::SECOND;
+
+/// How the store answers the renewals of a name from now on.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) enum Renewals {
+    #[default]
+    Work,
+    Lost,
+    /// There is no answer.
+    Fail,
+    /// No connection.
+    Unreachable,
+    /// There is no answer, and the call does not return.
+    Hang,
+    Panic,
+    /// Renewed, but the reply takes this long by the test's clock.
+    Late(Duration),
+}
+
+/// How the store answers acquisitions from now on.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) enum Grants {
+    #[default]
+    Work,
+    /// No connection; an attempt takes this long by the test's clock.
+    Unreachable(Duration),
+    Panic,
+    /// Granted, but the first reply takes this long by the test's clock.
+    Late(Duration),
+    /// Granted, and the reply is lost. From then on the store works, or is gone.
+    ReplyLost {
+        then_works: bool,
+    },
+    /// There is no reply to any request.
+    NoReply,
+    /// Busy, and then the waiter repeats its attempts itself. Each of them takes a second by the test's clock
+    /// and finds no connection.
+    Queued,
+    /// Busy, and then the wait fails this long behind its start. From then on the store works, or is
+    /// gone.
+    FailedWait {
+        span: Duration,
+        then_works: bool,
+    },
+    /// No answer until the test changes this, and none to a cancelled request.
+    Silent,
+}
+
+impl Grants {
+    pub(crate) fn after_failure(then_works: bool) -> Self {
+        match then_works {
+            true => Self::Work,
+            false => Self::Unreachable(SECOND),
+        }
+    }
+}
+
+/// How the store answers releases. Lost is one message; the others last until the test changes them.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) enum Releases {
+    #[default]
+    Work,
+    /// Released, and the reply is lost.
+    ReplyLost,
+    /// Not released, and there is no reply.
+    RequestLost,
+    /// No connection.
+    Unreachable,
+    /// All connections are in use.
+    PoolExhausted,
+    /// There is no answer. A call with a deadline within a second fails; others do not return.
+    Hang,
+    Panic,
+}
