@@ -42,7 +42,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// A set of sockets whose end is noticed at once.
 ///
 /// The first socket starts a thread, which sleeps until a peer closes its connection, and ends with the
-/// set. A connection that both sides merely stopped using is not noticed.
+/// set. A peer that went without a word is noticed as late as the kernel does: by keep-alive probes, or when
+/// a request gets no acknowledgement.
 pub struct SocketWatch {
     thread_name: &'static str,
     shared: Arc<Shared>,
@@ -74,7 +75,7 @@ pub struct WatchedSocket {
 }
 
 impl SocketWatch {
-    /// A set without sockets. Its thread will have the name `thread_name`, of at most 15 bytes on Linux.
+    /// A set without sockets. Its thread will have this name, of which Linux shows 15 bytes.
     pub fn new(thread_name: &'static str) -> Self {
         Self {
             thread_name,

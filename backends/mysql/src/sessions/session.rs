@@ -133,11 +133,15 @@ impl Session {
                 "the server has ended the session that held this lock",
             ))),
         };
+        let has_ended = matches!(result, Err(Failure::Closed(_)));
+        if has_ended && let Some(slot) = slot.as_mut() {
+            slot.connection = None;
+        }
         if matches!(result, Err(Failure::Unanswered(_))) {
             self.state().doubt();
         }
         drop(slot);
-        if matches!(result, Err(Failure::Closed(_))) {
+        if has_ended {
             self.end();
         } else {
             // The last name may have been forgotten meanwhile, or the session may have ended.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Clock as _, ErrorKind, HeldName, Holder, HostInstant, LockKeeper, LockName, Released,
+    Clock as _, ErrorKind, HeldName, Holder, HostInstant, LockKeeper, LockName, Released, Severity,
     SystemClock, WaitOutcome,
 };
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
@@ -24,6 +24,7 @@ pub(crate) const CASES: &[Case] = &[
         "forced_release_spares_next_lease_of_same_holder",
         forced_release_spares_next_lease_of_same_holder,
     ),
+    ("restart_grace_is_recommended", restart_grace_is_recommended),
 ];
 
 fn soon() -> HostInstant {
@@ -139,4 +140,17 @@ fn forced_release_spares_next_lease_of_same_holder(kind: MySqlKind) {
     let shown = admin.held(Some(&name), soon()).unwrap().remove(0);
     assert!(admin.force_release(&shown, soon()).unwrap());
     assert_eq!(next.release().unwrap(), Released::AlreadyLost);
+}
+
+fn restart_grace_is_recommended(kind: MySqlKind) {
+    let server = start(kind);
+    for (keys, severity) in [
+        ("", Severity::Warning),
+        ("restart_grace=30s", Severity::Fine),
+    ] {
+        let keeper = open(&server, keys);
+        let findings = keeper.admin().unwrap().examine(soon()).unwrap();
+        let found = findings.iter().find(|found| found.topic == "restart");
+        assert_eq!(found.unwrap().severity, severity, "{findings:?}");
+    }
 }
