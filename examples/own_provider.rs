@@ -8,11 +8,11 @@ use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use lockkeeper::backend::{
     AcquireRequest, Backend, Capabilities, Driver, Drivers, Grant, KeySpec, LockProvider,
-    OpenContext, Owner, Renewal, StoreInfo, StoreUrl,
+    OpenContext, Owner, Renewal, StoreInfo, StoreUrl, epoch_at,
 };
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{Config, Error, LockName, Released};
@@ -138,8 +138,9 @@ impl Backend for MyBackend {
             let is_first = lock.queue.front().is_some_and(|first| first.0 == owner);
             if is_first && !lock.is_held(asked_at) {
                 lock.queue.pop_front();
-                // Greater than every epoch before, even if the store has lost its data.
-                let epoch = (asked_at.as_nanos() / 1_000).max(*last_epoch + 1);
+                // Greater than every epoch before, also those of another store from which locks moved here,
+                // and even if this store has lost its data.
+                let epoch = epoch_at(SystemTime::now()).max(*last_epoch + 1);
                 *last_epoch = epoch;
                 lock.holder = Some((epoch, asked_at + request.ttl()));
                 let lease = MyLease { key, epoch };
@@ -209,6 +210,11 @@ impl Driver for MyDriver {
     /// Returns the keys of this store's own; `ttl`, `wait` and `namespace` are common to all.
     fn keys(&self) -> &'static [KeySpec] {
         &[]
+    }
+
+    /// The epochs are those of [`epoch_at`].
+    fn epochs_follow_clock(&self) -> bool {
+        true
     }
 
     fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {

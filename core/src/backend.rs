@@ -26,7 +26,8 @@ use crate::provider::{
 ///   passed. Time is the store's clock or [`AcquireRequest::clock`], never a wall clock that can
 ///   step.
 /// - **Epoch.** Every grant of a name has a larger [`Grant::epoch`] than all before it, also after
-///   the store was restarted or wiped.
+///   the store was restarted or wiped. Where the store leaves the choice, it is counted as by
+///   [`epoch_at`](crate::epoch_at), so that tokens grow as well when locks move here from another store.
 /// - **Names.** Two different strings are two different locks. A name that the store cannot hold as
 ///   it is, is encoded without collisions.
 /// - **Truth.** `Ok(None)` only when another holder was seen. An unreachable store is
