@@ -37,7 +37,7 @@ pub use capabilities::{Capabilities, Capability};
 pub use clock::{Clock, HostInstant, ManualClock, SystemClock};
 pub use config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, Takes};
 pub use driver::{Driver, Drivers, OpenContext};
-pub use engine::verify::LeaseVerifier;
+pub use engine::verify::{LeaseVerifier, LeaseVerifiers};
 pub use error::{Error, ErrorKind};
 pub use guard::{LockGuard, LostSignal, WaitOutcome};
 pub use keeper::{LockKeeper, WithLock};

@@ -1,6 +1,5 @@
 //! The embedded stores: `memory:` and `sqlite:`.
 
-mod keepers;
 mod memory;
 #[cfg(feature = "sqlite")]
 mod sqlite;

@@ -179,6 +179,6 @@ impl Backend for MemoryProvider {
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
-        self.store.keepers.add(verifier);
+        self.store.verifiers.add(verifier);
     }
 }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, HostInstant, Tick, Timer};
-use lockkeeper_remote::{Failure, LeaseVerifiers};
+use lockkeeper_core::{Clock, Error, HostInstant, LeaseVerifiers, Tick, Timer};
+use lockkeeper_remote::Failure;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::names::EncodedName;

@@ -13,7 +13,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::sync::{Parker, Unparker};
-use lockkeeper_core::LeaseVerifier;
+use lockkeeper_core::LeaseVerifiers;
 use lockkeeper_remote::Backoff;
 use parking_lot::Mutex;
 use redis::cmd;
@@ -60,7 +60,7 @@ pub(crate) struct Listener {
     store: Weak<Store>,
     next: AtomicU64,
     waiting: Mutex<HashMap<u64, Unparker>>,
-    verifiers: Mutex<Vec<LeaseVerifier>>,
+    pub(crate) verifiers: LeaseVerifiers,
     state: Mutex<State>,
     /// Whether the last server that was asked is a replica, to which no release is published.
     at_replica: AtomicBool,
@@ -80,7 +80,7 @@ impl Listener {
             store,
             next: AtomicU64::new(1),
             waiting: Mutex::default(),
-            verifiers: Mutex::default(),
+            verifiers: LeaseVerifiers::default(),
             state: Mutex::new(State::Idle),
             at_replica: AtomicBool::new(false),
             moves: AtomicU64::new(0),
@@ -112,15 +112,6 @@ impl Listener {
         }
     }
 
-    /// Adds a keeper, which verifies its leases when they may have ended.
-    pub(crate) fn add_keeper(&self, verifier: LeaseVerifier) {
-        self.verifiers.lock().push(verifier);
-    }
-
-    fn verify_leases(&self) {
-        self.verifiers.lock().retain(LeaseVerifier::verify);
-    }
-
     /// Returns whether messages reach the waiters right now.
     pub(crate) fn is_listening(&self) -> bool {
         matches!(*self.state.lock(), State::Listening(_))
@@ -130,7 +121,7 @@ impl Listener {
     pub(crate) fn note_grant(self: &Arc<Self>) {
         let mut state = self.state.lock();
         if matches!(*state, State::Idle)
-            && !self.verifiers.lock().is_empty()
+            && !self.verifiers.is_empty()
             && let Some(thread) = self.start(AFTER_FIRST_GRANT)
         {
             *state = State::Delayed(thread);
@@ -186,12 +177,12 @@ impl Listener {
             let moves = self.moves.load(Ordering::Acquire);
             if let Some((mut connection, socket)) = self.connect() {
                 // Earlier messages had no subscriber.
-                self.verify_leases();
+                self.verifiers.verify_all();
                 *self.state.lock() = State::Listening(socket);
                 self.waiting.lock().values().for_each(Unparker::unpark);
                 let _ = self.listen(&mut connection, moves);
                 // The server may have gone, or have been replaced.
-                self.verify_leases();
+                self.verifiers.verify_all();
             }
             *self.state.lock() = State::Down;
             if began.elapsed() > LONGEST_PAUSE {
@@ -222,7 +213,7 @@ impl Listener {
                     pinged = None;
                     match read(came, &self.ended_channel) {
                         Some(Message::Wake(waiter)) => self.wake(&waiter),
-                        Some(Message::LeasesEnded) => self.verify_leases(),
+                        Some(Message::LeasesEnded) => self.verifiers.verify_all(),
                         None => {}
                     }
                 }

@@ -201,6 +201,6 @@ impl Backend for RedisProvider {
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
-        self.store.listener.add_keeper(verifier);
+        self.store.listener.verifiers.add(verifier);
     }
 }

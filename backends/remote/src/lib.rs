@@ -16,7 +16,6 @@ mod socket;
 mod socket_watch;
 #[cfg_attr(not(feature = "tls"), path = "tls_off.rs")]
 mod tls;
-mod verifiers;
 
 pub use backoff::Backoff;
 pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
@@ -28,7 +27,6 @@ pub use pool::{Connection, Found, Pool, PooledConn, WaitPermit};
 pub use socket::{Dialer, Stream, is_quiet, set_timeout};
 pub use socket_watch::{SocketWatch, WatchedSocket};
 pub use tls::check_certificates;
-pub use verifiers::LeaseVerifiers;
 
 /// The time that one attempt gets when no time is left. It is not longer than a guard's drop waits.
 pub const LAST_ATTEMPT: std::time::Duration = std::time::Duration::from_millis(80);

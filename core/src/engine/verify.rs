@@ -165,3 +165,31 @@ impl fmt::Debug for LeaseVerifier {
         f.debug_struct("LeaseVerifier").finish_non_exhaustive()
     }
 }
+
+/// The keepers that use one store, as a backend keeps them.
+#[derive(Debug, Default)]
+pub struct LeaseVerifiers(Mutex<Vec<LeaseVerifier>>);
+
+impl LeaseVerifiers {
+    /// Adds what a backend got by [`Backend::watch_leases`](crate::Backend::watch_leases), and forgets the
+    /// keepers that have ended.
+    pub fn add(&self, verifier: LeaseVerifier) {
+        let mut all = lock(&self.0);
+        all.retain(|keeper| !keeper.is_ended());
+        all.push(verifier);
+    }
+
+    /// Has each keeper verify all its leases. Returns at once.
+    pub fn verify_all(&self) {
+        // A keeper may end here. What ends with it must not wait for this mutex.
+        let all = lock(&self.0).clone();
+        for keeper in all {
+            keeper.verify();
+        }
+    }
+
+    /// Returns whether no keeper was added.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+}

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
-use lockkeeper_core::{Admin, Clock, Error, Finding, HeldName, Holder, HostInstant, LockName};
+use lockkeeper_core::{
+    Admin, Clock, Error, Finding, HeldName, Holder, HostInstant, LeaseVerifiers, LockName,
+};
 
 use super::wait_queue::Shard;
-use crate::keepers::Keepers;
 use crate::lock;
 
 const SHARDS: usize = 32;
@@ -22,7 +23,7 @@ pub(super) struct Store {
     pub(super) shards: [Shard; SHARDS],
     pub(super) key: Option<StoreKey>,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) keepers: Keepers,
+    pub(super) verifiers: LeaseVerifiers,
 }
 
 impl Store {
@@ -31,7 +32,7 @@ impl Store {
             shards: std::array::from_fn(|_| Shard::new(&clock)),
             key,
             clock,
-            keepers: Keepers::default(),
+            verifiers: LeaseVerifiers::default(),
         });
         let weak = Arc::downgrade(&store);
         store.clock.on_jump(Arc::new(move || {
@@ -63,7 +64,7 @@ impl Store {
         let shard = self.shard(name.hash64());
         let was_held = shard.evict(name, epoch, self.clock.now());
         if was_held {
-            self.keepers.verify();
+            self.verifiers.verify_all();
         }
         was_held
     }

@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{Error, HostInstant};
+use lockkeeper_core::{Error, HostInstant, LeaseVerifiers};
 use rusqlite::Connection;
 
 use super::error::{AttemptError, incompatible};
 use super::location;
 use super::open::{Opened, connect};
 use super::wake;
-use crate::keepers::Keepers;
 use crate::lock;
 
 /// The interval at which a provider checks that its files still exist.
@@ -40,7 +39,7 @@ pub(super) struct Slot {
     /// Whether a deleted file is created again.
     create: bool,
     /// The keepers whose leases are in these files.
-    pub(super) keepers: Keepers,
+    pub(super) verifiers: LeaseVerifiers,
     current: Mutex<Current>,
 }
 
@@ -76,7 +75,7 @@ impl Slot {
             path,
             pid: std::process::id(),
             create,
-            keepers: Keepers::default(),
+            verifiers: LeaseVerifiers::default(),
             current: Mutex::new(Current {
                 opened: Some(opened),
                 checked_at: now,
@@ -109,7 +108,7 @@ impl Slot {
             is_gone
         };
         if is_gone {
-            self.keepers.verify();
+            self.verifiers.verify_all();
         }
         let mut slots = lock(&SLOTS);
         let (_, opened) = open(&mut slots, &self.path, self.create)?;
@@ -130,7 +129,7 @@ impl Slot {
     fn close_if_gone(&self) {
         let is_gone = lock(&self.current).close_if_gone();
         if is_gone {
-            self.keepers.verify();
+            self.verifiers.verify_all();
         }
     }
 }

@@ -103,7 +103,7 @@ fn wait(parker: &Parker, leases: &Weak<()>, state: &Mutex<State>) -> bool {
 fn verify(slot: &Weak<Slot>) {
     if let Some(slot) = slot.upgrade() {
         slot.check_files();
-        slot.keepers.verify();
+        slot.verifiers.verify_all();
     }
 }
 

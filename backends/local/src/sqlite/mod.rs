@@ -233,7 +233,7 @@ impl Backend for SqliteProvider {
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
-        self.store.db.slot().keepers.add(verifier);
+        self.store.db.slot().verifiers.add(verifier);
     }
 
     fn release(&self, lease: &mut SqliteLease, deadline: HostInstant) -> Result<Released, Error> {

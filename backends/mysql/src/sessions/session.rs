@@ -5,7 +5,8 @@ use std::mem::replace;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_remote::{Failure, LeaseVerifiers};
+use lockkeeper_core::LeaseVerifiers;
+use lockkeeper_remote::Failure;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::connection::Connection;
