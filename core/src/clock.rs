@@ -35,7 +35,7 @@ impl HostInstant {
     }
 }
 
-fn saturating_nanos(duration: Duration) -> u64 {
+pub(crate) fn saturating_nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 

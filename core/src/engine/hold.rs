@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::clock::HostInstant;
+use crate::clock::{HostInstant, saturating_nanos};
 use crate::name::LockName;
 use crate::options::{LeasePolicy, LeaseTerms, Settings};
 use crate::provider::ErasedLease;
@@ -154,17 +154,15 @@ impl Hold {
 
     /// Sets how long the keeper renews the lease for the guard that gets it at `now`.
     fn begin_max_hold(&self, max_hold: Option<Duration>, now: HostInstant) {
-        let nanos = max_hold.map_or(u64::MAX, |it| {
-            u64::try_from(it.as_nanos()).unwrap_or(u64::MAX)
-        });
-        self.max_hold.store(nanos, Ordering::Release);
+        let max_hold = max_hold.map_or(u64::MAX, saturating_nanos);
+        self.max_hold.store(max_hold, Ordering::Release);
         self.restart_max_hold(now);
     }
 
     /// Has the time for which the keeper renews the lease begin anew.
     fn restart_max_hold(&self, now: HostInstant) {
-        let max_hold = Duration::from_nanos(self.max_hold.load(Ordering::Acquire));
-        let until = (now + max_hold).as_nanos();
+        let max_hold = self.max_hold.load(Ordering::Acquire);
+        let until = now.as_nanos().saturating_add(max_hold);
         self.renewed_until.store(until, Ordering::Release);
     }
 

@@ -208,10 +208,12 @@ impl Queue {
     /// Makes the next waiter the head, after the lease went back to the store.
     pub(crate) fn released(&self, name: &LockName) {
         let mut names = self.names(name);
-        if let Some(used) = names.find(name) {
+        let next = names.pass_head(name);
+        if next.is_some()
+            && let Some(used) = names.find(name)
+        {
             used.store_error = None;
         }
-        let next = names.pass_head(name);
         drop(names);
         notify(next);
     }
