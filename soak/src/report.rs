@@ -153,7 +153,7 @@ pub(crate) fn evidence(outcome: &Outcome) -> String {
                     .saturating_add(call.overrun);
                 let around = around(outcome, call.began, to);
                 let began = at(call.began, outcome);
-                writeln!(
+                write!(
                     text,
                     "{rule:?}: {}, called {began}\n{around}",
                     overrun(call)

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use lockkeeper::clock::{Clock as _, SystemClock};
 use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Outage, Released};
-use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::log::{Ending, Event, Kind, LogWriter, Refusal, nanos, now};
 use crate::plan::{LONGEST_WAIT, Plan};
@@ -23,8 +22,9 @@ const PAUSE_MS: std::ops::Range<u64> = 5..50;
 
 /// Runs this process as a worker, until its standard input ends.
 pub(crate) fn run() -> Result<(), Box<dyn Error>> {
-    // Also a stopped worker ends with the campaign.
-    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // Also a stopped worker ends with the campaign; elsewhere only one that reads its input.
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let plan = Plan::read(io::stdin().lock())?;
     let worker = Worker {
         log: LogWriter::create(&plan.log)?,
