@@ -51,3 +51,38 @@ impl Plan {
         format!("seat:{number}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(names: u32) -> Plan {
+        Plan {
+            urls: vec!["memory:".to_owned()],
+            log: PathBuf::from("/tmp/log"),
+            seed: u64::MAX,
+            threads: 8,
+            names,
+            hold: Duration::from_millis(20),
+            ttl: Duration::from_secs(2),
+            closes: true,
+            is_alone: false,
+        }
+    }
+
+    #[test]
+    fn worker_reads_the_plan_that_was_written() {
+        let written = plan(20);
+        let mut line = serde_json::to_vec(&written).unwrap();
+        line.extend(b"\nmore input");
+        assert_eq!(Plan::read(&*line).unwrap(), written);
+        assert!(Plan::read(&b"{}\n"[..]).is_err());
+    }
+
+    #[test]
+    fn last_quarter_of_the_names_is_held_for_long() {
+        let long = |names| (0..names).filter(move |it| plan(names).is_held_long(*it));
+        assert_eq!(long(20).collect::<Vec<_>>(), [15, 16, 17, 18, 19]);
+        assert_eq!(long(3).count(), 0);
+    }
+}
