@@ -23,7 +23,7 @@ pub(super) fn acquire(
     request: &AcquireRequest<'_>,
 ) -> Result<Option<Grant<SqliteLease>>, Error> {
     let retry =
-        || BusyRetry::new(request.clock(), request.deadline()).cancelled_by(request.cancel());
+        || BusyRetry::brief(request.clock(), request.deadline()).cancelled_by(request.cancel());
     let mut acquisition = Acquisition {
         request,
         key: store.key(request.name()),

@@ -70,7 +70,7 @@ impl Admin for Store {
     }
 
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
-        let retry = BusyRetry::new(&*self.clock, Some(deadline));
+        let retry = BusyRetry::new(&*self.clock, deadline);
         let name = LockName::new(held.name.as_str())?;
         let is_ended = self
             .end_hold(&name, |found| found.epoch.to_string() == held.mark, &retry)
@@ -82,7 +82,7 @@ impl Admin for Store {
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
-        examine::examine(&self.db, &BusyRetry::new(&*self.clock, Some(deadline)))
+        examine::examine(&self.db, &BusyRetry::new(&*self.clock, deadline))
     }
 
     fn cannot_tell(&self) -> &'static [&'static str] {
@@ -98,7 +98,7 @@ impl Store {
         params: impl Params + Copy,
         deadline: HostInstant,
     ) -> Result<Vec<(String, HeldName)>, Error> {
-        let retry = BusyRetry::new(&*self.clock, Some(deadline));
+        let retry = BusyRetry::new(&*self.clock, deadline);
         self.db.run(&retry, |session| {
             let mut live = session.all(sql, params, held_row)?;
             // Read after the rows: a request later than `now` would count as from another boot.

@@ -239,7 +239,7 @@ impl Backend for SqliteProvider {
     fn release(&self, lease: &mut SqliteLease, deadline: HostInstant) -> Result<Released, Error> {
         let store = &*self.store;
         let key = store.key(&lease.name);
-        let retry = BusyRetry::new(&*store.clock, Some(deadline));
+        let retry = BusyRetry::new(&*store.clock, deadline);
         let released = store.db.run(&retry, |session| {
             wait_queue::release_uncontended(session, key, lease.epoch, store.clock.now())
         });

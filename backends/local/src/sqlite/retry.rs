@@ -6,7 +6,7 @@ use lockkeeper_core::{CancelToken, Clock, Error, HostInstant};
 
 use super::error::{AttemptError, convert_error};
 
-/// The limit for an operation without a deadline. A write takes some microseconds, but a busy machine may
+/// The limit for a brief operation. A write takes some microseconds, but a busy machine may
 /// suspend the writer.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(250);
 /// The limit for an operation after its deadline. It is not longer than a guard's drop waits.
@@ -26,13 +26,18 @@ pub(super) struct BusyRetry<'a> {
 }
 
 impl<'a> BusyRetry<'a> {
-    /// Retries until `deadline`, or for a short time without one or after it.
-    pub(super) fn new(clock: &'a dyn Clock, deadline: Option<HostInstant>) -> Self {
-        let now = clock.now();
-        let until = deadline.map_or(now + ATTEMPT_TIMEOUT, |deadline| {
-            deadline.max(now + LAST_ATTEMPT_TIMEOUT)
-        });
-        Self::until(clock, until)
+    /// Retries for a short time: a database that is locked for longer is out of reach, and the engine decides
+    /// which thread asks again. `deadline` ends the retries earlier, but leaves time for one attempt.
+    pub(super) fn brief(clock: &'a dyn Clock, deadline: Option<HostInstant>) -> Self {
+        let mut retry = Self::new(clock, deadline.unwrap_or(HostInstant::NEVER));
+        retry.until = retry.until.min(clock.now() + ATTEMPT_TIMEOUT);
+        retry
+    }
+
+    /// Retries until `deadline`, or for a short time after it.
+    pub(super) fn new(clock: &'a dyn Clock, deadline: HostInstant) -> Self {
+        let last = clock.now() + LAST_ATTEMPT_TIMEOUT;
+        Self::until(clock, deadline.max(last))
     }
 
     /// Retries until `until` and no longer.

@@ -38,7 +38,7 @@ impl Store {
 
     /// Returns the retries of an operation without a deadline.
     pub(super) fn brief_retry(&self) -> BusyRetry<'_> {
-        BusyRetry::new(&*self.clock, None)
+        BusyRetry::brief(&*self.clock, None)
     }
 
     /// Has this process be told if another one ends a lease of it.
