@@ -83,6 +83,7 @@ impl Engine {
             began,
         ));
         let pause = |error: &Error, answered_at| {
+            self.unanswered(error.kind());
             if kind == WaitKind::ThroughOutages && error.kind() == ErrorKind::Unavailable {
                 self.queue.fail(name, error);
             }
