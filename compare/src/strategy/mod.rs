@@ -111,6 +111,8 @@ impl Strategy {
                 "eval",
                 "evalsha",
                 "script|load",
+                "hello",
+                "client|tracking",
                 "subscribe",
                 "unsubscribe",
                 "ping",

@@ -47,16 +47,17 @@ fn gather_admits_as_many_as_seats(kind: RedisKind) {
     assert!(control.admitted > 5, "{control:?}");
     assert_eq!(ours.store, "redis");
     assert_eq!((ours.admitted, ours.turned_away), (5, 95), "{ours:?}");
-    // No other process contends for the lock, so there is no subscription.
-    assert_eq!(ours.connections, Some(1), "{ours:?}");
+    // The second one listens for what ends leases, once the first grant is some time ago.
+    assert!(matches!(ours.connections, Some(1 | 2)), "{ours:?}");
 
     // The report shows what the server counted: the data needs no EVALSHA.
     let shown = ours.commands_per_grant.unwrap() * 100.0;
     let evalsha = calls["evalsha"] - before.get("evalsha").copied().unwrap_or(0);
     let evalsha = f64::from(u32::try_from(evalsha).unwrap());
-    // Beside it, each script that the server does not know yet is sent whole.
+    // Beside it, each of four scripts that the server does not know yet is sent whole, and four commands
+    // begin to listen.
     assert!(
-        shown >= evalsha - 0.1 && shown <= evalsha + 3.1,
+        shown >= evalsha - 0.1 && shown <= evalsha + 8.1,
         "{shown} shown, {evalsha} counted"
     );
     assert_cleaned_up(&server);
