@@ -168,11 +168,17 @@ impl Listener {
         }
     }
 
-    /// Listens until the store is dropped.
+    /// Returns whether there is anything to listen for.
+    fn is_used(&self) -> bool {
+        self.store.strong_count() > 0
+            && !(self.verifiers.is_empty() && self.waiting.lock().is_empty())
+    }
+
+    /// Listens until the store is dropped, or its keepers have ended.
     fn run(&self) {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
         *self.state.lock() = State::Connecting;
-        while self.store.strong_count() > 0 {
+        while !self.rests() {
             let began = Instant::now();
             let moves = self.moves.load(Ordering::Acquire);
             if let Some((mut connection, socket)) = self.connect() {
@@ -192,6 +198,18 @@ impl Listener {
         }
     }
 
+    /// Ends the listening if there is nothing to listen for: the next grant or waiter starts another
+    /// thread.
+    fn rests(&self) -> bool {
+        // Locked, so that a waiter that comes now is either seen or starts the thread.
+        let mut state = self.state.lock();
+        let rests = !self.is_used();
+        if rests {
+            *state = State::Idle;
+        }
+        rests
+    }
+
     fn connect(&self) -> Option<(Connection, TcpStream)> {
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
         // Without the notice, the next renewal notices a flush.
@@ -201,12 +219,12 @@ impl Listener {
         Some((connection, socket))
     }
 
-    /// Listens until the connection fails, the primary is found elsewhere, or the store is dropped.
+    /// Listens until the connection fails, the primary is found elsewhere, or nothing is to be heard.
     fn listen(&self, connection: &mut Connection, moves: u64) -> Option<()> {
         connection.set_timeout(CHECK_EVERY).ok()?;
         let mut heard = Instant::now();
         let mut pinged: Option<Instant> = None;
-        while self.store.strong_count() > 0 && self.moves.load(Ordering::Acquire) == moves {
+        while self.is_used() && self.moves.load(Ordering::Acquire) == moves {
             match connection.receive() {
                 Ok(came) => {
                     heard = Instant::now();

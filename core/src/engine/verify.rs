@@ -188,8 +188,8 @@ impl LeaseVerifiers {
         }
     }
 
-    /// Returns whether no keeper was added.
+    /// Returns whether there is no keeper, or all have ended.
     pub fn is_empty(&self) -> bool {
-        lock(&self.0).is_empty()
+        lock(&self.0).iter().all(LeaseVerifier::is_ended)
     }
 }
