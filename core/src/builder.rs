@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::admin::OffsetAdmin;
 use crate::capabilities::Capability;
 use crate::clock::{Clock, SystemClock};
-use crate::engine::Engine;
+use crate::engine::{AwaitReleases, Engine};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
 use crate::observer::{Notifier, Observer};
@@ -163,9 +163,12 @@ impl LockKeeperBuilder {
             .and(self.settings.wait.check())
             .map_err(|error| error.with_backend(backend))?;
         let (settings, clock) = (self.settings, self.clock);
+        let admin = OffsetAdmin::new(&self.provider, settings.epoch_offset);
+        let engine = Engine::open(self.provider, settings, clock, self.notifier);
         Ok(LockKeeper {
-            admin: OffsetAdmin::new(&self.provider, settings.epoch_offset),
-            engine: Engine::open(self.provider, settings, clock, self.notifier),
+            admin,
+            _await_releases: AwaitReleases::new(&engine),
+            engine,
         })
     }
 }

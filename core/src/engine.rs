@@ -86,7 +86,7 @@ impl Engine {
         settings: Settings,
         clock: Arc<dyn Clock>,
         notifier: Notifier,
-    ) -> Arc<KeeperEngine> {
+    ) -> Arc<Shared> {
         let engine = Arc::new(Self {
             capabilities: provider.capabilities(),
             provider,
@@ -105,7 +105,7 @@ impl Engine {
             doubts: Doubts::default(),
         });
         engine.provider.watch_leases(LeaseVerifier::new(&engine));
-        Arc::new(KeeperEngine(Arc::new(Shared(engine))))
+        Arc::new(Shared(engine))
     }
 
     /// Returns how much earlier than the store a guard calls itself lost.
@@ -120,28 +120,19 @@ impl Engine {
     }
 }
 
-/// The engine as the clones of a keeper share it. The last clone waits for the releases of guards that
-/// were dropped, for as long as a request takes.
-pub(crate) struct KeeperEngine(Arc<Shared>);
+/// What the clones of a keeper share: the last of them waits for the releases of guards that were
+/// dropped, for as long as a request takes.
+pub(crate) struct AwaitReleases(Arc<Shared>);
 
-impl KeeperEngine {
-    /// Returns the engine for a guard, which may outlive the keeper.
-    pub(crate) fn for_guard(&self) -> Arc<Shared> {
-        Arc::clone(&self.0)
+impl AwaitReleases {
+    pub(crate) fn new(engine: &Arc<Shared>) -> Arc<Self> {
+        Arc::new(Self(Arc::clone(engine)))
     }
 }
 
-impl Deref for KeeperEngine {
-    type Target = Arc<Engine>;
-
-    fn deref(&self) -> &Arc<Engine> {
-        &self.0
-    }
-}
-
-impl Drop for KeeperEngine {
+impl Drop for AwaitReleases {
     fn drop(&mut self) {
-        self.background_releases.wait_until_done(ATTEMPT_LIMIT);
+        self.0.background_releases.wait_until_done(ATTEMPT_LIMIT);
     }
 }
 

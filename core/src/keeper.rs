@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::admin::{Admin, OffsetAdmin};
 use crate::capabilities::Capabilities;
-use crate::engine::KeeperEngine;
+use crate::engine::{AwaitReleases, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::name::AsLockName;
@@ -37,7 +37,9 @@ use crate::provider::{Released, Usage};
 /// store, and waits for a store call that is under way, for 100 ms at most.
 #[derive(Clone)]
 pub struct LockKeeper {
-    pub(crate) engine: Arc<KeeperEngine>,
+    pub(crate) engine: Arc<Shared>,
+    /// Dropped with the last clone.
+    pub(crate) _await_releases: Arc<AwaitReleases>,
     pub(crate) admin: Option<OffsetAdmin>,
 }
 
@@ -127,7 +129,7 @@ impl LockKeeper {
         options: &AcquireOptions,
     ) -> Result<Option<LockGuard>, Error> {
         let acquired = self.engine.acquire(&*name.as_lock_name()?, options)?;
-        Ok(acquired.map(|acquired| LockGuard::new(self.engine.for_guard(), acquired)))
+        Ok(acquired.map(|acquired| LockGuard::new(Arc::clone(&self.engine), acquired)))
     }
 
     /// Acquires the lock as [`lock`](Self::lock) does, calls `work` with it, and releases it. The

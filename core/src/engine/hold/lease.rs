@@ -39,6 +39,7 @@ pub(crate) struct Ended {
 
 impl LeaseSlot {
     /// Takes the lease out if it is here, and leaves `instead`.
+    #[inline(always)] // As in `release.rs`.
     fn take(&mut self, instead: LeaseSlot) -> Option<ErasedLease> {
         match std::mem::replace(self, instead) {
             LeaseSlot::Here(lease) => Some(lease),
