@@ -61,16 +61,18 @@ impl<'a> Acquisition<'a> {
 
     /// Tries to take the name once. `in_queue` has the waiter and its state, if it queues.
     pub(crate) fn attempt(&self, in_queue: &[&str], until: HostInstant) -> Result<Answer, Failure> {
-        let result = self.store.with_connection(until, |connection, limit| {
-            if let Err(refusal) = connection.check_grace(self.request.now()) {
-                return Ok(Err(refusal));
-            }
-            let (answer, asked_at) = self.request_in_time(connection, in_queue, limit)?;
-            if matches!(answer, Value::BulkString(_)) {
-                self.await_replicas(connection, asked_at, limit)?;
-            }
-            Ok(Ok((answer, asked_at)))
-        });
+        let result = self
+            .store
+            .with_spare_connection(until, |connection, limit| {
+                if let Err(refusal) = connection.check_grace(self.request.now()) {
+                    return Ok(Err(refusal));
+                }
+                let (answer, asked_at) = self.request_in_time(connection, in_queue, limit)?;
+                if matches!(answer, Value::BulkString(_)) {
+                    self.await_replicas(connection, asked_at, limit)?;
+                }
+                Ok(Ok((answer, asked_at)))
+            });
         let attempt = result.and_then(|answer| {
             let (answer, asked_at) = answer.map_err(Failure::Refused)?;
             self.read(accepted(answer)?, asked_at)

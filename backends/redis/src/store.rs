@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LockName};
-use lockkeeper_remote::{Failure, LAST_ATTEMPT, Pool};
+use lockkeeper_remote::{Failure, LAST_ATTEMPT, Pool, PooledConn};
 use redis::{Value, cmd};
 
 use crate::connection::{Connection, Connector};
@@ -140,11 +140,30 @@ impl Store {
     pub(crate) fn with_connection<T>(
         &self,
         until: HostInstant,
+        work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.with_slot(until, Pool::checkout, work)
+    }
+
+    /// Runs `work` for a caller that holds nothing: it never uses the last connection of several, which
+    /// renewals and releases need.
+    pub(crate) fn with_spare_connection<T>(
+        &self,
+        until: HostInstant,
+        work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.with_slot(until, Pool::checkout_spare, work)
+    }
+
+    fn with_slot<T>(
+        &self,
+        until: HostInstant,
+        checkout: impl Fn(&Pool<Connection>, Duration) -> Option<PooledConn<Connection>>,
         mut work: impl FnMut(&mut Connection, Duration) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let remote = &self.options.remote;
         let left = until.saturating_since(self.clock.now());
-        let slot = self.pool.checkout(left.min(remote.response_timeout));
+        let slot = checkout(&self.pool, left.min(remote.response_timeout));
         let mut slot = slot.ok_or_else(|| {
             let advice = ", or find what makes the server slow";
             let server = &self.connector.server;

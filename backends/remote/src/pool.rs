@@ -24,10 +24,14 @@ pub trait Connection {
 struct Shared<C> {
     state: Mutex<State<C>>,
     slot_freed: Condvar,
+    /// Another slot is free beside the one that was freed.
+    spare_freed: Condvar,
     /// A caller of [`Pool::checkout_to_wait`] may find a slot.
     wait_possible: Condvar,
     /// The largest number of slots that may wait: all but one, in a pool of several.
     most_waiting: u32,
+    /// The number of slots that [`Pool::checkout_spare`] leaves: one, in a pool of several.
+    kept: usize,
 }
 
 struct State<C> {
@@ -60,8 +64,10 @@ impl<C> Pool<C> {
                 rechecks: 0,
             }),
             slot_freed: Condvar::new(),
+            spare_freed: Condvar::new(),
             wait_possible: Condvar::new(),
             most_waiting: size.saturating_sub(1).max(1),
+            kept: usize::from(size > 1),
         }))
     }
 
@@ -76,6 +82,21 @@ impl<C> Pool<C> {
         let no_slot = |state: &mut State<_>| state.free.is_empty();
         self.0.slot_freed.wait_while_for(&mut state, no_slot, limit);
         self.take(&mut state)
+    }
+
+    /// Returns a slot as soon as one is free beside another, within `limit`. In a pool of several slots,
+    /// callers that come this way leave one to those of [`checkout`](Self::checkout).
+    pub fn checkout_spare(&self, limit: Duration) -> Option<PooledConn<C>> {
+        let shared = &self.0;
+        let mut state = shared.state.lock();
+        let no_spare = |state: &mut State<_>| !shared.has_spare(state);
+        shared
+            .spare_freed
+            .wait_while_for(&mut state, no_spare, limit);
+        match shared.has_spare(&state) {
+            true => self.take(&mut state),
+            false => None,
+        }
     }
 
     /// Returns a slot as soon as one is free, or what `other` returns, within `limit`. `other` is called
@@ -161,6 +182,10 @@ impl<C> Pool<C> {
 }
 
 impl<C> Shared<C> {
+    fn has_spare(&self, state: &State<C>) -> bool {
+        state.free.len() > self.kept
+    }
+
     fn takes_wait(&self, state: &State<C>) -> bool {
         !state.free.is_empty() && state.waiting < self.most_waiting
     }
@@ -199,6 +224,9 @@ impl<C> Drop for PooledConn<C> {
             None => state.free.push_front(None),
         }
         self.pool.slot_freed.notify_one();
+        if self.pool.has_spare(&state) {
+            self.pool.spare_freed.notify_one();
+        }
         self.pool.notify_wait(&state);
     }
 }

@@ -183,6 +183,24 @@ fn waiting_caller_gets_the_slot_that_is_returned() {
 }
 
 #[test]
+fn spare_slots_leave_one_to_holders() {
+    let pool = Pool::<Numbered>::new(2);
+    let spare = || pool.checkout_spare(Duration::ZERO);
+    let first = spare().unwrap();
+    assert!(spare().is_none());
+    let holders = pool.try_checkout().unwrap();
+    drop(first);
+    assert!(spare().is_none(), "the holder has the other one");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pool.checkout_spare(Duration::MAX).is_some());
+        drop(holders);
+        assert!(waiting.join().unwrap());
+    });
+    let single = Pool::<Numbered>::new(1);
+    assert!(single.checkout_spare(Duration::ZERO).is_some());
+}
+
+#[test]
 fn last_slot_is_not_waited_on() {
     let pool = Pool::<Numbered>::new(3);
     let wait = || pool.checkout_to_wait(Duration::ZERO, || false);
