@@ -222,6 +222,10 @@ impl Peer {
             }
             Ok(())
         };
+        // A thread that the provider starts with its first grant is not one of the keeper's.
+        if let Err(error) = acquire(&self.keeper, "first") {
+            return format!("{error:?}");
+        }
         let keeper = keeper(&self.provider, self.lease, None);
         let idle = ProcessUsage::now();
         let result = rounds(&keeper, 100).and_then(|()| {

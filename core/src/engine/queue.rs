@@ -103,21 +103,10 @@ impl Queue {
     /// first answer, and for no further one if that was a failure.
     pub(crate) fn enter(&self, name: &LockName, terms: LeaseTerms, kind: WaitKind) -> Entered {
         let mut names = self.names(name);
-        let entry = names.table.entry(
-            name.hash64(),
-            |used| used.name == *name,
-            |used| used.name.hash64(),
-        );
-        let mut entry = match entry {
+        let mut entry = match names.entry(name) {
             TableEntry::Occupied(entry) => entry,
             TableEntry::Vacant(entry) => {
-                entry.insert(Name {
-                    name: name.clone(),
-                    stage: Stage::Asking,
-                    waiters: VecDeque::new(),
-                    store_error: None,
-                    holders_seen: 0,
-                });
+                entry.insert(Name::new(name, Stage::Asking));
                 return Entered::Given(Given::HeadPermit);
             }
         };
@@ -262,6 +251,18 @@ impl Queue {
         Finished::HandedOver
     }
 
+    /// Keeps a name that is not in use for a release: of a lease that was lost before its guard ended.
+    /// Returns whether it does; [`released`](Self::released) ends that.
+    pub(crate) fn begin_release(&self, name: &LockName) -> bool {
+        match self.names(name).entry(name) {
+            TableEntry::Occupied(_) => false,
+            TableEntry::Vacant(entry) => {
+                entry.insert(Name::new(name, Stage::Releasing));
+                true
+            }
+        }
+    }
+
     /// Takes the name from a hold that is lost, although its guard may still live; the next waiter
     /// becomes the head.
     pub(crate) fn detach(&self, name: &LockName, hold: &Arc<Hold>) {
@@ -323,6 +324,14 @@ impl Queue {
 }
 
 impl Names {
+    fn entry(&mut self, name: &LockName) -> TableEntry<'_, Name> {
+        self.table.entry(
+            name.hash64(),
+            |used| used.name == *name,
+            |used| used.name.hash64(),
+        )
+    }
+
     fn find(&mut self, name: &LockName) -> Option<&mut Name> {
         self.table
             .find_mut(name.hash64(), |used| used.name == *name)
@@ -357,6 +366,16 @@ impl Names {
 }
 
 impl Name {
+    fn new(name: &LockName, stage: Stage) -> Self {
+        Self {
+            name: name.clone(),
+            stage,
+            waiters: VecDeque::new(),
+            store_error: None,
+            holders_seen: 0,
+        }
+    }
+
     fn is_held_by(&self, hold: &Arc<Hold>) -> bool {
         matches!(&self.stage, Stage::Held(held) if Arc::ptr_eq(held, hold))
     }

@@ -62,9 +62,13 @@ impl Engine {
     /// keeper's own threads release the lease.
     pub(crate) fn release_dropped(self: &Arc<Self>, acquired: &Acquired) {
         let now = self.clock.now();
-        let Some((ending, mut ended)) = self.end_guard(acquired, now) else {
+        let Some((mut ending, mut ended)) = self.end_guard(acquired, now) else {
             return;
         };
+        if !ending.keeps_name {
+            // The lease was lost before. The store may still have it, so its release comes first.
+            ending.keeps_name = self.queue.begin_release(&acquired.hold.name);
+        }
         let mut lost_reply = None;
         if ending.in_time
             && !self.is_silent()
