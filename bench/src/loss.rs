@@ -7,9 +7,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockGuard, LockKeeper};
-use lockkeeper_testkit::{MySqlKind, MySqlServer, Proxy, RedisServer};
+use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, Proxy, RedisServer};
 
-use crate::{Row, Rows, mysql, server};
+use crate::server::Missing;
+use crate::{Row, Rows, server};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// DESIGN.md: from the moment at which the holder's host can know it.
@@ -107,7 +108,9 @@ pub(crate) fn redis() -> Rows {
 }
 
 pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
-    let (store, server): (_, MySqlServer) = (kind.name(), mysql::start(kind)?);
+    kind.program().map_err(Missing::new)?;
+    let options = MySqlOptions::new().show_locks();
+    let (store, server) = (kind.name(), MySqlServer::start(kind, &options)?);
     let (former, next) = (
         lockkeeper::open(&server.url())?,
         lockkeeper::open(&server.url())?,
