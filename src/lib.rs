@@ -185,8 +185,7 @@
 //! `redis://cache.internal?fallback=sqlite:/var/lib/shop/locks.db`. That happens only at opening, and the
 //! [`Observer`] is told. A fallback excludes no process that locks on the first store, so `fallback`
 //! and `require=cross_host` exclude each other. A server that answers and cannot serve is an error and
-//! opens no fallback. Tokens of two kinds of store do not compare: where the data keeps tokens, a
-//! fallback of another kind can have it refuse every write.
+//! opens no fallback.
 //!
 //! Tokens keep growing in a move to memory, SQLite or Redis, also to a fallback of these kinds: their
 //! tokens follow the clock. MySQL and MariaDB count tokens from the start of the server, so tokens become

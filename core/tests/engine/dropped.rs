@@ -193,7 +193,8 @@ fn attempts_behind_a_release_that_fails_are_not_busy() {
     let waiting = keeper.clone();
     let waiter = thread::spawn(move || waiting.try_lock_for("a", SECOND));
     eventually("the wait ends", || {
-        store.clock.advance(SECOND / 10);
+        // In small steps: the thread has to begin long before the lease would have ended.
+        store.clock.advance(SECOND / 1_000);
         waiter.is_finished()
     });
     let error = waiter.join().unwrap().unwrap_err();
@@ -212,7 +213,8 @@ fn attempt_behind_a_silent_release_is_not_busy() {
     let behind = keeper.clone();
     let behind = thread::spawn(move || behind.try_lock("a"));
     eventually("the single attempt ends", || {
-        store.clock.advance(SECOND / 10);
+        // In small steps: the thread has to begin long before the lease would have ended.
+        store.clock.advance(SECOND / 1_000);
         behind.is_finished()
     });
     let error = behind.join().unwrap().unwrap_err();

@@ -196,8 +196,9 @@ fn lease_that_always_fails_has_the_others_verified_less_and_less_often() {
     store.clock.advance(4 * SECOND);
     events.expect(Event::RenewalUnknown);
     give_time();
-    // The clock stands still.
-    assert!(renewals() <= 2, "{}", renewals());
+    // The clock stands still: one that was due, one in the round that follows, and one more where the round began
+    // during the first.
+    assert!(renewals() <= 3, "{}", renewals());
     for _ in 0..300 {
         store.clock.advance(10 * MILLISECOND);
         give_time();
