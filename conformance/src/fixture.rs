@@ -49,11 +49,28 @@ pub trait Fixture: Send + Sync {
         false
     }
 
+    /// Returns what holders are told of at once, without a renewal: contract 16 where the store can. A
+    /// case whose loss is missing here is reported as ignored.
+    fn tells(&self) -> &'static [Loss] {
+        &[]
+    }
+
     /// Lists the rows, keys, sessions and files that locks and waiters occupy in the store, each
     /// described in a few words. The list is empty when no lock is held or waited for.
     fn leftovers(&self) -> Option<Vec<String>> {
         None
     }
+}
+
+/// How a holder loses its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// By [`Fixture::wipe`].
+    Wiped,
+    /// By [`Fixture::end_lease`].
+    Ended,
+    /// By [`Admin::force_release`](lockkeeper_core::Admin::force_release).
+    Unlocked,
 }
 
 /// Ends an injected fault when it is dropped.

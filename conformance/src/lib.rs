@@ -56,5 +56,5 @@ mod run;
 mod tap;
 mod temp_file;
 
-pub use fixture::{Fixture, Restore};
+pub use fixture::{Fixture, Loss, Restore};
 pub use run::{Run, Suite, Verdict};

@@ -11,7 +11,7 @@ use lockkeeper_core::{
 
 use crate::child::ChildSpec;
 use crate::child_process::ChildProcess;
-use crate::fixture::{Fixture, Restore};
+use crate::fixture::{Fixture, Loss, Restore};
 use crate::recorder::EventRecorder;
 use crate::run::Suite;
 use crate::tap::{Fault, Tap};
@@ -188,6 +188,16 @@ impl<'a> Rig<'a> {
 
     pub(crate) fn end_lease(&self, name: &str) -> Outcome {
         done(self.fixture.end_lease(NAMESPACE, name), "end_lease")
+    }
+
+    /// Skips the case if the store does not tell holders of this loss.
+    pub(crate) fn needs_notice_of(&self, loss: Loss) -> Outcome {
+        match self.fixture.tells().contains(&loss) {
+            true => Ok(()),
+            false => Err(Skip(format!(
+                "holders are not told of a lease that was {loss:?}"
+            ))),
+        }
     }
 
     /// Skips the case if the fixture cannot list what is in the store.

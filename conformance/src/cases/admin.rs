@@ -19,11 +19,11 @@ fn needs_admin(rig: &Rig<'_>) -> Outcome {
     Err(Skip("the store has no admin interface".to_owned()))
 }
 
-fn admin(keeper: &LockKeeper) -> &dyn Admin {
+pub(super) fn admin(keeper: &LockKeeper) -> &dyn Admin {
     keeper.admin().expect("the store has an admin interface")
 }
 
-fn deadline(rig: &Rig<'_>) -> HostInstant {
+pub(super) fn deadline(rig: &Rig<'_>) -> HostInstant {
     SystemClock.now() + rig.timeout()
 }
 
@@ -40,7 +40,7 @@ fn nothing_is_held(rig: &Rig<'_>, keeper: &LockKeeper) -> bool {
     list_all(rig, keeper).is_none_or(|held| held.is_empty())
 }
 
-fn find(rig: &Rig<'_>, keeper: &LockKeeper, name: &str) -> Option<HeldName> {
+pub(super) fn find(rig: &Rig<'_>, keeper: &LockKeeper, name: &str) -> Option<HeldName> {
     let name = LockName::new(name).expect("the name is valid");
     let held = admin(keeper).held(Some(&name), deadline(rig));
     let mut held = held.expect("the store replies");

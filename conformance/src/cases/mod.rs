@@ -17,6 +17,7 @@ mod rule_12_not_reentrant;
 mod rule_13_nothing_silent;
 mod rule_14_outage;
 mod rule_15_drop;
+mod rule_16_loss;
 
 use crate::rig::{Outcome, Rig};
 
@@ -136,6 +137,10 @@ pub(crate) static TABLE: &[Case] = table! {
         drop_in_an_outage_is_finished_after_it,
         drop_without_a_reply_keeps_the_name_until_it_is_finished,
         drop_of_a_lost_guard_leaves_the_store_to_the_keeper;
+    rule_16_loss:
+        wiped_store_tells_its_holders,
+        ended_lease_is_told_to_its_holder,
+        forced_release_is_told_to_its_holder;
     admin:
         held_lists_the_holders,
         held_in_all_namespaces_names_them,

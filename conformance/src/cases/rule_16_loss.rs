@@ -1,0 +1,57 @@
+//! Rule 16: where the store tells holders of a loss, their guards are lost without a renewal.
+
+use lockkeeper_core::{LockGuard, WaitOutcome};
+
+use super::admin::{admin, deadline, find};
+use crate::fixture::Loss;
+use crate::rig::{Outcome, Rig, take};
+
+/// The first renewal comes after a third of it: too late for any case.
+const TTL_MS: u64 = 3_600_000;
+
+fn take_for_long(rig: &Rig<'_>, name: &str) -> LockGuard {
+    take(&rig.keeper_with(rig.renewed(TTL_MS)), name)
+}
+
+fn assert_lost(rig: &Rig<'_>, guard: &LockGuard) {
+    assert_eq!(guard.lost_signal().wait(rig.timeout()), WaitOutcome::Lost);
+}
+
+pub(super) fn wiped_store_tells_its_holders(rig: &Rig<'_>) -> Outcome {
+    rig.needs_notice_of(Loss::Wiped)?;
+    let guards = ["a", "b"].map(|name| take_for_long(rig, name));
+    rig.wipe()?;
+    for guard in &guards {
+        assert_lost(rig, guard);
+    }
+    drop(guards);
+    drop(take(&rig.keeper(), "a"));
+    rig.nothing_left();
+    Ok(())
+}
+
+pub(super) fn ended_lease_is_told_to_its_holder(rig: &Rig<'_>) -> Outcome {
+    rig.needs_notice_of(Loss::Ended)?;
+    let guard = take_for_long(rig, "a");
+    rig.end_lease("a")?;
+    assert_lost(rig, &guard);
+    drop(guard);
+    drop(take(&rig.keeper(), "a"));
+    rig.nothing_left();
+    Ok(())
+}
+
+pub(super) fn forced_release_is_told_to_its_holder(rig: &Rig<'_>) -> Outcome {
+    rig.needs_notice_of(Loss::Unlocked)?;
+    let guards = ["a", "b"].map(|name| take_for_long(rig, name));
+    let asker = rig.keeper();
+    let seen = find(rig, &asker, "a").expect("the name is held");
+    let freed = admin(&asker).force_release(&seen, deadline(rig));
+    assert!(freed.expect("the store replies"));
+    let [lost, kept] = guards;
+    assert_lost(rig, &lost);
+    kept.renew().expect("the other name is still held");
+    drop((lost, kept));
+    rig.nothing_left();
+    Ok(())
+}
