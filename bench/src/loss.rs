@@ -41,9 +41,11 @@ fn take_over(
     let guard = former.lock("seat")?;
     thread::scope(|scope| {
         let next = scope.spawn(|| next.lock("seat").map(|guard| (guard, Instant::now())));
+        // A session may have ended long before `fault` returns.
+        let lost = scope.spawn(|| lost_at(&guard));
         fault()?;
         let taken = Instant::now();
-        let lost_at = lost_at(&guard);
+        let lost_at = lost.join().map_err(|_| "a thread panicked")?;
         let (_held, granted_at) = next.join().map_err(|_| "a thread panicked")??;
         Ok((ms(lost_at, taken), ms(lost_at, granted_at)))
     })
