@@ -45,8 +45,8 @@ enum State {
     Connecting,
     /// The socket ends the thread when it is shut down.
     Listening(TcpStream),
-    /// The thread reconnects with pauses, and no waiter waits for that.
-    Down,
+    /// The thread reconnects with pauses, which an unpark ends, and no waiter waits for that.
+    Down(Thread),
 }
 
 /// The waiters and keepers of a provider, and whether messages reach them.
@@ -159,12 +159,12 @@ impl Listener {
     /// Ends the thread soon, for a store that is dropped. A thread that is connecting notices by itself.
     pub(crate) fn close(&self) {
         match &*self.state.lock() {
-            State::Delayed(thread) => thread.unpark(),
+            State::Delayed(thread) | State::Down(thread) => thread.unpark(),
             State::Listening(socket) => {
                 // It fails where the server has closed it already.
                 let _ = socket.shutdown(Shutdown::Both);
             }
-            State::Idle | State::Connecting | State::Down => {}
+            State::Idle | State::Connecting => {}
         }
     }
 
@@ -190,11 +190,11 @@ impl Listener {
                 // The server may have gone, or have been replaced.
                 self.verifiers.verify_all();
             }
-            *self.state.lock() = State::Down;
+            *self.state.lock() = State::Down(thread::current());
             if began.elapsed() > LONGEST_PAUSE {
                 backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
             }
-            thread::sleep(backoff.next_pause());
+            thread::park_timeout(backoff.next_pause());
         }
     }
 
