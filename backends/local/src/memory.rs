@@ -104,7 +104,7 @@ impl MemoryProvider {
             .collect()
     }
 
-    /// Takes the lock from its holder, whose guard is lost at once; the next waiter gets the lock. Returns
+    /// Ends the lease on `name`: the guard is lost at once, and the next waiter is granted the lock. Returns
     /// `false` if the name was not held.
     pub fn evict(&self, name: &LockName) -> bool {
         self.store.evict(name, None)

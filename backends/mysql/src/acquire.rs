@@ -22,8 +22,8 @@ use crate::wire::LONGEST_CALL;
 /// machine.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The pause between two attempts of a caller for whose wait there is no connection; it doubles up to the
-/// other.
+/// The first pause between two attempts while no connection is free to wait on; it doubles up to
+/// [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 

@@ -58,8 +58,8 @@ impl Store {
         new
     }
 
-    /// Takes a name from its holder, whose keeper notices at once. With `epoch`, takes it only from that
-    /// holder.
+    /// Ends the lease on a name, and has all keepers verify their leases. With `epoch`, ends only the lease
+    /// with that epoch.
     pub(super) fn evict(&self, name: &LockName, epoch: Option<u64>) -> bool {
         let shard = self.shard(name.hash64());
         let was_held = shard.evict(name, epoch, self.clock.now());

@@ -38,7 +38,7 @@ pub(super) struct Slot {
     pid: u32,
     /// Whether a deleted file is created again.
     create: bool,
-    /// The keepers whose leases are in these files.
+    /// The keepers that lock in these files.
     pub(super) verifiers: LeaseVerifiers,
     current: Mutex<Current>,
 }
@@ -51,7 +51,7 @@ struct Current {
 }
 
 impl Current {
-    /// Closes a connection whose files were deleted or replaced, and returns whether it did. While it is
+    /// Closes the connection if its files were deleted or replaced, and returns whether it did. While it is
     /// open, SQLite gives its files to every new connection of this process.
     fn close_if_gone(&mut self) -> bool {
         let is_gone = self.opened.as_ref().is_some_and(|it| !it.exists());

@@ -62,7 +62,7 @@ impl SocketFolder {
         None
     }
 
-    /// Binds a parker whose address tells its role.
+    /// Binds a parker. Its role is part of its address.
     pub(super) fn bind(&self, role: Role) -> Parker {
         let bound = (0..4).find_map(|_| self.try_bind(role));
         // Without a bound socket, only this process can notify the parker.
