@@ -370,6 +370,7 @@ mod tests {
             began: 0,
             limit: 0,
             overrun,
+            returned: String::new(),
         };
         let mut revived = grant(128, 100, Some(110));
         revived.is_revived = true;

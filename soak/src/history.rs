@@ -67,6 +67,8 @@ pub(crate) struct Call {
     /// How much longer it took, without the time in which its process was stopped. Of a call that never
     /// returned, until the process ended.
     pub(crate) overrun: u64,
+    /// What it returned: `granted`, `busy`, the kind of an error, or what a release found.
+    pub(crate) returned: String,
 }
 
 /// What a [`Call`] did.
@@ -113,7 +115,7 @@ impl History {
         for (thread, progress) in threads {
             if let Some((began, name, limit)) = progress.asked {
                 let call = (What::Acquire, thread, name, began, limit);
-                self.call(log, call, log.ended);
+                self.call(log, call, log.ended, "nothing");
             }
             self.grants.extend(progress.grant);
         }
@@ -129,7 +131,8 @@ impl History {
             }
             Event::Granted { token } => {
                 let (asked, name, wait) = progress.asked.take()?;
-                self.call(log, (What::Acquire, thread, name, asked, wait), at);
+                let call = (What::Acquire, thread, name, asked, wait);
+                self.call(log, call, at, "granted");
                 progress.grant = Some(Grant {
                     process: log.process.clone(),
                     thread,
@@ -145,11 +148,11 @@ impl History {
             }
             Event::NotGranted { why } => {
                 let (asked, name, wait) = progress.asked.take()?;
-                self.call(log, (What::Acquire, thread, name, asked, wait), at);
                 let why = match why {
                     Refusal::Busy => "busy".to_owned(),
                     Refusal::Error(kind) => self.error(log, thread, "acquire", kind),
                 };
+                self.call(log, (What::Acquire, thread, name, asked, wait), at, &why);
                 *self.refusals.entry(why).or_default() += 1;
             }
             Event::Held => {
@@ -172,7 +175,8 @@ impl History {
                     Ending::AlreadyLost => (What::Release, Some("already lost")),
                     Ending::Unknown => (What::Release, Some("unknown")),
                 };
-                self.call(log, (what, thread, grant.name, *began, 0), at);
+                let call = (what, thread, grant.name, *began, 0);
+                self.call(log, call, at, found.unwrap_or("dropped"));
                 if let Some(found) = found {
                     *self.released.entry(found).or_default() += 1;
                 }
@@ -201,15 +205,21 @@ impl History {
         kind.name.clone()
     }
 
-    fn call(&mut self, log: &ProcessLog, call: (What, u32, u32, u64, u64), returned: u64) {
+    fn call(
+        &mut self,
+        log: &ProcessLog,
+        call: (What, u32, u32, u64, u64),
+        returned_at: u64,
+        returned: &str,
+    ) {
         let (what, thread, name, began, limit) = call;
         let due = began.saturating_add(limit);
         // The time after `due` in which the process could not return.
         let stopped = log.stops.iter().map(|(from, to)| {
-            let (from, to) = ((*from).max(due), (*to).min(returned));
+            let (from, to) = ((*from).max(due), (*to).min(returned_at));
             to.saturating_sub(from)
         });
-        let overrun = returned.saturating_sub(due).saturating_sub(stopped.sum());
+        let overrun = returned_at.saturating_sub(due).saturating_sub(stopped.sum());
         self.calls.push(Call {
             what,
             process: log.process.clone(),
@@ -218,6 +228,7 @@ impl History {
             began,
             limit,
             overrun,
+            returned: returned.to_owned(),
         });
     }
 }

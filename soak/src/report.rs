@@ -230,8 +230,8 @@ fn overrun(call: &Call) -> String {
         0 => String::new(),
         limit => format!(" beyond a wait of {}", time(limit)),
     };
-    let overrun = time(call.overrun);
-    format!("{overrun}{of} (process {process}, thread {thread}, seat:{name})")
+    let (overrun, returned) = (time(call.overrun), &call.returned);
+    format!("{overrun}{of}, {returned} (process {process}, thread {thread}, seat:{name})")
 }
 
 fn time(nanos: u64) -> String {
@@ -312,6 +312,7 @@ mod tests {
             began: 0,
             limit,
             overrun,
+            returned: "busy".to_owned(),
         };
         let mut tally = Tally::default();
         assert!(tally.is_broken(), "a campaign without grants shows nothing");
@@ -329,7 +330,7 @@ mod tests {
         let lines = tally.lines();
         for part in [
             "6 (3 handed over)",
-            "7.0 ms beyond a wait of 5.0 ms (process 1, thread 2, seat:3)",
+            "7.0 ms beyond a wait of 5.0 ms, busy (process 1, thread 2, seat:3)",
             "longest single attempt 0.0 ms",
         ] {
             assert!(lines.contains(part), "{part}\n{lines}");
