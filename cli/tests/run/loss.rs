@@ -342,7 +342,7 @@ fn forced_while_kept(rig: &mut Rig) -> Outcome {
         "echo $$ > new; mv new pid; exit 3",
     );
     rig.until_file("pid");
-    rig.until_gone(rig.pid("pid"));
+    rig.until_reaped(rig.pid("pid"));
     force(rig);
     let output = run.output();
     assert_eq!(code(&output), 3, "{}", stderr_of(&output));

@@ -328,6 +328,11 @@ impl Rig {
     pub(crate) fn until_gone(&self, pid: Pid) {
         self.until("the process is gone", || !is_alive(pid));
     }
+
+    /// Waits until `run` knows that its command has ended: a zombie is not gone.
+    pub(crate) fn until_reaped(&self, pid: Pid) {
+        self.until("the process is reaped", || test_kill_process(pid).is_err());
+    }
 }
 
 fn poll(what: &str, interval: Duration, mut happened: impl FnMut() -> bool) {
