@@ -219,7 +219,9 @@ impl History {
             let (from, to) = ((*from).max(due), (*to).min(returned_at));
             to.saturating_sub(from)
         });
-        let overrun = returned_at.saturating_sub(due).saturating_sub(stopped.sum());
+        let overrun = returned_at
+            .saturating_sub(due)
+            .saturating_sub(stopped.sum());
         self.calls.push(Call {
             what,
             process: log.process.clone(),
