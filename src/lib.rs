@@ -260,10 +260,10 @@ pub mod clock {
 pub mod backend {
     #[doc(inline)]
     pub use lockkeeper_core::{
-        AcquireRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant, Key, KeySpec,
-        KeyValue, LeaseVerifier, LeaseVerifiers, LockProvider, OpenContext, OpenOptions, Owner,
-        Proof, ProofValue, RenewRequest, Renewal, StoreInfo, StoreUrl, Takes, Tick, Timer,
-        epoch_at,
+        AcquireRequest, AttemptRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant,
+        Key, KeySpec, KeyValue, LeaseVerifier, LeaseVerifiers, LockProvider, OpenContext,
+        OpenOptions, Operation, Owner, Proof, ProofValue, ReleaseRequest, RenewRequest, Renewal,
+        StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

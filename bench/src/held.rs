@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::backend::{
-    AcquireRequest, Capabilities, ErasedLease, Grant, LeaseVerifier, LockProvider, Proof,
-    RenewRequest, Renewal, StoreInfo,
+    AcquireRequest, Capabilities, ErasedLease, Grant, LeaseVerifier, LockProvider, Operation,
+    Proof, Renewal, StoreInfo,
 };
 use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper::clock::HostInstant;
@@ -63,9 +63,9 @@ impl LockProvider for Counted {
         self.provider.renew(lease, ttl, deadline)
     }
 
-    fn renew_batch(&self, batch: &mut [RenewRequest<'_, ErasedLease>]) {
+    fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {
         self.renewals.fetch_add(1, Ordering::Relaxed);
-        self.provider.renew_batch(batch);
+        self.provider.batch(batch);
     }
 
     fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {

@@ -132,9 +132,9 @@ impl StoreInfo for Tap {
         self.inner.location()
     }
 
-    /// Returns those of the store, except that leases are renewed one by one: a fault is of one lease.
+    /// Returns those of the store, except that nothing travels together: a fault is of one operation.
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities().with_renew_batch(1)
+        self.inner.capabilities().with_batch(1)
     }
 
     fn usage(&self) -> Option<Usage> {

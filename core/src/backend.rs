@@ -3,12 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::batch::{Operation, foreign_lease};
 use crate::clock::HostInstant;
 use crate::engine::verify::LeaseVerifier;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
+#[cfg(doc)]
+use crate::error::ErrorKind;
 use crate::proof::Proof;
 use crate::provider::{
-    AcquireRequest, ErasedLease, Grant, LockProvider, Released, RenewRequest, Renewal, StoreInfo,
+    AcquireRequest, ErasedLease, Grant, LockProvider, Released, Renewal, StoreInfo,
 };
 
 /// A store that can grant locks, as its author implements it.
@@ -82,13 +85,26 @@ pub trait Backend: StoreInfo {
         deadline: HostInstant,
     ) -> Result<Renewal, Error>;
 
-    /// Renews up to [`Capabilities::renew_batch`](crate::Capabilities::renew_batch) leases, each with
-    /// an answer of its own.
+    /// Carries out up to [`Capabilities::batch`](crate::Capabilities::batch) operations, each with an
+    /// answer of its own.
     ///
-    /// Override it if the store takes many in one request.
-    fn renew_batch(&self, batch: &mut [RenewRequest<'_, Self::Lease>]) {
-        for request in batch {
-            request.answer = Some(self.renew(request.lease, request.ttl, request.deadline));
+    /// What the threads of a process ask at the same moment comes here together, and so do the renewals
+    /// that are due. Override it if the store takes many operations in one request, and say how many by
+    /// [`Capabilities::with_batch`](crate::Capabilities::with_batch); without that, only the single verbs
+    /// are called. The operations are about different leases and names, in no order.
+    ///
+    /// The call returns by the latest [deadline](Operation::deadline). An operation that is due earlier is
+    /// no reason to end it: its caller does not wait for the others. A request that got no reply is
+    /// [`ErrorKind::Unknown`] for each operation in it, and the engine asks again for each.
+    fn batch(&self, batch: &mut [Operation<'_, Self::Lease>]) {
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(self.acquire(it.request)),
+                Operation::Renew(it) => {
+                    it.answer = Some(self.renew(it.lease, it.ttl, it.deadline));
+                }
+                Operation::Release(it) => it.answer = Some(self.release(it.lease, it.deadline)),
+            }
         }
     }
 
@@ -143,25 +159,12 @@ impl<B: Backend> LockProvider for B {
         }
     }
 
-    fn renew_batch(&self, batch: &mut [RenewRequest<'_, ErasedLease>]) {
-        let (mut requests, mut answers) = (Vec::new(), Vec::new());
-        for request in batch {
-            match request.lease.downcast_mut() {
-                Some(lease) => {
-                    requests.push(RenewRequest {
-                        lease,
-                        ttl: request.ttl,
-                        deadline: request.deadline,
-                        answer: None,
-                    });
-                    answers.push(&mut request.answer);
-                }
-                None => request.answer = Some(Err(foreign_lease())),
-            }
-        }
-        Backend::renew_batch(self, &mut requests);
-        for (answer, request) in answers.into_iter().zip(requests) {
-            *answer = request.answer;
+    fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {
+        let typed = batch.iter_mut().filter_map(Operation::downcast);
+        let (mut typed, answers): (Vec<_>, Vec<_>) = typed.unzip();
+        Backend::batch(self, &mut typed);
+        for (answer, operation) in answers.into_iter().zip(typed) {
+            answer.take(operation);
         }
     }
 
@@ -181,17 +184,12 @@ impl<B: Backend> LockProvider for B {
     }
 }
 
-fn foreign_lease() -> Error {
-    Error::new(
-        ErrorKind::Incompatible,
-        "the lease belongs to another type of provider; give each provider its own leases",
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::RenewRequest;
     use crate::capabilities::Capabilities;
+    use crate::error::ErrorKind;
 
     #[derive(Debug)]
     struct Store;
@@ -231,16 +229,21 @@ mod tests {
         let store: &dyn LockProvider = &Store;
         let (mut own, mut foreign) = (ErasedLease::new(1_u8), ErasedLease::new("foreign"));
         let ttl = Duration::from_secs(1);
-        let mut batch = [&mut own, &mut foreign].map(|lease| RenewRequest {
-            lease,
-            ttl,
-            deadline: HostInstant::NEVER,
-            answer: None,
+        let mut batch = [&mut own, &mut foreign].map(|lease| {
+            Operation::Renew(RenewRequest {
+                lease,
+                ttl,
+                deadline: HostInstant::NEVER,
+                answer: None,
+            })
         });
-        store.renew_batch(&mut batch);
-        let [renewed, refused] = batch.map(|request| request.answer.unwrap());
-        assert_eq!(renewed.unwrap(), Renewal::Renewed);
-        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Incompatible);
+        store.batch(&mut batch);
+        let [Operation::Renew(renewed), Operation::Renew(refused)] = batch else {
+            panic!("the operations are renewals");
+        };
+        assert_eq!(renewed.answer.unwrap().unwrap(), Renewal::Renewed);
+        let refused = refused.answer.unwrap().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Incompatible);
         let released = store.release(&mut foreign, HostInstant::NEVER);
         assert_eq!(released.unwrap_err().kind(), ErrorKind::Incompatible);
         let released = store.release(&mut own, HostInstant::NEVER);

@@ -69,7 +69,7 @@ impl FromStr for Capability {
 pub struct Capabilities {
     has: u32,
     min_ttl: Duration,
-    renew_batch: usize,
+    batch: usize,
     attempt_limit: Duration,
 }
 
@@ -77,12 +77,12 @@ impl Capabilities {
     /// The smallest ttl of any store: scheduling delays would use up a shorter lease.
     pub const MIN_TTL: Duration = Duration::from_millis(100);
 
-    /// Makes capabilities with nothing beyond the contract, the smallest ttl, and one renewal a call.
+    /// Makes capabilities with nothing beyond the contract, the smallest ttl, and one operation a call.
     pub const fn new() -> Self {
         Self {
             has: 0,
             min_ttl: Self::MIN_TTL,
-            renew_batch: 1,
+            batch: 1,
             attempt_limit: Duration::from_secs(2),
         }
     }
@@ -101,10 +101,11 @@ impl Capabilities {
         self
     }
 
-    /// Sets how many leases the store renews in one call; never under one.
+    /// Sets how many operations one call of [`Backend::batch`](crate::Backend::batch) takes; never under
+    /// one. With one, the engine calls the single verbs only.
     #[must_use]
-    pub const fn with_renew_batch(mut self, leases: usize) -> Self {
-        self.renew_batch = if leases == 0 { 1 } else { leases };
+    pub const fn with_batch(mut self, operations: usize) -> Self {
+        self.batch = if operations == 0 { 1 } else { operations };
         self
     }
 
@@ -130,9 +131,9 @@ impl Capabilities {
         self.attempt_limit
     }
 
-    /// Returns how many leases one call of [`renew_batch`](crate::Backend::renew_batch) takes.
-    pub const fn renew_batch(&self) -> usize {
-        self.renew_batch
+    /// Returns how many operations one call of [`Backend::batch`](crate::Backend::batch) takes.
+    pub const fn batch(&self) -> usize {
+        self.batch
     }
 }
 

@@ -7,6 +7,7 @@ mod background_release;
 mod backoff;
 mod close;
 mod deadline;
+mod exchange;
 mod head;
 pub(crate) mod hold;
 pub(crate) mod opening;

@@ -7,6 +7,7 @@
 
 mod admin;
 mod backend;
+mod batch;
 mod builder;
 mod cancel;
 mod capabilities;
@@ -31,6 +32,7 @@ mod workers;
 
 pub use admin::{Admin, Finding, HeldName, Holder, Severity};
 pub use backend::Backend;
+pub use batch::{AttemptRequest, Operation, ReleaseRequest, RenewRequest};
 pub use builder::LockKeeperBuilder;
 pub use cancel::{CancelRegistration, CancelToken};
 pub use capabilities::{Capabilities, Capability};
@@ -46,8 +48,7 @@ pub use observer::Observer;
 pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, OpenOptions, Outage, Wait};
 pub use proof::{CommitProof, Proof, ProofValue};
 pub use provider::{
-    AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, RenewRequest, Renewal,
-    StoreInfo, Usage,
+    AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, Renewal, StoreInfo, Usage,
 };
 pub use reentrant::{ReentrantGuard, ReentrantKeeper};
 pub use timer::{Tick, Timer};

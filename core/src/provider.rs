@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crate::admin::Admin;
+use crate::batch::Operation;
 use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::clock::{Clock, HostInstant, SystemClock};
@@ -73,8 +74,8 @@ pub trait LockProvider: StoreInfo {
         deadline: HostInstant,
     ) -> Result<Renewal, Error>;
 
-    /// Renews several leases: [`Backend::renew_batch`](crate::Backend::renew_batch).
-    fn renew_batch(&self, batch: &mut [RenewRequest<'_, ErasedLease>]);
+    /// Carries out several operations: [`Backend::batch`](crate::Backend::batch).
+    fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]);
 
     /// Releases a lease: [`Backend::release`](crate::Backend::release).
     ///
@@ -156,19 +157,6 @@ impl fmt::Debug for ErasedLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
-}
-
-/// One lease of a [`Backend::renew_batch`](crate::Backend::renew_batch).
-#[derive(Debug)]
-pub struct RenewRequest<'a, L> {
-    /// The lease to renew.
-    pub lease: &'a mut L,
-    /// How long the lease lives from now on.
-    pub ttl: Duration,
-    /// The time after which the answer is of no use.
-    pub deadline: HostInstant,
-    /// The answer, as [`Backend::renew`](crate::Backend::renew) gives it. `None` counts as unknown.
-    pub answer: Option<Result<Renewal, Error>>,
 }
 
 /// The store's answer to a renewal.

@@ -3,18 +3,18 @@
 //! One thread watches the deadlines of all leases and never does I/O; workers renew the leases and
 //! call the user's code.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::error::{Error, ErrorKind};
-use crate::provider::{ErasedLease, RenewRequest, Renewal};
+use crate::error::Error;
+use crate::provider::{ErasedLease, Renewal};
 use crate::sync::run_caught;
 use crate::timer::{MAX_SLEEP, Tick};
 use crate::workers::MAX_QUEUED;
 
+use super::exchange::{LeaseAsk, LeaseVerb};
 use super::hold::acquired::Acquired;
 use super::hold::lease::Asked;
 use super::hold::{Hold, HoldState};
@@ -67,7 +67,7 @@ impl Engine {
         for hold in &due.lost {
             self.queue.detach(&hold.name, hold);
         }
-        let batches = due.renew.chunks(self.capabilities.renew_batch().max(1));
+        let batches = due.renew.chunks(self.capabilities.batch().max(1));
         let renewals = batches.map(|batch| Job::Renew(batch.to_vec()));
         let jobs = renewals
             .chain(due.lost.into_iter().map(Job::NotifyLost))
@@ -110,43 +110,29 @@ impl Engine {
     /// Renews the leases of a batch; each gets its answer.
     fn renew_batch(self: &Arc<Self>, holds: &[Arc<Hold>]) {
         let (clock, round) = (&*self.clock, self.doubts.rounds());
-        let mut taken: Vec<(&Arc<Hold>, ErasedLease, HostInstant)> = holds
-            .iter()
-            .filter_map(|hold| {
-                let (lease, deadline) = hold.take_to_renew(clock)?;
-                Some((hold, lease, deadline))
-            })
-            .collect();
         let asked_at = clock.now();
-        let mut batch: Vec<RenewRequest<'_, ErasedLease>> = taken
-            .iter_mut()
-            .map(|(hold, lease, deadline)| RenewRequest {
-                lease,
-                ttl: hold.renewal_ttl(asked_at),
-                deadline: *deadline,
-                answer: None,
-            })
-            .collect();
-        // A backend's panic must not end the renewal of all leases.
-        let result = catch_unwind(AssertUnwindSafe(|| self.provider.renew_batch(&mut batch)));
-        let no_answer = if result.is_err() {
-            "the backend panicked while it renewed"
-        } else {
-            "the backend gave no answer to a renewal"
-        };
-        let no_answer = || Err(Error::new(ErrorKind::Unknown, no_answer));
-        let answers: Vec<_> = batch
-            .into_iter()
-            .map(|request| (request.ttl, request.answer.unwrap_or_else(no_answer)))
-            .collect();
-        for ((hold, lease, _), (ttl, answer)) in taken.into_iter().zip(answers) {
+        let (mut taken, mut asks) = (Vec::new(), Vec::new());
+        for hold in holds {
+            if let Some((lease, deadline)) = hold.take_to_renew(clock) {
+                let ttl = hold.renewal_ttl(asked_at);
+                let verb = LeaseVerb::Renew { ttl };
+                taken.push((hold, ttl));
+                asks.push(LeaseAsk {
+                    lease,
+                    verb,
+                    deadline,
+                });
+            }
+        }
+        let (_, answers) = self.exchange(&[], &mut asks);
+        for (((hold, ttl), ask), answer) in taken.into_iter().zip(asks).zip(answers) {
             let asked = Asked {
                 at: asked_at,
                 ttl,
                 round,
                 by_hand: false,
             };
-            self.apply_renewal(hold, lease, &answer, &asked);
+            self.apply_renewal(hold, ask.lease, &answer.map(renewal), &asked);
         }
     }
 
@@ -212,6 +198,14 @@ impl Engine {
         if asked.round != self.doubts.rounds() {
             self.verify(hold);
         }
+    }
+}
+
+/// Returns the renewal's answer for a lease that is held, or not any more.
+fn renewal(is_held: bool) -> Renewal {
+    match is_held {
+        true => Renewal::Renewed,
+        false => Renewal::Lost,
     }
 }
 

@@ -1,0 +1,169 @@
+//! Operations that travel to a store together.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::clock::HostInstant;
+use crate::error::{Error, ErrorKind};
+use crate::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
+
+/// One operation of a [`Backend::batch`](crate::Backend::batch): what is asked, and the place for its
+/// answer. An operation without an answer counts as unknown.
+#[derive(Debug)]
+pub enum Operation<'a, L> {
+    /// Tries to acquire a name, without a wait.
+    Acquire(AttemptRequest<'a, L>),
+    /// Renews a lease.
+    Renew(RenewRequest<'a, L>),
+    /// Releases a lease.
+    Release(ReleaseRequest<'a, L>),
+}
+
+/// A single attempt to acquire a name.
+pub struct AttemptRequest<'a, L> {
+    /// The request. It has no [deadline](AcquireRequest::deadline), since the attempt does not wait.
+    pub request: &'a AcquireRequest<'a>,
+    /// The time after which nobody waits for the answer. A store that can does not grant the name
+    /// later; the engine gives a late grant back.
+    pub deadline: HostInstant,
+    /// The answer, as [`Backend::acquire`](crate::Backend::acquire) gives it.
+    pub answer: Option<Result<Option<Grant<L>>, Error>>,
+}
+
+/// A renewal.
+#[derive(Debug)]
+pub struct RenewRequest<'a, L> {
+    /// The lease to renew.
+    pub lease: &'a mut L,
+    /// How long the lease lives from now on.
+    pub ttl: Duration,
+    /// The time after which the answer is of no use.
+    pub deadline: HostInstant,
+    /// The answer, as [`Backend::renew`](crate::Backend::renew) gives it.
+    pub answer: Option<Result<Renewal, Error>>,
+}
+
+/// A release.
+#[derive(Debug)]
+pub struct ReleaseRequest<'a, L> {
+    /// The lease to release.
+    pub lease: &'a mut L,
+    /// The time after which nobody waits for the answer.
+    pub deadline: HostInstant,
+    /// The answer, as [`Backend::release`](crate::Backend::release) gives it.
+    pub answer: Option<Result<Released, Error>>,
+}
+
+impl<L> fmt::Debug for AttemptRequest<'_, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttemptRequest")
+            .field("request", &self.request)
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<L> Operation<'_, L> {
+    /// Returns the time after which nobody waits for the answer.
+    pub fn deadline(&self) -> HostInstant {
+        match self {
+            Operation::Acquire(attempt) => attempt.deadline,
+            Operation::Renew(renewal) => renewal.deadline,
+            Operation::Release(release) => release.deadline,
+        }
+    }
+
+    /// Returns whether the operation has its answer.
+    pub fn is_answered(&self) -> bool {
+        match self {
+            Operation::Acquire(attempt) => attempt.answer.is_some(),
+            Operation::Renew(renewal) => renewal.answer.is_some(),
+            Operation::Release(release) => release.answer.is_some(),
+        }
+    }
+
+    /// Answers with an error, such as that of the connection that carried the batch.
+    pub fn fail(&mut self, error: Error) {
+        match self {
+            Operation::Acquire(attempt) => attempt.answer = Some(Err(error)),
+            Operation::Renew(renewal) => renewal.answer = Some(Err(error)),
+            Operation::Release(release) => release.answer = Some(Err(error)),
+        }
+    }
+}
+
+impl<'a> Operation<'a, ErasedLease> {
+    /// Returns the same operation for a lease of type `L`, and the place for its answer. `None` if the
+    /// lease is of another type, which is the answer then.
+    pub(crate) fn downcast<'s, L: Send + fmt::Debug + 'static>(
+        &'s mut self,
+    ) -> Option<(Operation<'s, L>, Answer<'s>)>
+    where
+        'a: 's,
+    {
+        match self {
+            Operation::Acquire(it) => {
+                let attempt = AttemptRequest {
+                    request: it.request,
+                    deadline: it.deadline,
+                    answer: None,
+                };
+                Some((Operation::Acquire(attempt), Answer::Acquire(&mut it.answer)))
+            }
+            Operation::Renew(it) => {
+                let Some(lease) = it.lease.downcast_mut() else {
+                    it.answer = Some(Err(foreign_lease()));
+                    return None;
+                };
+                let renewal = RenewRequest {
+                    lease,
+                    ttl: it.ttl,
+                    deadline: it.deadline,
+                    answer: None,
+                };
+                Some((Operation::Renew(renewal), Answer::Renew(&mut it.answer)))
+            }
+            Operation::Release(it) => {
+                let Some(lease) = it.lease.downcast_mut() else {
+                    it.answer = Some(Err(foreign_lease()));
+                    return None;
+                };
+                let release = ReleaseRequest {
+                    lease,
+                    deadline: it.deadline,
+                    answer: None,
+                };
+                Some((Operation::Release(release), Answer::Release(&mut it.answer)))
+            }
+        }
+    }
+}
+
+/// The place for the answer of an operation.
+pub(crate) enum Answer<'s> {
+    Acquire(&'s mut Option<Result<Option<Grant<ErasedLease>>, Error>>),
+    Renew(&'s mut Option<Result<Renewal, Error>>),
+    Release(&'s mut Option<Result<Released, Error>>),
+}
+
+impl Answer<'_> {
+    /// Takes the answer of the operation that was [downcast](Operation::downcast).
+    pub(crate) fn take<L: Send + fmt::Debug + 'static>(self, operation: Operation<'_, L>) {
+        match (self, operation) {
+            (Answer::Acquire(answer), Operation::Acquire(it)) => {
+                let erase = |grant: Option<Grant<L>>| grant.map(|it| it.map(ErasedLease::new));
+                *answer = it.answer.map(|answer| answer.map(erase));
+            }
+            (Answer::Renew(answer), Operation::Renew(it)) => *answer = it.answer,
+            (Answer::Release(answer), Operation::Release(it)) => *answer = it.answer,
+            _ => {}
+        }
+    }
+}
+
+pub(crate) fn foreign_lease() -> Error {
+    Error::new(
+        ErrorKind::Incompatible,
+        "the lease belongs to another type of provider; give each provider its own leases",
+    )
+}

@@ -1,0 +1,114 @@
+//! One call of a provider with several operations, each with an answer.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use crate::batch::{AttemptRequest, Operation, ReleaseRequest, RenewRequest};
+use crate::clock::HostInstant;
+use crate::error::{Error, ErrorKind};
+use crate::name::LockName;
+use crate::provider::{AcquireRequest, ErasedLease, Grant, Owner, Released, Renewal};
+
+use super::Engine;
+
+/// An attempt to acquire a name, without a wait.
+pub(super) struct Attempt {
+    pub(super) name: LockName,
+    pub(super) ttl: Duration,
+    pub(super) owner: Owner,
+    pub(super) is_retry: bool,
+    /// The time after which nobody waits for the answer.
+    pub(super) deadline: HostInstant,
+}
+
+/// A renewal or a release. It owns the lease, since its caller may stop waiting.
+pub(super) struct LeaseAsk {
+    pub(super) lease: ErasedLease,
+    pub(super) verb: LeaseVerb,
+    /// The time after which nobody waits for the answer.
+    pub(super) deadline: HostInstant,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum LeaseVerb {
+    Renew { ttl: Duration },
+    Release,
+}
+
+pub(super) type AttemptAnswer = Result<Option<Grant<ErasedLease>>, Error>;
+
+/// Whether the lease was still held.
+pub(super) type LeaseAnswer = Result<bool, Error>;
+
+impl Engine {
+    /// Asks the provider for all of it in one call. The answers are in the order of the questions.
+    pub(super) fn exchange(
+        &self,
+        attempts: &[Attempt],
+        asks: &mut [LeaseAsk],
+    ) -> (Vec<AttemptAnswer>, Vec<LeaseAnswer>) {
+        let now = self.clock.now();
+        let nothing = || {};
+        let no_retry = |error: &Error, _| Err(error.clone());
+        let requests = attempts.iter().map(|attempt| AcquireRequest {
+            name: &attempt.name,
+            ttl: attempt.ttl,
+            deadline: None,
+            started: Cell::new(now),
+            owner: Cell::new(Some(attempt.owner)),
+            is_retry: Cell::new(attempt.is_retry),
+            answered_at: Cell::new(None),
+            cancel: None,
+            clock: &*self.clock,
+            contended: &nothing,
+            retry: &no_retry,
+        });
+        let requests: Vec<_> = requests.collect();
+        let attempts = attempts.iter().zip(&requests).map(|(attempt, request)| {
+            Operation::Acquire(AttemptRequest {
+                request,
+                deadline: attempt.deadline,
+                answer: None,
+            })
+        });
+        let asks = asks.iter_mut().map(|ask| match ask.verb {
+            LeaseVerb::Renew { ttl } => Operation::Renew(RenewRequest {
+                lease: &mut ask.lease,
+                ttl,
+                deadline: ask.deadline,
+                answer: None,
+            }),
+            LeaseVerb::Release => Operation::Release(ReleaseRequest {
+                lease: &mut ask.lease,
+                deadline: ask.deadline,
+                answer: None,
+            }),
+        });
+        let mut batch: Vec<_> = attempts.chain(asks).collect();
+        // The keeper's own threads come through here, which a backend's panic must not end.
+        let result = catch_unwind(AssertUnwindSafe(|| self.provider.batch(&mut batch)));
+        let no_answer = match result {
+            Ok(()) => "the backend gave no answer",
+            Err(_) => "the backend panicked while it was asked",
+        };
+        let no_answer = || Error::new(ErrorKind::Unknown, no_answer);
+        let (mut granted, mut held) = (Vec::new(), Vec::new());
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => {
+                    granted.push(it.answer.unwrap_or_else(|| Err(no_answer())));
+                }
+                Operation::Renew(it) => {
+                    let answer = it.answer.unwrap_or_else(|| Err(no_answer()));
+                    held.push(answer.map(|found| found == Renewal::Renewed));
+                }
+                Operation::Release(it) => {
+                    let answer = it.answer.unwrap_or_else(|| Err(no_answer()));
+                    held.push(answer.map(|found| found == Released::Done));
+                }
+            }
+        }
+        (granted, held)
+    }
+}
