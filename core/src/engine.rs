@@ -5,9 +5,11 @@ mod acquire;
 mod background;
 mod background_release;
 mod backoff;
+mod batch;
 mod close;
 mod deadline;
 mod exchange;
+mod group;
 mod head;
 pub(crate) mod hold;
 pub(crate) mod opening;
@@ -37,6 +39,7 @@ use crate::workers::Workers;
 use background::BackgroundUse;
 use background_release::BackgroundReleases;
 use close::Closing;
+use group::Requests;
 use hold::Hold;
 use outage::OutageGate;
 use queue::Queue;
@@ -64,6 +67,9 @@ pub(crate) struct Engine {
     /// The thread that watches deadlines.
     timer: Timer,
     workers: Arc<Workers<Job>>,
+    /// What travels together, and the threads that send it.
+    requests: Requests,
+    senders: Arc<Workers<u64>>,
     background: Arc<BackgroundUse>,
     pub(crate) background_releases: BackgroundReleases,
     /// The number of threads that wait in the queue with a deadline.
@@ -96,7 +102,9 @@ impl Engine {
             clock,
             notifier,
             queue: Queue::new(),
-            workers: Workers::new(),
+            workers: Workers::new("lockkeeper-renew"),
+            requests: Requests::new(),
+            senders: Workers::new("lockkeeper-send"),
             background: Arc::new(BackgroundUse::new()),
             background_releases: BackgroundReleases::new(),
             waiting: AtomicUsize::new(0),
@@ -153,6 +161,7 @@ impl Drop for Shared {
         self.background_releases.end();
         self.timer.stop();
         self.workers.stop();
+        self.senders.stop();
         self.background
             .end(match self.background_releases.pending() {
                 0 => CLOSE_LIMIT,

@@ -16,6 +16,7 @@ pub(crate) const MAX_QUEUED: Duration = Duration::from_millis(5);
 /// The queue of jobs and its threads: one, and further ones only while jobs hang, so that a store call
 /// that hangs does not delay the others.
 pub(crate) struct Workers<J> {
+    thread_name: &'static str,
     state: Mutex<State<J>>,
     work: Condvar,
 }
@@ -30,8 +31,9 @@ struct State<J> {
 }
 
 impl<J: Send + 'static> Workers<J> {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(crate) fn new(thread_name: &'static str) -> Arc<Self> {
         Arc::new(Self {
+            thread_name,
             state: Mutex::new(State {
                 stopped: false,
                 jobs: VecDeque::new(),
@@ -73,7 +75,7 @@ impl<J: Send + 'static> Workers<J> {
         for _ in 0..missing {
             let (workers, run) = (Arc::clone(self), run.clone());
             // If the system starts no thread, the next call tries again while the lease lasts.
-            if spawn("lockkeeper-renew", move || workers.work(run)).is_ok() {
+            if spawn(self.thread_name, move || workers.work(run)).is_ok() {
                 state.threads += 1;
                 state.progress = Instant::now();
             }

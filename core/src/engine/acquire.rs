@@ -14,6 +14,7 @@ use crate::provider::AcquireRequest;
 use crate::timer::MAX_SLEEP;
 
 use super::backoff::Limits;
+use super::group::Alone;
 use super::hold::acquired::Acquired;
 use super::outage::outlasted;
 use super::queue::Entered;
@@ -27,6 +28,8 @@ pub(super) struct Acquisition<'a, 'e> {
     pub(super) terms: LeaseTerms,
     pub(super) kind: WaitKind,
     pub(super) request: AcquireRequest<'a>,
+    /// Set while this acquisition asks the store, and no other thread does.
+    pub(super) alone: &'a Alone,
     /// The retries of this acquisition while it is the head.
     pub(super) retry: &'a RefCell<Retry<'e>>,
     /// Cancelled by the caller or by the keeper.
@@ -60,7 +63,9 @@ impl Engine {
                 self.notifier.notify(|o| o.contended(name));
             }
         };
+        let alone = Alone::default();
         let contended = || {
+            self.end_alone(&alone);
             self.answered();
             self.queue.contended(name);
             notify_contended();
@@ -93,6 +98,7 @@ impl Engine {
             engine: self,
             terms,
             kind,
+            alone: &alone,
             retry: &retry,
             token,
             cancel: options.cancel.as_ref(),

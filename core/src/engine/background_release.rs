@@ -18,6 +18,8 @@ use crate::timer::spawn;
 
 use super::Engine;
 use super::backoff::Limits;
+use super::batch::Entry;
+use super::group::{Leases, LeftLease};
 use super::hold::acquired::Acquired;
 use super::hold::lease::Unwanted;
 use super::release::{DROP_LIMIT, Ending, RELEASE_LIMIT, ReleaseAttempt};
@@ -148,11 +150,7 @@ impl Engine {
         guard: Box<DroppedGuard>,
     ) {
         if !self.background_releases.begin() {
-            let text = format!(
-                "{MAX_PENDING} dropped guards wait for the store already, so this lock was not released; the store frees it after its ttl"
-            );
-            let error = Error::new(ErrorKind::Unavailable, text);
-            return self.end_dropped(&guard, Err(error));
+            return self.end_dropped(&guard, Err(too_many()));
         }
         let hold = Arc::clone(&guard.acquired.hold);
         let (guard, lease) = match lease {
@@ -214,16 +212,44 @@ impl Engine {
         }
     }
 
+    /// Leaves the release of a guard's lease to the batch that is under way with it.
+    pub(super) fn release_under_way(
+        self: &Arc<Self>,
+        entry: &Entry<Leases>,
+        guard: Box<DroppedGuard>,
+    ) {
+        let ttl = guard.acquired.hold.policy.ttl();
+        let guard = match self.background_releases.begin() {
+            true => Some(guard),
+            false => {
+                self.end_dropped(&guard, Err(too_many()));
+                None
+            }
+        };
+        self.leave_lease(entry, LeftLease::Release { ttl, guard });
+    }
+
     /// Finishes releases until none is left.
-    fn finish_releases(&self) {
-        while let Some(mut release) = self.background_releases.next() {
-            let answer = self.release_until_answered(&mut release);
-            drop(release.lease);
-            self.end_release(release.guard, answer);
+    fn finish_releases(self: &Arc<Self>) {
+        while let Some(release) = self.background_releases.next() {
+            let kept_name = release.kept_name().cloned();
+            let PendingRelease {
+                lease,
+                until,
+                mut guard,
+            } = release;
+            let guard_of = (&mut guard, kept_name.as_ref());
+            if let Some(answer) = self.release_until_answered(lease, until, guard_of) {
+                self.end_release(guard, answer);
+            }
         }
     }
 
-    fn end_release(&self, guard: Option<Box<DroppedGuard>>, answer: Result<Released, Error>) {
+    pub(super) fn end_release(
+        &self,
+        guard: Option<Box<DroppedGuard>>,
+        answer: Result<Released, Error>,
+    ) {
         if let Some(guard) = guard {
             self.end_dropped(&guard, answer);
         }
@@ -237,47 +263,70 @@ impl Engine {
         let _ = self.report_end(&guard.acquired, guard.ending, answer);
     }
 
-    /// Asks the store to release a lease until it answers, or has ended the lease by itself.
-    fn release_until_answered(&self, release: &mut PendingRelease) -> Result<Released, Error> {
-        let fail = |release: &PendingRelease, cause: &Error| {
-            if let Some(name) = release.kept_name() {
+    /// Asks the store to release a lease until it answers, or has ended the lease by itself. `None` if a
+    /// batch that is under way with it finishes the release.
+    fn release_until_answered(
+        self: &Arc<Self>,
+        mut lease: ErasedLease,
+        until: HostInstant,
+        (guard, kept_name): (&mut Option<Box<DroppedGuard>>, Option<&LockName>),
+    ) -> Option<Result<Released, Error>> {
+        let fail = |cause: &Error| {
+            if let Some(name) = kept_name {
                 self.queue.fail(name, cause);
             }
         };
         let limits = Limits {
             clock: &*self.clock,
-            until: release.until,
+            until,
             cancel: Some(&self.background_releases.ended),
         };
-        let lost_reply = release
-            .guard
-            .as_mut()
-            .and_then(|guard| guard.lost_reply.take());
+        let lost_reply = guard.as_mut().and_then(|guard| guard.lost_reply.take());
         let mut retry = Retry::new(limits, self.clock.now())
             .through_outages(&self.outage)
             .continued(lost_reply);
         if let Some((_, cause)) = self.outage.current() {
-            fail(release, &cause);
+            fail(&cause);
         }
-        retry.before_first().map_err(not_released)?;
+        let mut paused = retry.before_first();
         loop {
+            if let Err(error) = paused {
+                return Some(Err(not_released(error)));
+            }
             let asked_at = self.clock.now();
-            let deadline = release.until.min(asked_at + RELEASE_LIMIT);
-            let lease = &mut release.lease;
+            let deadline = until.min(asked_at + RELEASE_LIMIT);
             let error = match self.attempt_release(lease, deadline, retry.lost_reply()) {
                 ReleaseAttempt::Answered(answer) => {
                     let took = self.clock.now().saturating_since(asked_at);
                     self.background_releases.set_slow(took >= DROP_LIMIT);
-                    return answer;
+                    return Some(answer);
                 }
-                ReleaseAttempt::NoAnswer(error) => error,
+                ReleaseAttempt::NoAnswer(again, error) => {
+                    lease = again;
+                    error
+                }
+                ReleaseAttempt::UnderWay(entry) => {
+                    if guard.is_none() {
+                        self.background_releases.finish();
+                    }
+                    let (ttl, guard) = (until.saturating_since(asked_at), guard.take());
+                    self.leave_lease(&entry, LeftLease::Release { ttl, guard });
+                    return None;
+                }
             };
             if error.kind() == ErrorKind::Unavailable {
-                fail(release, &error);
+                fail(&error);
             }
-            retry.after(&error, None).map_err(not_released)?;
+            paused = retry.after(&error, None);
         }
     }
+}
+
+fn too_many() -> Error {
+    let text = format!(
+        "{MAX_PENDING} dropped guards wait for the store already, so this lock was not released; the store frees it after its ttl"
+    );
+    Error::new(ErrorKind::Unavailable, text)
 }
 
 /// Returns the error of a guard that was dropped, and that the store did not release.

@@ -121,7 +121,7 @@ impl<'e> Acquisition<'_, 'e> {
     fn attempt(&self) -> Result<AttemptResult, Error> {
         let (engine, request) = (self.engine, &self.request);
         request.answered_at.set(None);
-        let answer = engine.provider.acquire(request);
+        let answer = engine.request_name(request, self.alone);
         let is_answer = match &answer {
             Ok(_) => !request.is_cancelled(),
             Err(error) => is_from_store(error.kind()),

@@ -15,6 +15,9 @@ use crate::sync::run_caught;
 
 use super::background_release::DroppedGuard;
 use super::backoff::Limits;
+use super::batch::Entry;
+use super::exchange::{LeaseAsk, LeaseVerb};
+use super::group::{LeaseReply, Leases, LeftLease, released, unanswered};
 use super::hold::acquired::Acquired;
 use super::hold::lease::Ended;
 use super::hold::{Callbacks, Hold};
@@ -43,12 +46,14 @@ pub(super) enum ReleaseAttempt {
     Answered(Result<Released, Error>),
     /// The store did not answer; it may have released the lease if the error is
     /// [`ErrorKind::Unknown`].
-    NoAnswer(Error),
+    NoAnswer(ErasedLease, Error),
+    /// The deadline came while the request was under way: [leave](Engine::leave_lease) it.
+    UnderWay(Arc<Entry<Leases>>),
 }
 
 impl Engine {
     /// Ends a guard whose holder waits for the store's answer.
-    pub(crate) fn release(&self, acquired: &Acquired) -> Result<Released, Error> {
+    pub(crate) fn release(self: &Arc<Self>, acquired: &Acquired) -> Result<Released, Error> {
         let now = self.clock.now();
         let Some((ending, ended)) = self.end_guard(acquired, now) else {
             return Ok(Released::Done);
@@ -69,10 +74,10 @@ impl Engine {
             // The lease was lost before. The store may still have it, so its release comes first.
             ending.keeps_name = self.queue.begin_release(&acquired.hold.name);
         }
-        let mut lost_reply = None;
+        let (mut lost_reply, mut under_way) = (None, None);
         if ending.in_time
             && !self.is_silent()
-            && let Some(lease) = &mut ended.lease
+            && let Some(lease) = ended.lease.take()
         {
             match self.attempt_release(lease, now + DROP_LIMIT, None) {
                 ReleaseAttempt::Answered(answer) => {
@@ -80,18 +85,23 @@ impl Engine {
                     let _ = self.conclude(acquired, ending, ended.callbacks, answer);
                     return;
                 }
-                ReleaseAttempt::NoAnswer(error) => {
-                    self.background_releases.set_slow(true);
+                ReleaseAttempt::NoAnswer(lease, error) => {
+                    ended.lease = Some(lease);
                     lost_reply = Some(error).filter(|it| it.kind() == ErrorKind::Unknown);
                 }
+                ReleaseAttempt::UnderWay(entry) => under_way = Some(entry),
             }
+            self.background_releases.set_slow(true);
         }
-        let guard = DroppedGuard {
+        let guard = Box::new(DroppedGuard {
             acquired: acquired.clone(),
             ending,
             lost_reply,
-        };
-        self.release_later(ended.lease, Box::new(guard));
+        });
+        match under_way {
+            None => self.release_later(ended.lease, guard),
+            Some(entry) => self.release_under_way(&entry, guard),
+        }
         self.run_callbacks(&acquired.hold, ending, ended.callbacks);
     }
 
@@ -174,7 +184,7 @@ impl Engine {
 
     /// Releases a lease that a renewal may have.
     fn return_lease(
-        &self,
+        self: &Arc<Self>,
         hold: &Hold,
         lease: Option<ErasedLease>,
         now: HostInstant,
@@ -194,9 +204,17 @@ impl Engine {
         };
         let mut retry = Retry::new(limits, now);
         loop {
-            match self.attempt_release(&mut lease, deadline, retry.lost_reply()) {
+            match self.attempt_release(lease, deadline, retry.lost_reply()) {
                 ReleaseAttempt::Answered(answer) => return answer,
-                ReleaseAttempt::NoAnswer(error) => retry.after(&error, None)?,
+                ReleaseAttempt::NoAnswer(again, error) => {
+                    retry.after(&error, None)?;
+                    lease = again;
+                }
+                ReleaseAttempt::UnderWay(entry) => {
+                    let (ttl, guard) = (hold.policy.ttl(), None);
+                    self.leave_lease(&entry, LeftLease::Release { ttl, guard });
+                    return Err(unanswered());
+                }
             }
         }
     }
@@ -205,23 +223,31 @@ impl Engine {
     /// reply was lost.
     #[inline(always)] // See the module.
     pub(super) fn attempt_release(
-        &self,
-        lease: &mut ErasedLease,
+        self: &Arc<Self>,
+        lease: ErasedLease,
         deadline: HostInstant,
         lost_reply: Option<&Error>,
     ) -> ReleaseAttempt {
+        let ask = LeaseAsk {
+            lease,
+            verb: LeaseVerb::Release,
+            deadline,
+        };
         // A guard may be dropped while its thread panics; a second panic would abort.
-        let attempt = AssertUnwindSafe(|| self.provider.release(lease, deadline));
-        let Ok(answer) = catch_unwind(attempt) else {
-            return ReleaseAttempt::Answered(Err(Error::new(
-                ErrorKind::Unknown,
-                "the backend panicked while it released; the store frees the lock after its ttl",
-            )));
+        let (lease, answer) = match catch_unwind(AssertUnwindSafe(|| self.ask_about(ask))) {
+            Ok(LeaseReply::Answered(lease, answer)) => (lease, answer.map(released)),
+            Ok(LeaseReply::UnderWay(entry)) => return ReleaseAttempt::UnderWay(entry),
+            Err(_) => {
+                return ReleaseAttempt::Answered(Err(Error::new(
+                    ErrorKind::Unknown,
+                    "the backend panicked while it released; the store frees the lock after its ttl",
+                )));
+            }
         };
         match (answer, lost_reply) {
             (Err(error), _) if is_no_answer(error.kind()) => {
                 self.unanswered(error.kind());
-                ReleaseAttempt::NoAnswer(error)
+                ReleaseAttempt::NoAnswer(lease, error)
             }
             (answer, lost_reply) => {
                 self.answered();

@@ -15,6 +15,7 @@ use crate::timer::{MAX_SLEEP, Tick};
 use crate::workers::MAX_QUEUED;
 
 use super::exchange::{LeaseAsk, LeaseVerb};
+use super::group::{LeaseReply, LeftLease, renewal, unanswered};
 use super::hold::acquired::Acquired;
 use super::hold::lease::Asked;
 use super::hold::{Hold, HoldState};
@@ -110,20 +111,20 @@ impl Engine {
     /// Renews the leases of a batch; each gets its answer.
     fn renew_batch(self: &Arc<Self>, holds: &[Arc<Hold>]) {
         let (clock, round) = (&*self.clock, self.doubts.rounds());
+        let take = |hold: &Arc<Hold>| Some((Arc::clone(hold), hold.take_to_renew(clock)?));
+        let taken: Vec<_> = holds.iter().filter_map(take).collect();
         let asked_at = clock.now();
-        let (mut taken, mut asks) = (Vec::new(), Vec::new());
-        for hold in holds {
-            if let Some((lease, deadline)) = hold.take_to_renew(clock) {
-                let ttl = hold.renewal_ttl(asked_at);
-                let verb = LeaseVerb::Renew { ttl };
-                taken.push((hold, ttl));
-                asks.push(LeaseAsk {
-                    lease,
-                    verb,
-                    deadline,
-                });
-            }
-        }
+        let asks = taken.into_iter().map(|(hold, (lease, deadline))| {
+            let ttl = hold.renewal_ttl(asked_at);
+            let verb = LeaseVerb::Renew { ttl };
+            let ask = LeaseAsk {
+                lease,
+                verb,
+                deadline,
+            };
+            ((hold, ttl), ask)
+        });
+        let (taken, mut asks): (Vec<_>, Vec<_>) = asks.unzip();
         let (_, answers) = self.exchange(&[], &mut asks);
         for (((hold, ttl), ask), answer) in taken.into_iter().zip(asks).zip(answers) {
             let asked = Asked {
@@ -132,13 +133,13 @@ impl Engine {
                 round,
                 by_hand: false,
             };
-            self.apply_renewal(hold, ask.lease, &answer.map(renewal), &asked);
+            self.apply_renewal(&hold, ask.lease, &answer.map(renewal), &asked);
         }
     }
 
     /// Renews a lease for its guard's holder, after a renewal that is under way.
     pub(crate) fn renew_now(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<Renewal, Error> {
-        let Some((mut lease, deadline)) = hold.wait_to_renew(&*self.clock) else {
+        let Some((lease, deadline)) = hold.wait_to_renew(&*self.clock) else {
             return Ok(Renewal::Lost);
         };
         let (round, ttl) = (self.doubts.rounds(), hold.policy.ttl());
@@ -148,8 +149,23 @@ impl Engine {
             round,
             by_hand: true,
         };
-        let answer = self.provider.renew(&mut lease, ttl, deadline);
-        self.apply_renewal(hold, lease, &answer, &asked);
+        let ask = LeaseAsk {
+            lease,
+            verb: LeaseVerb::Renew { ttl },
+            deadline,
+        };
+        let answer = match self.ask_about(ask) {
+            LeaseReply::Answered(lease, answer) => {
+                let answer = answer.map(renewal);
+                self.apply_renewal(hold, lease, &answer, &asked);
+                answer
+            }
+            LeaseReply::UnderWay(entry) => {
+                let hold = Arc::clone(hold);
+                self.leave_lease(&entry, LeftLease::Renewal { hold, asked });
+                Err(unanswered())
+            }
+        };
         answer.map_err(|error| self.located(&hold.name, error))
     }
 
@@ -161,7 +177,7 @@ impl Engine {
     }
 
     /// Brings a lease back from its renewal, and reports the store's answer.
-    fn apply_renewal(
+    pub(super) fn apply_renewal(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         lease: ErasedLease,
@@ -198,14 +214,6 @@ impl Engine {
         if asked.round != self.doubts.rounds() {
             self.verify(hold);
         }
-    }
-}
-
-/// Returns the renewal's answer for a lease that is held, or not any more.
-fn renewal(is_held: bool) -> Renewal {
-    match is_held {
-        true => Renewal::Renewed,
-        false => Renewal::Lost,
     }
 }
 

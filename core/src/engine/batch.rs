@@ -1,0 +1,307 @@
+//! Group commit inside the process: which request goes to the store at once, and which go together in
+//! the next batch.
+//!
+//! A request that finds no other under way is made by its own thread, alone. Those that come meanwhile
+//! are queued, and a thread of the keeper sends them together when the one before them is done, batch
+//! after batch until none is left. A caller that stops waiting leaves its entry; what comes back for it is
+//! given to the batch's thread with what the caller left.
+//!
+//! Every change of an entry happens under its mutex, and that alone decides races such as "the caller
+//! leaves while the answer comes". This knows neither time nor store, so a model checker can run all of it:
+//! `tests/model/` compiles this file.
+//!
+//! Lock order: the state and an entry are never locked together.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::sync::{Arc, Condvar, Mutex, lock, wait};
+
+/// A kind of request.
+pub(crate) trait Kind {
+    type Ask;
+    type Reply;
+    /// What a caller leaves behind that does not wait for the reply.
+    type Left;
+}
+
+/// The requests of one keeper, of two kinds that travel together.
+pub(crate) struct Batches<A: Kind, B: Kind>(Mutex<State<A, B>>);
+
+struct State<A: Kind, B: Kind> {
+    queues: (Queue<A>, Queue<B>),
+    /// The number of the request that is under way, or of the last one: a batch, or a caller alone.
+    number: u64,
+    stage: Stage,
+}
+
+type Queue<K> = VecDeque<Arc<Entry<K>>>;
+
+/// What a batch takes of a kind.
+pub(crate) type Taken<K> = Vec<(Arc<Entry<K>>, <K as Kind>::Ask)>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Nothing is under way.
+    Idle,
+    /// A caller's request is under way, or a batch.
+    UnderWay,
+    /// A thread is to send the queue, and has not begun.
+    Starting,
+}
+
+/// One request that goes with a batch, and its caller.
+pub(crate) struct Entry<K: Kind> {
+    slot: Mutex<Slot<K>>,
+    changed: Condvar,
+}
+
+struct Slot<K: Kind> {
+    progress: Progress<K>,
+    unparked: bool,
+}
+
+enum Progress<K: Kind> {
+    Queued(K::Ask),
+    /// A batch is under way with it.
+    Sent,
+    Answered(K::Reply),
+    /// The caller has gone.
+    Left(K::Left),
+    /// The caller has its reply, or has taken its request back.
+    Done,
+}
+
+/// What a caller that stops waiting finds.
+pub(crate) enum Stopped<K: Kind> {
+    /// The request was not sent, and never will be.
+    NotSent(K::Ask),
+    /// The request is under way: call [`Entry::leave`].
+    Sent,
+    Answered(K::Reply),
+}
+
+/// What is under way after a request was queued, or has waited for long.
+#[derive(Clone, Copy)]
+pub(crate) enum UnderWay {
+    /// Another request. It may be [overtaken](Batches::overtake) if it hangs.
+    Other(u64),
+    /// The queue is to be sent: have a thread call [`Batches::next`] with it.
+    Start(u64),
+}
+
+impl<A: Kind, B: Kind> Batches<A, B> {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(State {
+            queues: (Queue::new(), Queue::new()),
+            number: 0,
+            stage: Stage::Idle,
+        }))
+    }
+
+    /// Begins a request that the calling thread makes alone. Returns its number for
+    /// [`end_alone`](Self::end_alone); `None` if another request is under way: queue it then.
+    pub(crate) fn begin_alone(&self) -> Option<u64> {
+        let mut state = lock(&self.0);
+        if state.stage != Stage::Idle {
+            return None;
+        }
+        state.stage = Stage::UnderWay;
+        state.number += 1;
+        Some(state.number)
+    }
+
+    /// Ends a request that was made alone. Returns the number with which a thread is to call
+    /// [`next`](Self::next), if any request was queued meanwhile.
+    pub(crate) fn end_alone(&self, number: u64) -> Option<u64> {
+        let mut state = lock(&self.0);
+        if state.number != number {
+            // It was overtaken.
+            return None;
+        }
+        state.stage = Stage::Idle;
+        state.start()
+    }
+
+    /// Queues requests of the first kind, for the same batch.
+    pub(crate) fn push_first(&self, entries: &[Arc<Entry<A>>]) -> UnderWay {
+        lock(&self.0).push(|queues| queues.0.extend(entries.iter().cloned()))
+    }
+
+    /// Queues requests of the second kind, for the same batch.
+    pub(crate) fn push_second(&self, entries: &[Arc<Entry<B>>]) -> UnderWay {
+        lock(&self.0).push(|queues| queues.1.extend(entries.iter().cloned()))
+    }
+
+    /// Lets the queue overtake the request with this number, which takes too long.
+    pub(crate) fn overtake(&self, number: u64) -> UnderWay {
+        let mut state = lock(&self.0);
+        if state.number == number && state.stage == Stage::UnderWay {
+            state.stage = Stage::Idle;
+            if let Some(number) = state.start() {
+                return UnderWay::Start(number);
+            }
+            state.stage = Stage::UnderWay;
+        }
+        UnderWay::Other(state.number)
+    }
+
+    /// Takes the next batch, of `limit` requests at most, and has `number` be its number. `None` ends the
+    /// calling thread's work: the queue is empty, or another thread has overtaken it.
+    pub(crate) fn next(&self, number: &mut u64, limit: usize) -> Option<(Taken<A>, Taken<B>)> {
+        loop {
+            let mut state = lock(&self.0);
+            if state.number != *number {
+                return None;
+            }
+            if state.is_empty() {
+                state.stage = Stage::Idle;
+                return None;
+            }
+            state.stage = Stage::UnderWay;
+            state.number += 1;
+            *number = state.number;
+            let (first, second) = &mut state.queues;
+            // Leases first: their release lets others have the names.
+            let seconds = second.len().min(limit);
+            let seconds: Vec<_> = second.drain(..seconds).collect();
+            let firsts = first.len().min(limit - seconds.len());
+            let firsts: Vec<_> = first.drain(..firsts).collect();
+            drop(state);
+            let (firsts, seconds) = (taken(firsts), taken(seconds));
+            // All of them may have left.
+            if !firsts.is_empty() || !seconds.is_empty() {
+                return Some((firsts, seconds));
+            }
+        }
+    }
+}
+
+/// Takes the requests that have a caller.
+fn taken<K: Kind>(entries: Vec<Arc<Entry<K>>>) -> Taken<K> {
+    let with_ask = |entry: Arc<Entry<K>>| {
+        let ask = entry.send()?;
+        Some((entry, ask))
+    };
+    entries.into_iter().filter_map(with_ask).collect()
+}
+
+impl<A: Kind, B: Kind> State<A, B> {
+    fn is_empty(&self) -> bool {
+        self.queues.0.is_empty() && self.queues.1.is_empty()
+    }
+
+    fn push(&mut self, push: impl FnOnce(&mut (Queue<A>, Queue<B>))) -> UnderWay {
+        push(&mut self.queues);
+        match self.start() {
+            Some(number) => UnderWay::Start(number),
+            None => UnderWay::Other(self.number),
+        }
+    }
+
+    /// Has a thread begin with the queue if there is one, and nothing is under way.
+    fn start(&mut self) -> Option<u64> {
+        if self.stage != Stage::Idle || self.is_empty() {
+            return None;
+        }
+        self.stage = Stage::Starting;
+        self.number += 1;
+        Some(self.number)
+    }
+}
+
+impl<K: Kind> Entry<K> {
+    pub(crate) fn new(ask: K::Ask) -> Arc<Self> {
+        Arc::new(Self {
+            slot: Mutex::new(Slot {
+                progress: Progress::Queued(ask),
+                unparked: false,
+            }),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Takes the request to send it. `None` if its caller has taken it back.
+    fn send(&self) -> Option<K::Ask> {
+        let mut slot = lock(&self.slot);
+        match std::mem::replace(&mut slot.progress, Progress::Sent) {
+            Progress::Queued(ask) => Some(ask),
+            other => {
+                slot.progress = other;
+                None
+            }
+        }
+    }
+
+    /// Blocks until there is a reply, `limit` is over, or [`unpark`](Self::unpark) was called. `None` does
+    /// not say why: check clock and cancel token, then wait on or [`stop`](Self::stop).
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> Option<K::Reply> {
+        let mut slot = lock(&self.slot);
+        if !matches!(slot.progress, Progress::Answered(_)) && !slot.unparked {
+            slot = wait(&self.changed, slot, limit);
+        }
+        slot.unparked = false;
+        slot.take_reply()
+    }
+
+    /// Makes a waiting caller check the clock and its cancel token.
+    pub(crate) fn unpark(&self) {
+        lock(&self.slot).unparked = true;
+        self.changed.notify_one();
+    }
+
+    /// Returns whether no batch has taken it.
+    pub(crate) fn is_queued(&self) -> bool {
+        matches!(lock(&self.slot).progress, Progress::Queued(_))
+    }
+
+    /// Stops waiting.
+    pub(crate) fn stop(&self) -> Stopped<K> {
+        let mut slot = lock(&self.slot);
+        match std::mem::replace(&mut slot.progress, Progress::Done) {
+            Progress::Queued(ask) => Stopped::NotSent(ask),
+            Progress::Answered(reply) => Stopped::Answered(reply),
+            other => {
+                slot.progress = other;
+                Stopped::Sent
+            }
+        }
+    }
+
+    /// Leaves a request that is under way: the batch's thread gets `left` with the reply. Gives both back
+    /// if the reply came first.
+    pub(crate) fn leave(&self, left: K::Left) -> Option<(K::Reply, K::Left)> {
+        let mut slot = lock(&self.slot);
+        if let Some(reply) = slot.take_reply() {
+            return Some((reply, left));
+        }
+        slot.progress = Progress::Left(left);
+        None
+    }
+
+    /// Answers the caller. Gives the reply back with what the caller left, if it has gone.
+    pub(crate) fn answer(&self, reply: K::Reply) -> Option<(K::Reply, K::Left)> {
+        let mut slot = lock(&self.slot);
+        match std::mem::replace(&mut slot.progress, Progress::Done) {
+            Progress::Left(left) => Some((reply, left)),
+            _ => {
+                slot.progress = Progress::Answered(reply);
+                drop(slot);
+                self.changed.notify_one();
+                None
+            }
+        }
+    }
+}
+
+impl<K: Kind> Slot<K> {
+    fn take_reply(&mut self) -> Option<K::Reply> {
+        match std::mem::replace(&mut self.progress, Progress::Done) {
+            Progress::Answered(reply) => Some(reply),
+            other => {
+                self.progress = other;
+                None
+            }
+        }
+    }
+}

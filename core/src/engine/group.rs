@@ -1,0 +1,326 @@
+//! Group commit: what threads ask while a request is under way goes to the store together.
+//!
+//! A thread that finds no request under way asks alone, so that a lone thread waits for no other one.
+//! Queued requests are sent by threads of the keeper, which no caller's deadline ends: a caller that is due
+//! leaves, and what comes back for it is released.
+
+use std::cell::Cell;
+use std::slice;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cancel::CancelToken;
+use crate::clock::HostInstant;
+use crate::error::{Error, ErrorKind};
+use crate::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
+use crate::workers::MAX_QUEUED;
+
+use super::Engine;
+use super::background_release::DroppedGuard;
+use super::batch::{self, Batches, Kind, Stopped, UnderWay};
+use super::exchange::{Attempt, AttemptAnswer, LeaseAnswer, LeaseAsk, LeaseVerb};
+use super::hold::Hold;
+use super::hold::lease::{Asked, Unwanted};
+
+/// The shortest time for an attempt whose caller waits, also if less is left: some round trips of a busy
+/// machine.
+const LEAST_ATTEMPT_TIME: Duration = Duration::from_millis(500);
+
+/// The attempts and the questions about leases that travel together.
+pub(super) type Requests = Batches<Attempts, Leases>;
+
+pub(super) enum Attempts {}
+
+impl Kind for Attempts {
+    type Ask = Attempt;
+    type Reply = AttemptAnswer;
+    /// The ttl of a grant that is given back.
+    type Left = Duration;
+}
+
+pub(super) enum Leases {}
+
+impl Kind for Leases {
+    type Ask = LeaseAsk;
+    type Reply = (ErasedLease, LeaseAnswer);
+    type Left = LeftLease;
+}
+
+/// What becomes of a lease whose caller does not wait any more.
+pub(super) enum LeftLease {
+    /// It is released again if the store did not answer, and then the end of the guard that was dropped is
+    /// reported.
+    Release {
+        ttl: Duration,
+        guard: Option<Box<DroppedGuard>>,
+    },
+    /// It comes back to its hold.
+    Renewal { hold: Arc<Hold>, asked: Asked },
+}
+
+/// The answer about a lease.
+pub(super) enum LeaseReply {
+    Answered(ErasedLease, LeaseAnswer),
+    /// The caller's time is over, and the request is under way: [leave](Engine::leave_lease) it.
+    UnderWay(Arc<batch::Entry<Leases>>),
+}
+
+/// The number of a request that its own thread makes while no other one is under way.
+#[derive(Default)]
+pub(super) struct Alone(Cell<Option<u64>>);
+
+impl Engine {
+    /// Makes one attempt for an acquisition, which may wait in the store.
+    pub(super) fn request_name(
+        self: &Arc<Self>,
+        request: &AcquireRequest<'_>,
+        alone: &Alone,
+    ) -> Result<Option<Grant<ErasedLease>>, Error> {
+        if !self.begin_alone(alone) {
+            let granted = self.attempt_in_batch(request)?;
+            let waits = request.deadline.is_some_and(|at| request.now() < at);
+            if granted.is_some() || !waits || request.is_cancelled() {
+                return Ok(granted);
+            }
+            request.contended();
+        }
+        let answer = self.provider.acquire(request);
+        self.end_alone(alone);
+        answer
+    }
+
+    fn attempt_in_batch(
+        self: &Arc<Self>,
+        request: &AcquireRequest<'_>,
+    ) -> Result<Option<Grant<ErasedLease>>, Error> {
+        let until = match request.deadline {
+            None => request.started() + self.capabilities.attempt_limit(),
+            Some(deadline) => deadline.max(request.now() + LEAST_ATTEMPT_TIME),
+        };
+        let entry = batch::Entry::new(Attempt {
+            name: request.name.clone(),
+            ttl: request.ttl,
+            owner: request.owner(),
+            is_retry: request.is_retry(),
+            deadline: until,
+        });
+        let under_way = self.requests.push_first(slice::from_ref(&entry));
+        match self.wait_for_reply(&entry, under_way, until, request.cancel) {
+            Waited::Answered(answer) => answer,
+            Waited::NotSent(_) if request.is_cancelled() => Ok(None),
+            Waited::NotSent(_) => Err(not_sent()),
+            Waited::Sent => match entry.leave(request.ttl) {
+                Some((answer, _)) => answer,
+                None if request.is_cancelled() => Ok(None),
+                None => Err(unanswered()),
+            },
+        }
+    }
+
+    /// Asks the store about a lease, and waits for the answer until the deadline.
+    #[inline(always)] // As what it is called by: see `release.rs`.
+    pub(super) fn ask_about(self: &Arc<Self>, mut ask: LeaseAsk) -> LeaseReply {
+        let alone = Alone::default();
+        if self.begin_alone(&alone) {
+            let answer = self.ask_directly(&mut ask);
+            self.end_alone(&alone);
+            return LeaseReply::Answered(ask.lease, answer);
+        }
+        self.ask_in_batch(ask)
+    }
+
+    /// Asks the store about a lease, in a request of its own.
+    #[inline(always)]
+    pub(super) fn ask_directly(&self, ask: &mut LeaseAsk) -> LeaseAnswer {
+        let (lease, deadline) = (&mut ask.lease, ask.deadline);
+        match ask.verb {
+            LeaseVerb::Renew { ttl } => {
+                let answer = self.provider.renew(lease, ttl, deadline);
+                answer.map(|found| found == Renewal::Renewed)
+            }
+            LeaseVerb::Release => {
+                let answer = self.provider.release(lease, deadline);
+                answer.map(|found| found == Released::Done)
+            }
+        }
+    }
+
+    fn ask_in_batch(self: &Arc<Self>, ask: LeaseAsk) -> LeaseReply {
+        let deadline = ask.deadline;
+        let entry = batch::Entry::new(ask);
+        let under_way = self.requests.push_second(slice::from_ref(&entry));
+        match self.wait_for_reply(&entry, under_way, deadline, None) {
+            Waited::Answered((lease, answer)) => LeaseReply::Answered(lease, answer),
+            Waited::NotSent(ask) => LeaseReply::Answered(ask.lease, Err(not_sent())),
+            Waited::Sent => LeaseReply::UnderWay(entry),
+        }
+    }
+
+    /// Waits for the reply until `until` or a cancel.
+    fn wait_for_reply<K>(
+        self: &Arc<Self>,
+        entry: &Arc<batch::Entry<K>>,
+        under_way: UnderWay,
+        until: HostInstant,
+        cancel: Option<&CancelToken>,
+    ) -> Waited<K>
+    where
+        K: Kind<Ask: Send, Reply: Send, Left: Send> + 'static,
+    {
+        let mut number = self.start_batches(under_way);
+        let _wake = cancel.map(|cancel| {
+            let entry = Arc::clone(entry);
+            cancel.on_cancel(move || entry.unpark())
+        });
+        loop {
+            let left = until.saturating_since(self.clock.now());
+            if left.is_zero() || cancel.is_some_and(CancelToken::is_cancelled) {
+                return match entry.stop() {
+                    Stopped::NotSent(ask) => Waited::NotSent(ask),
+                    Stopped::Sent => Waited::Sent,
+                    Stopped::Answered(reply) => Waited::Answered(reply),
+                };
+            }
+            let limit = match entry.is_queued() {
+                true => left.min(MAX_QUEUED),
+                false => left,
+            };
+            if let Some(reply) = entry.wait(Some(limit)) {
+                return Waited::Answered(reply);
+            }
+            if entry.is_queued() {
+                number = self.start_batches(self.requests.overtake(number));
+            }
+        }
+    }
+
+    /// Returns whether the calling thread may ask the store at once, alone.
+    #[inline(always)]
+    fn begin_alone(&self, alone: &Alone) -> bool {
+        if self.capabilities.batch() == 1 {
+            return true;
+        }
+        let number = self.requests.begin_alone();
+        alone.0.set(number);
+        number.is_some()
+    }
+
+    /// Ends a request that was made alone, or lets others pass it while it waits in the store.
+    #[inline(always)]
+    pub(super) fn end_alone(self: &Arc<Self>, alone: &Alone) {
+        if let Some(number) = alone.0.take()
+            && let Some(number) = self.requests.end_alone(number)
+        {
+            self.start_batches(UnderWay::Start(number));
+        }
+    }
+
+    /// Has a thread of the keeper send the queue if none does, and returns the number of what is under way.
+    fn start_batches(self: &Arc<Self>, under_way: UnderWay) -> u64 {
+        let (number, jobs) = match under_way {
+            UnderWay::Start(number) => (number, vec![number]),
+            UnderWay::Other(number) => (number, Vec::new()),
+        };
+        let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
+        let run = move |number| {
+            let sent = background.with(&weak, |engine| engine.send_batches(number));
+            sent.is_some()
+        };
+        self.senders.push(jobs, &run);
+        number
+    }
+
+    /// Sends the queue, batch after batch, until it is empty.
+    fn send_batches(self: &Arc<Self>, mut number: u64) {
+        let limit = self.capabilities.batch();
+        while let Some((attempts, asks)) = self.requests.next(&mut number, limit) {
+            let (callers, attempts): (Vec<_>, Vec<_>) = attempts.into_iter().unzip();
+            let (holders, mut asks): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
+            let (granted, answers) = self.exchange(&attempts, &mut asks);
+            for (entry, answer) in callers.into_iter().zip(granted) {
+                if let Some((answer, ttl)) = entry.answer(answer) {
+                    self.give_back(answer, ttl);
+                }
+            }
+            for ((entry, ask), answer) in holders.into_iter().zip(asks).zip(answers) {
+                if let Some((reply, left)) = entry.answer((ask.lease, answer)) {
+                    self.bring_home(reply, left);
+                }
+            }
+        }
+    }
+
+    /// Leaves a question about a lease that is under way.
+    pub(super) fn leave_lease(self: &Arc<Self>, entry: &batch::Entry<Leases>, left: LeftLease) {
+        if let Some((reply, left)) = entry.leave(left) {
+            self.bring_home(reply, left);
+        }
+    }
+
+    /// Releases a grant whose caller has gone.
+    fn give_back(self: &Arc<Self>, answer: AttemptAnswer, ttl: Duration) {
+        if let Ok(Some(Grant { lease, .. })) = answer {
+            self.release_unwanted(Unwanted { lease, guard: None }, ttl);
+        }
+    }
+
+    /// Brings the lease of a caller that has gone to where it belongs.
+    fn bring_home(self: &Arc<Self>, reply: (ErasedLease, LeaseAnswer), left: LeftLease) {
+        let (lease, answer) = reply;
+        match left {
+            LeftLease::Renewal { hold, asked } => {
+                self.apply_renewal(&hold, lease, &answer.map(renewal), &asked);
+            }
+            LeftLease::Release { ttl, guard } => match (answer, guard) {
+                (Ok(was_held), guard @ Some(_)) => {
+                    self.end_release(guard, Ok(released(was_held)));
+                }
+                (Ok(_), None) => {}
+                (Err(error), mut guard) => {
+                    if let Some(guard) = &mut guard {
+                        guard.lost_reply = Some(error).filter(|it| it.kind() == ErrorKind::Unknown);
+                    }
+                    self.release_unwanted(Unwanted { lease, guard }, ttl);
+                }
+            },
+        }
+    }
+}
+
+/// How a wait for a reply ended.
+enum Waited<K: Kind> {
+    Answered(K::Reply),
+    NotSent(K::Ask),
+    /// The request is under way.
+    Sent,
+}
+
+/// Returns what a renewal found.
+pub(super) fn renewal(is_held: bool) -> Renewal {
+    match is_held {
+        true => Renewal::Renewed,
+        false => Renewal::Lost,
+    }
+}
+
+/// Returns what a release found.
+pub(super) fn released(was_held: bool) -> Released {
+    match was_held {
+        true => Released::Done,
+        false => Released::AlreadyLost,
+    }
+}
+
+fn not_sent() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the store did not answer the requests of other threads of this process in time, so this one was not sent; try again later",
+    )
+}
+
+pub(super) fn unanswered() -> Error {
+    Error::new(
+        ErrorKind::Unknown,
+        "the store was asked and did not answer in time; what it grants is given back",
+    )
+}
