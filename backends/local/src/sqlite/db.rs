@@ -56,9 +56,14 @@ impl Db {
                     connection,
                     statements: &self.statements,
                 };
-                session
+                let done = session
                     .roll_back_open_transaction()
-                    .and_then(|()| work(&session))
+                    .and_then(|()| work(&session));
+                if done.is_err() {
+                    // An open transaction locks out other processes. If this fails, the next use repeats it.
+                    let _ = session.roll_back_open_transaction();
+                }
+                done
             });
             Ok(done??)
         })
@@ -87,9 +92,13 @@ pub(super) struct Session<'a> {
 }
 
 impl Session<'_> {
+    pub(super) fn is_in_transaction(&self) -> bool {
+        !self.connection.is_autocommit()
+    }
+
     /// Rolls back a transaction that an error or a panic left open.
     fn roll_back_open_transaction(&self) -> rusqlite::Result<()> {
-        if !self.connection.is_autocommit() {
+        if self.is_in_transaction() {
             self.change("ROLLBACK", ())?;
         }
         Ok(())
