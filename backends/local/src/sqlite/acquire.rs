@@ -24,12 +24,7 @@ pub(super) fn acquire(
 ) -> Result<Option<Grant<SqliteLease>>, Error> {
     let retry =
         || BusyRetry::brief(request.clock(), request.deadline()).cancelled_by(request.cancel());
-    let mut acquisition = Acquisition {
-        request,
-        key: store.key(request.name()),
-        recover: request.is_retry(),
-        leases: &store.listener.leases,
-    };
+    let mut acquisition = Acquisition::new(store, request);
     let granted = store.db.run(&retry(), |session| {
         wait_queue::take_if_free(session, &acquisition, request.now())
     })?;

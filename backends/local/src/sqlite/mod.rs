@@ -3,6 +3,7 @@
 mod acquire;
 mod admin;
 mod attempt;
+mod batch;
 mod connection;
 mod db;
 mod error;
@@ -24,8 +25,8 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
-    Grant, HostInstant, Key, KeySpec, LeaseVerifier, LockProvider, OpenContext, Released, Renewal,
-    StoreInfo, StoreUrl, SystemClock, Takes, Usage,
+    Grant, HostInstant, Key, KeySpec, LeaseVerifier, LockProvider, OpenContext, Operation,
+    Released, Renewal, StoreInfo, StoreUrl, SystemClock, Takes, Usage,
 };
 
 use db::Db;
@@ -173,7 +174,9 @@ impl StoreInfo for SqliteProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities = Capabilities::new().with(Capability::CrossProcess);
+        let capabilities = Capabilities::new()
+            .with(Capability::CrossProcess)
+            .with_batch(batch::MAX_OPERATIONS);
         if Process::can_detect_ends() {
             capabilities.with(Capability::DeadOwnerTakeOver)
         } else {
@@ -220,16 +223,15 @@ impl Backend for SqliteProvider {
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
         let store = &*self.store;
-        let key = store.key(&lease.name);
         let retry = BusyRetry::until(&*store.clock, deadline);
-        let renewed = store.db.run(&retry, |session| {
-            wait_queue::renew(session, key, lease.epoch, store.clock.now(), ttl)
-        });
-        Ok(if renewed.map_err(unknown)? {
-            Renewal::Renewed
-        } else {
-            Renewal::Lost
-        })
+        let renewed = store
+            .db
+            .run(&retry, |session| store.renew(session, lease, ttl));
+        renewed.map_err(unknown)
+    }
+
+    fn batch(&self, batch: &mut [Operation<'_, SqliteLease>]) {
+        batch::batch(&self.store, batch);
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
@@ -238,19 +240,7 @@ impl Backend for SqliteProvider {
 
     fn release(&self, lease: &mut SqliteLease, deadline: HostInstant) -> Result<Released, Error> {
         let store = &*self.store;
-        let key = store.key(&lease.name);
         let retry = BusyRetry::new(&*store.clock, deadline);
-        let released = store.db.run(&retry, |session| {
-            wait_queue::release_uncontended(session, key, lease.epoch, store.clock.now())
-        });
-        let released = released.map_err(unknown)?
-            || store
-                .end_hold(&lease.name, |held| held.epoch == lease.epoch, &retry)
-                .map_err(unknown)?;
-        Ok(if released {
-            Released::Done
-        } else {
-            Released::AlreadyLost
-        })
+        store.release(lease, &retry).map_err(unknown)
     }
 }

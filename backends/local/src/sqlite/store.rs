@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, LockName};
+use lockkeeper_core::{Clock, Error, LockName, Released, Renewal};
 
 use super::db::{Db, Session};
 use super::listener::LeaseListener;
 use super::retry::BusyRetry;
-use super::wait_queue::{self, Key, LockRow, NextHolder};
+use super::wait_queue::{self, Key, LockRow, NextHolder, SqliteLease};
 use super::wake::{Notified, ParkerPool};
 
 pub(super) struct Store {
@@ -46,6 +47,59 @@ impl Store {
         self.listener.start(self.db.slot(), &self.parkers);
     }
 
+    /// Renews a lease in one statement.
+    pub(super) fn renew(
+        &self,
+        session: &Session<'_>,
+        lease: &SqliteLease,
+        ttl: Duration,
+    ) -> rusqlite::Result<Renewal> {
+        let (key, now) = (self.key(&lease.name), self.clock.now());
+        let renewed = wait_queue::renew(session, key, lease.epoch, now, ttl)?;
+        Ok(if renewed {
+            Renewal::Renewed
+        } else {
+            Renewal::Lost
+        })
+    }
+
+    /// Releases a lease: in one statement if the name has no waiters.
+    pub(super) fn release(
+        &self,
+        lease: &SqliteLease,
+        retry: &BusyRetry<'_>,
+    ) -> Result<Released, Error> {
+        let released = self
+            .db
+            .run(retry, |session| self.release_uncontended(session, lease))?;
+        let released =
+            released || self.end_hold(&lease.name, |held| held.epoch == lease.epoch, retry)?;
+        Ok(found(released))
+    }
+
+    /// Releases a lease in a transaction of the caller. Returns the waiter to notify after the commit.
+    pub(super) fn release_in(
+        &self,
+        session: &Session<'_>,
+        lease: &SqliteLease,
+    ) -> rusqlite::Result<(Released, NextHolder)> {
+        if self.release_uncontended(session, lease)? {
+            return Ok((Released::Done, NextHolder::None));
+        }
+        let (was_live, next) =
+            self.pass_on(session, &lease.name, |held| held.epoch == lease.epoch)?;
+        Ok((found(was_live), next))
+    }
+
+    fn release_uncontended(
+        &self,
+        session: &Session<'_>,
+        lease: &SqliteLease,
+    ) -> rusqlite::Result<bool> {
+        let (key, now) = (self.key(&lease.name), self.clock.now());
+        wait_queue::release_uncontended(session, key, lease.epoch, now)
+    }
+
     /// Ends the hold if it is `wanted`; the name goes to the next waiter. Returns whether such a hold
     /// was live.
     pub(super) fn end_hold(
@@ -54,19 +108,27 @@ impl Store {
         wanted: impl Fn(&LockRow) -> bool,
         retry: &BusyRetry<'_>,
     ) -> Result<bool, Error> {
-        let key = self.key(name);
-        let (was_live, next) = self.db.transact(retry, |session| {
-            let now = self.clock.now();
-            match wait_queue::read(session, key)? {
-                Some(held) if held.epoch != 0 && wanted(&held) => Ok((
-                    held.is_live(now),
-                    wait_queue::release_to_next_waiter(session, key, now)?,
-                )),
-                _ => Ok((false, NextHolder::None)),
-            }
-        })?;
-        self.notify_next(key, next, retry);
+        let (was_live, next) = self
+            .db
+            .transact(retry, |session| self.pass_on(session, name, &wanted))?;
+        self.notify_next(self.key(name), next, retry);
         Ok(was_live)
+    }
+
+    fn pass_on(
+        &self,
+        session: &Session<'_>,
+        name: &LockName,
+        wanted: impl Fn(&LockRow) -> bool,
+    ) -> rusqlite::Result<(bool, NextHolder)> {
+        let (key, now) = (self.key(name), self.clock.now());
+        match wait_queue::read(session, key)? {
+            Some(held) if held.epoch != 0 && wanted(&held) => Ok((
+                held.is_live(now),
+                wait_queue::release_to_next_waiter(session, key, now)?,
+            )),
+            _ => Ok((false, NextHolder::None)),
+        }
     }
 
     /// Removes a waiter from the queue. A name that was reserved for it goes to the next waiter.
@@ -106,5 +168,13 @@ impl Store {
             let Ok(after) = removed else { return };
             next = after;
         }
+    }
+}
+
+fn found(was_live: bool) -> Released {
+    if was_live {
+        Released::Done
+    } else {
+        Released::AlreadyLost
     }
 }

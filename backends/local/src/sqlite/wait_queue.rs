@@ -9,6 +9,7 @@ use rusqlite::Row;
 
 use super::db::Session;
 use super::process::Process;
+use super::store::Store;
 
 /// How long a name is reserved for a notified waiter before the next waiter gets it.
 pub(super) const GRACE: Duration = Duration::from_millis(100);
@@ -109,7 +110,16 @@ pub(super) struct Acquisition<'a> {
     pub(super) leases: &'a Arc<()>,
 }
 
-impl Acquisition<'_> {
+impl<'a> Acquisition<'a> {
+    pub(super) fn new(store: &'a Store, request: &'a AcquireRequest<'a>) -> Self {
+        Self {
+            request,
+            key: store.key(request.name()),
+            recover: request.is_retry(),
+            leases: &store.listener.leases,
+        }
+    }
+
     pub(super) fn grant(&self, epoch: u64, asked_at: HostInstant) -> Grant<SqliteLease> {
         Grant {
             lease: SqliteLease {

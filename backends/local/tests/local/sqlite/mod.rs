@@ -1,5 +1,6 @@
 //! The SQLite store.
 
+mod batches;
 mod file_changes;
 mod leases;
 mod losses;
