@@ -13,6 +13,7 @@ use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
+use crate::timer::MAX_SLEEP;
 use crate::workers::MAX_QUEUED;
 
 use super::Engine;
@@ -183,7 +184,8 @@ impl Engine {
             }
             let limit = match entry.is_queued() {
                 true => left.min(MAX_QUEUED),
-                false => left,
+                // A Condvar's time-out does not advance while the host is suspended.
+                false => left.min(MAX_SLEEP),
             };
             if let Some(reply) = entry.wait(Some(limit)) {
                 return Waited::Answered(reply);

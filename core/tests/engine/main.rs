@@ -12,6 +12,7 @@ mod answers;
 mod close;
 mod dropped;
 mod events;
+mod group;
 mod loss;
 mod max_hold;
 mod outage;

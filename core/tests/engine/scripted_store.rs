@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
     AcquireOptions, AcquireRequest, Backend, Capabilities, Clock, Error, ErrorKind, Grant,
-    HostInstant, LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, ManualClock, Owner,
-    Proof, ProofValue, Released, Renewal, StoreInfo,
+    HostInstant, LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, ManualClock, Operation,
+    Owner, Proof, ProofValue, Released, Renewal, StoreInfo,
 };
 
 use crate::answers::{Grants, Releases, Renewals};
@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub(crate) grants: Grants,
     pub(crate) renewals: HashMap<String, Renewals>,
     pub(crate) releases: Releases,
+    /// The number of operations of each batch.
+    pub(crate) batches: Vec<usize>,
     /// For how long the last renewal may wait for its answer.
     pub(crate) renewal_limit: Duration,
     /// For how long the last renewal asked.
@@ -54,6 +56,8 @@ impl State {
 #[derive(Debug, Default)]
 pub(crate) struct ScriptedStore {
     pub(crate) clock: ManualClock,
+    /// How many operations it takes in one call; 0 is one.
+    batch: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -61,6 +65,14 @@ pub(crate) struct ScriptedStore {
 impl ScriptedStore {
     pub(crate) fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// A store that takes several operations in one call.
+    pub(crate) fn with_batches() -> Arc<Self> {
+        Arc::new(Self {
+            batch: 8,
+            ..Self::default()
+        })
     }
 
     /// A keeper with a ttl of 12 s: renewed every 4 s, and after 1 s where that failed.
@@ -160,7 +172,7 @@ impl StoreInfo for ScriptedStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new()
+        Capabilities::new().with_batch(self.batch)
     }
 }
 
@@ -247,6 +259,19 @@ impl Backend for ScriptedStore {
         state
             .held
             .retain(|held, (_, of)| held != name || *of != owner);
+    }
+
+    fn batch(&self, batch: &mut [Operation<'_, ScriptedLease>]) {
+        self.set(|state| state.batches.push(batch.len()));
+        for operation in batch {
+            match operation {
+                Operation::Acquire(it) => it.answer = Some(self.acquire(it.request)),
+                Operation::Renew(it) => {
+                    it.answer = Some(self.renew(it.lease, it.ttl, it.deadline));
+                }
+                Operation::Release(it) => it.answer = Some(self.release(it.lease, it.deadline)),
+            }
+        }
     }
 
     fn renew(

@@ -1,0 +1,149 @@
+//! What threads ask while a request is under way.
+
+use std::sync::Arc;
+use std::thread;
+
+use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LockKeeper, Released};
+
+use crate::answers::{Grants, Releases, Renewals};
+use crate::scripted_store::{SECOND, ScriptedStore, eventually};
+
+/// Has a thread ask the store alone for a name, while the store does not answer.
+fn ask_without_answer(store: &Arc<ScriptedStore>, keeper: &LockKeeper) -> thread::JoinHandle<()> {
+    store.grants(Grants::Silent);
+    let asking = keeper.clone();
+    let thread = thread::spawn(move || drop(asking.lock("alone").unwrap()));
+    store.wait_for("alone", "acquire", 1);
+    thread
+}
+
+#[test]
+fn lone_thread_asks_by_itself() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    for _ in 0..3 {
+        let guard = keeper.lock("a").unwrap();
+        guard.renew().unwrap();
+        assert_eq!(guard.release().unwrap(), Released::Done);
+    }
+    store.set(|state| assert_eq!(state.batches, Vec::<usize>::new()));
+}
+
+#[test]
+fn queued_requests_overtake_one_that_hangs_and_are_answered() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let alone = ask_without_answer(&store, &keeper);
+    let names = ["b", "c", "d"];
+    let others = names.map(|name| {
+        let keeper = keeper.clone();
+        thread::spawn(move || keeper.lock(name).unwrap().release().unwrap())
+    });
+    // A batch with each of them is under way beside the request that hangs, or is queued.
+    eventually("no batch was sent", || {
+        let mut sent = 0;
+        store.set(|state| sent = state.batches.len());
+        sent > 0
+    });
+    store.grants(Grants::Work);
+    for thread in others {
+        assert_eq!(thread.join().unwrap(), Released::Done);
+    }
+    alone.join().unwrap();
+    for name in names {
+        assert_eq!(store.count(name, "acquire"), 1, "{name}");
+    }
+}
+
+/// A third party's provider has the single verbs only.
+#[test]
+fn store_without_batches_gets_single_requests() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    let alone = ask_without_answer(&store, &keeper);
+    let other = keeper.clone();
+    let other = thread::spawn(move || drop(other.lock("b").unwrap()));
+    store.wait_for("b", "acquire", 1);
+    store.grants(Grants::Work);
+    other.join().unwrap();
+    alone.join().unwrap();
+    store.set(|state| assert_eq!(state.batches, Vec::<usize>::new()));
+}
+
+#[test]
+fn caller_that_is_due_leaves_and_a_late_grant_is_given_back() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let alone = ask_without_answer(&store, &keeper);
+    let late = keeper.clone();
+    let late = thread::spawn(move || late.try_lock_for("late", 3 * SECOND));
+    store.wait_for("late", "acquire", 1);
+    store.clock.advance(4 * SECOND);
+    let error = late.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert_eq!(store.count("late", "release"), 0);
+    store.grants(Grants::Work);
+    alone.join().unwrap();
+    store.wait_for("late", "release", 1);
+    drop(keeper.lock("late").unwrap());
+}
+
+#[test]
+fn cancelled_caller_leaves_and_a_late_grant_is_given_back() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let alone = ask_without_answer(&store, &keeper);
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().cancel(&cancel);
+    let other = keeper.clone();
+    let cancelled = thread::spawn(move || other.acquire("late", &options).map(drop));
+    store.wait_for("late", "acquire", 1);
+    cancel.cancel();
+    let error = cancelled.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
+    store.grants(Grants::Work);
+    alone.join().unwrap();
+    store.wait_for("late", "release", 1);
+    drop(keeper.lock("late").unwrap());
+}
+
+#[test]
+fn release_that_is_due_is_finished_by_the_keeper() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let guard = keeper.lock("a").unwrap();
+    let alone = ask_without_answer(&store, &keeper);
+    store.set(|state| state.releases = Releases::Hang);
+    let release = thread::spawn(move || guard.release());
+    store.wait_for("a", "release", 1);
+    store.clock.advance(6 * SECOND);
+    let error = release.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    store.releases(Releases::Work);
+    store.grants(Grants::Work);
+    alone.join().unwrap();
+    assert_eq!(keeper.lock("a").unwrap().release().unwrap(), Released::Done);
+}
+
+#[test]
+fn renewal_that_is_due_brings_its_lease_back() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let guard = keeper.lock("a").unwrap();
+    let alone = ask_without_answer(&store, &keeper);
+    store.renewals("a", Renewals::Hang);
+    thread::scope(|scope| {
+        let renewed = scope.spawn(|| guard.renew());
+        store.wait_for("a", "renew", 1);
+        store.clock.advance(12 * SECOND);
+        assert!(renewed.join().unwrap().is_err());
+    });
+    assert!(!guard.is_held());
+    store.renewals("a", Renewals::Work);
+    store.grants(Grants::Work);
+    // The lease was renewed for nobody, so it is released.
+    store.wait_for("a", "release", 1);
+    alone.join().unwrap();
+    drop(guard);
+    drop(keeper.lock("a").unwrap());
+}
