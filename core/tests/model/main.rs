@@ -1,5 +1,5 @@
-//! The queue under a model checker: the file that the engine runs, on shuttle's primitives, over many
-//! thousand schedules. A wait that never ends is a deadlock, and fails.
+//! The queue and group commit under a model checker: the files that the engine runs, on shuttle's
+//! primitives, over many thousand schedules. A wait that never ends is a deadlock, and fails.
 //!
 //! Time-outs do not happen by themselves in a model; a thread that gives up calls `leave` at
 //! whatever point the scheduler puts it.
@@ -19,6 +19,12 @@ mod queue;
 #[path = "../../src/engine/waiter.rs"]
 mod waiter;
 
+// The engine uses more of it than this model.
+#[allow(dead_code)]
+#[path = "../../src/engine/batch.rs"]
+mod batch;
+
+mod batches;
 mod world;
 
 /// Stands in for `src/sync.rs`.

@@ -1,0 +1,236 @@
+//! Requests that travel together: callers that wait, that leave at any time, and batches that overtake a
+//! request that hangs.
+
+use std::collections::BTreeSet;
+
+use shuttle::sync::{Arc, Mutex};
+use shuttle::thread::{self, JoinHandle};
+
+use crate::batch::{Batches, Entry, Kind, Stopped, UnderWay};
+use crate::check;
+
+enum Grants {}
+
+/// A request asks for the name of a caller of its own; the reply is the grant.
+impl Kind for Grants {
+    type Ask = usize;
+    type Reply = Grant;
+    type Left = ();
+}
+
+enum Releases {}
+
+impl Kind for Releases {
+    type Ask = Grant;
+    type Reply = ();
+    type Left = ();
+}
+
+/// A grant of the modelled store.
+struct Grant(usize);
+
+#[derive(Default)]
+struct Store {
+    held: Mutex<BTreeSet<usize>>,
+}
+
+impl Store {
+    fn grant(&self, name: usize) -> Grant {
+        assert!(self.held.lock().unwrap().insert(name), "granted twice");
+        Grant(name)
+    }
+
+    fn release(&self, grant: &Grant) {
+        assert!(self.held.lock().unwrap().remove(&grant.0), "released twice");
+    }
+}
+
+struct World {
+    batches: Batches<Grants, Releases>,
+    store: Store,
+    senders: Mutex<Vec<JoinHandle<()>>>,
+    /// The number of requests of each batch.
+    sizes: Mutex<Vec<usize>>,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            batches: Batches::new(),
+            store: Store::default(),
+            senders: Mutex::default(),
+            sizes: Mutex::default(),
+        })
+    }
+
+    fn start(self: &Arc<Self>, under_way: UnderWay) -> u64 {
+        let number = match under_way {
+            UnderWay::Other(number) => return number,
+            UnderWay::Start(number) => number,
+        };
+        let world = Arc::clone(self);
+        let sender = thread::spawn(move || world.send(number));
+        self.senders.lock().unwrap().push(sender);
+        number
+    }
+
+    fn send(&self, mut number: u64) {
+        while let Some((grants, releases)) = self.batches.next(&mut number, 2) {
+            let size = grants.len() + releases.len();
+            assert!(size <= 2);
+            self.sizes.lock().unwrap().push(size);
+            for (entry, name) in grants {
+                if let Some((grant, ())) = entry.answer(self.store.grant(name)) {
+                    self.store.release(&grant);
+                }
+            }
+            for (entry, grant) in releases {
+                self.store.release(&grant);
+                let _ = entry.answer(());
+            }
+        }
+    }
+
+    /// Asks alone or in a batch, and waits for the grant.
+    fn acquire(self: &Arc<Self>, name: usize) -> Grant {
+        if let Some(number) = self.batches.begin_alone() {
+            let grant = self.store.grant(name);
+            if let Some(next) = self.batches.end_alone(number) {
+                self.start(UnderWay::Start(next));
+            }
+            return grant;
+        }
+        let entry = self.push(name);
+        loop {
+            if let Some(grant) = entry.wait(None) {
+                return grant;
+            }
+        }
+    }
+
+    fn push(self: &Arc<Self>, name: usize) -> Arc<Entry<Grants>> {
+        let entry = Entry::new(name);
+        let under_way = self.batches.push_first(std::slice::from_ref(&entry));
+        self.start(under_way);
+        entry
+    }
+
+    /// Asks in a batch, and stops waiting at any time.
+    fn give_up(self: &Arc<Self>, name: usize) -> Option<Grant> {
+        let entry = self.push(name);
+        thread::yield_now();
+        match entry.stop() {
+            Stopped::NotSent(_) => None,
+            Stopped::Answered(grant) => Some(grant),
+            Stopped::Sent => entry.leave(()).map(|(grant, ())| grant),
+        }
+    }
+
+    fn release(self: &Arc<Self>, grant: Grant) {
+        let entry = Entry::new(grant);
+        let under_way = self.batches.push_second(std::slice::from_ref(&entry));
+        self.start(under_way);
+        while entry.wait(None).is_none() {}
+    }
+
+    fn assert_nothing_left(&self) {
+        loop {
+            let Some(sender) = self.senders.lock().unwrap().pop() else {
+                break;
+            };
+            sender.join().unwrap();
+        }
+        assert!(self.store.held.lock().unwrap().is_empty());
+        assert!(self.batches.begin_alone().is_some(), "nothing is under way");
+    }
+}
+
+fn spawn(world: &Arc<World>, body: impl FnOnce(&Arc<World>) + Send + 'static) -> JoinHandle<()> {
+    let world = Arc::clone(world);
+    thread::spawn(move || body(&world))
+}
+
+fn join(threads: Vec<JoinHandle<()>>) {
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn each_request_is_sent_once_and_answered() {
+    check(|| {
+        let world = World::new();
+        let pair = |name| {
+            spawn(&world, move |world| {
+                let grant = world.acquire(name);
+                world.release(grant);
+            })
+        };
+        join((0..3).map(pair).collect());
+        world.assert_nothing_left();
+    });
+}
+
+#[test]
+fn what_is_queued_goes_in_one_batch() {
+    check(|| {
+        let world = World::new();
+        let number = world.batches.begin_alone().unwrap();
+        let entries: Vec<_> = (0..2).map(|name| world.push(name)).collect();
+        let next = world.batches.end_alone(number).unwrap();
+        world.start(UnderWay::Start(next));
+        for entry in entries {
+            let grant = loop {
+                if let Some(grant) = entry.wait(None) {
+                    break grant;
+                }
+            };
+            world.store.release(&grant);
+        }
+        assert_eq!(*world.sizes.lock().unwrap(), [2]);
+        world.assert_nothing_left();
+    });
+}
+
+/// The caller may have gone while its request was under way: then the grant is given back.
+#[test]
+fn grant_of_a_caller_that_has_gone_is_given_back() {
+    check(|| {
+        let world = World::new();
+        let give_up = |name| {
+            spawn(&world, move |world| {
+                if let Some(grant) = world.give_up(name) {
+                    world.store.release(&grant);
+                }
+            })
+        };
+        let waits = spawn(&world, |world| {
+            let grant = world.acquire(2);
+            world.store.release(&grant);
+        });
+        join((0..2).map(give_up).chain([waits]).collect());
+        world.assert_nothing_left();
+    });
+}
+
+/// Whatever is under way may hang, and be overtaken at any time: it ends without a trace.
+#[test]
+fn overtaken_request_does_no_harm() {
+    check(|| {
+        let world = World::new();
+        let pair = |name| {
+            spawn(&world, move |world| {
+                let grant = world.acquire(name);
+                world.release(grant);
+            })
+        };
+        let overtakes = spawn(&world, |world| {
+            let mut number = 0;
+            for _ in 0..4 {
+                number = world.start(world.batches.overtake(number));
+            }
+        });
+        join((0..2).map(pair).chain([overtakes]).collect());
+        world.assert_nothing_left();
+    });
+}
