@@ -229,6 +229,24 @@ pub struct AcquireRequest<'a> {
 }
 
 impl<'a> AcquireRequest<'a> {
+    /// Makes the request of a single attempt under a new owner. Keepers make their own requests; this is for
+    /// a test of a backend.
+    pub fn attempt(name: &'a LockName, ttl: Duration, clock: &'a dyn Clock) -> Self {
+        Self {
+            name,
+            ttl,
+            deadline: None,
+            started: Cell::new(clock.now()),
+            owner: Cell::new(None),
+            is_retry: Cell::new(false),
+            answered_at: Cell::new(None),
+            cancel: None,
+            clock,
+            contended: &|| {},
+            retry: &|error, _| Err(error.clone()),
+        }
+    }
+
     /// Returns the name to lock. The provider knows its namespace since it was opened.
     pub fn name(&self) -> &'a LockName {
         self.name

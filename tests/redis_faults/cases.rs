@@ -1,9 +1,11 @@
 //! The cases of Redis alone.
 
+mod batch;
 mod late;
 mod loss;
 mod network;
 mod opening;
+mod operations;
 mod refusal;
 mod resources;
 mod server;
@@ -28,6 +30,7 @@ pub(crate) fn main() -> ExitCode {
         resources::CASES,
         refusal::CASES,
         network::CASES,
+        batch::CASES,
         late::CASES,
         loss::CASES,
         opening::CASES,

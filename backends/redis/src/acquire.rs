@@ -27,15 +27,8 @@ pub(crate) fn acquire(
         None => acquisition.single_attempt(),
         Some(deadline) => acquisition.wait(deadline),
     };
-    let Some((epoch, asked_at)) = granted.map_err(Failure::into_error)? else {
-        return Ok(None);
-    };
-    store.listener.note_grant();
-    Ok(Some(Grant {
-        lease: acquisition.lease,
-        epoch,
-        asked_at,
-    }))
+    let granted = granted.map_err(Failure::into_error)?;
+    Ok(granted.map(|(epoch, asked_at)| acquisition.into_grant(epoch, asked_at)))
 }
 
 /// The epoch of a grant, and the time of its request; `None` if the name is busy.

@@ -3,15 +3,14 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, ErrorKind, HostInstant};
+use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant};
 use lockkeeper_remote::{Failure, senseless};
 use redis::Value;
 
-use crate::connection::Connection;
+use crate::calls::Call;
 use crate::failure::{accepted, parse};
 use crate::lease::{RedisLease, millis};
 use crate::owner::owner;
-use crate::scripts::{ACQUIRE, RELEASE};
 use crate::server_clock::epoch;
 use crate::store::Store;
 
@@ -35,7 +34,8 @@ pub(crate) struct Acquisition<'a> {
     pub(crate) request: &'a AcquireRequest<'a>,
     /// The lease that a grant gives.
     pub(crate) lease: RedisLease,
-    ttl: String,
+    /// In milliseconds.
+    pub(crate) ttl: String,
     /// Whether the server may have granted the name in an attempt that failed.
     pub(crate) may_be_granted: Cell<bool>,
 }
@@ -61,23 +61,22 @@ impl<'a> Acquisition<'a> {
 
     /// Tries to take the name once. `in_queue` has the waiter and its state, if it queues.
     pub(crate) fn attempt(&self, in_queue: &[&str], until: HostInstant) -> Result<Answer, Failure> {
-        let result = self
-            .store
-            .with_spare_connection(until, |connection, limit| {
-                if let Err(refusal) = connection.check_grace(self.request.now()) {
-                    return Ok(Err(refusal));
-                }
-                let (answer, asked_at) = self.request_in_time(connection, in_queue, limit)?;
-                if matches!(answer, Value::BulkString(_)) {
-                    self.await_replicas(connection, asked_at, limit)?;
-                }
-                Ok(Ok((answer, asked_at)))
-            });
-        let attempt = result.and_then(|answer| {
-            let (answer, asked_at) = answer.map_err(Failure::Refused)?;
-            self.read(accepted(answer)?, asked_at)
-        });
-        attempt.map_err(|failure| match failure {
+        let mut calls = [Call::attempt(self, in_queue, HostInstant::NEVER)];
+        self.store.run_calls(&mut calls, until);
+        let [call] = calls;
+        let (reply, asked_at) = call.into_reply();
+        self.read(reply, asked_at)
+    }
+
+    /// Reads the reply to an attempt that was sent at `asked_at`.
+    pub(crate) fn read(
+        &self,
+        reply: Result<Value, Failure>,
+        asked_at: HostInstant,
+    ) -> Result<Answer, Failure> {
+        let answer = reply.and_then(accepted);
+        let answer = answer.and_then(|answer| self.read_accepted(answer, asked_at));
+        answer.map_err(|failure| match failure {
             Failure::Unanswered(_) => {
                 self.may_be_granted.set(true);
                 failure
@@ -89,59 +88,7 @@ impl<'a> Acquisition<'a> {
         })
     }
 
-    /// Runs the script, and has the server refuse it after the caller's deadline: the network may have
-    /// delayed it, and the caller may have gone. Returns the reply and the time of the request.
-    fn request_in_time(
-        &self,
-        connection: &mut Connection,
-        in_queue: &[&str],
-        limit: Duration,
-    ) -> Result<(Value, HostInstant), Failure> {
-        let clock = &self.store.server_clock;
-        for _ in 0..2 {
-            let asked_at = self.request.now();
-            let latest = clock.at(asked_at + limit).to_string();
-            let mut args = vec![latest.as_str(), &self.lease.owner, &self.ttl];
-            args.extend(in_queue);
-            match ACQUIRE.run(connection, &self.lease.keys.all(), &args, limit)? {
-                // The caller still waits, so the server's clock was set.
-                Value::Int(now) => clock.update(now, asked_at),
-                answer => return Ok((answer, asked_at)),
-            }
-        }
-        Err(Failure::Refused(Error::new(
-            ErrorKind::Unavailable,
-            "the server's clock jumps; see to its time service",
-        )))
-    }
-
-    /// Waits for the replicas to acknowledge a grant, and gives it back if they do not.
-    fn await_replicas(
-        &self,
-        connection: &mut Connection,
-        asked_at: HostInstant,
-        limit: Duration,
-    ) -> Result<(), Failure> {
-        let may_be_granted = self.may_be_granted.replace(true);
-        let refusal = match self.store.acknowledged(connection, asked_at, limit) {
-            Ok(true) => None,
-            Ok(false) => Some(self.store.few_replicas("grant, so it was given back")),
-            Err(Failure::Refused(error)) => Some(error),
-            // A release on a replica is none: the new primary may know of the grant.
-            Err(failure) => return Err(failure),
-        };
-        if refusal.is_some() {
-            let RedisLease { keys, owner } = &self.lease;
-            let keys = [keys.lock.as_str(), &keys.queue];
-            let released = RELEASE.run(connection, &keys, &[owner], limit);
-            let released = released.and_then(accepted);
-            released.map_err(|failure| unknown(failure.into_error()))?;
-        }
-        self.may_be_granted.set(may_be_granted);
-        refusal.map_or(Ok(()), |error| Err(Failure::Refused(error)))
-    }
-
-    fn read(&self, answer: Value, asked_at: HostInstant) -> Result<Answer, Failure> {
+    fn read_accepted(&self, answer: Value, asked_at: HostInstant) -> Result<Answer, Failure> {
         if matches!(answer, Value::BulkString(_)) {
             let ticks: i64 = parse(answer)?;
             if !self.is_repeated() {
@@ -161,9 +108,20 @@ impl<'a> Acquisition<'a> {
             before,
         })
     }
+
+    /// Returns the grant, and has the listener start for its keeper.
+    pub(crate) fn into_grant(self, epoch: u64, asked_at: HostInstant) -> Grant<RedisLease> {
+        self.store.listener.note_grant();
+        Grant {
+            lease: self.lease,
+            epoch,
+            asked_at,
+        }
+    }
 }
 
-fn unknown(cause: Error) -> Failure {
+/// Returns the failure of an attempt whose name may be granted by an earlier request.
+pub(crate) fn unknown(cause: Error) -> Failure {
     Failure::Unanswered(
         Error::new(
             ErrorKind::Unknown,

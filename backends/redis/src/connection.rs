@@ -184,6 +184,20 @@ impl Connection {
         count: usize,
         limit: Duration,
     ) -> Result<Vec<Value>, Failure> {
+        let mut answers = Vec::with_capacity(count);
+        self.exchange_into(&mut answers, packed, count, limit)?;
+        Ok(answers)
+    }
+
+    /// Sends `count` commands and appends their replies to `answers`. After a failure it has those that
+    /// came before.
+    pub(crate) fn exchange_into(
+        &mut self,
+        answers: &mut Vec<Value>,
+        packed: &[u8],
+        count: usize,
+        limit: Duration,
+    ) -> Result<(), Failure> {
         self.set_timeout(limit)?;
         let began = Instant::now();
         self.open.counts().add_commands(count);
@@ -196,7 +210,8 @@ impl Connection {
                 && !error.is_timeout()
                 && let Ok(answer @ Value::ServerError(_)) = self.receive()
             {
-                return Ok(vec![answer]);
+                answers.push(answer);
+                return Ok(());
             }
             let error = self.unread(error);
             return Err(if is_unsent && error.kind() == ErrorKind::Unknown {
@@ -205,15 +220,14 @@ impl Connection {
                 Failure::Unanswered(error)
             });
         }
-        let mut answers = Vec::with_capacity(count);
-        while answers.len() < count {
-            if !answers.is_empty() && began.elapsed() > limit {
+        for number in 0..count {
+            if number > 0 && began.elapsed() > limit {
                 return Err(Failure::Unanswered(self.server.silent()));
             }
             let answer = self.receive();
             answers.push(answer.map_err(|error| Failure::Unanswered(self.unread(error)))?);
         }
-        Ok(answers)
+        Ok(())
     }
 
     /// Reads one reply, or one message of a channel. After a time-out the next call continues where

@@ -8,6 +8,8 @@
 mod acquire;
 mod admin;
 mod attempt;
+mod batch;
+mod calls;
 mod connection;
 mod driver;
 mod examine;

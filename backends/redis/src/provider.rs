@@ -7,23 +7,25 @@ use std::time::Duration;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
+    LeaseVerifier, Operation, Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock,
+    Usage,
 };
 use lockkeeper_remote::{Endpoint, Failure, senseless};
 use redis::{Value, pipe};
 
 use crate::acquire::acquire;
+use crate::batch::{batch, released};
 use crate::connection::Connection;
 use crate::failure::{accepted, parse, refused_command};
 use crate::keys::Keys;
-use crate::lease::{RedisLease, renew_batch};
+use crate::lease::RedisLease;
 use crate::owner::owner;
 use crate::scripts::{PROBE, is_no_script};
 use crate::store::{CLEANUP_TIME, Store};
 use crate::{BACKEND, RedisOptions};
 
-/// How many renewals travel together.
-const RENEW_BATCH: usize = 500;
+/// How many operations travel together.
+const BATCH: usize = 500;
 
 /// Locks on one Redis or Valkey server, for all programs that connect to it. Clones share their
 /// connections.
@@ -137,7 +139,7 @@ impl StoreInfo for RedisProvider {
         Capabilities::new()
             .with(Capability::CrossProcess)
             .with(Capability::CrossHost)
-            .with_renew_batch(RENEW_BATCH)
+            .with_batch(BATCH)
             .with_attempt_limit(self.store.attempt())
     }
 
@@ -173,15 +175,17 @@ impl Backend for RedisProvider {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        let mut batch = [RenewRequest {
+        let mut operations = [Operation::Renew(RenewRequest {
             lease,
             ttl,
             deadline,
             answer: None,
-        }];
-        renew_batch(&self.store, &mut batch);
-        let [request] = batch;
-        request.answer.unwrap_or_else(|| Err(senseless()))
+        })];
+        batch(&self.store, &mut operations);
+        match operations {
+            [Operation::Renew(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
+            _ => Err(senseless()),
+        }
     }
 
     fn release(&self, lease: &mut RedisLease, deadline: HostInstant) -> Result<Released, Error> {
@@ -189,15 +193,12 @@ impl Backend for RedisProvider {
         let longest = 2 * self.store.options.remote.response_timeout;
         let until = deadline.min(self.store.clock.now() + longest);
         let until = self.store.at_least_one_attempt(until);
-        let is_released = self.store.release(&lease.keys, &lease.owner, until)?;
-        Ok(match is_released {
-            true => Released::Done,
-            false => Released::AlreadyLost,
-        })
+        let was_held = self.store.release(&lease.keys, &lease.owner, until);
+        was_held.map(released)
     }
 
-    fn renew_batch(&self, batch: &mut [RenewRequest<'_, RedisLease>]) {
-        renew_batch(&self.store, batch);
+    fn batch(&self, operations: &mut [Operation<'_, RedisLease>]) {
+        batch(&self.store, operations);
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {

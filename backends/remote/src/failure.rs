@@ -9,7 +9,7 @@ use lockkeeper_core::{Error, ErrorKind};
 use crate::options::Endpoint;
 
 /// How a request failed, and what is left of it on the server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Failure {
     /// The request never reached the server.
     NotSent(Error),
