@@ -313,7 +313,7 @@ fn failure_of_the_commit_is_the_failure_of_each() {
 
 #[cfg(unix)]
 #[test]
-fn release_in_a_batch_notifies_the_next_waiter_after_the_commit() {
+fn release_in_a_batch_notifies_the_next_waiter() {
     use std::os::unix::net::UnixDatagram;
     let store = TempStore::new();
     let provider = store.provider();
