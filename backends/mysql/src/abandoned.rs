@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use crate::connection::Connection;
 use crate::failure::unknown;
 use crate::names::EncodedName;
+use crate::requests::Attempted;
+use crate::sessions::Sessions;
 use crate::statements::{self, SessionId};
-use crate::store::Store;
 
 /// How many abandoned sessions are remembered.
 const MOST_ABANDONED: usize = 100;
@@ -39,39 +40,22 @@ impl AbandonedSessions {
     }
 }
 
-/// The epoch of a grant, or `None` if another process or guard holds the name. The failure says that the
-/// holder may be an own request, which is being given back, or that the server grants nothing yet; the
-/// connection is as good as before.
-pub(crate) type Attempted = Result<Option<u64>, Failure>;
-
-/// Tries to take a name on a connection.
-pub(crate) fn try_lock(
-    store: &Store,
-    connection: &mut Connection,
-    name: &EncodedName,
-) -> Result<Attempted, Failure> {
-    let unclaimed = store.sessions.unclaimed(name, connection.session());
-    match connection.try_lock(name)? {
-        None => confirm_busy(store, connection, name, unclaimed),
-        granted => Ok(Ok(granted)),
-    }
-}
-
 /// Finds out whether another process or guard holds a name that the server did not grant to this
-/// connection. Costs a statement only while a request of this store is not answered.
+/// connection. Costs a statement only while a request of this store is not answered. A failure within says that
+/// the holder may be such a request; the connection is as good as before.
 ///
 /// `unclaimed` is the answer of [`Sessions::unclaimed`](crate::sessions::Sessions::unclaimed) from before
 /// the attempt: such a request may have held the name then, and have given it back before the
 /// reply was here.
 pub(crate) fn confirm_busy(
-    store: &Store,
+    sessions: &Sessions,
     connection: &mut Connection,
     name: &EncodedName,
     unclaimed: Vec<SessionId>,
 ) -> Result<Attempted, Failure> {
-    let abandoned = store.connector.shared.abandoned.current();
+    let abandoned = connection.abandoned().current();
     let mut own = unclaimed;
-    own.extend(store.sessions.unclaimed(name, connection.session()));
+    own.extend(sessions.unclaimed(name, connection.session()));
     if own.is_empty() && abandoned.is_empty() {
         return Ok(Ok(None));
     }

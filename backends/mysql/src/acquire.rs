@@ -1,20 +1,18 @@
 //! Acquiring a name, and waiting for it in the server.
 
 use std::sync::Arc;
-use std::sync::mpsc::SendError;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
-use lockkeeper_remote::{Backoff, Failure, Found, WaitPermit};
+use lockkeeper_remote::{Backoff, Failure, WaitPermit};
 
-use crate::abandoned::{Attempted, confirm_busy, try_lock};
+use crate::abandoned::confirm_busy;
+use crate::attempt::{Attempt, Outcome};
 use crate::connection::Connection;
 use crate::dialect::LONGEST_WAIT;
-use crate::failure::unknown;
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
-use crate::sessions::{Entry, Session, idle_seconds};
-use crate::statements::SessionId;
+use crate::sessions::idle_seconds;
 use crate::store::{PooledConn, Store};
 use crate::wire::LONGEST_CALL;
 
@@ -27,12 +25,8 @@ const GRACE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The result of an attempt or a wait.
-enum Outcome {
-    Granted(Grant<MySqlLease>),
-    /// Another holder has the name.
-    Busy,
-}
+/// The grant, or `None` if another holder has the name.
+type Granted = Option<Grant<MySqlLease>>;
 
 /// One request.
 struct Acquisition<'a> {
@@ -42,10 +36,7 @@ struct Acquisition<'a> {
     idle_seconds: u64,
 }
 
-pub(crate) fn acquire(
-    store: &Arc<Store>,
-    request: &AcquireRequest<'_>,
-) -> Result<Option<Grant<MySqlLease>>, Error> {
+pub(crate) fn acquire(store: &Arc<Store>, request: &AcquireRequest<'_>) -> Result<Granted, Error> {
     let acquisition = Acquisition {
         store,
         request,
@@ -56,7 +47,7 @@ pub(crate) fn acquire(
 }
 
 impl Acquisition<'_> {
-    fn run(&self) -> Result<Option<Grant<MySqlLease>>, Failure> {
+    fn run(&self) -> Result<Granted, Failure> {
         let mut until = match self.request.deadline() {
             None => self.request.now() + self.store.remote.attempt_time(),
             Some(deadline) => deadline.max(self.request.now() + GRACE),
@@ -64,9 +55,10 @@ impl Acquisition<'_> {
         let mut retries = self.store.remote.pool_size;
         let mut pauses = Backoff::new(PAUSE, LONGEST_PAUSE);
         while !self.request.is_cancelled() {
-            match self.attempt(until) {
-                Ok(Outcome::Granted(grant)) => return Ok(Some(grant)),
-                Ok(Outcome::Busy) => {}
+            let outcome = self.attempt(until).run();
+            match outcome.and_then(|outcome| self.granted(outcome)) {
+                Ok(Some(grant)) => return Ok(Some(grant)),
+                Ok(None) => {}
                 // The server may have closed every idle connection of the pool; one that does not reply
                 // is closed, and what it was granted ends with it. The attempt after the last of them
                 // is on a new connection, and tells whether the server can be reached.
@@ -85,99 +77,32 @@ impl Acquisition<'_> {
                 Some(deadline) if self.request.now() < deadline => deadline,
                 _ => return Ok(None),
             };
-            if let Some((slot, _permit)) = self.checkout_to_wait(pauses.next_pause(), deadline) {
-                match self.wait(slot, deadline)? {
-                    Some(Outcome::Granted(grant)) => return Ok(Some(grant)),
-                    Some(Outcome::Busy) => return Ok(None),
-                    None => {}
-                }
+            if let Some((slot, _permit)) = self.checkout_to_wait(pauses.next_pause(), deadline)
+                && let Some(granted) = self.wait(slot, deadline)?
+            {
+                return Ok(granted);
             }
             until = until.max(self.request.now() + GRACE);
         }
         Ok(None)
     }
 
-    /// Makes one attempt: on a connection without names while few connections hold names, else on one of
-    /// these.
-    fn attempt(&self, until: HostInstant) -> Result<Outcome, Failure> {
-        let store = self.store;
-        let shared = || store.sessions.enter(&self.name, self.idle_seconds);
-        if store.shares()
-            && let Some(session) = shared()
-        {
-            return self.attempt_shared(&session, until);
+    fn attempt(&self, until: HostInstant) -> Attempt {
+        Attempt {
+            store: Arc::clone(self.store),
+            names: vec![self.name.clone()],
+            idle_seconds: self.idle_seconds,
+            until,
         }
-        let left = until.saturating_since(self.request.now());
-        let slot = match store.checkout_or_share(left, shared)? {
-            Found::Slot(slot) => slot,
-            Found::Other(session) => return self.attempt_shared(&session, until),
-        };
-        let outcome = self.attempt_alone(slot, until);
-        if matches!(outcome, Err(Failure::NotSent(_)))
-            && let Some(session) = shared()
-        {
-            return self.attempt_shared(&session, until);
-        }
-        outcome
     }
 
-    fn attempt_alone(&self, mut slot: PooledConn, until: HostInstant) -> Result<Outcome, Failure> {
-        let store = self.store;
-        let mut asked_at = self.request.now();
-        let (attempted, id) = store.run(&mut slot, until, |connection| {
-            if let Err(refused) = connection.check_start() {
-                return Ok((Err(refused), connection.session()));
-            }
-            connection.set_idle(self.idle_seconds)?;
-            asked_at = self.request.now();
-            connection.limit = connection.limit.min(until.saturating_since(asked_at));
-            let attempted = try_lock(store, connection, &self.name)?;
-            Ok((attempted, connection.session()))
-        })?;
-        self.outcome(attempted, slot, id, asked_at)
-    }
-
-    /// Makes one attempt on a session that holds other names. The call continues when this request has no
-    /// more time: cut short, it would leave the session in doubt.
-    fn attempt_shared(
-        &self,
-        session: &Arc<Session>,
-        until: HostInstant,
-    ) -> Result<Outcome, Failure> {
-        let asked_at = self.request.now();
-        let left = until.saturating_since(asked_at);
-        let left = left.min(self.store.remote.response_timeout);
-        let (store, theirs) = (Arc::clone(self.store), Arc::clone(session));
-        let name = self.name.clone();
-        let calls = &self.store.sessions.calls;
-        let epoch = calls
-            .start(move |reply| {
-                let attempted = theirs.run(left, |connection| {
-                    connection.limit = theirs.longest_call();
-                    try_lock(&store, connection, &name)
-                });
-                let epoch = attempted.flatten();
-                match &epoch {
-                    Ok(Some(_)) => {}
-                    // The server may have granted the name all the same.
-                    Err(Failure::Refused(_)) => store.sessions.leave_over(&theirs, &name),
-                    // A session with a missing reply is in doubt, and closed in the end.
-                    Ok(None) | Err(_) => theirs.leave(&name),
-                }
-                if let Err(SendError(Ok(Some(_)))) = reply.send(epoch) {
-                    let _ = store.sessions.release(&theirs, &name);
-                }
-            })
-            .inspect_err(|_| session.leave(&self.name))?;
-        let epoch = epoch.recv_timeout(left).unwrap_or_else(|_| {
-            Err(unknown(
-                "the server was asked and did not answer in time; what it grants is given back",
-            ))
-        })?;
-        Ok(match epoch {
-            Some(epoch) => self.granted(session, epoch, asked_at),
-            None => Outcome::Busy,
-        })
+    fn granted(&self, mut outcome: Outcome) -> Result<Granted, Failure> {
+        let attempted = outcome.attempted.pop().unwrap_or(Ok(None));
+        Ok(outcome.session.zip(attempted?).map(|(session, epoch)| {
+            let (request, name) = (self.request, self.name.clone());
+            self.store
+                .grant(&session, request, name, epoch, outcome.asked_at)
+        }))
     }
 
     /// Returns a connection to wait on. Returns `None` after `pause` if there is none: the caller asks again
@@ -201,7 +126,7 @@ impl Acquisition<'_> {
         &self,
         mut slot: PooledConn,
         deadline: HostInstant,
-    ) -> Result<Option<Outcome>, Failure> {
+    ) -> Result<Option<Granted>, Failure> {
         let store = self.store;
         let left = || deadline.saturating_since(self.request.now());
         let until = deadline.max(self.request.now() + GRACE);
@@ -216,7 +141,9 @@ impl Acquisition<'_> {
         let cancel = self.request.cancel();
         let cancel = cancel.map(|cancel| cancel.on_cancel(move || wire.close()));
         let asked_at = self.request.now();
-        let unclaimed = store.sessions.unclaimed(&self.name, connection.session());
+        let id = connection.session();
+        let sessions = &store.sessions;
+        let unclaimed = sessions.unclaimed(&self.name, id);
         let span = left().min(LONGEST_WAIT).min(LONGEST_CALL);
         let mut attempted = Ok(Ok(None));
         connection.limit = GRACE;
@@ -225,7 +152,7 @@ impl Acquisition<'_> {
         }
         let is_over = self.request.now() >= deadline;
         if is_over && matches!(attempted, Ok(Ok(None))) {
-            attempted = confirm_busy(store, &mut connection, &self.name, unclaimed);
+            attempted = confirm_busy(sessions, &mut connection, &self.name, unclaimed);
         }
         // A cancel in another thread must not close the connection when other names rely on it. Either
         // it has closed the connection by now, or it never will.
@@ -233,49 +160,12 @@ impl Acquisition<'_> {
         if self.request.is_cancelled() {
             return Ok(None);
         }
-        let attempted = attempted?;
-        let id = connection.session();
+        let attempted = vec![attempted?];
         slot.connection = Some(connection);
-        match self.outcome(attempted, slot, id, asked_at)? {
-            Outcome::Busy if !is_over => Ok(None),
-            outcome => Ok(Some(outcome)),
-        }
-    }
-
-    /// Returns what the reply on a connection without other names means.
-    fn outcome(
-        &self,
-        attempted: Attempted,
-        slot: PooledConn,
-        id: SessionId,
-        asked_at: HostInstant,
-    ) -> Result<Outcome, Failure> {
-        let Some(epoch) = attempted? else {
-            return Ok(Outcome::Busy);
-        };
-        let sessions = &self.store.sessions;
-        let (idle, verifiers) = (self.idle_seconds, &sessions.verifiers);
-        let session = Arc::new(Session::new(slot, id, idle, &self.name, verifiers));
-        sessions.add(&session);
-        Ok(self.granted(&session, epoch, asked_at))
-    }
-
-    fn granted(&self, session: &Arc<Session>, epoch: u64, asked_at: HostInstant) -> Outcome {
-        let since = self.request.now();
-        let until = since + self.request.ttl();
-        let granted = Some((epoch, since));
-        let entry = Entry { granted, until };
-        self.store.sessions.set(session, &self.name, entry);
-        // The session takes more names from now on.
-        self.store.pool.recheck();
-        Outcome::Granted(Grant {
-            lease: MySqlLease {
-                session: Arc::clone(session),
-                name: self.name.clone(),
-                epoch,
-            },
-            epoch,
-            asked_at,
-        })
+        let outcome = self
+            .attempt(until)
+            .on_new_session(slot, id, attempted, asked_at);
+        let granted = self.granted(outcome)?;
+        Ok((granted.is_some() || is_over).then_some(granted))
     }
 }

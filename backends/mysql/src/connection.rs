@@ -10,10 +10,12 @@ use lockkeeper_remote::{Failure, OpenConnection, RestartGrace, WatchedSocket, se
 use mysql::prelude::Queryable;
 use mysql::{Conn, Row, Statement, Value};
 
+use crate::abandoned::AbandonedSessions;
 use crate::connector::Shared;
 use crate::dialect::Dialect;
 use crate::failure::{classify, is_time_over, unavailable};
 use crate::names::EncodedName;
+use crate::requests::{Attempted, Replies, Requests};
 use crate::statements::{self, EPOCH_BITS, SessionId};
 use crate::wire::Wire;
 
@@ -145,6 +147,11 @@ impl Connection {
         }
     }
 
+    /// Returns the sessions of this store that were closed before a reply came.
+    pub(crate) fn abandoned(&self) -> &AbandonedSessions {
+        &self.shared.abandoned
+    }
+
     fn call<T>(&mut self, work: impl FnOnce(&mut Conn) -> mysql::Result<T>) -> Result<T, Failure> {
         let limit = self.limit.max(Duration::from_millis(1));
         if self.timeout != Some(limit) {
@@ -205,19 +212,39 @@ impl Connection {
         Ok(())
     }
 
-    /// Tries to take a lock without waiting. Returns the epoch; `None` if the lock is held.
-    pub(crate) fn try_lock(&mut self, name: &EncodedName) -> Result<Option<u64>, Failure> {
-        epoch(&self.execute(statements::TRY, name)?)
+    /// Asks all of it in one statement.
+    pub(crate) fn ask(&mut self, requests: &Requests) -> Result<Replies, Failure> {
+        let Requests {
+            releases,
+            attempts,
+            checks,
+            ..
+        } = requests;
+        let row = match (releases.as_slice(), attempts.as_slice(), checks.as_slice()) {
+            ([name], [], []) => self.execute(statements::RELEASE, name)?,
+            ([], [name], []) => self.execute(statements::TRY, name)?,
+            _ => self.query(&statements::several(requests))?,
+        };
+        if row.len() != requests.count() {
+            return Err(Failure::Unanswered(senseless()));
+        }
+        let mut columns = (0..row.len()).map(|at| number(&row, at));
+        let is_one = |number| number == Some(1);
+        Ok(Replies {
+            released: columns.by_ref().take(releases.len()).map(is_one).collect(),
+            attempted: columns.by_ref().take(attempts.len()).map(epoch).collect(),
+            held: columns.map(is_one).collect(),
+        })
     }
 
-    /// Waits in the server for `wait`, and returns what [`try_lock`](Self::try_lock) does. The reply, and
-    /// that of a request after it, may take `grace` longer.
+    /// Waits in the server for `wait`, and returns what became of the attempt. The reply, and that of a
+    /// request after it, may take `grace` longer.
     pub(crate) fn wait(
         &mut self,
         name: &EncodedName,
         wait: Duration,
         grace: Duration,
-    ) -> Result<Option<u64>, Failure> {
+    ) -> Attempted {
         let sql = self.dialect.wait(name, wait);
         self.limit = wait + grace;
         let row = self.call(|conn| match conn.query_first(sql) {
@@ -226,19 +253,13 @@ impl Connection {
         })?;
         self.limit = grace;
         match row {
-            Some(row) => epoch(&row),
+            Some(row) => epoch(number(&row, 0)),
             None => {
                 // The lock may have been granted just before the statement was ended.
-                self.release(name)?;
+                self.execute(statements::RELEASE, name)?;
                 Ok(None)
             }
         }
-    }
-
-    /// Releases a lock, and returns whether this session held it.
-    pub(crate) fn release(&mut self, name: &EncodedName) -> Result<bool, Failure> {
-        let row = self.execute(statements::RELEASE, name)?;
-        Ok(number(&row, 0) == Some(1))
     }
 
     /// Returns the session that holds the name.
@@ -247,20 +268,11 @@ impl Connection {
         let start = self.start;
         Ok(number(&row, 0).map(|id| SessionId { id, start }))
     }
-
-    /// Returns for each name whether this session holds it.
-    pub(crate) fn holds(&mut self, names: &[EncodedName]) -> Result<Vec<bool>, Failure> {
-        let row = self.query(&statements::holds(names))?;
-        if row.len() != names.len() {
-            return Err(Failure::Unanswered(senseless()));
-        }
-        let is_held = |at| number(&row, at) == Some(1);
-        Ok((0..row.len()).map(is_held).collect())
-    }
 }
 
-fn epoch(row: &Row) -> Result<Option<u64>, Failure> {
-    match number(row, 0) {
+/// Returns what the reply to an attempt means.
+fn epoch(reply: Option<u64>) -> Attempted {
+    match reply {
         Some(0) => Ok(None),
         Some(number) => Ok(Some(number & EPOCH_BITS)),
         None => Err(Failure::Refused(unavailable(

@@ -12,6 +12,8 @@
 mod abandoned;
 mod acquire;
 mod admin;
+mod attempt;
+mod batch;
 mod connection;
 mod connector;
 mod dialect;
@@ -23,6 +25,7 @@ mod names;
 mod opening;
 mod options;
 mod provider;
+mod requests;
 mod sessions;
 mod statements;
 mod store;

@@ -11,6 +11,7 @@ use crate::connection::{Connection, number, text};
 use crate::dialect::Dialect;
 use crate::failure::incompatible;
 use crate::names::EncodedName;
+use crate::requests::Requests;
 
 /// Lists the variables that matter; a server that lacks one leaves it out.
 const VARIABLES: &str = "SHOW SESSION VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'wsrep_on', 'read_only', 'super_read_only', 'group_replication_group_name')";
@@ -104,11 +105,18 @@ fn rehearse(connection: &mut Connection) -> Result<(), Failure> {
     connection.set_idle(IDLE)?;
     let probe = format!("probe:{}:{:x}", std::process::id(), fastrand::u64(..));
     let name = EncodedName::new("lockkeeper", &probe);
-    if connection.try_lock(&name)?.is_none() {
+    let name = || vec![name.clone()];
+    let tried = connection.ask(&Requests::attempts(name()))?.attempted;
+    if tried.into_iter().next().transpose()?.flatten().is_none() {
         return Err(Failure::Refused(senseless()));
     }
-    let held = connection.holds(std::slice::from_ref(&name))?;
-    if connection.release(&name)? && held == [true] {
+    let checks = Requests {
+        checks: name(),
+        ..Requests::default()
+    };
+    let held = connection.ask(&checks)?.held;
+    let released = connection.ask(&Requests::releases(name()))?.released;
+    if held == [true] && released == [true] {
         return Ok(());
     }
     Err(Failure::Refused(multiplexed()))

@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, Proof, Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
+    LeaseVerifier, Operation, Proof, ReleaseRequest, Released, RenewRequest, Renewal, StoreInfo,
+    StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::{Endpoint, senseless};
 
 use crate::acquire::acquire;
-use crate::lease::{MySqlLease, renew_batch};
+use crate::batch::batch;
+use crate::lease::MySqlLease;
 use crate::store::Store;
 use crate::{BACKEND, MySqlOptions};
 
-/// How many renewals travel together.
-const RENEW_BATCH: usize = 500;
+/// How many operations travel together.
+const BATCH: usize = 256;
 
 /// Locks on one MySQL or MariaDB server, for all programs that reach it. Clones share their
 /// connections.
@@ -108,7 +110,7 @@ impl StoreInfo for MySqlProvider {
             .with(Capability::CrossHost)
             .with(Capability::DeadOwnerTakeOver)
             .with(Capability::CommitProof)
-            .with_renew_batch(RENEW_BATCH)
+            .with_batch(BATCH)
             .with_attempt_limit(self.0.remote.attempt_time())
     }
 
@@ -134,23 +136,36 @@ impl Backend for MySqlProvider {
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        let mut batch = [RenewRequest {
+        let renewal = RenewRequest {
             lease,
             ttl,
             deadline,
             answer: None,
-        }];
-        renew_batch(&self.0, &mut batch);
-        let [request] = batch;
-        request.answer.unwrap_or_else(|| Err(senseless()))
-    }
-
-    fn renew_batch(&self, batch: &mut [RenewRequest<'_, MySqlLease>]) {
-        renew_batch(&self.0, batch);
+        };
+        let mut one = [Operation::Renew(renewal)];
+        batch(&self.0, &mut one);
+        match one {
+            [Operation::Renew(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
+            _ => Err(senseless()),
+        }
     }
 
     fn release(&self, lease: &mut MySqlLease, deadline: HostInstant) -> Result<Released, Error> {
-        lease.release(&self.0, deadline)
+        let release = ReleaseRequest {
+            lease,
+            deadline,
+            answer: None,
+        };
+        let mut one = [Operation::Release(release)];
+        batch(&self.0, &mut one);
+        match one {
+            [Operation::Release(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
+            _ => Err(senseless()),
+        }
+    }
+
+    fn batch(&self, operations: &mut [Operation<'_, MySqlLease>]) {
+        batch(&self.0, operations);
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {

@@ -10,14 +10,16 @@ pub(crate) use session::{Session, idle_seconds};
 pub(crate) use state::Entry;
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, SendError};
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, HostInstant, LeaseVerifiers, Tick, Timer};
 use lockkeeper_remote::Failure;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::abandoned::confirm_busy;
 use crate::names::EncodedName;
+use crate::requests::{Replies, Requests};
 use crate::statements::SessionId;
 
 use detached::DetachedCalls;
@@ -83,17 +85,24 @@ impl Sessions {
         ended.iter().for_each(|session| session.end());
     }
 
-    /// Enters `name` in a session of the same ttl, and returns the session. Prefers sessions without a
-    /// call under way, and of these the one with the fewest names.
-    pub(crate) fn enter(&self, name: &EncodedName, idle_seconds: u64) -> Option<Arc<Session>> {
+    /// Enters `name` in a session of the same ttl, and returns the session: the one with the fewest names
+    /// of those without a call under way, or if `or_busy`, of the others.
+    pub(crate) fn enter(
+        &self,
+        name: &EncodedName,
+        idle_seconds: u64,
+        or_busy: bool,
+    ) -> Option<Arc<Session>> {
         let list = self.list.lock();
-        let mut fit: Vec<_> = list
-            .iter()
-            .filter(|session| session.idle_seconds == idle_seconds)
-            .collect();
-        fit.sort_by_cached_key(|session| (session.is_busy(), session.state().names.len()));
-        fit.into_iter()
-            .find(|session| session.state().enter(name))
+        let fit = list.iter().filter_map(|session| {
+            let is_busy = session.is_busy();
+            let fits = session.idle_seconds == idle_seconds && (or_busy || !is_busy);
+            fits.then(|| (is_busy, session.state().names.len(), session))
+        });
+        let mut fit: Vec<_> = fit.collect();
+        fit.sort_by_key(|(is_busy, names, _)| (*is_busy, *names));
+        let mut fit = fit.into_iter().map(|(_, _, session)| session);
+        fit.find(|session| session.state().enter(name))
             .map(Arc::clone)
     }
 
@@ -120,53 +129,120 @@ impl Sessions {
         unclaimed.map(|session| session.id).collect()
     }
 
-    /// Releases a name that no guard holds, and returns whether the session held it.
-    pub(crate) fn release(&self, session: &Session, name: &EncodedName) -> Result<bool, Failure> {
-        let freed = session.run(session.longest_call(), |connection| {
-            connection.release(name)
-        });
-        self.released(session, name, freed)
-    }
-
-    /// Forgets a name that was released, or leaves it to the sweeper if the server did not get the
-    /// request or refused it.
-    pub(crate) fn released(
+    /// Carries out requests about names that were entered, on the caller's thread. The session is waited
+    /// for within `limit`; the replies may take as long as a lease lasts, since other names depend on them.
+    pub(crate) fn call(
         &self,
         session: &Session,
-        name: &EncodedName,
-        freed: Result<bool, Failure>,
-    ) -> Result<bool, Failure> {
-        let is_left_over = match &freed {
-            Err(Failure::NotSent(_)) => true,
+        requests: &Requests,
+        limit: Duration,
+    ) -> Result<Replies, Failure> {
+        let unclaimed = |name| self.unclaimed(name, session.id);
+        let unclaimed: Vec<_> = requests.attempts.iter().map(unclaimed).collect();
+        let longest = session.longest_call();
+        let mut result = session.run(limit, |connection| {
+            connection.limit = longest;
+            session.ask(connection, requests)
+        });
+        let attempted = result.as_mut().map(|replies| &mut replies.attempted);
+        let attempted = attempted.into_iter().flatten();
+        for ((name, attempted), unclaimed) in requests.attempts.iter().zip(attempted).zip(unclaimed)
+        {
+            if matches!(attempted, Ok(None)) {
+                let confirm = |connection: &mut _| confirm_busy(self, connection, name, unclaimed);
+                *attempted = session.run(longest, confirm).flatten();
+            }
+        }
+        self.apply(session, requests, &result);
+        result
+    }
+
+    /// Carries out requests within `limit`, if the session has at most one name: see
+    /// [`Session::run_alone`].
+    pub(crate) fn call_alone(
+        &self,
+        session: &Session,
+        requests: &Requests,
+        limit: Duration,
+    ) -> Option<Result<Replies, Failure>> {
+        let result = session.run_alone(limit, |connection| session.ask(connection, requests))?;
+        self.apply(session, requests, &result);
+        Some(result)
+    }
+
+    /// Starts [`call`](Self::call) on another thread. It continues when the caller has stopped waiting, and
+    /// then gives back what it was granted. Attempts alone wait for the session within `limit`.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        requests: Requests,
+        limit: Duration,
+    ) -> Result<Receiver<Result<Replies, Failure>>, Failure> {
+        let requests = Arc::new(requests);
+        let limit = match requests.attempts.len() == requests.count() {
+            true => limit,
+            false => session.longest_call(),
+        };
+        let (sessions, theirs, all) =
+            (Arc::clone(self), Arc::clone(session), Arc::clone(&requests));
+        let started = self.calls.start(move |reply| {
+            let result = sessions.call(&theirs, &all, limit);
+            if let Err(SendError(Ok(late))) = reply.send(result) {
+                sessions.give_back(&theirs, all.granted(&late));
+            }
+        });
+        started.inspect_err(|failure| {
+            let failed = Err(Failure::NotSent(failure.error().clone()));
+            self.apply(session, &requests, &failed);
+        })
+    }
+
+    /// Releases names for which no caller waits any more.
+    pub(crate) fn give_back(&self, session: &Session, names: Vec<EncodedName>) {
+        if !names.is_empty() {
+            let _ = self.call(session, &Requests::releases(names), session.longest_call());
+        }
+    }
+
+    /// Forgets names that were released or not granted, or leaves them to the sweeper where the server did
+    /// not get the request or refused it.
+    fn apply(&self, session: &Session, requests: &Requests, result: &Result<Replies, Failure>) {
+        let (mut gone, mut left_over) = (Vec::new(), Vec::new());
+        match result {
+            Ok(replies) => {
+                gone.extend(&requests.releases);
+                for (name, attempted) in requests.attempted(replies) {
+                    match attempted {
+                        Ok(Some(_)) => {}
+                        // The server may have granted the name all the same.
+                        Err(Failure::Refused(_)) => left_over.push(name),
+                        Ok(None) | Err(_) => gone.push(name),
+                    }
+                }
+            }
+            Err(Failure::NotSent(_)) => {
+                left_over.extend(&requests.releases);
+                gone.extend(&requests.attempts);
+            }
             Err(Failure::Refused(_)) => {
                 let mut state = session.state();
                 state.is_spent = true;
+                let names = requests.releases.iter().chain(&requests.attempts);
                 // The connection closes with its last name, and then the server frees that.
-                state.names.len() > 1
+                match state.names.len() > 1 {
+                    true => left_over.extend(names),
+                    false => gone.extend(names),
+                }
             }
-            Ok(_) | Err(Failure::Closed(_) | Failure::Unanswered(_)) => false,
-        };
-        if is_left_over {
-            self.leave_over(session, name);
-        } else {
-            session.leave(name);
+            // A session with a missing reply is in doubt, and closed in the end.
+            Err(Failure::Closed(_) | Failure::Unanswered(_)) => {
+                gone.extend(requests.releases.iter().chain(&requests.attempts));
+            }
         }
-        freed
-    }
-
-    /// Starts to release names that no guard holds, on a thread of its own, and returns the last result.
-    pub(crate) fn start_release(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        names: Vec<EncodedName>,
-    ) -> Result<Receiver<Result<bool, Failure>>, Failure> {
-        let (sessions, theirs, all) = (Arc::clone(self), Arc::clone(session), names.clone());
-        self.calls
-            .start(move |reply| {
-                let release = |_, name| sessions.release(&theirs, name);
-                let _ = reply.send(names.iter().fold(Ok(false), release));
-            })
-            .inspect_err(|_| all.iter().for_each(|name| self.leave_over(session, name)))
+        for name in left_over {
+            self.leave_over(session, name);
+        }
+        session.leave(gone);
     }
 
     /// Ends expired leases, and returns the time of the next sweep.
@@ -178,7 +254,7 @@ impl Sessions {
             session.retire();
             next = next.min(then);
             if !expired.is_empty() {
-                let _ = self.start_release(&session, expired);
+                let _ = self.start(&session, Requests::releases(expired), Duration::ZERO);
             }
         }
         next

@@ -3,6 +3,7 @@
 //! at once (CLIENT_MULTI_STATEMENTS) and offers no way to switch that off.
 
 use crate::names::EncodedName;
+use crate::requests::Requests;
 
 /// Tries to take a lock, prepared. Returns the epoch, 0 if the lock is held, NULL if the server was
 /// disturbed.
@@ -40,12 +41,29 @@ pub(crate) const GREETING: &str = "SELECT FLOOR(1000 * GREATEST(0, UNIX_TIMESTAM
 /// Returns the number of the session that holds a name, NULL if none does; prepared.
 pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?)";
 
-/// Returns 1 for each name that this session holds.
-pub(crate) fn holds(names: &[EncodedName]) -> String {
-    names.iter().fold(String::new(), |sql, name| {
-        let before = if sql.is_empty() { "SELECT " } else { ", " };
-        sql + before + "IS_USED_LOCK('" + name + "') = CONNECTION_ID()"
-    })
+/// Returns what [`RELEASE`] and [`TRY`] do for each name to release and to try, and 1 for each other name
+/// that this session holds. Both kinds of server evaluate the columns from left to right.
+pub(crate) fn several(requests: &Requests) -> String {
+    let mut sql = "SELECT ".to_owned();
+    let mut add = |before: &str, name: &str, after: &str| {
+        if sql.len() > "SELECT ".len() {
+            sql.push(',');
+        }
+        for part in [before, name, after] {
+            sql.push_str(part);
+        }
+    };
+    for name in &requests.releases {
+        add("RELEASE_LOCK('", name, "')");
+    }
+    for name in &requests.attempts {
+        let epoch = "',0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
+        add("CASE GET_LOCK('", name, epoch);
+    }
+    for name in &requests.checks {
+        add("IS_USED_LOCK('", name, "')=CONNECTION_ID()");
+    }
+    sql
 }
 
 /// Ends the session if it holds the name, in one statement, since a connection soon holds another name.

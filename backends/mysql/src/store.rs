@@ -87,7 +87,7 @@ impl Store {
         found.ok_or_else(|| self.exhausted())
     }
 
-    fn exhausted(&self) -> Failure {
+    pub(crate) fn exhausted(&self) -> Failure {
         let hold = self.sessions.count();
         let wait = self.pool.waiting();
         Failure::NotSent(self.connector.shared.server.exhausted(

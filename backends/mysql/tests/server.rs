@@ -13,6 +13,9 @@
 #[path = "server/admin.rs"]
 mod admin;
 #[cfg(unix)]
+#[path = "server/batches.rs"]
+mod batches;
+#[cfg(unix)]
 #[path = "server/names.rs"]
 mod names;
 #[cfg(unix)]
@@ -46,6 +49,7 @@ fn main() -> std::process::ExitCode {
         names::CASES,
         proof::CASES,
         reuse::CASES,
+        batches::CASES,
     ];
     libtest_mimic::run(
         &suite::arguments(),

@@ -12,6 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::connection::Connection;
 use crate::failure::{unavailable, unknown};
 use crate::names::EncodedName;
+use crate::requests::{Replies, Requests};
 use crate::statements::SessionId;
 use crate::store::PooledConn;
 
@@ -52,19 +53,19 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// A session on a connection that was granted `name`.
+    /// A session on a connection on which `names` are requested.
     pub(crate) fn new(
         slot: PooledConn,
         id: SessionId,
         idle_seconds: u64,
-        name: &EncodedName,
+        names: impl IntoIterator<Item = EncodedName>,
         verifiers: &Arc<LeaseVerifiers>,
     ) -> Self {
         Self {
             id,
             idle_seconds,
             slot: Mutex::new(Some(slot)),
-            state: Mutex::new(State::new(name)),
+            state: Mutex::new(State::new(names)),
             verifiers: Arc::clone(verifiers),
         }
     }
@@ -184,10 +185,27 @@ impl Session {
         }
     }
 
-    /// Forgets a name, and retires with the last one.
-    pub(crate) fn leave(&self, name: &EncodedName) {
-        self.state().names.remove(name);
+    /// Forgets names, and retires with the last one.
+    pub(crate) fn leave<'a>(&self, names: impl IntoIterator<Item = &'a EncodedName>) {
+        let mut state = self.state();
+        for name in names {
+            state.names.remove(name);
+        }
+        drop(state);
         self.retire();
+    }
+
+    /// Asks the server on the session's connection.
+    pub(crate) fn ask(
+        &self,
+        connection: &mut Connection,
+        requests: &Requests,
+    ) -> Result<Replies, Failure> {
+        if requests.idle_seconds > self.idle_seconds {
+            self.state().is_spent = true;
+            connection.set_idle(requests.idle_seconds)?;
+        }
+        connection.ask(requests)
     }
 }
 

@@ -53,14 +53,14 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The state of a new session, on which `name` is requested.
-    pub(crate) fn new(name: &EncodedName) -> Self {
+    /// The state of a new session, on which `names` are requested.
+    pub(crate) fn new(names: impl IntoIterator<Item = EncodedName>) -> Self {
         Self {
             health: Health::Good,
             is_spent: false,
             was_shown: false,
             expired: HashSet::new(),
-            names: HashMap::from([(name.clone(), UNCLAIMED)]),
+            names: names.into_iter().map(|name| (name, UNCLAIMED)).collect(),
         }
     }
 
@@ -182,7 +182,7 @@ mod tests {
 
     /// The state of a session that holds `shop:a` since `now`.
     fn held(since: HostInstant) -> State {
-        let mut state = State::new(&name("a"));
+        let mut state = State::new([name("a")]);
         let granted = Some((7, since));
         let until = since + 30 * SECOND;
         state.set(&name("a"), Entry { granted, until });

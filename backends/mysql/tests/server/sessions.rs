@@ -10,7 +10,7 @@ use lockkeeper_core::{
 use lockkeeper_mysql::{MySqlOptions, MySqlProvider};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
 
-use crate::store::{Case, WAIT_LIMIT, open, start};
+use crate::store::{Case, WAIT_LIMIT, open, options, start};
 
 pub(crate) const CASES: &[Case] = &[
     ("lock_costs_two_statements", lock_costs_two_statements),
@@ -305,13 +305,6 @@ fn cancelled_wait_leaves_nothing(kind: MySqlKind) {
     until("only the holder is connected", || connections(&server) == 1);
     drop(held);
     drop(keeper.try_lock("a").unwrap().unwrap());
-}
-
-fn options(server: &MySqlServer) -> MySqlOptions {
-    let addr = server.addr();
-    MySqlOptions::tcp(addr.ip().to_string(), addr.port())
-        .user(MySqlServer::USER)
-        .password(MySqlServer::PASSWORD)
 }
 
 /// The provider uses the options of the application's pool, and none of its connections.

@@ -37,3 +37,11 @@ pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
 pub(crate) fn open(server: &MySqlServer, keys: &str) -> LockKeeper {
     try_open(&format!("{}?{keys}", server.url())).unwrap()
 }
+
+/// Returns the options of a provider on a server.
+pub(crate) fn options(server: &MySqlServer) -> lockkeeper_mysql::MySqlOptions {
+    let addr = server.addr();
+    lockkeeper_mysql::MySqlOptions::tcp(addr.ip().to_string(), addr.port())
+        .user(MySqlServer::USER)
+        .password(MySqlServer::PASSWORD)
+}

@@ -1,0 +1,370 @@
+//! Several operations at once: those of each session in one statement, with an answer for each.
+//!
+//! A call that is cut short leaves its session in doubt and costs all names on it. So the calls are made on
+//! threads of their own, side by side, and may take longer than the batch. None waits for another.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SendError};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
+};
+use lockkeeper_remote::{Failure, LAST_ATTEMPT};
+
+use crate::attempt::{Attempt, Outcome, late};
+use crate::lease::MySqlLease;
+use crate::names::EncodedName;
+use crate::requests::{Replies, Requests};
+use crate::sessions::{Session, idle_seconds};
+use crate::store::Store;
+
+/// An attempt of the batch.
+struct Try<'a, 'b> {
+    name: EncodedName,
+    request: &'a mut AttemptRequest<'b, MySqlLease>,
+}
+
+/// A release that was begun.
+struct Freeing<'a, 'b> {
+    request: &'a mut ReleaseRequest<'b, MySqlLease>,
+    /// Whether the lease lasted until then.
+    lasted: bool,
+}
+
+/// The operations of a batch that are about one session.
+struct Group<'a, 'b> {
+    session: Arc<Session>,
+    /// Whether a call was under way when the group was made.
+    is_busy: bool,
+    releases: Vec<Freeing<'a, 'b>>,
+    tries: Vec<Try<'a, 'b>>,
+    renewals: Vec<&'a mut RenewRequest<'b, MySqlLease>>,
+}
+
+/// Attempts of one ttl on a connection without names.
+struct NewGroup<'a, 'b> {
+    idle_seconds: u64,
+    names: HashSet<EncodedName>,
+    tries: Vec<Try<'a, 'b>>,
+}
+
+/// The limits of a batch.
+struct Limits {
+    /// The end of the caller's wait.
+    until: HostInstant,
+    /// The latest deadline of the operations.
+    deadline: HostInstant,
+}
+
+/// Carries out a batch: see [`Backend::batch`](lockkeeper_core::Backend::batch).
+pub(crate) fn batch(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLease>]) {
+    let now = store.clock.now();
+    let deadline = operations.iter().map(Operation::deadline).max();
+    let deadline = deadline.unwrap_or(now).max(now + LAST_ATTEMPT);
+    let until = deadline.min(now + store.remote.response_timeout);
+    let limits = Limits { until, deadline };
+    let (mut groups, mut tries) = (Vec::new(), Vec::new());
+    for operation in operations {
+        match operation {
+            Operation::Acquire(request) => tries.push(Try {
+                name: EncodedName::new(&store.namespace, request.request.name().as_str()),
+                request,
+            }),
+            Operation::Renew(request) => {
+                let session = Arc::clone(&request.lease.session);
+                Group::add(&mut groups, &session, |group| group.renewals.push(request));
+            }
+            Operation::Release(request) => {
+                let session = Arc::clone(&request.lease.session);
+                let lasted = false;
+                let freeing = Freeing { request, lasted };
+                Group::add(&mut groups, &session, |group| group.releases.push(freeing));
+            }
+        }
+    }
+    let mut retries = store.remote.pool_size;
+    loop {
+        let new = place(store, &mut groups, tries);
+        tries = run(store, groups, new, &limits);
+        if tries.is_empty() || retries == 0 || store.clock.now() >= until {
+            return;
+        }
+        // The sessions of these attempts have ended. The server may have closed every idle connection.
+        retries -= 1;
+        groups = Vec::new();
+    }
+}
+
+/// Adds each attempt to a session that takes its name. Returns the others.
+///
+/// A session with a call under way gets attempts only if enough connections hold names.
+fn place<'a, 'b>(
+    store: &Store,
+    groups: &mut Vec<Group<'a, 'b>>,
+    tries: Vec<Try<'a, 'b>>,
+) -> Vec<NewGroup<'a, 'b>> {
+    let shares = store.shares();
+    let mut new: Vec<NewGroup<'_, '_>> = Vec::new();
+    for one in tries {
+        let idle_seconds = idle_seconds(one.request.request.ttl());
+        let takes = |group: &&mut Group<'_, '_>| {
+            !group.is_busy
+                && group.session.idle_seconds == idle_seconds
+                && group.session.state().enter(&one.name)
+        };
+        if let Some(group) = groups.iter_mut().find(takes) {
+            group.tries.push(one);
+        } else if let Some(session) = store.sessions.enter(&one.name, idle_seconds, shares) {
+            Group::add(groups, &session, |group| group.tries.push(one));
+        } else {
+            // A name twice in one statement would be granted twice.
+            let takes = |group: &mut NewGroup<'_, '_>| {
+                group.idle_seconds == idle_seconds && group.names.insert(one.name.clone())
+            };
+            match new.iter_mut().find_map(|it| takes(it).then_some(it)) {
+                Some(group) => group.tries.push(one),
+                None => new.push(NewGroup {
+                    idle_seconds,
+                    names: HashSet::from([one.name.clone()]),
+                    tries: vec![one],
+                }),
+            }
+        }
+    }
+    new
+}
+
+/// Runs all groups side by side, and answers. Returns the attempts whose session has ended, which may be made
+/// again.
+fn run<'a, 'b>(
+    store: &Arc<Store>,
+    groups: Vec<Group<'a, 'b>>,
+    new: Vec<NewGroup<'a, 'b>>,
+    limits: &Limits,
+) -> Vec<Try<'a, 'b>> {
+    let now = store.clock.now();
+    let is_only = groups.len() + new.len() == 1;
+    let groups = groups.into_iter().filter_map(|mut group| {
+        let requests = group.begin(now);
+        let is_empty = requests.count() == 0;
+        (!is_empty).then(|| (group.start(store, requests, limits, is_only), group))
+    });
+    let groups: Vec<_> = groups.collect();
+    let new = new.into_iter();
+    let new = new.map(|group| (group.start(store, limits.until, is_only), group.tries));
+    let new: Vec<_> = new.collect();
+    let left = || limits.until.saturating_since(store.clock.now());
+    let mut ended = Vec::new();
+    for (call, group) in groups {
+        ended.extend(group.answer(store, call.reply(left()), now));
+    }
+    for (call, tries) in new {
+        ended.extend(Try::answer_all(tries, store, call.reply(left())));
+    }
+    ended
+}
+
+/// A call, on this thread or on another.
+enum Call<T> {
+    Done(Result<T, Failure>),
+    Started(Receiver<Result<T, Failure>>),
+}
+
+impl<T> Call<T> {
+    fn of(started: Result<Receiver<Result<T, Failure>>, Failure>) -> Self {
+        started.map_or_else(|failure| Self::Done(Err(failure)), Self::Started)
+    }
+
+    fn reply(self, left: Duration) -> Result<T, Failure> {
+        match self {
+            Self::Done(result) => result,
+            Self::Started(reply) => reply.recv_timeout(left).unwrap_or_else(|_| Err(late())),
+        }
+    }
+}
+
+impl<'a, 'b> Group<'a, 'b> {
+    /// Adds an operation to the group of its session, which may be a new one.
+    fn add(groups: &mut Vec<Self>, session: &Arc<Session>, add: impl FnOnce(&mut Self)) {
+        let is_theirs = |group: &&mut Self| Arc::ptr_eq(&group.session, session);
+        if let Some(group) = groups.iter_mut().find(is_theirs) {
+            return add(group);
+        }
+        let mut group = Self {
+            session: Arc::clone(session),
+            is_busy: session.is_busy(),
+            releases: Vec::new(),
+            tries: Vec::new(),
+            renewals: Vec::new(),
+        };
+        add(&mut group);
+        groups.push(group);
+    }
+
+    /// Begins the releases, and returns what to ask. Leases that have ended get their answer.
+    ///
+    /// A session takes no names once its last one is released, so the attempts were entered before.
+    fn begin(&mut self, now: HostInstant) -> Requests {
+        let mut state = self.session.state();
+        self.releases.retain_mut(|Freeing { request, lasted }| {
+            let lease = &*request.lease;
+            let begun = state.begin_release(&lease.name, lease.epoch, now);
+            *lasted = begun.unwrap_or_default();
+            if begun.is_none() {
+                request.answer = Some(Ok(Released::AlreadyLost));
+            }
+            begun.is_some()
+        });
+        self.renewals.retain_mut(|request| {
+            let lasts = state.lasts(&request.lease.name, request.lease.epoch, now);
+            if !lasts {
+                request.answer = Some(Ok(Renewal::Lost));
+            }
+            lasts
+        });
+        let ttl = self.renewals.iter().map(|request| request.ttl).max();
+        let releases = self.releases.iter().map(|it| it.request.lease.name.clone());
+        let checks = self.renewals.iter().map(|it| it.lease.name.clone());
+        Requests {
+            releases: releases.collect(),
+            attempts: self.tries.iter().map(|it| it.name.clone()).collect(),
+            checks: checks.collect(),
+            idle_seconds: ttl.map_or(0, idle_seconds),
+        }
+    }
+
+    /// Starts the call. It is made on this thread if there is no other group and the session has no other
+    /// name: a lease whose renewal is not answered is lost, so that may take until the lease ends.
+    fn start(
+        &self,
+        store: &Store,
+        requests: Requests,
+        limits: &Limits,
+        is_only: bool,
+    ) -> Call<Replies> {
+        let left = |until: HostInstant| until.saturating_since(store.clock.now());
+        if is_only && requests.attempts.is_empty() {
+            let until = match requests.checks.is_empty() {
+                true => limits.until,
+                false => limits.deadline,
+            };
+            let sessions = &store.sessions;
+            if let Some(result) = sessions.call_alone(&self.session, &requests, left(until)) {
+                return Call::Done(result);
+            }
+        }
+        let (session, left) = (&self.session, left(limits.until));
+        Call::of(store.sessions.start(session, requests, left))
+    }
+
+    /// Answers all operations. Returns the attempts that may be made again.
+    fn answer(
+        self,
+        store: &Store,
+        reply: Result<Replies, Failure>,
+        asked_at: HostInstant,
+    ) -> Vec<Try<'a, 'b>> {
+        let attempted = match reply {
+            Ok(replies) => {
+                let released = self.releases.into_iter().zip(replies.released);
+                released.for_each(|(freeing, was_held)| freeing.answer(Ok(was_held)));
+                for (request, is_held) in self.renewals.into_iter().zip(replies.held) {
+                    request.answer = Some(Ok(renewed(store, request, is_held)));
+                }
+                Ok(Outcome {
+                    session: Some(self.session),
+                    attempted: replies.attempted,
+                    asked_at,
+                })
+            }
+            Err(failure) => {
+                // The session has ended, and the server has freed its names.
+                let is_ended = matches!(failure, Failure::Closed(_));
+                let is_held = || match is_ended {
+                    true => Ok(false),
+                    false => Err(failure.error().clone()),
+                };
+                let releases = self.releases.into_iter();
+                releases.for_each(|freeing| freeing.answer(is_held()));
+                for request in self.renewals {
+                    let renewal = is_held().map(|is_held| renewed(store, request, is_held));
+                    request.answer = Some(renewal);
+                }
+                Err(failure)
+            }
+        };
+        Try::answer_all(self.tries, store, attempted).collect()
+    }
+}
+
+impl Freeing<'_, '_> {
+    fn answer(self, was_held: Result<bool, Error>) {
+        let released = was_held.map(|was_held| match was_held && self.lasted {
+            true => Released::Done,
+            false => Released::AlreadyLost,
+        });
+        self.request.answer = Some(released);
+    }
+}
+
+/// Returns what the server's reply to a renewal means for the lease.
+fn renewed(store: &Store, request: &RenewRequest<'_, MySqlLease>, is_held: bool) -> Renewal {
+    let (until, lease) = (store.clock.now() + request.ttl, &*request.lease);
+    if !is_held {
+        lease.session.leave([&lease.name]);
+        return Renewal::Lost;
+    }
+    let mut state = lease.session.state();
+    match state.extend(&lease.name, lease.epoch, until) {
+        true => Renewal::Renewed,
+        false => Renewal::Lost,
+    }
+}
+
+impl NewGroup<'_, '_> {
+    /// Starts the attempts. They are made on this thread if there is no other group.
+    fn start(&self, store: &Arc<Store>, until: HostInstant, is_only: bool) -> Call<Outcome> {
+        let attempt = Attempt {
+            store: Arc::clone(store),
+            names: self.tries.iter().map(|it| it.name.clone()).collect(),
+            idle_seconds: self.idle_seconds,
+            until,
+        };
+        if is_only {
+            return Call::Done(attempt.run());
+        }
+        Call::of(store.sessions.calls.start(move |reply| {
+            if let Err(SendError(Ok(late))) = reply.send(attempt.run()) {
+                attempt.give_back(&late);
+            }
+        }))
+    }
+}
+
+impl<'a, 'b> Try<'a, 'b> {
+    /// Answers attempts that were made together. Returns those whose session has ended.
+    fn answer_all(
+        tries: Vec<Self>,
+        store: &Store,
+        outcome: Result<Outcome, Failure>,
+    ) -> impl Iterator<Item = Self> {
+        let (session, asked_at, attempted) = match outcome {
+            Ok(outcome) => (outcome.session, outcome.asked_at, outcome.attempted),
+            Err(failure) => (None, HostInstant::NEVER, vec![Err(failure); tries.len()]),
+        };
+        let tries = tries.into_iter().zip(attempted);
+        tries.filter_map(move |(one, attempted)| {
+            let is_ended = matches!(attempted, Err(Failure::Closed(_)));
+            let granted = attempted.map(|epoch| session.as_ref().zip(epoch));
+            let granted = granted.map_err(Failure::into_error);
+            one.request.answer = Some(granted.map(|granted| {
+                let (session, epoch) = granted?;
+                let (request, name) = (one.request.request, one.name.clone());
+                Some(store.grant(session, request, name, epoch, asked_at))
+            }));
+            is_ended.then_some(one)
+        })
+    }
+}
