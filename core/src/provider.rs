@@ -229,8 +229,7 @@ pub struct AcquireRequest<'a> {
 }
 
 impl<'a> AcquireRequest<'a> {
-    /// Makes the request of a single attempt under a new owner. Keepers make their own requests; this is for
-    /// a test of a backend.
+    /// Makes the request of a single attempt under a new owner, as a test of a backend needs it.
     pub fn attempt(name: &'a LockName, ttl: Duration, clock: &'a dyn Clock) -> Self {
         Self {
             name,

@@ -1,6 +1,5 @@
 //! One call of a provider with several operations, each with an answer.
 
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -48,21 +47,11 @@ impl Engine {
         attempts: &[Attempt],
         asks: &mut [LeaseAsk],
     ) -> (Vec<AttemptAnswer>, Vec<LeaseAnswer>) {
-        let now = self.clock.now();
-        let nothing = || {};
-        let no_retry = |error: &Error, _| Err(error.clone());
-        let requests = attempts.iter().map(|attempt| AcquireRequest {
-            name: &attempt.name,
-            ttl: attempt.ttl,
-            deadline: None,
-            started: Cell::new(now),
-            owner: Cell::new(Some(attempt.owner)),
-            is_retry: Cell::new(attempt.is_retry),
-            answered_at: Cell::new(None),
-            cancel: None,
-            clock: &*self.clock,
-            contended: &nothing,
-            retry: &no_retry,
+        let requests = attempts.iter().map(|attempt| {
+            let request = AcquireRequest::attempt(&attempt.name, attempt.ttl, &*self.clock);
+            request.owner.set(Some(attempt.owner));
+            request.is_retry.set(attempt.is_retry);
+            request
         });
         let requests: Vec<_> = requests.collect();
         let attempts = attempts.iter().zip(&requests).map(|(attempt, request)| {
