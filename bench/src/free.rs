@@ -17,6 +17,15 @@ use crate::{Row, Rows, median, mysql, server};
 /// Many short rounds, so that other load of the machine falls on both.
 const ROUNDS: usize = 150;
 
+/// The least that keeps a lock by hand in SQLite.
+pub(crate) const RAW_TABLE: &str = "CREATE TABLE lock(namespace TEXT, name TEXT, epoch INTEGER,
+    pid INTEGER, start INTEGER, host TEXT, expires INTEGER, PRIMARY KEY(namespace, name)) WITHOUT ROWID";
+pub(crate) const RAW_INSERT: &str =
+    "INSERT INTO lock VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING RETURNING epoch";
+pub(crate) const RAW_DELETE: &str =
+    "DELETE FROM lock WHERE namespace = ?1 AND name = ?2 AND epoch = ?3";
+pub(crate) const RAW_HOST: &str = "3f0c8dbe-5d9b-4c3c-9a5e-0a4b7c1d2e3f/4026531836";
+
 /// Measures the seconds of a pair of each alternately; returns the medians, and the median of the ratios.
 fn alternately(
     pairs: u32,
@@ -122,20 +131,13 @@ pub(crate) fn sqlite() -> Rows {
     let raw = Connection::open(folder.path().join("raw.db"))?;
     raw.pragma_update(None, "journal_mode", "WAL")?;
     raw.pragma_update(None, "synchronous", "NORMAL")?;
-    raw.execute_batch(
-        "CREATE TABLE lock(namespace TEXT, name TEXT, epoch INTEGER, pid INTEGER, start INTEGER,
-            host TEXT, expires INTEGER, PRIMARY KEY(namespace, name)) WITHOUT ROWID",
-    )?;
-    let mut insert = raw.prepare(
-        "INSERT INTO lock VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7) ON CONFLICT DO NOTHING RETURNING epoch",
-    )?;
-    let mut delete =
-        raw.prepare("DELETE FROM lock WHERE namespace = ?1 AND name = ?2 AND epoch = ?3")?;
-    let host = "3f0c8dbe-5d9b-4c3c-9a5e-0a4b7c1d2e3f/4026531836";
+    raw.execute_batch(RAW_TABLE)?;
+    let mut insert = raw.prepare(RAW_INSERT)?;
+    let mut delete = raw.prepare(RAW_DELETE)?;
     let mut epoch = 1_i64 << 50;
     let floor = || {
         epoch += 1;
-        let values = params!["default", "seat:42", epoch, 4711, 815, host, epoch];
+        let values = params!["default", "seat:42", epoch, 4711, 815, RAW_HOST, epoch];
         let _: i64 = insert.query_row(values, |row| row.get(0))?;
         delete.execute(params!["default", "seat:42", epoch])?;
         Ok(())

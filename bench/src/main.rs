@@ -8,6 +8,7 @@ mod contended;
 mod free;
 mod held;
 mod loss;
+mod many;
 mod mysql;
 mod pairs;
 mod pinning;
@@ -51,12 +52,16 @@ type Group = fn() -> Rows;
 const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
 
-const GROUPS: [(&str, Group); 23] = [
+const GROUPS: [(&str, Group); 27] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
     ("free mariadb", || free::mysql(MARIADB)),
     ("free mysql", || free::mysql(MYSQL)),
+    ("many sqlite", many::sqlite),
+    ("many redis", many::redis),
+    ("many mariadb", || many::mysql(MARIADB)),
+    ("many mysql", || many::mysql(MYSQL)),
     ("contended threads", contended::threads),
     ("contended threads redis", contended::threads_redis),
     ("contended threads mariadb", || {

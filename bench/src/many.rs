@@ -1,0 +1,195 @@
+//! Many threads, each with a free name of its own.
+
+use std::error::Error;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{LockKeeper, LockName};
+use lockkeeper_testkit::MySqlKind;
+use mysql::prelude::Queryable as _;
+
+use crate::{Row, Rows, median, mysql as mysql_server, server};
+
+const THREADS: usize = 64;
+const RUNS: usize = 5;
+const RUN: Duration = Duration::from_millis(400);
+/// How many requests of the floor travel together.
+const PIPELINE: usize = 64;
+const NAMES_PER_STATEMENT: usize = 32;
+
+/// What the threads of one run did.
+pub(crate) struct Run {
+    pub(crate) grants_per_second: f64,
+    longest_wait: Duration,
+}
+
+/// Has `threads` threads lock and release a name each for `span`.
+pub(crate) fn run(
+    keeper: &LockKeeper,
+    threads: usize,
+    span: Duration,
+) -> Result<Run, Box<dyn Error>> {
+    let names = (0..threads).map(|number| LockName::new(format!("seat:{number}")));
+    let names = names.collect::<Result<Vec<_>, _>>()?;
+    let barrier = Barrier::new(threads + 1);
+    thread::scope(|scope| {
+        let started: Vec<_> = names
+            .iter()
+            .map(|name| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    let began = Instant::now();
+                    let (mut grants, mut longest) = (0_u32, Duration::ZERO);
+                    while began.elapsed() < span {
+                        let asked = Instant::now();
+                        let guard = keeper.lock(name)?;
+                        longest = longest.max(asked.elapsed());
+                        guard.release()?;
+                        grants += 1;
+                    }
+                    Ok::<_, lockkeeper::Error>((grants, longest))
+                })
+            })
+            .collect();
+        barrier.wait();
+        let began = Instant::now();
+        let (mut grants, mut longest_wait) = (0, Duration::ZERO);
+        for thread in started {
+            let (theirs, longest) = thread.join().map_err(|_| "a thread panicked")??;
+            grants += theirs;
+            longest_wait = longest_wait.max(longest);
+        }
+        Ok(Run {
+            grants_per_second: f64::from(grants) / began.elapsed().as_secs_f64(),
+            longest_wait,
+        })
+    })
+}
+
+/// Measures runs of the keeper and of the floor alternately. `floor` makes one round of pairs, and returns
+/// how many these are.
+fn rows(
+    store: &str,
+    keeper: &LockKeeper,
+    mut floor: impl FnMut() -> Result<usize, Box<dyn Error>>,
+) -> Rows {
+    run(keeper, THREADS, RUN)?;
+    let (mut ours, mut floors, mut waits) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..RUNS {
+        let (began, mut pairs) = (Instant::now(), 0);
+        while began.elapsed() < RUN {
+            pairs += floor()?;
+        }
+        floors.push(pairs as f64 / began.elapsed().as_secs_f64());
+        let run = run(keeper, THREADS, RUN)?;
+        ours.push(run.grants_per_second);
+        waits.push(run.longest_wait.as_secs_f64() * 1e3);
+    }
+    let (ours, floor) = (median(ours), median(floors));
+    Ok(vec![
+        Row {
+            what: format!("{THREADS} threads, a name each, {store}"),
+            measured: format!("{ours:.0}/s"),
+            floor: format!("{floor:.0}/s"),
+            value: floor / ours,
+            budget: 2.0,
+            unit: "x",
+        },
+        Row::plain(
+            format!("  longest wait, {store}"),
+            median(waits),
+            1,
+            " ms",
+            20.0,
+        ),
+    ])
+}
+
+/// The floor has one connection, and [`PIPELINE`] requests in a pipeline.
+pub(crate) fn redis() -> Rows {
+    let server = server::start()?;
+    let keeper = lockkeeper::open(&server.url())?;
+    let mut raw = server::raw(&server)?;
+    let release = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])";
+    let mut load = redis::cmd("SCRIPT");
+    let sha: String = load.arg("LOAD").arg(release).query(&mut raw)?;
+    let keys: Vec<_> = (0..PIPELINE)
+        .map(|number| format!("raw:seat:{number}"))
+        .collect();
+    let floor = || {
+        let (mut take, mut free) = (redis::pipe(), redis::pipe());
+        for key in &keys {
+            take.cmd("SET").arg(key).arg("3f0c8dbe5d9b4c3c-1").arg("NX");
+            take.arg("PX").arg(30_000);
+            free.cmd("EVALSHA").arg(&sha).arg(1).arg(key);
+            free.arg("3f0c8dbe5d9b4c3c-1");
+        }
+        let taken: Vec<Option<String>> = take.query(&mut raw)?;
+        let freed: Vec<i64> = free.query(&mut raw)?;
+        if taken.contains(&None) || freed.contains(&0) {
+            return Err("a name is taken, or was lost".into());
+        }
+        Ok(PIPELINE)
+    };
+    rows("redis", &keeper, floor)
+}
+
+/// The floor has one session, and [`NAMES_PER_STATEMENT`] names in a statement.
+pub(crate) fn mysql(kind: MySqlKind) -> Rows {
+    let server = mysql_server::start(kind)?;
+    let keeper = lockkeeper::open(&server.url())?;
+    let mut raw = mysql_server::raw(&server)?;
+    let select = |call: &str, rest: &str| {
+        let calls = (0..NAMES_PER_STATEMENT).map(|it| format!("{call}('raw:seat:{it}'{rest})"));
+        format!("SELECT {}", calls.collect::<Vec<_>>().join(", "))
+    };
+    let (take, free) = (select("GET_LOCK", ", 0"), select("RELEASE_LOCK", ""));
+    let floor = || {
+        for statement in [&take, &free] {
+            let row: Option<mysql::Row> = raw.query_first(statement)?;
+            let row = row.ok_or("no row")?;
+            let done = (0..row.len()).all(|at| row.get(at) == Some(1_i64));
+            if !done {
+                return Err("a name is taken, or was lost".into());
+            }
+        }
+        Ok(NAMES_PER_STATEMENT)
+    };
+    rows(kind.name(), &keeper, floor)
+}
+
+/// The floor has one connection, and [`PIPELINE`] names in a transaction.
+pub(crate) fn sqlite() -> Rows {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("locks.db");
+    let keeper = lockkeeper::open(&format!("sqlite:{}", path.display()))?;
+    let raw = rusqlite::Connection::open(folder.path().join("raw.db"))?;
+    raw.pragma_update(None, "journal_mode", "WAL")?;
+    raw.pragma_update(None, "synchronous", "NORMAL")?;
+    raw.execute_batch(crate::free::RAW_TABLE)?;
+    let mut insert = raw.prepare(crate::free::RAW_INSERT)?;
+    let mut delete = raw.prepare(crate::free::RAW_DELETE)?;
+    let names: Vec<_> = (0..PIPELINE)
+        .map(|number| format!("seat:{number}"))
+        .collect();
+    let host = crate::free::RAW_HOST;
+    let mut epoch = 1_i64 << 50;
+    let floor = || {
+        epoch += 1;
+        raw.execute_batch("BEGIN IMMEDIATE")?;
+        for name in &names {
+            let values = rusqlite::params!["default", name, epoch, 4711, 815, host, epoch];
+            let _: i64 = insert.query_row(values, |row| row.get(0))?;
+        }
+        raw.execute_batch("COMMIT; BEGIN IMMEDIATE")?;
+        for name in &names {
+            delete.execute(rusqlite::params!["default", name, epoch])?;
+        }
+        raw.execute_batch("COMMIT")?;
+        Ok(PIPELINE)
+    };
+    rows("sqlite", &keeper, floor)
+}
