@@ -29,6 +29,7 @@ impl LockKeeper {
                 margin: None,
                 handover_max: Self::DEFAULT_HANDOVER_MAX,
                 handover_time: Self::DEFAULT_HANDOVER_TIME,
+                linger: Duration::ZERO,
                 epoch_offset: Duration::ZERO,
             },
             required: Vec::new(),
@@ -65,6 +66,14 @@ impl LockKeeperBuilder {
     /// [`AcquireOptions::max_hold`](crate::AcquireOptions::max_hold) explains. Default: no limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.settings.max_hold = Some(max_hold);
+        self
+    }
+
+    /// Sets how long a released lock is kept for the next thread of the process where an acquisition names
+    /// nothing else, as [`AcquireOptions::linger`](crate::AcquireOptions::linger) explains. Default: not at
+    /// all.
+    pub fn linger(mut self, linger: Duration) -> Self {
+        self.settings.linger = linger;
         self
     }
 
@@ -157,6 +166,7 @@ impl LockKeeperBuilder {
         let terms = LeaseTerms {
             policy: self.settings.lease,
             max_hold: self.settings.max_hold,
+            linger: self.settings.linger,
         };
         let checked = terms.check(&capabilities);
         checked

@@ -75,6 +75,8 @@ pub(crate) struct Engine {
     /// The number of threads that wait in the queue with a deadline.
     waiting: AtomicUsize,
     is_started: AtomicBool,
+    /// Whether leases may linger: until the last clone of the keeper is dropped, or the keeper is closed.
+    lingers: AtomicBool,
     closing: Closing,
     outage: OutageGate,
     doubts: Doubts,
@@ -109,6 +111,7 @@ impl Engine {
             background_releases: BackgroundReleases::new(),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
+            lingers: AtomicBool::new(true),
             closing: Closing::new(),
             outage: OutageGate::new(),
             doubts: Doubts::default(),
@@ -141,6 +144,7 @@ impl AwaitReleases {
 
 impl Drop for AwaitReleases {
     fn drop(&mut self) {
+        self.0.end_lingering();
         self.0.background_releases.wait_until_done(ATTEMPT_LIMIT);
     }
 }

@@ -15,6 +15,7 @@ use crate::timer::MAX_SLEEP;
 
 use super::backoff::Limits;
 use super::group::Alone;
+use super::hold::Hold;
 use super::hold::acquired::Acquired;
 use super::outage::outlasted;
 use super::queue::Entered;
@@ -52,6 +53,7 @@ impl Engine {
         let terms = LeaseTerms {
             policy: options.lease.unwrap_or(self.settings.lease),
             max_hold: options.max_hold.or(self.settings.max_hold),
+            linger: options.linger.unwrap_or(self.settings.linger),
         };
         wait.check()
             .and(terms.check(&self.capabilities))
@@ -144,9 +146,14 @@ impl Acquisition<'_, '_> {
         if request.is_cancelled() {
             return Err(engine.cancelled());
         }
-        let given = match engine.queue.enter(request.name, self.terms, self.kind) {
+        let takes = |hold: &Hold| hold.take(self.terms, request.started());
+        let entered = engine
+            .queue
+            .enter(request.name, self.terms, self.kind, takes);
+        let given = match entered {
             Entered::Given(given) => given,
-            Entered::Queued(waiter) => {
+            Entered::Queued(waiter, lingering) => {
+                engine.release_lingering(lingering);
                 if self.kind != WaitKind::SingleAttempt {
                     (self.notify_contended)();
                 }

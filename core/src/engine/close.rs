@@ -1,6 +1,6 @@
 //! Closing a keeper: the waits of all its threads end, and its guards stay.
 
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use crate::cancel::CancelToken;
@@ -44,10 +44,11 @@ impl Closing {
 impl Engine {
     /// Ends all acquisitions with [`ErrorKind::Cancelled`], and waits until none is under way and no
     /// lease is on its way back to the store, at most as long as a request takes.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(self: &Arc<Self>) {
         // Wakes the threads that wait in the store; those in the queue are not registered.
         self.closing.token.cancel();
         self.queue.unpark_all();
+        self.end_lingering();
         let deadline = Instant::now() + ATTEMPT_LIMIT;
         let mut waiting = lock(&self.closing.waiting);
         while !self.queue.is_idle() {

@@ -45,6 +45,8 @@ pub(crate) struct Hold {
     max_hold: AtomicU64,
     /// When that time is over, in nanoseconds; 0 once the keeper has stopped to renew the lease.
     renewed_until: AtomicU64,
+    /// How long the lease is kept after its guard, in nanoseconds.
+    linger: AtomicU64,
     is_loss_notified: AtomicBool,
     inside: Mutex<Inside>,
     /// Notified when the lease comes back, and when a guard is lost or released.
@@ -100,6 +102,7 @@ impl Hold {
             is_failing: AtomicBool::new(false),
             max_hold: AtomicU64::new(u64::MAX),
             renewed_until: AtomicU64::new(u64::MAX),
+            linger: AtomicU64::new(saturating_nanos(terms.linger)),
             is_loss_notified: AtomicBool::new(false),
             inside: Mutex::new(Inside {
                 lease: LeaseSlot::Here(lease),
@@ -228,18 +231,62 @@ impl Hold {
         now: HostInstant,
         settings: &Settings,
     ) -> bool {
-        let policy = terms.policy;
-        let fits = self.policy == policy
-            && self.is_prolonged(now)
-            && self.handovers.load(Ordering::Acquire) < settings.handover_max
-            && now.saturating_since(self.granted_at) < settings.handover_time
-            && self.deadline.state(now) == Some(HoldState::Held)
-            && self.until().saturating_since(now) > policy.ttl() / 3;
+        let fits = self.policy == terms.policy
+            && self
+                .ends_handovers(now, settings)
+                .is_some_and(|at| now < at);
         if fits {
             self.handovers.fetch_add(1, Ordering::AcqRel);
-            self.begin_max_hold(terms.max_hold, now);
+            self.begin(terms, now);
         }
         fits
+    }
+
+    /// Keeps the lease for the next guard, although none waits. Returns until when, in nanoseconds; `None` if
+    /// it is not kept. The guard that comes gets it by [`take`](Self::take).
+    pub(crate) fn linger(&self, now: HostInstant, settings: &Settings) -> Option<u64> {
+        let linger = Duration::from_nanos(self.linger.load(Ordering::Acquire));
+        if linger.is_zero() {
+            return None;
+        }
+        let until = self.ends_handovers(now, settings)?.min(now + linger);
+        if until <= now {
+            return None;
+        }
+        self.handovers.fetch_add(1, Ordering::AcqRel);
+        Some(until.as_nanos())
+    }
+
+    /// Gives a lingering lease to a guard with these terms. Returns whether it serves them.
+    pub(crate) fn take(&self, terms: LeaseTerms, now: HostInstant) -> bool {
+        let fits = self.policy == terms.policy
+            && self.deadline.state(now) == Some(HoldState::Held)
+            && self.until().saturating_since(now) > self.policy.ttl() / 3;
+        if fits {
+            self.begin(terms, now);
+        }
+        fits
+    }
+
+    fn begin(&self, terms: LeaseTerms, now: HostInstant) {
+        self.linger
+            .store(saturating_nanos(terms.linger), Ordering::Release);
+        self.begin_max_hold(terms.max_hold, now);
+    }
+
+    /// Returns when the lease has to go back to the store: it was handed over for long, or has little time
+    /// left. `None` if it may not be handed over at all.
+    fn ends_handovers(&self, now: HostInstant, settings: &Settings) -> Option<HostInstant> {
+        let may_be_handed_over = self.is_prolonged(now)
+            && self.handovers.load(Ordering::Acquire) < settings.handover_max
+            && self.deadline.state(now) == Some(HoldState::Held);
+        let least_left = self.policy.ttl() / 3;
+        let until = HostInstant::from_nanos(
+            self.until()
+                .as_nanos()
+                .saturating_sub(saturating_nanos(least_left)),
+        );
+        may_be_handed_over.then_some(until.min(self.granted_at + settings.handover_time))
     }
 
     /// Wakes the threads that wait for a change. `inside` is locked, so that none misses it.

@@ -55,6 +55,8 @@ enum Stage {
     Contended,
     /// A guard of this process holds the name.
     Held(Arc<Hold>),
+    /// The lease is kept for the next guard until this time, in nanoseconds.
+    Lingering(Arc<Hold>, u64),
     /// The lease is on its way back to the store; afterwards the next waiter becomes the head.
     Releasing,
 }
@@ -63,8 +65,9 @@ enum Stage {
 pub(crate) enum Entered {
     /// It has its answer, and does not wait.
     Given(Given),
-    /// It waits in the queue.
-    Queued(Arc<Waiter>),
+    /// It waits in the queue. A lingering lease that does not serve it is to be given back first, as after
+    /// [`Finished::Release`].
+    Queued(Arc<Waiter>, Option<Arc<Hold>>),
 }
 
 /// What to do with the lease of a guard that is done.
@@ -72,6 +75,8 @@ pub(crate) enum Entered {
 pub(crate) enum Finished {
     /// Nothing: the next waiter has it.
     HandedOver,
+    /// Keep it until this time, in nanoseconds: see [`Queue::take_lingering`].
+    Lingering(u64),
     /// Give it back to the store, then call [`Queue::released`]: until then no other thread asks for
     /// it.
     Release,
@@ -100,8 +105,15 @@ impl Queue {
     }
 
     /// Enters the queue of a name. A single attempt never waits for a holder, only for the head's
-    /// first answer, and for no further one if that was a failure.
-    pub(crate) fn enter(&self, name: &LockName, terms: LeaseTerms, kind: WaitKind) -> Entered {
+    /// first answer, and for no further one if that was a failure. `takes` decides, under the shard's
+    /// mutex, whether a lingering lease serves the thread, and gives it to its guard if so.
+    pub(crate) fn enter(
+        &self,
+        name: &LockName,
+        terms: LeaseTerms,
+        kind: WaitKind,
+        takes: impl FnOnce(&Hold) -> bool,
+    ) -> Entered {
         let mut names = self.names(name);
         let mut entry = match names.entry(name) {
             TableEntry::Occupied(entry) => entry,
@@ -111,6 +123,16 @@ impl Queue {
             }
         };
         let used = entry.get_mut();
+        let mut lingering = None;
+        if let Stage::Lingering(hold, _) = &used.stage {
+            let hold = Arc::clone(hold);
+            if takes(&hold) {
+                used.stage = Stage::Held(Arc::clone(&hold));
+                return Entered::Given(Given::Hold(hold));
+            }
+            used.stage = Stage::Releasing;
+            lingering = Some(hold);
+        }
         let unserved = match (&used.stage, &used.store_error) {
             (Stage::Held(_) | Stage::Contended, _) if kind == WaitKind::SingleAttempt => {
                 Some(Unserved::Busy)
@@ -129,7 +151,7 @@ impl Queue {
         let seen_before = used.holders_seen.wrapping_sub(u64::from(is_seen));
         let waiter = Waiter::new(terms, kind, seen_before);
         used.waiters.push_back(Arc::clone(&waiter));
-        Entered::Queued(waiter)
+        Entered::Queued(waiter, lingering)
     }
 
     /// Leaves the wait queue because the wait is over or was cancelled. The caller has to deal with
@@ -223,13 +245,15 @@ impl Queue {
         notify(next);
     }
 
-    /// Ends the guard of `hold`. `hand_over` decides, under the shard's mutex, whether the lease
-    /// serves the terms that the next waiter wants, and counts the hand-over if so.
+    /// Ends the guard of `hold`. Under the shard's mutex, `hand_over` decides whether the lease serves the
+    /// terms that the next waiter wants, and counts the hand-over if so; without a waiter, `linger` decides
+    /// until when it is kept.
     pub(crate) fn finish(
         &self,
         name: &LockName,
         hold: &Arc<Hold>,
         hand_over: impl FnOnce(LeaseTerms) -> bool,
+        linger: impl FnOnce() -> Option<u64>,
     ) -> Finished {
         let mut names = self.names(name);
         let Some(used) = names.find(name).filter(|used| used.is_held_by(hold)) else {
@@ -237,7 +261,15 @@ impl Queue {
         };
         let next = match used.waiters.front() {
             Some(next) if hand_over(next.terms) => used.waiters.pop_front(),
-            _ => None,
+            Some(_) => None,
+            None => {
+                if let Some(until) = linger() {
+                    used.stage = Stage::Lingering(Arc::clone(hold), until);
+                    names.due = names.due.min(until);
+                    return Finished::Lingering(until);
+                }
+                None
+            }
         };
         match &next {
             Some(next) => next.give(Given::Hold(Arc::clone(hold))),
@@ -249,6 +281,26 @@ impl Queue {
         }
         notify(next);
         Finished::HandedOver
+    }
+
+    /// Takes the leases that have lingered until `now`, to be given back as after [`Finished::Release`].
+    pub(crate) fn take_lingering(&self, now: u64) -> Vec<Arc<Hold>> {
+        let mut taken = Vec::new();
+        for shard in &self.shards {
+            let mut names = lock(&shard.0);
+            if names.due > now {
+                continue;
+            }
+            for used in names.table.iter_mut() {
+                if let Stage::Lingering(hold, until) = &used.stage
+                    && *until <= now
+                {
+                    taken.push(Arc::clone(hold));
+                    used.stage = Stage::Releasing;
+                }
+            }
+        }
+        taken
     }
 
     /// Keeps a name that is not in use for a release: of a lease that was lost before its guard ended.
@@ -311,11 +363,12 @@ impl Queue {
         for shard in &self.shards {
             let mut names = lock(&shard.0);
             if names.due <= horizon {
-                let holds = names.table.iter().filter_map(|used| match &used.stage {
-                    Stage::Held(hold) => Some(hold),
+                let due = names.table.iter().filter_map(|used| match &used.stage {
+                    Stage::Held(hold) => Some(poll(hold)),
+                    Stage::Lingering(_, until) => Some(*until),
                     _ => None,
                 });
-                names.due = holds.map(&mut poll).min().unwrap_or(u64::MAX);
+                names.due = due.min().unwrap_or(u64::MAX);
             }
             next = next.min(names.due);
         }

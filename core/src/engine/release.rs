@@ -5,6 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
@@ -39,6 +40,8 @@ pub(crate) struct Ending {
     pub(super) keeps_name: bool,
     /// Whether the lock was held until then.
     in_time: bool,
+    /// Whether a guard had the lease, or it only lingered.
+    has_guard: bool,
 }
 
 /// The outcome of one attempt to release a lease.
@@ -114,18 +117,25 @@ impl Engine {
     #[inline(always)] // See the module.
     fn end_guard(&self, acquired: &Acquired, now: HostInstant) -> Option<(Ending, Ended)> {
         let hold = &acquired.hold;
-        let finished = self.queue.finish(&hold.name, hold, |terms| {
-            hold.hand_over(terms, now, &self.settings)
-        });
-        if finished == Finished::HandedOver {
+        let hand_over = |terms| hold.hand_over(terms, now, &self.settings);
+        let linger = || match self.lingers.load(Ordering::Acquire) {
+            true => hold.linger(now, &self.settings),
+            false => None,
+        };
+        let finished = self.queue.finish(&hold.name, hold, hand_over, linger);
+        if let Finished::HandedOver | Finished::Lingering(_) = finished {
             forget(acquired.end_handover());
             self.notify_released(acquired, &Ok(Released::Done));
+            if let Finished::Lingering(until) = finished {
+                self.timer.note(HostInstant::from_nanos(until));
+            }
             return None;
         }
         let ended = hold.end(now);
         let ending = Ending {
             keeps_name: finished == Finished::Release,
             in_time: ended.in_time,
+            has_guard: true,
         };
         Some((ending, ended))
     }
@@ -172,8 +182,34 @@ impl Engine {
             false => answer.map(|_| Released::AlreadyLost),
         };
         let result = result.map_err(|error| self.located(&acquired.hold.name, error));
-        self.notify_released(acquired, &result);
+        if ending.has_guard {
+            self.notify_released(acquired, &result);
+        }
         result
+    }
+
+    /// Gives lingering leases back, on the keeper's own threads.
+    pub(super) fn release_lingering(self: &Arc<Self>, holds: impl IntoIterator<Item = Arc<Hold>>) {
+        for hold in holds {
+            let ended = hold.end(self.clock.now());
+            let ending = Ending {
+                keeps_name: true,
+                in_time: ended.in_time,
+                has_guard: false,
+            };
+            let guard = DroppedGuard {
+                acquired: Acquired::new(hold),
+                ending,
+                lost_reply: None,
+            };
+            self.release_later(ended.lease, Box::new(guard));
+        }
+    }
+
+    /// Gives all lingering leases back, and lets no more linger.
+    pub(super) fn end_lingering(self: &Arc<Self>) {
+        self.lingers.store(false, Ordering::Release);
+        self.release_lingering(self.queue.take_lingering(u64::MAX));
     }
 
     fn notify_released(&self, acquired: &Acquired, result: &Result<Released, Error>) {

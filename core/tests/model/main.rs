@@ -85,7 +85,7 @@ use queue::{Entered, Finished};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 use waiter::WaitKind;
-use world::{Drops, Outcome, World};
+use world::{Drops, Lingers, Outcome, World};
 
 /// Runs every schedule of a small model as far as the count goes, then random and adversarial ones.
 fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
@@ -126,6 +126,27 @@ fn assert_outcomes(threads: Vec<Thread>, allowed: &[Outcome]) {
     for thread in threads {
         let outcome = thread.join().unwrap();
         assert!(allowed.contains(&outcome), "{outcome:?}");
+    }
+}
+
+/// A released lease is kept for the next thread, until its time is over at whatever point.
+#[test]
+fn lingering_lease_has_one_holder_and_goes_back() {
+    for lingers in [Lingers::ForAll, Lingers::ForNone] {
+        check(move || {
+            let world = World::lingering(lingers);
+            let lock = |thread| {
+                spawn(&world, move |world| {
+                    world.lock(thread, WaitKind::ThroughOutages)
+                })
+            };
+            let threads = (0..3).map(lock).collect();
+            let ended = spawn(&world, |world| world.end_lingering());
+            assert_outcomes(threads, &[Outcome::Held]);
+            ended.join().unwrap();
+            assert_eq!(world.grants.lock().unwrap().len(), 3);
+            world.assert_nothing_left();
+        });
     }
 }
 
@@ -195,7 +216,7 @@ fn wait_that_ends_during_a_release_in_the_background_is_not_busy() {
         let late = spawn(&world, |world| {
             match world.enter(WaitKind::ThroughOutages) {
                 Entered::Given(given) => world.use_given(1, given),
-                Entered::Queued(waiter) => world.give_up(1, &waiter),
+                Entered::Queued(waiter, _) => world.give_up(1, &waiter),
             }
         });
         assert_outcomes(
@@ -373,10 +394,10 @@ fn lost_hold_is_passed_on_once() {
         // The store has given up the lease, so the next head may be granted.
         world.store_release();
         let detach = spawn(&world, move |world| world.queue.detach(&LockName, &lost));
-        match world.queue.finish(&LockName, &lease, |_| false) {
+        match world.queue.finish(&LockName, &lease, |_| false, || None) {
             Finished::Detached => {}
             Finished::Release => world.queue.released(&LockName),
-            Finished::HandedOver => panic!("a lost lease was handed over"),
+            Finished::HandedOver | Finished::Lingering(_) => panic!("a lost lease was handed over"),
         }
         detach.join().unwrap();
         assert_outcomes(waiters, &[Outcome::Held]);

@@ -20,6 +20,8 @@ pub(crate) struct World {
     pub(crate) grants: Mutex<Vec<usize>>,
     max_handovers: u32,
     drops: Drops,
+    /// Whether a lease is kept for the next guard.
+    lingers: Lingers,
     /// The threads that release in the background.
     releasing: Mutex<Vec<thread::JoinHandle<()>>>,
 }
@@ -35,6 +37,16 @@ pub(crate) enum Drops {
     FailFirst,
 }
 
+/// Whether a lease is kept for the next guard.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lingers {
+    No,
+    /// It is, and serves each one.
+    ForAll,
+    /// It is, and serves nobody who comes.
+    ForNone,
+}
+
 /// The outcome of one thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -47,10 +59,18 @@ pub(crate) enum Outcome {
 
 impl World {
     pub(crate) fn new(max_handovers: u32) -> Arc<Self> {
-        Self::with_drops(max_handovers, Drops::Wait)
+        Self::with(max_handovers, Drops::Wait, Lingers::No)
     }
 
     pub(crate) fn with_drops(max_handovers: u32, drops: Drops) -> Arc<Self> {
+        Self::with(max_handovers, drops, Lingers::No)
+    }
+
+    pub(crate) fn lingering(lingers: Lingers) -> Arc<Self> {
+        Self::with(2, Drops::Wait, lingers)
+    }
+
+    fn with(max_handovers: u32, drops: Drops, lingers: Lingers) -> Arc<Self> {
         Arc::new(Self {
             queue: Queue::new(),
             stored: Mutex::new(false),
@@ -58,12 +78,25 @@ impl World {
             grants: Mutex::new(Vec::new()),
             max_handovers,
             drops,
+            lingers,
             releasing: Mutex::default(),
         })
     }
 
     pub(crate) fn enter(&self, kind: WaitKind) -> Entered {
-        self.queue.enter(&LockName, LeaseTerms, kind)
+        let takes = |_: &Hold| self.lingers == Lingers::ForAll;
+        let entered = self.queue.enter(&LockName, LeaseTerms, kind, takes);
+        if let Entered::Queued(_, Some(_)) = entered {
+            self.release();
+        }
+        entered
+    }
+
+    /// The time of lingering leases is over.
+    pub(crate) fn end_lingering(&self) {
+        if !self.queue.take_lingering(0).is_empty() {
+            self.release();
+        }
     }
 
     /// The head asks the store, holds, and is done.
@@ -90,11 +123,11 @@ impl World {
     }
 
     pub(crate) fn finish(self: &Arc<Self>, lease: &Arc<Hold>) {
-        let finished = self.queue.finish(&LockName, lease, |_| {
-            lease.handovers.fetch_add(1, Ordering::SeqCst) < self.max_handovers
-        });
+        let hand_over = || lease.handovers.fetch_add(1, Ordering::SeqCst) < self.max_handovers;
+        let linger = || (self.lingers != Lingers::No && hand_over()).then_some(0);
+        let finished = self.queue.finish(&LockName, lease, |_| hand_over(), linger);
         match finished {
-            Finished::HandedOver => {}
+            Finished::HandedOver | Finished::Lingering(_) => {}
             Finished::Detached => panic!("taken away from a hold that was not lost"),
             Finished::Release if self.drops == Drops::Wait => self.release(),
             Finished::Release => {
@@ -130,7 +163,7 @@ impl World {
     pub(crate) fn lock(self: &Arc<Self>, thread: usize, kind: WaitKind) -> Outcome {
         match self.enter(kind) {
             Entered::Given(given) => self.use_given(thread, given),
-            Entered::Queued(waiter) => self.wait(thread, &waiter),
+            Entered::Queued(waiter, _) => self.wait(thread, &waiter),
         }
     }
 
@@ -155,6 +188,7 @@ impl World {
     }
 
     pub(crate) fn assert_nothing_left(&self) {
+        self.end_lingering();
         let releasing = std::mem::take(&mut *self.releasing.lock().unwrap());
         for thread in releasing {
             thread.join().unwrap();
@@ -179,7 +213,7 @@ impl World {
     /// Enters the wait queue behind a holder or a head.
     pub(crate) fn queued(&self) -> Arc<Waiter> {
         match self.enter(WaitKind::ThroughOutages) {
-            Entered::Queued(waiter) => waiter,
+            Entered::Queued(waiter, _) => waiter,
             Entered::Given(_) => panic!("the name should be in use"),
         }
     }

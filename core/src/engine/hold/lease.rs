@@ -237,6 +237,7 @@ mod tests {
             LeaseTerms {
                 policy: LeasePolicy::Renewed { ttl },
                 max_hold: None,
+                linger: Duration::ZERO,
             },
             Duration::ZERO,
             ErasedLease::new(()),
