@@ -182,8 +182,9 @@ impl Engine {
             false => answer.map(|_| Released::AlreadyLost),
         };
         let result = result.map_err(|error| self.located(&acquired.hold.name, error));
-        if ending.has_guard {
-            self.notify_released(acquired, &result);
+        match ending.has_guard {
+            true => self.notify_released(acquired, &result),
+            false => self.closing.notify(),
         }
         result
     }

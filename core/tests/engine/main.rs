@@ -13,6 +13,7 @@ mod close;
 mod dropped;
 mod events;
 mod group;
+mod linger;
 mod loss;
 mod max_hold;
 mod outage;
