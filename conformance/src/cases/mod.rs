@@ -2,6 +2,7 @@
 //! by a panic.
 
 mod admin;
+mod batch;
 mod rule_01_exclusion;
 mod rule_02_wait;
 mod rule_03_lease;
@@ -104,7 +105,10 @@ pub(crate) static TABLE: &[Case] = table! {
         handovers_are_bounded_by_count,
         handovers_are_bounded_by_time,
         hundred_threads_are_one_waiter_in_the_store,
-        fixed_lease_is_never_handed_over;
+        fixed_lease_is_never_handed_over,
+        lingering_lease_serves_the_next_thread,
+        lingering_lease_goes_to_another_process,
+        lingering_lease_ends_with_its_keeper;
     rule_09_between_processes:
         release_wakes_the_other_keeper,
         release_wakes_the_other_process,
@@ -141,6 +145,9 @@ pub(crate) static TABLE: &[Case] = table! {
         wiped_store_tells_its_holders,
         ended_lease_is_told_to_its_holder,
         forced_release_is_told_to_its_holder;
+    batch:
+        batch_answers_each_operation,
+        threads_with_names_of_their_own_are_granted_them;
     admin:
         held_lists_the_holders,
         held_in_all_namespaces_names_them,
