@@ -13,7 +13,8 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_millis(250);
 const LAST_ATTEMPT_TIMEOUT: Duration = Duration::from_millis(80);
 
 const FIRST_PAUSE: Duration = Duration::from_micros(20);
-const MAX_PAUSE: Duration = Duration::from_millis(1);
+/// About as long as a batch of another process: a longer pause misses the gaps between its batches.
+const MAX_PAUSE: Duration = Duration::from_micros(250);
 const YIELDS: u32 = 4;
 
 /// The retries of one operation while other processes write. The engine's retries are for stores that do
