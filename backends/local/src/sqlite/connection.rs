@@ -15,7 +15,7 @@ use super::open::{Opened, connect};
 use super::wake;
 use crate::lock;
 
-/// The interval at which a provider checks that its files still exist.
+/// The interval at which a provider checks that its files still exist, and how long the log is.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The slots of this process. The mutex is held while a connection is opened, for two reasons:
@@ -103,7 +103,11 @@ impl Slot {
                 current.checked_at = now;
             }
             if let Some(opened) = &current.opened {
-                return Ok(work(&opened.connection));
+                let done = work(&opened.connection);
+                if is_due {
+                    opened.shorten_log();
+                }
+                return Ok(done);
             }
             is_gone
         };

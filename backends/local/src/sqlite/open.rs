@@ -14,6 +14,12 @@ use super::schema::prepare;
 /// The capacity of the statement cache: more than the number of different statements.
 const STATEMENTS: usize = 32;
 
+/// The size in bytes from which the log is truncated. The log of one process has 4 MB: SQLite writes it back
+/// from 1,000 pages on.
+const LONG_LOG: u64 = 32 << 20;
+/// The limit for other processes to let the log be truncated.
+const LOG_TIMEOUT: Duration = Duration::from_millis(5);
+
 /// The suffixes of the database and of SQLite's files beside it.
 pub(super) const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
 
@@ -33,6 +39,22 @@ impl Opened {
     /// Returns whether the open files have been neither deleted nor replaced.
     pub(super) fn exists(&self) -> bool {
         identities(&self.path) == self.files
+    }
+
+    /// Writes a long log back to the database, and truncates it.
+    ///
+    /// SQLite writes it back after a commit, too, but lets other processes append meanwhile, and begins a new log
+    /// only when all of it is written back. While several processes write all the time, that never happens: the
+    /// log grew by 60 MB a second.
+    pub(super) fn shorten_log(&self) {
+        let log = fs::metadata(with_suffix(&self.path, "-wal"));
+        if log.is_ok_and(|log| log.len() > LONG_LOG) {
+            // If another process writes for longer, the next check repeats it.
+            let _ = self.connection.busy_timeout(LOG_TIMEOUT);
+            let truncate = "PRAGMA wal_checkpoint(TRUNCATE)";
+            let _ = self.connection.query_row(truncate, (), |_| Ok(()));
+            let _ = self.connection.busy_timeout(Duration::ZERO);
+        }
     }
 }
 

@@ -204,3 +204,23 @@ fn connection_to_a_deleted_database_does_not_block_the_new_one() {
     assert!(keeper.try_lock("seat").unwrap().is_none());
     assert_eq!(locks(&raw), 0, "the connection reads the deleted file");
 }
+
+#[test]
+fn log_that_other_processes_made_long_is_truncated() {
+    let store = TempStore::new();
+    let keeper = store.keeper();
+    let raw = store.raw();
+    raw.execute_batch("PRAGMA wal_autocheckpoint = 0; CREATE TABLE filler (bytes BLOB)")
+        .unwrap();
+    raw.execute("INSERT INTO filler VALUES (zeroblob(40000000))", ())
+        .unwrap();
+    let log = || {
+        let log = fs::metadata(store.folder.path().join("locks.db-wal"));
+        log.unwrap().len()
+    };
+    assert!(log() > 40_000_000);
+    until("the log is short", || {
+        drop(keeper.lock("seat").unwrap());
+        log() < 1_000_000
+    });
+}
