@@ -1,5 +1,6 @@
 //! The cases of MySQL and MariaDB alone.
 
+mod batches;
 mod clients;
 mod loss;
 mod network;
@@ -29,6 +30,7 @@ pub(crate) fn main() -> ExitCode {
         sharing::CASES,
         network::CASES,
         opening::CASES,
+        batches::CASES,
     ];
     run::<store::Server>(cases.into_iter().flatten().copied())
 }
