@@ -11,6 +11,7 @@ mod loss;
 mod many;
 mod mysql;
 mod pairs;
+mod passes;
 mod pinning;
 mod server;
 mod waiting;
@@ -52,7 +53,7 @@ type Group = fn() -> Rows;
 const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
 
-const GROUPS: [(&str, Group); 27] = [
+const GROUPS: [(&str, Group); 32] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
@@ -62,6 +63,11 @@ const GROUPS: [(&str, Group); 27] = [
     ("many redis", many::redis),
     ("many mariadb", || many::mysql(MARIADB)),
     ("many mysql", || many::mysql(MYSQL)),
+    ("passes memory", passes::memory),
+    ("passes sqlite", passes::sqlite),
+    ("passes redis", passes::redis),
+    ("passes mariadb", || passes::on_mysql(MARIADB)),
+    ("passes mysql", || passes::on_mysql(MYSQL)),
     ("contended threads", contended::threads),
     ("contended threads redis", contended::threads_redis),
     ("contended threads mariadb", || {

@@ -1,0 +1,141 @@
+//! One name that goes from guard to guard of a process with nothing done while it is held.
+
+use std::error::Error;
+use std::sync::{Barrier, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{LockKeeper, LockName};
+use lockkeeper_testkit::MySqlKind;
+
+use crate::{Row, Rows, median, mysql, server};
+
+const THREADS: usize = 100;
+const PASSES: usize = 20_000;
+const RUNS: usize = 7;
+const LINGER: Duration = Duration::from_millis(5);
+const PAIRS: usize = 2_000;
+
+/// Returns the seconds of one pass of a token between two threads, by mutex and condvar: the floor.
+fn token_pass() -> f64 {
+    let (token, passed) = (Mutex::new(0), Condvar::new());
+    let run = |of: usize| {
+        let mut turn = token.lock().unwrap_or_else(PoisonError::into_inner);
+        while *turn < PASSES {
+            if *turn % 2 == of {
+                *turn += 1;
+                passed.notify_one();
+            } else {
+                turn = passed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        passed.notify_one();
+    };
+    let began = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| run(0));
+        run(1);
+    });
+    began.elapsed().as_secs_f64() / PASSES as f64
+}
+
+/// Returns the seconds of one grant where all threads want one name.
+fn handover(keeper: &LockKeeper, name: &LockName) -> Result<f64, Box<dyn Error>> {
+    let barrier = Barrier::new(THREADS + 1);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|_| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    barrier.wait();
+                    for _ in 0..PASSES / THREADS {
+                        keeper.lock(name)?.release()?;
+                    }
+                    Ok::<_, lockkeeper::Error>(())
+                })
+            })
+            .collect();
+        barrier.wait();
+        let began = Instant::now();
+        for thread in threads {
+            thread.join().map_err(|_| "a thread panicked")??;
+        }
+        Ok(began.elapsed().as_secs_f64() / PASSES as f64)
+    })
+}
+
+/// Returns the seconds of one pair of a lone thread.
+fn pair(keeper: &LockKeeper, name: &LockName) -> Result<f64, Box<dyn Error>> {
+    let began = Instant::now();
+    for _ in 0..PAIRS {
+        keeper.lock(name)?.release()?;
+    }
+    Ok(began.elapsed().as_secs_f64() / PAIRS as f64)
+}
+
+fn micros(seconds: f64) -> String {
+    format!("{:.2} µs", seconds * 1e6)
+}
+
+fn rows(store: &str, url: &str) -> Rows {
+    let open = |keys: &str| {
+        let separator = if url.contains('?') { '&' } else { '?' };
+        lockkeeper::open(&format!("{url}{separator}wait=60s{keys}"))
+    };
+    let (keeper, lingering) = (open("")?, open("&linger=5ms")?);
+    let name = LockName::new("seat:42")?;
+    handover(&keeper, &name)?;
+    let (mut ours, mut floors) = (Vec::new(), Vec::new());
+    let (mut kept, mut asked) = (Vec::new(), Vec::new());
+    for _ in 0..RUNS {
+        floors.push(token_pass());
+        ours.push(handover(&keeper, &name)?);
+        asked.push(pair(&keeper, &name)?);
+        kept.push(pair(&lingering, &name)?);
+        // The next run begins with a name that no keeper has.
+        thread::sleep(2 * LINGER);
+    }
+    let row = |what: String, measured: f64, floor: f64, budget: f64| Row {
+        what,
+        measured: micros(measured),
+        floor: micros(floor),
+        value: measured / floor,
+        budget,
+        unit: "x",
+    };
+    Ok(vec![
+        row(
+            format!("{THREADS} threads, one name, nothing done, {store}"),
+            median(ours),
+            median(floors),
+            1.5,
+        ),
+        row(
+            format!("the same name again with linger=5ms, {store}"),
+            median(kept),
+            median(asked),
+            0.02,
+        ),
+    ])
+}
+
+pub(crate) fn memory() -> Rows {
+    // The floor of the second row is the store itself.
+    Ok(rows("memory", "memory:")?.into_iter().take(1).collect())
+}
+
+pub(crate) fn sqlite() -> Rows {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("locks.db");
+    rows("sqlite", &format!("sqlite:{}", path.display()))
+}
+
+pub(crate) fn redis() -> Rows {
+    let server = server::start()?;
+    rows("redis", &server.url())
+}
+
+pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
+    let server = mysql::start(kind)?;
+    rows(kind.name(), &server.url())
+}
