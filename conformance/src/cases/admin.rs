@@ -87,7 +87,8 @@ pub(super) fn held_lists_the_holders(rig: &Rig<'_>) -> Outcome {
     }
     assert!(seen.waiting.is_none_or(|waiting| waiting == 0));
     drop((a, b));
-    assert!(nothing_is_held(rig, &asker));
+    // On a busy machine, a drop leaves the release to the keeper's threads.
+    rig.until("nothing is held", || nothing_is_held(rig, &asker));
     rig.until("the name is free", || find(rig, &asker, "a").is_none());
 
     // Locks of another namespace are not listed.
