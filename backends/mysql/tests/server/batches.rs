@@ -38,8 +38,8 @@ pub(crate) const CASES: &[Case] = &[
         longer_ttl_of_a_renewal_is_set,
     ),
     (
-        "disturbed_statement_leaves_nothing",
-        disturbed_statement_leaves_nothing,
+        "refused_statement_leaves_nothing",
+        refused_statement_leaves_nothing,
     ),
 ];
 
@@ -172,6 +172,8 @@ fn each_operation_has_its_answer(kind: MySqlKind) {
         let released = Backend::release(&provider, lease, deadline());
         assert_eq!(released.unwrap(), Released::Done);
     }
+    // Its former lease must not free it.
+    let _again = taken(&provider, ["gone"]);
     let before = commands(&provider);
     let batch = Batch {
         tries: &["new", "busy"],
@@ -188,7 +190,7 @@ fn each_operation_has_its_answer(kind: MySqlKind) {
     let renewed: Vec<_> = renewed.into_iter().map(Result::unwrap).collect();
     assert_eq!(renewed, [Renewal::Renewed, Renewal::Lost]);
     let (names, sessions) = held(&server);
-    assert_eq!(names, ["busy", "kept", "new"]);
+    assert_eq!(names, ["busy", "gone", "kept", "new"]);
     assert_eq!(sessions.len(), 2);
     drop(theirs);
     // The server frees a name behind the lease's back.
@@ -336,49 +338,55 @@ fn longer_ttl_of_a_renewal_is_set(kind: MySqlKind) {
     };
     let (_, _, renewed) = batch.run(&provider, TTL);
     assert_eq!(*renewed[0].as_ref().unwrap(), Renewal::Renewed);
-    // A name with the former ttl gets another session.
-    let other = tried(&provider, &["b"], second).remove(0).unwrap();
-    assert!(other.is_some());
-    until("the session of the short lease ends", || {
-        held(&server).0 == ["a"]
-    });
+    // Names with the former ttl get sessions of their own. Two in a row last longer than that ttl.
+    for name in ["b", "c"] {
+        let other = tried(&provider, &[name], second).remove(0).unwrap();
+        assert!(other.is_some());
+        until("the session of the short lease ends", || {
+            held(&server).0 == ["a"]
+        });
+    }
     let released = Backend::release(&provider, &mut lease, deadline());
     assert_eq!(released.unwrap(), Released::Done);
 }
 
-/// A `KILL QUERY` ends the statement somewhere in the middle.
-fn disturbed_statement_leaves_nothing(kind: MySqlKind) {
+/// A `KILL QUERY` before the statement refuses it for each name.
+fn refused_statement_leaves_nothing(kind: MySqlKind) {
     let server = start(kind);
-    let provider = provider(&server);
-    let [mut kept] = taken(&provider, ["kept"]);
-    let id = held(&server).1[0];
-    let names: Vec<_> = (0..256).map(|number| format!("seat:{number:03}")).collect();
+    let names: Vec<_> = (0..256).map(|number| format!("seat:{number}")).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let mut client = server.client().unwrap();
-    let mut disturbed = 0;
-    let mut leases = Vec::new();
-    for _ in 0..20 {
-        thread::scope(|scope| {
+    let mut refused = 0;
+    for _ in 0..5 {
+        let provider = provider(&server);
+        let [mut kept] = taken(&provider, ["kept"]);
+        let id = held(&server).1[0];
+        let answers = thread::scope(|scope| {
             let tries = scope.spawn(|| tried(&provider, &names, TTL));
             while !tries.is_finished() {
-                let _ = client.execute(&format!("KILL QUERY {id}"));
+                client.execute(&format!("KILL QUERY {id}")).unwrap();
             }
-            for answer in tries.join().unwrap() {
-                match answer {
-                    Ok(grant) => leases.extend(grant.map(|grant| grant.lease)),
-                    Err(_) => disturbed += 1,
+            tries.join().unwrap()
+        });
+        let mut leases = Vec::new();
+        for answer in answers {
+            match answer {
+                Ok(grant) => leases.extend(grant.map(|grant| grant.lease)),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+                    refused += 1;
                 }
             }
-        });
+        }
         let batch = Batch {
             releases: leases.iter_mut().collect(),
             ..Batch::default()
         };
-        drop(batch.run(&provider, TTL));
-        leases = Vec::new();
+        let (_, released, _) = batch.run(&provider, TTL);
+        assert!(released.iter().all(|it| matches!(it, Ok(Released::Done))));
         until("only one name is held", || held(&server).0 == ["kept"]);
+        let released = Backend::release(&provider, &mut kept, deadline());
+        assert_eq!(released.unwrap(), Released::Done);
     }
-    assert!(disturbed > 0);
-    let released = Backend::release(&provider, &mut kept, deadline());
-    assert_eq!(released.unwrap(), Released::Done);
+    assert!(refused > 0);
 }
