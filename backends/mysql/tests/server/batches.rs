@@ -261,7 +261,9 @@ fn batch_on_killed_session_tries_elsewhere(kind: MySqlKind) {
 /// The server would grant it to both on a session that they share.
 fn name_is_granted_to_one_of_two_batches(kind: MySqlKind) {
     let server = start(kind);
-    let provider = provider(&server);
+    // A name that is there twice needs another connection.
+    let options = options(&server).pool_size(16).response_timeout(WAIT_LIMIT);
+    let provider = MySqlProvider::open(&options, "default").unwrap();
     let _kept = taken(&provider, ["kept"]);
     let barrier = Barrier::new(2);
     for _ in 0..50 {
