@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
 use lockkeeper_remote::Failure;
 
-use crate::attempt::{Acquisition, Answer};
+use crate::attempt::{Acquisition, Answer, Granted};
 use crate::lease::RedisLease;
 use crate::listener::Waiter;
 use crate::store::Store;
@@ -28,23 +28,20 @@ pub(crate) fn acquire(
         Some(deadline) => acquisition.wait(deadline),
     };
     let granted = granted.map_err(Failure::into_error)?;
-    Ok(granted.map(|(epoch, asked_at)| acquisition.into_grant(epoch, asked_at)))
+    Ok(granted.map(|granted| acquisition.into_grant(&granted)))
 }
 
-/// The epoch of a grant, and the time of its request; `None` if the name is busy.
-type Granted = Option<(u64, HostInstant)>;
-
 impl Acquisition<'_> {
-    fn single_attempt(&self) -> Result<Granted, Failure> {
+    fn single_attempt(&self) -> Result<Option<Granted>, Failure> {
         let until = self.request.now() + self.store.attempt();
-        if let Answer::Granted { epoch, asked_at } = self.attempt(&[], until)? {
-            return Ok(Some((epoch, asked_at)));
+        if let Answer::Granted(granted) = self.attempt(&[], until)? {
+            return Ok(Some(granted));
         }
         self.request.contended();
         Ok(None)
     }
 
-    fn wait(&self, deadline: HostInstant) -> Result<Granted, Failure> {
+    fn wait(&self, deadline: HostInstant) -> Result<Option<Granted>, Failure> {
         let listener = &self.store.listener;
         let mut entry = QueueEntry {
             acquisition: self,
@@ -78,10 +75,10 @@ impl Acquisition<'_> {
             let until = deadline.max(now + MIN_ATTEMPT_TIME);
             let attempt = self.repeat_attempt(in_queue, until, was_busy);
             let (ends, before) = match attempt {
-                Ok(Answer::Granted { epoch, asked_at }) => {
+                Ok(Answer::Granted(granted)) => {
                     // A request without a reply may have queued after a later one was granted.
                     entry.is_queued &= self.is_repeated();
-                    return Ok(Some((epoch, asked_at)));
+                    return Ok(Some(granted));
                 }
                 Ok(Answer::Busy { ends, before }) => (ends, before),
                 Err(failure) => {

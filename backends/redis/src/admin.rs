@@ -11,7 +11,7 @@ use crate::connection::Connection;
 use crate::examine::examine;
 use crate::failure::{accepted_by_primary, parse};
 use crate::keys::{Keys, decode, pattern};
-use crate::owner::holder;
+use crate::owner::{holder, minted};
 use crate::scripts::{INSPECT, RESERVED};
 use crate::server_clock::epoch;
 use crate::store::Store;
@@ -164,14 +164,14 @@ impl Store {
 }
 
 /// The reply of [`INSPECT`].
-type Reply = (Option<Vec<u8>>, i64, Option<String>, u64);
+type Reply = (Option<Vec<u8>>, i64, u64);
 
 /// Returns the lock of a reply, or `None` if the name is free.
-fn read(name: &LockName, (owner, left, ticks, waiting): Reply) -> Option<HeldName> {
+fn read(name: &LockName, (owner, left, waiting): Reply) -> Option<HeldName> {
     let owner = String::from_utf8_lossy(&owner?).into_owned();
     (!owner.starts_with(RESERVED)).then(|| HeldName {
         holder: holder(&owner),
-        epoch: ticks.and_then(|ticks| epoch(ticks.parse().ok()?)),
+        epoch: minted(&owner).and_then(epoch),
         // Negative: a key that does not expire, so it is not from lockkeeper.
         remaining: u64::try_from(left).ok().map(Duration::from_millis),
         waiting: Some(waiting),

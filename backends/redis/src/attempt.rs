@@ -10,16 +10,13 @@ use redis::Value;
 use crate::calls::Call;
 use crate::failure::{accepted, parse};
 use crate::lease::{RedisLease, millis};
-use crate::owner::owner;
+use crate::owner::{held_by, owner};
 use crate::server_clock::epoch;
 use crate::store::Store;
 
 /// The reply to an attempt.
 pub(crate) enum Answer {
-    Granted {
-        epoch: u64,
-        asked_at: HostInstant,
-    },
+    Granted(Granted),
     Busy {
         /// The time until the holder's lease ends, if it has an end.
         ends: Option<Duration>,
@@ -28,11 +25,19 @@ pub(crate) enum Answer {
     },
 }
 
+/// A grant, as the server replied it.
+pub(crate) struct Granted {
+    /// The server's time of the epoch, in microseconds.
+    minted: i64,
+    epoch: u64,
+    asked_at: HostInstant,
+}
+
 /// One request, in the form that every attempt needs.
 pub(crate) struct Acquisition<'a> {
     pub(crate) store: &'a Store,
     pub(crate) request: &'a AcquireRequest<'a>,
-    /// The lease that a grant gives.
+    /// The lease that a grant gives, with the owner alone.
     pub(crate) lease: RedisLease,
     /// In milliseconds.
     pub(crate) ttl: String,
@@ -89,14 +94,18 @@ impl<'a> Acquisition<'a> {
     }
 
     fn read_accepted(&self, answer: Value, asked_at: HostInstant) -> Result<Answer, Failure> {
-        if matches!(answer, Value::BulkString(_)) {
-            let ticks: i64 = parse(answer)?;
+        if let Value::Int(minted) = answer {
             if !self.is_repeated() {
                 // The epoch is the server's time.
-                self.store.server_clock.update(ticks, asked_at);
+                self.store.server_clock.update(minted, asked_at);
             }
-            let epoch = epoch(ticks).ok_or_else(|| Failure::Refused(senseless()))?;
-            return Ok(Answer::Granted { epoch, asked_at });
+            let epoch = epoch(minted).ok_or_else(|| Failure::Refused(senseless()))?;
+            let grant = Granted {
+                minted,
+                epoch,
+                asked_at,
+            };
+            return Ok(Answer::Granted(grant));
         }
         let (ends, before): (i64, i64) = parse(answer)?;
         self.may_be_granted.set(false);
@@ -110,12 +119,16 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Returns the grant, and has the listener start for its keeper.
-    pub(crate) fn into_grant(self, epoch: u64, asked_at: HostInstant) -> Grant<RedisLease> {
+    pub(crate) fn into_grant(self, granted: &Granted) -> Grant<RedisLease> {
         self.store.listener.note_grant();
+        let RedisLease { keys, owner } = self.lease;
         Grant {
-            lease: self.lease,
-            epoch,
-            asked_at,
+            lease: RedisLease {
+                keys,
+                owner: held_by(granted.minted, &owner),
+            },
+            epoch: granted.epoch,
+            asked_at: granted.asked_at,
         }
     }
 }

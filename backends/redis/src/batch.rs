@@ -76,7 +76,7 @@ fn granted(
     asked_at: HostInstant,
 ) -> Result<Option<Grant<RedisLease>>, Error> {
     match attempt.read(reply, asked_at) {
-        Ok(Answer::Granted { epoch, asked_at }) => Ok(Some(attempt.into_grant(epoch, asked_at))),
+        Ok(Answer::Granted(granted)) => Ok(Some(attempt.into_grant(&granted))),
         Ok(Answer::Busy { .. }) => Ok(None),
         Err(failure) => Err(failure.into_error()),
     }

@@ -109,7 +109,7 @@ impl<'a> Call<'a> {
     }
 
     fn is_granted(&self) -> bool {
-        self.is_attempt() && matches!(self.state, State::Replied(Value::BulkString(_)))
+        self.is_attempt() && matches!(self.state, State::Replied(Value::Int(_)))
     }
 
     fn is_renewed(&self) -> bool {
@@ -147,7 +147,7 @@ impl<'a> Call<'a> {
                 // The network may delay the request, and the caller may have gone.
                 let latest = (self.asked_at + limit).min(*deadline);
                 let latest = store.server_clock.at(latest).to_string();
-                let mut args = vec![latest.as_str(), owner, &acquisition.ttl];
+                let mut args = vec![latest.as_str(), owner, &acquisition.ttl, &store.epoch_key];
                 args.extend(*in_queue);
                 command(script, &keys.all(), &args)
             }
@@ -162,7 +162,8 @@ impl<'a> Call<'a> {
         if let Verb::Attempt {
             deadline, was_late, ..
         } = &mut self.verb
-            && let Value::Int(now) = reply
+            && let Value::Array(items) = &reply
+            && let [Value::Int(now)] = **items
         {
             store.server_clock.update(now, self.asked_at);
             let text = if store.clock.now() >= *deadline {

@@ -7,14 +7,12 @@ use std::fmt::Write;
 pub(crate) struct Keys {
     /// Holds the owner, or the waiter for which the name is reserved.
     pub(crate) lock: String,
-    /// Holds the last epoch.
-    pub(crate) epoch: String,
     /// Lists the waiters, the first one first.
     pub(crate) queue: String,
 }
 
 impl Keys {
-    /// Returns `lockkeeper:{shop:seat:42}` and the keys beside it. An encoded name has no `}`, so the
+    /// Returns `lockkeeper:{shop:seat:42}` and the key beside it. An encoded name has no `}`, so the
     /// keys of two locks never collide. An encoded namespace has no `:`.
     pub(crate) fn new(namespace: &str, name: &str) -> Self {
         let mut lock = prefix(namespace);
@@ -26,15 +24,14 @@ impl Keys {
     /// Returns the keys of the name that has this lock's key.
     pub(crate) fn beside(lock: String) -> Self {
         Self {
-            epoch: format!("{lock}:epoch"),
             queue: format!("{lock}:queue"),
             lock,
         }
     }
 
     /// Returns all of them, in the order of the scripts.
-    pub(crate) fn all(&self) -> [&str; 3] {
-        [&self.lock, &self.epoch, &self.queue]
+    pub(crate) fn all(&self) -> [&str; 2] {
+        [&self.lock, &self.queue]
     }
 }
 
@@ -47,6 +44,15 @@ fn prefix(namespace: &str) -> String {
     encode(&mut prefix, namespace, true);
     prefix.push(':');
     prefix
+}
+
+/// Returns the key of a namespace's last epoch, `lockkeeper:{shop}:epoch`. No other key has a hash tag without
+/// a colon.
+pub(crate) fn epoch_key(namespace: &str) -> String {
+    let mut key = String::from(START);
+    encode(&mut key, namespace, true);
+    key.push_str("}:epoch");
+    key
 }
 
 /// Returns the channel of a namespace on which the unlocking of its names is published.
@@ -117,8 +123,9 @@ mod tests {
     #[test]
     fn keys_are_legible_and_share_a_slot() {
         let lock = "lockkeeper:{shop:seat:42}";
-        let [epoch, queue] = ["epoch", "queue"].map(|part| format!("{lock}:{part}"));
-        assert_eq!(Keys::new("shop", "seat:42").all(), [lock, &epoch, &queue]);
+        let queue = format!("{lock}:queue");
+        assert_eq!(Keys::new("shop", "seat:42").all(), [lock, &queue]);
+        assert_eq!(epoch_key("shop"), "lockkeeper:{shop}:epoch");
         let escaped = Keys::new("a:b", "{자리} 1\n").lock;
         assert_eq!(escaped, "lockkeeper:{a%3Ab:%7B자리%7D%201%0A}");
     }
@@ -130,7 +137,8 @@ mod tests {
                 let keys = Keys::new(namespace, name);
                 let pair = (namespace.to_owned(), name.to_owned());
                 assert_eq!(decode(keys.lock.as_bytes()), Some(pair));
-                assert_eq!(decode(keys.epoch.as_bytes()), None);
+                assert_eq!(decode(keys.queue.as_bytes()), None);
+                assert_eq!(decode(epoch_key(namespace).as_bytes()), None);
             }
         }
         assert_eq!(pattern(Some("a*b-[c]")), r"lockkeeper:{a\*b\-\[c\]:*}");
@@ -145,6 +153,7 @@ mod tests {
         ];
         let mut seen = HashSet::new();
         for namespace in parts {
+            assert!(seen.insert(epoch_key(namespace)));
             for name in parts {
                 let keys = Keys::new(namespace, name);
                 for key in keys.all() {

@@ -8,6 +8,7 @@ use crate::keys::Keys;
 #[derive(Debug)]
 pub struct RedisLease {
     pub(crate) keys: Keys,
+    /// What the lock's key holds: see [`held_by`](crate::owner::held_by).
     pub(crate) owner: String,
 }
 

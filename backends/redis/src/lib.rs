@@ -1,9 +1,9 @@
 //! The Redis backend: `redis:`, `rediss:` (TLS) and `unix:` (sockets), for Redis from 6.2 on and
 //! Valkey.
 //!
-//! A lock is one key, set by `SET … NX PX` within a script that also mints the epoch. A second key
-//! keeps the name's last epoch for a day. While callers wait there is a queue of them. All keys of
-//! a name share a hash tag.
+//! A lock is one key, set by `SET … NX PX` within a script that also mints the epoch. While callers wait
+//! there is a queue of them. The keys of a name share a hash tag. One key more keeps the last epoch of the
+//! namespace.
 
 mod acquire;
 mod admin;

@@ -1,7 +1,11 @@
 //! The scripts that run in the server. Every script can be sent again without harm.
 //!
-//! The lock's key holds its owner, or `kept ` and a waiter. A woken waiter has the name reserved for
-//! it for [`RESERVED_MS`]: others find the name busy meanwhile.
+//! The lock's key holds the time of its epoch and its owner, or `kept ` and a waiter. A woken waiter has
+//! the name reserved for it for [`RESERVED_MS`]: others find the name busy meanwhile.
+//!
+//! One key keeps the last epoch of a namespace. It never expires: a lock may live for any time. It is
+//! no `KEYS` of a script, since it has another slot than the lock; a node that has all slots runs the
+//! script nevertheless.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -11,17 +15,12 @@ use redis::Value;
 
 use crate::connection::Connection;
 use crate::failure::from_primary;
-use crate::server_clock::TICKS_PER_SECOND;
 
 /// The time that a name is reserved for a woken waiter, in milliseconds.
 const RESERVED_MS: u64 = 100;
 /// The time that a wait queue outlives the last attempt of its waiters, in milliseconds. Waiters make an
 /// attempt every second.
 const QUEUE_MS: u64 = 10_000;
-/// The time that the last epoch of a name is kept, in milliseconds. Epochs follow the server's clock,
-/// so the last one matters only if that clock steps back.
-const EPOCH_MS: u64 = 86_400_000;
-
 /// The prefix of the channels that wake waiters, followed by a provider's number.
 pub(crate) const WAKE_CHANNEL: &str = "lockkeeper:wake:";
 /// The prefix of what the lock's key holds while the name is reserved, followed by the waiter.
@@ -96,83 +95,72 @@ end
     )
 }
 
-/// Returns the expression for the [ticks](TICKS_PER_SECOND) of a reply to TIME. The product of the
-/// microseconds is rounded in the same way each time, so ticks do not go back.
-fn ticks(time: &str) -> String {
-    let per_micro = TICKS_PER_SECOND as f64 / 1e6;
-    format!("{time}[1] * {TICKS_PER_SECOND} + math.floor({time}[2] * {per_micro})")
-}
-
 /// Tries to acquire a name.
 ///
-/// Keys: lock, epoch, wait queue. Arguments: the latest time for a grant, in ticks of the server's
-/// clock; owner; ttl in milliseconds. An attempt of a waiter adds the waiter and its state: `new`,
-/// `queued` (it is in the queue) or `last` (it will not wait any longer).
+/// Keys: lock, wait queue. Arguments: the latest time for a grant, in microseconds of the server's
+/// clock; owner; ttl in milliseconds; the namespace's epoch key. An attempt of a waiter adds the waiter
+/// and its state: `new`, `queued` (it is in the queue) or `last` (it will not wait any longer).
 ///
-/// Replies with the ticks of a grant's epoch, as a string; or with the milliseconds until the lock expires and
-/// the number of waiters before this one; or, after the latest time, with the server's time.
-///
-/// Numbers are passed to the server's commands as strings, which saves formatting them.
+/// Replies with the time of a grant's epoch, in microseconds; or with the milliseconds until the lock
+/// expires and the number of waiters before this one; or, after the latest time, with the server's time
+/// alone in an array. A double holds these times exactly until 2255.
 pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
         "local call, owner, ttl = redis.call, ARGV[2], ARGV[3]
-local me, state = ARGV[4] or '', ARGV[5] or 'new'
 local time = call('TIME')
-local now = {}
-if now > tonumber(ARGV[1]) then return now end
-local mine = call('SET', KEYS[1], owner, 'NX', 'PX', ttl)
-if not mine then
+local now = time[1] * 1000000 + time[2]
+if now > tonumber(ARGV[1]) then return {{now}} end
+local value = time[1] .. '.' .. time[2] .. ' ' .. owner
+local me, state = ARGV[5], ARGV[6]
+local is_queued = state and state ~= 'new'
+if not call('SET', KEYS[1], value, 'NX', 'PX', ttl) then
   local holder = call('GET', KEYS[1])
-  if holder == owner then
+  if string.sub(holder, -#owner) == owner then
     call('PEXPIRE', KEYS[1], ttl)
-    local epoch = call('GET', KEYS[2])
-    if epoch then
-      if state ~= 'new' then call('LREM', KEYS[3], '0', me) end
-      return epoch
+    if is_queued then call('LREM', KEYS[2], '0', me) end
+    local seconds, micros = string.match(holder, '^(%d+)%.(%d+) ')
+    return seconds * 1000000 + micros
+  end
+  if not me or holder ~= '{RESERVED}' .. me then
+    local before = 0
+    if state == 'last' then
+      call('LREM', KEYS[2], '0', me)
+    elseif me then
+      before = call('LPOS', KEYS[2], me)
+      if not before then
+        if is_queued then
+          call('LPUSH', KEYS[2], me)
+          before = 0
+        else
+          before = call('RPUSH', KEYS[2], me) - 1
+        end
+      end
+      call('PEXPIRE', KEYS[2], '{QUEUE_MS}')
     end
-    mine = true
-  elseif me ~= '' and holder == '{RESERVED}' .. me then
-    call('SET', KEYS[1], owner, 'PX', ttl)
-    mine = true
+    return {{call('PTTL', KEYS[1]), before}}
   end
+  call('SET', KEYS[1], value, 'PX', ttl)
 end
-if mine then
-  if state ~= 'new' then call('LREM', KEYS[3], '0', me) end
-  local epoch = string.format('%.0f', now)
-  local last = redis.pcall('SET', KEYS[2], epoch, 'PX', '{EPOCH_MS}', 'GET')
-  if type(last) == 'table' and last.err then
-    -- A script is not rolled back: a name that cannot be granted must not stay taken.
-    call('DEL', KEYS[1])
-    return last
-  end
-  if last and last - now >= 0 then
-    epoch = string.format('%.0f', last + 1)
-    call('SET', KEYS[2], epoch, 'PX', '{EPOCH_MS}')
-  end
-  return epoch
+if is_queued then call('LREM', KEYS[2], '0', me) end
+local last = redis.pcall('SET', ARGV[4], now, 'GET')
+if last and last.err then
+  -- A script is not rolled back: a name that cannot be granted must not stay taken.
+  call('DEL', KEYS[1])
+  return last
 end
-local before = 0
-if state == 'last' then
-  call('LREM', KEYS[3], '0', me)
-elseif me ~= '' then
-  before = call('LPOS', KEYS[3], me)
-  if not before then
-    if state == 'queued' then
-      call('LPUSH', KEYS[3], me)
-      before = 0
-    else
-      before = call('RPUSH', KEYS[3], me) - 1
-    end
-  end
-  call('PEXPIRE', KEYS[3], '{QUEUE_MS}')
+if last and last - now >= 0 then
+  now = last + 1
+  call('SET', ARGV[4], now)
+  local micros = now % 1000000
+  value = string.format('%.0f.%.0f ', (now - micros) / 1000000, micros) .. owner
+  call('SET', KEYS[1], value, 'PX', ttl)
 end
-return {{call('PTTL', KEYS[1]), before}}
-",
-        ticks("time")
+return now
+"
     ))
 });
 
-/// Renews a lock. Key: lock. Arguments: owner, ttl in milliseconds. Replies with 1, or 0 if it is lost.
+/// Renews a lock. Key: lock. Arguments: what it holds, ttl in milliseconds. Replies with 1, or 0 if it is lost.
 pub(crate) static RENEW: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -181,11 +169,13 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
     )
 });
 
-/// Releases a lock. Keys: lock, wait queue. Argument: owner. Replies with 1, or 0 if it was lost.
+/// Releases a lock. Keys: lock, wait queue. Argument: what the lock's key holds, or the owner alone, where
+/// the reply to the grant was lost. Replies with 1, or 0 if it was lost.
 pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
         "local call = redis.call
-if call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+local holder = call('GET', KEYS[1])
+if holder ~= ARGV[1] and (not holder or string.sub(holder, -#ARGV[1]) ~= ARGV[1]) then return 0 end
 call('DEL', KEYS[1])
 {}return 1
 ",
@@ -208,19 +198,19 @@ return 1
     ))
 });
 
-/// Inspects a lock without a change. Keys: lock, epoch, wait queue. Replies with the owner, the
-/// milliseconds until it expires, the ticks of the last epoch, and the number of waiters.
+/// Inspects a lock without a change. Keys: lock, wait queue. Replies with what it holds, the milliseconds
+/// until it expires, and the number of waiters.
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]),
- redis.call('GET', KEYS[2]), redis.call('LLEN', KEYS[3])}",
+ redis.call('LLEN', KEYS[2])}",
     )
 });
 
 /// Runs every command that the other scripts use, so that a missing permission or command shows on
 /// opening. Keys: those of the empty name, which no lock has. Argument: a waiter.
 ///
-/// Replies with the server's time in ticks, or with the first command that failed and its
+/// Replies with the server's time in microseconds, or with the first command that failed and its
 /// error, which alone does not name the command.
 pub(crate) static PROBE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
@@ -237,21 +227,19 @@ try('GET', KEYS[1])
 try('PEXPIRE', KEYS[1], 1000)
 try('PTTL', KEYS[1])
 local time = try('TIME')
-try('SET', KEYS[2], '1', 'PX', 1000, 'GET')
-try('RPUSH', KEYS[3], ARGV[1])
-try('LPUSH', KEYS[3], ARGV[1])
-try('PEXPIRE', KEYS[3], 1000)
-try('LPOS', KEYS[3], ARGV[1])
-try('LREM', KEYS[3], 1, ARGV[1])
-try('LPOP', KEYS[3])
+try('SET', KEYS[1], ARGV[1], 'PX', 1000, 'GET')
+try('RPUSH', KEYS[2], ARGV[1])
+try('LPUSH', KEYS[2], ARGV[1])
+try('PEXPIRE', KEYS[2], 1000)
+try('LPOS', KEYS[2], ARGV[1])
+try('LREM', KEYS[2], 1, ARGV[1])
+try('LPOP', KEYS[2])
 local channel = '{WAKE_CHANNEL}' .. string.match(ARGV[1], '^[^.]*')
 try('PUBSUB', 'NUMSUB', channel)
 try('PUBLISH', channel, '')
 try('DEL', KEYS[1])
 try('DEL', KEYS[2])
-try('DEL', KEYS[3])
-return failed or {}
-",
-        ticks("time")
+return failed or time[1] * 1000000 + time[2]
+"
     ))
 });

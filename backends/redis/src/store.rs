@@ -10,7 +10,7 @@ use redis::{Value, cmd};
 
 use crate::connection::{Connection, Connector};
 use crate::failure::{accepted, parse};
-use crate::keys::Keys;
+use crate::keys::{Keys, epoch_key};
 use crate::listener::Listener;
 use crate::options::RedisOptions;
 use crate::scripts::{self, Script};
@@ -28,6 +28,8 @@ pub(crate) struct Store {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) listener: Arc<Listener>,
     pub(crate) server_clock: ServerClock,
+    /// The key of the last epoch of all names.
+    pub(crate) epoch_key: String,
     pool: Pool<Connection>,
 }
 
@@ -62,6 +64,7 @@ impl Store {
             namespace: namespace.to_owned(),
             clock,
             server_clock: ServerClock::default(),
+            epoch_key: epoch_key(namespace),
             pool: Pool::new(options.remote.pool_size),
         }))
     }

@@ -94,7 +94,7 @@ impl Store for Redis {
         Ok(others.map(str::to_owned).collect())
     }
 
-    /// Returns all keys but those of epochs, which the server keeps for a day.
+    /// Returns all keys but that of the last epoch.
     fn entries(&self) -> io::Result<Vec<String>> {
         let keys = self.server.command(&["KEYS", "*"])?;
         let keys = keys.items().iter().filter_map(Reply::text);

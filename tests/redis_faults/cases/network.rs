@@ -8,7 +8,9 @@ use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, Released};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, until};
 
 use super::Case;
-use super::store::{EPOCHS_PER_TICK, epoch_of, keys_left, listening, open, start, start_waiter};
+use super::store::{
+    epoch_at, epoch_of, keys_left, last_minted, listening, open, start, start_waiter,
+};
 use crate::faults::{FaultServer as _, WAIT_LIMIT, Witness, assert_closed};
 
 pub(super) const CASES: &[Case] = &[
@@ -115,13 +117,10 @@ fn grant_with_lost_reply_is_found(kind: RedisKind) {
     let guard = thread::scope(|scope| {
         let granted = scope.spawn(|| keeper.lock("a").unwrap());
         assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.dropped_replies == 1));
-        let epoch = server
-            .command(&["GET", "lockkeeper:{default:a}:epoch"])
-            .unwrap();
+        let minted = last_minted(&server);
         let guard = granted.join().unwrap();
-        let minted = epoch.text().unwrap().parse::<u64>().unwrap();
         // The guard has the grant whose reply was lost, and the server made no second one.
-        assert_eq!(epoch_of(&guard), minted * EPOCHS_PER_TICK);
+        assert_eq!(epoch_of(&guard), epoch_at(minted));
         guard
     });
     assert!(guard.is_held());

@@ -6,7 +6,7 @@ use lockkeeper::{ErrorKind, Released, WaitOutcome};
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, until};
 
 use super::Case;
-use super::store::{keys_left, open, start, start_waiter};
+use super::store::{EPOCH_KEY, keys_left, open, start, start_waiter};
 use crate::faults::{FaultServer as _, HANG, WAIT_LIMIT, Witness};
 
 pub(super) const CASES: &[Case] = &[
@@ -121,7 +121,7 @@ fn lock_key_of_other_type(kind: RedisKind) {
 fn epoch_key_of_other_type(kind: RedisKind) {
     let server = start(kind);
     let keeper = open(&server.url(), "");
-    let key = "lockkeeper:{default:a}:epoch";
+    let key = EPOCH_KEY;
     server.command(&["RPUSH", key, "x"]).unwrap();
     let error = keeper.try_lock("a").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");

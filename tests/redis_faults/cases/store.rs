@@ -79,16 +79,27 @@ pub(crate) fn listening(server: &RedisServer) -> usize {
     server.command(&channels).unwrap().items().len()
 }
 
-/// Returns all keys but those of epochs, which the server removes after a day.
+/// The key of the last epoch of all names.
+pub(crate) const EPOCH_KEY: &str = "lockkeeper:{default}:epoch";
+
+/// Returns all keys but that of the last epoch, which stays.
 pub(crate) fn keys_left(server: &RedisServer) -> Vec<String> {
     let keys = server.command(&["KEYS", "*"]).unwrap();
     let keys = keys.items().iter().filter_map(Reply::text);
-    keys.filter(|key| !key.ends_with(":epoch")).collect()
+    keys.filter(|key| key != EPOCH_KEY).collect()
 }
 
-/// The ticks in which the server counts epochs, and how many epochs one of them is.
-pub(crate) const TICKS_PER_SECOND: u64 = 1 << 21;
-pub(crate) const EPOCHS_PER_TICK: u64 = 8;
+/// Returns the epoch that the server minted at this time, in microseconds of its clock.
+pub(crate) fn epoch_at(micros: u64) -> u64 {
+    let epoch = (u128::from(micros) << 24) / 1_000_000;
+    u64::try_from(epoch).unwrap()
+}
+
+/// Returns the time of the last epoch, in microseconds of the server's clock.
+pub(crate) fn last_minted(server: &RedisServer) -> u64 {
+    let last = server.command(&["GET", EPOCH_KEY]).unwrap();
+    last.text().unwrap().parse().unwrap()
+}
 
 /// Returns the epoch of a guard's token.
 pub(crate) fn epoch_of(guard: &LockGuard) -> u64 {

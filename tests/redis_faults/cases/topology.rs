@@ -282,9 +282,6 @@ fn cluster_nodes(kind: RedisKind) {
         let nodes = nodes.text().unwrap();
         nodes.contains(&id) && !nodes.contains("handshake")
     });
-    server
-        .command(&["DEL", "lockkeeper:{default:a}:epoch"])
-        .unwrap();
     for node in [&server, &second] {
         node.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id])
             .unwrap();
