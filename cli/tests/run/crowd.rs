@@ -83,11 +83,11 @@ fn many_runs(rig: &mut Rig) -> Outcome {
         }
         Some(Server::Redis(server)) => {
             let mut client = server.client().unwrap();
-            for key in client.command(&["KEYS", "*"]).unwrap().items() {
-                let key = key.text().unwrap();
-                // The last epoch of all names stays.
-                assert_eq!(key, "lockkeeper:{default}:epoch");
-            }
+            let pattern = format!("lockkeeper:{{{}[:}}]*", rig.namespace);
+            let left = client.command(&["KEYS", &pattern]).unwrap();
+            let left: Vec<_> = left.items().iter().map(|key| key.text().unwrap()).collect();
+            // The last epoch of all names stays.
+            assert_eq!(left, [format!("lockkeeper:{{{}}}:epoch", rig.namespace)]);
         }
         Some(Server::MySql(server)) => {
             assert_eq!(server.held().unwrap(), []);

@@ -155,7 +155,7 @@ pub(crate) struct Rig {
     pub(crate) folder: TempDir,
     pub(crate) server: Option<Arc<Server>>,
     /// Separates the locks of the cases that share a server.
-    namespace: String,
+    pub(crate) namespace: String,
     url: String,
 }
 
