@@ -168,7 +168,7 @@ impl Engine {
     where
         K: Kind<Ask: Send, Reply: Send, Left: Send> + 'static,
     {
-        let mut number = self.start_batches(under_way);
+        let mut number = self.follow(under_way);
         let _wake = cancel.map(|cancel| {
             let entry = Arc::clone(entry);
             cancel.on_cancel(move || entry.unpark())
@@ -191,7 +191,9 @@ impl Engine {
                 return Waited::Answered(reply);
             }
             if entry.is_queued() {
-                number = self.start_batches(self.requests.overtake(number));
+                number = self.follow(self.requests.overtake(number));
+                // If the threads hang, this brings in more of them.
+                self.start_senders(Vec::new());
             }
         }
     }
@@ -213,23 +215,29 @@ impl Engine {
         if let Some(number) = alone.0.take()
             && let Some(number) = self.requests.end_alone(number)
         {
-            self.start_batches(UnderWay::Start(number));
+            self.start_senders(vec![number]);
         }
     }
 
-    /// Has a thread of the keeper send the queue if none does, and returns the number of what is under way.
-    fn start_batches(self: &Arc<Self>, under_way: UnderWay) -> u64 {
-        let (number, jobs) = match under_way {
-            UnderWay::Start(number) => (number, vec![number]),
-            UnderWay::Other(number) => (number, Vec::new()),
-        };
+    /// Returns the number of what is under way, after a thread of the keeper has begun with it if it must.
+    fn follow(self: &Arc<Self>, under_way: UnderWay) -> u64 {
+        match under_way {
+            UnderWay::Start(number) => {
+                self.start_senders(vec![number]);
+                number
+            }
+            UnderWay::Other(number) => number,
+        }
+    }
+
+    /// Has the keeper's threads send the queue.
+    fn start_senders(self: &Arc<Self>, jobs: Vec<u64>) {
         let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
         let run = move |number| {
             let sent = background.with(&weak, |engine| engine.send_batches(number));
             sent.is_some()
         };
         self.senders.push(jobs, &run);
-        number
     }
 
     /// Sends the queue, batch after batch, until it is empty.
