@@ -164,7 +164,8 @@ fn end_in_outage_and_outlast_it<S: FaultServer>(
         let error = ended(short);
         let may_be_granted = S::LEASE_OUTLIVES_CONNECTION || outage == Outage::Silent;
         let possible: &[ErrorKind] = match (moment, outage) {
-            (Moment::NoConnection, Outage::Refused) => &[ErrorKind::Unavailable],
+            // A pooled connection that was cut may be noticed only when it is used.
+            (Moment::NoConnection, Outage::Refused) if !may_be_granted => &[ErrorKind::Unavailable],
             (Moment::Requested, _) if may_be_granted => &[ErrorKind::Unknown],
             (Moment::Requested, _) => &[ErrorKind::Unavailable],
             _ => &[ErrorKind::Unavailable, ErrorKind::Unknown],
