@@ -1,9 +1,6 @@
 //! Many threads that lock one name, each for a millisecond.
 
 use std::error::Error;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,10 +8,10 @@ use lockkeeper::LockKeeper;
 use lockkeeper_testkit::MySqlKind;
 
 use crate::pinning::Pinned;
+use crate::process::{Process, Role};
+use crate::threads::together;
 use crate::{Row, Rows, mysql, server};
 
-/// The first argument of a child process.
-pub(crate) const CHILD: &str = "--child";
 const HELD: Duration = Duration::from_millis(1);
 const RUNS: usize = 5;
 /// Long enough for a waiter to be queued.
@@ -35,34 +32,18 @@ fn lock_in_threads(
     threads: usize,
     grants: usize,
 ) -> Result<Duration, Box<dyn Error>> {
-    let barrier = Arc::new(Barrier::new(threads));
-    let longest = Arc::new(Mutex::new(Duration::ZERO));
-    let started: Vec<_> = (0..threads)
-        .map(|_| {
-            let (keeper, barrier) = (keeper.clone(), Arc::clone(&barrier));
-            let longest = Arc::clone(&longest);
-            thread::spawn(move || -> Result<(), lockkeeper::Error> {
-                barrier.wait();
-                let mut most = Duration::ZERO;
-                for _ in 0..grants / threads {
-                    let began = Instant::now();
-                    let guard = keeper.lock("seat:42")?;
-                    most = most.max(began.elapsed());
-                    thread::sleep(HELD);
-                    guard.release()?;
-                }
-                if let Ok(mut longest) = longest.lock() {
-                    *longest = most.max(*longest);
-                }
-                Ok(())
-            })
-        })
-        .collect();
-    for thread in started {
-        thread.join().map_err(|_| "a thread panicked")??;
-    }
-    let longest = longest.lock().map_err(|_| "a thread panicked")?;
-    Ok(*longest)
+    let (longest, _) = together(threads, |_| {
+        let mut longest = Duration::ZERO;
+        for _ in 0..grants / threads {
+            let began = Instant::now();
+            let guard = keeper.lock("seat:42")?;
+            longest = longest.max(began.elapsed());
+            thread::sleep(HELD);
+            guard.release()?;
+        }
+        Ok::<_, lockkeeper::Error>(longest)
+    })?;
+    Ok(longest.into_iter().max().unwrap_or_default())
 }
 
 fn times(what: String, seconds: f64, floor: f64, budget: f64) -> Row {
@@ -141,42 +122,6 @@ fn threads_on(url: &str, store: &str, called: &str, count: Count<'_>) -> Rows {
     Ok(rows)
 }
 
-/// A child of this program, and its output.
-struct Process {
-    child: Child,
-    stdout: BufReader<std::process::ChildStdout>,
-}
-
-impl Process {
-    fn start(role: &str, url: &str) -> Result<Self, Box<dyn Error>> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args([CHILD, role, url])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let stdout = BufReader::new(child.stdout.take().ok_or("no output")?);
-        Ok(Self { child, stdout })
-    }
-
-    fn line(&mut self) -> Result<String, Box<dyn Error>> {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line)?;
-        Ok(line.trim().to_owned())
-    }
-
-    fn go(&mut self) -> Result<(), Box<dyn Error>> {
-        writeln!(self.child.stdin.as_mut().ok_or("no input")?, "go")?;
-        Ok(())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 pub(crate) fn processes() -> Rows {
     let folder = tempfile::tempdir()?;
     let url = format!(
@@ -231,16 +176,7 @@ fn processes_on(
     round_trip: RoundTrip<'_>,
     to_another: impl Fn(f64, f64) -> Row,
 ) -> Rows {
-    let start = |role| -> Result<Vec<Process>, Box<dyn Error>> {
-        let mut all = Vec::new();
-        for _ in 0..4 {
-            let mut process = Process::start(role, url)?;
-            process.line()?;
-            all.push(process);
-        }
-        Ok(all)
-    };
-    let mut all = start("threads")?;
+    let mut all = Process::start_all(4, Role::Threads, url)?;
     let floor = measured_sleep() * 1e3;
     let began = Instant::now();
     for process in &mut all {
@@ -277,8 +213,7 @@ fn handovers(
 
     let _pinned = Pinned::to_own_cores(server)?;
     let keeper = lockkeeper::open(url)?;
-    let mut other = Process::start("handovers", url)?;
-    other.line()?;
+    let mut other = Process::start(Role::Handovers, url)?;
     let (mut all, mut floors) = (Vec::new(), Vec::new());
     for _ in 0..200 {
         let guard = keeper.lock("seat:42")?;
@@ -298,27 +233,19 @@ fn handovers(
     Ok((crate::median(all), crate::median(floors)))
 }
 
-/// Runs a child process: reports that it is ready, waits for the start, works, and prints the result.
-pub(crate) fn child(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+/// Has the threads of one of several processes lock the name, and returns the longest wait in milliseconds.
+pub(crate) fn lock_in_child(keeper: &LockKeeper) -> Result<String, Box<dyn Error>> {
+    let longest = lock_in_threads(keeper, 25, 250)?;
+    Ok((longest.as_secs_f64() * 1e3).to_string())
+}
+
+/// Locks the name that the parent holds, and returns the time of the grant in nanoseconds.
+pub(crate) fn take_over_in_child(keeper: &LockKeeper) -> Result<String, Box<dyn Error>> {
     use lockkeeper::clock::{Clock as _, SystemClock};
 
-    let [role, url] = arguments else {
-        return Err("a child takes a role and a URL".into());
-    };
-    let keeper = lockkeeper::open(url)?;
-    println!("ready");
-    let mut input = std::io::stdin().lines();
-    while let Some(Ok(_)) = input.next() {
-        if role == "threads" {
-            let longest = lock_in_threads(&keeper, 25, 250)?;
-            println!("{}", longest.as_secs_f64() * 1e3);
-        } else {
-            println!("waiting");
-            let guard = keeper.lock("seat:42")?;
-            let granted = SystemClock.now().as_nanos();
-            guard.release()?;
-            println!("{granted}");
-        }
-    }
-    Ok(())
+    println!("waiting");
+    let guard = keeper.lock("seat:42")?;
+    let granted = SystemClock.now().as_nanos();
+    guard.release()?;
+    Ok(granted.to_string())
 }

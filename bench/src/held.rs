@@ -1,6 +1,6 @@
 //! The cost of many held names.
 
-use std::fs;
+use std::error::Error as StdError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -14,9 +14,11 @@ use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
 use lockkeeper::clock::HostInstant;
 use lockkeeper::{Error, LeasePolicy, LockKeeper, Released, Usage};
 
+use crate::memory::{resident, status};
 use crate::{Row, Rows, server};
 
 const LEASES: u32 = 10_000;
+const MORE_LEASES: u32 = 100_000;
 const TTL: Duration = Duration::from_secs(30);
 const WATCHED: Duration = Duration::from_secs(10);
 
@@ -81,16 +83,18 @@ impl LockProvider for Counted {
     }
 }
 
-/// Returns a number of this process from /proc, such as `Threads` or `VmRSS` (in KiB), `None` on other
-/// systems.
-fn status(name: &str) -> Option<f64> {
-    let text = fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    let number = line.trim_start_matches(':').split_whitespace().next()?;
-    number.parse().ok()
+/// What holding many leases costs.
+struct Cost {
+    threads: Option<f64>,
+    /// Bytes of resident memory a lease.
+    memory: Option<f64>,
+    /// Bytes of the server's memory a lease.
+    stored: f64,
+    round_trips: f64,
 }
 
-pub(crate) fn redis() -> Rows {
+/// Holds `leases` leases on a server of their own.
+fn hold(leases: u32) -> Result<Cost, Box<dyn StdError>> {
     let server = server::start()?;
     let options = RedisOptions::tcp(server.addr().ip().to_string(), server.addr().port());
     let renewals = Arc::new(AtomicU64::new(0));
@@ -110,17 +114,21 @@ pub(crate) fn redis() -> Rows {
         }
         thread::sleep(Duration::from_millis(100));
     }
-    let before = (status("Threads"), status("VmRSS"));
+    let read = || -> Result<_, Box<dyn StdError>> {
+        let (threads, memory) = (status(None, "Threads"), resident(None));
+        Ok((threads, memory, server::used_memory(&server)?))
+    };
+    let before = read()?;
     let mut guards = Vec::new();
     // The first lease is one of them.
-    for number in 1..LEASES {
+    for number in 1..leases {
         guards.push(keeper.lock(format!("seat:{number}"))?);
     }
     let (from, sent) = (renewals.load(Ordering::Relaxed), server::sent(&server)?);
     thread::sleep(WATCHED);
     let round_trips = renewals.load(Ordering::Relaxed) - from;
     let renewed = server::sent(&server)? - sent;
-    let after = (status("Threads"), status("VmRSS"));
+    let after = read()?;
     let lost = guards
         .iter()
         .filter(|guard| guard.lost_signal().is_lost())
@@ -129,33 +137,40 @@ pub(crate) fn redis() -> Rows {
         return Err(format!("{lost} leases were lost").into());
     }
     // Each is renewed every 10 s; a tenth may fall just outside of the interval.
-    if renewed < u64::from(LEASES) * 9 / 10 {
-        return Err(format!("only {renewed} of {LEASES} leases were renewed").into());
+    if renewed < u64::from(leases) * 9 / 10 {
+        return Err(format!("only {renewed} of {leases} leases were renewed").into());
     }
-    let mut rows = Vec::new();
-    if let (Some(few), Some(many)) = (before.0, after.0) {
-        rows.push(row(
-            "threads more for 10,000 held leases, redis",
-            many - few,
-            0.0,
-            "",
-        ));
-    }
-    if let (Some(small), Some(large)) = (before.1, after.1) {
-        let each = (large - small) * 1024.0 / f64::from(LEASES);
-        rows.push(row("  memory a lease (RSS)", each, 1024.0, " B"));
-    }
-    rows.push(row(
-        "  renewal round trips in 10 s",
-        round_trips as f64,
-        20.0,
-        "",
-    ));
     drop(guards);
     drop(first);
-    Ok(rows)
+    let more = |before: Option<f64>, after: Option<f64>| Some(after? - before?);
+    Ok(Cost {
+        threads: more(before.0, after.0),
+        memory: more(before.1, after.1).map(|bytes| bytes / f64::from(leases)),
+        stored: (after.2 - before.2) / f64::from(leases),
+        round_trips: round_trips as f64,
+    })
 }
 
-fn row(what: &str, value: f64, budget: f64, unit: &'static str) -> Row {
-    Row::plain(what.to_owned(), value, 0, unit, budget)
+/// The budgets are those of the smaller number, whose figures are beside those of the larger one.
+pub(crate) fn redis() -> Rows {
+    let (few, many) = (hold(LEASES)?, hold(MORE_LEASES)?);
+    let mut rows = Vec::new();
+    if let (Some(of_few), Some(of_many)) = (few.threads, many.threads) {
+        let what = |leases: &str| format!("threads more for {leases} held leases, redis");
+        rows.push(Row::plain(what("10,000"), of_few, 0, "", 0.0));
+        rows.push(Row::plain(what("100,000"), of_many, 0, "", f64::INFINITY));
+    }
+    let mut add = |what: &str, (few, many), unit, budget| {
+        let of = |leases| format!("  {what}, {leases}");
+        rows.push(Row::plain(of("10,000"), few, 0, unit, budget));
+        rows.push(Row::growth(of("100,000"), many, few, unit));
+    };
+    if let Some(memory) = few.memory.zip(many.memory) {
+        add("memory a lease (RSS)", memory, " B", 1024.0);
+    }
+    let stored = (few.stored, many.stored);
+    add("memory of the server a lease", stored, " B", f64::INFINITY);
+    let round_trips = (few.round_trips, many.round_trips);
+    add("renewal round trips in 10 s", round_trips, "", 20.0);
+    Ok(rows)
 }

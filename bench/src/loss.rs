@@ -7,10 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockGuard, LockKeeper};
-use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, Proxy, RedisServer};
+use lockkeeper_testkit::{MySqlKind, MySqlOptions, Proxy, RedisServer};
 
-use crate::server::Missing;
-use crate::{Row, Rows, server};
+use crate::{Row, Rows, mysql, server};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// DESIGN.md: from the moment at which the holder's host can know it.
@@ -110,9 +109,8 @@ pub(crate) fn redis() -> Rows {
 }
 
 pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
-    kind.program().map_err(Missing::new)?;
     let options = MySqlOptions::new().show_locks();
-    let (store, server) = (kind.name(), MySqlServer::start(kind, &options)?);
+    let (store, server) = (kind.name(), mysql::start_with(kind, &options)?);
     let (former, next) = (
         lockkeeper::open(&server.url())?,
         lockkeeper::open(&server.url())?,

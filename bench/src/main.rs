@@ -7,13 +7,19 @@
 mod contended;
 mod free;
 mod held;
+mod keepers;
 mod loss;
 mod many;
+mod memory;
 mod mysql;
+mod once;
 mod pairs;
 mod passes;
 mod pinning;
+mod process;
+mod scale;
 mod server;
+mod threads;
 mod waiting;
 
 use std::error::Error;
@@ -28,6 +34,7 @@ struct Row {
     floor: String,
     /// The measured value divided by the floor if there is one, else the measured value.
     value: f64,
+    /// Infinite if there is none.
     budget: f64,
     unit: &'static str,
 }
@@ -44,6 +51,26 @@ impl Row {
             unit,
         }
     }
+
+    /// Makes a row that shows how a value grows: the floor is that of the smaller size. It has no budget.
+    fn growth(what: String, value: f64, smaller: f64, unit: &str) -> Self {
+        Self {
+            what,
+            measured: format!("{value:.0}{unit}"),
+            floor: format!("{smaller:.0}{unit}"),
+            value: value / smaller,
+            budget: f64::INFINITY,
+            unit: "x",
+        }
+    }
+
+    fn shown_budget(&self) -> String {
+        if self.budget.is_finite() {
+            format!("{}{}", self.budget, self.unit)
+        } else {
+            "-".to_owned()
+        }
+    }
 }
 
 type Rows = Result<Vec<Row>, Box<dyn Error>>;
@@ -53,7 +80,7 @@ type Group = fn() -> Rows;
 const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
 
-const GROUPS: [(&str, Group); 32] = [
+const GROUPS: [(&str, Group); 38] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
@@ -90,7 +117,13 @@ const GROUPS: [(&str, Group); 32] = [
     ("waiting redis", waiting::rows_redis),
     ("waiting mariadb", || waiting::rows_mysql(MARIADB)),
     ("waiting mysql", || waiting::rows_mysql(MYSQL)),
-    ("held redis", held::redis),
+    ("scale held redis", held::redis),
+    ("scale keepers redis", keepers::redis),
+    ("scale memory", scale::memory),
+    ("scale sqlite", scale::sqlite),
+    ("scale redis", scale::redis),
+    ("scale mariadb", || scale::on_mysql(MARIADB)),
+    ("scale mysql", || scale::on_mysql(MYSQL)),
     ("loss redis", loss::redis),
     ("loss mariadb", || loss::on_mysql(MARIADB)),
     ("loss mysql", || loss::on_mysql(MYSQL)),
@@ -99,9 +132,9 @@ const GROUPS: [(&str, Group); 32] = [
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if let Some((role, rest)) = words.split_first()
-        && role == contended::CHILD
+        && role == process::CHILD
     {
-        return done(contended::child(rest));
+        return done(process::child(rest));
     }
     println!(
         "{:<50} {:>12} {:>12} {:>9} {:>9}",
@@ -132,7 +165,7 @@ fn main() -> ExitCode {
                 row.measured,
                 row.floor,
                 format!("{:.2}{}", row.value, row.unit),
-                format!("{}{}", row.budget, row.unit),
+                row.shown_budget(),
                 if within { "" } else { "OVER" },
             );
         }

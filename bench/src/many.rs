@@ -1,14 +1,13 @@
 //! Many threads, each with a free name of its own.
 
 use std::error::Error;
-use std::sync::Barrier;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockKeeper, LockName};
 use lockkeeper_testkit::MySqlKind;
 use mysql::prelude::Queryable as _;
 
+use crate::threads::together;
 use crate::{Row, Rows, median, mysql as mysql_server, server};
 
 const THREADS: usize = 64;
@@ -24,47 +23,31 @@ pub(crate) struct Run {
     longest_wait: Duration,
 }
 
-/// Has `threads` threads lock and release a name each for `span`.
+/// Has `threads` threads lock and release a name each, which begins with `prefix`, for `span`.
 pub(crate) fn run(
     keeper: &LockKeeper,
+    prefix: &str,
     threads: usize,
     span: Duration,
 ) -> Result<Run, Box<dyn Error>> {
-    let names = (0..threads).map(|number| LockName::new(format!("seat:{number}")));
-    let names = names.collect::<Result<Vec<_>, _>>()?;
-    let barrier = Barrier::new(threads + 1);
-    thread::scope(|scope| {
-        let started: Vec<_> = names
-            .iter()
-            .map(|name| {
-                let barrier = &barrier;
-                scope.spawn(move || {
-                    barrier.wait();
-                    let began = Instant::now();
-                    let (mut grants, mut longest) = (0_u32, Duration::ZERO);
-                    while began.elapsed() < span {
-                        let asked = Instant::now();
-                        let guard = keeper.lock(name)?;
-                        longest = longest.max(asked.elapsed());
-                        guard.release()?;
-                        grants += 1;
-                    }
-                    Ok::<_, lockkeeper::Error>((grants, longest))
-                })
-            })
-            .collect();
-        barrier.wait();
+    let (done, elapsed) = together(threads, |number| {
+        let name = LockName::new(format!("{prefix}:{number}"))?;
         let began = Instant::now();
-        let (mut grants, mut longest_wait) = (0, Duration::ZERO);
-        for thread in started {
-            let (theirs, longest) = thread.join().map_err(|_| "a thread panicked")??;
-            grants += theirs;
-            longest_wait = longest_wait.max(longest);
+        let (mut grants, mut longest) = (0_u32, Duration::ZERO);
+        while began.elapsed() < span {
+            let asked = Instant::now();
+            let guard = keeper.lock(&name)?;
+            longest = longest.max(asked.elapsed());
+            guard.release()?;
+            grants += 1;
         }
-        Ok(Run {
-            grants_per_second: f64::from(grants) / began.elapsed().as_secs_f64(),
-            longest_wait,
-        })
+        Ok::<_, lockkeeper::Error>((grants, longest))
+    })?;
+    let grants: u32 = done.iter().map(|(grants, _)| grants).sum();
+    let longest_wait = done.into_iter().map(|(_, longest)| longest).max();
+    Ok(Run {
+        grants_per_second: f64::from(grants) / elapsed.as_secs_f64(),
+        longest_wait: longest_wait.unwrap_or_default(),
     })
 }
 
@@ -75,7 +58,7 @@ fn rows(
     keeper: &LockKeeper,
     mut floor: impl FnMut() -> Result<usize, Box<dyn Error>>,
 ) -> Rows {
-    run(keeper, THREADS, RUN)?;
+    run(keeper, "seat", THREADS, RUN)?;
     let (mut ours, mut floors, mut waits) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..RUNS {
         let (began, mut pairs) = (Instant::now(), 0);
@@ -83,7 +66,7 @@ fn rows(
             pairs += floor()?;
         }
         floors.push(pairs as f64 / began.elapsed().as_secs_f64());
-        let run = run(keeper, THREADS, RUN)?;
+        let run = run(keeper, "seat", THREADS, RUN)?;
         ours.push(run.grants_per_second);
         waits.push(run.longest_wait.as_secs_f64() * 1e3);
     }

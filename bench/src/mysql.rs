@@ -10,8 +10,16 @@ use crate::server::Missing;
 
 /// Starts a server.
 pub(crate) fn start(kind: MySqlKind) -> Result<MySqlServer, Box<dyn Error>> {
+    start_with(kind, &MySqlOptions::new())
+}
+
+/// Starts a server with options.
+pub(crate) fn start_with(
+    kind: MySqlKind,
+    options: &MySqlOptions,
+) -> Result<MySqlServer, Box<dyn Error>> {
     kind.program().map_err(Missing::new)?;
-    Ok(MySqlServer::start(kind, &MySqlOptions::new())?)
+    Ok(MySqlServer::start(kind, options)?)
 }
 
 /// Opens a raw connection, by TCP like that of a keeper.

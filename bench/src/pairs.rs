@@ -1,13 +1,11 @@
 //! Many threads that take two names each, on the default pool and on one with a connection for each name.
 
 use std::error::Error;
-use std::sync::Barrier;
-use std::thread;
-use std::time::Instant;
 
 use lockkeeper::LockKeeper;
 use lockkeeper_testkit::MySqlKind;
 
+use crate::threads::together;
 use crate::{Row, Rows, mysql};
 
 const RUNS: usize = 5;
@@ -17,7 +15,6 @@ const NAMES: usize = 20;
 
 /// Returns the seconds in which the threads take ten pairs of names each, in sorted order.
 fn lock_pairs(keeper: &LockKeeper) -> Result<f64, Box<dyn Error>> {
-    let barrier = Barrier::new(THREADS + 1);
     let lock_pair = |number: usize| {
         // Any two names; the factors are primes.
         let first = number * 7_919 % NAMES;
@@ -28,23 +25,10 @@ fn lock_pairs(keeper: &LockKeeper) -> Result<f64, Box<dyn Error>> {
         held.0.release()?;
         Ok::<_, lockkeeper::Error>(())
     };
-    thread::scope(|scope| {
-        let started: Vec<_> = (0..THREADS)
-            .map(|thread| {
-                let (barrier, lock_pair) = (&barrier, &lock_pair);
-                scope.spawn(move || {
-                    barrier.wait();
-                    (0..PAIRS).try_for_each(|pair| lock_pair(thread * PAIRS + pair))
-                })
-            })
-            .collect();
-        barrier.wait();
-        let began = Instant::now();
-        for thread in started {
-            thread.join().map_err(|_| "a thread panicked")??;
-        }
-        Ok(began.elapsed().as_secs_f64())
-    })
+    let (_, elapsed) = together(THREADS, |thread| {
+        (0..PAIRS).try_for_each(|pair| lock_pair(thread * PAIRS + pair))
+    })?;
+    Ok(elapsed.as_secs_f64())
 }
 
 pub(crate) fn rows_mysql(kind: MySqlKind) -> Rows {

@@ -1,13 +1,14 @@
 //! One name that goes from guard to guard of a process with nothing done while it is held.
 
 use std::error::Error;
-use std::sync::{Barrier, Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockKeeper, LockName};
 use lockkeeper_testkit::MySqlKind;
 
+use crate::threads::together;
 use crate::{Row, Rows, median, mysql, server};
 
 const THREADS: usize = 100;
@@ -41,27 +42,13 @@ fn token_pass() -> f64 {
 
 /// Returns the seconds of one grant where all threads want one name.
 fn handover(keeper: &LockKeeper, name: &LockName) -> Result<f64, Box<dyn Error>> {
-    let barrier = Barrier::new(THREADS + 1);
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|_| {
-                let barrier = &barrier;
-                scope.spawn(move || {
-                    barrier.wait();
-                    for _ in 0..PASSES / THREADS {
-                        keeper.lock(name)?.release()?;
-                    }
-                    Ok::<_, lockkeeper::Error>(())
-                })
-            })
-            .collect();
-        barrier.wait();
-        let began = Instant::now();
-        for thread in threads {
-            thread.join().map_err(|_| "a thread panicked")??;
+    let (_, elapsed) = together(THREADS, |_| {
+        for _ in 0..PASSES / THREADS {
+            keeper.lock(name)?.release()?;
         }
-        Ok(began.elapsed().as_secs_f64() / PASSES as f64)
-    })
+        Ok::<_, lockkeeper::Error>(())
+    })?;
+    Ok(elapsed.as_secs_f64() / PASSES as f64)
 }
 
 /// Returns the seconds of one pair of a lone thread.

@@ -52,6 +52,13 @@ pub(crate) fn start() -> Result<RedisServer, Box<dyn Error>> {
     Err(Missing::new(missing.join("; ")).into())
 }
 
+/// Returns the bytes that the server uses, by its own count.
+pub(crate) fn used_memory(server: &RedisServer) -> Result<f64, Box<dyn Error>> {
+    let memory = server.info("memory")?;
+    let used = memory.get("used_memory").ok_or("no used_memory")?;
+    Ok(used.parse()?)
+}
+
 /// Opens a raw connection.
 pub(crate) fn raw(server: &RedisServer) -> Result<redis::Connection, Box<dyn Error>> {
     Ok(redis::Client::open(server.url())?.get_connection()?)

@@ -1,0 +1,102 @@
+//! Many keepers of one process on one server.
+
+use std::time::Instant;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::memory::{resident, status};
+use crate::{Row, Rows, median, server};
+
+const KEEPERS: u32 = 500;
+/// Of this process and of the server, which inherits the limit: two connections a keeper, and some more.
+const OPEN_FILES: u64 = 4_096;
+
+/// Raises the limit of open files if it is lower.
+fn allow_open_files() -> Result<(), Box<dyn std::error::Error>> {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current.is_none_or(|current| current >= OPEN_FILES) {
+        return Ok(());
+    }
+    if maximum.is_some_and(|maximum| maximum < OPEN_FILES) {
+        let why = format!("this system allows fewer than {OPEN_FILES} open files (`ulimit -Hn`)");
+        return Err(server::Missing::new(why).into());
+    }
+    let current = Some(OPEN_FILES);
+    setrlimit(Resource::Nofile, Rlimit { current, maximum })?;
+    Ok(())
+}
+
+pub(crate) fn redis() -> Rows {
+    allow_open_files()?;
+    let server = server::start()?;
+    let connections = || -> Result<f64, Box<dyn std::error::Error>> {
+        let clients = server.info("clients")?;
+        let connected = clients.get("connected_clients").ok_or("no count")?;
+        Ok(connected.parse()?)
+    };
+    let url = server.url();
+    let read = || (status(None, "Threads"), resident(None));
+    let (before, connected) = (read(), connections()?);
+    let (mut keepers, mut guards) = (Vec::new(), Vec::new());
+    let mut first_locks = Vec::new();
+    for number in 0..KEEPERS {
+        let keeper = lockkeeper::open(&url)?;
+        let began = Instant::now();
+        guards.push(keeper.lock(format!("seat:{number}"))?);
+        first_locks.push(began.elapsed().as_secs_f64() * 1e6);
+        keepers.push(keeper);
+    }
+    let (after, connected) = (read(), connections()? - connected);
+    let lost = guards.iter().filter(|it| it.lost_signal().is_lost());
+    let lost = lost.count();
+    if lost > 0 {
+        return Err(format!("{lost} leases were lost").into());
+    }
+    let released = Instant::now();
+    for guard in guards {
+        guard.release()?;
+    }
+    let release = released.elapsed().as_secs_f64() * 1e6 / f64::from(KEEPERS);
+    let each = |total: f64| total / f64::from(KEEPERS);
+    let row = |what: &str, value, decimals, unit, budget| {
+        Row::plain(what.to_owned(), value, decimals, unit, budget)
+    };
+    let mut rows = vec![row(
+        "connections a keeper, 500 keepers, redis",
+        each(connected),
+        2,
+        "",
+        // One for commands, and one for notifications.
+        2.0,
+    )];
+    if let (Some(few), Some(many)) = (before.0, after.0) {
+        let threads = each(many - few);
+        rows.push(row("  threads a keeper", threads, 2, "", f64::INFINITY));
+    }
+    if let (Some(small), Some(large)) = (before.1, after.1) {
+        let kib = each(large - small) / 1024.0;
+        rows.push(row(
+            "  memory a keeper (RSS)",
+            kib,
+            1,
+            " KiB",
+            f64::INFINITY,
+        ));
+    }
+    let first = median(first_locks);
+    rows.push(row(
+        "  a lock by each keeper",
+        first,
+        0,
+        " µs",
+        f64::INFINITY,
+    ));
+    rows.push(row(
+        "  a release by each keeper",
+        release,
+        0,
+        " µs",
+        f64::INFINITY,
+    ));
+    Ok(rows)
+}

@@ -1,0 +1,38 @@
+//! Threads that begin their work at the same moment.
+
+use std::error::Error;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Runs `work` with the number of each thread in as many threads, and returns the results and the time
+/// from the common start to the end of the last thread.
+pub(crate) fn together<T, E>(
+    threads: usize,
+    work: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<(Vec<T>, Duration), Box<dyn Error>>
+where
+    T: Send,
+    E: Into<Box<dyn Error>> + Send,
+{
+    let barrier = Barrier::new(threads + 1);
+    thread::scope(|scope| {
+        let started: Vec<_> = (0..threads)
+            .map(|number| {
+                let (barrier, work) = (&barrier, &work);
+                scope.spawn(move || {
+                    barrier.wait();
+                    work(number)
+                })
+            })
+            .collect();
+        barrier.wait();
+        let began = Instant::now();
+        let mut results = Vec::new();
+        for thread in started {
+            let result = thread.join().map_err(|_| "a thread panicked")?;
+            results.push(result.map_err(Into::into)?);
+        }
+        Ok((results, began.elapsed()))
+    })
+}
