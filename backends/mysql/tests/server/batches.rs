@@ -359,7 +359,8 @@ fn refused_statement_leaves_nothing(kind: MySqlKind) {
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let mut client = server.client().unwrap();
     let mut refused = 0;
-    for _ in 0..5 {
+    // On a busy machine, a KILL comes between two statements now and then, and refuses nothing.
+    for _ in 0..100 {
         let provider = provider(&server);
         let [mut kept] = taken(&provider, ["kept"]);
         let id = held(&server).1[0];
@@ -389,6 +390,9 @@ fn refused_statement_leaves_nothing(kind: MySqlKind) {
         until("only one name is held", || held(&server).0 == ["kept"]);
         let released = Backend::release(&provider, &mut kept, deadline());
         assert_eq!(released.unwrap(), Released::Done);
+        if refused > 0 {
+            return;
+        }
     }
-    assert!(refused > 0);
+    panic!("no statement was refused");
 }
