@@ -234,9 +234,13 @@ impl Sessions {
                     false => gone.extend(names),
                 }
             }
-            // A session with a missing reply is in doubt, and closed in the end.
-            Err(Failure::Closed(_) | Failure::Unanswered(_)) => {
+            Err(Failure::Closed(_)) => {
                 gone.extend(requests.releases.iter().chain(&requests.attempts));
+            }
+            // The session is in doubt, and is closed when no other lease on it lasts.
+            Err(Failure::Unanswered(_)) => {
+                let names = requests.releases.iter().chain(&requests.attempts);
+                session.state().leave_unanswered(names);
             }
         }
         for name in left_over {

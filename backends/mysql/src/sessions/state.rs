@@ -48,6 +48,8 @@ pub(crate) struct State {
     was_shown: bool,
     /// Names with an expired lease: a late proof of such a lease must not hold for a later one.
     expired: HashSet<EncodedName>,
+    /// Names about which a reply is missing: the server may hold them until the session ends.
+    unanswered: HashSet<EncodedName>,
     /// `GET_LOCK` grants a session a name that it holds already, so no name is requested twice.
     pub(crate) names: HashMap<EncodedName, Entry>,
 }
@@ -60,6 +62,7 @@ impl State {
             is_spent: false,
             was_shown: false,
             expired: HashSet::new(),
+            unanswered: HashSet::new(),
             names: names.into_iter().map(|name| (name, UNCLAIMED)).collect(),
         }
     }
@@ -68,6 +71,14 @@ impl State {
     pub(crate) fn doubt(&mut self) {
         if self.health == Health::Good {
             self.health = Health::Doubt;
+        }
+    }
+
+    /// Records that the reply to a request about these names is missing.
+    pub(crate) fn leave_unanswered<'a>(&mut self, names: impl Iterator<Item = &'a EncodedName>) {
+        for name in names {
+            self.names.remove(name);
+            self.unanswered.insert(name.clone());
         }
     }
 
@@ -142,10 +153,11 @@ impl State {
     }
 
     /// Returns whether the server may hold the name on this session while no guard of this process
-    /// does: it is being requested, or it is to be released.
+    /// does: it is being requested, it is to be released, or the reply about it is missing.
     pub(crate) fn has_unclaimed(&self, name: &EncodedName, now: HostInstant) -> bool {
         let entry = self.names.get(name);
-        entry.is_some_and(|entry| entry.granted.is_none() || entry.until <= now)
+        self.unanswered.contains(name)
+            || entry.is_some_and(|entry| entry.granted.is_none() || entry.until <= now)
     }
 
     /// Marks all names with an expired lease as being released. Returns these names, and when the next
@@ -198,6 +210,18 @@ mod tests {
         assert_eq!(state.begin_release(&name("a"), 7, now), Some(true));
         // That call may be cut short, and then a name that was granted meanwhile would be lost.
         assert!(!state.enter(&name("c")));
+    }
+
+    #[test]
+    fn name_without_a_reply_is_unclaimed_while_another_lease_lasts() {
+        let now = HostInstant::default();
+        let mut state = held(now);
+        assert!(state.enter(&name("b")));
+        state.doubt();
+        state.leave_unanswered([name("b")].iter());
+        assert!(!state.is_over(), "closing it would free the other name");
+        assert!(state.has_unclaimed(&name("b"), now));
+        assert!(!state.has_unclaimed(&name("a"), now));
     }
 
     #[test]
