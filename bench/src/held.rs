@@ -151,7 +151,8 @@ fn hold(leases: u32) -> Result<Cost, Box<dyn StdError>> {
     })
 }
 
-/// The budgets are those of the smaller number, whose figures are beside those of the larger one.
+/// Measures both numbers of leases. Each row of the larger one has the figure of the smaller one as its floor, and
+/// the same budget.
 pub(crate) fn redis() -> Rows {
     let (few, many) = (hold(LEASES)?, hold(MORE_LEASES)?);
     let mut rows = Vec::new();

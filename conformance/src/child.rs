@@ -344,7 +344,10 @@ mod fork {
             // The threads of a dropped keeper are about to end.
             thread::yield_now();
         }
-        #[allow(unsafe_code, reason = "this process has one thread")]
+        #[allow(
+            unsafe_code,
+            reason = "the loop above has seen that this process has one thread"
+        )]
         let forked = unsafe { fork() };
         forked.expect("this process can fork")
     }

@@ -49,8 +49,8 @@ pub trait Fixture: Send + Sync {
         false
     }
 
-    /// Returns what holders are told of at once, without a renewal: contract 16 where the store can. A
-    /// case whose loss is missing here is reported as ignored.
+    /// Returns the losses of which the store tells a holder at once, before its next renewal: see contract 16. The
+    /// cases of the other losses are reported as ignored.
     fn tells(&self) -> &'static [Loss] {
         &[]
     }

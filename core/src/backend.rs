@@ -98,13 +98,7 @@ pub trait Backend: StoreInfo {
     /// [`ErrorKind::Unknown`] for each operation in it, and the engine asks again for each.
     fn batch(&self, batch: &mut [Operation<'_, Self::Lease>]) {
         for operation in batch {
-            match operation {
-                Operation::Acquire(it) => it.answer = Some(self.acquire(it.request)),
-                Operation::Renew(it) => {
-                    it.answer = Some(self.renew(it.lease, it.ttl, it.deadline));
-                }
-                Operation::Release(it) => it.answer = Some(self.release(it.lease, it.deadline)),
-            }
+            operation.carry_out(self);
         }
     }
 

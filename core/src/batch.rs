@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::backend::Backend;
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::provider::{AcquireRequest, ErasedLease, Grant, Released, Renewal};
@@ -23,8 +24,8 @@ pub enum Operation<'a, L> {
 pub struct AttemptRequest<'a, L> {
     /// The request. It has no [deadline](AcquireRequest::deadline), since the attempt does not wait.
     pub request: &'a AcquireRequest<'a>,
-    /// The time after which nobody waits for the answer. A store that can does not grant the name
-    /// later; the engine gives a late grant back.
+    /// The end of the wait for the answer. After it, a store grants the name no more if it can know the
+    /// time; the engine releases a grant that comes later.
     pub deadline: HostInstant,
     /// The answer, as [`Backend::acquire`](crate::Backend::acquire) gives it.
     pub answer: Option<Result<Option<Grant<L>>, Error>>,
@@ -48,7 +49,7 @@ pub struct RenewRequest<'a, L> {
 pub struct ReleaseRequest<'a, L> {
     /// The lease to release.
     pub lease: &'a mut L,
-    /// The time after which nobody waits for the answer.
+    /// The end of the wait for the answer.
     pub deadline: HostInstant,
     /// The answer, as [`Backend::release`](crate::Backend::release) gives it.
     pub answer: Option<Result<Released, Error>>,
@@ -64,7 +65,7 @@ impl<L> fmt::Debug for AttemptRequest<'_, L> {
 }
 
 impl<L> Operation<'_, L> {
-    /// Returns the time after which nobody waits for the answer.
+    /// Returns the end of the wait for the answer.
     pub fn deadline(&self) -> HostInstant {
         match self {
             Operation::Acquire(attempt) => attempt.deadline,
@@ -79,6 +80,17 @@ impl<L> Operation<'_, L> {
             Operation::Acquire(attempt) => attempt.answer.is_some(),
             Operation::Renew(renewal) => renewal.answer.is_some(),
             Operation::Release(release) => release.answer.is_some(),
+        }
+    }
+
+    /// Carries the operation out by the single verb for it, and answers.
+    pub fn carry_out<B: Backend<Lease = L> + ?Sized>(&mut self, backend: &B) {
+        match self {
+            Operation::Acquire(it) => it.answer = Some(backend.acquire(it.request)),
+            Operation::Renew(it) => {
+                it.answer = Some(backend.renew(it.lease, it.ttl, it.deadline));
+            }
+            Operation::Release(it) => it.answer = Some(backend.release(it.lease, it.deadline)),
         }
     }
 

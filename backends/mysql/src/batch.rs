@@ -136,8 +136,8 @@ fn place<'a, 'b>(
     new
 }
 
-/// Runs all groups side by side, and answers. Returns the attempts whose session has ended, which may be made
-/// again.
+/// Makes the call of each group, at the same time, and answers the operations. Returns the attempts that got no
+/// answer because their session has ended; they may be made again on another one.
 fn run<'a, 'b>(
     store: &Arc<Store>,
     groups: Vec<Group<'a, 'b>>,
@@ -235,8 +235,8 @@ impl<'a, 'b> Group<'a, 'b> {
         }
     }
 
-    /// Starts the call. It is made on this thread if there is no other group and the session has no other
-    /// name: a lease whose renewal is not answered is lost, so that may take until the lease ends.
+    /// Starts the call. This thread makes it if there is no other group, and the session has no other name. The
+    /// renewal of that name may take as long as its lease lasts: cut short, it would lose the lease.
     fn start(
         &self,
         store: &Store,
@@ -344,7 +344,7 @@ impl NewGroup<'_, '_> {
 }
 
 impl<'a, 'b> Try<'a, 'b> {
-    /// Answers attempts that were made together. Returns those whose session has ended.
+    /// Answers the attempts of one statement. Returns those that got no answer because their session has ended.
     fn answer_all(
         tries: Vec<Self>,
         store: &Store,

@@ -133,7 +133,8 @@ impl<'a> Acquisition<'a> {
     }
 }
 
-/// Returns the failure of an attempt whose name may be granted by an earlier request.
+/// Returns the failure of an attempt that failed after another one of the same owner got no reply: that one may
+/// have been granted.
 pub(crate) fn unknown(cause: Error) -> Failure {
     Failure::Unanswered(
         Error::new(

@@ -17,7 +17,7 @@ pub(super) struct Attempt {
     pub(super) ttl: Duration,
     pub(super) owner: Owner,
     pub(super) is_retry: bool,
-    /// The time after which nobody waits for the answer.
+    /// The end of the wait for the answer.
     pub(super) deadline: HostInstant,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Attempt {
 pub(super) struct LeaseAsk {
     pub(super) lease: ErasedLease,
     pub(super) verb: LeaseVerb,
-    /// The time after which nobody waits for the answer.
+    /// The end of the wait for the answer.
     pub(super) deadline: HostInstant,
 }
 

@@ -264,13 +264,7 @@ impl Backend for ScriptedStore {
     fn batch(&self, batch: &mut [Operation<'_, ScriptedLease>]) {
         self.set(|state| state.batches.push(batch.len()));
         for operation in batch {
-            match operation {
-                Operation::Acquire(it) => it.answer = Some(self.acquire(it.request)),
-                Operation::Renew(it) => {
-                    it.answer = Some(self.renew(it.lease, it.ttl, it.deadline));
-                }
-                Operation::Release(it) => it.answer = Some(self.release(it.lease, it.deadline)),
-            }
+            operation.carry_out(self);
         }
     }
 

@@ -150,6 +150,13 @@ fn spawn(world: &Arc<World>, body: impl FnOnce(&Arc<World>) + Send + 'static) ->
     thread::spawn(move || body(&world))
 }
 
+fn spawn_pair(world: &Arc<World>, name: usize) -> JoinHandle<()> {
+    spawn(world, move |world| {
+        let grant = world.acquire(name);
+        world.release(grant);
+    })
+}
+
 fn join(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
         thread.join().unwrap();
@@ -160,13 +167,7 @@ fn join(threads: Vec<JoinHandle<()>>) {
 fn each_request_is_sent_once_and_answered() {
     check(|| {
         let world = World::new();
-        let pair = |name| {
-            spawn(&world, move |world| {
-                let grant = world.acquire(name);
-                world.release(grant);
-            })
-        };
-        join((0..3).map(pair).collect());
+        join((0..3).map(|name| spawn_pair(&world, name)).collect());
         world.assert_nothing_left();
     });
 }
@@ -218,19 +219,18 @@ fn grant_of_a_caller_that_has_gone_is_given_back() {
 fn overtaken_request_does_no_harm() {
     check(|| {
         let world = World::new();
-        let pair = |name| {
-            spawn(&world, move |world| {
-                let grant = world.acquire(name);
-                world.release(grant);
-            })
-        };
         let overtakes = spawn(&world, |world| {
             let mut number = 0;
             for _ in 0..4 {
                 number = world.start(world.batches.overtake(number));
             }
         });
-        join((0..2).map(pair).chain([overtakes]).collect());
+        join(
+            (0..2)
+                .map(|name| spawn_pair(&world, name))
+                .chain([overtakes])
+                .collect(),
+        );
         world.assert_nothing_left();
     });
 }

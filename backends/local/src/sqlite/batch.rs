@@ -122,7 +122,7 @@ fn fail(operation: &mut BatchOperation<'_>, error: Error) {
     operation.fail(error);
 }
 
-/// The error of an attempt whose caller does not wait any more.
+/// Returns the error of an attempt that the database could make only after its deadline.
 fn came_too_late(deadline: HostInstant, now: HostInstant) -> Error {
     let late = now.saturating_since(deadline);
     Error::new(
