@@ -78,12 +78,13 @@ impl Engine {
         alone: &Alone,
     ) -> Result<Option<Grant<ErasedLease>>, Error> {
         if !self.begin_alone(alone) {
-            let granted = self.attempt_in_batch(request)?;
             let waits = request.deadline.is_some_and(|at| request.now() < at);
-            if granted.is_some() || !waits || request.is_cancelled() {
-                return Ok(granted);
+            match self.attempt_in_batch(request) {
+                Ok(None) if waits && !request.is_cancelled() => request.contended(),
+                // A batch does not wait for a connection.
+                Err(error) if error.kind() == ErrorKind::PoolExhausted => {}
+                answer => return answer,
             }
-            request.contended();
         }
         let answer = self.provider.acquire(request);
         self.end_alone(alone);

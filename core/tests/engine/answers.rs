@@ -37,6 +37,8 @@ pub(crate) enum Grants {
     },
     /// There is no reply to any request.
     NoReply,
+    /// A batch finds no connection for its attempts.
+    BatchExhausted,
     /// Busy, and then the waiter repeats its attempts itself. Each of them takes a second by the test's clock
     /// and finds no connection.
     Queued,

@@ -147,3 +147,23 @@ fn renewal_that_is_due_brings_its_lease_back() {
     drop(guard);
     drop(keeper.lock("a").unwrap());
 }
+
+/// A thread that waits gets the connection that a batch did not find.
+#[test]
+fn attempt_without_a_connection_in_a_batch_is_made_alone() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let guard = keeper.lock("alone").unwrap();
+    store.releases(Releases::Hang);
+    let release = thread::spawn(move || guard.release());
+    store.wait_for("alone", "release", 1);
+    store.grants(Grants::BatchExhausted);
+    let guards = [
+        keeper.lock("b").unwrap(),
+        keeper.try_lock("c").unwrap().unwrap(),
+    ];
+    store.set(|state| assert!(!state.batches.is_empty()));
+    store.releases(Releases::Work);
+    release.join().unwrap().unwrap();
+    drop(guards);
+}

@@ -195,7 +195,7 @@ impl Backend for ScriptedStore {
             return Err(unavailable());
         }
         match state.grants {
-            Grants::Work | Grants::Silent | Grants::ReplyLost { .. } => {}
+            Grants::Work | Grants::Silent | Grants::BatchExhausted | Grants::ReplyLost { .. } => {}
             Grants::NoReply => return Err(no_reply()),
             Grants::Queued => {
                 drop(state);
@@ -263,8 +263,12 @@ impl Backend for ScriptedStore {
 
     fn batch(&self, batch: &mut [Operation<'_, ScriptedLease>]) {
         self.set(|state| state.batches.push(batch.len()));
+        let is_exhausted = self.state().grants == Grants::BatchExhausted;
         for operation in batch {
-            operation.carry_out(self);
+            match operation {
+                Operation::Acquire(_) if is_exhausted => operation.fail(pool_exhausted()),
+                _ => operation.carry_out(self),
+            }
         }
     }
 
@@ -310,10 +314,7 @@ impl Backend for ScriptedStore {
             match state.releases {
                 Releases::Unreachable => return Err(unavailable()),
                 Releases::PoolExhausted => {
-                    return Err(Error::new(
-                        ErrorKind::PoolExhausted,
-                        "no connection is free",
-                    ));
+                    return Err(pool_exhausted());
                 }
                 Releases::Panic => {
                     drop(state);
@@ -356,6 +357,10 @@ impl Backend for ScriptedStore {
 
 fn unavailable() -> Error {
     Error::new(ErrorKind::Unavailable, "no connection")
+}
+
+fn pool_exhausted() -> Error {
+    Error::new(ErrorKind::PoolExhausted, "no connection is free")
 }
 
 fn no_reply() -> Error {
