@@ -148,6 +148,7 @@ impl Backend for MyBackend {
                     lease,
                     epoch,
                     asked_at,
+                    slot: 0,
                 }));
             }
             // Before each wait, and before `None`: another holder was seen.

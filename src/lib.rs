@@ -239,8 +239,8 @@ use std::sync::LazyLock;
 pub use lockkeeper_core::{
     AcquireOptions, AsLockName, CancelRegistration, CancelToken, Capability, CommitProof, Config,
     Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper, LockKeeperBuilder,
-    LockName, LostSignal, Observer, Outage, ReentrantGuard, ReentrantKeeper, Released, Usage, Wait,
-    WaitOutcome, WithLock,
+    LockName, LostSignal, MAX_PERMITS, Mode, Observer, Outage, ReentrantGuard, ReentrantKeeper,
+    Released, Usage, Wait, WaitOutcome, WithLock,
 };
 
 /// What operators ask a store: see [`LockKeeper::admin`].
@@ -263,7 +263,7 @@ pub mod backend {
         AcquireRequest, AttemptRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant,
         Key, KeySpec, KeyValue, LeaseVerifier, LeaseVerifiers, LockProvider, OpenContext,
         OpenOptions, Operation, Owner, Proof, ProofValue, ReleaseRequest, RenewRequest, Renewal,
-        StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at,
+        StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at, limit_mismatch,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

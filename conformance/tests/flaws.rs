@@ -275,6 +275,7 @@ impl Backend for Flawed {
                     lease: FlawedLease { key, epoch },
                     epoch,
                     asked_at: now,
+                    slot: 0,
                 }));
             }
             if is_over {

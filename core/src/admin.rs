@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
+use crate::mode::Mode;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
@@ -79,6 +80,10 @@ pub struct HeldName {
     pub name: String,
     /// Whether [`name`](Self::name) is the whole name.
     pub is_whole: bool,
+    /// The mode in which it is held. Of a permit, the limit is 0 if the store does not know it.
+    pub mode: Mode,
+    /// The slot of a permit.
+    pub slot: Option<u32>,
     /// The holder, as far as it is known.
     pub holder: Holder,
     /// The number that the store gave this grant. A keeper with an `epoch_offset` has added that.
@@ -97,6 +102,8 @@ impl HeldName {
         Self {
             name: name.into(),
             is_whole: true,
+            mode: Mode::Exclusive,
+            slot: None,
             holder: Holder::default(),
             epoch: None,
             remaining: None,

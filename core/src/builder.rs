@@ -9,6 +9,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::engine::{AwaitReleases, Engine};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
+use crate::mode::Mode;
 use crate::observer::{Notifier, Observer};
 use crate::options::{LeasePolicy, LeaseTerms, Outage, Settings, Wait};
 use crate::provider::LockProvider;
@@ -164,6 +165,7 @@ impl LockKeeperBuilder {
             ));
         }
         let terms = LeaseTerms {
+            mode: Mode::Exclusive,
             policy: self.settings.lease,
             max_hold: self.settings.max_hold,
             linger: self.settings.linger,

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
+use crate::mode::MAX_PERMITS;
 
 /// A promise that not every store can keep. If it is required, opening a store without it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,15 +20,21 @@ pub enum Capability {
     /// Has SQL by which the application's own transaction can prove a hold; see
     /// [`LockGuard::commit_proof`](crate::LockGuard::commit_proof).
     CommitProof,
+    /// Grants [`Mode::Shared`](crate::Mode::Shared).
+    Shared,
+    /// Grants [`Mode::Permit`](crate::Mode::Permit), up to [`Capabilities::max_permits`].
+    Permits,
 }
 
 impl Capability {
     /// All capabilities.
-    pub const ALL: [Capability; 4] = [
+    pub const ALL: [Capability; 6] = [
         Capability::CrossProcess,
         Capability::CrossHost,
         Capability::DeadOwnerTakeOver,
         Capability::CommitProof,
+        Capability::Shared,
+        Capability::Permits,
     ];
 
     /// Returns the name by which a config requires it, such as `cross_host`.
@@ -37,6 +44,8 @@ impl Capability {
             Capability::CrossHost => "cross_host",
             Capability::DeadOwnerTakeOver => "dead_owner_take_over",
             Capability::CommitProof => "commit_proof",
+            Capability::Shared => "shared",
+            Capability::Permits => "permits",
         }
     }
 }
@@ -71,6 +80,7 @@ pub struct Capabilities {
     min_ttl: Duration,
     batch: usize,
     attempt_limit: Duration,
+    max_permits: u32,
 }
 
 impl Capabilities {
@@ -84,6 +94,7 @@ impl Capabilities {
             min_ttl: Self::MIN_TTL,
             batch: 1,
             attempt_limit: Duration::from_secs(2),
+            max_permits: MAX_PERMITS,
         }
     }
 
@@ -116,6 +127,13 @@ impl Capabilities {
         self
     }
 
+    /// Sets the largest limit of a semaphore on this store. Default: [`MAX_PERMITS`].
+    #[must_use]
+    pub const fn with_max_permits(mut self, limit: u32) -> Self {
+        self.max_permits = limit;
+        self
+    }
+
     /// Returns whether the store has `capability`.
     pub const fn has(&self, capability: Capability) -> bool {
         self.has & (1 << capability as u32) != 0
@@ -134,6 +152,11 @@ impl Capabilities {
     /// Returns how many operations one call of [`Backend::batch`](crate::Backend::batch) takes.
     pub const fn batch(&self) -> usize {
         self.batch
+    }
+
+    /// Returns the largest limit of a semaphore on this store.
+    pub const fn max_permits(&self) -> u32 {
+        self.max_permits
     }
 }
 

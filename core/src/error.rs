@@ -29,6 +29,11 @@ pub enum ErrorKind {
     InvalidWait,
     /// A lock name (or namespace) outside of 1 to 512 bytes.
     InvalidName,
+    /// A limit of a semaphore outside of 1 to [`MAX_PERMITS`](crate::MAX_PERMITS).
+    InvalidLimit,
+    /// A permit was asked for while permits of the same name are held under another limit. Nothing was
+    /// granted; all programs have to use one limit.
+    LimitMismatch,
     /// A promise was required that this store cannot keep.
     Unsupported,
     /// Another holder had the lock until the wait was over.

@@ -6,6 +6,7 @@ use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
 use crate::config::{LINGER, MAX_HOLD};
 use crate::error::{Error, ErrorKind};
+use crate::mode::Mode;
 
 /// The longest wait and ttl that can be represented: a hundred years.
 pub const MAX_DURATION: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
@@ -84,6 +85,7 @@ impl LeasePolicy {
 /// The lease that an acquisition wants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaseTerms {
+    pub(crate) mode: Mode,
     pub(crate) policy: LeasePolicy,
     /// The longest time for which the keeper renews the lease.
     pub(crate) max_hold: Option<Duration>,
@@ -93,6 +95,7 @@ pub(crate) struct LeaseTerms {
 
 impl LeaseTerms {
     pub(crate) fn check(self, capabilities: &Capabilities) -> Result<(), Error> {
+        self.mode.check(capabilities)?;
         self.policy.check(capabilities)?;
         LINGER.check(self.linger)?;
         match self.max_hold {
@@ -146,6 +149,7 @@ pub enum Outage {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct AcquireOptions {
+    pub(crate) mode: Mode,
     pub(crate) wait: Option<Wait>,
     pub(crate) lease: Option<LeasePolicy>,
     pub(crate) max_hold: Option<Duration>,
@@ -158,6 +162,13 @@ impl AcquireOptions {
     /// Makes options with which everything is the keeper's default.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Sets beside which other holders the lock is granted. Default: [`Mode::Exclusive`].
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
     }
 
     /// Blocks at most `wait`, to the millisecond or better. Zero is one attempt.

@@ -18,6 +18,7 @@ use crate::engine::verify::LeaseVerifier;
 use crate::error::Error;
 #[cfg(doc)]
 use crate::error::ErrorKind;
+use crate::mode::Mode;
 use crate::name::LockName;
 use crate::proof::Proof;
 
@@ -117,6 +118,8 @@ pub struct Grant<L> {
     /// or this process was stopped before it read the reply), the engine renews the lease before it
     /// relies on it.
     pub asked_at: HostInstant,
+    /// The slot of a permit, from 0 to its limit - 1. 0 in the other modes.
+    pub slot: u32,
 }
 
 impl<L> Grant<L> {
@@ -126,6 +129,7 @@ impl<L> Grant<L> {
             lease: convert(self.lease),
             epoch: self.epoch,
             asked_at: self.asked_at,
+            slot: self.slot,
         }
     }
 }
@@ -215,6 +219,7 @@ impl Owner {
 /// A request of the engine to acquire a name.
 pub struct AcquireRequest<'a> {
     pub(crate) name: &'a LockName,
+    pub(crate) mode: Mode,
     pub(crate) ttl: Duration,
     pub(crate) deadline: Option<HostInstant>,
     pub(crate) started: Cell<HostInstant>,
@@ -233,6 +238,7 @@ impl<'a> AcquireRequest<'a> {
     pub fn attempt(name: &'a LockName, ttl: Duration, clock: &'a dyn Clock) -> Self {
         Self {
             name,
+            mode: Mode::Exclusive,
             ttl,
             deadline: None,
             started: Cell::new(clock.now()),
@@ -249,6 +255,18 @@ impl<'a> AcquireRequest<'a> {
     /// Returns the name to lock. The provider knows its namespace since it was opened.
     pub fn name(&self) -> &'a LockName {
         self.name
+    }
+
+    /// Has the request ask for another mode than an exclusive one.
+    #[must_use]
+    pub fn with_mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Returns the mode: beside which other holders the name may be granted.
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// Returns how long the lease lives without a renewal.
@@ -326,6 +344,7 @@ impl fmt::Debug for AcquireRequest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcquireRequest")
             .field("name", self.name)
+            .field("mode", &self.mode)
             .field("ttl", &self.ttl)
             .field("deadline", &self.deadline)
             .field("owner", &self.owner())

@@ -190,6 +190,7 @@ impl Store {
             lease,
             epoch,
             asked_at,
+            slot: 0,
         }
     }
 }

@@ -129,6 +129,7 @@ impl<'a> Acquisition<'a> {
             },
             epoch: granted.epoch,
             asked_at: granted.asked_at,
+            slot: 0,
         }
     }
 }

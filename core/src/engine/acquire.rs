@@ -51,6 +51,7 @@ impl Engine {
         let wait = options.wait.unwrap_or(self.settings.wait);
         let outage = options.outage.unwrap_or(self.settings.outage);
         let terms = LeaseTerms {
+            mode: options.mode,
             policy: options.lease.unwrap_or(self.settings.lease),
             max_hold: options.max_hold.or(self.settings.max_hold),
             linger: options.linger.unwrap_or(self.settings.linger),
@@ -106,6 +107,7 @@ impl Engine {
             cancel: options.cancel.as_ref(),
             request: AcquireRequest {
                 name,
+                mode: terms.mode,
                 ttl: terms.policy.ttl(),
                 deadline: match wait {
                     Wait::AtMost(Duration::ZERO) => None,

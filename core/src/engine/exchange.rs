@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::batch::{AttemptRequest, Operation, ReleaseRequest, RenewRequest};
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
+use crate::mode::Mode;
 use crate::name::LockName;
 use crate::provider::{AcquireRequest, ErasedLease, Grant, Owner, Released, Renewal};
 
@@ -14,6 +15,7 @@ use super::Engine;
 /// An attempt to acquire a name, without a wait.
 pub(super) struct Attempt {
     pub(super) name: LockName,
+    pub(super) mode: Mode,
     pub(super) ttl: Duration,
     pub(super) owner: Owner,
     pub(super) is_retry: bool,
@@ -48,7 +50,8 @@ impl Engine {
         asks: &mut [LeaseAsk],
     ) -> (Vec<AttemptAnswer>, Vec<LeaseAnswer>) {
         let requests = attempts.iter().map(|attempt| {
-            let request = AcquireRequest::attempt(&attempt.name, attempt.ttl, &*self.clock);
+            let request = AcquireRequest::attempt(&attempt.name, attempt.ttl, &*self.clock)
+                .with_mode(attempt.mode);
             request.owner.set(Some(attempt.owner));
             request.is_retry.set(attempt.is_retry);
             request

@@ -101,6 +101,7 @@ impl Engine {
         };
         let entry = batch::Entry::new(Attempt {
             name: request.name.clone(),
+            mode: request.mode,
             ttl: request.ttl,
             owner: request.owner(),
             is_retry: request.is_retry(),

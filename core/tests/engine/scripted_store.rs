@@ -249,6 +249,7 @@ impl Backend for ScriptedStore {
             lease: ScriptedLease { name, epoch },
             epoch,
             asked_at,
+            slot: 0,
         }))
     }
 

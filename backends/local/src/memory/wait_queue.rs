@@ -87,6 +87,7 @@ impl Entry {
             },
             epoch: self.epoch,
             asked_at: now,
+            slot: 0,
         }
     }
 

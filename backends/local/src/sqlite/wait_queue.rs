@@ -129,6 +129,7 @@ impl<'a> Acquisition<'a> {
             },
             epoch,
             asked_at,
+            slot: 0,
         }
     }
 }

@@ -223,6 +223,7 @@ mod tests {
 
     use super::*;
     use crate::clock::ManualClock;
+    use crate::mode::Mode;
     use crate::name::LockName;
     use crate::options::{LeasePolicy, LeaseTerms};
     use crate::token::FencingToken;
@@ -235,6 +236,7 @@ mod tests {
         let hold = Hold::new(
             LockName::new("a").unwrap(),
             LeaseTerms {
+                mode: Mode::Exclusive,
                 policy: LeasePolicy::Renewed { ttl },
                 max_hold: None,
                 linger: Duration::ZERO,
