@@ -239,8 +239,8 @@ use std::sync::LazyLock;
 pub use lockkeeper_core::{
     AcquireOptions, AsLockName, CancelRegistration, CancelToken, Capability, CommitProof, Config,
     Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockKeeper, LockKeeperBuilder,
-    LockName, LostSignal, MAX_PERMITS, Mode, Observer, Outage, ReentrantGuard, ReentrantKeeper,
-    Released, Usage, Wait, WaitOutcome, WithLock,
+    LockName, LostSignal, MAX_PERMITS, Mode, Observer, Outage, Permit, ReentrantGuard,
+    ReentrantKeeper, Released, Semaphore, Usage, Wait, WaitOutcome, WithLock,
 };
 
 /// What operators ask a store: see [`LockKeeper::admin`].

@@ -12,6 +12,7 @@ mod exchange;
 mod group;
 mod head;
 pub(crate) mod hold;
+mod name_state;
 pub(crate) mod opening;
 mod outage;
 mod queue;
@@ -96,6 +97,11 @@ impl Engine {
         clock: Arc<dyn Clock>,
         notifier: Notifier,
     ) -> Arc<Shared> {
+        let queue = {
+            let (clock, settings) = (Arc::clone(&clock), settings.clone());
+            let hand_over = move |hold: &Hold, terms| hold.hand_over(terms, clock.now(), &settings);
+            Queue::new(Box::new(hand_over))
+        };
         let engine = Arc::new(Self {
             capabilities: provider.capabilities(),
             provider,
@@ -103,7 +109,7 @@ impl Engine {
             timer: Timer::new(Arc::clone(&clock)),
             clock,
             notifier,
-            queue: Queue::new(),
+            queue,
             workers: Workers::new("lockkeeper-renew"),
             requests: Requests::new(),
             senders: Workers::new("lockkeeper-send"),

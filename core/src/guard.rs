@@ -9,6 +9,7 @@ use crate::engine::Shared;
 use crate::engine::hold::HoldState;
 use crate::engine::hold::acquired::Acquired;
 use crate::error::{Error, ErrorKind};
+use crate::mode::Mode;
 use crate::name::LockName;
 use crate::proof::CommitProof;
 use crate::provider::{Released, Renewal};
@@ -64,7 +65,18 @@ impl LockGuard {
         &self.acquired.hold.name
     }
 
-    /// Returns the fencing token of this grant: larger than that of every grant of the name before.
+    /// Returns the mode in which it is held.
+    pub fn mode(&self) -> Mode {
+        self.acquired.hold.mode
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.acquired.hold.slot
+    }
+
+    /// Returns the fencing token of this grant: larger than that of every grant of the name before. Guards that
+    /// share a name may be numbered in another order than they came, but all after the exclusive grants
+    /// before them.
     pub fn token(&self) -> FencingToken {
         self.acquired.token()
     }

@@ -9,7 +9,8 @@ use crate::capabilities::Capabilities;
 use crate::engine::{AwaitReleases, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
-use crate::name::AsLockName;
+use crate::mode::Mode;
+use crate::name::{AsLockName, LockName};
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{Released, Usage};
 
@@ -65,17 +66,24 @@ impl LockKeeper {
     /// [`ErrorKind::TimedOut`] when another holder had it until the end of the wait;
     /// [`ErrorKind::Unavailable`], [`ErrorKind::Unknown`] and others when the store could not say.
     pub fn lock(&self, name: impl AsLockName) -> Result<LockGuard, Error> {
-        let name = name.as_lock_name()?;
-        let guard = self.acquire(&*name, &AcquireOptions::new())?;
+        self.lock_in(&*name.as_lock_name()?, Mode::Exclusive)
+    }
+
+    /// Acquires as [`lock`](Self::lock) does, in any mode.
+    pub(crate) fn lock_in(&self, name: &LockName, mode: Mode) -> Result<LockGuard, Error> {
+        let guard = self.acquire(name, &AcquireOptions::new().mode(mode))?;
         guard.ok_or_else(|| {
             let wait = match self.engine.settings.wait {
                 Wait::AtMost(wait) => format!("{wait:?}"),
                 Wait::Forever => "the wait".to_owned(),
             };
-            let text =
-                format!("another holder had the lock for all of {wait}; wait longer, or try later");
+            let what = match mode {
+                Mode::Permit { .. } => "all permits were held",
+                Mode::Exclusive | Mode::Shared => "another holder had the lock",
+            };
+            let text = format!("{what} for all of {wait}; wait longer, or try later");
             let error = Error::new(ErrorKind::TimedOut, text);
-            self.engine.located(&name, error)
+            self.engine.located(name, error)
         })
     }
 
@@ -116,6 +124,57 @@ impl LockKeeper {
         deadline: Instant,
     ) -> Result<Option<LockGuard>, Error> {
         self.try_lock_for(name, deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Acquires the lock beside other shared holders, and waits as long as the keeper's default: for an
+    /// exclusive holder, and for those that have waited for longer.
+    ///
+    /// The threads of a process share one lease, so most of them cost no request to the store. The guard's
+    /// token is larger than that of every exclusive grant before it.
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// use lockkeeper::{Error, LockKeeper};
+    ///
+    /// fn price(keeper: &LockKeeper, read: impl Fn() -> u32) -> Result<u32, Error> {
+    ///     let _reading = keeper.lock_shared("catalog")?;
+    ///     Ok(read()) // many threads and processes read at the same time
+    /// }
+    ///
+    /// fn change(keeper: &LockKeeper, write: impl Fn()) -> Result<(), Error> {
+    ///     let writing = keeper.lock("catalog")?; // no other holder reads meanwhile
+    ///     write();
+    ///     writing.release().map(|_| ())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock), and [`ErrorKind::Unsupported`] if the store has no
+    /// [`Capability::Shared`](crate::Capability::Shared).
+    pub fn lock_shared(&self, name: impl AsLockName) -> Result<LockGuard, Error> {
+        self.lock_in(&*name.as_lock_name()?, Mode::Shared)
+    }
+
+    /// Acquires the lock beside other shared holders, in one attempt. `None` if it is held exclusively,
+    /// or if another thread or process waits to hold it so.
+    ///
+    /// # Errors
+    /// As [`try_lock`](Self::try_lock), and [`ErrorKind::Unsupported`].
+    pub fn try_lock_shared(&self, name: impl AsLockName) -> Result<Option<LockGuard>, Error> {
+        self.try_lock_shared_for(name, Duration::ZERO)
+    }
+
+    /// Acquires the lock beside other shared holders, and waits at most `wait`. `None` if it could not be
+    /// granted until then.
+    ///
+    /// # Errors
+    /// As [`try_lock_for`](Self::try_lock_for), and [`ErrorKind::Unsupported`].
+    pub fn try_lock_shared_for(
+        &self,
+        name: impl AsLockName,
+        wait: Duration,
+    ) -> Result<Option<LockGuard>, Error> {
+        self.acquire(name, &AcquireOptions::new().mode(Mode::Shared).wait(wait))
     }
 
     /// Acquires the lock with `options`. `None` if another holder had it until the end of the wait.

@@ -25,6 +25,7 @@ mod options;
 mod proof;
 mod provider;
 mod reentrant;
+mod semaphore;
 mod sync;
 mod timer;
 mod token;
@@ -53,6 +54,7 @@ pub use provider::{
     AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, Renewal, StoreInfo, Usage,
 };
 pub use reentrant::{ReentrantGuard, ReentrantKeeper};
+pub use semaphore::{Permit, Semaphore};
 pub use timer::{Tick, Timer};
 pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS, epoch_at};
 pub use url::StoreUrl;

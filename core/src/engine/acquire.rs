@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
+use crate::mode::limit_mismatch;
 use crate::name::LockName;
 use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
 use crate::provider::AcquireRequest;
@@ -15,10 +16,9 @@ use crate::timer::MAX_SLEEP;
 
 use super::backoff::Limits;
 use super::group::Alone;
-use super::hold::Hold;
 use super::hold::acquired::Acquired;
 use super::outage::outlasted;
-use super::queue::Entered;
+use super::queue::{Entered, Key};
 use super::retry::Retry;
 use super::waiter::{Given, Unserved, WaitKind, Waiter};
 use super::{ATTEMPT_LIMIT, Engine};
@@ -26,6 +26,7 @@ use super::{ATTEMPT_LIMIT, Engine};
 /// One call of [`Engine::acquire`].
 pub(super) struct Acquisition<'a, 'e> {
     pub(super) engine: &'e Arc<Engine>,
+    pub(super) key: Key<'a>,
     pub(super) terms: LeaseTerms,
     pub(super) kind: WaitKind,
     pub(super) request: AcquireRequest<'a>,
@@ -60,6 +61,7 @@ impl Engine {
             .and(terms.check(&self.capabilities))
             .map_err(|error| self.located(name, error))?;
         self.start_timer()?;
+        let key = Key::new(name, terms.mode);
         let is_notified = Cell::new(false);
         let notify_contended = || {
             if !is_notified.replace(true) {
@@ -70,7 +72,7 @@ impl Engine {
         let contended = || {
             self.end_alone(&alone);
             self.answered();
-            self.queue.contended(name);
+            self.queue.contended(key);
             notify_contended();
         };
         let closing = &self.closing;
@@ -93,12 +95,13 @@ impl Engine {
         let pause = |error: &Error, answered_at| {
             self.unanswered(error.kind());
             if kind == WaitKind::ThroughOutages && error.kind() == ErrorKind::Unavailable {
-                self.queue.fail(name, error);
+                self.queue.fail(key, error);
             }
             retry.borrow_mut().pause(error, answered_at)
         };
         let acquisition = Acquisition {
             engine: self,
+            key,
             terms,
             kind,
             alone: &alone,
@@ -132,7 +135,7 @@ impl Engine {
             let waited = self.clock.now().saturating_since(began);
             self.notifier.notify(|o| match &result {
                 Ok(Some(acquired)) => {
-                    o.acquired(name, acquired.token(), waited, acquired.handovers > 0);
+                    o.acquired(name, acquired.token(), waited, acquired.number > 0);
                 }
                 Ok(None) => o.not_acquired(name, waited, None),
                 Err(error) => o.not_acquired(name, waited, Some(error)),
@@ -148,11 +151,7 @@ impl Acquisition<'_, '_> {
         if request.is_cancelled() {
             return Err(engine.cancelled());
         }
-        let takes = |hold: &Hold| hold.take(self.terms, request.started());
-        let entered = engine
-            .queue
-            .enter(request.name, self.terms, self.kind, takes);
-        let given = match entered {
+        let given = match engine.queue.enter(self.key, self.terms, self.kind) {
             Entered::Given(given) => given,
             Entered::Queued(waiter, lingering) => {
                 engine.release_lingering(lingering);
@@ -164,8 +163,8 @@ impl Acquisition<'_, '_> {
         };
         match given {
             Given::HeadPermit => self.acquire_as_head(),
-            Given::Hold(hold) => {
-                let acquired = Acquired::new(hold);
+            Given::Hold(hold, number) => {
+                let acquired = Acquired { hold, number };
                 if request.is_cancelled() {
                     engine.release_dropped(&acquired);
                     return Err(engine.cancelled());
@@ -176,6 +175,9 @@ impl Acquisition<'_, '_> {
             Given::Nothing(Unserved::Busy) => {
                 (self.notify_contended)();
                 Ok(None)
+            }
+            Given::Nothing(Unserved::LimitMismatch { limit, held }) => {
+                Err(limit_mismatch(limit, held))
             }
             Given::Nothing(Unserved::Failed(error)) => Err(self.unreachable(error)),
             Given::Nothing(Unserved::Silent) => Err(self.unreachable(Error::new(
@@ -210,7 +212,7 @@ impl Acquisition<'_, '_> {
         let given = loop {
             let now = request.now();
             if now >= deadline || request.is_cancelled() {
-                break engine.queue.leave(request.name, waiter);
+                break engine.queue.leave(self.key, waiter);
             }
             let limit = is_bounded.then(|| deadline.saturating_since(now));
             if let Some(given) = waiter.wait(limit) {
@@ -221,8 +223,8 @@ impl Acquisition<'_, '_> {
         request.started.set(now);
         let is_over = request.deadline.is_some_and(|deadline| now >= deadline);
         if is_over && matches!(given, Given::HeadPermit) {
-            let unserved = engine.queue.unserved(request.name, waiter);
-            engine.queue.pass(request.name, None);
+            let unserved = engine.queue.unserved(self.key, waiter);
+            engine.queue.pass(self.key, None);
             return Given::Nothing(unserved);
         }
         given

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use crate::cancel::CancelToken;
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
-use crate::name::LockName;
 use crate::provider::{ErasedLease, Released};
 use crate::sync::{lock, wait};
 use crate::timer::spawn;
@@ -20,8 +19,10 @@ use super::Engine;
 use super::backoff::Limits;
 use super::batch::Entry;
 use super::group::{Leases, LeftLease};
+use super::hold::Hold;
 use super::hold::acquired::Acquired;
 use super::hold::lease::Unwanted;
+use super::queue::Key;
 use super::release::{DROP_LIMIT, Ending, RELEASE_LIMIT, ReleaseAttempt};
 use super::retry::Retry;
 
@@ -48,11 +49,11 @@ struct PendingRelease {
 }
 
 impl PendingRelease {
-    /// Returns the name that no thread of this process requests until the release is finished.
-    fn kept_name(&self) -> Option<&LockName> {
+    /// Returns the hold if no thread of this process requests its name until the release is finished.
+    fn hold_of_name(&self) -> Option<Arc<Hold>> {
         let guard = self.guard.as_ref()?;
         let keeps_name = guard.ending.keeps_name;
-        keeps_name.then_some(&guard.acquired.hold.name)
+        keeps_name.then(|| Arc::clone(&guard.acquired.hold))
     }
 }
 
@@ -232,13 +233,13 @@ impl Engine {
     /// Finishes releases until none is left.
     fn finish_releases(self: &Arc<Self>) {
         while let Some(release) = self.background_releases.next() {
-            let kept_name = release.kept_name().cloned();
+            let hold = release.hold_of_name();
             let PendingRelease {
                 lease,
                 until,
                 mut guard,
             } = release;
-            let guard_of = (&mut guard, kept_name.as_ref());
+            let guard_of = (&mut guard, hold.as_deref().map(Hold::key));
             if let Some(answer) = self.release_until_answered(lease, until, guard_of) {
                 self.end_release(guard, answer);
             }
@@ -258,7 +259,7 @@ impl Engine {
 
     /// Lets the next thread have the name of a guard that was dropped, and reports the guard's end.
     fn end_dropped(&self, guard: &DroppedGuard, answer: Result<Released, Error>) {
-        self.pass_on(&guard.acquired.hold.name, guard.ending);
+        self.pass_on(guard.acquired.hold.key(), guard.ending);
         // The observer has the error.
         let _ = self.report_end(&guard.acquired, guard.ending, answer);
     }
@@ -269,11 +270,11 @@ impl Engine {
         self: &Arc<Self>,
         mut lease: ErasedLease,
         until: HostInstant,
-        (guard, kept_name): (&mut Option<Box<DroppedGuard>>, Option<&LockName>),
+        (guard, kept_key): (&mut Option<Box<DroppedGuard>>, Option<Key<'_>>),
     ) -> Option<Result<Released, Error>> {
         let fail = |cause: &Error| {
-            if let Some(name) = kept_name {
-                self.queue.fail(name, cause);
+            if let Some(key) = kept_key {
+                self.queue.fail(key, cause);
             }
         };
         let limits = Limits {

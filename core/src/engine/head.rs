@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
-use crate::name::LockName;
 use crate::provider::{ErasedLease, Grant, Renewal};
 use crate::token::FencingToken;
 
@@ -14,6 +13,7 @@ use super::acquire::Acquisition;
 use super::backoff::Limits;
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
+use super::queue::Key;
 use super::retry::Retry;
 use super::waiter::WaitKind;
 
@@ -26,7 +26,7 @@ impl<'e> Acquisition<'_, 'e> {
     pub(super) fn acquire_as_head(&self) -> Result<Option<Acquired>, Error> {
         let mut permit = HeadPermit {
             engine: self.engine,
-            name: self.request.name,
+            key: self.key,
             round: self.engine.doubts.rounds(),
             outcome: None,
         };
@@ -37,7 +37,7 @@ impl<'e> Acquisition<'_, 'e> {
             Ok(hold) => hold.clone().map(Ok),
         };
         drop(permit);
-        Ok(result?.map(Acquired::new))
+        Ok(result?.map(Acquired::first))
     }
 
     fn acquire_from_store(&self) -> Result<Option<Arc<Hold>>, Error> {
@@ -92,7 +92,7 @@ impl<'e> Acquisition<'_, 'e> {
         let rides_out = self.kind == WaitKind::ThroughOutages;
         // This thread waits for the answer to another one. Those that ride no outage out do not.
         if rides_out && let Some((_, cause)) = engine.outage.current() {
-            engine.queue.fail(request.name, &cause);
+            engine.queue.fail(self.key, &cause);
         }
         self.retry.borrow_mut().before_first()?;
         loop {
@@ -174,6 +174,7 @@ impl<'e> Acquisition<'_, 'e> {
         }
         Ok(Some(Arc::new(Hold::new(
             request.name.clone(),
+            grant.slot,
             self.terms,
             margin,
             lease,
@@ -207,7 +208,7 @@ fn is_from_store(kind: ErrorKind) -> bool {
 /// The right to ask the store for a name. It is passed on also when the provider panics.
 struct HeadPermit<'a> {
     engine: &'a Engine,
-    name: &'a LockName,
+    key: Key<'a>,
     /// The number of rounds of verification before the store was asked.
     round: u64,
     /// The hold, or the error of a store that did not answer.
@@ -218,11 +219,11 @@ impl Drop for HeadPermit<'_> {
     fn drop(&mut self) {
         let queue = &self.engine.queue;
         match self.outcome.take() {
-            None => queue.pass(self.name, None),
-            Some(Err(error)) => queue.pass(self.name, Some(error)),
+            None => queue.pass(self.key, None),
+            Some(Err(error)) => queue.pass(self.key, Some(error)),
             Some(Ok(hold)) => {
                 let due = hold.due();
-                queue.hold(self.name, Arc::clone(&hold), due);
+                queue.hold(self.key, Arc::clone(&hold), due);
                 self.engine.timer.note(HostInstant::from_nanos(due));
                 // A round that began before the hold was in the queue did not concern it.
                 if self.round != self.engine.doubts.rounds() {

@@ -10,6 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::clock::{HostInstant, saturating_nanos};
+use crate::mode::Mode;
 use crate::name::LockName;
 use crate::options::{LeasePolicy, LeaseTerms, Settings};
 use crate::provider::ErasedLease;
@@ -20,6 +21,7 @@ use crate::token::FencingToken;
 use super::background_release::DroppedGuard;
 use super::deadline::Deadline;
 pub(crate) use super::deadline::HoldState;
+use super::queue::Key;
 
 /// Callbacks of a loss, each with the number of hand-overs before the guard that it belongs to.
 pub(crate) type Callbacks = Vec<(u32, Box<dyn FnOnce() + Send>)>;
@@ -27,6 +29,9 @@ pub(crate) type Callbacks = Vec<(u32, Box<dyn FnOnce() + Send>)>;
 /// A lease and its guards; a hand-over gives it to the next guard.
 pub(crate) struct Hold {
     pub(crate) name: LockName,
+    pub(crate) mode: Mode,
+    /// The slot of a permit.
+    pub(crate) slot: u32,
     pub(crate) policy: LeasePolicy,
     margin: Duration,
     /// The token of the first guard.
@@ -34,8 +39,10 @@ pub(crate) struct Hold {
     /// When the store granted the lease to this process.
     granted_at: HostInstant,
     deadline: Deadline,
-    /// The number of hand-overs so far, which distinguishes the guards.
+    /// The number of hand-overs so far: that of the latest guard, the first one has 0.
     handovers: AtomicU32,
+    /// The guards that have ended while the lease went on, a bit for each number.
+    ended: [AtomicU64; 2],
     /// When the lease is renewed next, in nanoseconds; `u64::MAX` while a renewal is under way.
     renew_at: AtomicU64,
     /// Whether the last renewal got no answer.
@@ -82,6 +89,7 @@ impl Hold {
     /// A hold of a lease that was asked for at `asked_at`, and granted by `now`.
     pub(crate) fn new(
         name: LockName,
+        slot: u32,
         terms: LeaseTerms,
         margin: Duration,
         lease: ErasedLease,
@@ -92,12 +100,15 @@ impl Hold {
         let policy = terms.policy;
         let hold = Self {
             name,
+            mode: terms.mode,
+            slot,
             policy,
             margin,
             first_token,
             granted_at: now,
             deadline: Deadline::new(asked_at + policy.ttl() - margin),
             handovers: AtomicU32::new(0),
+            ended: Default::default(),
             renew_at: AtomicU64::new(u64::MAX),
             is_failing: AtomicBool::new(false),
             max_hold: AtomicU64::new(u64::MAX),
@@ -116,6 +127,11 @@ impl Hold {
         }
         hold.begin_max_hold(terms.max_hold, now);
         hold
+    }
+
+    /// Returns what threads queue for that want such a lease.
+    pub(crate) fn key(&self) -> Key<'_> {
+        Key::new(&self.name, self.mode)
     }
 
     /// Returns the time until which the lease is held without another renewal.
@@ -223,55 +239,73 @@ impl Hold {
         renew_at.min(self.until().as_nanos())
     }
 
-    /// Hands the lease over to a waiter with these terms, if it serves their policy, is still prolonged,
-    /// has enough time left, and was handed over neither too often nor for too long.
+    /// Hands the lease over to a guard with these terms, if it serves their mode and policy, is still
+    /// prolonged, has enough time left, and was handed over neither too often nor for too long. Returns
+    /// the number of the guard.
     pub(crate) fn hand_over(
         &self,
         terms: LeaseTerms,
         now: HostInstant,
         settings: &Settings,
-    ) -> bool {
-        let fits = self.policy == terms.policy
-            && self
-                .ends_handovers(now, settings)
-                .is_some_and(|at| now < at);
-        if fits {
-            self.handovers.fetch_add(1, Ordering::AcqRel);
-            self.begin(terms, now);
+    ) -> Option<u32> {
+        if self.mode != terms.mode || self.policy != terms.policy {
+            return None;
         }
-        fits
+        let ends = self.ends_handovers(now, settings)?;
+        // Several guards may have a shared lease, and each relies on its own longest time.
+        let max_hold = terms.max_hold.map_or(u64::MAX, saturating_nanos);
+        let is_same = max_hold == self.max_hold.load(Ordering::Acquire);
+        if now >= ends || (self.mode == Mode::Shared && !is_same) {
+            return None;
+        }
+        self.linger
+            .store(saturating_nanos(terms.linger), Ordering::Release);
+        self.begin_max_hold(terms.max_hold, now);
+        Some(self.handovers.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    /// Records that the guard with this number has ended, and others have the lease, or will.
+    pub(crate) fn end_guard(&self, number: u32) {
+        if let Some(ended) = self.ended.get(number as usize / 64) {
+            ended.fetch_or(1 << (number % 64), Ordering::AcqRel);
+        }
+    }
+
+    /// Returns whether the guard with this number has ended before the lease.
+    pub(crate) fn is_ended(&self, number: u32) -> bool {
+        let ended = self.ended.get(number as usize / 64);
+        ended.is_some_and(|ended| ended.load(Ordering::Acquire) & 1 << (number % 64) != 0)
+    }
+
+    /// Returns the numbers of the guards that have the lease.
+    pub(crate) fn guards(&self) -> impl Iterator<Item = u32> {
+        (0..=self.latest()).filter(|number| !self.is_ended(*number))
+    }
+
+    /// Takes the callbacks of all guards, to report the loss.
+    pub(crate) fn take_callbacks(&self) -> Callbacks {
+        std::mem::take(&mut lock(&self.inside).on_lost)
+    }
+
+    /// Returns the token of the guard with this number.
+    pub(crate) fn token(&self, number: u32) -> FencingToken {
+        self.first_token.after_handovers(number)
+    }
+
+    /// Returns the number of the latest guard.
+    pub(crate) fn latest(&self) -> u32 {
+        self.handovers.load(Ordering::Acquire)
     }
 
     /// Keeps the lease for the next guard, although none waits. Returns until when, in nanoseconds; `None` if
-    /// it is not kept. The guard that comes gets it by [`take`](Self::take).
+    /// it is not kept. The guard that comes gets it by a [hand-over](Self::hand_over).
     pub(crate) fn linger(&self, now: HostInstant, settings: &Settings) -> Option<u64> {
         let linger = Duration::from_nanos(self.linger.load(Ordering::Acquire));
         if linger.is_zero() {
             return None;
         }
         let until = self.ends_handovers(now, settings)?.min(now + linger);
-        if until <= now {
-            return None;
-        }
-        self.handovers.fetch_add(1, Ordering::AcqRel);
-        Some(until.as_nanos())
-    }
-
-    /// Gives a lingering lease to a guard with these terms. Returns whether it serves them.
-    pub(crate) fn take(&self, terms: LeaseTerms, now: HostInstant) -> bool {
-        let fits = self.policy == terms.policy
-            && self.deadline.state(now) == Some(HoldState::Held)
-            && self.until().saturating_since(now) > self.policy.ttl() / 3;
-        if fits {
-            self.begin(terms, now);
-        }
-        fits
-    }
-
-    fn begin(&self, terms: LeaseTerms, now: HostInstant) {
-        self.linger
-            .store(saturating_nanos(terms.linger), Ordering::Release);
-        self.begin_max_hold(terms.max_hold, now);
+        (until > now).then_some(until.as_nanos())
     }
 
     /// Returns when the lease has to go back to the store: it was handed over for long, or has little time

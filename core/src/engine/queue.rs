@@ -1,21 +1,21 @@
-//! The queue inside the process: for every name in use, which thread asks the store, the hold, and
-//! the threads that wait, first come, first served.
+//! The queue inside the process: for every name in use, which thread asks the store, the holds, and
+//! the threads that wait, first come, first served. `name_state.rs` has the rules for one name.
 //!
 //! Every change of a name happens under its shard's mutex, and that alone decides races such as "the
 //! wait ends while the lease is handed over". The queue knows neither time nor store, so a model
-//! checker can run all of it: `tests/model/` compiles this file and `waiter.rs`.
+//! checker can run all of it: `tests/model/` compiles this file, `name_state.rs` and `waiter.rs`.
 //!
 //! Lock order: a shard, then a waiter's slot. Closures that run under a shard's mutex must not
 //! call the queue.
-
-use std::collections::VecDeque;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as TableEntry;
 
 use super::hold::Hold;
+use super::name_state::{HandOver, Held, NameState};
 use super::waiter::{Given, Unserved, WaitKind, Waiter};
 use crate::error::Error;
+use crate::mode::Mode;
 use crate::name::LockName;
 use crate::options::LeaseTerms;
 use crate::sync::{Arc, Mutex, MutexGuard, SHARDS, lock};
@@ -23,6 +23,7 @@ use crate::sync::{Arc, Mutex, MutexGuard, SHARDS, lock};
 /// The queue of one keeper.
 pub(crate) struct Queue {
     shards: [Shard; SHARDS],
+    hand_over: Box<HandOver>,
 }
 
 // On a cache line of its own, so that two names of two shards do not share one.
@@ -38,42 +39,39 @@ struct Names {
 /// A name that is in use.
 struct Name {
     name: LockName,
-    stage: Stage,
-    waiters: VecDeque<Arc<Waiter>>,
-    /// Why the store did not answer the last attempt of a head, or of a release.
-    store_error: Option<Error>,
-    /// How often the store's answer to a head showed a holder, of this process or another.
-    holders_seen: u64,
+    is_permit: bool,
+    state: NameState,
 }
 
-enum Stage {
-    /// The head asks the store, and its first answer is not there yet.
-    Asking,
-    /// The head's last attempt failed, and another follows.
-    Failing,
-    /// The head waits in the store: another holder was seen.
-    Contended,
-    /// A guard of this process holds the name.
-    Held(Arc<Hold>),
-    /// The lease is kept for the next guard until this time, in nanoseconds.
-    Lingering(Arc<Hold>, u64),
-    /// The lease is on its way back to the store; afterwards the next waiter becomes the head.
-    Releasing,
+/// What threads queue for: the lock of a name, or its permits.
+#[derive(Clone, Copy)]
+pub(crate) struct Key<'a> {
+    name: &'a LockName,
+    is_permit: bool,
+}
+
+impl<'a> Key<'a> {
+    pub(crate) const fn new(name: &'a LockName, mode: Mode) -> Self {
+        Self {
+            name,
+            is_permit: mode.is_permit(),
+        }
+    }
 }
 
 /// How a thread enters the queue of a name.
 pub(crate) enum Entered {
     /// It has its answer, and does not wait.
     Given(Given),
-    /// It waits in the queue. A lingering lease that does not serve it is to be given back first, as after
+    /// It waits in the queue. Lingering leases that do not serve it are to be given back first, as after
     /// [`Finished::Release`].
-    Queued(Arc<Waiter>, Option<Arc<Hold>>),
+    Queued(Arc<Waiter>, Vec<Arc<Hold>>),
 }
 
 /// What to do with the lease of a guard that is done.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Finished {
-    /// Nothing: the next waiter has it.
+    /// Nothing: another guard has it.
     HandedOver,
     /// Keep it until this time, in nanoseconds: see [`Queue::take_lingering`].
     Lingering(u64),
@@ -85,7 +83,8 @@ pub(crate) enum Finished {
 }
 
 impl Queue {
-    pub(crate) fn new() -> Self {
+    /// Makes a queue in which `hand_over` decides whether a lease serves a further guard.
+    pub(crate) fn new(hand_over: Box<HandOver>) -> Self {
         let shard = |_| {
             Shard(Mutex::new(Names {
                 table: HashTable::new(),
@@ -94,193 +93,182 @@ impl Queue {
         };
         Self {
             shards: std::array::from_fn(shard),
+            hand_over,
         }
     }
 
-    fn names(&self, name: &LockName) -> MutexGuard<'_, Names> {
+    fn names(&self, key: Key<'_>) -> MutexGuard<'_, Names> {
         // The table itself uses the low and the topmost bits.
-        let index = (name.hash64() >> 32) as usize % SHARDS;
+        let index = (key.name.hash64() >> 32) as usize % SHARDS;
         let [first, ..] = &self.shards;
         lock(&self.shards.get(index).unwrap_or(first).0)
     }
 
+    /// Changes the state of a name that is in use, serves the waiters that can be served then, and notifies
+    /// them and those that `change` returns.
+    fn change(&self, key: Key<'_>, change: impl FnOnce(&mut NameState) -> Vec<Arc<Waiter>>) {
+        let mut names = self.names(key);
+        let used = names
+            .table
+            .find_entry(key.name.hash64(), |used| used.is(key));
+        let Ok(mut used) = used else {
+            return;
+        };
+        let state = &mut used.get_mut().state;
+        let ended = change(state);
+        let served = state.serve(&*self.hand_over);
+        if state.is_unused() {
+            used.remove();
+        }
+        drop(names);
+        notify(ended);
+        notify(served);
+    }
+
     /// Enters the queue of a name. A single attempt never waits for a holder, only for the head's
-    /// first answer, and for no further one if that was a failure. `takes` decides, under the shard's
-    /// mutex, whether a lingering lease serves the thread, and gives it to its guard if so.
-    pub(crate) fn enter(
-        &self,
-        name: &LockName,
-        terms: LeaseTerms,
-        kind: WaitKind,
-        takes: impl FnOnce(&Hold) -> bool,
-    ) -> Entered {
-        let mut names = self.names(name);
-        let mut entry = match names.entry(name) {
+    /// first answer, and for no further one if that was a failure.
+    pub(crate) fn enter(&self, key: Key<'_>, terms: LeaseTerms, kind: WaitKind) -> Entered {
+        let mut names = self.names(key);
+        let mut entry = match names.entry(key) {
             TableEntry::Occupied(entry) => entry,
             TableEntry::Vacant(entry) => {
-                entry.insert(Name::new(name, Stage::Asking));
+                entry.insert(Name {
+                    name: key.name.clone(),
+                    is_permit: key.is_permit,
+                    state: NameState::asked_for(terms.mode),
+                });
                 return Entered::Given(Given::HeadPermit);
             }
         };
-        let used = entry.get_mut();
-        let mut lingering = None;
-        if let Stage::Lingering(hold, _) = &used.stage {
-            let hold = Arc::clone(hold);
-            if takes(&hold) {
-                used.stage = Stage::Held(Arc::clone(&hold));
-                return Entered::Given(Given::Hold(hold));
-            }
-            used.stage = Stage::Releasing;
-            lingering = Some(hold);
+        let state = &mut entry.get_mut().state;
+        if state.waiters.is_empty()
+            && let Some(given) = state.offer(terms, kind, &*self.hand_over)
+        {
+            return Entered::Given(given);
         }
-        let unserved = match (&used.stage, &used.store_error) {
-            (Stage::Held(_) | Stage::Contended, _) if kind == WaitKind::SingleAttempt => {
-                Some(Unserved::Busy)
-            }
-            (Stage::Failing | Stage::Releasing, Some(error))
-                if kind != WaitKind::ThroughOutages =>
-            {
-                Some(Unserved::Failed(error.clone()))
-            }
-            _ => None,
-        };
-        if let Some(unserved) = unserved {
-            return Entered::Given(Given::Nothing(unserved));
+        if kind != WaitKind::ThroughOutages
+            && let Some(error) = state.silence()
+        {
+            return Entered::Given(Given::Nothing(Unserved::Failed(error.clone())));
         }
-        let is_seen = matches!(used.stage, Stage::Held(_) | Stage::Contended);
-        let seen_before = used.holders_seen.wrapping_sub(u64::from(is_seen));
+        // They do not serve the thread.
+        let mut lingering = Vec::new();
+        state.take_lingering(u64::MAX, &mut lingering);
+        if kind == WaitKind::SingleAttempt && state.is_busy() {
+            return Entered::Given(Given::Nothing(Unserved::Busy));
+        }
+        let seen_before = state.holders_seen.wrapping_sub(u64::from(state.is_busy()));
         let waiter = Waiter::new(terms, kind, seen_before);
-        used.waiters.push_back(Arc::clone(&waiter));
+        state.waiters.push_back(Arc::clone(&waiter));
         Entered::Queued(waiter, lingering)
     }
 
     /// Leaves the wait queue because the wait is over or was cancelled. The caller has to deal with
     /// what the waiter was given at that very moment.
-    pub(crate) fn leave(&self, name: &LockName, waiter: &Arc<Waiter>) -> Given {
-        let mut names = self.names(name);
-        let unserved = names.unserved(name, waiter);
-        if let Some(used) = names.find(name) {
-            used.waiters.retain(|other| !Arc::ptr_eq(other, waiter));
-        }
-        waiter.take().unwrap_or(Given::Nothing(unserved))
+    pub(crate) fn leave(&self, key: Key<'_>, waiter: &Arc<Waiter>) -> Given {
+        let mut unserved = None;
+        self.change(key, |state| {
+            unserved = Some(unserved_by(state, waiter));
+            state.waiters.retain(|other| !Arc::ptr_eq(other, waiter));
+            Vec::new()
+        });
+        // Nothing is given to a waiter that is not in the queue.
+        let given = waiter.take();
+        given.unwrap_or_else(|| Given::Nothing(unserved.unwrap_or(Unserved::Silent)))
     }
 
     /// Returns why `waiter` gets nothing if its wait ends now.
-    pub(crate) fn unserved(&self, name: &LockName, waiter: &Waiter) -> Unserved {
-        self.names(name).unserved(name, waiter)
+    pub(crate) fn unserved(&self, key: Key<'_>, waiter: &Waiter) -> Unserved {
+        let mut names = self.names(key);
+        let state = names.find(key);
+        state.map_or(Unserved::Silent, |state| unserved_by(state, waiter))
     }
 
     /// Records that the store showed the head another holder: single attempts end.
-    pub(crate) fn contended(&self, name: &LockName) {
-        let mut names = self.names(name);
-        let mut answered = Vec::new();
-        if let Some(used) = names.find(name)
-            && matches!(used.stage, Stage::Asking | Stage::Failing)
-        {
-            used.stage = Stage::Contended;
-            answered = used.record_holder();
-        }
-        drop(names);
-        notify(answered);
+    pub(crate) fn contended(&self, key: Key<'_>) {
+        self.change(key, |state| {
+            state.contended();
+            Vec::new()
+        });
     }
 
     /// Records that the store did not answer the head or a release, which go on: threads that ride no
     /// outage out end.
-    pub(crate) fn fail(&self, name: &LockName, error: &Error) {
-        let mut names = self.names(name);
-        let mut ended = Vec::new();
-        if let Some(used) = names.find(name)
-            && !matches!(used.stage, Stage::Held(_))
-        {
-            if !matches!(used.stage, Stage::Releasing) {
-                used.stage = Stage::Failing;
-            }
-            used.store_error = Some(error.clone());
-            let ends = |kind| kind != WaitKind::ThroughOutages;
-            ended = used.end_waits(ends, || Unserved::Failed(error.clone()));
-        }
-        drop(names);
-        notify(ended);
+    pub(crate) fn fail(&self, key: Key<'_>, error: &Error) {
+        self.change(key, |state| match state.fail(error) {
+            true => state.end_waits(
+                |kind| kind != WaitKind::ThroughOutages,
+                || Unserved::Failed(error.clone()),
+            ),
+            false => Vec::new(),
+        });
     }
 
     /// Records that the head was granted `hold`, which [`scan`](Self::scan) polls when it is `due`.
-    pub(crate) fn hold(&self, name: &LockName, hold: Arc<Hold>, due: u64) {
-        let mut names = self.names(name);
-        names.due = names.due.min(due);
-        let mut answered = Vec::new();
-        if let Some(used) = names.find(name) {
-            used.stage = Stage::Held(hold);
-            answered = used.record_holder();
-        }
-        drop(names);
-        notify(answered);
+    pub(crate) fn hold(&self, key: Key<'_>, hold: Arc<Hold>, due: u64) {
+        self.note_due(key, due);
+        self.change(key, |state| {
+            state.granted(hold);
+            Vec::new()
+        });
     }
 
-    /// Makes the next waiter the head, after the lease went back to the store.
-    pub(crate) fn released(&self, name: &LockName) {
-        let mut names = self.names(name);
-        let next = names.pass_head(name);
-        if next.is_some()
-            && let Some(used) = names.find(name)
-        {
-            used.store_error = None;
-        }
-        drop(names);
-        notify(next);
+    /// Makes the next waiter the head, after a lease went back to the store.
+    pub(crate) fn released(&self, key: Key<'_>) {
+        self.change(key, |state| {
+            state.released();
+            Vec::new()
+        });
     }
 
     /// Makes the next waiter the head, after the head got no grant. `store_error` is the error of a
     /// store that did not answer.
-    pub(crate) fn pass(&self, name: &LockName, store_error: Option<Error>) {
-        let mut names = self.names(name);
-        let mut answered = Vec::new();
-        if let (Some(used), Some(error)) = (names.find(name), store_error) {
-            let ends = |kind| kind == WaitKind::SingleAttempt;
-            answered = used.end_waits(ends, || Unserved::Failed(error.clone()));
-            used.store_error = Some(error);
-        }
-        let next = names.pass_head(name);
-        drop(names);
-        notify(answered);
-        notify(next);
+    pub(crate) fn pass(&self, key: Key<'_>, store_error: Option<Error>) {
+        self.change(key, |state| {
+            state.end_head();
+            let Some(error) = store_error else {
+                return Vec::new();
+            };
+            let is_attempt = |kind| kind == WaitKind::SingleAttempt;
+            let ended = state.end_waits(is_attempt, || Unserved::Failed(error.clone()));
+            state.store_error = Some(error);
+            ended
+        });
     }
 
-    /// Ends the guard of `hold`. Under the shard's mutex, `hand_over` decides whether the lease serves the
-    /// terms that the next waiter wants, and counts the hand-over if so; without a waiter, `linger` decides
-    /// until when it is kept.
+    /// Ends a guard of `hold`. A lease that no other guard has goes to the next waiter if it serves that
+    /// one; without a waiter, `linger` decides until when it is kept.
     pub(crate) fn finish(
         &self,
-        name: &LockName,
+        key: Key<'_>,
         hold: &Arc<Hold>,
-        hand_over: impl FnOnce(LeaseTerms) -> bool,
+        number: u32,
         linger: impl FnOnce() -> Option<u64>,
     ) -> Finished {
-        let mut names = self.names(name);
-        let Some(used) = names.find(name).filter(|used| used.is_held_by(hold)) else {
+        let mut names = self.names(key);
+        let Some(state) = names.find(key) else {
             return Finished::Detached;
         };
-        let next = match used.waiters.front() {
-            Some(next) if hand_over(next.terms) => used.waiters.pop_front(),
-            Some(_) => None,
-            None => {
-                if let Some(until) = linger() {
-                    used.stage = Stage::Lingering(Arc::clone(hold), until);
-                    names.due = names.due.min(until);
-                    return Finished::Lingering(until);
-                }
-                None
-            }
+        let served = match state.end_guard(hold) {
+            None => return Finished::Detached,
+            Some(0) => state.serve(&*self.hand_over),
+            Some(_) => Vec::new(),
         };
-        match &next {
-            Some(next) => next.give(Given::Hold(Arc::clone(hold))),
-            None => used.stage = Stage::Releasing,
+        let finished = if state.has_guard(hold) {
+            Finished::HandedOver
+        } else if let Some(until) = state.linger(hold, linger) {
+            names.due = names.due.min(until);
+            Finished::Lingering(until)
+        } else {
+            state.begin_release(hold);
+            Finished::Release
+        };
+        if finished != Finished::Release {
+            hold.end_guard(number);
         }
         drop(names);
-        if next.is_none() {
-            return Finished::Release;
-        }
-        notify(next);
-        Finished::HandedOver
+        notify(served);
+        finished
     }
 
     /// Takes the leases that have lingered until `now`, to be given back as after [`Finished::Release`].
@@ -288,15 +276,9 @@ impl Queue {
         let mut taken = Vec::new();
         for shard in &self.shards {
             let mut names = lock(&shard.0);
-            if names.due > now {
-                continue;
-            }
-            for used in names.table.iter_mut() {
-                if let Stage::Lingering(hold, until) = &used.stage
-                    && *until <= now
-                {
-                    taken.push(Arc::clone(hold));
-                    used.stage = Stage::Releasing;
+            if names.due <= now {
+                for used in names.table.iter_mut() {
+                    used.state.take_lingering(now, &mut taken);
                 }
             }
         }
@@ -305,31 +287,32 @@ impl Queue {
 
     /// Keeps a name that is not in use for a release: of a lease that was lost before its guard ended.
     /// Returns whether it does; [`released`](Self::released) ends that.
-    pub(crate) fn begin_release(&self, name: &LockName) -> bool {
-        match self.names(name).entry(name) {
+    pub(crate) fn begin_release(&self, key: Key<'_>) -> bool {
+        match self.names(key).entry(key) {
             TableEntry::Occupied(_) => false,
             TableEntry::Vacant(entry) => {
-                entry.insert(Name::new(name, Stage::Releasing));
+                entry.insert(Name {
+                    name: key.name.clone(),
+                    is_permit: key.is_permit,
+                    state: NameState::releasing(),
+                });
                 true
             }
         }
     }
 
-    /// Takes the name from a hold that is lost, although its guard may still live; the next waiter
+    /// Takes the name from a hold that is lost, although its guards may still live; the next waiter
     /// becomes the head.
-    pub(crate) fn detach(&self, name: &LockName, hold: &Arc<Hold>) {
-        let mut names = self.names(name);
-        let mut next = None;
-        if names.find(name).is_some_and(|used| used.is_held_by(hold)) {
-            next = names.pass_head(name);
-        }
-        drop(names);
-        notify(next);
+    pub(crate) fn detach(&self, key: Key<'_>, hold: &Arc<Hold>) {
+        self.change(key, |state| {
+            state.detach(hold);
+            Vec::new()
+        });
     }
 
-    /// Has [`scan`](Self::scan) poll the hold of `name` at `due` at the latest.
-    pub(crate) fn note_due(&self, name: &LockName, due: u64) {
-        let mut names = self.names(name);
+    /// Has [`scan`](Self::scan) poll the holds of a name at `due` at the latest.
+    pub(crate) fn note_due(&self, key: Key<'_>, due: u64) {
+        let mut names = self.names(key);
         names.due = names.due.min(due);
     }
 
@@ -337,7 +320,7 @@ impl Queue {
     pub(crate) fn unpark_all(&self) {
         for shard in &self.shards {
             let names = lock(&shard.0);
-            let waiters = names.table.iter().flat_map(|used| &used.waiters);
+            let waiters = names.table.iter().flat_map(|used| &used.state.waiters);
             let waiters: Vec<_> = waiters.cloned().collect();
             drop(names);
             for waiter in waiters {
@@ -348,11 +331,10 @@ impl Queue {
 
     /// Returns whether no thread waits for a name, asks the store for one, or gives one back.
     pub(crate) fn is_idle(&self) -> bool {
-        let is_held = |used: &Name| matches!(used.stage, Stage::Held(_));
         self.shards.iter().all(|shard| {
             let names = lock(&shard.0);
             let mut used = names.table.iter();
-            used.all(|used| is_held(used) && used.waiters.is_empty())
+            used.all(|used| used.state.is_idle())
         })
     }
 
@@ -363,10 +345,10 @@ impl Queue {
         for shard in &self.shards {
             let mut names = lock(&shard.0);
             if names.due <= horizon {
-                let due = names.table.iter().filter_map(|used| match &used.stage {
-                    Stage::Held(hold) => Some(poll(hold)),
-                    Stage::Lingering(_, until) => Some(*until),
-                    _ => None,
+                let held = names.table.iter().flat_map(|used| used.state.held());
+                let due = held.map(|held: &Held| match held.lingers_until() {
+                    None => poll(&held.hold),
+                    Some(until) => until,
                 });
                 names.due = due.min().unwrap_or(u64::MAX);
             }
@@ -377,88 +359,38 @@ impl Queue {
 }
 
 impl Names {
-    fn entry(&mut self, name: &LockName) -> TableEntry<'_, Name> {
+    fn entry(&mut self, key: Key<'_>) -> TableEntry<'_, Name> {
         self.table.entry(
-            name.hash64(),
-            |used| used.name == *name,
+            key.name.hash64(),
+            |used| used.is(key),
             |used| used.name.hash64(),
         )
     }
 
-    fn find(&mut self, name: &LockName) -> Option<&mut Name> {
-        self.table
-            .find_mut(name.hash64(), |used| used.name == *name)
-    }
-
-    fn unserved(&mut self, name: &LockName, waiter: &Waiter) -> Unserved {
-        match self.find(name) {
-            None => Unserved::Silent,
-            Some(used) => match &used.store_error {
-                Some(error) => Unserved::Failed(error.clone()),
-                None if used.holders_seen == waiter.seen_before => Unserved::Silent,
-                None => Unserved::Busy,
-            },
-        }
-    }
-
-    /// Makes the first waiter the head, or forgets the name if there is none.
-    fn pass_head(&mut self, name: &LockName) -> Option<Arc<Waiter>> {
-        let mut entry = self
+    fn find(&mut self, key: Key<'_>) -> Option<&mut NameState> {
+        let used = self
             .table
-            .find_entry(name.hash64(), |used| used.name == *name)
-            .ok()?;
-        let used = entry.get_mut();
-        let Some(waiter) = used.waiters.pop_front() else {
-            entry.remove();
-            return None;
-        };
-        used.stage = Stage::Asking;
-        waiter.give(Given::HeadPermit);
-        Some(waiter)
+            .find_mut(key.name.hash64(), |used| used.is(key))?;
+        Some(&mut used.state)
     }
 }
 
 impl Name {
-    fn new(name: &LockName, stage: Stage) -> Self {
-        Self {
-            name: name.clone(),
-            stage,
-            waiters: VecDeque::new(),
-            store_error: None,
-            holders_seen: 0,
-        }
-    }
-
-    fn is_held_by(&self, hold: &Arc<Hold>) -> bool {
-        matches!(&self.stage, Stage::Held(held) if Arc::ptr_eq(held, hold))
-    }
-
-    /// Records that the store's answer to the head showed a holder: single attempts end.
-    fn record_holder(&mut self) -> Vec<Arc<Waiter>> {
-        self.holders_seen = self.holders_seen.wrapping_add(1);
-        self.store_error = None;
-        self.end_waits(|kind| kind == WaitKind::SingleAttempt, || Unserved::Busy)
-    }
-
-    /// Ends the waits of some kinds. Returns their threads, to be notified.
-    fn end_waits(
-        &mut self,
-        ends: impl Fn(WaitKind) -> bool,
-        unserved: impl Fn() -> Unserved,
-    ) -> Vec<Arc<Waiter>> {
-        let mut ended = Vec::new();
-        self.waiters.retain(|waiter| {
-            if ends(waiter.kind) {
-                waiter.give(Given::Nothing(unserved()));
-                ended.push(Arc::clone(waiter));
-            }
-            !ends(waiter.kind)
-        });
-        ended
+    fn is(&self, key: Key<'_>) -> bool {
+        self.is_permit == key.is_permit && self.name == *key.name
     }
 }
 
-fn notify(waiters: impl IntoIterator<Item = Arc<Waiter>>) {
+/// Returns why a waiter of a name gets nothing if its wait ends now.
+fn unserved_by(state: &NameState, waiter: &Waiter) -> Unserved {
+    match &state.store_error {
+        Some(error) => Unserved::Failed(error.clone()),
+        None if state.holders_seen == waiter.seen_before => Unserved::Silent,
+        None => Unserved::Busy,
+    }
+}
+
+fn notify(waiters: Vec<Arc<Waiter>>) {
     for waiter in waiters {
         waiter.notify();
     }

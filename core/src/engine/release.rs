@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
-use crate::name::LockName;
+use crate::mode::Mode;
 use crate::provider::{ErasedLease, Released};
 use crate::sync::run_caught;
 
@@ -21,8 +21,8 @@ use super::exchange::{LeaseAsk, LeaseVerb};
 use super::group::{LeaseReply, Leases, LeftLease, released, unanswered};
 use super::hold::acquired::Acquired;
 use super::hold::lease::Ended;
-use super::hold::{Callbacks, Hold};
-use super::queue::Finished;
+use super::hold::{Callbacks, Hold, HoldState};
+use super::queue::{Finished, Key};
 use super::retry::Retry;
 use super::{ATTEMPT_LIMIT, Engine};
 
@@ -75,7 +75,7 @@ impl Engine {
         };
         if !ending.keeps_name {
             // The lease was lost before. The store may still have it, so its release comes first.
-            ending.keeps_name = self.queue.begin_release(&acquired.hold.name);
+            ending.keeps_name = self.queue.begin_release(acquired.hold.key());
         }
         let (mut lost_reply, mut under_way) = (None, None);
         if ending.in_time
@@ -117,12 +117,19 @@ impl Engine {
     #[inline(always)] // See the module.
     fn end_guard(&self, acquired: &Acquired, now: HostInstant) -> Option<(Ending, Ended)> {
         let hold = &acquired.hold;
-        let hand_over = |terms| hold.hand_over(terms, now, &self.settings);
+        // Other guards of a lost lease may still live, and this one reports the loss.
+        if hold.mode == Mode::Shared
+            && hold.state(now) == HoldState::Lost
+            && hold.must_notify_loss()
+        {
+            self.queue.detach(hold.key(), hold);
+            self.notify_lost(hold);
+        }
         let linger = || match self.lingers.load(Ordering::Acquire) {
             true => hold.linger(now, &self.settings),
             false => None,
         };
-        let finished = self.queue.finish(&hold.name, hold, hand_over, linger);
+        let finished = self.queue.finish(hold.key(), hold, acquired.number, linger);
         if let Finished::HandedOver | Finished::Lingering(_) = finished {
             forget(acquired.end_handover());
             self.notify_released(acquired, &Ok(Released::Done));
@@ -148,15 +155,15 @@ impl Engine {
         callbacks: Callbacks,
         answer: Result<Released, Error>,
     ) -> Result<Released, Error> {
-        self.pass_on(&acquired.hold.name, ending);
+        self.pass_on(acquired.hold.key(), ending);
         self.run_callbacks(&acquired.hold, ending, callbacks);
         self.report_end(acquired, ending, answer)
     }
 
     /// Lets the next thread have the name of an ended guard.
-    pub(super) fn pass_on(&self, name: &LockName, ending: Ending) {
+    pub(super) fn pass_on(&self, key: Key<'_>, ending: Ending) {
         if ending.keeps_name {
-            self.queue.released(name);
+            self.queue.released(key);
         }
     }
 
@@ -199,7 +206,7 @@ impl Engine {
                 has_guard: false,
             };
             let guard = DroppedGuard {
-                acquired: Acquired::new(hold),
+                acquired: Acquired::first(hold),
                 ending,
                 lost_reply: None,
             };

@@ -16,7 +16,6 @@ use crate::workers::MAX_QUEUED;
 
 use super::exchange::{LeaseAsk, LeaseVerb};
 use super::group::{LeaseReply, LeftLease, renewal, unanswered};
-use super::hold::acquired::Acquired;
 use super::hold::lease::Asked;
 use super::hold::{Hold, HoldState};
 use super::{Engine, Job};
@@ -69,7 +68,7 @@ impl Engine {
             next = due.gather(self, now, self.settings.lease.ttl() / 12);
         }
         for hold in &due.lost {
-            self.queue.detach(&hold.name, hold);
+            self.queue.detach(hold.key(), hold);
         }
         let batches = due.renew.chunks(self.capabilities.batch().max(1));
         let renewals = batches.map(|batch| Job::Renew(batch.to_vec()));
@@ -97,14 +96,15 @@ impl Engine {
         }
     }
 
-    /// Reports a loss to the observer and runs the callbacks of the guard that had the hold.
+    /// Reports a loss to the observer and runs the callbacks of the guards that had the hold.
     pub(super) fn notify_lost(&self, hold: &Arc<Hold>) {
-        let acquired = Acquired::new(Arc::clone(hold));
-        self.notifier
-            .notify(|o| o.lost(&hold.name, acquired.token()));
-        for (of, callback) in acquired.take_callbacks() {
+        for number in hold.guards() {
+            self.notifier
+                .notify(|o| o.lost(&hold.name, hold.token(number)));
+        }
+        for (number, callback) in hold.take_callbacks() {
             run_caught(|| {
-                if of == acquired.handovers {
+                if !hold.is_ended(number) {
                     callback();
                 }
             });
@@ -175,7 +175,7 @@ impl Engine {
     /// Has a lease renewed now.
     pub(super) fn verify(&self, hold: &Hold) {
         hold.doubt();
-        self.queue.note_due(&hold.name, hold.due());
+        self.queue.note_due(hold.key(), hold.due());
         self.timer.note(HostInstant::from_nanos(hold.due()));
     }
 
@@ -200,7 +200,7 @@ impl Engine {
             self.release_unwanted(unwanted, hold.policy.ttl());
         }
         self.notifier.notify(|o| {
-            let token = Acquired::new(Arc::clone(hold)).token();
+            let token = hold.token(hold.latest());
             match answer {
                 Ok(Renewal::Renewed) => o.renewed(&hold.name, token),
                 Ok(Renewal::Lost) => {}
@@ -212,7 +212,7 @@ impl Engine {
             HoldState::Lost => 0,
             HoldState::Released => return,
         };
-        self.queue.note_due(&hold.name, due);
+        self.queue.note_due(hold.key(), due);
         self.timer.note(HostInstant::from_nanos(due));
         if asked.round != self.doubts.rounds() {
             self.verify(hold);

@@ -11,8 +11,8 @@ use crate::sync::{Arc, Condvar, Mutex, lock, wait};
 pub(crate) enum Given {
     /// The thread is the head: it alone asks the store.
     HeadPermit,
-    /// The lease was handed over.
-    Hold(Arc<Hold>),
+    /// The lease was handed over, to the guard with this number.
+    Hold(Arc<Hold>, u32),
     /// Nothing: the wait is over.
     Nothing(Unserved),
 }
@@ -25,6 +25,8 @@ pub(crate) enum Unserved {
     Failed(Error),
     /// The store has answered no head while the thread waited.
     Silent,
+    /// A permit of `limit` was asked for while permits of another limit are held.
+    LimitMismatch { limit: u32, held: u32 },
 }
 
 /// What ends a thread's wait in the queue, beside a grant and its deadline.

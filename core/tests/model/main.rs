@@ -16,6 +16,11 @@
 #[path = "../../src/engine/queue.rs"]
 mod queue;
 
+#[path = "../../src/engine/name_state.rs"]
+mod name_state;
+
+// The engine uses more of it than this model.
+#[allow(dead_code)]
 #[path = "../../src/engine/waiter.rs"]
 mod waiter;
 
@@ -25,6 +30,7 @@ mod waiter;
 mod batch;
 
 mod batches;
+mod modes;
 mod world;
 
 /// Stands in for `src/sync.rs`.
@@ -59,18 +65,40 @@ mod name {
     }
 }
 
+/// Stands in for `src/mode.rs`.
+mod mode {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Mode {
+        Exclusive,
+        Shared,
+        Permit { limit: u32 },
+    }
+
+    impl Mode {
+        pub(crate) const fn is_permit(self) -> bool {
+            matches!(self, Mode::Permit { .. })
+        }
+    }
+}
+
 /// Stands in for `src/engine/hold.rs`: a lease of the modelled store, which counts its hand-overs.
 mod hold {
-    #[derive(Default)]
     pub(crate) struct Hold {
+        pub(crate) mode: crate::mode::Mode,
         pub(crate) handovers: shuttle::sync::atomic::AtomicU32,
+    }
+
+    impl Hold {
+        pub(crate) fn end_guard(&self, _number: u32) {}
     }
 }
 
 /// Stands in for `src/options.rs`.
 mod options {
     #[derive(Clone, Copy)]
-    pub(crate) struct LeaseTerms;
+    pub(crate) struct LeaseTerms {
+        pub(crate) mode: crate::mode::Mode,
+    }
 }
 
 /// Stands in for `src/error.rs`.
@@ -80,12 +108,12 @@ mod error {
 }
 
 use error::Error;
-use name::LockName;
+use mode::Mode;
 use queue::{Entered, Finished};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 use waiter::WaitKind;
-use world::{Drops, Lingers, Outcome, World};
+use world::{Drops, KEY, Lingers, Outcome, World};
 
 /// Runs every schedule of a small model as far as the count goes, then random and adversarial ones.
 fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
@@ -175,7 +203,7 @@ fn name_is_not_requested_before_its_release_in_the_background_is_finished() {
             let lease = world.held();
             let waiters = spawn_waiting(&world, 1);
             let late = spawn(&world, |world| world.lock(1, WaitKind::ThroughOutages));
-            world.finish(&lease);
+            world.finish(&lease, 0);
             assert_outcomes(waiters, &[Outcome::Held]);
             assert_outcomes(vec![late], &[Outcome::Held]);
             world.assert_nothing_left();
@@ -193,7 +221,7 @@ fn attempt_behind_a_release_in_the_background_is_not_busy() {
         check(move || {
             let world = World::with_drops(0, drops);
             let lease = world.held();
-            world.finish(&lease);
+            world.finish(&lease, 0);
             let attempt = |kind| spawn(&world, move |world| world.lock(1, kind));
             let kinds = [WaitKind::SingleAttempt, WaitKind::UntilFailure];
             let [single, waiting] = kinds.map(attempt);
@@ -212,10 +240,10 @@ fn wait_that_ends_during_a_release_in_the_background_is_not_busy() {
     check(|| {
         let world = World::with_drops(0, Drops::FailFirst);
         let lease = world.held();
-        world.finish(&lease);
+        world.finish(&lease, 0);
         let late = spawn(&world, |world| {
-            match world.enter(WaitKind::ThroughOutages) {
-                Entered::Given(given) => world.use_given(1, given),
+            match world.enter(Mode::Exclusive, WaitKind::ThroughOutages) {
+                Entered::Given(given) => world.use_given(1, Mode::Exclusive, given),
                 Entered::Queued(waiter, _) => world.give_up(1, &waiter),
             }
         });
@@ -234,7 +262,7 @@ fn first_come_first_served() {
             let world = World::new(max_handovers);
             let lease = world.held();
             let threads = spawn_waiting(&world, 3);
-            world.finish(&lease);
+            world.finish(&lease, 0);
             assert_outcomes(threads, &[Outcome::Held]);
             assert_eq!(*world.grants.lock().unwrap(), [0, 1, 2]);
             world.assert_nothing_left();
@@ -251,7 +279,7 @@ fn wait_ends_while_the_lease_is_handed_over() {
             let (first, second) = (world.queued(), world.queued());
             let first = spawn(&world, move |world| world.give_up(1, &first));
             let second = spawn(&world, move |world| world.wait(2, &second));
-            world.finish(&lease);
+            world.finish(&lease, 0);
             assert_outcomes(vec![first], &[Outcome::Held, Outcome::Busy]);
             assert_outcomes(vec![second], &[Outcome::Held]);
             world.assert_nothing_left();
@@ -269,10 +297,10 @@ fn cancel_while_the_lease_is_handed_over() {
         let cancel = thread::spawn(move || unparked.unpark());
         // It wakes by the unpark or by the hand-over. After the unpark it gives up in any case.
         let thread = spawn(&world, move |world| match waiter.wait(None) {
-            Some(given) => world.use_given(1, given),
+            Some(given) => world.use_given(1, Mode::Exclusive, given),
             None => world.give_up(1, &waiter),
         });
-        world.finish(&lease);
+        world.finish(&lease, 0);
         cancel.join().unwrap();
         thread.join().unwrap();
         world.assert_nothing_left();
@@ -290,7 +318,7 @@ fn unpark_alone_wakes_a_waiter() {
         assert!(waiter.wait(None).is_none());
         assert_eq!(world.give_up(1, &waiter), Outcome::Busy);
         cancel.join().unwrap();
-        world.finish(&lease);
+        world.finish(&lease, 0);
         world.assert_nothing_left();
     });
 }
@@ -320,7 +348,7 @@ fn failing_store_is_not_busy() {
         let world = World::new(9);
         world.assert_head();
         let single_attempt = spawn(&world, |world| world.lock(1, WaitKind::SingleAttempt));
-        world.queue.pass(&LockName, Some(Error));
+        world.queue.pass(KEY, Some(Error));
         // It fails with the head, or comes later and asks the store itself.
         assert_outcomes(vec![single_attempt], &[Outcome::Failed, Outcome::Held]);
         world.assert_nothing_left();
@@ -335,8 +363,8 @@ fn head_that_fails_and_goes_on_ends_the_waits_that_ride_no_outage_out() {
         let lock = |(thread, kind)| spawn(&world, move |world| world.lock(thread, kind));
         let kinds = [WaitKind::UntilFailure, WaitKind::ThroughOutages];
         let mut threads: Vec<_> = kinds.into_iter().enumerate().map(lock).collect();
-        world.queue.fail(&LockName, &Error);
-        assert_eq!(world.acquire_as_head(9), Outcome::Held);
+        world.queue.fail(KEY, &Error);
+        assert_eq!(world.acquire_as_head(9, Mode::Exclusive), Outcome::Held);
         assert_outcomes(threads.split_off(1), &[Outcome::Held]);
         assert_outcomes(threads, &[Outcome::Failed, Outcome::Held]);
         world.assert_nothing_left();
@@ -354,7 +382,7 @@ fn wait_that_ends_while_the_head_is_cancelled_or_the_store_fails_is_not_busy() {
             let world = World::new(9);
             world.assert_head();
             let threads = spawn_giving_up(&world);
-            world.queue.pass(&LockName, store_error.clone());
+            world.queue.pass(KEY, store_error.clone());
             assert_outcomes(threads, allowed);
             world.assert_nothing_left();
         });
@@ -378,7 +406,7 @@ fn wait_that_ends_is_busy_only_once_a_holder_was_seen() {
         };
         let threads: Vec<_> = (0..2).map(give_up).collect();
         *is_held.lock().unwrap() = true;
-        assert_eq!(world.acquire_as_head(9), Outcome::Held);
+        assert_eq!(world.acquire_as_head(9, Mode::Exclusive), Outcome::Held);
         assert_outcomes(threads, &[Outcome::Silent, Outcome::Busy]);
         world.assert_nothing_left();
     });
@@ -392,11 +420,11 @@ fn lost_hold_is_passed_on_once() {
         let waiters = spawn_waiting(&world, 2);
         let lost = Arc::clone(&lease);
         // The store has given up the lease, so the next head may be granted.
-        world.store_release();
-        let detach = spawn(&world, move |world| world.queue.detach(&LockName, &lost));
-        match world.queue.finish(&LockName, &lease, |_| false, || None) {
+        world.store_release(Mode::Exclusive);
+        let detach = spawn(&world, move |world| world.queue.detach(KEY, &lost));
+        match world.queue.finish(KEY, &lease, 0, || None) {
             Finished::Detached => {}
-            Finished::Release => world.queue.released(&LockName),
+            Finished::Release => world.queue.released(KEY),
             Finished::HandedOver | Finished::Lingering(_) => panic!("a lost lease was handed over"),
         }
         detach.join().unwrap();
@@ -412,7 +440,7 @@ fn guard_is_dropped_while_the_keeper_is() {
         let lease = world.held();
         let weak = Arc::downgrade(&world);
         let waiters = spawn_waiting(&world, 1);
-        let guard = spawn(&world, move |world| world.finish(&lease));
+        let guard = spawn(&world, move |world| world.finish(&lease, 0));
         // The thread that watches deadlines scans the queue, if that still exists.
         let scan = thread::spawn(move || {
             if let Some(world) = weak.upgrade() {

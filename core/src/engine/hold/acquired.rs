@@ -13,30 +13,28 @@ use super::{Callbacks, Hold, HoldState};
 #[derive(Clone)]
 pub(crate) struct Acquired {
     pub(crate) hold: Arc<Hold>,
-    /// The number of hand-overs before this guard.
-    pub(crate) handovers: u32,
+    /// The number of the guard: of the hand-overs before it.
+    pub(crate) number: u32,
 }
 
 impl Acquired {
-    /// The hold for the guard that has it now.
-    pub(crate) fn new(hold: Arc<Hold>) -> Self {
-        Self {
-            handovers: hold.handovers.load(Ordering::Acquire),
-            hold,
-        }
+    /// The hold as its first guard has it.
+    pub(crate) fn first(hold: Arc<Hold>) -> Self {
+        Self { hold, number: 0 }
     }
 
     pub(crate) fn token(&self) -> FencingToken {
-        self.hold.first_token.after_handovers(self.handovers)
+        self.hold.token(self.number)
     }
 
-    fn is_handed_over(&self) -> bool {
-        self.hold.handovers.load(Ordering::Acquire) != self.handovers
+    /// Returns whether this guard has ended before the lease.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.hold.is_ended(self.number)
     }
 
     /// Returns the state of this guard.
     pub(crate) fn state(&self, now: HostInstant) -> HoldState {
-        if self.is_handed_over() {
+        if self.is_ended() {
             HoldState::Released
         } else {
             self.hold.state(now)
@@ -60,7 +58,10 @@ impl Acquired {
         if self.hold.is_loss_notified.load(Ordering::Acquire) {
             return Some(callback);
         }
-        inside.on_lost.push((self.handovers, Box::new(callback)));
+        if self.is_ended() {
+            return None;
+        }
+        inside.on_lost.push((self.number, Box::new(callback)));
         None
     }
 
@@ -74,7 +75,7 @@ impl Acquired {
             }
             let inside = lock(&self.hold.inside);
             // A change after this is notified, since that takes the mutex.
-            if !self.is_handed_over() && self.hold.deadline.state(now) == Some(HoldState::Held) {
+            if !self.is_ended() && self.hold.deadline.state(now) == Some(HoldState::Held) {
                 let until = deadline.min(self.hold.until());
                 drop(
                     self.hold
@@ -89,12 +90,7 @@ impl Acquired {
     pub(crate) fn end_handover(&self) -> Callbacks {
         let mut inside = lock(&self.hold.inside);
         self.hold.notify(&inside);
-        let is_of_ended_guard = |callback: &mut (u32, _)| callback.0 <= self.handovers;
-        inside.on_lost.extract_if(.., is_of_ended_guard).collect()
-    }
-
-    /// Takes the callbacks of this guard and of those before it, to report the loss.
-    pub(crate) fn take_callbacks(&self) -> Callbacks {
-        std::mem::take(&mut lock(&self.hold.inside).on_lost)
+        let is_own = |callback: &mut (u32, _)| callback.0 == self.number;
+        inside.on_lost.extract_if(.., is_own).collect()
     }
 }

@@ -235,6 +235,7 @@ mod tests {
         let asked_at = clock.now();
         let hold = Hold::new(
             LockName::new("a").unwrap(),
+            0,
             LeaseTerms {
                 mode: Mode::Exclusive,
                 policy: LeasePolicy::Renewed { ttl },

@@ -1,0 +1,147 @@
+//! Permits: a lock that a limited number of holders have at the same time.
+
+use std::fmt;
+use std::ops::Deref;
+use std::time::Duration;
+
+use crate::error::Error;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::guard::LockGuard;
+use crate::keeper::LockKeeper;
+use crate::mode::Mode;
+use crate::name::{AsLockName, LockName};
+use crate::options::AcquireOptions;
+use crate::provider::Released;
+
+/// Grants up to a limit of permits at the same time, over all processes that use the store.
+///
+/// Each [`Permit`] is a lease of its own, as a lock is: renewed while it lives, free again when its holder
+/// has died, and with a fencing token. Permits are granted first come, first served. A semaphore has nothing to do
+/// with the lock of the same name.
+///
+/// ```
+/// # use lockkeeper_core as lockkeeper;
+/// use lockkeeper::{Error, LockKeeper};
+///
+/// fn report(keeper: &LockKeeper) -> Result<u32, Error> {
+///     // Five reports at a time, in all processes together.
+///     let reports = keeper.semaphore("reports", 5)?;
+///     let permit = reports.acquire()?;
+///     // Work; the permit is released when it is dropped.
+///     Ok(permit.slot()) // 0 to 4: no other holder has the same now
+/// }
+/// ```
+#[derive(Clone)]
+pub struct Semaphore {
+    keeper: LockKeeper,
+    name: LockName,
+    mode: Mode,
+}
+
+impl LockKeeper {
+    /// Returns the semaphore of a name, of which up to `permits` are held at the same time: from 1 to
+    /// [`MAX_PERMITS`](crate::MAX_PERMITS), or to what the store takes. It asks the store for nothing.
+    ///
+    /// All programs have to use the same number. While permits are held under one, acquiring under another
+    /// is [`ErrorKind::LimitMismatch`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] and [`ErrorKind::InvalidLimit`]; [`ErrorKind::Unsupported`] if the store
+    /// has no [`Capability::Permits`](crate::Capability::Permits), or not as many.
+    pub fn semaphore(&self, name: impl AsLockName, permits: u32) -> Result<Semaphore, Error> {
+        let name = name.as_lock_name()?.into_owned();
+        let mode = Mode::Permit { limit: permits };
+        mode.check(&self.capabilities())
+            .map_err(|error| self.engine.located(&name, error))?;
+        Ok(Semaphore {
+            keeper: self.clone(),
+            name,
+            mode,
+        })
+    }
+}
+
+impl Semaphore {
+    /// Acquires a permit, and waits for it as long as the keeper's default.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when all permits were held until the end of the wait;
+    /// [`ErrorKind::LimitMismatch`]; others as [`LockKeeper::lock`].
+    pub fn acquire(&self) -> Result<Permit, Error> {
+        let guard = self.keeper.lock_in(&self.name, self.mode)?;
+        Ok(Permit { guard })
+    }
+
+    /// Acquires a permit if one is free, in one attempt. `None` if all are held.
+    ///
+    /// # Errors
+    /// [`ErrorKind::LimitMismatch`]; others as [`LockKeeper::try_lock`].
+    pub fn try_acquire(&self) -> Result<Option<Permit>, Error> {
+        self.try_acquire_for(Duration::ZERO)
+    }
+
+    /// Acquires a permit, and waits at most `wait`. `None` if all were held until then.
+    ///
+    /// # Errors
+    /// As [`try_acquire`](Self::try_acquire).
+    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<Permit>, Error> {
+        self.acquire_with(&AcquireOptions::new().wait(wait))
+    }
+
+    /// Acquires a permit with options. Their mode is that of this semaphore.
+    ///
+    /// # Errors
+    /// As [`LockKeeper::acquire`], and [`ErrorKind::LimitMismatch`].
+    pub fn acquire_with(&self, options: &AcquireOptions) -> Result<Option<Permit>, Error> {
+        let options = options.clone().mode(self.mode);
+        let guard = self.keeper.acquire(&self.name, &options)?;
+        Ok(guard.map(|guard| Permit { guard }))
+    }
+
+    /// Returns the name of the semaphore.
+    pub fn name(&self) -> &LockName {
+        &self.name
+    }
+}
+
+impl fmt::Debug for Semaphore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Semaphore")
+            .field("name", &self.name)
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A held permit of a [`Semaphore`]. Dropping it releases the permit. It has all methods of a
+/// [`LockGuard`] that borrow it.
+#[derive(Debug)]
+#[must_use = "a permit that is dropped at once is released at once"]
+pub struct Permit {
+    guard: LockGuard,
+}
+
+impl Permit {
+    /// Returns the slot of the permit, from 0 to the limit of the semaphore less one. No two permits that are
+    /// held have the same, so it can number connections, ports or directories. Grants of one slot have
+    /// growing tokens.
+    pub fn slot(&self) -> u32 {
+        self.guard.slot()
+    }
+
+    /// Releases the permit and returns what was found.
+    ///
+    /// # Errors
+    /// As [`LockGuard::release`].
+    pub fn release(self) -> Result<Released, Error> {
+        self.guard.release()
+    }
+}
+
+impl Deref for Permit {
+    type Target = LockGuard;
+    fn deref(&self) -> &LockGuard {
+        &self.guard
+    }
+}
