@@ -12,6 +12,7 @@ mod exchange;
 mod group;
 mod head;
 pub(crate) mod hold;
+mod lock_all;
 mod name_state;
 pub(crate) mod opening;
 mod outage;

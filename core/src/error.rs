@@ -56,9 +56,10 @@ pub enum ErrorKind {
     /// The store found that holders wait for each other in a circle, and ended this wait: nothing was
     /// granted. The same call would fail again: release your locks first, and take names in one order.
     ///
-    /// Only MySQL and MariaDB can report it, for a session that waits and holds names itself. Keepers
-    /// wait on sessions that hold nothing, so almost every such circle ends with
-    /// [`TimedOut`](ErrorKind::TimedOut) instead.
+    /// [`ReentrantKeeper`](crate::ReentrantKeeper) reports it for a thread that holds a lock shared and wants it
+    /// exclusively. Of the stores, only MySQL and MariaDB can report it, for a session that waits and holds
+    /// names itself. Keepers wait on sessions that hold nothing, so almost every circle of several holders ends
+    /// with [`TimedOut`](ErrorKind::TimedOut) instead.
     Deadlock,
     /// The store answers, but refuses: permissions, a read-only file.
     PermissionDenied,

@@ -1,19 +1,18 @@
-//! The guard that a caller holds, and the signal of its loss.
+//! The guard that a caller holds.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Clock;
 use crate::engine::Shared;
 use crate::engine::hold::HoldState;
 use crate::engine::hold::acquired::Acquired;
 use crate::error::{Error, ErrorKind};
+use crate::lost_signal::LostSignal;
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::proof::CommitProof;
 use crate::provider::{Released, Renewal};
-use crate::sync::run_caught;
 use crate::token::FencingToken;
 
 /// A held lock. Dropping it releases the lock, also during a panic, without a panic of its own.
@@ -47,7 +46,7 @@ use crate::token::FencingToken;
 #[must_use = "a guard that is dropped at once releases the lock at once"]
 pub struct LockGuard {
     engine: Arc<Shared>,
-    acquired: Acquired,
+    pub(crate) acquired: Acquired,
     is_released: bool,
 }
 
@@ -124,10 +123,7 @@ impl LockGuard {
     /// Returns a signal of the loss, which can be checked, waited for, and can call back. It can
     /// outlive the guard.
     pub fn lost_signal(&self) -> LostSignal {
-        LostSignal {
-            acquired: self.acquired.clone(),
-            clock: Arc::clone(&self.engine.clock),
-        }
+        LostSignal::new(&self.acquired, &self.engine.clock)
     }
 
     /// Renews now, whatever the policy: afterwards a full ttl (less the margin) remains, and the time of
@@ -192,77 +188,6 @@ impl fmt::Debug for LockGuard {
             .field("name", self.name())
             .field("token", &self.token().get())
             .field("remaining", &self.remaining())
-            .finish_non_exhaustive()
-    }
-}
-
-/// Reports the loss of a guard. Clones report the same loss.
-///
-/// ```
-/// use std::sync::Arc;
-/// use std::sync::atomic::{AtomicBool, Ordering};
-/// # use lockkeeper_core as lockkeeper;
-/// use lockkeeper::LockGuard;
-///
-/// fn stop_on_loss(guard: &LockGuard) -> Arc<AtomicBool> {
-///     let stop = Arc::new(AtomicBool::new(false));
-///     let flag = Arc::clone(&stop);
-///     guard.lost_signal().on_lost(move || flag.store(true, Ordering::SeqCst));
-///     stop
-/// }
-/// ```
-#[derive(Clone)]
-pub struct LostSignal {
-    acquired: Acquired,
-    clock: Arc<dyn Clock>,
-}
-
-/// What ended a wait for a loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WaitOutcome {
-    /// The guard is lost.
-    Lost,
-    /// The guard was released; it cannot be lost any more.
-    Released,
-    /// Neither happened in this time.
-    TimedOut,
-}
-
-impl LostSignal {
-    /// Returns whether the guard is lost. False after it was released in time.
-    pub fn is_lost(&self) -> bool {
-        self.acquired.state(self.clock.now()) == HoldState::Lost
-    }
-
-    /// Blocks until the guard is lost or released, at most `limit`.
-    pub fn wait(&self, limit: Duration) -> WaitOutcome {
-        let deadline = self.clock.now() + limit;
-        match self.acquired.wait_until_lost(deadline, &*self.clock) {
-            HoldState::Held => WaitOutcome::TimedOut,
-            HoldState::Lost => WaitOutcome::Lost,
-            HoldState::Released => WaitOutcome::Released,
-        }
-    }
-
-    /// Calls `callback` once when the guard is lost, and drops it uncalled when the guard is
-    /// released. If the guard is lost already, this thread calls it at once.
-    ///
-    /// It is called on a thread of the keeper, or on the one that drops the guard if that is the
-    /// first to notice the loss. The keeper has let go of the name by then, so the callback may lock
-    /// it again. It should be quick: a few callbacks that hang can delay renewals. A panic in it, also
-    /// in the drop of what it captured, is caught.
-    pub fn on_lost(&self, callback: impl FnOnce() + Send + 'static) {
-        if let Some(callback) = self.acquired.on_lost(callback, &*self.clock) {
-            run_caught(callback);
-        }
-    }
-}
-
-impl fmt::Debug for LostSignal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LostSignal")
-            .field("name", &self.acquired.hold.name)
-            .field("lost", &self.is_lost())
             .finish_non_exhaustive()
     }
 }

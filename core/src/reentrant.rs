@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::keeper::LockKeeper;
+use crate::mode::Mode;
 use crate::name::{AsLockName, LockName};
 use crate::options::AcquireOptions;
 use crate::sync::lock;
@@ -58,13 +59,27 @@ impl ReentrantKeeper {
     /// Acquires the lock as [`LockKeeper::lock`] does, or at once if this thread holds it.
     ///
     /// # Errors
-    /// As [`LockKeeper::lock`]; [`ErrorKind::Lost`](crate::ErrorKind::Lost) if this thread held the
-    /// lock and has lost it.
+    /// As [`LockKeeper::lock`]; [`ErrorKind::Lost`] if this thread held the lock and has lost it;
+    /// [`ErrorKind::Deadlock`] if it holds the lock shared: it would wait for itself. Release that first, or
+    /// lock exclusively from the beginning.
     pub fn lock(&self, name: impl AsLockName) -> Result<ReentrantGuard, Error> {
         let name = name.as_lock_name()?;
-        match self.inner_guard(&name)? {
+        self.lock_in(&name, Mode::Exclusive)
+    }
+
+    /// Acquires the lock beside other shared holders as [`LockKeeper::lock_shared`] does, or at once if this
+    /// thread holds it in either mode: an exclusive holder may read.
+    ///
+    /// # Errors
+    /// As [`LockKeeper::lock_shared`], and [`ErrorKind::Lost`] as [`lock`](Self::lock).
+    pub fn lock_shared(&self, name: impl AsLockName) -> Result<ReentrantGuard, Error> {
+        self.lock_in(&*name.as_lock_name()?, Mode::Shared)
+    }
+
+    fn lock_in(&self, name: &LockName, mode: Mode) -> Result<ReentrantGuard, Error> {
+        match self.inner_guard(name, mode)? {
             Some(guard) => Ok(guard),
-            None => Ok(self.outermost_guard(self.keeper.lock(&*name)?)),
+            None => Ok(self.outermost_guard(self.keeper.lock_in(name, mode)?)),
         }
     }
 
@@ -92,7 +107,7 @@ impl ReentrantKeeper {
         options: &AcquireOptions,
     ) -> Result<Option<ReentrantGuard>, Error> {
         let name = name.as_lock_name()?;
-        if let Some(guard) = self.inner_guard(&name)? {
+        if let Some(guard) = self.inner_guard(&name, options.mode)? {
             return Ok(Some(guard));
         }
         let guard = self.keeper.acquire(&*name, options)?;
@@ -106,12 +121,23 @@ impl ReentrantKeeper {
     }
 
     /// Returns one more guard of a lock that this thread holds.
-    fn inner_guard(&self, name: &LockName) -> Result<Option<ReentrantGuard>, Error> {
+    fn inner_guard(&self, name: &LockName, mode: Mode) -> Result<Option<ReentrantGuard>, Error> {
+        if mode.is_permit() {
+            let text = "a permit is not reentrant, since each one counts; acquire it from `LockKeeper::semaphore`";
+            return Err(self
+                .keeper
+                .engine
+                .located(name, Error::new(ErrorKind::Unsupported, text)));
+        }
         let key = (thread::current().id(), name.clone());
         let Some(outermost) = lock(&self.held).get(&key).and_then(Weak::upgrade) else {
             return Ok(None);
         };
         outermost.guard.ensure_held()?;
+        if (outermost.guard.mode(), mode) == (Mode::Shared, Mode::Exclusive) {
+            let text = "this thread holds the lock shared, and would wait for itself to lock it exclusively; release it first, or lock it exclusively from the beginning";
+            return Err(outermost.guard.error(ErrorKind::Deadlock, text));
+        }
         Ok(Some(ReentrantGuard::new(outermost)))
     }
 
@@ -165,7 +191,7 @@ impl ReentrantGuard {
     /// Drops this guard, also an inner one, and returns whether the lock was held until now.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost).
+    /// [`ErrorKind::Lost`].
     pub fn finish(self) -> Result<(), Error> {
         self.ensure_held()
     }

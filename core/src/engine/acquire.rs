@@ -43,6 +43,16 @@ pub(super) struct Acquisition<'a, 'e> {
 }
 
 impl Engine {
+    /// Returns the lease that an acquisition wants.
+    pub(super) fn terms(&self, options: &AcquireOptions) -> LeaseTerms {
+        LeaseTerms {
+            mode: options.mode,
+            policy: options.lease.unwrap_or(self.settings.lease),
+            max_hold: options.max_hold.or(self.settings.max_hold),
+            linger: options.linger.unwrap_or(self.settings.linger),
+        }
+    }
+
     pub(crate) fn acquire(
         self: &Arc<Self>,
         name: &LockName,
@@ -51,12 +61,7 @@ impl Engine {
         let began = self.clock.now();
         let wait = options.wait.unwrap_or(self.settings.wait);
         let outage = options.outage.unwrap_or(self.settings.outage);
-        let terms = LeaseTerms {
-            mode: options.mode,
-            policy: options.lease.unwrap_or(self.settings.lease),
-            max_hold: options.max_hold.or(self.settings.max_hold),
-            linger: options.linger.unwrap_or(self.settings.linger),
-        };
+        let terms = self.terms(options);
         wait.check()
             .and(terms.check(&self.capabilities))
             .map_err(|error| self.located(name, error))?;
@@ -134,9 +139,7 @@ impl Engine {
         if self.notifier.is_some() {
             let waited = self.clock.now().saturating_since(began);
             self.notifier.notify(|o| match &result {
-                Ok(Some(acquired)) => {
-                    o.acquired(name, acquired.token(), waited, acquired.number > 0);
-                }
+                Ok(Some(acquired)) => acquired.report(waited, o),
                 Ok(None) => o.not_acquired(name, waited, None),
                 Err(error) => o.not_acquired(name, waited, Some(error)),
             });

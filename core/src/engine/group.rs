@@ -95,20 +95,34 @@ impl Engine {
         self: &Arc<Self>,
         request: &AcquireRequest<'_>,
     ) -> Result<Option<Grant<ErasedLease>>, Error> {
-        let until = match request.deadline {
+        let until = self.end_of_attempt(request);
+        let entry = batched(request, until);
+        let number = self.send_together(slice::from_ref(&entry));
+        self.wait_for_grant(request, &entry, number, until)
+    }
+
+    /// Returns the end of the wait for the answer to an attempt.
+    pub(super) fn end_of_attempt(&self, request: &AcquireRequest<'_>) -> HostInstant {
+        match request.deadline {
             None => request.started() + self.capabilities.attempt_limit(),
             Some(deadline) => deadline.max(request.now() + LEAST_ATTEMPT_TIME),
-        };
-        let entry = batch::Entry::new(Attempt {
-            name: request.name.clone(),
-            mode: request.mode,
-            ttl: request.ttl,
-            owner: request.owner(),
-            is_retry: request.is_retry(),
-            deadline: until,
-        });
-        let under_way = self.requests.push_first(slice::from_ref(&entry));
-        match self.wait_for_reply(&entry, under_way, until, request.cancel) {
+        }
+    }
+
+    /// Has attempts go with the next batch. Returns the number of what is under way.
+    pub(super) fn send_together(self: &Arc<Self>, entries: &[Arc<batch::Entry<Attempts>>]) -> u64 {
+        self.follow(self.requests.push_first(entries))
+    }
+
+    /// Waits for the answer to an attempt that goes with a batch.
+    pub(super) fn wait_for_grant(
+        self: &Arc<Self>,
+        request: &AcquireRequest<'_>,
+        entry: &Arc<batch::Entry<Attempts>>,
+        number: u64,
+        until: HostInstant,
+    ) -> AttemptAnswer {
+        match self.wait_for_reply(entry, number, until, request.cancel) {
             Waited::Answered(answer) => answer,
             Waited::NotSent(_) if request.is_cancelled() => Ok(None),
             Waited::NotSent(_) => Err(not_sent()),
@@ -151,8 +165,8 @@ impl Engine {
     fn ask_in_batch(self: &Arc<Self>, ask: LeaseAsk) -> LeaseReply {
         let deadline = ask.deadline;
         let entry = batch::Entry::new(ask);
-        let under_way = self.requests.push_second(slice::from_ref(&entry));
-        match self.wait_for_reply(&entry, under_way, deadline, None) {
+        let number = self.follow(self.requests.push_second(slice::from_ref(&entry)));
+        match self.wait_for_reply(&entry, number, deadline, None) {
             Waited::Answered((lease, answer)) => LeaseReply::Answered(lease, answer),
             Waited::NotSent(ask) => LeaseReply::Answered(ask.lease, Err(not_sent())),
             Waited::Sent => LeaseReply::UnderWay(entry),
@@ -163,14 +177,13 @@ impl Engine {
     fn wait_for_reply<K>(
         self: &Arc<Self>,
         entry: &Arc<batch::Entry<K>>,
-        under_way: UnderWay,
+        mut number: u64,
         until: HostInstant,
         cancel: Option<&CancelToken>,
     ) -> Waited<K>
     where
         K: Kind<Ask: Send, Reply: Send, Left: Send> + 'static,
     {
-        let mut number = self.follow(under_way);
         let _wake = cancel.map(|cancel| {
             let entry = Arc::clone(entry);
             cancel.on_cancel(move || entry.unpark())
@@ -297,6 +310,21 @@ impl Engine {
             },
         }
     }
+}
+
+/// Returns the entry of an attempt that goes with a batch.
+pub(super) fn batched(
+    request: &AcquireRequest<'_>,
+    until: HostInstant,
+) -> Arc<batch::Entry<Attempts>> {
+    batch::Entry::new(Attempt {
+        name: request.name.clone(),
+        mode: request.mode,
+        ttl: request.ttl,
+        owner: request.owner(),
+        is_retry: request.is_retry(),
+        deadline: until,
+    })
 }
 
 /// How a wait for a reply ended.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
-use crate::provider::{ErasedLease, Grant, Renewal};
+use crate::options::LeaseTerms;
+use crate::provider::{AcquireRequest, ErasedLease, Grant, Renewal};
 use crate::token::FencingToken;
 
 use super::Engine;
@@ -24,12 +25,7 @@ const CONFIRM_LIMIT: Duration = Duration::from_secs(1);
 impl<'e> Acquisition<'_, 'e> {
     /// Acquires the name from the store as the head of its queue.
     pub(super) fn acquire_as_head(&self) -> Result<Option<Acquired>, Error> {
-        let mut permit = HeadPermit {
-            engine: self.engine,
-            key: self.key,
-            round: self.engine.doubts.rounds(),
-            outcome: None,
-        };
+        let mut permit = HeadPermit::new(self.engine, self.key);
         let result = self.acquire_from_store();
         permit.outcome = match &result {
             Err(error) if error.kind() == ErrorKind::Cancelled => None,
@@ -134,52 +130,55 @@ impl<'e> Acquisition<'_, 'e> {
         let Some(grant) = answer? else {
             return Ok(AttemptResult::Busy);
         };
-        let hold = self.confirm_grant(grant)?;
+        let hold = engine.confirm_grant(request, self.terms, grant)?;
         Ok(hold.map_or(AttemptResult::Expired, AttemptResult::Held))
     }
+}
 
+impl Engine {
     /// Makes a hold of a grant. `None` if the lease had ended before its grant was seen.
-    fn confirm_grant(&self, grant: Grant<ErasedLease>) -> Result<Option<Arc<Hold>>, Error> {
-        let (engine, request) = (self.engine, &self.request);
-        let (mut lease, mut asked_at) = (grant.lease, grant.asked_at);
-        let margin = engine.margin(request.ttl);
-        let first_token = match FencingToken::first(grant.epoch, engine.settings.epoch_offset) {
-            _ if request.is_cancelled() => return Err(engine.discard(lease, engine.cancelled())),
+    pub(super) fn confirm_grant(
+        &self,
+        request: &AcquireRequest<'_>,
+        terms: LeaseTerms,
+        mut grant: Grant<ErasedLease>,
+    ) -> Result<Option<Arc<Hold>>, Error> {
+        let margin = self.margin(request.ttl);
+        let first_token = match FencingToken::first(grant.epoch, self.settings.epoch_offset) {
+            _ if request.is_cancelled() => return Err(self.discard(grant.lease, self.cancelled())),
             Ok(token) => token,
-            Err(error) => return Err(engine.discard(lease, error)),
+            Err(error) => return Err(self.discard(grant.lease, error)),
         };
         // See `AcquireRequest::started`.
-        let mut now = if asked_at == request.started() {
-            asked_at
+        let mut now = if grant.asked_at == request.started() {
+            grant.asked_at
         } else {
             request.now()
         };
         // The store did the waiting, or this process was stopped before it read the reply.
-        if now.saturating_since(asked_at) > margin {
-            asked_at = now;
+        if now.saturating_since(grant.asked_at) > margin {
+            grant.asked_at = now;
             request.answered_at.set(Some(now));
             // The caller waits for this answer, too, and not for the rest of a whole lease.
             let end = request.deadline.unwrap_or(now).max(now) + CONFIRM_LIMIT;
             let end = end.min(now + request.ttl);
-            match engine.provider.renew(&mut lease, request.ttl, end) {
+            match self.provider.renew(&mut grant.lease, request.ttl, end) {
                 Ok(Renewal::Renewed) => {}
                 Ok(Renewal::Lost) => return Ok(None),
                 Err(error) => {
                     // The release may arrive late: it must not meet what a repeated request is granted.
                     request.owner.set(None);
-                    return Err(engine.discard(lease, error));
+                    return Err(self.discard(grant.lease, error));
                 }
             }
             now = request.now();
         }
         Ok(Some(Arc::new(Hold::new(
             request.name.clone(),
-            grant.slot,
-            self.terms,
+            terms,
             margin,
-            lease,
+            grant,
             first_token,
-            asked_at,
             now,
         ))))
     }
@@ -206,13 +205,24 @@ fn is_from_store(kind: ErrorKind) -> bool {
 }
 
 /// The right to ask the store for a name. It is passed on also when the provider panics.
-struct HeadPermit<'a> {
+pub(super) struct HeadPermit<'a> {
     engine: &'a Engine,
     key: Key<'a>,
     /// The number of rounds of verification before the store was asked.
     round: u64,
     /// The hold, or the error of a store that did not answer.
-    outcome: Option<Result<Arc<Hold>, Error>>,
+    pub(super) outcome: Option<Result<Arc<Hold>, Error>>,
+}
+
+impl<'a> HeadPermit<'a> {
+    pub(super) fn new(engine: &'a Engine, key: Key<'a>) -> Self {
+        Self {
+            engine,
+            key,
+            round: engine.doubts.rounds(),
+            outcome: None,
+        }
+    }
 }
 
 impl Drop for HeadPermit<'_> {

@@ -13,7 +13,7 @@ use crate::clock::{HostInstant, saturating_nanos};
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::options::{LeasePolicy, LeaseTerms, Settings};
-use crate::provider::ErasedLease;
+use crate::provider::{ErasedLease, Grant};
 use crate::sync::{lock, wait};
 use crate::timer::MAX_SLEEP;
 use crate::token::FencingToken;
@@ -86,27 +86,25 @@ enum AfterRenewal {
 }
 
 impl Hold {
-    /// A hold of a lease that was asked for at `asked_at`, and granted by `now`.
+    /// A hold of a lease that was granted by `now`.
     pub(crate) fn new(
         name: LockName,
-        slot: u32,
         terms: LeaseTerms,
         margin: Duration,
-        lease: ErasedLease,
+        grant: Grant<ErasedLease>,
         first_token: FencingToken,
-        asked_at: HostInstant,
         now: HostInstant,
     ) -> Self {
         let policy = terms.policy;
         let hold = Self {
             name,
             mode: terms.mode,
-            slot,
+            slot: grant.slot,
             policy,
             margin,
             first_token,
             granted_at: now,
-            deadline: Deadline::new(asked_at + policy.ttl() - margin),
+            deadline: Deadline::new(grant.asked_at + policy.ttl() - margin),
             handovers: AtomicU32::new(0),
             ended: Default::default(),
             renew_at: AtomicU64::new(u64::MAX),
@@ -116,13 +114,13 @@ impl Hold {
             linger: AtomicU64::new(saturating_nanos(terms.linger)),
             is_loss_notified: AtomicBool::new(false),
             inside: Mutex::new(Inside {
-                lease: LeaseSlot::Here(lease),
+                lease: LeaseSlot::Here(grant.lease),
                 on_lost: Vec::new(),
                 waiting: 0,
             }),
             changed: Condvar::new(),
         };
-        if let Some(at) = hold.next_renewal(asked_at) {
+        if let Some(at) = hold.next_renewal(grant.asked_at) {
             hold.renew_at.store(at.as_nanos(), Ordering::Release);
         }
         hold.begin_max_hold(terms.max_hold, now);

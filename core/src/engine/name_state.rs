@@ -209,8 +209,8 @@ impl NameState {
     }
 
     /// Returns whether a thread may ask the store now. It may beside leases of this process that do not
-    /// exclude the new one; and exclusively while this process has shared ones, since the order of all
-    /// processes is that of their requests.
+    /// exclude the new one; and exclusively while guards of this process share the name, since the order of
+    /// all processes is that of their requests.
     fn may_ask(&self, mode: Mode, kind: WaitKind) -> bool {
         let mut holds = self.holds.iter();
         self.head.is_none()
@@ -219,7 +219,8 @@ impl NameState {
                     self.releasing == 0 && self.holds.first.is_none()
                 }
                 Mode::Exclusive | Mode::Shared => {
-                    self.releasing == 0 && holds.all(|held| held.hold.mode == Mode::Shared)
+                    let is_shared = |held: &Held| held.hold.mode == Mode::Shared && held.guards > 0;
+                    self.releasing == 0 && holds.all(is_shared)
                 }
                 Mode::Permit { limit } => {
                     let used = holds.count() + self.releasing as usize;

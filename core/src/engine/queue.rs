@@ -129,23 +129,12 @@ impl Queue {
     /// first answer, and for no further one if that was a failure.
     pub(crate) fn enter(&self, key: Key<'_>, terms: LeaseTerms, kind: WaitKind) -> Entered {
         let mut names = self.names(key);
-        let mut entry = match names.entry(key) {
-            TableEntry::Occupied(entry) => entry,
-            TableEntry::Vacant(entry) => {
-                entry.insert(Name {
-                    name: key.name.clone(),
-                    is_permit: key.is_permit,
-                    state: NameState::asked_for(terms.mode),
-                });
-                return Entered::Given(Given::HeadPermit);
-            }
-        };
-        let state = &mut entry.get_mut().state;
-        if state.waiters.is_empty()
-            && let Some(given) = state.offer(terms, kind, &*self.hand_over)
-        {
+        if let Some(given) = names.offer(key, terms, kind, &*self.hand_over) {
             return Entered::Given(given);
         }
+        let Some(state) = names.find(key) else {
+            return Entered::Given(Given::Nothing(Unserved::Silent));
+        };
         if kind != WaitKind::ThroughOutages
             && let Some(error) = state.silence()
         {
@@ -161,6 +150,12 @@ impl Queue {
         let waiter = Waiter::new(terms, kind, seen_before);
         state.waiters.push_back(Arc::clone(&waiter));
         Entered::Queued(waiter, lingering)
+    }
+
+    /// Returns what a thread gets at once. `None` if it would have to wait in the queue.
+    pub(crate) fn enter_free(&self, key: Key<'_>, terms: LeaseTerms) -> Option<Given> {
+        let kind = WaitKind::SingleAttempt;
+        self.names(key).offer(key, terms, kind, &*self.hand_over)
     }
 
     /// Leaves the wait queue because the wait is over or was cancelled. The caller has to deal with
@@ -291,11 +286,7 @@ impl Queue {
         match self.names(key).entry(key) {
             TableEntry::Occupied(_) => false,
             TableEntry::Vacant(entry) => {
-                entry.insert(Name {
-                    name: key.name.clone(),
-                    is_permit: key.is_permit,
-                    state: NameState::releasing(),
-                });
+                entry.insert(Name::new(key, NameState::releasing()));
                 true
             }
         }
@@ -367,6 +358,29 @@ impl Names {
         )
     }
 
+    /// Returns what a thread gets at once that comes to a name.
+    fn offer(
+        &mut self,
+        key: Key<'_>,
+        terms: LeaseTerms,
+        kind: WaitKind,
+        hand_over: &HandOver,
+    ) -> Option<Given> {
+        match self.entry(key) {
+            TableEntry::Occupied(mut entry) => {
+                let state = &mut entry.get_mut().state;
+                let is_next = state.waiters.is_empty();
+                is_next
+                    .then(|| state.offer(terms, kind, hand_over))
+                    .flatten()
+            }
+            TableEntry::Vacant(entry) => {
+                entry.insert(Name::new(key, NameState::asked_for(terms.mode)));
+                Some(Given::HeadPermit)
+            }
+        }
+    }
+
     fn find(&mut self, key: Key<'_>) -> Option<&mut NameState> {
         let used = self
             .table
@@ -376,6 +390,14 @@ impl Names {
 }
 
 impl Name {
+    fn new(key: Key<'_>, state: NameState) -> Self {
+        Self {
+            name: key.name.clone(),
+            is_permit: key.is_permit,
+            state,
+        }
+    }
+
     fn is(&self, key: Key<'_>) -> bool {
         self.is_permit == key.is_permit && self.name == *key.name
     }

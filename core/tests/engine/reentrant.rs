@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{ErrorKind, ReentrantKeeper};
+use lockkeeper_core::{AcquireOptions, ErrorKind, Mode, ReentrantKeeper};
 
 use crate::scripted_store::{SECOND, ScriptedStore};
 
@@ -38,4 +38,26 @@ fn lost_lock_is_not_acquired_again_by_its_thread() {
     assert_eq!(keeper.lock("a").unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(outer.finish().unwrap_err().kind(), ErrorKind::Lost);
     keeper.lock("a").unwrap().finish().unwrap();
+}
+
+#[test]
+fn thread_that_writes_may_read_and_one_that_reads_is_told_not_to_write() {
+    let store = ScriptedStore::new();
+    let keeper = ReentrantKeeper::new(store.keeper());
+    let writing = keeper.lock("a").unwrap();
+    let reading = keeper.lock_shared("a").unwrap();
+    assert_eq!(reading.mode(), Mode::Exclusive);
+    drop((writing, reading));
+
+    let reading = keeper.lock_shared("a").unwrap();
+    assert_eq!(keeper.lock_shared("a").unwrap().mode(), Mode::Shared);
+    let refused = keeper.lock("a").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Deadlock);
+    assert!(reading.is_held());
+    drop(reading);
+    drop(keeper.lock("a").unwrap());
+
+    let permit = AcquireOptions::new().mode(Mode::Permit { limit: 2 });
+    let refused = keeper.acquire("a", &permit).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
 }

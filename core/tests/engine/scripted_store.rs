@@ -5,9 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    AcquireOptions, AcquireRequest, Backend, Capabilities, Clock, Error, ErrorKind, Grant,
-    HostInstant, LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, ManualClock, Operation,
-    Owner, Proof, ProofValue, Released, Renewal, StoreInfo,
+    AcquireOptions, AcquireRequest, Backend, Capabilities, Capability, Clock, Error, ErrorKind,
+    Grant, HostInstant, LeasePolicy, LeaseVerifier, LockKeeper, LockKeeperBuilder, ManualClock,
+    Mode, Operation, Owner, Proof, ProofValue, Released, Renewal, StoreInfo,
 };
 
 use crate::answers::{Grants, Releases, Renewals};
@@ -19,8 +19,8 @@ pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Default, Debug)]
 pub(crate) struct State {
-    /// The epoch and the owner of each name that is held.
-    held: HashMap<String, (u64, Owner)>,
+    /// The holders of each name.
+    held: HashMap<String, Vec<Holder>>,
     epoch: u64,
     pub(crate) grants: Grants,
     pub(crate) renewals: HashMap<String, Renewals>,
@@ -38,7 +38,41 @@ pub(crate) struct State {
     calls: HashMap<(String, &'static str), usize>,
 }
 
+/// A holder of a name.
+#[derive(Debug)]
+struct Holder {
+    mode: Mode,
+    slot: u32,
+    epoch: u64,
+    owner: Owner,
+}
+
 impl State {
+    /// Returns the slot of a new holder of a name; `None` if the present ones exclude it.
+    fn free_slot(&self, name: &str, mode: Mode) -> Option<u32> {
+        let all = self.held.get(name).map_or(&[][..], Vec::as_slice);
+        let is_other = |holder: &&Holder| holder.mode.is_permit() == mode.is_permit();
+        let others: Vec<_> = all.iter().filter(is_other).collect();
+        match mode {
+            Mode::Exclusive => others.is_empty().then_some(0),
+            Mode::Shared => others.iter().all(|it| it.mode == Mode::Shared).then_some(0),
+            Mode::Permit { limit } => {
+                (0..limit).find(|slot| others.iter().all(|it| it.slot != *slot))
+            }
+        }
+    }
+
+    fn holds(&self, lease: &ScriptedLease) -> bool {
+        let held = self.held.get(&lease.name);
+        held.is_some_and(|held| held.iter().any(|it| it.epoch == lease.epoch))
+    }
+
+    fn forget(&mut self, lease: &ScriptedLease) {
+        if let Some(held) = self.held.get_mut(&lease.name) {
+            held.retain(|it| it.epoch != lease.epoch);
+        }
+    }
+
     pub(crate) fn requests(&self) -> usize {
         let requests = self
             .calls
@@ -172,7 +206,10 @@ impl StoreInfo for ScriptedStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new().with_batch(self.batch)
+        Capabilities::new()
+            .with_batch(self.batch)
+            .with(Capability::Shared)
+            .with(Capability::Permits)
     }
 }
 
@@ -227,29 +264,38 @@ impl Backend for ScriptedStore {
                 self.clock.advance(span);
             }
         }
-        let epoch = match state.held.get(&name) {
-            Some((epoch, owner)) if request.is_retry() && *owner == request.owner() => *epoch,
-            Some(_) => {
-                drop(state);
-                request.contended();
-                return Ok(None);
-            }
+        let (mode, owner) = (request.mode(), request.owner());
+        let is_own = |it: &&Holder| request.is_retry() && it.owner == owner;
+        let held = state.held.entry(name.clone()).or_default();
+        let own = held.iter().find(is_own);
+        let (epoch, slot) = match own.map(|own| (own.epoch, own.slot)) {
+            Some(own) => own,
             None => {
+                let Some(slot) = state.free_slot(&name, mode) else {
+                    drop(state);
+                    request.contended();
+                    return Ok(None);
+                };
                 state.epoch += 1;
                 let epoch = state.epoch;
-                state.held.insert(name.clone(), (epoch, request.owner()));
+                state.held.entry(name.clone()).or_default().push(Holder {
+                    mode,
+                    slot,
+                    epoch,
+                    owner,
+                });
                 if let Grants::ReplyLost { then_works } = state.grants {
                     state.grants = Grants::after_failure(then_works);
                     return Err(no_reply());
                 }
-                epoch
+                (epoch, slot)
             }
         };
         Ok(Some(Grant {
             lease: ScriptedLease { name, epoch },
             epoch,
             asked_at,
-            slot: 0,
+            slot,
         }))
     }
 
@@ -257,9 +303,9 @@ impl Backend for ScriptedStore {
         let name = request.name().as_str();
         let mut state = self.record(name, "abandon");
         let owner = request.owner();
-        state
-            .held
-            .retain(|held, (_, of)| held != name || *of != owner);
+        if let Some(held) = state.held.get_mut(name) {
+            held.retain(|it| it.owner != owner);
+        }
     }
 
     fn batch(&self, batch: &mut [Operation<'_, ScriptedLease>]) {
@@ -292,7 +338,7 @@ impl Backend for ScriptedStore {
                     return Ok(Renewal::Renewed);
                 }
                 Renewals::Lost => {
-                    state.held.remove(&lease.name);
+                    state.forget(lease);
                     return Ok(Renewal::Lost);
                 }
                 Renewals::Panic => {
@@ -326,12 +372,12 @@ impl Backend for ScriptedStore {
                 Releases::Work | Releases::ReplyLost | Releases::RequestLost => break,
             }
         }
-        if state.held.get(&lease.name).map(|held| held.0) != Some(lease.epoch) {
+        if !state.holds(lease) {
             return Ok(Released::AlreadyLost);
         }
         let how = std::mem::take(&mut state.releases);
         if how != Releases::RequestLost {
-            state.held.remove(&lease.name);
+            state.forget(lease);
         }
         match how {
             Releases::ReplyLost | Releases::RequestLost => Err(no_reply()),

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
+use crate::observer::Observer;
 use crate::sync::lock;
 use crate::token::FencingToken;
 
@@ -25,6 +27,12 @@ impl Acquired {
 
     pub(crate) fn token(&self) -> FencingToken {
         self.hold.token(self.number)
+    }
+
+    /// Reports to an observer that this guard was granted the lease, or given it by another one.
+    pub(crate) fn report(&self, waited: Duration, observer: &dyn Observer) {
+        let is_handed_over = self.number > 0;
+        observer.acquired(&self.hold.name, self.token(), waited, is_handed_over);
     }
 
     /// Returns whether this guard has ended before the lease.

@@ -226,6 +226,7 @@ mod tests {
     use crate::mode::Mode;
     use crate::name::LockName;
     use crate::options::{LeasePolicy, LeaseTerms};
+    use crate::provider::Grant;
     use crate::token::FencingToken;
 
     /// The reply takes so long that the next renewal is due at once.
@@ -235,7 +236,6 @@ mod tests {
         let asked_at = clock.now();
         let hold = Hold::new(
             LockName::new("a").unwrap(),
-            0,
             LeaseTerms {
                 mode: Mode::Exclusive,
                 policy: LeasePolicy::Renewed { ttl },
@@ -243,9 +243,13 @@ mod tests {
                 linger: Duration::ZERO,
             },
             Duration::ZERO,
-            ErasedLease::new(()),
+            Grant {
+                lease: ErasedLease::new(()),
+                epoch: 1,
+                asked_at,
+                slot: 0,
+            },
             FencingToken::new(1, 0).unwrap(),
-            asked_at,
             asked_at,
         );
         let (lease, until) = hold.take_to_renew(&clock).unwrap();

@@ -1,0 +1,201 @@
+//! Acquiring several names, all or none.
+//!
+//! All callers take names in one order, so no two of them wait for each other in a circle. Those that are free
+//! travel in one batch. From the first that is not, what the batch was granted goes back, since a name is
+//! held while it is waited for an earlier one of the order only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cancel::CancelToken;
+use crate::error::{Error, ErrorKind};
+use crate::name::LockName;
+use crate::options::{AcquireOptions, LeaseTerms, Wait};
+use crate::provider::AcquireRequest;
+
+use super::Engine;
+use super::batch::Entry;
+use super::exchange::AttemptAnswer;
+use super::group::{Attempts, batched};
+use super::head::HeadPermit;
+use super::hold::HoldState;
+use super::hold::acquired::Acquired;
+use super::queue::Key;
+use super::waiter::Given;
+
+/// The names that are held so far; they are released if the others are not acquired.
+struct Taken<'a> {
+    engine: &'a Arc<Engine>,
+    acquired: Vec<Acquired>,
+}
+
+impl<'a> Taken<'a> {
+    fn none(engine: &'a Arc<Engine>) -> Self {
+        Self {
+            engine,
+            acquired: Vec::new(),
+        }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        for acquired in self.acquired.drain(..).rev() {
+            self.engine.release_dropped(&acquired);
+        }
+    }
+}
+
+/// One of the names that are acquired together.
+enum Step<'a> {
+    HandedOver(Acquired),
+    Asks(
+        HeadPermit<'a>,
+        Box<AcquireRequest<'a>>,
+        Arc<Entry<Attempts>>,
+    ),
+}
+
+impl Engine {
+    /// Acquires names, which are sorted and different. `None` if another holder had one of them until the end
+    /// of the wait.
+    pub(crate) fn acquire_all(
+        self: &Arc<Self>,
+        names: &[LockName],
+        options: &AcquireOptions,
+    ) -> Result<Option<Vec<Acquired>>, Error> {
+        let began = self.clock.now();
+        let wait = options.wait.unwrap_or(self.settings.wait);
+        let mut taken = Taken::none(self);
+        loop {
+            let rest = names.get(taken.acquired.len()..).unwrap_or_default();
+            if rest.len() > 1 && self.capabilities.batch() > 1 {
+                taken.acquired.extend(self.acquire_free(rest, options)?);
+            }
+            let Some(next) = names.get(taken.acquired.len()) else {
+                break;
+            };
+            let mut options = options.clone();
+            if let Wait::AtMost(wait) = wait {
+                let waited = self.clock.now().saturating_since(began);
+                options = options.wait(wait.saturating_sub(waited));
+            }
+            match self.acquire(next, &options)? {
+                Some(acquired) => taken.acquired.push(acquired),
+                None => return Ok(None),
+            }
+        }
+        let now = self.clock.now();
+        let is_lost = |acquired: &&Acquired| acquired.state(now) != HoldState::Held;
+        if let Some(lost) = taken.acquired.iter().find(is_lost) {
+            let text = "the lock was lost while others of the same call were waited for, so none is held; try again";
+            return Err(self.located(&lost.hold.name, Error::new(ErrorKind::Lost, text)));
+        }
+        Ok(Some(std::mem::take(&mut taken.acquired)))
+    }
+
+    /// Acquires those of the first names that no other thread or process holds, in one batch.
+    fn acquire_free(
+        self: &Arc<Self>,
+        names: &[LockName],
+        options: &AcquireOptions,
+    ) -> Result<Vec<Acquired>, Error> {
+        let terms = self.terms(options);
+        terms.check(&self.capabilities)?;
+        self.start_timer()?;
+        let closing = &self.closing;
+        let own = options.cancel.as_ref();
+        let own = own.map(|own| own.with_parent(&closing.token));
+        let token = own.as_ref().unwrap_or(&closing.child);
+        let began = self.clock.now();
+        let (steps, number) = self.begin(names, terms, options, token);
+        let (mut taken, mut unwanted) = (Taken::none(self), Taken::none(self));
+        let mut is_free = true;
+        for step in steps {
+            let acquired = match step {
+                Step::HandedOver(acquired) => Some(acquired),
+                Step::Asks(permit, request, entry) => {
+                    let until = self.end_of_attempt(&request);
+                    let answer = self.wait_for_grant(&request, &entry, number, until);
+                    self.take_grant(permit, &request, terms, answer)
+                }
+            };
+            is_free &= acquired.is_some();
+            if let Some(acquired) = acquired {
+                let waited = self.clock.now().saturating_since(began);
+                self.notifier.notify(|o| acquired.report(waited, o));
+                let of_order = if is_free { &mut taken } else { &mut unwanted };
+                of_order.acquired.push(acquired);
+            }
+        }
+        Ok(std::mem::take(&mut taken.acquired))
+    }
+
+    /// Takes the answer to an attempt. What failed is asked for again, by a request of its own.
+    fn take_grant(
+        &self,
+        mut permit: HeadPermit<'_>,
+        request: &AcquireRequest<'_>,
+        terms: LeaseTerms,
+        answer: AttemptAnswer,
+    ) -> Option<Acquired> {
+        let hold = match answer {
+            Ok(grant) => {
+                self.answered();
+                grant.map_or(Ok(None), |grant| self.confirm_grant(request, terms, grant))
+            }
+            Err(error) => {
+                if error.kind() == ErrorKind::Unknown {
+                    self.provider.abandon(request);
+                }
+                Err(error)
+            }
+        };
+        permit.outcome = hold.transpose();
+        let hold = permit.outcome.as_ref()?.as_ref().ok()?;
+        Some(Acquired::first(Arc::clone(hold)))
+    }
+
+    /// Enters the queues of the first names, as far as no thread is in them, and sends what is to be asked.
+    fn begin<'a>(
+        self: &'a Arc<Self>,
+        names: &'a [LockName],
+        terms: LeaseTerms,
+        options: &AcquireOptions,
+        token: &'a CancelToken,
+    ) -> (Vec<Step<'a>>, u64) {
+        let wait = options.wait.unwrap_or(self.settings.wait);
+        let now = self.clock.now();
+        let (mut steps, mut entries) = (Vec::new(), Vec::new());
+        for name in names {
+            let key = Key::new(name, terms.mode);
+            match self.queue.enter_free(key, terms) {
+                Some(Given::Hold(hold, number)) => {
+                    steps.push(Step::HandedOver(Acquired { hold, number }));
+                }
+                Some(Given::HeadPermit) => {
+                    let permit = HeadPermit::new(self, key);
+                    let request = AcquireRequest {
+                        mode: terms.mode,
+                        cancel: Some(token),
+                        deadline: match wait {
+                            Wait::AtMost(Duration::ZERO) => None,
+                            Wait::AtMost(wait) => Some(now + wait),
+                            Wait::Forever => None,
+                        },
+                        ..AcquireRequest::attempt(name, terms.policy.ttl(), &*self.clock)
+                    };
+                    let entry = batched(&request, self.end_of_attempt(&request));
+                    entries.push(Arc::clone(&entry));
+                    steps.push(Step::Asks(permit, Box::new(request), entry));
+                }
+                Some(Given::Nothing(_)) | None => break,
+            }
+        }
+        let number = match entries.is_empty() {
+            true => 0,
+            false => self.send_together(&entries),
+        };
+        (steps, number)
+    }
+}

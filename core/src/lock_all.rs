@@ -1,0 +1,184 @@
+//! Locking several names together, all or none.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::Shared;
+use crate::error::{Error, ErrorKind};
+use crate::guard::LockGuard;
+use crate::keeper::LockKeeper;
+use crate::lost_signal::LostSignal;
+use crate::name::{AsLockName, LockName};
+use crate::options::AcquireOptions;
+use crate::provider::Released;
+use crate::token::FencingToken;
+
+impl LockKeeper {
+    /// Acquires the locks of several names, all or none, and waits for them as long as the keeper's
+    /// default, all together.
+    ///
+    /// The order of `names` does not matter, and a name that is in it twice counts once: names are locked in the
+    /// order of their bytes. So callers that lock overlapping sets never wait for each other in a circle, as long as
+    /// they hold no other lock. Names that are free cost one request to the store where it takes several at once.
+    ///
+    /// ```
+    /// # use lockkeeper_core as lockkeeper;
+    /// use lockkeeper::{Error, LockKeeper};
+    ///
+    /// fn transfer(keeper: &LockKeeper, from: &str, to: &str, book: impl Fn()) -> Result<(), Error> {
+    ///     let accounts = keeper.lock_all([from, to])?;
+    ///     accounts.ensure_held()?;
+    ///     book();
+    ///     accounts.release().map(|_| ())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`] when another holder had one of them until the end of the wait;
+    /// [`ErrorKind::Lost`] when one was lost while the others were waited for; others as
+    /// [`lock`](Self::lock). None is held then.
+    pub fn lock_all<N: AsLockName>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<LockGuards, Error> {
+        let guards = self.acquire_all(names, &AcquireOptions::new())?;
+        guards.ok_or_else(|| {
+            let text = "another holder had one of the locks until the wait was over; wait longer, or try later";
+            Error::new(ErrorKind::TimedOut, text).with_backend(self.backend())
+        })
+    }
+
+    /// Acquires the locks of several names if all are free, in one attempt. `None` if one is held.
+    ///
+    /// # Errors
+    /// As [`lock_all`](Self::lock_all), but that busy is `None`.
+    pub fn try_lock_all<N: AsLockName>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<Option<LockGuards>, Error> {
+        self.try_lock_all_for(names, Duration::ZERO)
+    }
+
+    /// Acquires the locks of several names, and waits at most `wait` for all of them together. `None` if
+    /// another holder had one of them until then.
+    ///
+    /// # Errors
+    /// As [`lock_all`](Self::lock_all), but that busy is `None`.
+    pub fn try_lock_all_for<N: AsLockName>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+        wait: Duration,
+    ) -> Result<Option<LockGuards>, Error> {
+        self.acquire_all(names, &AcquireOptions::new().wait(wait))
+    }
+
+    /// Acquires the locks of several names with `options`, which count for each of them; the wait is that for
+    /// all together. `None` if another holder had one of them until the end of the wait.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire) and [`lock_all`](Self::lock_all).
+    pub fn acquire_all<N: AsLockName>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+        options: &AcquireOptions,
+    ) -> Result<Option<LockGuards>, Error> {
+        let names = names.into_iter();
+        let names = names.map(|name| Ok(name.as_lock_name()?.into_owned()));
+        let mut names = names.collect::<Result<Vec<_>, Error>>()?;
+        names.sort_unstable();
+        names.dedup();
+        if names.is_empty() {
+            let text = "no name was given; name at least one lock";
+            return Err(Error::new(ErrorKind::InvalidName, text).with_backend(self.backend()));
+        }
+        let acquired = self.engine.acquire_all(&names, options)?;
+        Ok(acquired.map(|acquired| {
+            let guard = |acquired| LockGuard::new(Arc::clone(&self.engine), acquired);
+            LockGuards {
+                guards: acquired.into_iter().map(guard).collect(),
+                engine: Arc::clone(&self.engine),
+            }
+        }))
+    }
+}
+
+/// The held locks of several names. Dropping it releases them. If one is lost, all count as lost: the work that
+/// they protect was to be done under all of them.
+#[must_use = "guards that are dropped at once release the locks at once"]
+pub struct LockGuards {
+    /// In the order of their names; at least one.
+    guards: Vec<LockGuard>,
+    engine: Arc<Shared>,
+}
+
+impl LockGuards {
+    /// Returns the names that are held and their fencing tokens, in the order of the names.
+    pub fn tokens(&self) -> impl Iterator<Item = (&LockName, FencingToken)> {
+        self.guards
+            .iter()
+            .map(|guard| (guard.name(), guard.token()))
+    }
+
+    /// Returns the fencing token of one of the names; `None` if it is not among them.
+    pub fn token(&self, name: impl AsRef<str>) -> Option<FencingToken> {
+        let mut guards = self.guards.iter();
+        let guard = guards.find(|guard| guard.name().as_str() == name.as_ref())?;
+        Some(guard.token())
+    }
+
+    /// Returns whether all locks can be proved to be held right now. Costs no call to the store.
+    pub fn is_held(&self) -> bool {
+        self.guards.iter().all(LockGuard::is_held)
+    }
+
+    /// Returns an error if one of the locks is lost, which it names. Costs no call to the store.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`].
+    pub fn ensure_held(&self) -> Result<(), Error> {
+        self.guards.iter().try_for_each(LockGuard::ensure_held)
+    }
+
+    /// Returns how long all locks stay held without another renewal; zero if one is lost.
+    pub fn remaining(&self) -> Duration {
+        let remaining = self.guards.iter().map(LockGuard::remaining);
+        remaining.min().unwrap_or_default()
+    }
+
+    /// Renews all locks now, as [`LockGuard::renew`] does.
+    ///
+    /// # Errors
+    /// As [`LockGuard::renew`], of the first lock that could not be renewed.
+    pub fn renew(&self) -> Result<(), Error> {
+        self.guards.iter().try_for_each(LockGuard::renew)
+    }
+
+    /// Returns a signal of the first loss of one of the locks. It can outlive the guards.
+    pub fn lost_signal(&self) -> LostSignal {
+        let guards = self.guards.iter().map(|guard| guard.acquired.clone());
+        LostSignal::of_several(guards.collect(), &self.engine.clock)
+    }
+
+    /// Releases all locks and returns what was found: [`Released::AlreadyLost`] if one was lost before.
+    ///
+    /// # Errors
+    /// The store's answer is unknown for one of them; it frees the lock by itself after the ttl. The others
+    /// were released all the same.
+    pub fn release(self) -> Result<Released, Error> {
+        let answers: Vec<_> = self.guards.into_iter().map(LockGuard::release).collect();
+        let mut found = Released::Done;
+        for answer in answers {
+            if answer? == Released::AlreadyLost {
+                found = Released::AlreadyLost;
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl fmt::Debug for LockGuards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.guards).finish()
+    }
+}

@@ -1,0 +1,139 @@
+//! Several names, all or none.
+
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, Released, Wait, WaitOutcome};
+
+use crate::answers::{Grants, Renewals};
+use crate::scripted_store::{SECOND, ScriptedStore, eventually, give_time};
+
+#[test]
+fn free_names_are_locked_in_one_batch_in_order_and_once() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let guards = keeper.lock_all(["c", "a", "b", "a"]).unwrap();
+    let names: Vec<_> = guards.tokens().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert_eq!(
+        guards.token("b").unwrap(),
+        guards.tokens().nth(1).unwrap().1
+    );
+    assert_eq!(guards.token("d"), None);
+    store.set(|state| assert_eq!(state.batches, [3]));
+    assert!(keeper.try_lock("b").unwrap().is_none());
+    guards.ensure_held().unwrap();
+    guards.renew().unwrap();
+    assert_eq!(guards.release().unwrap(), Released::Done);
+    assert!(keeper.try_lock_all(["a", "b", "c"]).unwrap().is_some());
+}
+
+#[test]
+fn one_name_that_is_held_leaves_none_locked() {
+    for store in [ScriptedStore::new(), ScriptedStore::with_batches()] {
+        let (keeper, other) = (store.keeper(), store.keeper());
+        let held = other.lock("b").unwrap();
+        assert!(keeper.try_lock_all(["a", "b", "c"]).unwrap().is_none());
+        for name in ["a", "c"] {
+            eventually("it was given back", || {
+                other.try_lock(name).unwrap().is_some()
+            });
+        }
+        drop(held);
+        let wait = Duration::from_secs(5);
+        assert!(
+            keeper
+                .try_lock_all_for(["a", "b", "c"], wait)
+                .unwrap()
+                .is_some()
+        );
+    }
+}
+
+#[test]
+fn threads_with_overlapping_sets_do_not_wait_for_each_other_in_a_circle() {
+    for store in [ScriptedStore::new(), ScriptedStore::with_batches()] {
+        let keeper = store.builder().wait(Wait::Forever).build().unwrap();
+        let sets = [["a", "b"], ["b", "c"], ["c", "a"]];
+        thread::scope(|scope| {
+            for set in sets {
+                let keeper = &keeper;
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        drop(keeper.lock_all(set).unwrap());
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn loss_of_one_name_is_the_loss_of_all() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let guards = keeper.lock_all(["a", "b"]).unwrap();
+    let signal = guards.lost_signal();
+    assert_eq!(signal.wait(Duration::ZERO), WaitOutcome::TimedOut);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| signal.wait(60 * SECOND));
+        let (tell, told) = std::sync::mpsc::channel();
+        signal.on_lost(move || tell.send(()).unwrap());
+        store.renewals("b", Renewals::Lost);
+        store.next_renewal("b");
+        assert_eq!(waiting.join().unwrap(), WaitOutcome::Lost);
+        told.recv().unwrap();
+        assert!(told.recv().is_err(), "it is called once");
+    });
+    assert!(!guards.is_held());
+    assert!(guards.remaining().is_zero());
+    let error = guards.ensure_held().unwrap_err();
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Lost, Some("b")));
+    assert_eq!(guards.release().unwrap(), Released::AlreadyLost);
+}
+
+#[test]
+fn signal_of_a_set_that_was_released_ends_a_wait() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    let guards = keeper.lock_all(["a", "b"]).unwrap();
+    let signal = guards.lost_signal();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| signal.wait(60 * SECOND));
+        give_time();
+        drop(guards);
+        assert_eq!(waiting.join().unwrap(), WaitOutcome::Released);
+    });
+}
+
+#[test]
+fn reply_that_is_lost_costs_no_name_its_ttl() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    store.grants(Grants::ReplyLost { then_works: true });
+    drop(keeper.lock_all(["a", "b"]).unwrap());
+    assert_eq!(store.count("a", "abandon"), 1);
+    drop(keeper.lock_all(["a", "b"]).unwrap());
+}
+
+#[test]
+fn cancel_ends_the_wait_for_the_second_name_and_gives_the_first_back() {
+    let store = ScriptedStore::with_batches();
+    let (keeper, other) = (store.keeper(), store.keeper());
+    let held = keeper.lock("b").unwrap();
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().wait_forever().cancel(&cancel);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.acquire_all(["a", "b"], &options));
+        eventually("it holds the first name", || {
+            other.try_lock("a").unwrap().is_none()
+        });
+        cancel.cancel();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+    });
+    drop(held);
+    assert!(other.try_lock_all(["a", "b"]).unwrap().is_some());
+    let error = keeper.lock_all([""; 0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidName);
+}
