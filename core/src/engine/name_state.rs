@@ -164,6 +164,22 @@ impl NameState {
         self.holds.iter()
     }
 
+    /// Returns why a permit is refused while permits of another limit are held.
+    pub(super) fn mismatch(&self, mode: Mode) -> Option<Given> {
+        let held = match (&self.holds.first, &self.head) {
+            (Some(held), _) => held.hold.mode,
+            // It waits for permits of its own limit.
+            (None, Some(head)) if head.stage == Stage::Contended => head.mode,
+            _ => return None,
+        };
+        match (mode, held) {
+            (Mode::Permit { limit }, Mode::Permit { limit: held }) if limit != held => {
+                Some(Given::Nothing(Unserved::LimitMismatch { limit, held }))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns what a thread gets at once that comes after the head and before all waiters.
     pub(super) fn offer(
         &mut self,
@@ -171,6 +187,9 @@ impl NameState {
         kind: WaitKind,
         hand_over: &HandOver,
     ) -> Option<Given> {
+        if let Some(given) = self.mismatch(terms.mode) {
+            return Some(given);
+        }
         if let Some(given) = self.lease_for(terms, hand_over) {
             return Some(given);
         }
@@ -193,12 +212,6 @@ impl NameState {
         }
         for held in self.holds.iter_mut() {
             let mode = held.hold.mode;
-            if let (Mode::Permit { limit }, Mode::Permit { limit: held }) = (terms.mode, mode)
-                && limit != held
-            {
-                let mismatch = Unserved::LimitMismatch { limit, held };
-                return Some(Given::Nothing(mismatch));
-            }
             let has_room = held.guards == 0 || (terms.mode, mode) == (Mode::Shared, Mode::Shared);
             if has_room && let Some(number) = hand_over(&held.hold, terms) {
                 held.guards += 1;

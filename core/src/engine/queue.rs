@@ -369,10 +369,10 @@ impl Names {
         match self.entry(key) {
             TableEntry::Occupied(mut entry) => {
                 let state = &mut entry.get_mut().state;
-                let is_next = state.waiters.is_empty();
-                is_next
-                    .then(|| state.offer(terms, kind, hand_over))
-                    .flatten()
+                match state.waiters.is_empty() {
+                    true => state.offer(terms, kind, hand_over),
+                    false => state.mismatch(terms.mode),
+                }
             }
             TableEntry::Vacant(entry) => {
                 entry.insert(Name::new(key, NameState::asked_for(terms.mode)));

@@ -129,6 +129,17 @@ fn permits_need_one_limit_and_the_lock_of_the_name_is_another_thing() {
     let permit = keeper.semaphore("a", 2).unwrap().acquire().unwrap();
     let lock = keeper.try_lock("a").unwrap().unwrap();
     let other = keeper.semaphore("a", 3).unwrap();
+    thread::scope(|scope| {
+        let same = keeper.semaphore("a", 2).unwrap();
+        let second = same.acquire().unwrap();
+        let waiting = scope.spawn(move || drop(same.acquire().unwrap()));
+        give_time();
+        // Also behind a thread that waits.
+        let refused = other.acquire().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::LimitMismatch);
+        drop(second);
+        waiting.join().unwrap();
+    });
     let refused = other.try_acquire().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::LimitMismatch);
     assert!(refused.to_string().contains("of 3"), "{refused}");
