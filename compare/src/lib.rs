@@ -53,6 +53,7 @@ mod waits;
 
 pub use comparison::{Comparison, Event};
 pub use error::Error;
+pub use report::html;
 pub use report::row::{LeftOut, Report, Row};
 pub use scenario::Scenario;
 pub use settings::Settings;

@@ -14,8 +14,9 @@ const LABELS: [&str; 7] = ["0.1ms", "1", "10", "100", "1s", "10", "100s"];
 const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 40.0;
 
-/// Draws a bar in proportion to the longest one, with its value as text.
-pub(super) fn bar(value: Option<f64>, most: f64, text: &str, what: &str) -> Markup {
+/// Draws a bar in proportion to `most`, the longest one of its table, below its value as text. `what` names
+/// the column in the picture's own text. Without a value there is no picture.
+pub fn bar(value: Option<f64>, most: f64, text: &str, what: &str) -> Markup {
     let share = value.filter(|_| most > 0.0).map(|value| value / most);
     html! {
         span.value { (text) }

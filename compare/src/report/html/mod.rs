@@ -5,6 +5,8 @@ mod chart;
 mod scenarios;
 mod verdicts;
 
+pub use chart::bar;
+
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::row::Report;
@@ -15,11 +17,13 @@ const STYLE: &str = include_str!("style.css");
 impl Report {
     /// Returns the report as one HTML file that needs no network.
     pub fn to_html(&self) -> String {
-        page(self).into_string()
+        page("lockkeeper compare", &content(self)).into_string()
     }
 }
 
-fn page(report: &Report) -> Markup {
+/// Wraps the content of a page, which may be another program's, in the style of the report. A table with
+/// bars has the class `rows`, and a row of this library the class `ours`.
+pub fn page(title: &str, content: &Markup) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -27,22 +31,26 @@ fn page(report: &Report) -> Markup {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                title { "lockkeeper compare" }
+                title { (title) }
                 style { (PreEscaped(STYLE)) }
             }
-            body {
-                (head(report))
-                main {
-                    (verdicts::section(report))
-                    (scenarios::sections(report))
-                }
-                footer {
-                    p {
-                        "Made by " code { "lockkeeper compare --html" } ", version "
-                        (env!("CARGO_PKG_VERSION")) ". The numbers are of one machine and one run; "
-                        "the verdicts are not."
-                    }
-                }
+            body { (content) }
+        }
+    }
+}
+
+fn content(report: &Report) -> Markup {
+    html! {
+        (head(report))
+        main {
+            (verdicts::section(report))
+            (scenarios::sections(report))
+        }
+        footer {
+            p {
+                "Made by " code { "lockkeeper compare --html" } ", version "
+                (env!("CARGO_PKG_VERSION")) ". The numbers are of one machine and one run; "
+                "the verdicts are not."
             }
         }
     }
