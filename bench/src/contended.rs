@@ -41,7 +41,7 @@ fn lock_in_threads(
             thread::sleep(HELD);
             guard.release()?;
         }
-        Ok::<_, lockkeeper::Error>(longest)
+        Ok(longest)
     })?;
     Ok(longest.into_iter().max().unwrap_or_default())
 }

@@ -154,10 +154,7 @@ pub(crate) fn redis() -> Rows {
     let name = LockName::new("seat:42")?;
 
     let mut raw = server::raw(&server)?;
-    let release = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1])";
-    let mut load = redis::cmd("SCRIPT");
-    let sha: String = load.arg("LOAD").arg(release).query(&mut raw)?;
+    let sha = server::load_release(&mut raw)?;
     let mut number = 0_u64;
     let floor = || {
         number += 1;

@@ -2,7 +2,9 @@
 //! same run.
 //!
 //! `cargo run --release -p lockkeeper-bench` runs all rows; with words it runs those that have
-//! one of them in their name. A row is never a test: a busy machine makes it worse.
+//! one of them in their name. `peers` runs other ways to lock beside this library instead, and
+//! `peers --html FILE` writes a page with charts as well. A row is never a test: a busy machine makes it
+//! worse.
 
 mod contended;
 mod free;
@@ -15,6 +17,7 @@ mod mysql;
 mod once;
 mod pairs;
 mod passes;
+mod peers;
 mod pinning;
 mod process;
 mod scale;
@@ -131,10 +134,10 @@ const GROUPS: [(&str, Group); 38] = [
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if let Some((role, rest)) = words.split_first()
-        && role == process::CHILD
-    {
-        return done(process::child(rest));
+    match words.split_first() {
+        Some((word, rest)) if word == process::CHILD => return done(process::child(rest)),
+        Some((word, rest)) if word == peers::PEERS => return done(peers::run(rest)),
+        _ => {}
     }
     println!(
         "{:<50} {:>12} {:>12} {:>9} {:>9}",

@@ -17,10 +17,55 @@ const RUN: Duration = Duration::from_millis(400);
 const PIPELINE: usize = 64;
 const NAMES_PER_STATEMENT: usize = 32;
 
+/// What one thread did.
+pub(crate) struct Tally {
+    pub(crate) began: Instant,
+    pub(crate) grants: u32,
+    longest_wait: Duration,
+}
+
+impl Tally {
+    pub(crate) fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            grants: 0,
+            longest_wait: Duration::ZERO,
+        }
+    }
+
+    /// Counts a grant that is asked for since `asked`.
+    pub(crate) fn add(&mut self, asked: Instant) {
+        self.grants += 1;
+        self.longest_wait = self.longest_wait.max(asked.elapsed());
+    }
+}
+
 /// What the threads of one run did.
 pub(crate) struct Run {
     pub(crate) grants_per_second: f64,
-    longest_wait: Duration,
+    pub(crate) longest_wait: Duration,
+}
+
+impl Run {
+    pub(crate) fn new(tallies: &[Tally], elapsed: Duration) -> Self {
+        let grants: u32 = tallies.iter().map(|tally| tally.grants).sum();
+        let longest_wait = tallies.iter().map(|tally| tally.longest_wait).max();
+        Self {
+            grants_per_second: f64::from(grants) / elapsed.as_secs_f64(),
+            longest_wait: longest_wait.unwrap_or_default(),
+        }
+    }
+
+    /// Returns the medians of some runs.
+    pub(crate) fn median(runs: &[Self]) -> Self {
+        let rates = runs.iter().map(|run| run.grants_per_second);
+        let mut waits: Vec<_> = runs.iter().map(|run| run.longest_wait).collect();
+        waits.sort_unstable();
+        Self {
+            grants_per_second: median(rates.collect()),
+            longest_wait: waits.get(waits.len() / 2).copied().unwrap_or_default(),
+        }
+    }
 }
 
 /// Has `threads` threads lock and release a name each, which begins with `prefix`, for `span`.
@@ -30,25 +75,18 @@ pub(crate) fn run(
     threads: usize,
     span: Duration,
 ) -> Result<Run, Box<dyn Error>> {
-    let (done, elapsed) = together(threads, |number| {
+    let (tallies, elapsed) = together(threads, |number| {
         let name = LockName::new(format!("{prefix}:{number}"))?;
-        let began = Instant::now();
-        let (mut grants, mut longest) = (0_u32, Duration::ZERO);
-        while began.elapsed() < span {
+        let mut tally = Tally::new();
+        while tally.began.elapsed() < span {
             let asked = Instant::now();
             let guard = keeper.lock(&name)?;
-            longest = longest.max(asked.elapsed());
+            tally.add(asked);
             guard.release()?;
-            grants += 1;
         }
-        Ok::<_, lockkeeper::Error>((grants, longest))
+        Ok(tally)
     })?;
-    let grants: u32 = done.iter().map(|(grants, _)| grants).sum();
-    let longest_wait = done.into_iter().map(|(_, longest)| longest).max();
-    Ok(Run {
-        grants_per_second: f64::from(grants) / elapsed.as_secs_f64(),
-        longest_wait: longest_wait.unwrap_or_default(),
-    })
+    Ok(Run::new(&tallies, elapsed))
 }
 
 /// Measures runs of the keeper and of the floor alternately. `floor` makes one round of pairs, and returns
@@ -59,18 +97,17 @@ fn rows(
     mut floor: impl FnMut() -> Result<usize, Box<dyn Error>>,
 ) -> Rows {
     run(keeper, "seat", THREADS, RUN)?;
-    let (mut ours, mut floors, mut waits) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut runs, mut floors) = (Vec::new(), Vec::new());
     for _ in 0..RUNS {
         let (began, mut pairs) = (Instant::now(), 0);
         while began.elapsed() < RUN {
             pairs += floor()?;
         }
         floors.push(pairs as f64 / began.elapsed().as_secs_f64());
-        let run = run(keeper, "seat", THREADS, RUN)?;
-        ours.push(run.grants_per_second);
-        waits.push(run.longest_wait.as_secs_f64() * 1e3);
+        runs.push(run(keeper, "seat", THREADS, RUN)?);
     }
-    let (ours, floor) = (median(ours), median(floors));
+    let (typical, floor) = (Run::median(&runs), median(floors));
+    let ours = typical.grants_per_second;
     Ok(vec![
         Row {
             what: format!("{THREADS} threads, a name each, {store}"),
@@ -82,7 +119,7 @@ fn rows(
         },
         Row::plain(
             format!("  longest wait, {store}"),
-            median(waits),
+            typical.longest_wait.as_secs_f64() * 1e3,
             1,
             " ms",
             20.0,
@@ -95,10 +132,7 @@ pub(crate) fn redis() -> Rows {
     let server = server::start()?;
     let keeper = lockkeeper::open(&server.url())?;
     let mut raw = server::raw(&server)?;
-    let release = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1])";
-    let mut load = redis::cmd("SCRIPT");
-    let sha: String = load.arg("LOAD").arg(release).query(&mut raw)?;
+    let sha = server::load_release(&mut raw)?;
     let keys: Vec<_> = (0..PIPELINE)
         .map(|number| format!("raw:seat:{number}"))
         .collect();

@@ -51,7 +51,7 @@ fn use_once(keeper: &LockKeeper, prefix: &str, names: u32) -> Result<(u32, f64),
             keeper.lock(&name)?.release()?;
             used += 1;
         }
-        Ok::<u32, lockkeeper::Error>(used)
+        Ok(used)
     })?;
     Ok((used.iter().sum(), elapsed.as_secs_f64()))
 }

@@ -26,7 +26,7 @@ fn lock_pairs(keeper: &LockKeeper) -> Result<f64, Box<dyn Error>> {
         Ok::<_, lockkeeper::Error>(())
     };
     let (_, elapsed) = together(THREADS, |thread| {
-        (0..PAIRS).try_for_each(|pair| lock_pair(thread * PAIRS + pair))
+        Ok((0..PAIRS).try_for_each(|pair| lock_pair(thread * PAIRS + pair))?)
     })?;
     Ok(elapsed.as_secs_f64())
 }

@@ -46,7 +46,7 @@ fn handover(keeper: &LockKeeper, name: &LockName) -> Result<f64, Box<dyn Error>>
         for _ in 0..PASSES / THREADS {
             keeper.lock(name)?.release()?;
         }
-        Ok::<_, lockkeeper::Error>(())
+        Ok(())
     })?;
     Ok(elapsed.as_secs_f64() / PASSES as f64)
 }

@@ -64,6 +64,14 @@ pub(crate) fn raw(server: &RedisServer) -> Result<redis::Connection, Box<dyn Err
     Ok(redis::Client::open(server.url())?.get_connection()?)
 }
 
+/// Loads the script by which a lock made with `SET NX PX` is released, and returns its SHA-1. It takes the
+/// key and the owner, and returns 0 if the key has another owner.
+pub(crate) fn load_release(raw: &mut redis::Connection) -> redis::RedisResult<String> {
+    let script = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])";
+    redis::cmd("SCRIPT").arg("LOAD").arg(script).query(raw)
+}
+
 /// Returns how many commands for locks the server was sent so far, by its own count.
 pub(crate) fn sent(server: &RedisServer) -> Result<u64, Box<dyn Error>> {
     let calls = server.calls()?;

@@ -1,0 +1,222 @@
+//! Other ways to lock on the same servers, with the same work as this library, in the same run.
+
+mod asynchronous;
+mod blocking;
+mod page;
+
+use std::error::Error;
+use std::fs::File;
+use std::io::Write as _;
+use std::time::Duration;
+
+use lockkeeper_testkit::MySqlKind;
+
+use crate::many::{Run, Tally};
+use crate::{MARIADB, MYSQL, mysql, server};
+
+/// The argument that runs this instead of the budgets.
+pub(crate) const PEERS: &str = "peers";
+const HTML: &str = "--html";
+/// This library, as the tables name it.
+const OURS: &str = "lockkeeper";
+const RUNS: usize = 3;
+/// No thread of a run asks for another grant after this time.
+const SPAN: Duration = Duration::from_secs(10);
+
+/// What the threads of a run do.
+#[derive(Clone, Copy)]
+struct Work {
+    what: &'static str,
+    threads: usize,
+    /// Of each thread.
+    grants: u32,
+    names: Names,
+    held: Duration,
+}
+
+#[derive(Clone, Copy)]
+enum Names {
+    OneForEach,
+    OneForAll,
+}
+
+const WORKS: [Work; 4] = [
+    Work {
+        what: "1 thread, a free name",
+        threads: 1,
+        grants: 2_000,
+        names: Names::OneForEach,
+        held: Duration::ZERO,
+    },
+    Work {
+        what: "64 threads, a name each",
+        threads: 64,
+        grants: 300,
+        names: Names::OneForEach,
+        held: Duration::ZERO,
+    },
+    Work {
+        what: "100 threads, one name",
+        threads: 100,
+        grants: 10,
+        names: Names::OneForAll,
+        held: Duration::ZERO,
+    },
+    Work {
+        what: "100 threads, one name, 1 ms held",
+        threads: 100,
+        grants: 10,
+        names: Names::OneForAll,
+        held: Duration::from_millis(1),
+    },
+];
+
+impl Work {
+    fn name(&self, thread: usize) -> String {
+        match self.names {
+            Names::OneForEach => format!("seat:{thread}"),
+            Names::OneForAll => "seat:all".to_owned(),
+        }
+    }
+
+    /// Tells whether a thread has done its part.
+    fn is_done(&self, tally: &Tally) -> bool {
+        tally.grants == self.grants || tally.began.elapsed() > SPAN
+    }
+}
+
+type Ran = Result<Run, Box<dyn Error>>;
+
+/// A way to lock on a server.
+struct Peer<'a> {
+    name: &'static str,
+    run: Box<dyn Fn(&Work) -> Ran + 'a>,
+}
+
+impl<'a> Peer<'a> {
+    fn new(name: &'static str, run: impl Fn(&Work) -> Ran + 'a) -> Self {
+        let run = Box::new(run);
+        Self { name, run }
+    }
+}
+
+/// What a peer did: its median run of each of the [`WORKS`].
+struct Measured {
+    name: &'static str,
+    runs: Vec<Run>,
+}
+
+type MeasuredPeers = Result<Vec<Measured>, Box<dyn Error>>;
+
+/// A store, and what was measured on it.
+struct Store {
+    name: &'static str,
+    peers: Vec<Measured>,
+}
+
+/// Runs all peers of all stores that this machine has, and prints a table in Markdown. `--html FILE` also
+/// writes a page.
+pub(crate) fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let page = match arguments {
+        [] => None,
+        [flag, file] if flag == HTML => {
+            let shown = |error| format!("{HTML} {file} cannot be written: {error}");
+            Some(File::create(file).map_err(shown)?)
+        }
+        _ => return Err(format!("{PEERS} takes {HTML} FILE, and nothing else").into()),
+    };
+    let works = WORKS.map(|work| work.what).join(" | ");
+    println!("| store | locked with | {works} |");
+    println!("|---|---{}|", "|---".repeat(WORKS.len()));
+    let mut stores = Vec::new();
+    let all: [(_, fn() -> MeasuredPeers); 3] = [
+        ("redis", redis),
+        (MARIADB.name(), || on_mysql(MARIADB)),
+        (MYSQL.name(), || on_mysql(MYSQL)),
+    ];
+    for (name, measure) in all {
+        match measure() {
+            Ok(peers) => {
+                for Measured { name: peer, runs } in &peers {
+                    let cells: Vec<_> = WORKS.iter().zip(runs).map(cell).collect();
+                    println!("| {name} | {peer} | {} |", cells.join(" | "));
+                }
+                stores.push(Store { name, peers });
+            }
+            Err(error) if error.is::<server::Missing>() => {
+                println!("| {name} | not measured: {error} |");
+            }
+            Err(error) => return Err(format!("{name}: {error}").into()),
+        }
+    }
+    println!(
+        "\nEach cell: grants a second, for one thread also the time of a pair; then the longest wait. \
+         Medians of {RUNS} runs, in which the peers of a store alternate."
+    );
+    if let Some(mut file) = page {
+        file.write_all(page::of(&stores).as_bytes())?;
+    }
+    Ok(())
+}
+
+fn redis() -> MeasuredPeers {
+    let server = server::start()?;
+    let url = server.url();
+    measure(&[
+        Peer::new(OURS, blocking::keeper(&url)?),
+        Peer::new("rlock", blocking::rlock(&url, None)?),
+        Peer::new(
+            "rlock, 10 ms retry",
+            blocking::rlock(&url, Some(blocking::RETRY))?,
+        ),
+        Peer::new("rslock, tasks of one thread", asynchronous::rslock(&url)?),
+        Peer::new("SET NX PX, 10 ms retry", blocking::raw_redis(&server)?),
+    ])
+}
+
+fn on_mysql(kind: MySqlKind) -> MeasuredPeers {
+    let server = mysql::start(kind)?;
+    measure(&[
+        Peer::new(OURS, blocking::keeper(&server.url())?),
+        Peer::new("GET_LOCK", blocking::raw_mysql(&server)),
+    ])
+}
+
+/// Has the peers of one store work alternately.
+fn measure(peers: &[Peer<'_>]) -> MeasuredPeers {
+    let start = |peer: &Peer<'_>| Measured {
+        name: peer.name,
+        runs: Vec::new(),
+    };
+    let mut measured: Vec<_> = peers.iter().map(start).collect();
+    for work in &WORKS {
+        let mut runs: Vec<Vec<Run>> = peers.iter().map(|_| Vec::new()).collect();
+        for _ in 0..RUNS {
+            for (peer, runs) in peers.iter().zip(&mut runs) {
+                let named = |error| format!("{}, {}: {error}", peer.name, work.what);
+                runs.push((peer.run)(work).map_err(named)?);
+            }
+        }
+        for (measured, runs) in measured.iter_mut().zip(&runs) {
+            measured.runs.push(Run::median(runs));
+        }
+    }
+    Ok(measured)
+}
+
+/// Shows a run in the table.
+fn cell((work, run): (&Work, &Run)) -> String {
+    let pair = match work.threads {
+        1 => format!("{:.0} µs, ", 1e6 / run.grants_per_second),
+        _ => String::new(),
+    };
+    format!("{pair}{}, {}", shown_rate(run), shown_wait(run))
+}
+
+fn shown_rate(run: &Run) -> String {
+    format!("{:.0}/s", run.grants_per_second)
+}
+
+fn shown_wait(run: &Run) -> String {
+    format!("{:.1} ms", run.longest_wait.as_secs_f64() * 1e3)
+}
