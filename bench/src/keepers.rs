@@ -1,6 +1,7 @@
 //! Many keepers of one process on one server.
 
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -10,6 +11,8 @@ use crate::{Row, Rows, median, server};
 const KEEPERS: u32 = 500;
 /// Of this process and of the server, which inherits the limit: two connections a keeper, and some more.
 const OPEN_FILES: u64 = 4_096;
+/// By then the listeners of the last keepers have connected, which no lock waits for.
+const CONNECTED: Duration = Duration::from_secs(1);
 
 /// Raises the limit of open files if it is lower.
 fn allow_open_files() -> Result<(), Box<dyn std::error::Error>> {
@@ -46,6 +49,7 @@ pub(crate) fn redis() -> Rows {
         first_locks.push(began.elapsed().as_secs_f64() * 1e6);
         keepers.push(keeper);
     }
+    thread::sleep(CONNECTED);
     let (after, connected) = (read(), connections()? - connected);
     let lost = guards.iter().filter(|it| it.lost_signal().is_lost());
     let lost = lost.count();
