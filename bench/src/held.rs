@@ -151,8 +151,8 @@ fn hold(leases: u32) -> Result<Cost, Box<dyn StdError>> {
     })
 }
 
-/// Measures both numbers of leases. Each row of the larger one has the figure of the smaller one as its floor, and
-/// the same budget.
+/// Measures both numbers of leases. The rows of the smaller one have budgets. Those of the larger one show the
+/// growth: their floor is the figure of the smaller one.
 pub(crate) fn redis() -> Rows {
     let (few, many) = (hold(LEASES)?, hold(MORE_LEASES)?);
     let mut rows = Vec::new();

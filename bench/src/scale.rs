@@ -1,4 +1,5 @@
-//! How the rates grow with the number of threads and processes, and what is left of many names.
+//! How the rates grow with the number of threads and processes, each with names of its own, and what is left
+//! of a million names that were used once.
 
 use std::error::Error;
 use std::fs;
