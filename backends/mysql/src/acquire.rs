@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
-use lockkeeper_remote::{Backoff, Failure, WaitPermit};
+use lockkeeper_remote::{Backoff, Failure, Found, WaitPermit};
 
-use crate::abandoned::confirm_busy;
-use crate::attempt::{Attempt, Outcome};
 use crate::connection::Connection;
 use crate::dialect::LONGEST_WAIT;
+use crate::failure::unknown;
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
-use crate::sessions::idle_seconds;
+use crate::requests::{Replies, Requests};
+use crate::sessions::{Session, idle_seconds};
 use crate::store::{PooledConn, Store};
 use crate::wire::LONGEST_CALL;
 
@@ -55,8 +55,7 @@ impl Acquisition<'_> {
         let mut retries = self.store.remote.pool_size;
         let mut pauses = Backoff::new(PAUSE, LONGEST_PAUSE);
         while !self.request.is_cancelled() {
-            let outcome = self.attempt(until).run();
-            match outcome.and_then(|outcome| self.granted(outcome)) {
+            match self.attempt(until) {
                 Ok(Some(grant)) => return Ok(Some(grant)),
                 Ok(None) => {}
                 // The server may have closed every idle connection of the pool; one that does not reply
@@ -87,22 +86,55 @@ impl Acquisition<'_> {
         Ok(None)
     }
 
-    fn attempt(&self, until: HostInstant) -> Attempt {
-        Attempt {
-            store: Arc::clone(self.store),
-            names: vec![self.name.clone()],
-            idle_seconds: self.idle_seconds,
-            until,
+    /// Makes one attempt: on a connection without names while few connections hold names, else on one of
+    /// these.
+    fn attempt(&self, until: HostInstant) -> Result<Granted, Failure> {
+        let store = self.store;
+        let left = || {
+            let left = until.saturating_since(self.request.now());
+            left.min(store.remote.response_timeout)
+        };
+        let shared = || store.sessions.enter(&self.name, self.idle_seconds, true);
+        if store.shares()
+            && let Some(session) = shared()
+        {
+            return self.try_on_session(&session, left());
+        }
+        let slot = match store.checkout_or_share(left(), shared)? {
+            Found::Slot(slot) => slot,
+            Found::Other(session) => return self.try_on_session(&session, left()),
+        };
+        let names = vec![self.name.clone()];
+        match store.try_on_slot(slot, names, self.idle_seconds, until) {
+            Ok((session, replies, asked_at)) => self.granted(&session, replies, asked_at),
+            // No connection can be opened.
+            Err(Failure::NotSent(error)) => match shared() {
+                Some(session) => self.try_on_session(&session, left()),
+                None => Err(Failure::NotSent(error)),
+            },
+            Err(failure) => Err(failure),
         }
     }
 
-    fn granted(&self, mut outcome: Outcome) -> Result<Granted, Failure> {
-        let attempted = outcome.attempted.pop().unwrap_or(Ok(None));
-        Ok(outcome.session.zip(attempted?).map(|(session, epoch)| {
-            let (request, name) = (self.request, self.name.clone());
-            self.store
-                .grant(&session, request, name, epoch, outcome.asked_at)
-        }))
+    /// Requests the name on a session in which it was entered. The call continues when there is no more time:
+    /// cut short, it would leave the session in doubt.
+    fn try_on_session(&self, session: &Arc<Session>, left: Duration) -> Result<Granted, Failure> {
+        let asked_at = self.request.now();
+        let requests = Requests::attempts(vec![self.name.clone()]);
+        let call = self.store.sessions.start(session, requests, left);
+        self.granted(session, call.reply(left)?, asked_at)
+    }
+
+    fn granted(
+        &self,
+        session: &Arc<Session>,
+        mut replies: Replies,
+        asked_at: HostInstant,
+    ) -> Result<Granted, Failure> {
+        let epoch = replies.attempted.pop().unwrap_or(Ok(None))?;
+        let (request, name) = (self.request, self.name.clone());
+        let grant = |epoch| self.store.grant(session, request, name, epoch, asked_at);
+        Ok(epoch.map(grant))
     }
 
     /// Returns a connection to wait on. Returns `None` after `pause` if there is none: the caller asks again
@@ -122,50 +154,40 @@ impl Acquisition<'_> {
 
     /// Waits on a connection of its own that holds no name: a wait is cancelled by ending its session, and
     /// that frees all names of the session. Returns `None` if the wait ended before its deadline.
-    fn wait(
-        &self,
-        mut slot: PooledConn,
-        deadline: HostInstant,
-    ) -> Result<Option<Granted>, Failure> {
+    fn wait(&self, slot: PooledConn, deadline: HostInstant) -> Result<Option<Granted>, Failure> {
         let store = self.store;
-        let left = || deadline.saturating_since(self.request.now());
         let until = deadline.max(self.request.now() + GRACE);
-        store.run(&mut slot, until, |connection| {
-            connection.set_idle(self.idle_seconds)
-        })?;
-        let Some(mut connection) = slot.connection.take_if(|it| it.check_start().is_ok()) else {
-            // The next attempt tells why.
-            return Ok(None);
-        };
-        let wire = Arc::clone(&connection.wire);
-        let cancel = self.request.cancel();
-        let cancel = cancel.map(|cancel| cancel.on_cancel(move || wire.close()));
+        let names = vec![self.name.clone()];
+        let session = store.open_session(slot, &names, self.idle_seconds, until)?;
         let asked_at = self.request.now();
-        let id = connection.session();
-        let sessions = &store.sessions;
-        let unclaimed = sessions.unclaimed(&self.name, id);
-        let span = left().min(LONGEST_WAIT).min(LONGEST_CALL);
-        let mut attempted = Ok(Ok(None));
-        connection.limit = GRACE;
-        if !span.is_zero() {
-            attempted = connection.wait(&self.name, span, GRACE).map(Ok);
+        let span = deadline.saturating_since(asked_at);
+        let span = span.min(LONGEST_WAIT).min(LONGEST_CALL);
+        let wait = |connection: &mut Connection| {
+            let wire = Arc::clone(&connection.wire);
+            let cancel = self.request.cancel();
+            let cancel = cancel.map(|cancel| cancel.on_cancel(move || wire.close()));
+            let epoch = match span.is_zero() {
+                true => Ok(None),
+                false => connection.wait(&self.name, span, GRACE),
+            };
+            // A cancel in another thread must not close the connection when other names rely on it. Either
+            // it has closed the connection by now, or it never will.
+            drop(cancel);
+            match self.request.is_cancelled() {
+                true => Err(unknown("the wait was cancelled")),
+                false => Ok(Replies {
+                    attempted: vec![Ok(epoch?)],
+                    ..Replies::default()
+                }),
+            }
+        };
+        let requests = Requests::attempts(names);
+        let replies = store.sessions.call_first(&session, &requests, GRACE, wait);
+        if replies.is_err() && self.request.is_cancelled() {
+            return Ok(None);
         }
         let is_over = self.request.now() >= deadline;
-        if is_over && matches!(attempted, Ok(Ok(None))) {
-            attempted = confirm_busy(sessions, &mut connection, &self.name, unclaimed);
-        }
-        // A cancel in another thread must not close the connection when other names rely on it. Either
-        // it has closed the connection by now, or it never will.
-        drop(cancel);
-        if self.request.is_cancelled() {
-            return Ok(None);
-        }
-        let attempted = vec![attempted?];
-        slot.connection = Some(connection);
-        let outcome = self
-            .attempt(until)
-            .on_new_session(slot, id, attempted, asked_at);
-        let granted = self.granted(outcome)?;
+        let granted = self.granted(&session, replies?, asked_at)?;
         Ok((granted.is_some() || is_over).then_some(granted))
     }
 }

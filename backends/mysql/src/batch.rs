@@ -5,25 +5,25 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SendError};
 use std::time::Duration;
 
 use lockkeeper_core::{
     AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
 };
-use lockkeeper_remote::{Failure, LAST_ATTEMPT};
+use lockkeeper_remote::{Failure, Found, LAST_ATTEMPT};
 
-use crate::attempt::{Attempt, Outcome, late};
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
-use crate::requests::{Replies, Requests};
-use crate::sessions::{Session, idle_seconds};
-use crate::store::Store;
+use crate::requests::{Attempted, Replies, Requests};
+use crate::sessions::{Call, Session, idle_seconds};
+use crate::store::{PooledConn, Store};
 
 /// An attempt of the batch.
 struct Try<'a, 'b> {
     name: EncodedName,
     request: &'a mut AttemptRequest<'b, MySqlLease>,
+    /// Whether no connection could be opened for it: then only a session takes it.
+    is_refused: bool,
 }
 
 /// A release that was begun.
@@ -45,6 +45,7 @@ struct Group<'a, 'b> {
 
 /// Attempts of one ttl on a connection without names.
 struct NewGroup<'a, 'b> {
+    slot: PooledConn,
     idle_seconds: u64,
     names: HashSet<EncodedName>,
     tries: Vec<Try<'a, 'b>>,
@@ -71,6 +72,7 @@ pub(crate) fn batch(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLea
             Operation::Acquire(request) => tries.push(Try {
                 name: EncodedName::new(&store.namespace, request.request.name().as_str()),
                 request,
+                is_refused: false,
             }),
             Operation::Renew(request) => {
                 let session = Arc::clone(&request.lease.session);
@@ -97,9 +99,10 @@ pub(crate) fn batch(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLea
     }
 }
 
-/// Adds each attempt to a session that takes its name. Returns the others.
+/// Adds each attempt to a session that takes its name. Returns the others, on free connections. An attempt for
+/// which neither is there gets its answer: a batch does not wait for a connection.
 ///
-/// A session with a call under way gets attempts only if enough connections hold names.
+/// A session with a call under way gets attempts only if enough connections hold names, or none is free.
 fn place<'a, 'b>(
     store: &Store,
     groups: &mut Vec<Group<'a, 'b>>,
@@ -109,6 +112,7 @@ fn place<'a, 'b>(
     let mut new: Vec<NewGroup<'_, '_>> = Vec::new();
     for one in tries {
         let idle_seconds = idle_seconds(one.request.request.ttl());
+        let enter = |or_busy| store.sessions.enter(&one.name, idle_seconds, or_busy);
         let takes = |group: &&mut Group<'_, '_>| {
             !group.is_busy
                 && group.session.idle_seconds == idle_seconds
@@ -116,28 +120,41 @@ fn place<'a, 'b>(
         };
         if let Some(group) = groups.iter_mut().find(takes) {
             group.tries.push(one);
-        } else if let Some(session) = store.sessions.enter(&one.name, idle_seconds, shares) {
+            continue;
+        }
+        if let Some(session) = enter(shares || one.is_refused) {
             Group::add(groups, &session, |group| group.tries.push(one));
-        } else {
-            // A name twice in one statement would be granted twice.
-            let takes = |group: &mut NewGroup<'_, '_>| {
-                group.idle_seconds == idle_seconds && group.names.insert(one.name.clone())
-            };
-            match new.iter_mut().find_map(|it| takes(it).then_some(it)) {
-                Some(group) => group.tries.push(one),
-                None => new.push(NewGroup {
-                    idle_seconds,
-                    names: HashSet::from([one.name.clone()]),
-                    tries: vec![one],
-                }),
+            continue;
+        }
+        if one.is_refused {
+            continue;
+        }
+        // A name twice in one statement would be granted twice.
+        let takes = |group: &mut NewGroup<'_, '_>| {
+            group.idle_seconds == idle_seconds && group.names.insert(one.name.clone())
+        };
+        if let Some(group) = new.iter_mut().find_map(|it| takes(it).then_some(it)) {
+            group.tries.push(one);
+            continue;
+        }
+        match store.checkout_or_share(Duration::ZERO, || enter(true)) {
+            Ok(Found::Slot(slot)) => new.push(NewGroup {
+                slot,
+                idle_seconds,
+                names: HashSet::from([one.name.clone()]),
+                tries: vec![one],
+            }),
+            Ok(Found::Other(session)) => {
+                Group::add(groups, &session, |group| group.tries.push(one));
             }
+            Err(exhausted) => one.request.answer = Some(Err(exhausted.into_error())),
         }
     }
     new
 }
 
-/// Makes the call of each group, at the same time, and answers the operations. Returns the attempts that got no
-/// answer because their session has ended; they may be made again on another one.
+/// Makes the calls of the groups at the same time, and answers the operations. Returns the attempts that may be
+/// made again on another session.
 fn run<'a, 'b>(
     store: &Arc<Store>,
     groups: Vec<Group<'a, 'b>>,
@@ -152,37 +169,15 @@ fn run<'a, 'b>(
         (!is_empty).then(|| (group.start(store, requests, limits, is_only), group))
     });
     let groups: Vec<_> = groups.collect();
-    let new = new.into_iter();
-    let new = new.map(|group| (group.start(store, limits.until, is_only), group.tries));
-    let new: Vec<_> = new.collect();
+    let mut again = Vec::new();
+    for group in new {
+        again.extend(group.run(store, limits.until));
+    }
     let left = || limits.until.saturating_since(store.clock.now());
-    let mut ended = Vec::new();
     for (call, group) in groups {
-        ended.extend(group.answer(store, call.reply(left()), now));
+        again.extend(group.answer(store, call.reply(left()), now));
     }
-    for (call, tries) in new {
-        ended.extend(Try::answer_all(tries, store, call.reply(left())));
-    }
-    ended
-}
-
-/// A call, on this thread or on another.
-enum Call<T> {
-    Done(Result<T, Failure>),
-    Started(Receiver<Result<T, Failure>>),
-}
-
-impl<T> Call<T> {
-    fn of(started: Result<Receiver<Result<T, Failure>>, Failure>) -> Self {
-        started.map_or_else(|failure| Self::Done(Err(failure)), Self::Started)
-    }
-
-    fn reply(self, left: Duration) -> Result<T, Failure> {
-        match self {
-            Self::Done(result) => result,
-            Self::Started(reply) => reply.recv_timeout(left).unwrap_or_else(|_| Err(late())),
-        }
-    }
+    again
 }
 
 impl<'a, 'b> Group<'a, 'b> {
@@ -235,8 +230,8 @@ impl<'a, 'b> Group<'a, 'b> {
         }
     }
 
-    /// Starts the call. This thread makes it if there is no other group, and the session has no other name. The
-    /// renewal of that name may take as long as its lease lasts: cut short, it would lose the lease.
+    /// Starts the call. This thread makes it if there is no other group, and no other name depends on the
+    /// session. The renewal of a name may take as long as its lease lasts: cut short, it would lose the lease.
     fn start(
         &self,
         store: &Store,
@@ -245,7 +240,7 @@ impl<'a, 'b> Group<'a, 'b> {
         is_only: bool,
     ) -> Call<Replies> {
         let left = |until: HostInstant| until.saturating_since(store.clock.now());
-        if is_only && requests.attempts.is_empty() {
+        if is_only && (requests.checks.is_empty() || requests.count() == 1) {
             let until = match requests.checks.is_empty() {
                 true => limits.until,
                 false => limits.deadline,
@@ -255,8 +250,8 @@ impl<'a, 'b> Group<'a, 'b> {
                 return Call::Done(result);
             }
         }
-        let (session, left) = (&self.session, left(limits.until));
-        Call::of(store.sessions.start(session, requests, left))
+        let left = left(limits.until);
+        store.sessions.start(&self.session, requests, left)
     }
 
     /// Answers all operations. Returns the attempts that may be made again.
@@ -273,11 +268,7 @@ impl<'a, 'b> Group<'a, 'b> {
                 for (request, is_held) in self.renewals.into_iter().zip(replies.held) {
                     request.answer = Some(Ok(renewed(store, request, is_held)));
                 }
-                Ok(Outcome {
-                    session: Some(self.session),
-                    attempted: replies.attempted,
-                    asked_at,
-                })
+                Ok((self.session, replies.attempted, asked_at))
             }
             Err(failure) => {
                 // The session has ended, and the server has freed its names.
@@ -323,48 +314,42 @@ fn renewed(store: &Store, request: &RenewRequest<'_, MySqlLease>, is_held: bool)
     }
 }
 
-impl NewGroup<'_, '_> {
-    /// Starts the attempts. They are made on this thread if there is no other group.
-    fn start(&self, store: &Arc<Store>, until: HostInstant, is_only: bool) -> Call<Outcome> {
-        let attempt = Attempt {
-            store: Arc::clone(store),
-            names: self.tries.iter().map(|it| it.name.clone()).collect(),
-            idle_seconds: self.idle_seconds,
-            until,
-        };
-        if is_only {
-            return Call::Done(attempt.run());
-        }
-        Call::of(store.sessions.calls.start(move |reply| {
-            if let Err(SendError(Ok(late))) = reply.send(attempt.run()) {
-                attempt.give_back(&late);
-            }
-        }))
+impl<'a, 'b> NewGroup<'a, 'b> {
+    /// Makes the attempts and answers them. Returns those that may be made again.
+    fn run(self, store: &Store, until: HostInstant) -> impl Iterator<Item = Try<'a, 'b>> {
+        let mut tries = self.tries;
+        let names = tries.iter().map(|it| it.name.clone()).collect();
+        let result = store.try_on_slot(self.slot, names, self.idle_seconds, until);
+        let is_refused = matches!(result, Err(Failure::NotSent(_)));
+        tries.iter_mut().for_each(|it| it.is_refused = is_refused);
+        let attempted = result.map(|(session, replies, at)| (session, replies.attempted, at));
+        Try::answer_all(tries, store, attempted)
     }
 }
 
 impl<'a, 'b> Try<'a, 'b> {
-    /// Answers the attempts of one statement. Returns those that got no answer because their session has ended.
+    /// Answers the attempts of one statement, made on a session after a time. Returns those that may be made
+    /// again: the session has ended, or no connection could be opened.
     fn answer_all(
         tries: Vec<Self>,
         store: &Store,
-        outcome: Result<Outcome, Failure>,
+        result: Result<(Arc<Session>, Vec<Attempted>, HostInstant), Failure>,
     ) -> impl Iterator<Item = Self> {
-        let (session, asked_at, attempted) = match outcome {
-            Ok(outcome) => (outcome.session, outcome.asked_at, outcome.attempted),
-            Err(failure) => (None, HostInstant::NEVER, vec![Err(failure); tries.len()]),
+        let (made, attempted) = match result {
+            Ok((session, attempted, asked_at)) => (Some((session, asked_at)), attempted),
+            Err(failure) => (None, vec![Err(failure); tries.len()]),
         };
         let tries = tries.into_iter().zip(attempted);
         tries.filter_map(move |(one, attempted)| {
             let is_ended = matches!(attempted, Err(Failure::Closed(_)));
-            let granted = attempted.map(|epoch| session.as_ref().zip(epoch));
+            let granted = attempted.map(|epoch| made.as_ref().zip(epoch));
             let granted = granted.map_err(Failure::into_error);
             one.request.answer = Some(granted.map(|granted| {
-                let (session, epoch) = granted?;
+                let ((session, asked_at), epoch) = granted?;
                 let (request, name) = (one.request.request, one.name.clone());
-                Some(store.grant(session, request, name, epoch, asked_at))
+                Some(store.grant(session, request, name, epoch, *asked_at))
             }));
-            is_ended.then_some(one)
+            (is_ended || one.is_refused).then_some(one)
         })
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct Requests {
 pub(crate) type Attempted = Result<Option<u64>, Failure>;
 
 /// The replies to [`Requests`], in their order.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Replies {
     /// Whether the session held the name until now.
     pub(crate) released: Vec<bool>,

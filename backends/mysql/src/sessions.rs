@@ -6,11 +6,12 @@ mod detached;
 mod session;
 mod state;
 
+pub(crate) use detached::Call;
 pub(crate) use session::{Session, idle_seconds};
 pub(crate) use state::Entry;
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SendError};
+use std::sync::mpsc::SendError;
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, HostInstant, LeaseVerifiers, Tick, Timer};
@@ -18,6 +19,7 @@ use lockkeeper_remote::Failure;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::abandoned::confirm_busy;
+use crate::connection::Connection;
 use crate::names::EncodedName;
 use crate::requests::{Replies, Requests};
 use crate::statements::SessionId;
@@ -34,7 +36,7 @@ pub(crate) struct Sessions {
     /// the server.
     sweeper: Timer,
     /// Calls on sessions that hold names of several callers.
-    pub(crate) calls: DetachedCalls,
+    calls: DetachedCalls,
     /// The keepers, which verify their leases when a session has ended.
     pub(crate) verifiers: Arc<LeaseVerifiers>,
 }
@@ -65,7 +67,7 @@ impl Sessions {
         self.live().len()
     }
 
-    pub(crate) fn add(&self, session: &Arc<Session>) {
+    fn add(&self, session: &Arc<Session>) {
         self.list.lock().push(Arc::clone(session));
         // Its connection may have ended before the session was in the list.
         if session.is_cut() {
@@ -113,7 +115,7 @@ impl Sessions {
     }
 
     /// Has the sweeper release a name that no guard holds.
-    pub(crate) fn leave_over(&self, session: &Session, name: &EncodedName) {
+    fn leave_over(&self, session: &Session, name: &EncodedName) {
         let (granted, until) = (None, self.clock.now() + SWEEP_RETRY);
         self.set(session, name, Entry { granted, until });
     }
@@ -129,35 +131,30 @@ impl Sessions {
         unclaimed.map(|session| session.id).collect()
     }
 
+    /// Returns for each attempt the sessions that [`unclaimed`](Self::unclaimed) returns.
+    fn all_unclaimed(&self, session: &Session, requests: &Requests) -> Vec<Vec<SessionId>> {
+        let names = requests.attempts.iter();
+        names.map(|name| self.unclaimed(name, session.id)).collect()
+    }
+
     /// Carries out requests about names that were entered, on the caller's thread. The session is waited
     /// for within `limit`; the replies may take as long as a lease lasts, since other names depend on them.
-    pub(crate) fn call(
+    fn call(
         &self,
         session: &Session,
         requests: &Requests,
         limit: Duration,
     ) -> Result<Replies, Failure> {
-        let unclaimed = |name| self.unclaimed(name, session.id);
-        let unclaimed: Vec<_> = requests.attempts.iter().map(unclaimed).collect();
+        let unclaimed = self.all_unclaimed(session, requests);
         let longest = session.longest_call();
-        let mut result = session.run(limit, |connection| {
+        let result = session.run(limit, |connection| {
             connection.limit = longest;
             session.ask(connection, requests)
         });
-        let attempted = result.as_mut().map(|replies| &mut replies.attempted);
-        let attempted = attempted.into_iter().flatten();
-        for ((name, attempted), unclaimed) in requests.attempts.iter().zip(attempted).zip(unclaimed)
-        {
-            if matches!(attempted, Ok(None)) {
-                let confirm = |connection: &mut _| confirm_busy(self, connection, name, unclaimed);
-                *attempted = session.run(longest, confirm).flatten();
-            }
-        }
-        self.apply(session, requests, &result);
-        result
+        self.finish(session, requests, result, unclaimed, longest)
     }
 
-    /// Carries out requests within `limit`, if the session has at most one name: see
+    /// Carries out requests within `limit`, if no other name depends on the session: see
     /// [`Session::run_alone`].
     pub(crate) fn call_alone(
         &self,
@@ -165,9 +162,48 @@ impl Sessions {
         requests: &Requests,
         limit: Duration,
     ) -> Option<Result<Replies, Failure>> {
-        let result = session.run_alone(limit, |connection| session.ask(connection, requests))?;
+        let unclaimed = self.all_unclaimed(session, requests);
+        let ask = |connection: &mut _| session.ask(connection, requests);
+        let result = session.run_alone(requests.count(), limit, ask)?;
+        Some(self.finish(session, requests, result, unclaimed, limit))
+    }
+
+    /// Carries out the first attempts of a new session by `ask`, within `limit`, and adds the session.
+    pub(crate) fn call_first(
+        &self,
+        session: &Arc<Session>,
+        requests: &Requests,
+        limit: Duration,
+        ask: impl FnOnce(&mut Connection) -> Result<Replies, Failure>,
+    ) -> Result<Replies, Failure> {
+        let unclaimed = self.all_unclaimed(session, requests);
+        let result = session.run(limit, ask);
+        // Not before the reply: of two sessions that try one name, each would take the other for its holder.
+        self.add(session);
+        self.finish(session, requests, result, unclaimed, limit)
+    }
+
+    /// Confirms which names are busy, and enters in the session what the replies say. `unclaimed` is from before
+    /// the call.
+    fn finish(
+        &self,
+        session: &Session,
+        requests: &Requests,
+        mut result: Result<Replies, Failure>,
+        unclaimed: Vec<Vec<SessionId>>,
+        limit: Duration,
+    ) -> Result<Replies, Failure> {
+        let attempted = result.as_mut().map(|replies| &mut replies.attempted);
+        let attempted = attempted.into_iter().flatten();
+        for ((name, attempted), unclaimed) in requests.attempts.iter().zip(attempted).zip(unclaimed)
+        {
+            if matches!(attempted, Ok(None)) {
+                let confirm = |connection: &mut _| confirm_busy(self, connection, name, unclaimed);
+                *attempted = session.run(limit, confirm).flatten();
+            }
+        }
         self.apply(session, requests, &result);
-        Some(result)
+        result
     }
 
     /// Starts [`call`](Self::call) on another thread. It continues when the caller has stopped waiting, and
@@ -177,7 +213,7 @@ impl Sessions {
         session: &Arc<Session>,
         requests: Requests,
         limit: Duration,
-    ) -> Result<Receiver<Result<Replies, Failure>>, Failure> {
+    ) -> Call<Replies> {
         let requests = Arc::new(requests);
         let limit = match requests.attempts.len() == requests.count() {
             true => limit,
@@ -191,14 +227,18 @@ impl Sessions {
                 sessions.give_back(&theirs, all.granted(&late));
             }
         });
-        started.inspect_err(|failure| {
-            let failed = Err(Failure::NotSent(failure.error().clone()));
-            self.apply(session, &requests, &failed);
-        })
+        match started {
+            Ok(reply) => Call::Started(reply),
+            Err(failure) => {
+                let failed = Err(failure);
+                self.apply(session, &requests, &failed);
+                Call::Done(failed)
+            }
+        }
     }
 
     /// Releases names for which no caller waits any more.
-    pub(crate) fn give_back(&self, session: &Session, names: Vec<EncodedName>) {
+    fn give_back(&self, session: &Session, names: Vec<EncodedName>) {
         if !names.is_empty() {
             let _ = self.call(session, &Requests::releases(names), session.longest_call());
         }

@@ -10,12 +10,32 @@ use std::time::Duration;
 use lockkeeper_remote::Failure;
 use parking_lot::{Condvar, Mutex};
 
-use crate::failure::unavailable;
+use crate::failure::{unavailable, unknown};
 
 /// How long a thread without a call stays for the next one.
 const LINGER: Duration = Duration::from_millis(20);
 
-type Call = Box<dyn FnOnce() + Send>;
+/// A call, done on the caller's thread or started on another.
+pub(crate) enum Call<T> {
+    Done(Result<T, Failure>),
+    Started(Receiver<Result<T, Failure>>),
+}
+
+impl<T> Call<T> {
+    /// Returns the result if it is there within `left`.
+    pub(crate) fn reply(self, left: Duration) -> Result<T, Failure> {
+        match self {
+            Self::Done(result) => result,
+            Self::Started(reply) => reply.recv_timeout(left).unwrap_or_else(|_| {
+                Err(unknown(
+                    "no reply yet; the request is still in flight, and a lock that it takes is given back",
+                ))
+            }),
+        }
+    }
+}
+
+type Work = Box<dyn FnOnce() + Send>;
 
 /// The threads that run calls: one for each call that is under way.
 #[derive(Default)]
@@ -30,7 +50,7 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     /// Calls for the idle threads, never more than there are.
-    calls: VecDeque<Call>,
+    calls: VecDeque<Work>,
     idle: usize,
 }
 
@@ -43,7 +63,7 @@ impl DetachedCalls {
     ) -> Result<Receiver<T>, Failure> {
         // The channel has no buffer in which a result could stay.
         let (sender, receiver) = sync_channel(0);
-        let call: Call = Box::new(move || work(sender));
+        let call: Work = Box::new(move || work(sender));
         let mut queue = self.0.queue.lock();
         if queue.idle > queue.calls.len() {
             queue.calls.push_back(call);
@@ -63,7 +83,7 @@ impl DetachedCalls {
 
 impl Shared {
     /// Runs a call, and then those that come before the thread was idle for too long.
-    fn run(&self, first: Call) {
+    fn run(&self, first: Work) {
         let mut next = Some(first);
         while let Some(call) = next {
             call();

@@ -1,7 +1,6 @@
 //! A session that holds names, and calls on the one connection that all of them share.
 
 use std::fmt;
-use std::mem::replace;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -100,16 +99,17 @@ impl Session {
         self.run_in(slot, left.saturating_sub(began.elapsed()), work)
     }
 
-    /// Runs `work` as [`run`](Self::run) does, if the session has at most one name: a call that is cut
-    /// short costs all of them. Returns `None` if it has several, or if another call is under way. No
-    /// other name is granted on the session during the call.
+    /// Runs `work` about `names` of the session's names as [`run`](Self::run) does, if the session has no others:
+    /// a call that is cut short costs all of them. Returns `None` if it has more, or if another call is under
+    /// way. No other name is granted on the session during the call.
     pub(crate) fn run_alone<T>(
         &self,
+        names: usize,
         left: Duration,
         work: impl FnOnce(&mut Connection) -> Result<T, Failure>,
     ) -> Option<Result<T, Failure>> {
         let slot = self.slot.try_lock()?;
-        let is_alone = self.state().names.len() <= 1;
+        let is_alone = self.state().names.len() <= names;
         is_alone.then(|| self.run_in(slot, left, work))
     }
 
@@ -162,9 +162,9 @@ impl Session {
     /// Records that the server has ended the session, and with it all leases on it: their renewals answer
     /// so from now on, and the keepers renew them at once.
     pub(crate) fn end(&self) {
-        let before = replace(&mut self.state().health, Health::Ended);
+        let had_leases = self.state().end();
         self.retire();
-        if before != Health::Ended {
+        if had_leases {
             self.verifiers.verify_all();
         }
     }

@@ -1,6 +1,7 @@
 //! The state of a session: its names, and whether its connection is good.
 
 use std::collections::{HashMap, HashSet};
+use std::mem::replace;
 use std::time::Duration;
 
 use lockkeeper_core::HostInstant;
@@ -74,6 +75,16 @@ impl State {
         }
     }
 
+    /// Records that the server has ended the session. Returns whether leases have ended with it.
+    pub(crate) fn end(&mut self) -> bool {
+        let before = replace(&mut self.health, Health::Ended);
+        before != Health::Ended && self.has_leases()
+    }
+
+    fn has_leases(&self) -> bool {
+        self.names.values().any(|entry| entry.granted.is_some())
+    }
+
     /// Records that the reply to a request about these names is missing.
     pub(crate) fn leave_unanswered<'a>(&mut self, names: impl Iterator<Item = &'a EncodedName>) {
         for name in names {
@@ -101,7 +112,7 @@ impl State {
     pub(crate) fn enter(&mut self, name: &EncodedName) -> bool {
         let takes_name = self.health == Health::Good
             && !self.is_spent
-            && self.names.values().any(|entry| entry.granted.is_some())
+            && self.has_leases()
             && !self.names.contains_key(name)
             && !self.expired.contains(name);
         if takes_name {
@@ -146,7 +157,7 @@ impl State {
         epoch: u64,
         now: HostInstant,
     ) -> Option<bool> {
-        let Entry { granted, until } = std::mem::replace(self.leased(name, epoch)?, UNCLAIMED);
+        let Entry { granted, until } = replace(self.leased(name, epoch)?, UNCLAIMED);
         let (_, since) = granted?;
         self.was_shown |= now.saturating_since(since) >= SHOWN_AFTER;
         Some(now < until)

@@ -1,13 +1,13 @@
 //! Several operations in one call of the provider.
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, AttemptRequest, Backend, Clock as _, Error, ErrorKind, Grant, HostInstant,
-    LockName, Operation, ReleaseRequest, Released, RenewRequest, Renewal, StoreInfo as _,
-    SystemClock,
+    LockKeeper, LockName, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
+    StoreInfo as _, SystemClock,
 };
 use lockkeeper_mysql::MySqlProvider;
 use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
@@ -31,6 +31,10 @@ pub(crate) const CASES: &[Case] = &[
     (
         "name_is_granted_to_one_of_two_batches",
         name_is_granted_to_one_of_two_batches,
+    ),
+    (
+        "batch_waits_for_no_connection",
+        batch_waits_for_no_connection,
     ),
     ("ttls_stay_apart", ttls_stay_apart),
     (
@@ -298,6 +302,38 @@ fn name_is_granted_to_one_of_two_batches(kind: MySqlKind) {
         assert!(released.iter().all(|it| matches!(it, Ok(Released::Done))));
         assert_eq!(held(&server).0, ["kept"]);
     }
+}
+
+/// Of two connections one holds a name, and on the other one a thread waits in the server.
+fn batch_waits_for_no_connection(kind: MySqlKind) {
+    let server = start(kind);
+    let rival = open(&server, "");
+    let theirs = rival.lock("theirs").unwrap();
+    let provider = Arc::new(provider(&server));
+    let [mut kept] = taken(&provider, ["kept"]);
+    let keeper = LockKeeper::builder(provider.clone()).build().unwrap();
+    thread::scope(|scope| {
+        // A batch that waits for the connection gets it at the end of this wait.
+        let waiting = scope.spawn(|| keeper.try_lock_for("theirs", WAIT_LIMIT / 3));
+        until("the keeper waits in the server", || {
+            let sessions = server.sessions().unwrap();
+            sessions.iter().any(|session| session.state == "User lock")
+        });
+        let batch = Batch {
+            tries: &["needs a connection"],
+            renewals: vec![&mut kept],
+            ..Batch::default()
+        };
+        let (tried, _, renewed) = batch.run(&provider, TTL / 2);
+        let error = tried[0].as_ref().expect_err("no connection is free");
+        assert_eq!(error.kind(), ErrorKind::PoolExhausted, "{error:?}");
+        assert_eq!(*renewed[0].as_ref().unwrap(), Renewal::Renewed);
+        drop(theirs);
+        assert!(waiting.join().unwrap().unwrap().is_some());
+    });
+    // A name of the same ttl needs none.
+    let tried = tried(&provider, &["shares"], TTL);
+    assert!(matches!(tried[..], [Ok(Some(_))]), "{tried:?}");
 }
 
 fn ttls_stay_apart(kind: MySqlKind) {
