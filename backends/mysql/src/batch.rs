@@ -36,8 +36,6 @@ struct Freeing<'a, 'b> {
 /// The operations of a batch that are about one session.
 struct Group<'a, 'b> {
     session: Arc<Session>,
-    /// Whether a call was under way when the group was made.
-    is_busy: bool,
     releases: Vec<Freeing<'a, 'b>>,
     tries: Vec<Try<'a, 'b>>,
     renewals: Vec<&'a mut RenewRequest<'b, MySqlLease>>,
@@ -114,7 +112,7 @@ fn place<'a, 'b>(
         let idle_seconds = idle_seconds(one.request.request.ttl());
         let enter = |or_busy| store.sessions.enter(&one.name, idle_seconds, or_busy);
         let takes = |group: &&mut Group<'_, '_>| {
-            !group.is_busy
+            !group.session.is_busy()
                 && group.session.idle_seconds == idle_seconds
                 && group.session.state().enter(&one.name)
         };
@@ -189,7 +187,6 @@ impl<'a, 'b> Group<'a, 'b> {
         }
         let mut group = Self {
             session: Arc::clone(session),
-            is_busy: session.is_busy(),
             releases: Vec::new(),
             tries: Vec::new(),
             renewals: Vec::new(),
