@@ -131,7 +131,9 @@ pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
     let keeper = lockkeeper::open(&url)?;
     let mut rows = threads(&keeper, store)?;
     rows.extend(processes(&url, store)?);
-    rows.extend(once::rows(&url, store, &|| {
+    // Few connections, so that the warm-up fills the read buffers of all.
+    let once = format!("{url}&pool_size=2");
+    rows.extend(once::rows(&once, store, &|| {
         let mut left = vec![Left {
             what: "named locks in the server",
             amount: server.held()?.len() as f64,
