@@ -110,8 +110,12 @@ impl Sessions {
 
     /// Changes the entry of a name, which the sweeper releases when its time is over.
     pub(crate) fn set(&self, session: &Session, name: &EncodedName, entry: Entry) {
-        session.state().set(name, entry);
+        let has_ended = session.state().set(name, entry);
         self.sweeper.note(entry.until);
+        // The session's end had no lease to verify yet.
+        if has_ended && entry.granted.is_some() {
+            self.verifiers.verify_all();
+        }
     }
 
     /// Has the sweeper release a name that no guard holds.

@@ -121,11 +121,12 @@ impl State {
         takes_name
     }
 
-    /// Changes the entry of a name that was entered.
-    pub(crate) fn set(&mut self, name: &EncodedName, entry: Entry) {
+    /// Changes the entry of a name that was entered. Returns whether the session has ended before.
+    pub(crate) fn set(&mut self, name: &EncodedName, entry: Entry) -> bool {
         if let Some(known) = self.names.get_mut(name) {
             *known = entry;
         }
+        self.health == Health::Ended
     }
 
     /// Returns the entry of a name while the lease with this epoch stands.
@@ -233,6 +234,18 @@ mod tests {
         assert!(!state.is_over(), "closing it would free the other name");
         assert!(state.has_unclaimed(&name("b"), now));
         assert!(!state.has_unclaimed(&name("a"), now));
+    }
+
+    #[test]
+    fn end_of_a_session_is_noticed_for_each_lease() {
+        let now = HostInstant::default();
+        assert!(held(now).end());
+        // It ends between the reply and the record of the grant.
+        let mut state = State::new([name("a")]);
+        assert!(!state.end());
+        let granted = Some((7, now));
+        let until = now + 30 * SECOND;
+        assert!(state.set(&name("a"), Entry { granted, until }));
     }
 
     #[test]
