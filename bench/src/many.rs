@@ -186,6 +186,8 @@ pub(crate) fn sqlite() -> Rows {
     let raw = rusqlite::Connection::open(folder.path().join("raw.db"))?;
     raw.pragma_update(None, "journal_mode", "WAL")?;
     raw.pragma_update(None, "synchronous", "NORMAL")?;
+    // By default, malloc asks the kernel for memory in every statement.
+    raw.pragma_update(None, "temp_store", "MEMORY")?;
     raw.execute_batch(crate::free::RAW_TABLE)?;
     let mut insert = raw.prepare(crate::free::RAW_INSERT)?;
     let mut delete = raw.prepare(crate::free::RAW_DELETE)?;
