@@ -10,7 +10,7 @@
 //! leaves while the answer comes". This knows neither time nor store, so a model checker can run all of it:
 //! `tests/model/` compiles this file.
 //!
-//! Lock order: the state and an entry are never locked together.
+//! Lock order: no two of these are locked together.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -26,7 +26,11 @@ pub(crate) trait Kind {
 }
 
 /// The requests of one keeper, of two kinds that travel together.
-pub(crate) struct Batches<A: Kind, B: Kind>(Mutex<State<A, B>>);
+pub(crate) struct Batches<A: Kind, B: Kind> {
+    state: Mutex<State<A, B>>,
+    /// The callers that come now.
+    callers: Mutex<Arc<Callers>>,
+}
 
 struct State<A: Kind, B: Kind> {
     queues: (Queue<A>, Queue<B>),
@@ -53,7 +57,16 @@ enum Stage {
 /// One request that goes with a batch, and its caller.
 pub(crate) struct Entry<K: Kind> {
     slot: Mutex<Slot<K>>,
-    changed: Condvar,
+    callers: Arc<Callers>,
+}
+
+/// The callers that come between two batches. They are woken together, by one system call: one for each took
+/// longer than the store takes for a request. A caller may be woken without a reply.
+#[derive(Default)]
+pub(crate) struct Callers {
+    /// How often they were woken.
+    wakes: Mutex<u64>,
+    woken: Condvar,
 }
 
 struct Slot<K: Kind> {
@@ -81,6 +94,13 @@ pub(crate) enum Stopped<K: Kind> {
     Answered(K::Reply),
 }
 
+/// Why a wait ended without a reply.
+pub(crate) enum NoReply {
+    /// Other callers have their replies, or the caller is to check its cancel token.
+    Woken,
+    TimedOut,
+}
+
 /// What is under way after a request was queued, or has waited for long.
 #[derive(Clone, Copy)]
 pub(crate) enum UnderWay {
@@ -92,17 +112,25 @@ pub(crate) enum UnderWay {
 
 impl<A: Kind, B: Kind> Batches<A, B> {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(State {
-            queues: (Queue::new(), Queue::new()),
-            number: 0,
-            stage: Stage::Idle,
-        }))
+        Self {
+            state: Mutex::new(State {
+                queues: (Queue::new(), Queue::new()),
+                number: 0,
+                stage: Stage::Idle,
+            }),
+            callers: Mutex::default(),
+        }
+    }
+
+    /// Returns the callers with which the caller of a request that comes now is woken.
+    pub(crate) fn callers(&self) -> Arc<Callers> {
+        Arc::clone(&lock(&self.callers))
     }
 
     /// Begins a request that the calling thread makes alone. Returns its number for
     /// [`end_alone`](Self::end_alone); `None` if another request is under way: queue it then.
     pub(crate) fn begin_alone(&self) -> Option<u64> {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         if state.stage != Stage::Idle {
             return None;
         }
@@ -114,7 +142,7 @@ impl<A: Kind, B: Kind> Batches<A, B> {
     /// Ends a request that was made alone. Returns the number with which a thread is to call
     /// [`next`](Self::next), if any request was queued meanwhile.
     pub(crate) fn end_alone(&self, number: u64) -> Option<u64> {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         if state.number != number {
             // It was overtaken.
             return None;
@@ -125,17 +153,17 @@ impl<A: Kind, B: Kind> Batches<A, B> {
 
     /// Queues requests of the first kind, for the same batch.
     pub(crate) fn push_first(&self, entries: &[Arc<Entry<A>>]) -> UnderWay {
-        lock(&self.0).push(|queues| queues.0.extend(entries.iter().cloned()))
+        lock(&self.state).push(|queues| queues.0.extend(entries.iter().cloned()))
     }
 
     /// Queues requests of the second kind, for the same batch.
     pub(crate) fn push_second(&self, entries: &[Arc<Entry<B>>]) -> UnderWay {
-        lock(&self.0).push(|queues| queues.1.extend(entries.iter().cloned()))
+        lock(&self.state).push(|queues| queues.1.extend(entries.iter().cloned()))
     }
 
     /// Lets the queue overtake the request with this number, which takes too long.
     pub(crate) fn overtake(&self, number: u64) -> UnderWay {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         if state.number == number && state.stage == Stage::UnderWay {
             state.stage = Stage::Idle;
             if let Some(number) = state.start() {
@@ -150,7 +178,7 @@ impl<A: Kind, B: Kind> Batches<A, B> {
     /// calling thread's work: the queue is empty, or another thread has overtaken it.
     pub(crate) fn next(&self, number: &mut u64, limit: usize) -> Option<(Taken<A>, Taken<B>)> {
         loop {
-            let mut state = lock(&self.0);
+            let mut state = lock(&self.state);
             if state.number != *number {
                 return None;
             }
@@ -168,11 +196,25 @@ impl<A: Kind, B: Kind> Batches<A, B> {
             let firsts = first.len().min(limit - seconds.len());
             let firsts: Vec<_> = first.drain(..firsts).collect();
             drop(state);
+            *lock(&self.callers) = Arc::default();
             let (firsts, seconds) = (taken(firsts), taken(seconds));
             // All of them may have left.
             if !firsts.is_empty() || !seconds.is_empty() {
                 return Some((firsts, seconds));
             }
+        }
+    }
+}
+
+/// Wakes the callers of a batch, after all of it is answered.
+pub(crate) fn wake_callers<A: Kind, B: Kind>(first: &[Arc<Entry<A>>], second: &[Arc<Entry<B>>]) {
+    let all = first.iter().map(|it| &it.callers);
+    let all = all.chain(second.iter().map(|it| &it.callers));
+    let mut woken: Vec<&Arc<Callers>> = Vec::new();
+    for callers in all {
+        if !woken.iter().any(|other| Arc::ptr_eq(other, callers)) {
+            woken.push(callers);
+            callers.wake();
         }
     }
 }
@@ -211,13 +253,14 @@ impl<A: Kind, B: Kind> State<A, B> {
 }
 
 impl<K: Kind> Entry<K> {
-    pub(crate) fn new(ask: K::Ask) -> Arc<Self> {
+    /// Makes an entry for a request. [`Batches::callers`] returns the callers.
+    pub(crate) fn new(ask: K::Ask, callers: Arc<Callers>) -> Arc<Self> {
         Arc::new(Self {
             slot: Mutex::new(Slot {
                 progress: Progress::Queued(ask),
                 unparked: false,
             }),
-            changed: Condvar::new(),
+            callers,
         })
     }
 
@@ -233,21 +276,25 @@ impl<K: Kind> Entry<K> {
         }
     }
 
-    /// Blocks until there is a reply, `limit` is over, or [`unpark`](Self::unpark) was called. `None` does
-    /// not say why: check clock and cancel token, then wait on or [`stop`](Self::stop).
-    pub(crate) fn wait(&self, limit: Option<Duration>) -> Option<K::Reply> {
+    /// Blocks until there is a reply, `limit` is over, or the callers are woken, as by
+    /// [`unpark`](Self::unpark). Without a reply, check clock and cancel token, then wait on or
+    /// [`stop`](Self::stop).
+    pub(crate) fn wait(&self, limit: Option<Duration>) -> Result<K::Reply, NoReply> {
+        let seen = *lock(&self.callers.wakes);
+        let is_due = lock(&self.slot).ends_wait();
+        let is_woken = is_due || self.callers.wait(seen, limit);
         let mut slot = lock(&self.slot);
-        if !matches!(slot.progress, Progress::Answered(_)) && !slot.unparked {
-            slot = wait(&self.changed, slot, limit);
-        }
         slot.unparked = false;
-        slot.take_reply()
+        slot.take_reply().ok_or(match is_woken {
+            true => NoReply::Woken,
+            false => NoReply::TimedOut,
+        })
     }
 
     /// Makes a waiting caller check the clock and its cancel token.
     pub(crate) fn unpark(&self) {
         lock(&self.slot).unparked = true;
-        self.changed.notify_one();
+        self.callers.wake();
     }
 
     /// Returns whether no batch has taken it.
@@ -279,22 +326,41 @@ impl<K: Kind> Entry<K> {
         None
     }
 
-    /// Answers the caller. Gives the reply back with what the caller left, if it has gone.
+    /// Answers the caller without a wake-up; see [`wake_callers`]. Gives the reply back with what the caller
+    /// left, if it has gone.
     pub(crate) fn answer(&self, reply: K::Reply) -> Option<(K::Reply, K::Left)> {
         let mut slot = lock(&self.slot);
         match std::mem::replace(&mut slot.progress, Progress::Done) {
             Progress::Left(left) => Some((reply, left)),
             _ => {
                 slot.progress = Progress::Answered(reply);
-                drop(slot);
-                self.changed.notify_one();
                 None
             }
         }
     }
 }
 
+impl Callers {
+    /// Waits for a wake-up after those that were `seen`, at most for `limit`. Returns whether there was one.
+    fn wait(&self, seen: u64, limit: Option<Duration>) -> bool {
+        let mut wakes = lock(&self.wakes);
+        if *wakes == seen {
+            wakes = wait(&self.woken, wakes, limit);
+        }
+        *wakes != seen
+    }
+
+    fn wake(&self) {
+        *lock(&self.wakes) += 1;
+        self.woken.notify_all();
+    }
+}
+
 impl<K: Kind> Slot<K> {
+    fn ends_wait(&self) -> bool {
+        matches!(self.progress, Progress::Answered(_)) || self.unparked
+    }
+
     fn take_reply(&mut self) -> Option<K::Reply> {
         match std::mem::replace(&mut self.progress, Progress::Done) {
             Progress::Answered(reply) => Some(reply),

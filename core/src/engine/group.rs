@@ -18,7 +18,7 @@ use crate::workers::MAX_QUEUED;
 
 use super::Engine;
 use super::background_release::DroppedGuard;
-use super::batch::{self, Batches, Kind, Stopped, UnderWay};
+use super::batch::{self, Batches, Kind, NoReply, Stopped, UnderWay, wake_callers};
 use super::exchange::{Attempt, AttemptAnswer, LeaseAnswer, LeaseAsk, LeaseVerb};
 use super::hold::Hold;
 use super::hold::lease::{Asked, Unwanted};
@@ -96,7 +96,7 @@ impl Engine {
         request: &AcquireRequest<'_>,
     ) -> Result<Option<Grant<ErasedLease>>, Error> {
         let until = self.end_of_attempt(request);
-        let entry = batched(request, until);
+        let entry = self.batched(request, until);
         let number = self.send_together(slice::from_ref(&entry));
         self.wait_for_grant(request, &entry, number, until)
     }
@@ -107,6 +107,23 @@ impl Engine {
             None => request.started() + self.capabilities.attempt_limit(),
             Some(deadline) => deadline.max(request.now() + LEAST_ATTEMPT_TIME),
         }
+    }
+
+    /// Returns the entry of an attempt that goes with a batch.
+    pub(super) fn batched(
+        &self,
+        request: &AcquireRequest<'_>,
+        until: HostInstant,
+    ) -> Arc<batch::Entry<Attempts>> {
+        let attempt = Attempt {
+            name: request.name.clone(),
+            mode: request.mode,
+            ttl: request.ttl,
+            owner: request.owner(),
+            is_retry: request.is_retry(),
+            deadline: until,
+        };
+        batch::Entry::new(attempt, self.requests.callers())
     }
 
     /// Has attempts go with the next batch. Returns the number of what is under way.
@@ -164,7 +181,7 @@ impl Engine {
 
     fn ask_in_batch(self: &Arc<Self>, ask: LeaseAsk) -> LeaseReply {
         let deadline = ask.deadline;
-        let entry = batch::Entry::new(ask);
+        let entry = batch::Entry::new(ask, self.requests.callers());
         let number = self.follow(self.requests.push_second(slice::from_ref(&entry)));
         match self.wait_for_reply(&entry, number, deadline, None) {
             Waited::Answered((lease, answer)) => LeaseReply::Answered(lease, answer),
@@ -202,13 +219,14 @@ impl Engine {
                 // A Condvar's time-out does not advance while the host is suspended.
                 false => left.min(MAX_SLEEP),
             };
-            if let Some(reply) = entry.wait(Some(limit)) {
-                return Waited::Answered(reply);
-            }
-            if entry.is_queued() {
-                number = self.follow(self.requests.overtake(number));
-                // If the threads hang, this brings in more of them.
-                self.start_senders(Vec::new());
+            match entry.wait(Some(limit)) {
+                Ok(reply) => return Waited::Answered(reply),
+                Err(NoReply::TimedOut) if entry.is_queued() => {
+                    number = self.follow(self.requests.overtake(number));
+                    // If the threads hang, this brings in more of them.
+                    self.start_senders(Vec::new());
+                }
+                Err(_) => {}
             }
         }
     }
@@ -262,15 +280,19 @@ impl Engine {
             let (callers, attempts): (Vec<_>, Vec<_>) = attempts.into_iter().unzip();
             let (holders, mut asks): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
             let (granted, answers) = self.exchange(&attempts, &mut asks);
-            for (entry, answer) in callers.into_iter().zip(granted) {
-                if let Some((answer, ttl)) = entry.answer(answer) {
-                    self.give_back(answer, ttl);
-                }
+            let (mut unwanted, mut left_leases) = (Vec::new(), Vec::new());
+            for (entry, answer) in callers.iter().zip(granted) {
+                unwanted.extend(entry.answer(answer));
             }
-            for ((entry, ask), answer) in holders.into_iter().zip(asks).zip(answers) {
-                if let Some((reply, left)) = entry.answer((ask.lease, answer)) {
-                    self.bring_home(reply, left);
-                }
+            for ((entry, ask), answer) in holders.iter().zip(asks).zip(answers) {
+                left_leases.extend(entry.answer((ask.lease, answer)));
+            }
+            wake_callers(&callers, &holders);
+            for (answer, ttl) in unwanted {
+                self.give_back(answer, ttl);
+            }
+            for (reply, left) in left_leases {
+                self.bring_home(reply, left);
             }
         }
     }
@@ -310,21 +332,6 @@ impl Engine {
             },
         }
     }
-}
-
-/// Returns the entry of an attempt that goes with a batch.
-pub(super) fn batched(
-    request: &AcquireRequest<'_>,
-    until: HostInstant,
-) -> Arc<batch::Entry<Attempts>> {
-    batch::Entry::new(Attempt {
-        name: request.name.clone(),
-        mode: request.mode,
-        ttl: request.ttl,
-        owner: request.owner(),
-        is_retry: request.is_retry(),
-        deadline: until,
-    })
 }
 
 /// How a wait for a reply ended.

@@ -16,7 +16,7 @@ use crate::provider::AcquireRequest;
 use super::Engine;
 use super::batch::Entry;
 use super::exchange::AttemptAnswer;
-use super::group::{Attempts, batched};
+use super::group::Attempts;
 use super::head::HeadPermit;
 use super::hold::HoldState;
 use super::hold::acquired::Acquired;
@@ -185,7 +185,7 @@ impl Engine {
                         },
                         ..AcquireRequest::attempt(name, terms.policy.ttl(), &*self.clock)
                     };
-                    let entry = batched(&request, self.end_of_attempt(&request));
+                    let entry = self.batched(&request, self.end_of_attempt(&request));
                     entries.push(Arc::clone(&entry));
                     steps.push(Step::Asks(permit, Box::new(request), entry));
                 }

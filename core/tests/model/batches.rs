@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread::{self, JoinHandle};
 
-use crate::batch::{Batches, Entry, Kind, Stopped, UnderWay};
+use crate::batch::{Batches, Entry, Kind, Stopped, UnderWay, wake_callers};
 use crate::check;
 
 enum Grants {}
@@ -79,15 +79,18 @@ impl World {
             let size = grants.len() + releases.len();
             assert!(size <= 2);
             self.sizes.lock().unwrap().push(size);
-            for (entry, name) in grants {
+            let (callers, names): (Vec<_>, Vec<_>) = grants.into_iter().unzip();
+            let (holders, grants): (Vec<_>, Vec<_>) = releases.into_iter().unzip();
+            for (entry, name) in callers.iter().zip(names) {
                 if let Some((grant, ())) = entry.answer(self.store.grant(name)) {
                     self.store.release(&grant);
                 }
             }
-            for (entry, grant) in releases {
+            for (entry, grant) in holders.iter().zip(grants) {
                 self.store.release(&grant);
                 let _ = entry.answer(());
             }
+            wake_callers(&callers, &holders);
         }
     }
 
@@ -102,14 +105,14 @@ impl World {
         }
         let entry = self.push(name);
         loop {
-            if let Some(grant) = entry.wait(None) {
+            if let Ok(grant) = entry.wait(None) {
                 return grant;
             }
         }
     }
 
     fn push(self: &Arc<Self>, name: usize) -> Arc<Entry<Grants>> {
-        let entry = Entry::new(name);
+        let entry = Entry::new(name, self.batches.callers());
         let under_way = self.batches.push_first(std::slice::from_ref(&entry));
         self.start(under_way);
         entry
@@ -127,10 +130,10 @@ impl World {
     }
 
     fn release(self: &Arc<Self>, grant: Grant) {
-        let entry = Entry::new(grant);
+        let entry = Entry::new(grant, self.batches.callers());
         let under_way = self.batches.push_second(std::slice::from_ref(&entry));
         self.start(under_way);
-        while entry.wait(None).is_none() {}
+        while entry.wait(None).is_err() {}
     }
 
     fn assert_nothing_left(&self) {
@@ -182,7 +185,7 @@ fn what_is_queued_goes_in_one_batch() {
         world.start(UnderWay::Start(next));
         for entry in entries {
             let grant = loop {
-                if let Some(grant) = entry.wait(None) {
+                if let Ok(grant) = entry.wait(None) {
                     break grant;
                 }
             };
