@@ -9,9 +9,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::engine::{AwaitReleases, Engine};
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
-use crate::mode::Mode;
 use crate::observer::{Notifier, Observer};
-use crate::options::{LeasePolicy, LeaseTerms, Outage, Settings, Wait};
+use crate::options::{AcquireOptions, LeasePolicy, Outage, Settings, Wait};
 use crate::provider::LockProvider;
 use crate::token::MAX_HANDOVERS;
 
@@ -164,15 +163,15 @@ impl LockKeeperBuilder {
                 ),
             ));
         }
-        let terms = LeaseTerms {
-            mode: Mode::Exclusive,
-            policy: self.settings.lease,
+        let defaults = AcquireOptions {
+            wait: Some(self.settings.wait),
+            lease: Some(self.settings.lease),
             max_hold: self.settings.max_hold,
-            linger: self.settings.linger,
+            linger: Some(self.settings.linger),
+            ..AcquireOptions::default()
         };
-        let checked = terms.check(&capabilities);
-        checked
-            .and(self.settings.wait.check())
+        defaults
+            .check(&capabilities)
             .map_err(|error| error.with_backend(backend))?;
         let (settings, clock) = (self.settings, self.clock);
         let admin = OffsetAdmin::new(&self.provider, settings.epoch_offset);

@@ -62,8 +62,8 @@ impl Engine {
         let wait = options.wait.unwrap_or(self.settings.wait);
         let outage = options.outage.unwrap_or(self.settings.outage);
         let terms = self.terms(options);
-        wait.check()
-            .and(terms.check(&self.capabilities))
+        options
+            .check(&self.capabilities)
             .map_err(|error| self.located(name, error))?;
         self.start_timer()?;
         let key = Key::new(name, terms.mode);

@@ -101,7 +101,7 @@ impl Engine {
         options: &AcquireOptions,
     ) -> Result<Vec<Acquired>, Error> {
         let terms = self.terms(options);
-        terms.check(&self.capabilities)?;
+        options.check(&self.capabilities)?;
         self.start_timer()?;
         let closing = &self.closing;
         let own = options.cancel.as_ref();
