@@ -24,6 +24,7 @@ mod scale;
 mod server;
 mod threads;
 mod waiting;
+mod wakes;
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -8,6 +8,7 @@ use lockkeeper_testkit::MySqlKind;
 use mysql::prelude::Queryable as _;
 
 use crate::threads::together;
+use crate::wakes::beside_blocked;
 use crate::{Row, Rows, median, mysql as mysql_server, server};
 
 const THREADS: usize = 64;
@@ -89,6 +90,26 @@ pub(crate) fn run(
     Ok(Run::new(&tallies, elapsed))
 }
 
+/// Returns the pairs per second of `floor` while as many threads block as the keeper has callers, and all are
+/// woken for each of the two requests of a pair.
+fn floor_with_wakes(
+    floor: &mut impl FnMut() -> Result<usize, Box<dyn Error>>,
+) -> Result<f64, Box<dyn Error>> {
+    beside_blocked(THREADS, |wake_all| {
+        let (began, mut pairs) = (Instant::now(), 0);
+        while began.elapsed() < RUN {
+            let mut round = 0;
+            while round < THREADS {
+                round += floor()?;
+            }
+            wake_all();
+            wake_all();
+            pairs += round;
+        }
+        Ok(pairs as f64 / began.elapsed().as_secs_f64())
+    })
+}
+
 /// Measures runs of the keeper and of the floor alternately. `floor` makes one round of pairs, and returns
 /// how many these are.
 fn rows(
@@ -97,16 +118,17 @@ fn rows(
     mut floor: impl FnMut() -> Result<usize, Box<dyn Error>>,
 ) -> Rows {
     run(keeper, "seat", THREADS, RUN)?;
-    let (mut runs, mut floors) = (Vec::new(), Vec::new());
+    let (mut runs, mut floors, mut woken) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..RUNS {
         let (began, mut pairs) = (Instant::now(), 0);
         while began.elapsed() < RUN {
             pairs += floor()?;
         }
         floors.push(pairs as f64 / began.elapsed().as_secs_f64());
+        woken.push(floor_with_wakes(&mut floor)?);
         runs.push(run(keeper, "seat", THREADS, RUN)?);
     }
-    let (typical, floor) = (Run::median(&runs), median(floors));
+    let (typical, floor, woken) = (Run::median(&runs), median(floors), median(woken));
     let ours = typical.grants_per_second;
     Ok(vec![
         Row {
@@ -115,6 +137,14 @@ fn rows(
             floor: format!("{floor:.0}/s"),
             value: floor / ours,
             budget: 2.0,
+            unit: "x",
+        },
+        Row {
+            what: format!("  floor with {THREADS} threads woken, {store}"),
+            measured: format!("{ours:.0}/s"),
+            floor: format!("{woken:.0}/s"),
+            value: woken / ours,
+            budget: f64::INFINITY,
             unit: "x",
         },
         Row::plain(
