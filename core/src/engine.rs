@@ -14,6 +14,7 @@ mod head;
 pub(crate) mod hold;
 mod lock_all;
 mod name_state;
+mod names_in_use;
 pub(crate) mod opening;
 mod outage;
 mod queue;

@@ -3,20 +3,18 @@
 //!
 //! Every change of a name happens under its shard's mutex, and that alone decides races such as "the
 //! wait ends while the lease is handed over". The queue knows neither time nor store, so a model
-//! checker can run all of it: `tests/model/` compiles this file, `name_state.rs` and `waiter.rs`.
+//! checker can run all of it: `tests/model/` compiles this file, `names_in_use.rs`, `name_state.rs` and
+//! `waiter.rs`.
 //!
 //! Lock order: a shard, then a waiter's slot. Closures that run under a shard's mutex must not
 //! call the queue.
 
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry as TableEntry;
-
 use super::hold::Hold;
 use super::name_state::{HandOver, Held, NameState};
+pub(crate) use super::names_in_use::Key;
+use super::names_in_use::NamesInUse;
 use super::waiter::{Given, Unserved, WaitKind, Waiter};
 use crate::error::Error;
-use crate::mode::Mode;
-use crate::name::LockName;
 use crate::options::LeaseTerms;
 use crate::sync::{Arc, Mutex, MutexGuard, SHARDS, lock};
 
@@ -31,32 +29,9 @@ pub(crate) struct Queue {
 struct Shard(Mutex<Names>);
 
 struct Names {
-    table: HashTable<Name>,
+    in_use: NamesInUse,
     /// No hold of this shard is due before this time; may be too early, never too late.
     due: u64,
-}
-
-/// A name that is in use.
-struct Name {
-    name: LockName,
-    is_permit: bool,
-    state: NameState,
-}
-
-/// What threads queue for: the lock of a name, or its permits.
-#[derive(Clone, Copy)]
-pub(crate) struct Key<'a> {
-    name: &'a LockName,
-    is_permit: bool,
-}
-
-impl<'a> Key<'a> {
-    pub(crate) const fn new(name: &'a LockName, mode: Mode) -> Self {
-        Self {
-            name,
-            is_permit: mode.is_permit(),
-        }
-    }
 }
 
 /// How a thread enters the queue of a name.
@@ -87,7 +62,7 @@ impl Queue {
     pub(crate) fn new(hand_over: Box<HandOver>) -> Self {
         let shard = |_| {
             Shard(Mutex::new(Names {
-                table: HashTable::new(),
+                in_use: NamesInUse::default(),
                 due: u64::MAX,
             }))
         };
@@ -99,7 +74,7 @@ impl Queue {
 
     fn names(&self, key: Key<'_>) -> MutexGuard<'_, Names> {
         // The table itself uses the low and the topmost bits.
-        let index = (key.name.hash64() >> 32) as usize % SHARDS;
+        let index = (key.hash() >> 32) as usize % SHARDS;
         let [first, ..] = &self.shards;
         lock(&self.shards.get(index).unwrap_or(first).0)
     }
@@ -108,31 +83,25 @@ impl Queue {
     /// them and those that `change` returns.
     fn change(&self, key: Key<'_>, change: impl FnOnce(&mut NameState) -> Vec<Arc<Waiter>>) {
         let mut names = self.names(key);
-        let used = names
-            .table
-            .find_entry(key.name.hash64(), |used| used.is(key));
-        let Ok(mut used) = used else {
-            return;
-        };
-        let state = &mut used.get_mut().state;
-        let ended = change(state);
-        let served = state.serve(&*self.hand_over);
-        if state.is_unused() {
-            used.remove();
-        }
+        let changed = names.in_use.change(key, |state| {
+            let ended = change(state);
+            (ended, state.serve(&*self.hand_over))
+        });
         drop(names);
-        notify(ended);
-        notify(served);
+        if let Some((ended, served)) = changed {
+            notify(ended);
+            notify(served);
+        }
     }
 
     /// Enters the queue of a name. A single attempt never waits for a holder, only for the head's
     /// first answer, and for no further one if that was a failure.
     pub(crate) fn enter(&self, key: Key<'_>, terms: LeaseTerms, kind: WaitKind) -> Entered {
         let mut names = self.names(key);
-        if let Some(given) = names.offer(key, terms, kind, &*self.hand_over) {
+        if let Some(given) = names.in_use.offer(key, terms, kind, &*self.hand_over) {
             return Entered::Given(given);
         }
-        let Some(state) = names.find(key) else {
+        let Some(state) = names.in_use.find(key) else {
             return Entered::Given(Given::Nothing(Unserved::Silent));
         };
         if kind != WaitKind::ThroughOutages
@@ -155,7 +124,9 @@ impl Queue {
     /// Returns what a thread gets at once. `None` if it would have to wait in the queue.
     pub(crate) fn enter_free(&self, key: Key<'_>, terms: LeaseTerms) -> Option<Given> {
         let kind = WaitKind::SingleAttempt;
-        self.names(key).offer(key, terms, kind, &*self.hand_over)
+        self.names(key)
+            .in_use
+            .offer(key, terms, kind, &*self.hand_over)
     }
 
     /// Leaves the wait queue because the wait is over or was cancelled. The caller has to deal with
@@ -175,7 +146,7 @@ impl Queue {
     /// Returns why `waiter` gets nothing if its wait ends now.
     pub(crate) fn unserved(&self, key: Key<'_>, waiter: &Waiter) -> Unserved {
         let mut names = self.names(key);
-        let state = names.find(key);
+        let state = names.in_use.find(key);
         state.map_or(Unserved::Silent, |state| unserved_by(state, waiter))
     }
 
@@ -241,7 +212,7 @@ impl Queue {
         linger: impl FnOnce() -> Option<u64>,
     ) -> Finished {
         let mut names = self.names(key);
-        let Some(state) = names.find(key) else {
+        let Some(state) = names.in_use.find(key) else {
             return Finished::Detached;
         };
         let served = match state.end_guard(hold) {
@@ -272,8 +243,8 @@ impl Queue {
         for shard in &self.shards {
             let mut names = lock(&shard.0);
             if names.due <= now {
-                for used in names.table.iter_mut() {
-                    used.state.take_lingering(now, &mut taken);
+                for state in names.in_use.states_mut() {
+                    state.take_lingering(now, &mut taken);
                 }
             }
         }
@@ -283,13 +254,7 @@ impl Queue {
     /// Keeps a name that is not in use for a release: of a lease that was lost before its guard ended.
     /// Returns whether it does; [`released`](Self::released) ends that.
     pub(crate) fn begin_release(&self, key: Key<'_>) -> bool {
-        match self.names(key).entry(key) {
-            TableEntry::Occupied(_) => false,
-            TableEntry::Vacant(entry) => {
-                entry.insert(Name::new(key, NameState::releasing()));
-                true
-            }
-        }
+        self.names(key).in_use.begin_release(key)
     }
 
     /// Takes the name from a hold that is lost, although its guards may still live; the next waiter
@@ -311,7 +276,7 @@ impl Queue {
     pub(crate) fn unpark_all(&self) {
         for shard in &self.shards {
             let names = lock(&shard.0);
-            let waiters = names.table.iter().flat_map(|used| &used.state.waiters);
+            let waiters = names.in_use.states().flat_map(|state| &state.waiters);
             let waiters: Vec<_> = waiters.cloned().collect();
             drop(names);
             for waiter in waiters {
@@ -324,8 +289,7 @@ impl Queue {
     pub(crate) fn is_idle(&self) -> bool {
         self.shards.iter().all(|shard| {
             let names = lock(&shard.0);
-            let mut used = names.table.iter();
-            used.all(|used| used.state.is_idle())
+            names.in_use.states().all(NameState::is_idle)
         })
     }
 
@@ -336,7 +300,7 @@ impl Queue {
         for shard in &self.shards {
             let mut names = lock(&shard.0);
             if names.due <= horizon {
-                let held = names.table.iter().flat_map(|used| used.state.held());
+                let held = names.in_use.states().flat_map(NameState::held);
                 let due = held.map(|held: &Held| match held.lingers_until() {
                     None => poll(&held.hold),
                     Some(until) => until,
@@ -346,60 +310,6 @@ impl Queue {
             next = next.min(names.due);
         }
         next
-    }
-}
-
-impl Names {
-    fn entry(&mut self, key: Key<'_>) -> TableEntry<'_, Name> {
-        self.table.entry(
-            key.name.hash64(),
-            |used| used.is(key),
-            |used| used.name.hash64(),
-        )
-    }
-
-    /// Returns what a thread gets at once that comes to a name.
-    fn offer(
-        &mut self,
-        key: Key<'_>,
-        terms: LeaseTerms,
-        kind: WaitKind,
-        hand_over: &HandOver,
-    ) -> Option<Given> {
-        match self.entry(key) {
-            TableEntry::Occupied(mut entry) => {
-                let state = &mut entry.get_mut().state;
-                match state.waiters.is_empty() {
-                    true => state.offer(terms, kind, hand_over),
-                    false => state.mismatch(terms.mode),
-                }
-            }
-            TableEntry::Vacant(entry) => {
-                entry.insert(Name::new(key, NameState::asked_for(terms.mode)));
-                Some(Given::HeadPermit)
-            }
-        }
-    }
-
-    fn find(&mut self, key: Key<'_>) -> Option<&mut NameState> {
-        let used = self
-            .table
-            .find_mut(key.name.hash64(), |used| used.is(key))?;
-        Some(&mut used.state)
-    }
-}
-
-impl Name {
-    fn new(key: Key<'_>, state: NameState) -> Self {
-        Self {
-            name: key.name.clone(),
-            is_permit: key.is_permit,
-            state,
-        }
-    }
-
-    fn is(&self, key: Key<'_>) -> bool {
-        self.is_permit == key.is_permit && self.name == *key.name
     }
 }
 
