@@ -12,6 +12,7 @@ mod exchange;
 mod group;
 mod head;
 pub(crate) mod hold;
+mod holds;
 mod lock_all;
 mod name_state;
 mod names_in_use;

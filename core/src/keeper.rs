@@ -70,6 +70,7 @@ impl LockKeeper {
     }
 
     /// Acquires as [`lock`](Self::lock) does, in any mode.
+    #[inline]
     pub(crate) fn lock_in(&self, name: &LockName, mode: Mode) -> Result<LockGuard, Error> {
         let guard = self.acquire(name, &AcquireOptions::new().mode(mode))?;
         guard.ok_or_else(|| {

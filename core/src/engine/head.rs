@@ -137,6 +137,7 @@ impl<'e> Acquisition<'_, 'e> {
 
 impl Engine {
     /// Makes a hold of a grant. `None` if the lease had ended before its grant was seen.
+    #[inline(always)] // As in `release.rs`.
     pub(super) fn confirm_grant(
         &self,
         request: &AcquireRequest<'_>,

@@ -7,7 +7,9 @@
 use std::collections::VecDeque;
 
 use super::hold::Hold;
-use super::waiter::{Given, Unserved, WaitKind, Waiter};
+use super::holds::{Held, Holds};
+use super::queue::Finished;
+use super::waiter::{Given, Served, Unserved, WaitKind, Waiter};
 use crate::error::Error;
 use crate::mode::Mode;
 use crate::options::LeaseTerms;
@@ -45,57 +47,6 @@ enum Stage {
     Contended,
 }
 
-/// A lease that this process has.
-pub(crate) struct Held {
-    pub(crate) hold: Arc<Hold>,
-    /// The number of guards that have it now: more than one only of a shared lease, none while it lingers.
-    guards: u32,
-    /// How long it lingers, in nanoseconds.
-    until: u64,
-}
-
-impl Held {
-    /// Returns how long the lease lingers, in nanoseconds, if it has no guard.
-    pub(super) fn lingers_until(&self) -> Option<u64> {
-        (self.guards == 0).then_some(self.until)
-    }
-}
-
-/// The leases of a name: rarely more than one, for which nothing is allocated.
-#[derive(Default)]
-struct Holds {
-    first: Option<Held>,
-    more: Vec<Held>,
-}
-
-impl Holds {
-    fn iter(&self) -> impl Iterator<Item = &Held> {
-        self.first.iter().chain(&self.more)
-    }
-
-    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held> {
-        self.first.iter_mut().chain(&mut self.more)
-    }
-
-    fn push(&mut self, held: Held) {
-        match &self.first {
-            None => self.first = Some(held),
-            Some(_) => self.more.push(held),
-        }
-    }
-
-    /// Removes the leases for which `is_one` is true, and passes them to `taken`.
-    fn remove(&mut self, is_one: impl Fn(&Held) -> bool, mut taken: impl FnMut(Arc<Hold>)) {
-        for held in self.more.extract_if(.., |held| is_one(held)) {
-            taken(held.hold);
-        }
-        if let Some(held) = self.first.take_if(|held| is_one(held)) {
-            taken(held.hold);
-            self.first = self.more.pop();
-        }
-    }
-}
-
 impl NameState {
     fn new() -> Self {
         Self {
@@ -128,7 +79,7 @@ impl NameState {
     /// Returns whether nothing is left to remember.
     pub(super) fn is_unused(&self) -> bool {
         self.head.is_none()
-            && self.holds.first.is_none()
+            && self.holds.is_empty()
             && self.releasing == 0
             && self.waiters.is_empty()
     }
@@ -147,7 +98,7 @@ impl NameState {
     pub(super) fn is_busy(&self) -> bool {
         match &self.head {
             Some(head) => head.stage == Stage::Contended,
-            None => self.releasing == 0 && self.holds.first.is_some(),
+            None => self.releasing == 0 && !self.holds.is_empty(),
         }
     }
 
@@ -166,7 +117,7 @@ impl NameState {
 
     /// Returns why a permit is refused while permits of another limit are held.
     pub(super) fn mismatch(&self, mode: Mode) -> Option<Given> {
-        let held = match (&self.holds.first, &self.head) {
+        let held = match (self.holds.iter().next(), &self.head) {
             (Some(held), _) => held.hold.mode,
             // It waits for permits of its own limit.
             (None, Some(head)) if head.stage == Stage::Contended => head.mode,
@@ -229,7 +180,7 @@ impl NameState {
         self.head.is_none()
             && match mode {
                 Mode::Exclusive if kind == WaitKind::SingleAttempt => {
-                    self.releasing == 0 && self.holds.first.is_none()
+                    self.releasing == 0 && self.holds.is_empty()
                 }
                 Mode::Exclusive | Mode::Shared => {
                     let is_shared = |held: &Held| held.hold.mode == Mode::Shared && held.guards > 0;
@@ -243,44 +194,40 @@ impl NameState {
     }
 
     /// Serves the waiters that can be, in their order, and ends the single attempts among those that
-    /// cannot. Returns their threads, to be notified.
-    pub(super) fn serve(&mut self, hand_over: &HandOver) -> Vec<Arc<Waiter>> {
-        let mut served = Vec::new();
-        while let Some(next) = self.waiters.front().map(Arc::clone) {
-            match self.offer(next.terms, next.kind, hand_over) {
-                Some(given) => next.give(given),
-                None if next.kind == WaitKind::SingleAttempt && self.is_busy() => {
-                    next.give(Given::Nothing(Unserved::Busy));
+    /// cannot.
+    pub(super) fn serve(&mut self, hand_over: &HandOver, served: &mut Served) {
+        while let Some(next) = self.waiters.front() {
+            let (terms, kind) = (next.terms, next.kind);
+            let given = match self.offer(terms, kind, hand_over) {
+                Some(given) => given,
+                None if kind == WaitKind::SingleAttempt && self.is_busy() => {
+                    Given::Nothing(Unserved::Busy)
                 }
                 None => break,
+            };
+            if let Some(next) = self.waiters.pop_front() {
+                served.give(next, given);
             }
-            self.waiters.pop_front();
-            served.push(next);
         }
-        if self.is_busy() {
+        if !self.waiters.is_empty() && self.is_busy() {
             let is_attempt = |kind| kind == WaitKind::SingleAttempt;
-            served.extend(self.end_waits(is_attempt, || Unserved::Busy));
+            self.end_waits(is_attempt, || Unserved::Busy, served);
         }
-        served
     }
 
-    /// Ends the waits of some kinds. Returns their threads, to be notified.
+    /// Ends the waits of some kinds.
     pub(super) fn end_waits(
         &mut self,
         ends: impl Fn(WaitKind) -> bool,
         unserved: impl Fn() -> Unserved,
-    ) -> Vec<Arc<Waiter>> {
-        let ended = self
-            .waiters
-            .iter()
-            .filter(|waiter| ends(waiter.kind))
-            .cloned();
-        let ended: Vec<_> = ended.collect();
-        self.waiters.retain(|waiter| !ends(waiter.kind));
-        for waiter in &ended {
-            waiter.give(Given::Nothing(unserved()));
-        }
-        ended
+        served: &mut Served,
+    ) {
+        self.waiters.retain(|waiter| {
+            if ends(waiter.kind) {
+                served.give(Arc::clone(waiter), Given::Nothing(unserved()));
+            }
+            !ends(waiter.kind)
+        });
     }
 
     /// Records that the store's answer to the head showed a holder.
@@ -332,54 +279,51 @@ impl NameState {
         self.store_error = None;
     }
 
-    /// Ends a guard of `hold`. Returns how many others have the lease; `None` if it was detached.
-    pub(super) fn end_guard(&mut self, hold: &Arc<Hold>) -> Option<u32> {
-        let mut holds = self.holds.iter_mut();
-        let held = holds.find(|held| held.guards > 0 && Arc::ptr_eq(&held.hold, hold))?;
-        held.guards -= 1;
-        Some(held.guards)
-    }
-
-    /// Has a lease without a guard linger until `until`, if no thread waits for the name.
-    pub(super) fn linger(
+    /// Ends a guard of `hold`. A lease that no other guard has goes to the next waiter that it serves; if no
+    /// thread wants the name, `linger` decides until when it is kept.
+    pub(super) fn finish(
         &mut self,
         hold: &Arc<Hold>,
-        until: impl FnOnce() -> Option<u64>,
-    ) -> Option<u64> {
-        if self.head.is_some() || !self.waiters.is_empty() {
-            return None;
+        hand_over: &HandOver,
+        linger: impl FnOnce() -> Option<u64>,
+        served: &mut Served,
+    ) -> Finished {
+        let Some(index) = self.holds.position_of(hold) else {
+            return Finished::Detached;
+        };
+        match self.holds.get_mut(index) {
+            None | Some(Held { guards: 0, .. }) => return Finished::Detached,
+            Some(held) => held.guards -= 1,
         }
-        let mut holds = self.holds.iter_mut();
-        let held = holds.find(|held| Arc::ptr_eq(&held.hold, hold))?;
-        held.until = until()?;
-        Some(held.until)
-    }
-
-    /// Returns whether `hold` has a guard.
-    pub(super) fn has_guard(&self, hold: &Arc<Hold>) -> bool {
-        let mut holds = self.holds.iter();
-        holds.any(|held| held.guards > 0 && Arc::ptr_eq(&held.hold, hold))
-    }
-
-    /// Begins to give `hold` back to the store.
-    pub(super) fn begin_release(&mut self, hold: &Arc<Hold>) {
-        let mut taken = 0;
-        let is_one = |held: &Held| Arc::ptr_eq(&held.hold, hold);
-        self.holds.remove(is_one, |_| taken += 1);
-        self.releasing += taken;
+        self.serve(hand_over, served);
+        let is_wanted = self.head.is_some() || !self.waiters.is_empty();
+        match self.holds.get_mut(index) {
+            Some(held) if held.guards > 0 => Finished::HandedOver,
+            Some(held) if !is_wanted && let Some(until) = linger() => {
+                held.until = until;
+                Finished::Lingering(until)
+            }
+            _ => {
+                self.holds.remove(index);
+                self.releasing += 1;
+                Finished::Release
+            }
+        }
     }
 
     /// Begins to give the leases back to the store that linger until `now` or less.
     pub(super) fn take_lingering(&mut self, now: u64, taken: &mut Vec<Arc<Hold>>) {
-        let before = taken.len();
         let is_over = |held: &Held| held.lingers_until().is_some_and(|until| until <= now);
-        self.holds.remove(is_over, |hold| taken.push(hold));
-        self.releasing += (taken.len() - before) as u32;
+        while let Some(index) = self.holds.position(is_over) {
+            taken.extend(self.holds.remove(index).map(|held| held.hold));
+            self.releasing += 1;
+        }
     }
 
     /// Forgets a hold that is lost.
     pub(super) fn detach(&mut self, hold: &Arc<Hold>) {
-        self.holds
-            .remove(|held| Arc::ptr_eq(&held.hold, hold), drop);
+        if let Some(index) = self.holds.position_of(hold) {
+            self.holds.remove(index);
+        }
     }
 }

@@ -49,6 +49,7 @@ impl NamesInUse {
     }
 
     /// Returns what a thread gets at once that comes to a name.
+    #[inline(always)] // As in `release.rs`.
     pub(super) fn offer(
         &mut self,
         key: Key<'_>,

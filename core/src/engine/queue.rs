@@ -10,10 +10,11 @@
 //! call the queue.
 
 use super::hold::Hold;
-use super::name_state::{HandOver, Held, NameState};
+use super::holds::Held;
+use super::name_state::{HandOver, NameState};
 pub(crate) use super::names_in_use::Key;
 use super::names_in_use::NamesInUse;
-use super::waiter::{Given, Unserved, WaitKind, Waiter};
+use super::waiter::{Given, Served, Unserved, WaitKind, Waiter};
 use crate::error::Error;
 use crate::options::LeaseTerms;
 use crate::sync::{Arc, Mutex, MutexGuard, SHARDS, lock};
@@ -79,19 +80,16 @@ impl Queue {
         lock(&self.shards.get(index).unwrap_or(first).0)
     }
 
-    /// Changes the state of a name that is in use, serves the waiters that can be served then, and notifies
-    /// them and those that `change` returns.
-    fn change(&self, key: Key<'_>, change: impl FnOnce(&mut NameState) -> Vec<Arc<Waiter>>) {
+    /// Changes the state of a name that is in use, and serves the waiters that can be served then.
+    fn change(&self, key: Key<'_>, change: impl FnOnce(&mut NameState, &mut Served)) {
+        let mut served = Served::default();
         let mut names = self.names(key);
-        let changed = names.in_use.change(key, |state| {
-            let ended = change(state);
-            (ended, state.serve(&*self.hand_over))
+        names.in_use.change(key, |state| {
+            change(state, &mut served);
+            state.serve(&*self.hand_over, &mut served);
         });
         drop(names);
-        if let Some((ended, served)) = changed {
-            notify(ended);
-            notify(served);
-        }
+        served.notify();
     }
 
     /// Enters the queue of a name. A single attempt never waits for a holder, only for the head's
@@ -133,10 +131,9 @@ impl Queue {
     /// what the waiter was given at that very moment.
     pub(crate) fn leave(&self, key: Key<'_>, waiter: &Arc<Waiter>) -> Given {
         let mut unserved = None;
-        self.change(key, |state| {
+        self.change(key, |state, _| {
             unserved = Some(unserved_by(state, waiter));
             state.waiters.retain(|other| !Arc::ptr_eq(other, waiter));
-            Vec::new()
         });
         // Nothing is given to a waiter that is not in the queue.
         let given = waiter.take();
@@ -152,53 +149,48 @@ impl Queue {
 
     /// Records that the store showed the head another holder: single attempts end.
     pub(crate) fn contended(&self, key: Key<'_>) {
-        self.change(key, |state| {
-            state.contended();
-            Vec::new()
-        });
+        self.change(key, |state, _| state.contended());
     }
 
     /// Records that the store did not answer the head or a release, which go on: threads that ride no
     /// outage out end.
     pub(crate) fn fail(&self, key: Key<'_>, error: &Error) {
-        self.change(key, |state| match state.fail(error) {
-            true => state.end_waits(
-                |kind| kind != WaitKind::ThroughOutages,
-                || Unserved::Failed(error.clone()),
-            ),
-            false => Vec::new(),
+        self.change(key, |state, served| {
+            if state.fail(error) {
+                let ends = |kind| kind != WaitKind::ThroughOutages;
+                state.end_waits(ends, || Unserved::Failed(error.clone()), served);
+            }
         });
     }
 
     /// Records that the head was granted `hold`, which [`scan`](Self::scan) polls when it is `due`.
     pub(crate) fn hold(&self, key: Key<'_>, hold: Arc<Hold>, due: u64) {
-        self.note_due(key, due);
-        self.change(key, |state| {
+        let mut served = Served::default();
+        let mut names = self.names(key);
+        names.due = names.due.min(due);
+        names.in_use.change(key, |state| {
             state.granted(hold);
-            Vec::new()
+            state.serve(&*self.hand_over, &mut served);
         });
+        drop(names);
+        served.notify();
     }
 
     /// Makes the next waiter the head, after a lease went back to the store.
     pub(crate) fn released(&self, key: Key<'_>) {
-        self.change(key, |state| {
-            state.released();
-            Vec::new()
-        });
+        self.change(key, |state, _| state.released());
     }
 
     /// Makes the next waiter the head, after the head got no grant. `store_error` is the error of a
     /// store that did not answer.
     pub(crate) fn pass(&self, key: Key<'_>, store_error: Option<Error>) {
-        self.change(key, |state| {
+        self.change(key, |state, served| {
             state.end_head();
-            let Some(error) = store_error else {
-                return Vec::new();
-            };
-            let is_attempt = |kind| kind == WaitKind::SingleAttempt;
-            let ended = state.end_waits(is_attempt, || Unserved::Failed(error.clone()));
-            state.store_error = Some(error);
-            ended
+            if let Some(error) = store_error {
+                let is_attempt = |kind| kind == WaitKind::SingleAttempt;
+                state.end_waits(is_attempt, || Unserved::Failed(error.clone()), served);
+                state.store_error = Some(error);
+            }
         });
     }
 
@@ -215,25 +207,18 @@ impl Queue {
         let Some(state) = names.in_use.find(key) else {
             return Finished::Detached;
         };
-        let served = match state.end_guard(hold) {
-            None => return Finished::Detached,
-            Some(0) => state.serve(&*self.hand_over),
-            Some(_) => Vec::new(),
-        };
-        let finished = if state.has_guard(hold) {
-            Finished::HandedOver
-        } else if let Some(until) = state.linger(hold, linger) {
-            names.due = names.due.min(until);
-            Finished::Lingering(until)
-        } else {
-            state.begin_release(hold);
-            Finished::Release
-        };
-        if finished != Finished::Release {
-            hold.end_guard(number);
+        let mut served = Served::default();
+        let finished = state.finish(hold, &*self.hand_over, linger, &mut served);
+        match finished {
+            Finished::HandedOver => hold.end_guard(number),
+            Finished::Lingering(until) => {
+                hold.end_guard(number);
+                names.due = names.due.min(until);
+            }
+            Finished::Release | Finished::Detached => {}
         }
         drop(names);
-        notify(served);
+        served.notify();
         finished
     }
 
@@ -260,10 +245,7 @@ impl Queue {
     /// Takes the name from a hold that is lost, although its guards may still live; the next waiter
     /// becomes the head.
     pub(crate) fn detach(&self, key: Key<'_>, hold: &Arc<Hold>) {
-        self.change(key, |state| {
-            state.detach(hold);
-            Vec::new()
-        });
+        self.change(key, |state, _| state.detach(hold));
     }
 
     /// Has [`scan`](Self::scan) poll the holds of a name at `due` at the latest.
@@ -319,11 +301,5 @@ fn unserved_by(state: &NameState, waiter: &Waiter) -> Unserved {
         Some(error) => Unserved::Failed(error.clone()),
         None if state.holders_seen == waiter.seen_before => Unserved::Silent,
         None => Unserved::Busy,
-    }
-}
-
-fn notify(waiters: Vec<Arc<Waiter>>) {
-    for waiter in waiters {
-        waiter.notify();
     }
 }

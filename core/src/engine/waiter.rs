@@ -67,8 +67,8 @@ impl Waiter {
         })
     }
 
-    /// Gives something without a wake-up; see [`notify`](Self::notify).
-    pub(super) fn give(&self, given: Given) {
+    /// Gives something without a wake-up.
+    fn give(&self, given: Given) {
         lock(&self.slot).given = Some(given);
     }
 
@@ -95,9 +95,29 @@ impl Waiter {
         lock(&self.slot).given.take()
     }
 
-    /// Wakes a waiter that was given something. Call it after the shard's mutex is free again, so
-    /// that the waiter does not run into it.
-    pub(super) fn notify(&self) {
+    fn notify(&self) {
         self.condvar.notify_one();
+    }
+}
+
+/// Waiters that were given something. They are woken after the shard's mutex is free again, so that they
+/// do not run into it.
+#[derive(Default)]
+pub(super) struct Served(Option<Vec<Arc<Waiter>>>);
+
+impl Served {
+    /// Gives something to a waiter that is not in the queue any more.
+    pub(super) fn give(&mut self, waiter: Arc<Waiter>, given: Given) {
+        waiter.give(given);
+        self.0.get_or_insert_default().push(waiter);
+    }
+
+    /// Wakes the waiters.
+    pub(super) fn notify(self) {
+        if let Some(waiters) = self.0 {
+            for waiter in waiters {
+                waiter.notify();
+            }
+        }
     }
 }

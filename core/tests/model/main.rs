@@ -16,6 +16,9 @@
 #[path = "../../src/engine/queue.rs"]
 mod queue;
 
+#[path = "../../src/engine/holds.rs"]
+mod holds;
+
 #[path = "../../src/engine/name_state.rs"]
 mod name_state;
 
