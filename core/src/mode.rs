@@ -35,6 +35,14 @@ impl Mode {
         matches!(self, Mode::Permit { .. })
     }
 
+    /// Returns the limit of a permit.
+    pub const fn limit(self) -> Option<u32> {
+        match self {
+            Mode::Permit { limit } => Some(limit),
+            Mode::Exclusive | Mode::Shared => None,
+        }
+    }
+
     pub(crate) fn check(self, capabilities: &Capabilities) -> Result<(), Error> {
         let (capability, limit) = match self {
             Mode::Exclusive => return Ok(()),
