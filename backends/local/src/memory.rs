@@ -4,17 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Clock, Driver, Error, ErrorKind, Grant,
-    HostInstant, KeySpec, LeaseVerifier, LockName, LockProvider, OpenContext, Released, Renewal,
-    StoreInfo, StoreUrl, SystemClock,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Driver, Error, ErrorKind,
+    Grant, HostInstant, KeySpec, LeaseVerifier, LockName, LockProvider, OpenContext, Released,
+    Renewal, StoreInfo, StoreUrl, SystemClock,
 };
 
+mod entry;
 mod epoch;
 mod store;
 mod wait_queue;
 
 use store::Store;
-use wait_queue::{MemoryLease, Shard};
+use wait_queue::MemoryLease;
 
 const BACKEND: &str = "memory";
 
@@ -95,26 +96,25 @@ impl MemoryProvider {
 
 /// Lists and ends holds, for operators and for tests of programs that lose a lock.
 impl MemoryProvider {
-    /// Returns the held names in no order, including expired ones until they are granted again.
+    /// Returns the names with locks or permits that are held, in no order. A name whose lease has expired
+    /// is among them until it is granted again.
     pub fn held(&self) -> Vec<LockName> {
-        let shards = self.store.shards.iter();
-        shards
-            .flat_map(Shard::view)
-            .map(|entry| entry.name)
-            .collect()
+        let leases = self.store.leases(None).into_iter();
+        let mut names: Vec<_> = leases.map(|lease| lease.name).collect();
+        names.sort();
+        names.dedup();
+        names
     }
 
-    /// Ends the lease on `name`: the guard is lost at once, and the next waiter is granted the lock. Returns
-    /// `false` if the name was not held.
+    /// Ends all leases on `name`, of its lock and of its permits: the guards are lost at once, and the next
+    /// waiters are granted the name. Returns `false` if it was not held.
     pub fn evict(&self, name: &LockName) -> bool {
-        self.store.evict(name, None)
+        self.store.evict(self.store.leases(Some(name)))
     }
 
-    /// Takes all locks from their holders.
+    /// Takes all locks and permits from their holders.
     pub fn clear(&self) {
-        for name in self.held() {
-            self.evict(&name);
-        }
+        self.store.evict(self.store.leases(None));
     }
 }
 
@@ -140,6 +140,8 @@ impl StoreInfo for MemoryProvider {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities::new()
+            .with(Capability::Shared)
+            .with(Capability::Permits)
     }
 
     fn admin(&self) -> Option<&dyn Admin> {
@@ -151,16 +153,16 @@ impl Backend for MemoryProvider {
     type Lease = MemoryLease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<MemoryLease>>, Error> {
-        let name = request.name();
-        let now = request.started();
-        let shard = self.store.shard(name.hash64());
-        let grant = shard.attempt(name, request.ttl(), now);
-        if grant.is_some() {
-            return Ok(grant);
+        let shard = self.store.shard(request.name().hash64());
+        match shard.attempt(request, request.started(), None) {
+            Ok(None) => {}
+            answered => return answered,
         }
         request.contended();
-        let deadline = request.deadline();
-        Ok(deadline.and_then(|deadline| shard.wait(request, deadline)))
+        match request.deadline() {
+            Some(deadline) => shard.wait(request, deadline),
+            None => Ok(None),
+        }
     }
 
     fn renew(

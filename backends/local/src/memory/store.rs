@@ -5,10 +5,10 @@ use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use lockkeeper_core::{
-    Admin, Clock, Error, Finding, HeldName, Holder, HostInstant, LeaseVerifiers, LockName,
+    Admin, Clock, Error, Finding, HeldName, Holder, HostInstant, LeaseVerifiers, LockName, Released,
 };
 
-use super::wait_queue::Shard;
+use super::wait_queue::{LeaseView, Shard};
 use crate::lock;
 
 const SHARDS: usize = 32;
@@ -58,11 +58,25 @@ impl Store {
         new
     }
 
-    /// Ends the lease on a name, and has all keepers verify their leases. With `epoch`, ends only the lease
-    /// with that epoch.
-    pub(super) fn evict(&self, name: &LockName, epoch: Option<u64>) -> bool {
-        let shard = self.shard(name.hash64());
-        let was_held = shard.evict(name, epoch, self.clock.now());
+    /// Returns all leases, or those on `name`, in no order. They may have expired.
+    pub(super) fn leases(&self, name: Option<&LockName>) -> Vec<LeaseView> {
+        let shards = match name {
+            Some(name) => std::slice::from_ref(self.shard(name.hash64())),
+            None => &self.shards[..],
+        };
+        let leases = shards.iter().flat_map(Shard::view);
+        leases
+            .filter(|it| name.is_none_or(|name| it.name == *name))
+            .collect()
+    }
+
+    /// Ends leases, and has all keepers verify theirs. Returns whether one of them was still there.
+    pub(super) fn evict(&self, leases: impl IntoIterator<Item = LeaseView>) -> bool {
+        let end = |LeaseView { lease, .. }| {
+            let shard = self.shard(lease.hash);
+            shard.release(&lease, &*self.clock) == Released::Done
+        };
+        let was_held = leases.into_iter().map(end).fold(false, |any, it| any | it);
         if was_held {
             self.verifiers.verify_all();
         }
@@ -104,33 +118,29 @@ impl Admin for Store {
         _deadline: HostInstant,
     ) -> Result<Vec<HeldName>, Error> {
         let now = self.clock.now();
-        let shards = match name {
-            Some(name) => std::slice::from_ref(self.shard(name.hash64())),
-            None => &self.shards[..],
-        };
-        let mut found: Vec<_> = shards
-            .iter()
-            .flat_map(Shard::view)
-            .filter(|entry| now < entry.expires && name.is_none_or(|name| entry.name == *name))
-            .map(|entry| HeldName {
+        let live = self.leases(name).into_iter().filter(|it| now < it.expires);
+        let mut found: Vec<_> = live
+            .map(|it| HeldName {
+                mode: it.mode,
+                slot: it.mode.is_permit().then_some(it.slot),
                 holder: Holder {
                     pid: Some(std::process::id()),
                     ..Holder::default()
                 },
-                epoch: Some(entry.epoch),
-                remaining: Some(entry.expires.saturating_since(now)),
-                waiting: u64::try_from(entry.waiting).ok(),
-                ..HeldName::new(entry.name.as_str(), entry.epoch.to_string())
+                epoch: Some(it.lease.epoch),
+                remaining: Some(it.expires.saturating_since(now)),
+                waiting: u64::try_from(it.waiting).ok(),
+                ..HeldName::new(it.name.as_str(), it.lease.epoch.to_string())
             })
             .collect();
-        found.sort_by(|a, b| a.name.cmp(&b.name));
+        found.sort_by(|a, b| (&a.name, a.epoch).cmp(&(&b.name, b.epoch)));
         Ok(found)
     }
 
     fn force_release(&self, held: &HeldName, _deadline: HostInstant) -> Result<bool, Error> {
         let name = LockName::new(held.name.as_str())?;
-        let epoch = held.mark.parse().unwrap_or(0);
-        Ok(self.evict(&name, Some(epoch)))
+        let leases = self.leases(Some(&name)).into_iter();
+        Ok(self.evict(leases.filter(|it| it.lease.epoch.to_string() == held.mark)))
     }
 
     fn examine(&self, _deadline: HostInstant) -> Result<Vec<Finding>, Error> {
