@@ -7,6 +7,7 @@
 )]
 
 mod memory;
+mod modes;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 

@@ -6,10 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
     AcquireOptions, CancelToken, Clock, Config, Drivers, ErrorKind, HostInstant, LeasePolicy,
-    LockGuard, LockKeeper, LockName, Released, StoreInfo, Wait, WaitOutcome, epoch_at,
+    LockGuard, LockKeeper, LockName, LockProvider, Released, StoreInfo, Wait, WaitOutcome,
+    epoch_at,
 };
 use lockkeeper_local::{MemoryDriver, MemoryProvider};
 
+use crate::modes::{TestStore, mode_cases};
 use crate::{expired_lease_is_refused, manual_clock, until};
 
 /// Returns the number of waiters for a held name.
@@ -206,4 +208,24 @@ fn cancelled_and_timed_out_waiters_are_removed() {
             .unwrap()
             .is_some()
     );
+}
+
+struct MemoryStore(MemoryProvider);
+
+impl TestStore for MemoryStore {
+    fn new(clock: Arc<dyn Clock>) -> Self {
+        Self(MemoryProvider::with_clock(clock))
+    }
+
+    fn open(&self) -> Arc<dyn LockProvider> {
+        Arc::new(self.0.clone())
+    }
+
+    fn assert_empty(&self) {
+        assert_eq!(self.0.held(), []);
+    }
+}
+
+mod modes {
+    super::mode_cases!(super::MemoryStore);
 }
