@@ -5,17 +5,21 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, CancelRegistration, Error, ErrorKind, Grant, HostInstant};
 
-use super::attempt::{Attempt, Busy, QueueEntry, attempt};
+use super::attempt::{Busy, Outcome, QueueEntry, attempt};
+use super::holders::Key;
+use super::lease::{self, Acquisition, SqliteLease};
 use super::process::{HolderWatch, Process};
 use super::retry::BusyRetry;
 use super::store::Store;
-use super::wait_queue::{self, Acquisition, Key, SqliteLease};
 use super::wake::{Parker, WakeReason};
 
 /// The longest time between two attempts of a waiter, notified or not.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval for the second waiter in the queue: the first may be stopped or dead.
 const SECOND_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The largest number of holders that a waiter watches. Each takes a descriptor.
+const MAX_WATCHED: usize = 16;
 
 /// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
 pub(super) fn acquire(
@@ -26,7 +30,7 @@ pub(super) fn acquire(
         || BusyRetry::brief(request.clock(), request.deadline()).cancelled_by(request.cancel());
     let mut acquisition = Acquisition::new(store, request);
     let granted = store.db.run(&retry(), |session| {
-        wait_queue::take_if_free(session, &acquisition, request.now())
+        lease::take_if_free(session, &acquisition, request.now())
     })?;
     if granted.is_some() {
         return Ok(granted);
@@ -43,17 +47,18 @@ pub(super) fn acquire(
         let attempt = store.db.transact(&retry, |session| {
             attempt(session, &acquisition, entry, request.now())
         });
-        let busy = match (attempt, &mut waiter) {
-            (Ok(Attempt::Granted(grant)), waiter) => {
+        let outcome = attempt.map(|attempt| {
+            store.notify_next(acquisition.key, attempt.next, &retry);
+            attempt.outcome
+        });
+        let busy = match (outcome, &mut waiter) {
+            (Ok(Outcome::Answered(answer)), waiter) => {
                 if let Some(waiter) = waiter {
                     waiter.id = None;
                 }
-                return Ok(Some(grant));
+                return answer.map(Some);
             }
-            (Ok(Attempt::Busy(next, busy)), _) => {
-                store.notify_next(acquisition.key, next, &retry);
-                busy
-            }
+            (Ok(Outcome::Busy(busy)), _) => busy,
             // If it returned the error, this waiter would lose its position in the queue.
             (Err(error), Some(waiter)) if waiter.id.is_some() && is_transient(&error) => {
                 acquisition.recover |= error.kind() == ErrorKind::Unknown;
@@ -90,10 +95,10 @@ struct Waiter<'a> {
     parker: Arc<Parker>,
     /// The id of the row, if the waiter is queued.
     id: Option<i64>,
-    /// The watched holder.
-    watch: Option<HolderWatch>,
-    /// A holder that has ended although its row is live. It is not watched again.
-    ended: Option<Process>,
+    /// The watched holders.
+    watches: Vec<HolderWatch>,
+    /// Holders that have ended although their rows are live. They are not watched again.
+    ended: Vec<Process>,
     _wake: Option<CancelRegistration>,
 }
 
@@ -104,12 +109,12 @@ impl<'a> Waiter<'a> {
         let cancel = request.cancel();
         Self {
             store,
-            key: store.key(request.name()),
+            key: store.key(request.name(), request.mode().is_permit()),
             deadline,
             parker,
             id: None,
-            watch: None,
-            ended: None,
+            watches: Vec::new(),
+            ended: Vec::new(),
             _wake: cancel.map(|cancel| cancel.on_cancel(move || cancelled.unpark())),
         }
     }
@@ -132,19 +137,24 @@ impl<'a> Waiter<'a> {
 
     /// Waits until the next attempt is due.
     fn wait(&mut self, busy: Busy, now: HostInstant) {
-        // Only the first waiter watches the holder, so that one waiter wakes.
-        let holder = busy
-            .holder
-            .filter(|holder| busy.ahead == 0 && self.ended.as_ref() != Some(holder));
-        if self.watch.as_ref().map(|watch| &watch.process) != holder.as_ref() {
-            self.watch = holder.as_ref().and_then(HolderWatch::new);
-            if holder.as_ref().is_some_and(Process::is_dead) {
+        // Only the first waiter watches the holders, so that one waiter wakes.
+        let mut holders = busy.holders;
+        holders.retain(|holder| busy.ahead == 0 && !self.ended.contains(holder));
+        self.watches
+            .retain(|watch| holders.contains(&watch.process));
+        holders.retain(|holder| self.watches.iter().all(|it| &it.process != holder));
+        let mut unwatched = false;
+        for holder in &holders {
+            let room = self.watches.len() < MAX_WATCHED;
+            match room.then(|| HolderWatch::new(holder)).flatten() {
+                Some(watch) => self.watches.push(watch),
+                None => unwatched |= holder != Process::own(),
+            }
+            if holder.is_dead() {
                 // The holder ended between the attempt and the watch.
                 return;
             }
         }
-        let unwatched =
-            holder.is_some_and(|holder| self.watch.is_none() && &holder != Process::own());
         let interval = if busy.ahead == 1 || unwatched {
             SECOND_POLL_INTERVAL
         } else {
@@ -153,8 +163,8 @@ impl<'a> Waiter<'a> {
         let interval = interval.mul_f64(0.8 + fastrand::f64() / 5.0);
         let until = busy.until.min(now + interval).min(self.deadline);
         let limit = until.saturating_since(now);
-        if self.parker.wait(self.watch.as_ref(), limit) == WakeReason::HolderEnded {
-            self.ended = self.watch.take().map(|watch| watch.process);
+        if let WakeReason::HolderEnded(index) = self.parker.wait(&self.watches, limit) {
+            self.ended.push(self.watches.swap_remove(index).process);
         }
     }
 }

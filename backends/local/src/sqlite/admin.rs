@@ -8,26 +8,27 @@ use rusqlite::{Params, Row};
 use super::db::Session;
 use super::error::unknown;
 use super::examine;
+use super::holders::{self, Key, LockRow};
 use super::process::Process;
 use super::retry::BusyRetry;
 use super::store::Store;
-use super::wait_queue::{self, Key, LockRow};
 
 /// Builds the statement that lists the held names of some namespaces.
 macro_rules! held {
     ($of:literal) => {
         concat!(
             "SELECT ",
-            wait_queue::lock_columns!(),
+            holders::lock_columns!(),
             ", namespace, name, since FROM lock WHERE ",
             $of,
-            " AND name <> '' AND epoch > 0 ORDER BY namespace, name"
+            " AND name <> '' AND epoch > 0 ORDER BY namespace, name, permits, slot"
         )
     };
 }
 const HELD: &str = held!("namespace = ?1 AND (?2 IS NULL OR name = ?2)");
 const HELD_ANYWHERE: &str = held!("true");
-const WAITING: &str = "SELECT pid, start, place FROM waiter WHERE namespace = ?1 AND name = ?2";
+const WAITING: &str = "SELECT pid, start, place FROM waiter
+ WHERE namespace = ?1 AND name = ?2 AND permits = ?3";
 
 /// A held name, with the columns for people.
 struct HeldRow {
@@ -39,18 +40,17 @@ struct HeldRow {
 
 fn held_row(row: &Row<'_>) -> rusqlite::Result<HeldRow> {
     Ok(HeldRow {
-        lock: wait_queue::lock_row(row)?,
-        namespace: row.get(10)?,
-        name: row.get(11)?,
-        since: row.get(12)?,
+        lock: holders::lock_row(row)?,
+        namespace: row.get(12)?,
+        name: row.get(13)?,
+        since: row.get(14)?,
     })
 }
 
 /// Counts the living waiters of a name. Dead waiters stay in the queue until the next release.
 fn waiting(session: &Session<'_>, key: Key<'_>) -> rusqlite::Result<u64> {
-    let waiters = session.all(WAITING, (key.namespace, key.name), |row| {
-        wait_queue::process(row, 0)
-    })?;
+    let params = (key.namespace, key.name, key.permits);
+    let waiters = session.all(WAITING, params, |row| holders::process(row, 0))?;
     let living = waiters.iter().filter(|waiter| !waiter.is_dead()).count();
     Ok(u64::try_from(living).unwrap_or(u64::MAX))
 }
@@ -72,8 +72,9 @@ impl Admin for Store {
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let retry = BusyRetry::new(&*self.clock, deadline);
         let name = LockName::new(held.name.as_str())?;
+        let key = self.key(&name, held.mode.is_permit());
         let is_ended = self
-            .end_hold(&name, |found| found.epoch.to_string() == held.mark, &retry)
+            .end_hold(key, |found| found.epoch.to_string() == held.mark, &retry)
             .map_err(unknown)?;
         if let (true, Some(pid)) = (is_ended, held.holder.pid) {
             self.parkers.notify_holder(pid);
@@ -105,11 +106,15 @@ impl Store {
             let now = self.clock.now();
             live.retain(|row| row.lock.is_live(now));
             let describe = |row: HeldRow| {
+                let (mode, is_permit) = (row.lock.mode, row.lock.mode.is_permit());
                 let key = Key {
                     namespace: &row.namespace,
                     name: &row.name,
+                    permits: is_permit,
                 };
                 let held = HeldName {
+                    mode,
+                    slot: is_permit.then_some(row.lock.slot),
                     waiting: Some(waiting(session, key)?),
                     holder: holder(&row),
                     epoch: Some(row.lock.epoch),

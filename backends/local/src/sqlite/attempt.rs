@@ -1,10 +1,12 @@
 //! One attempt to acquire a name that may be held or have waiters, in a write transaction.
 
-use lockkeeper_core::{Grant, HostInstant};
+use lockkeeper_core::{Error, Grant, HostInstant, Mode};
 
 use super::db::Session;
+use super::holders::{self, Admission, LockRow};
+use super::lease::{self, Acquisition, SqliteLease};
 use super::process::Process;
-use super::wait_queue::{self, Acquisition, LockRow, NextHolder, SqliteLease};
+use super::wait_queue::{self, NextHolder};
 
 /// The caller's entry in the queue of a name.
 #[derive(Clone, Copy)]
@@ -15,19 +17,25 @@ pub(super) struct QueueEntry<'a> {
     pub(super) address: &'a str,
 }
 
-/// The result of an attempt.
-pub(super) enum Attempt {
-    /// The name was granted, and the caller's row was removed.
-    Granted(Grant<SqliteLease>),
-    /// The name is busy. The first part is the waiter to notify.
-    Busy(NextHolder, Busy),
+/// The result of an attempt. The caller's row was removed unless it is [`Busy`](Outcome::Busy).
+pub(super) struct Attempt {
+    pub(super) outcome: Outcome,
+    /// The waiter to notify after the commit.
+    pub(super) next: NextHolder,
 }
 
-/// The state of a name that is held, or that another waiter gets first.
+pub(super) enum Outcome {
+    /// The grant, or the error that permits of another limit are held.
+    Answered(Result<Grant<SqliteLease>, Error>),
+    Busy(Busy),
+}
+
+/// The state of a name that does not admit the caller, or that another waiter gets first.
 pub(super) struct Busy {
-    /// When the lease or the reservation expires.
+    /// When the first lease or reservation expires.
     pub(super) until: HostInstant,
-    pub(super) holder: Option<Process>,
+    /// The processes of the holders.
+    pub(super) holders: Vec<Process>,
     /// The id of the caller's row.
     pub(super) id: Option<i64>,
     /// The number of waiters ahead in the queue, at most 2.
@@ -48,72 +56,132 @@ pub(super) fn attempt(
     {
         id = None;
     }
-    let held = wait_queue::read(session, key)?;
-    let recovered = held.as_ref().filter(|held| {
+    let mut rows = holders::read(session, key)?;
+    let recovered = rows.iter().find(|row| {
         // The reply to an earlier attempt was lost.
-        acquisition.recover && held.is_of(&acquisition.request.owner()) && held.is_live(now)
+        acquisition.recover && row.is_of(&acquisition.request.owner()) && row.is_live(now)
     });
-    let next = match (&held, recovered) {
-        (None, _) | (_, Some(_)) => NextHolder::Caller,
-        (Some(held), None) => next_holder(session, acquisition, held, id, now)?,
-    };
-    if let NextHolder::Caller = next {
+    if let Some(row) = recovered {
         if let Some(id) = id {
             wait_queue::dequeue(session, id)?;
         }
-        let grant = match recovered {
-            Some(held) => acquisition.grant(held.epoch, held.asked_at),
-            None => wait_queue::take(session, acquisition, now)?,
-        };
-        return Ok(Attempt::Granted(grant));
+        let grant = acquisition.grant(row.slot, row.epoch, row.asked_at);
+        return Ok(Attempt {
+            outcome: Outcome::Answered(Ok(grant)),
+            next: NextHolder::None,
+        });
     }
-    let mut ahead = 0;
-    if let Some(entry) = entry {
-        let queued = match id {
-            Some(id) => id,
-            None => wait_queue::enqueue(session, key, entry.address)?,
-        };
-        id = Some(queued);
-        if !held.as_ref().is_some_and(|held| held.contended) {
-            wait_queue::mark_contended(session, key)?;
+    let (next, admission) = find_slot(session, acquisition, &mut rows, id, now)?;
+    let (outcome, next) = match admission {
+        Admission::Slot(slot) => {
+            let (grant, next) = grant(session, acquisition, slot, id, now)?;
+            (Outcome::Answered(Ok(grant)), next)
         }
-        ahead = wait_queue::count_ahead(session, key, queued)?;
-    }
-    let (until, holder) = match (&next, held) {
-        // The row is unchanged.
-        (NextHolder::None, Some(held)) => (held.expires, (held.epoch != 0).then_some(held.holder)),
-        _ => (now + wait_queue::GRACE, None),
+        Admission::No => {
+            let busy = queue(session, acquisition, &rows, entry, id)?;
+            (Outcome::Busy(busy), next)
+        }
+        Admission::OtherLimit(error) => {
+            if let Some(id) = id {
+                wait_queue::dequeue(session, id)?;
+            }
+            (Outcome::Answered(Err(error)), next)
+        }
     };
-    let busy = Busy {
-        until,
-        holder,
-        id,
-        ahead,
-    };
-    Ok(Attempt::Busy(next, busy))
+    Ok(Attempt { outcome, next })
 }
 
-/// Returns the next holder. [`NextHolder::None`] leaves the name to its holder, or to the waiter for
-/// which it is reserved.
-fn next_holder(
+/// Returns the slot of the caller, or why it gets none, and the waiter to notify instead. Removes rows that
+/// are over.
+fn find_slot(
     session: &Session<'_>,
     acquisition: &Acquisition<'_>,
-    held: &LockRow,
+    rows: &mut Vec<LockRow>,
     id: Option<i64>,
     now: HostInstant,
-) -> rusqlite::Result<NextHolder> {
-    let is_reserved = held.epoch == 0;
-    if is_reserved && id == Some(held.reserved) {
-        return Ok(NextHolder::Caller);
+) -> rusqlite::Result<(NextHolder, Admission)> {
+    let (key, mode) = (acquisition.key, acquisition.request.mode());
+    let is_own = |row: &&LockRow| id.is_some_and(|id| row.is_reserved_for(id));
+    if let Some(own) = rows.iter().find(is_own) {
+        return Ok((NextHolder::Caller, Admission::Slot(own.slot)));
     }
-    if held.is_live(now) && (!is_reserved || wait_queue::is_queued(session, held.reserved)?) {
-        return Ok(NextHolder::None);
+    holders::remove(session, key, rows, |row| Ok(!row.is_unexpired(now)))?;
+    if !matches!(holders::admit(rows, mode), Admission::Slot(_)) {
+        // Whether a process is dead costs a system call.
+        holders::remove(session, key, rows, |row| {
+            let is_left = row.epoch == 0 && !wait_queue::is_queued(session, row.reserved)?;
+            Ok(is_left || row.holder.is_dead())
+        })?;
     }
-    if is_reserved {
-        wait_queue::mark_stale(session, held.reserved)?;
+    let refused = holders::admit(rows, mode);
+    if !matches!(refused, Admission::Slot(_)) {
+        return Ok((NextHolder::Later, refused));
     }
-    match wait_queue::reserve_next(session, acquisition.key, id, now)? {
-        reserved @ NextHolder::Reserved { .. } => Ok(reserved),
-        _ => Ok(NextHolder::Caller),
+    let next = wait_queue::reserve_next(session, key, rows, id, now)?;
+    let admission = match (&next, holders::admit(rows, mode)) {
+        // Another waiter comes first.
+        (NextHolder::Later | NextHolder::Reserved { .. }, Admission::Slot(_)) => Admission::No,
+        (_, admission) => admission,
+    };
+    Ok((next, admission))
+}
+
+/// Grants a slot, and reserves another one for the waiter behind the caller if that is admitted beside it.
+fn grant(
+    session: &Session<'_>,
+    acquisition: &Acquisition<'_>,
+    slot: u32,
+    id: Option<i64>,
+    now: HostInstant,
+) -> rusqlite::Result<(Grant<SqliteLease>, NextHolder)> {
+    if let Some(id) = id {
+        wait_queue::dequeue(session, id)?;
     }
+    let (grant, has_waiters) = lease::take(session, acquisition, slot, now)?;
+    let is_alone = acquisition.request.mode() == Mode::Exclusive;
+    let next = if id.is_some() && has_waiters && !is_alone {
+        let key = acquisition.key;
+        let mut rows = holders::read(session, key)?;
+        wait_queue::reserve_next(session, key, &mut rows, None, now)?
+    } else {
+        NextHolder::None
+    };
+    Ok((grant, next))
+}
+
+/// Queues the caller if it waits.
+fn queue(
+    session: &Session<'_>,
+    acquisition: &Acquisition<'_>,
+    rows: &[LockRow],
+    entry: Option<QueueEntry<'_>>,
+    id: Option<i64>,
+) -> rusqlite::Result<Busy> {
+    let key = acquisition.key;
+    let mut busy = Busy {
+        until: HostInstant::NEVER,
+        holders: Vec::new(),
+        id,
+        ahead: 0,
+    };
+    let Some(entry) = entry else {
+        return Ok(busy);
+    };
+    let mode = acquisition.request.mode();
+    let queued = match id {
+        Some(id) => id,
+        None => wait_queue::enqueue(session, key, mode, entry.address)?,
+    };
+    busy.id = Some(queued);
+    if rows.iter().any(|row| !row.contended) {
+        holders::mark_contended(session, key)?;
+    }
+    busy.ahead = wait_queue::count_ahead(session, key, queued)?;
+    for row in rows {
+        busy.until = busy.until.min(row.expires);
+        if row.epoch != 0 && !busy.holders.contains(&row.holder) {
+            busy.holders.push(row.holder.clone());
+        }
+    }
+    Ok(busy)
 }

@@ -1,13 +1,15 @@
 //! Several operations in one write transaction: the commit costs more than what is written.
 
-use lockkeeper_core::{Error, ErrorKind, HostInstant, LockName, Operation};
+use lockkeeper_core::{Error, ErrorKind, HostInstant, Operation};
 
-use super::attempt::{Attempt, attempt};
+use super::attempt::{Outcome, attempt};
 use super::db::Session;
 use super::error::{convert_error, unknown};
+use super::holders::Key;
+use super::lease::{self, Acquisition, SqliteLease};
 use super::retry::BusyRetry;
 use super::store::Store;
-use super::wait_queue::{self, Acquisition, NextHolder, SqliteLease};
+use super::wait_queue::NextHolder;
 
 /// The largest number of operations in a transaction: some 400 µs, in which no other process writes. 128 and
 /// 256 gave no more grants per second.
@@ -36,7 +38,7 @@ pub(super) fn batch(store: &Store, batch: &mut [BatchOperation<'_>]) {
         store.listen();
     }
     for (operation, next) in batch.iter().zip(next_holders) {
-        store.notify_next(store.key(name(operation)), next, &retry);
+        store.notify_next(key(store, operation), next, &retry);
     }
 }
 
@@ -86,20 +88,16 @@ fn answer(
                 return Ok(NextHolder::None);
             }
             let acquisition = Acquisition::new(store, request);
-            if let Some(grant) = wait_queue::take_if_free(session, &acquisition, now)? {
+            if let Some(grant) = lease::take_if_free(session, &acquisition, now)? {
                 it.answer = Some(Ok(Some(grant)));
                 return Ok(NextHolder::None);
             }
-            match attempt(session, &acquisition, None, now)? {
-                Attempt::Granted(grant) => {
-                    it.answer = Some(Ok(Some(grant)));
-                    Ok(NextHolder::None)
-                }
-                Attempt::Busy(next, _) => {
-                    it.answer = Some(Ok(None));
-                    Ok(next)
-                }
-            }
+            let attempt = attempt(session, &acquisition, None, now)?;
+            it.answer = Some(match attempt.outcome {
+                Outcome::Answered(answer) => answer.map(Some),
+                Outcome::Busy(_) => Ok(None),
+            });
+            Ok(attempt.next)
         }
         Operation::Renew(it) => {
             it.answer = Some(Ok(store.renew(session, it.lease, it.ttl)?));
@@ -135,10 +133,10 @@ fn is_granted(operation: &BatchOperation<'_>) -> bool {
     matches!(operation, Operation::Acquire(it) if matches!(it.answer, Some(Ok(Some(_)))))
 }
 
-fn name<'s>(operation: &'s BatchOperation<'_>) -> &'s LockName {
+fn key<'s>(store: &'s Store, operation: &'s BatchOperation<'_>) -> Key<'s> {
     match operation {
-        Operation::Acquire(it) => it.request.name(),
-        Operation::Renew(it) => &it.lease.name,
-        Operation::Release(it) => &it.lease.name,
+        Operation::Acquire(it) => store.key(it.request.name(), it.request.mode().is_permit()),
+        Operation::Renew(it) => store.key(&it.lease.name, it.lease.permits),
+        Operation::Release(it) => store.key(&it.lease.name, it.lease.permits),
     }
 }

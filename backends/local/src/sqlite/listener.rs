@@ -81,7 +81,7 @@ impl LeaseListener {
 /// Waits for a notification. Returns false when the thread is not needed any more.
 fn wait(parker: &Parker, leases: &Weak<()>, state: &Mutex<State>) -> bool {
     loop {
-        parker.wait(None, CHECK_INTERVAL);
+        parker.wait(&[], CHECK_INTERVAL);
         let is_notified = parker.clear();
         let mut state = lock(state);
         let State::Listening { is_used, .. } = &mut *state else {

@@ -8,6 +8,8 @@ mod connection;
 mod db;
 mod error;
 mod examine;
+mod holders;
+mod lease;
 mod listener;
 mod location;
 mod open;
@@ -31,11 +33,13 @@ use lockkeeper_core::{
 
 use db::Db;
 use error::unknown;
+use holders::LockRow;
+use lease::SqliteLease;
 use listener::LeaseListener;
 use process::Process;
 use retry::BusyRetry;
 use store::Store;
-use wait_queue::SqliteLease;
+
 use wake::ParkerPool;
 
 const BACKEND: &str = "sqlite";
@@ -176,6 +180,8 @@ impl StoreInfo for SqliteProvider {
     fn capabilities(&self) -> Capabilities {
         let capabilities = Capabilities::new()
             .with(Capability::CrossProcess)
+            .with(Capability::Shared)
+            .with(Capability::Permits)
             .with_batch(batch::MAX_OPERATIONS);
         if Process::can_detect_ends() {
             capabilities.with(Capability::DeadOwnerTakeOver)
@@ -208,12 +214,11 @@ impl Backend for SqliteProvider {
     }
 
     fn abandon(&self, request: &AcquireRequest<'_>) {
-        let owner = request.owner();
-        let retry = self.store.brief_retry();
+        let (store, owner) = (&*self.store, request.owner());
+        let key = store.key(request.name(), request.mode().is_permit());
+        let is_own = |held: &LockRow| held.is_of(&owner);
         // Where this fails, the ttl frees the name.
-        let _ = self
-            .store
-            .end_hold(request.name(), |held| held.is_of(&owner), &retry);
+        let _ = store.end_hold(key, is_own, &store.brief_retry());
     }
 
     fn renew(

@@ -8,7 +8,7 @@ use super::error::{AttemptError, incompatible};
 /// Identifies a lock database: "LkKp".
 const APPLICATION_ID: i32 = 0x4c6b_4b70;
 /// Increases when older programs cannot use a new file.
-const VERSION: i32 = 1;
+const VERSION: i32 = 2;
 
 /// The tables.
 ///
@@ -18,13 +18,18 @@ const VERSION: i32 = 1;
 /// The id of a waiter is never used again, even in a file that replaced a deleted one: waiters
 /// recognise their rows by it.
 ///
-/// A name with `epoch` 0 is reserved for the waiter `reserved`. `asked` and `expires` are times of
-/// `lockkeeper_core::SystemClock` in ns; `since` is Unix time in ms. `place` is the pid scope of a
-/// process.
+/// A row of `lock` is a holder of a lock (`permits` 0), in one of its slots if it is shared, or a permit of
+/// the semaphore of that name (`permits` 1). `mode` is 0 for an exclusive lock, -1 for a shared one, and the
+/// limit of a semaphore. A row with `epoch` 0 reserves its slot for the waiter `reserved`. `asked` and
+/// `expires` are times of `lockkeeper_core::SystemClock` in ns; `since` is Unix time in ms. `place` is the
+/// pid scope of a process.
 const TABLES: &str = "
 CREATE TABLE lock (
   namespace TEXT NOT NULL,
   name TEXT NOT NULL,
+  permits INTEGER NOT NULL,
+  slot INTEGER NOT NULL,
+  mode INTEGER NOT NULL,
   epoch INTEGER NOT NULL,
   pid INTEGER NOT NULL,
   start INTEGER NOT NULL,
@@ -36,23 +41,25 @@ CREATE TABLE lock (
   expires INTEGER NOT NULL,
   contended INTEGER NOT NULL,
   reserved INTEGER NOT NULL,
-  PRIMARY KEY (namespace, name)
+  PRIMARY KEY (namespace, name, permits, slot)
 ) WITHOUT ROWID;
-INSERT INTO lock VALUES ('', '', 0, 0, 0, '', 0, 0, 0, 0, 0, 0, 0);
-CREATE TRIGGER last_epoch AFTER INSERT ON lock BEGIN
-  UPDATE lock SET epoch = NEW.epoch WHERE namespace = '' AND name = '';
+INSERT INTO lock VALUES ('', '', 0, 0, 0, 0, 0, 0, '', 0, 0, 0, 0, 0, 0, 0);
+CREATE TRIGGER last_epoch AFTER INSERT ON lock WHEN NEW.epoch > 0 BEGIN
+  UPDATE lock SET epoch = NEW.epoch WHERE namespace = '' AND name = '' AND permits = 0 AND slot = 0;
 END;
 CREATE TABLE waiter (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
   namespace TEXT NOT NULL,
   name TEXT NOT NULL,
+  permits INTEGER NOT NULL,
+  mode INTEGER NOT NULL,
   pid INTEGER NOT NULL,
   start INTEGER NOT NULL,
   place TEXT NOT NULL,
   wake TEXT NOT NULL,
   stale INTEGER NOT NULL
 );
-CREATE INDEX line ON waiter (namespace, name, stale, id);
+CREATE INDEX line ON waiter (namespace, name, permits, stale, id);
 INSERT INTO sqlite_sequence VALUES ('waiter', CAST(unixepoch('subsec') * 1000000 AS INTEGER));
 ";
 
@@ -61,6 +68,7 @@ INSERT INTO sqlite_sequence VALUES ('waiter', CAST(unixepoch('subsec') * 1000000
 enum FileKind {
     Empty,
     Ours,
+    Older(i32),
     Newer(i32),
     Other,
 }
@@ -74,7 +82,8 @@ fn file_kind(connection: &Connection) -> rusqlite::Result<FileKind> {
     Ok(match (application, version, tables) {
         (0, 0, 0) => FileKind::Empty,
         (APPLICATION_ID, VERSION, _) => FileKind::Ours,
-        (APPLICATION_ID, other, _) => FileKind::Newer(other),
+        (APPLICATION_ID, older, _) if older < VERSION => FileKind::Older(older),
+        (APPLICATION_ID, newer, _) => FileKind::Newer(newer),
         _ => FileKind::Other,
     })
 }
@@ -130,8 +139,11 @@ fn create(connection: &Connection) -> Result<bool, AttemptError> {
 fn check_kind(found: FileKind) -> Result<(), Error> {
     match found {
         FileKind::Empty | FileKind::Ours => Ok(()),
+        FileKind::Older(version) => Err(incompatible(format!(
+            "the lock database has schema {version}, and this program knows {VERSION}; stop the older programs that use it, upgrade them and delete it: it contains nothing but locks"
+        ))),
         FileKind::Newer(version) => Err(incompatible(format!(
-            "the lock database has schema {version}, and this program knows {VERSION}; upgrade the older programs that use it"
+            "the lock database has schema {version}, and this program knows {VERSION}; upgrade this program"
         ))),
         FileKind::Other => Err(incompatible(
             "the file is another application's database; give the locks a file of their own",

@@ -7,9 +7,11 @@ use std::time::Duration;
 use lockkeeper_core::{Clock, Error, LockName, Released, Renewal};
 
 use super::db::{Db, Session};
+use super::holders::{self, Key, LockRow};
+use super::lease::{self, SqliteLease};
 use super::listener::LeaseListener;
 use super::retry::BusyRetry;
-use super::wait_queue::{self, Key, LockRow, NextHolder, SqliteLease};
+use super::wait_queue::{self, NextHolder};
 use super::wake::{Notified, ParkerPool};
 
 pub(super) struct Store {
@@ -30,11 +32,17 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    pub(super) fn key<'a>(&'a self, name: &'a LockName) -> Key<'a> {
+    /// Returns the key of the lock of a name, or of its semaphore.
+    pub(super) fn key<'a>(&'a self, name: &'a LockName, permits: bool) -> Key<'a> {
         Key {
             namespace: &self.namespace,
             name: name.as_str(),
+            permits,
         }
+    }
+
+    fn lease_key<'a>(&'a self, lease: &'a SqliteLease) -> Key<'a> {
+        self.key(&lease.name, lease.permits)
     }
 
     /// Returns the retries of an operation without a deadline.
@@ -54,8 +62,8 @@ impl Store {
         lease: &SqliteLease,
         ttl: Duration,
     ) -> rusqlite::Result<Renewal> {
-        let (key, now) = (self.key(&lease.name), self.clock.now());
-        let renewed = wait_queue::renew(session, key, lease.epoch, now, ttl)?;
+        let (key, now) = (self.lease_key(lease), self.clock.now());
+        let renewed = lease::renew(session, key, lease, now, ttl)?;
         Ok(if renewed {
             Renewal::Renewed
         } else {
@@ -72,8 +80,8 @@ impl Store {
         let released = self
             .db
             .run(retry, |session| self.release_uncontended(session, lease))?;
-        let released =
-            released || self.end_hold(&lease.name, |held| held.epoch == lease.epoch, retry)?;
+        let is_own = |held: &LockRow| held.epoch == lease.epoch;
+        let released = released || self.end_hold(self.lease_key(lease), is_own, retry)?;
         Ok(found(released))
     }
 
@@ -86,8 +94,8 @@ impl Store {
         if self.release_uncontended(session, lease)? {
             return Ok((Released::Done, NextHolder::None));
         }
-        let (was_live, next) =
-            self.pass_on(session, &lease.name, |held| held.epoch == lease.epoch)?;
+        let is_own = |held: &LockRow| held.epoch == lease.epoch;
+        let (was_live, next) = self.pass_on(session, self.lease_key(lease), is_own)?;
         Ok((found(was_live), next))
     }
 
@@ -96,42 +104,45 @@ impl Store {
         session: &Session<'_>,
         lease: &SqliteLease,
     ) -> rusqlite::Result<bool> {
-        let (key, now) = (self.key(&lease.name), self.clock.now());
-        wait_queue::release_uncontended(session, key, lease.epoch, now)
+        lease::release_uncontended(session, self.lease_key(lease), lease, self.clock.now())
     }
 
-    /// Ends the hold if it is `wanted`; the name goes to the next waiter. Returns whether such a hold
+    /// Ends the hold that is `wanted`, and reserves the name for the next waiter. Returns whether such a hold
     /// was live.
     pub(super) fn end_hold(
         &self,
-        name: &LockName,
+        key: Key<'_>,
         wanted: impl Fn(&LockRow) -> bool,
         retry: &BusyRetry<'_>,
     ) -> Result<bool, Error> {
         let (was_live, next) = self
             .db
-            .transact(retry, |session| self.pass_on(session, name, &wanted))?;
-        self.notify_next(self.key(name), next, retry);
+            .transact(retry, |session| self.pass_on(session, key, &wanted))?;
+        self.notify_next(key, next, retry);
         Ok(was_live)
     }
 
     fn pass_on(
         &self,
         session: &Session<'_>,
-        name: &LockName,
+        key: Key<'_>,
         wanted: impl Fn(&LockRow) -> bool,
     ) -> rusqlite::Result<(bool, NextHolder)> {
-        let (key, now) = (self.key(name), self.clock.now());
-        match wait_queue::read(session, key)? {
-            Some(held) if held.epoch != 0 && wanted(&held) => Ok((
-                held.is_live(now),
-                wait_queue::release_to_next_waiter(session, key, now)?,
-            )),
-            _ => Ok((false, NextHolder::None)),
-        }
+        let now = self.clock.now();
+        let mut rows = holders::read(session, key)?;
+        let is_wanted = |held: &LockRow| held.epoch != 0 && wanted(held);
+        let Some(held) = rows.iter().find(|held| is_wanted(held)) else {
+            return Ok((false, NextHolder::None));
+        };
+        let was_live = held.is_live(now);
+        holders::remove(session, key, &mut rows, |row| {
+            Ok(is_wanted(row) || !row.is_unexpired(now))
+        })?;
+        let next = wait_queue::reserve_next(session, key, &mut rows, None, now)?;
+        Ok((was_live, next))
     }
 
-    /// Removes a waiter from the queue. A name that was reserved for it goes to the next waiter.
+    /// Removes a waiter from the queue. The name may go to the next waiter.
     pub(super) fn dequeue(&self, key: Key<'_>, id: i64) -> Result<(), Error> {
         let retry = self.brief_retry();
         let next = self
@@ -143,12 +154,13 @@ impl Store {
 
     fn remove(&self, session: &Session<'_>, key: Key<'_>, id: i64) -> rusqlite::Result<NextHolder> {
         wait_queue::dequeue(session, id)?;
-        match wait_queue::read(session, key)? {
-            Some(held) if held.epoch == 0 && held.reserved == id => {
-                wait_queue::release_to_next_waiter(session, key, self.clock.now())
-            }
-            _ => Ok(NextHolder::None),
-        }
+        let now = self.clock.now();
+        let mut rows = holders::read(session, key)?;
+        holders::remove(session, key, &mut rows, |row| {
+            Ok(row.is_reserved_for(id) || !row.is_unexpired(now))
+        })?;
+        // The waiter behind it may be admitted where this one was not.
+        wait_queue::reserve_next(session, key, &mut rows, None, now)
     }
 
     /// Notifies the next holder. If its process no longer listens, the name goes to the next waiter.

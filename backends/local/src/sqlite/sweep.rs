@@ -7,9 +7,10 @@ use lockkeeper_core::Error;
 use rusqlite::Row;
 
 use super::db::Session;
+use super::holders::{self, LockRow};
 use super::process::Process;
 use super::store::Store;
-use super::wait_queue::{self, LockRow};
+use super::wait_queue;
 
 /// The largest number of rows that one sweep removes, and of processes that it checks. The next
 /// opening does the rest.
@@ -19,14 +20,15 @@ const WAITERS: &str = "SELECT pid, start, place, id FROM waiter";
 /// Names with a waiter are left out: the waiter takes them over.
 const LOCKS: &str = concat!(
     "SELECT ",
-    wait_queue::lock_columns!(),
-    ", namespace, name FROM lock WHERE name <> '' AND NOT EXISTS
- (SELECT 1 FROM waiter WHERE waiter.namespace = lock.namespace AND waiter.name = lock.name)"
+    holders::lock_columns!(),
+    ", namespace, name FROM lock WHERE name <> '' AND NOT EXISTS (SELECT 1 FROM waiter
+ WHERE waiter.namespace = lock.namespace AND waiter.name = lock.name AND waiter.permits = lock.permits)"
 );
 /// Keeps a row that was renewed or granted since it was read, or that has a waiter now.
 const FREE: &str =
-    "DELETE FROM lock WHERE namespace = ?1 AND name = ?2 AND epoch = ?3 AND expires = ?4
- AND NOT EXISTS (SELECT 1 FROM waiter WHERE namespace = ?1 AND name = ?2)";
+    "DELETE FROM lock WHERE namespace = ?1 AND name = ?2 AND permits = ?3 AND slot = ?4
+ AND epoch = ?5 AND expires = ?6
+ AND NOT EXISTS (SELECT 1 FROM waiter WHERE namespace = ?1 AND name = ?2 AND permits = ?3)";
 
 impl Store {
     /// Removes the rows of dead processes and of expired leases.
@@ -38,7 +40,7 @@ impl Store {
         self.remove_found(
             WAITERS,
             |row| {
-                let is_dead = processes.is_dead(wait_queue::process(row, 0)?);
+                let is_dead = processes.is_dead(holders::process(row, 0)?);
                 Ok(is_dead.then_some(row.get::<_, i64>(3)?))
             },
             |session, id| wait_queue::dequeue(session, *id),
@@ -46,17 +48,18 @@ impl Store {
         self.remove_found(
             LOCKS,
             |row| {
-                let lock = wait_queue::lock_row(row)?;
+                let lock = holders::lock_row(row)?;
                 // Read after the row: a request later than `now` would count as from another boot.
                 let is_live =
                     lock.is_unexpired(self.clock.now()) && !processes.is_dead(lock.holder.clone());
-                let names: (String, String) = (row.get(10)?, row.get(11)?);
+                let names: (String, String) = (row.get(12)?, row.get(13)?);
                 Ok((!is_live).then_some((lock, names)))
             },
             |session, (lock, (namespace, name)): &(LockRow, (String, String))| {
-                let epoch = wait_queue::signed(lock.epoch);
-                let expires = wait_queue::nanos(lock.expires);
-                let params = (namespace, name, epoch, expires);
+                let epoch = holders::signed(lock.epoch);
+                let expires = holders::nanos(lock.expires);
+                let (permits, slot) = (lock.mode.is_permit(), lock.slot);
+                let params = (namespace, name, permits, slot, epoch, expires);
                 session.change(FREE, params).map(drop)
             },
         )

@@ -118,8 +118,8 @@ impl ParkerPool {
 pub(super) enum WakeReason {
     /// A notification arrived, or time passed.
     Poll,
-    /// The watched holder ended.
-    HolderEnded,
+    /// The watched holder with this index ended.
+    HolderEnded(usize),
 }
 
 #[cfg(test)]
@@ -139,7 +139,7 @@ mod tests {
         let parker = parkers.take();
         assert_eq!(parker.address().is_empty(), !cfg!(target_os = "linux"));
         assert_eq!(parkers.notify(parker.address()), Notified::Maybe);
-        parker.wait(None, Duration::from_secs(60));
+        parker.wait(&[], Duration::from_secs(60));
         let gone = parker.address().to_owned();
         drop(parker);
         if cfg!(target_os = "linux") {

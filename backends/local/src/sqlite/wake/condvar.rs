@@ -54,11 +54,7 @@ impl Parker {
         std::mem::take(&mut *lock(&self.is_notified))
     }
 
-    pub(in crate::sqlite) fn wait(
-        &self,
-        _holder: Option<&HolderWatch>,
-        limit: Duration,
-    ) -> WakeReason {
+    pub(in crate::sqlite) fn wait(&self, _holders: &[HolderWatch], limit: Duration) -> WakeReason {
         let notified = lock(&self.is_notified);
         drop(
             self.changed

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -205,12 +205,8 @@ impl Parker {
         received.count() > 0
     }
 
-    /// Waits for a notification, for the end of `holder`, or until `limit` has passed.
-    pub(in crate::sqlite) fn wait(
-        &self,
-        holder: Option<&HolderWatch>,
-        limit: Duration,
-    ) -> WakeReason {
+    /// Waits for a notification, for the end of one of `holders`, or until `limit` has passed.
+    pub(in crate::sqlite) fn wait(&self, holders: &[HolderWatch], limit: Duration) -> WakeReason {
         let Some((receiver, _)) = &self.sockets else {
             // Without sockets (no descriptor was left) nothing can wake this waiter, so it polls.
             std::thread::sleep(limit.min(Duration::from_millis(5)));
@@ -220,24 +216,20 @@ impl Parker {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         };
-        let receiver = PollFd::from_borrowed_fd(receiver.as_fd(), PollFlags::IN);
-        // A signal ends the wait early, which costs one attempt.
+        let mut polled = Vec::with_capacity(holders.len() + 1);
         #[cfg(target_os = "linux")]
-        if let Some(watch) = holder {
-            let end = PollFd::from_borrowed_fd(watch.fd.as_fd(), PollFlags::IN);
-            let mut both = [end, receiver];
-            let _ = poll(&mut both, Some(&limit));
-            let [end, _] = both;
-            return if end.revents().is_empty() {
-                WakeReason::Poll
-            } else {
-                WakeReason::HolderEnded
-            };
-        }
-        let _ = holder;
-        let _ = poll(&mut [receiver], Some(&limit));
-        WakeReason::Poll
+        polled.extend(holders.iter().map(|watch| readable(watch.fd.as_fd())));
+        polled.push(readable(receiver.as_fd()));
+        // A signal ends the wait early, which costs one attempt.
+        let _ = poll(&mut polled, Some(&limit));
+        let ended = |polled: &PollFd<'_>| !polled.revents().is_empty();
+        let ended = polled.iter().take(holders.len()).position(ended);
+        ended.map_or(WakeReason::Poll, WakeReason::HolderEnded)
     }
+}
+
+fn readable(fd: BorrowedFd<'_>) -> PollFd<'_> {
+    PollFd::from_borrowed_fd(fd, PollFlags::IN)
 }
 
 impl Drop for Parker {

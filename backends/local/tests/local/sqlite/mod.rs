@@ -4,6 +4,7 @@ mod batches;
 mod file_changes;
 mod leases;
 mod losses;
+mod modes;
 mod opening;
 mod processes;
 mod waiting;

@@ -74,10 +74,13 @@ fn database_of_another_application_or_version_is_refused() {
     let mode = raw.query_row("PRAGMA journal_mode", (), |row| row.get(0));
     assert_eq!(mode, Ok("delete".to_owned()), "the file is unchanged");
 
-    let newer = TempStore::new();
-    drop(newer.provider());
-    newer.raw().pragma_update(None, "user_version", 2).unwrap();
-    assert_refused(&newer.path(), "upgrade");
+    let other = TempStore::new();
+    drop(other.provider());
+    for (version, advice) in [(3, "upgrade this program"), (1, "delete it")] {
+        let raw = other.raw();
+        raw.pragma_update(None, "user_version", version).unwrap();
+        assert_refused(&other.path(), advice);
+    }
 }
 
 /// Root cannot create files in sysfs either.

@@ -130,8 +130,8 @@ pub(super) fn silent_waiter(store: &TempStore) -> i64 {
     let _own = store.keeper().lock("own").unwrap();
     let raw = store.raw();
     raw.execute_batch(
-        "INSERT INTO waiter (namespace, name, pid, start, place, wake, stale)
-         SELECT namespace, 'seat', pid, start, place, '', 0 FROM lock WHERE name = 'own'",
+        "INSERT INTO waiter (namespace, name, permits, mode, pid, start, place, wake, stale)
+         SELECT namespace, 'seat', 0, 0, pid, start, place, '', 0 FROM lock WHERE name = 'own'",
     )
     .unwrap();
     raw.last_insert_rowid()

@@ -1,0 +1,195 @@
+//! The leases of this process: the statements that grant, renew and end one.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lockkeeper_core::{AcquireRequest, Grant, HostInstant, LockName, epoch_at};
+
+use super::db::Session;
+use super::holders::{Key, nanos, signed, stored_mode};
+use super::process::Process;
+use super::store::Store;
+
+/// Builds the statement that inserts a grant. The epoch is the larger of the clock and the file's last
+/// epoch + 1, so epochs grow when the clock steps back and when the file was deleted.
+macro_rules! grant {
+    ($verb:literal, $slot:literal, $contended:literal, $end:literal) => {
+        concat!(
+            $verb,
+            " INTO lock (namespace, name, permits, slot, mode, epoch, pid, start, place, process, request, since, asked, expires, contended, reserved)
+ VALUES (?1, ?2, ?3, ",
+            $slot,
+            ", ?5, max(?6, (SELECT epoch + 1 FROM lock WHERE namespace = '' AND name = '' AND permits = 0 AND slot = 0)),
+ ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ",
+            $contended,
+            ", 0) ",
+            $end,
+            " RETURNING epoch, contended"
+        )
+    };
+}
+/// The slot of any row of the name conflicts with that row.
+const TAKE_FREE: &str = grant!(
+    "INSERT",
+    "coalesce((SELECT slot FROM lock WHERE namespace = ?1 AND name = ?2 AND permits = ?3), ?4)",
+    "0",
+    "ON CONFLICT DO NOTHING"
+);
+const TAKE: &str = grant!(
+    "INSERT OR REPLACE",
+    "?4",
+    "EXISTS (SELECT 1 FROM waiter WHERE namespace = ?1 AND name = ?2 AND permits = ?3)",
+    ""
+);
+const RENEW: &str = "UPDATE lock SET asked = ?6, expires = ?7
+ WHERE namespace = ?1 AND name = ?2 AND permits = ?3 AND slot = ?4 AND epoch = ?5 AND expires > ?6";
+const RELEASE: &str = "DELETE FROM lock
+ WHERE namespace = ?1 AND name = ?2 AND permits = ?3 AND slot = ?4 AND epoch = ?5
+ AND contended = 0 AND expires > ?6";
+
+/// A grant of a [`SqliteProvider`](super::SqliteProvider).
+#[derive(Debug)]
+pub struct SqliteLease {
+    pub(super) name: LockName,
+    pub(super) permits: bool,
+    /// The slot of its row. The rows of shared leases have slots, too.
+    slot: u32,
+    pub(super) epoch: u64,
+    /// Counts the leases of this process.
+    _counted: Arc<()>,
+}
+
+/// The parameters of an acquisition.
+pub(super) struct Acquisition<'a> {
+    pub(super) request: &'a AcquireRequest<'a>,
+    pub(super) key: Key<'a>,
+    /// Whether an earlier attempt of this request may have been granted.
+    pub(super) recover: bool,
+    /// Each lease gets a clone.
+    pub(super) leases: &'a Arc<()>,
+}
+
+impl<'a> Acquisition<'a> {
+    pub(super) fn new(store: &'a Store, request: &'a AcquireRequest<'a>) -> Self {
+        Self {
+            request,
+            key: store.key(request.name(), request.mode().is_permit()),
+            recover: request.is_retry(),
+            leases: &store.listener.leases,
+        }
+    }
+
+    pub(super) fn grant(&self, slot: u32, epoch: u64, asked_at: HostInstant) -> Grant<SqliteLease> {
+        let permits = self.key.permits;
+        Grant {
+            lease: SqliteLease {
+                name: self.request.name().clone(),
+                permits,
+                slot,
+                epoch,
+                _counted: Arc::clone(self.leases),
+            },
+            epoch,
+            asked_at,
+            slot: if permits { slot } else { 0 },
+        }
+    }
+}
+
+/// Inserts a grant. Returns it, and whether the name has waiters.
+fn insert_grant(
+    session: &Session<'_>,
+    sql: &str,
+    acquisition: &Acquisition<'_>,
+    slot: u32,
+    now: HostInstant,
+) -> rusqlite::Result<Option<(Grant<SqliteLease>, bool)>> {
+    let process = Process::own();
+    let owner = acquisition.request.owner();
+    let clock = SystemTime::now();
+    let since = clock.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let params = (
+        acquisition.key.namespace,
+        acquisition.key.name,
+        acquisition.key.permits,
+        slot,
+        stored_mode(acquisition.request.mode()),
+        signed(epoch_at(clock)),
+        process.pid,
+        signed(process.start),
+        process.pid_scope.as_str(),
+        signed(owner.nonce),
+        signed(owner.request),
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
+        nanos(now),
+        nanos(now + acquisition.request.ttl()),
+    );
+    let granted = session.first(sql, params, |row| Ok((row.get::<_, i64>(0)?, row.get(1)?)))?;
+    Ok(granted.map(|(epoch, contended)| {
+        let grant = acquisition.grant(slot, epoch.cast_unsigned(), now);
+        (grant, contended)
+    }))
+}
+
+/// Grants a name that has no row, in one statement. Returns `None` if the name has a row.
+pub(super) fn take_if_free(
+    session: &Session<'_>,
+    acquisition: &Acquisition<'_>,
+    now: HostInstant,
+) -> rusqlite::Result<Option<Grant<SqliteLease>>> {
+    let granted = insert_grant(session, TAKE_FREE, acquisition, 0, now)?;
+    Ok(granted.map(|(grant, _)| grant))
+}
+
+/// Grants a slot, and replaces its row. Returns the grant, and whether the name has waiters.
+pub(super) fn take(
+    session: &Session<'_>,
+    acquisition: &Acquisition<'_>,
+    slot: u32,
+    now: HostInstant,
+) -> rusqlite::Result<(Grant<SqliteLease>, bool)> {
+    let granted = insert_grant(session, TAKE, acquisition, slot, now)?;
+    granted.ok_or(rusqlite::Error::QueryReturnedNoRows)
+}
+
+/// Renews a lease in one statement. Returns `false` if it has expired or was replaced.
+pub(super) fn renew(
+    session: &Session<'_>,
+    key: Key<'_>,
+    lease: &SqliteLease,
+    now: HostInstant,
+    ttl: Duration,
+) -> rusqlite::Result<bool> {
+    let (slot, epoch) = (lease.slot, signed(lease.epoch));
+    let times = (nanos(now), nanos(now + ttl));
+    let params = (
+        key.namespace,
+        key.name,
+        key.permits,
+        slot,
+        epoch,
+        times.0,
+        times.1,
+    );
+    Ok(session.change(RENEW, params)? > 0)
+}
+
+/// Ends a lease of a name without waiters in one statement. Returns `false` if the name has waiters, or
+/// the lease has expired or was replaced.
+pub(super) fn release_uncontended(
+    session: &Session<'_>,
+    key: Key<'_>,
+    lease: &SqliteLease,
+    now: HostInstant,
+) -> rusqlite::Result<bool> {
+    let (slot, epoch) = (lease.slot, signed(lease.epoch));
+    let params = (
+        key.namespace,
+        key.name,
+        key.permits,
+        slot,
+        epoch,
+        nanos(now),
+    );
+    Ok(session.change(RELEASE, params)? > 0)
+}
