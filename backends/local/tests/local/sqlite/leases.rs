@@ -2,7 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Backend, Capabilities, Grant, Renewal, StoreInfo, epoch_at};
+use lockkeeper_core::{
+    AcquireRequest, Backend, Capabilities, Grant, Mode, Renewal, StoreInfo, epoch_at,
+};
 
 use super::*;
 
@@ -138,17 +140,29 @@ impl Backend for LosesReplies {
 
 #[test]
 fn grant_with_a_lost_reply_is_recovered_or_abandoned() {
-    let store = TempStore::new();
-    let raw = store.raw();
-    let provider = LosesReplies(store.provider());
-    let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
-    let recovered = keeper.try_lock("seat").unwrap().unwrap();
-    assert_eq!(recovered.release().unwrap(), Released::Done);
+    for mode in [Mode::Exclusive, Mode::Shared, Mode::Permit { limit: 2 }] {
+        let store = TempStore::new();
+        let raw = store.raw();
+        let provider = LosesReplies(store.provider());
+        let keeper = LockKeeper::builder(Arc::new(provider)).build().unwrap();
+        let options = AcquireOptions::new().mode(mode);
+        let beside = match mode {
+            Mode::Exclusive => None,
+            _ => store.keeper().acquire("seat", &options).unwrap(),
+        };
+        let others = locks(&raw);
+        let recovered = keeper.acquire("seat", &options).unwrap().unwrap();
+        assert_eq!(locks(&raw), others + 1, "{mode:?}");
+        assert_eq!(recovered.release().unwrap(), Released::Done);
 
-    let cancelled = AcquireOptions::new().cancel(&CancelToken::new());
-    let error = keeper.acquire("seat", &cancelled).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Cancelled);
-    assert_eq!(locks(&raw), 0, "the grant is abandoned");
+        let cancelled = options.cancel(&CancelToken::new());
+        let error = keeper.acquire("seat", &cancelled).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert_eq!(locks(&raw), others, "the grant is abandoned");
+        if let Some(beside) = beside {
+            beside.renew().unwrap();
+        }
+    }
 }
 
 /// An open transaction sees the locks as they were when it first read: no SQL in it can prove a hold.
