@@ -3,6 +3,8 @@
 mod batch;
 mod late;
 mod loss;
+mod modes;
+mod modes_waiting;
 mod network;
 mod opening;
 mod operations;
@@ -33,6 +35,8 @@ pub(crate) fn main() -> ExitCode {
         batch::CASES,
         late::CASES,
         loss::CASES,
+        modes::CASES,
+        modes_waiting::CASES,
         opening::CASES,
     ];
     run::<RedisServer>(cases.into_iter().flatten().copied())

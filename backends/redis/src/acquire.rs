@@ -45,7 +45,7 @@ impl Acquisition<'_> {
         let listener = &self.store.listener;
         let mut entry = QueueEntry {
             acquisition: self,
-            waiter: listener.enter(),
+            waiter: listener.enter(self.request.mode()),
             is_queued: false,
         };
         let unparker = entry.waiter.parker.unparker().clone();
@@ -103,10 +103,7 @@ impl Acquisition<'_> {
                 continue;
             }
             let now = self.request.now();
-            let mut until = now + next_attempt(before);
-            if let Some(ends) = ends {
-                until = until.min(now + ends);
-            }
+            let until = now + ends.min(next_attempt(before));
             let pause = until.min(deadline).saturating_since(now);
             entry.waiter.parker.park_timeout(pause);
         }
@@ -144,7 +141,7 @@ impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         if self.is_queued {
             let Acquisition { store, lease, .. } = self.acquisition;
-            store.leave(&lease.keys, &self.waiter.name);
+            store.leave(&lease.key, &self.waiter.name);
         }
     }
 }

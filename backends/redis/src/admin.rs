@@ -10,9 +10,9 @@ use redis::{Cmd, FromRedisValue, Value, cmd};
 use crate::connection::Connection;
 use crate::examine::examine;
 use crate::failure::{accepted_by_primary, parse};
-use crate::keys::{Keys, decode, pattern};
-use crate::owner::{holder, minted};
-use crate::scripts::{INSPECT, RESERVED};
+use crate::keys::{decode, lock_key, pattern};
+use crate::owner::{holder, minted, mode};
+use crate::scripts::INSPECT;
 use crate::server_clock::epoch;
 use crate::store::Store;
 
@@ -23,7 +23,9 @@ impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let own = &self.namespace;
         let names = match name {
-            Some(name) => vec![(own.clone(), name.clone())],
+            Some(name) => [false, true]
+                .map(|of_permits| (own.clone(), name.clone(), of_permits))
+                .into(),
             None => self.names(Some(own), deadline)?,
         };
         let held = self.inspect_all(&names, deadline)?;
@@ -40,11 +42,11 @@ impl Admin for Store {
     fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
         let name = LockName::new(held.name.as_str())?;
         let until = self.at_least_one_attempt(deadline);
-        let keys = self.keys(&name);
-        let is_released = self.release(&keys, &held.mark, until)?;
+        let key = self.key(&name, held.mode);
+        let is_released = self.release(&key, &held.mark, until)?;
         if is_released {
             let mut publish = cmd("PUBLISH");
-            publish.arg(&self.listener.ended_channel).arg(&keys.lock);
+            publish.arg(&self.listener.ended_channel).arg(&key);
             // Without the message, the former holder learns of it at its next renewal.
             let _ = self.run_for_admin::<Value>(&publish, deadline);
         }
@@ -82,19 +84,19 @@ impl Store {
             }
             Error::new(
                 ErrorKind::PermissionDenied,
-                "this user may not ask for that; to list and examine locks it needs +scan +llen +info +time \
+                "this user may not ask for that; to list and examine locks it needs +scan +zcount +info +time \
                  beside what locking needs",
             )
             .with_source(error)
         })
     }
 
-    /// Returns the names that have a lock's key, with their namespaces: those of `namespace`, or of all.
+    /// Returns the names that have a key: those of `namespace`, or of all.
     fn names(
         &self,
         namespace: Option<&str>,
         deadline: HostInstant,
-    ) -> Result<Vec<(String, LockName)>, Error> {
+    ) -> Result<Vec<FoundName>, Error> {
         let pattern = pattern(namespace);
         // In order, and once: the server may name a key twice.
         let mut names = BTreeMap::new();
@@ -105,14 +107,14 @@ impl Store {
             scan.arg("COUNT").arg(PAGE);
             let (next, keys): (Vec<u8>, Vec<Vec<u8>>) = self.run_for_admin(&scan, deadline)?;
             for key in keys {
-                if let Some((namespace, text)) = decode(&key)
+                if let Some((namespace, text, of_permits)) = decode(&key)
                     && let Ok(name) = LockName::new(text.as_str())
                 {
-                    names.insert((namespace, text), name);
+                    names.insert((namespace, text, of_permits), name);
                 }
             }
             if next == b"0" {
-                let named = |((namespace, _), name)| (namespace, name);
+                let named = |((namespace, _, of_permits), name)| (namespace, name, of_permits);
                 return Ok(names.into_iter().map(named).collect());
             }
             cursor = next;
@@ -125,10 +127,10 @@ impl Store {
         }
     }
 
-    /// Returns those of `names` that are held, in the same order.
+    /// Returns the leases of `names`, in the same order.
     fn inspect_all(
         &self,
-        names: &[(String, LockName)],
+        names: &[FoundName],
         deadline: HostInstant,
     ) -> Result<Vec<(String, HeldName)>, Error> {
         let mut held = Vec::new();
@@ -141,13 +143,13 @@ impl Store {
 
     fn inspect(
         &self,
-        names: &[(String, LockName)],
+        names: &[FoundName],
         deadline: HostInstant,
     ) -> Result<Vec<(String, HeldName)>, Error> {
         let mut commands = Vec::new();
-        for (namespace, name) in names {
-            let keys = Keys::new(namespace, name.as_str());
-            commands.extend(INSPECT.by_code(&keys.all(), &[]));
+        for (namespace, name, of_permits) in names {
+            let key = lock_key(namespace, name.as_str(), *of_permits);
+            commands.extend(INSPECT.by_code(&key, &[]));
         }
         let answers = self.ask_for_admin(deadline, |connection, limit| {
             let answers = connection
@@ -157,24 +159,34 @@ impl Store {
             replies.collect::<Result<Vec<Reply>, _>>()
         })?;
         let held = names.iter().zip(answers);
-        let held = held
-            .filter_map(|((namespace, name), reply)| Some((namespace.clone(), read(name, reply)?)));
+        let held = held.flat_map(|((namespace, name, _), (waiting, leases))| {
+            let leases = leases.iter();
+            let leases = leases.map(|(lease, left)| read(name, lease, *left, waiting));
+            let mut leases: Vec<_> = leases.collect();
+            leases.sort_by_key(|held| (held.slot, held.epoch));
+            leases.into_iter().map(|held| (namespace.clone(), held))
+        });
         Ok(held.collect())
     }
 }
 
-/// The reply of [`INSPECT`].
-type Reply = (Option<Vec<u8>>, i64, u64);
+/// A namespace, a name, and whether its permits are meant.
+type FoundName = (String, LockName, bool);
 
-/// Returns the lock of a reply, or `None` if the name is free.
-fn read(name: &LockName, (owner, left, waiting): Reply) -> Option<HeldName> {
-    let owner = String::from_utf8_lossy(&owner?).into_owned();
-    (!owner.starts_with(RESERVED)).then(|| HeldName {
-        holder: holder(&owner),
-        epoch: minted(&owner).and_then(epoch),
+/// The reply of [`INSPECT`].
+type Reply = (u64, Vec<(Vec<u8>, i64)>);
+
+fn read(name: &LockName, lease: &[u8], left: i64, waiting: u64) -> HeldName {
+    let lease = String::from_utf8_lossy(lease).into_owned();
+    let (mode, slot) = mode(&lease);
+    HeldName {
+        mode,
+        slot,
+        holder: holder(&lease),
+        epoch: minted(&lease).and_then(epoch),
         // Negative: a key that does not expire, so it is not from lockkeeper.
         remaining: u64::try_from(left).ok().map(Duration::from_millis),
         waiting: Some(waiting),
-        ..HeldName::new(name.as_str(), owner)
-    })
+        ..HeldName::new(name.as_str(), lease)
+    }
 }

@@ -3,14 +3,15 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant};
+use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant, limit_mismatch};
 use lockkeeper_remote::{Failure, senseless};
 use redis::Value;
 
 use crate::calls::Call;
-use crate::failure::{accepted, parse};
+use crate::failure::accepted;
 use crate::lease::{RedisLease, millis};
-use crate::owner::{held_by, owner};
+use crate::owner::{self, owner};
+use crate::reply::Reply;
 use crate::server_clock::epoch;
 use crate::store::Store;
 
@@ -18,8 +19,8 @@ use crate::store::Store;
 pub(crate) enum Answer {
     Granted(Granted),
     Busy {
-        /// The time until the holder's lease ends, if it has an end.
-        ends: Option<Duration>,
+        /// The time until the first of the leases ends.
+        ends: Duration,
         /// The number of waiters before this one.
         before: i64,
     },
@@ -29,6 +30,7 @@ pub(crate) enum Answer {
 pub(crate) struct Granted {
     /// The server's time of the epoch, in microseconds.
     minted: i64,
+    slot: u32,
     epoch: u64,
     asked_at: HostInstant,
 }
@@ -37,7 +39,7 @@ pub(crate) struct Granted {
 pub(crate) struct Acquisition<'a> {
     pub(crate) store: &'a Store,
     pub(crate) request: &'a AcquireRequest<'a>,
-    /// The lease that a grant gives, with the owner alone.
+    /// The lease that a grant gives, with the mode and the owner alone.
     pub(crate) lease: RedisLease,
     /// In milliseconds.
     pub(crate) ttl: String,
@@ -51,8 +53,8 @@ impl<'a> Acquisition<'a> {
             store,
             request,
             lease: RedisLease {
-                keys: store.keys(request.name()),
-                owner: owner(request),
+                key: store.key(request.name(), request.mode()),
+                text: owner(request),
             },
             ttl: millis(request.ttl()).to_string(),
             may_be_granted: Cell::new(false),
@@ -80,7 +82,7 @@ impl<'a> Acquisition<'a> {
         asked_at: HostInstant,
     ) -> Result<Answer, Failure> {
         let answer = reply.and_then(accepted);
-        let answer = answer.and_then(|answer| self.read_accepted(answer, asked_at));
+        let answer = answer.and_then(|answer| self.read_accepted(&answer, asked_at));
         answer.map_err(|failure| match failure {
             Failure::Unanswered(_) => {
                 self.may_be_granted.set(true);
@@ -93,43 +95,51 @@ impl<'a> Acquisition<'a> {
         })
     }
 
-    fn read_accepted(&self, answer: Value, asked_at: HostInstant) -> Result<Answer, Failure> {
-        if let Value::Int(minted) = answer {
-            if !self.is_repeated() {
-                // The epoch is the server's time.
-                self.store.server_clock.update(minted, asked_at);
+    fn read_accepted(&self, answer: &Value, asked_at: HostInstant) -> Result<Answer, Failure> {
+        let senseless = || Failure::Refused(senseless());
+        match Reply::read(answer) {
+            Some(Reply::Granted { minted, slot }) => {
+                if !self.is_repeated() {
+                    // The epoch is the server's time.
+                    self.store.server_clock.update(minted, asked_at);
+                }
+                Ok(Answer::Granted(Granted {
+                    minted,
+                    slot: u32::try_from(slot).map_err(|_| senseless())?,
+                    epoch: epoch(minted).ok_or_else(senseless)?,
+                    asked_at,
+                }))
             }
-            let epoch = epoch(minted).ok_or_else(|| Failure::Refused(senseless()))?;
-            let grant = Granted {
-                minted,
-                epoch,
-                asked_at,
-            };
-            return Ok(Answer::Granted(grant));
+            Some(Reply::Busy { ends, before }) => {
+                self.may_be_granted.set(false);
+                let ends = u64::try_from(ends).map_err(|_| senseless())?;
+                Ok(Answer::Busy {
+                    ends: Duration::from_millis(ends.saturating_add(1)),
+                    before,
+                })
+            }
+            Some(Reply::OtherLimit(held)) => {
+                self.may_be_granted.set(false);
+                let asked = self.request.mode().limit().ok_or_else(senseless)?;
+                let held = u32::try_from(held).map_err(|_| senseless())?;
+                Err(Failure::Refused(limit_mismatch(asked, held)))
+            }
+            Some(Reply::Late(_)) | None => Err(senseless()),
         }
-        let (ends, before): (i64, i64) = parse(answer)?;
-        self.may_be_granted.set(false);
-        Ok(Answer::Busy {
-            // Negative: a key that does not expire, so it is no lease.
-            ends: u64::try_from(ends)
-                .ok()
-                .map(|ends| Duration::from_millis(ends.saturating_add(1))),
-            before,
-        })
     }
 
     /// Returns the grant, and has the listener start for its keeper.
     pub(crate) fn into_grant(self, granted: &Granted) -> Grant<RedisLease> {
         self.store.listener.note_grant();
-        let RedisLease { keys, owner } = self.lease;
+        let RedisLease { key, text } = self.lease;
         Grant {
             lease: RedisLease {
-                keys,
-                owner: held_by(granted.minted, &owner),
+                key,
+                text: owner::lease(granted.minted, granted.slot, &text),
             },
             epoch: granted.epoch,
             asked_at: granted.asked_at,
-            slot: 0,
+            slot: granted.slot,
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::attempt::{Acquisition, unknown};
 use crate::connection::Connection;
 use crate::failure::{accepted, from_primary};
 use crate::lease::RedisLease;
+use crate::reply::Reply;
 use crate::scripts::{ACQUIRE, RELEASE, RENEW, Script, is_no_script};
 use crate::store::Store;
 
@@ -109,7 +110,8 @@ impl<'a> Call<'a> {
     }
 
     fn is_granted(&self) -> bool {
-        self.is_attempt() && matches!(self.state, State::Replied(Value::Int(_)))
+        let is_grant = |reply| matches!(Reply::read(reply), Some(Reply::Granted { .. }));
+        self.is_attempt() && matches!(&self.state, State::Replied(reply) if is_grant(reply))
     }
 
     fn is_renewed(&self) -> bool {
@@ -131,7 +133,7 @@ impl<'a> Call<'a> {
 
     /// Returns the command. `loads` has the server keep the script.
     fn command(&self, store: &Store, limit: Duration, loads: bool) -> Vec<u8> {
-        let RedisLease { keys, owner } = self.lease;
+        let RedisLease { key, text } = self.lease;
         let command = match loads {
             true => Script::by_code,
             false => Script::by_sha,
@@ -147,12 +149,12 @@ impl<'a> Call<'a> {
                 // The network may delay the request, and the caller may have gone.
                 let latest = (self.asked_at + limit).min(*deadline);
                 let latest = store.server_clock.at(latest).to_string();
-                let mut args = vec![latest.as_str(), owner, &acquisition.ttl, &store.epoch_key];
+                let mut args = vec![latest.as_str(), text, &acquisition.ttl, &store.epoch_key];
                 args.extend(*in_queue);
-                command(script, &keys.all(), &args)
+                command(script, key, &args)
             }
-            Verb::Renew { ttl, .. } => command(script, &[&keys.lock], &[owner, ttl]),
-            Verb::Release => command(script, &[&keys.lock, &keys.queue], &[owner]),
+            Verb::Renew { ttl, .. } => command(script, key, &[text, ttl]),
+            Verb::Release => command(script, key, &[text]),
         }
     }
 
@@ -162,8 +164,7 @@ impl<'a> Call<'a> {
         if let Verb::Attempt {
             deadline, was_late, ..
         } = &mut self.verb
-            && let Value::Array(items) = &reply
-            && let [Value::Int(now)] = **items
+            && let Some(Reply::Late(now)) = Reply::read(&reply)
         {
             store.server_clock.update(now, self.asked_at);
             let text = if store.clock.now() >= *deadline {

@@ -1,40 +1,23 @@
-//! The keys of a lock: legible, and different for different locks.
+//! The keys of locks: legible, and different for different locks.
 
 use std::fmt::Write;
 
-/// The keys of one name. They share a hash tag, so that a cluster keeps them on one node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Keys {
-    /// Holds the owner, or the waiter for which the name is reserved.
-    pub(crate) lock: String,
-    /// Lists the waiters, the first one first.
-    pub(crate) queue: String,
+/// Returns `lockkeeper:{shop:seat:42}`, the key of a name; that of its permits has [`PERMITS`] behind it.
+///
+/// An encoded name has no `}`, so the keys of two locks never collide. An encoded namespace has no `:`.
+/// The hash tag keeps a name on one node of a cluster.
+pub(crate) fn lock_key(namespace: &str, name: &str, of_permits: bool) -> String {
+    let mut key = prefix(namespace);
+    encode(&mut key, name, false);
+    key.push('}');
+    if of_permits {
+        key.push_str(PERMITS);
+    }
+    key
 }
 
-impl Keys {
-    /// Returns `lockkeeper:{shop:seat:42}` and the key beside it. An encoded name has no `}`, so the
-    /// keys of two locks never collide. An encoded namespace has no `:`.
-    pub(crate) fn new(namespace: &str, name: &str) -> Self {
-        let mut lock = prefix(namespace);
-        encode(&mut lock, name, false);
-        lock.push('}');
-        Self::beside(lock)
-    }
-
-    /// Returns the keys of the name that has this lock's key.
-    pub(crate) fn beside(lock: String) -> Self {
-        Self {
-            queue: format!("{lock}:queue"),
-            lock,
-        }
-    }
-
-    /// Returns all of them, in the order of the scripts.
-    pub(crate) fn all(&self) -> [&str; 2] {
-        [&self.lock, &self.queue]
-    }
-}
-
+/// What the key of a name's permits ends with.
+const PERMITS: &str = ":permits";
 /// What all lock keys begin with.
 const START: &str = "lockkeeper:{";
 
@@ -71,16 +54,20 @@ pub(crate) fn pattern(namespace: Option<&str>) -> String {
         }
         pattern.push(letter);
     }
-    pattern.push_str("*}");
+    pattern.push('*');
     pattern
 }
 
-/// Returns the namespace and the name of a lock's key, or `None` if `key` is no lock's key.
-pub(crate) fn decode(key: &[u8]) -> Option<(String, String)> {
-    let key = key.strip_prefix(START.as_bytes())?.strip_suffix(b"}")?;
-    let colon = key.iter().position(|byte| *byte == b':')?;
-    let (namespace, name) = key.split_at_checked(colon)?;
-    Some((unescape(namespace)?, unescape(name.get(1..)?)?))
+/// Returns the namespace, the name, and whether the key is that of the name's permits; `None` if `key` is
+/// no lock's key.
+pub(crate) fn decode(key: &[u8]) -> Option<(String, String, bool)> {
+    let key = key.strip_prefix(START.as_bytes())?;
+    let of_lock = key.strip_suffix(PERMITS.as_bytes());
+    let tag = of_lock.unwrap_or(key).strip_suffix(b"}")?;
+    let colon = tag.iter().position(|byte| *byte == b':')?;
+    let (namespace, name) = tag.split_at_checked(colon)?;
+    let name = unescape(name.get(1..)?)?;
+    Some((unescape(namespace)?, name, of_lock.is_some()))
 }
 
 /// Reverses [`encode`].
@@ -123,42 +110,67 @@ mod tests {
     #[test]
     fn keys_are_legible_and_share_a_slot() {
         let lock = "lockkeeper:{shop:seat:42}";
-        let queue = format!("{lock}:queue");
-        assert_eq!(Keys::new("shop", "seat:42").all(), [lock, &queue]);
+        assert_eq!(lock_key("shop", "seat:42", false), lock);
+        let permits = format!("{lock}:permits");
+        assert_eq!(lock_key("shop", "seat:42", true), permits);
         assert_eq!(epoch_key("shop"), "lockkeeper:{shop}:epoch");
-        let escaped = Keys::new("a:b", "{자리} 1\n").lock;
+        let escaped = lock_key("a:b", "{자리} 1\n", false);
         assert_eq!(escaped, "lockkeeper:{a%3Ab:%7B자리%7D%201%0A}");
     }
 
     #[test]
     fn name_is_decoded_from_its_key() {
         for namespace in ["shop", "a:b*", "가게"] {
-            for name in ["seat:42", "{자리} 1\n", "%", "a}:epoch", "*?[x]"] {
-                let keys = Keys::new(namespace, name);
-                let pair = (namespace.to_owned(), name.to_owned());
-                assert_eq!(decode(keys.lock.as_bytes()), Some(pair));
-                assert_eq!(decode(keys.queue.as_bytes()), None);
-                assert_eq!(decode(epoch_key(namespace).as_bytes()), None);
+            for name in [
+                "seat:42",
+                "{자리} 1\n",
+                "%",
+                "a}:epoch",
+                "a}:permits",
+                "*?[x]",
+            ] {
+                for of_permits in [false, true] {
+                    let key = lock_key(namespace, name, of_permits);
+                    let parts = (namespace.to_owned(), name.to_owned(), of_permits);
+                    assert_eq!(decode(key.as_bytes()), Some(parts));
+                }
             }
+            assert_eq!(decode(epoch_key(namespace).as_bytes()), None);
         }
-        assert_eq!(pattern(Some("a*b-[c]")), r"lockkeeper:{a\*b\-\[c\]:*}");
-        assert_eq!(pattern(None), "lockkeeper:{*}");
+        assert_eq!(pattern(Some("a*b-[c]")), r"lockkeeper:{a\*b\-\[c\]:*");
+        assert_eq!(pattern(None), "lockkeeper:{*");
     }
 
     #[test]
     fn different_locks_have_different_keys() {
         let parts = [
-            "a", "b", "a:b", "b:a", ":", "::", "a:", ":a", "%", "%3A", "{", "}", "a}:epoch",
-            "a}:queue", "", " ", "%20", "\0",
+            "a",
+            "b",
+            "a:b",
+            "b:a",
+            ":",
+            "::",
+            "a:",
+            ":a",
+            "%",
+            "%3A",
+            "{",
+            "}",
+            "a}:epoch",
+            "a}:permits",
+            "",
+            " ",
+            "%20",
+            "\0",
         ];
         let mut seen = HashSet::new();
         for namespace in parts {
             assert!(seen.insert(epoch_key(namespace)));
             for name in parts {
-                let keys = Keys::new(namespace, name);
-                for key in keys.all() {
+                for of_permits in [false, true] {
+                    let key = lock_key(namespace, name, of_permits);
                     assert_eq!(key.matches(['{', '}']).count(), 2, "{key}");
-                    assert!(seen.insert(key.to_owned()), "{key} twice");
+                    assert!(seen.insert(key.clone()), "{key} twice");
                 }
             }
         }

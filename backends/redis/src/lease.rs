@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use crate::keys::Keys;
-
 /// A grant of a [`RedisProvider`](crate::RedisProvider).
 #[derive(Debug)]
 pub struct RedisLease {
-    pub(crate) keys: Keys,
-    /// What the lock's key holds: see [`held_by`](crate::owner::held_by).
-    pub(crate) owner: String,
+    pub(crate) key: String,
+    /// What the server keeps: see [`owner::lease`](crate::owner::lease).
+    pub(crate) text: String,
 }
 
 /// Returns a ttl for the server, which counts in signed numbers from 1970. Rounded up, so that no lease is

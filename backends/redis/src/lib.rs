@@ -1,9 +1,9 @@
 //! The Redis backend: `redis:`, `rediss:` (TLS) and `unix:` (sockets), for Redis from 6.2 on and
 //! Valkey.
 //!
-//! A lock is one key, set by `SET … NX PX` within a script that also mints the epoch. While callers wait
-//! there is a queue of them. The keys of a name share a hash tag. One key more keeps the last epoch of the
-//! namespace.
+//! A lock is one key, set by `SET … NX PX` within a script that also mints the epoch. When there are several
+//! leases, or callers wait, the key is a sorted set of these; so are the permits of a name, by a key of their own. One
+//! key more keeps the last epoch of the namespace.
 
 mod acquire;
 mod admin;
@@ -20,6 +20,7 @@ mod listener;
 mod options;
 mod owner;
 mod provider;
+mod reply;
 mod scripts;
 mod server_clock;
 mod store;

@@ -13,13 +13,14 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::sync::{Parker, Unparker};
-use lockkeeper_core::LeaseVerifiers;
+use lockkeeper_core::{LeaseVerifiers, Mode};
 use lockkeeper_remote::Backoff;
 use parking_lot::Mutex;
 use redis::cmd;
 
 use crate::connection::{Connection, Connector};
-use crate::keys::{Keys, ended_channel};
+use crate::keys::ended_channel;
+use crate::owner::code;
 use crate::scripts::WAKE_CHANNEL;
 use crate::store::Store;
 use crate::subscription::{Message, ask_for_flush_notice, read, subscribe};
@@ -256,22 +257,22 @@ impl Listener {
         let Some((waiter, key)) = payload.split_once(' ') else {
             return;
         };
-        let number = waiter.split_once('.');
-        let number = number.and_then(|(_, number)| number.parse::<u64>().ok());
+        let number = waiter.split('.').nth(1);
+        let number = number.and_then(|number| number.parse::<u64>().ok());
         if let Some(unparker) = number.and_then(|number| self.waiting.lock().get(&number).cloned())
         {
             unparker.unpark();
         } else if let Some(store) = self.store.upgrade() {
             // The waiter has gone, so the name that is reserved for it goes to the next one.
-            store.leave(&Keys::beside(key.to_owned()), waiter);
+            store.leave(key, waiter);
         }
     }
 
-    /// Registers a waiter.
-    pub(crate) fn enter(self: &Arc<Self>) -> Waiter {
+    /// Registers a waiter for a name in this mode.
+    pub(crate) fn enter(self: &Arc<Self>, mode: Mode) -> Waiter {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let waiter = Waiter {
-            name: format!("{}.{number}", self.id),
+            name: format!("{}.{number}.{}", self.id, code(mode)),
             number,
             parker: Parker::new(),
             listener: Arc::clone(self),

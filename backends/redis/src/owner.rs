@@ -1,11 +1,21 @@
-//! The value of a lock's key: the epoch and the owner for the scripts, and the holder for people.
+//! The text of a lease: the epoch, the mode and the owner for the scripts, and the holder for people.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lockkeeper_core::{AcquireRequest, Holder};
+use lockkeeper_core::{AcquireRequest, Holder, Mode};
 
-/// Returns the owner of a request.
+/// Returns a mode as the scripts know it.
+pub(crate) fn code(mode: Mode) -> Cow<'static, str> {
+    match mode {
+        Mode::Exclusive => "x".into(),
+        Mode::Shared => "s".into(),
+        Mode::Permit { limit } => format!("/{limit}").into(),
+    }
+}
+
+/// Returns the mode and the owner of a request.
 pub(crate) fn owner(request: &AcquireRequest<'_>) -> String {
     static HOST: OnceLock<String> = OnceLock::new();
     let host = HOST.get_or_init(host);
@@ -14,7 +24,8 @@ pub(crate) fn owner(request: &AcquireRequest<'_>) -> String {
     let thread = thread.name().unwrap_or("unnamed");
     let since = owner.since.duration_since(UNIX_EPOCH).unwrap_or_default();
     format!(
-        "{:016x}-{} host={host} pid={} thread={thread} since={}",
+        "{} {:016x}-{} host={host} pid={} thread={thread} since={}",
+        code(request.mode()),
         owner.nonce,
         owner.request,
         owner.pid,
@@ -22,16 +33,36 @@ pub(crate) fn owner(request: &AcquireRequest<'_>) -> String {
     )
 }
 
-/// Returns what the lock's key holds when this owner was granted it with an epoch of this time, in
-/// microseconds of the server's clock. Scripts write `SECONDS.MICROSECONDS`, without leading zeros.
-pub(crate) fn held_by(minted: i64, owner: &str) -> String {
-    format!("{}.{} {owner}", minted / 1_000_000, minted % 1_000_000)
+/// Returns the lease that this [`owner`] was granted in this slot, with an epoch of this time in microseconds of
+/// the server's clock. Scripts write `SECONDS.MICROSECONDS`, without leading zeros, and no slot 0.
+pub(crate) fn lease(minted: i64, slot: u32, owner: &str) -> String {
+    let (seconds, micros) = (minted / 1_000_000, minted % 1_000_000);
+    match slot {
+        0 => format!("{seconds}.{micros} {owner}"),
+        slot => format!("{seconds}.{micros} {slot}{owner}"),
+    }
 }
 
-/// Reads the time of the epoch from what a lock's key holds; `None` if an earlier version or another
-/// program wrote the key.
-pub(crate) fn minted(held_by: &str) -> Option<i64> {
-    let (time, _) = held_by.split_once(' ')?;
+/// Reads the mode and the slot of a lease. An earlier version knew exclusive ones alone.
+pub(crate) fn mode(lease: &str) -> (Mode, Option<u32>) {
+    let permit = || {
+        let (slot, limit) = lease.split(' ').nth(1)?.split_once('/')?;
+        let slot = match slot {
+            "" => 0,
+            slot => slot.parse().ok()?,
+        };
+        let limit = limit.parse().ok()?;
+        Some((Mode::Permit { limit }, Some(slot)))
+    };
+    match lease.split(' ').nth(1) {
+        Some("s") => (Mode::Shared, None),
+        _ => permit().unwrap_or((Mode::Exclusive, None)),
+    }
+}
+
+/// Reads the time of the epoch of a lease; `None` if an earlier version or another program wrote it.
+pub(crate) fn minted(lease: &str) -> Option<i64> {
+    let (time, _) = lease.split_once(' ')?;
     let (seconds, micros) = time.split_once('.')?;
     let seconds: i64 = seconds.parse().ok()?;
     seconds
@@ -50,10 +81,10 @@ fn host() -> String {
     std::env::var("COMPUTERNAME").unwrap_or_else(|_| "unknown".to_owned())
 }
 
-/// Reads the holder from an [`owner`]; empty if another program wrote the key.
-pub(crate) fn holder(owner: &str) -> Holder {
+/// Reads the holder of a lease; empty if another program wrote it.
+pub(crate) fn holder(lease: &str) -> Holder {
     let read = || {
-        let (_, rest) = owner.split_once(" host=")?;
+        let (_, rest) = lease.split_once(" host=")?;
         let (host, rest) = rest.split_once(" pid=")?;
         let (pid, rest) = rest.split_once(" thread=")?;
         // A thread's name may contain any text.
@@ -85,14 +116,27 @@ mod tests {
     }
 
     #[test]
-    fn epoch_is_read_as_it_was_written() {
-        let owner = "00ff-7 host=web-1 pid=42 thread=1.2 since=1500";
+    fn epoch_mode_and_slot_are_read_as_they_were_written() {
+        let owner = "00ff-7 host=web-1 pid=42 thread=1.2 / since=1500";
+        let permit = Mode::Permit { limit: 65_535 };
         for time in [1, 1_000_000, 1_800_000_000_000_005, 1_800_000_000_999_999] {
-            let held = held_by(time, owner);
-            assert_eq!(minted(&held), Some(time));
-            assert_eq!(holder(&held).pid, Some(42));
+            for (of, slot) in [
+                (Mode::Exclusive, None),
+                (Mode::Shared, None),
+                (permit, Some(0)),
+                (permit, Some(12)),
+            ] {
+                let owner = format!("{} {owner}", code(of));
+                let written = lease(time, slot.unwrap_or(0), &owner);
+                assert_eq!(minted(&written), Some(time));
+                assert_eq!(mode(&written), (of, slot));
+                assert_eq!(holder(&written).pid, Some(42));
+                assert!(written.ends_with(&owner));
+            }
         }
-        assert_eq!(held_by(7_000_005, "x"), "7.5 x");
+        assert_eq!(lease(7_000_005, 0, "x y"), "7.5 x y");
+        assert_eq!(lease(7_000_005, 3, "/5 y"), "7.5 3/5 y");
         assert_eq!(minted(owner), None);
+        assert_eq!(mode(owner), (Mode::Exclusive, None));
     }
 }

@@ -17,7 +17,7 @@ use crate::acquire::acquire;
 use crate::batch::{batch, released};
 use crate::connection::Connection;
 use crate::failure::{accepted, parse, refused_command};
-use crate::keys::Keys;
+use crate::keys::lock_key;
 use crate::lease::RedisLease;
 use crate::owner::owner;
 use crate::scripts::{PROBE, is_no_script};
@@ -84,9 +84,9 @@ impl RedisProvider {
 
 /// Runs every command that a lock needs.
 fn probe(store: &Store) -> Result<(), Error> {
-    let keys = Keys::new(&store.namespace, "");
+    let key = lock_key(&store.namespace, "", false);
     let waiter = store.listener.probe();
-    let (keys, args) = (keys.all(), [waiter.as_str()]);
+    let args = [waiter.as_str()];
     let mut subscribe = pipe();
     for channel in store.listener.channels() {
         subscribe.cmd("SUBSCRIBE").arg(&channel);
@@ -95,11 +95,11 @@ fn probe(store: &Store) -> Result<(), Error> {
     let subscribe = subscribe.get_packed_pipeline();
     let try_all = |connection: &mut Connection, limit| {
         let asked_at = store.clock.now();
-        let answer = connection.ask(&PROBE.by_sha(&keys, &args), limit)?;
+        let answer = connection.ask(&PROBE.by_sha(&key, &args), limit)?;
         if !is_no_script(&answer) {
             accepted(answer)?;
         }
-        let answer = connection.ask(&PROBE.by_code(&keys, &args), limit);
+        let answer = connection.ask(&PROBE.by_code(&key, &args), limit);
         match answer.and_then(accepted)? {
             Value::Int(now) => store.server_clock.update(now, asked_at),
             failed => {
@@ -139,6 +139,8 @@ impl StoreInfo for RedisProvider {
         Capabilities::new()
             .with(Capability::CrossProcess)
             .with(Capability::CrossHost)
+            .with(Capability::Shared)
+            .with(Capability::Permits)
             .with_batch(BATCH)
             .with_attempt_limit(self.store.attempt())
     }
@@ -163,9 +165,9 @@ impl Backend for RedisProvider {
     /// wait is not asked once more.
     fn abandon(&self, request: &AcquireRequest<'_>) {
         if request.is_cancelled() {
-            let keys = self.store.keys(request.name());
+            let key = self.store.key(request.name(), request.mode());
             let until = request.now() + CLEANUP_TIME;
-            let _ = self.store.release(&keys, &owner(request), until);
+            let _ = self.store.release(&key, &owner(request), until);
         }
     }
 
@@ -193,7 +195,7 @@ impl Backend for RedisProvider {
         let longest = 2 * self.store.options.remote.response_timeout;
         let until = deadline.min(self.store.clock.now() + longest);
         let until = self.store.at_least_one_attempt(until);
-        let was_held = self.store.release(&lease.keys, &lease.owner, until);
+        let was_held = self.store.release(&lease.key, &lease.text, until);
         was_held.map(released)
     }
 

@@ -1,7 +1,14 @@
 //! The scripts that run in the server. Every script can be sent again without harm.
 //!
-//! The lock's key holds the time of its epoch and its owner, or `kept ` and a waiter. A woken waiter has
-//! the name reserved for it for [`RESERVED_MS`]: others find the name busy meanwhile.
+//! A name has one key, and so have the permits of a name:
+//! - none while it is free;
+//! - a string while there is one lease and no waiter: the lease, which ends with the key;
+//! - otherwise a sorted set: the leases and the reservation by the time at which they end, in milliseconds of
+//!   the server's clock; and the waiters, by negative scores in the order of their arrival.
+//!
+//! A lease says the time of its epoch, its slot if that is not 0, its mode (`x`, `s` or `/LIMIT`), and its
+//! owner: `1732291200.5 x OWNER`, `1732291200.6 3/5 OWNER`. A waiter is `PROVIDER.NUMBER.MODE`. A woken waiter leaves
+//! the queue and has the name reserved for it for [`RESERVED_MS`]: others find the name busy meanwhile.
 //!
 //! One key keeps the last epoch of a namespace. It never expires: a lock may live for any time. It is
 //! no `KEYS` of a script, since it has another slot than the lock; a node that has all slots runs the
@@ -18,13 +25,13 @@ use crate::failure::from_primary;
 
 /// The time that a name is reserved for a woken waiter, in milliseconds.
 const RESERVED_MS: u64 = 100;
-/// The time that a wait queue outlives the last attempt of its waiters, in milliseconds. Waiters make an
-/// attempt every second.
+/// The time that a sorted set outlives its last change, in milliseconds. Waiters make an attempt every second.
 const QUEUE_MS: u64 = 10_000;
+/// The score of a waiter that is to be the first one. The others have the server's time in microseconds more,
+/// which is below zero, and exact.
+const FIRST_WAITER: i64 = -(1 << 53);
 /// The prefix of the channels that wake waiters, followed by a provider's number.
 pub(crate) const WAKE_CHANNEL: &str = "lockkeeper:wake:";
-/// The prefix of what the lock's key holds while the name is reserved, followed by the waiter.
-pub(crate) const RESERVED: &str = "kept ";
 
 pub(crate) struct Script {
     code: String,
@@ -39,26 +46,26 @@ impl Script {
     }
 
     /// Returns the command that runs the script if the server has it.
-    pub(crate) fn by_sha(&self, keys: &[&str], args: &[&str]) -> Vec<u8> {
-        packed("EVALSHA", &self.sha, keys, args)
+    pub(crate) fn by_sha(&self, key: &str, args: &[&str]) -> Vec<u8> {
+        packed("EVALSHA", &self.sha, key, args)
     }
 
     /// Returns the command that runs the script, and loads it.
-    pub(crate) fn by_code(&self, keys: &[&str], args: &[&str]) -> Vec<u8> {
-        packed("EVAL", &self.code, keys, args)
+    pub(crate) fn by_code(&self, key: &str, args: &[&str]) -> Vec<u8> {
+        packed("EVAL", &self.code, key, args)
     }
 
     /// Runs the script on a primary.
     pub(crate) fn run(
         &self,
         connection: &mut Connection,
-        keys: &[&str],
+        key: &str,
         args: &[&str],
         limit: Duration,
     ) -> Result<Value, Failure> {
-        let mut answer = connection.ask(&self.by_sha(keys, args), limit)?;
+        let mut answer = connection.ask(&self.by_sha(key, args), limit)?;
         if is_no_script(&answer) {
-            answer = connection.ask(&self.by_code(keys, args), limit)?;
+            answer = connection.ask(&self.by_code(key, args), limit)?;
         }
         from_primary(answer)
     }
@@ -70,25 +77,83 @@ pub(crate) fn is_no_script(answer: &Value) -> bool {
     matches!(answer, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }
 
-fn packed(command: &str, script: &str, keys: &[&str], args: &[&str]) -> Vec<u8> {
+fn packed(command: &str, script: &str, key: &str, args: &[&str]) -> Vec<u8> {
     let mut command = redis::cmd(command);
-    command.arg(script).arg(keys.len()).arg(keys).arg(args);
+    command.arg(script).arg(1).arg(key).arg(args);
     command.get_packed_command()
 }
 
-/// Wakes the first waiter of a process that listens, and reserves the name for it. A channel without a
-/// subscriber means that the process is gone. `NUMSUB` counts these: the reply to `PUBLISH` includes
-/// the subscribers of patterns, such as a monitor.
-fn wake_next() -> String {
+/// What the scripts have in common: they read the name's state, and know the one rule of which modes go
+/// together.
+///
+/// Needs `call`, `now`, `key`, `me` (a waiter, or `nil`) and `single` (the string that the key holds, or `false`).
+/// Gives the leases that are `live`, the waiter for which the name is `kept`, when the first of all these
+/// `ends`, and until when the sorted set is needed (`latest`).
+fn state_of_name() -> String {
     format!(
-        "while true do
-  local first = call('LPOP', KEYS[2])
-  if not first then break end
-  local channel = '{WAKE_CHANNEL}' .. string.match(first, '^[^.]*')
-  if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then
-    call('PUBLISH', channel, first .. ' ' .. KEYS[1])
-    call('SET', KEYS[1], '{RESERVED}' .. first, 'PX', '{RESERVED_MS}')
-    break
+        "local ms = math.floor(now / 1000)
+local live, kept, ends, latest = {{}}, nil, nil, ms + {QUEUE_MS}
+if single then
+  local left = call('PTTL', key)
+  if left < 0 then left = 2^52 end
+  live, ends = {{single}}, ms + left
+else
+  local found = call('ZRANGEBYSCORE', key, '0', '+inf', 'WITHSCORES')
+  for at = 1, #found, 2 do
+    local lease, its_end = found[at], tonumber(found[at + 1])
+    if its_end <= ms then
+      call('ZREM', key, lease)
+    else
+      ends, latest = ends or its_end, math.max(latest, its_end)
+      if string.sub(lease, 1, 5) == 'kept ' then
+        kept = string.sub(lease, 6)
+      else
+        live[#live + 1] = lease
+      end
+    end
+  end
+end
+-- Returns whether a lease of this mode can be granted beside those that are live, which agree with each
+-- other; and their limit if it is another one.
+local function fits(mode)
+  local held = live[1] and (string.match(live[1], '^%S+ %d*(%S+)') or '')
+  if held and held ~= mode then
+    return false, string.match(mode .. held, '^/%d+/(%d+)$')
+  end
+  return mode == 's' or #live < (tonumber(string.sub(mode, 2)) or 1)
+end
+-- Adds a lease or a reservation, or moves its end.
+local function put(lease, ttl)
+  latest = math.max(latest, ms + ttl)
+  call('ZADD', key, ms + ttl, lease)
+  call('PEXPIREAT', key, latest)
+end
+-- Removes the waiter.
+local function forget()
+  if not single then call('ZREM', key, me, 'kept ' .. me) end
+  if kept == me then kept = nil end
+end
+-- Returns the first waiter. Those before it are gone: no process listens for them. NUMSUB counts these, since the
+-- reply to PUBLISH includes the subscribers of patterns, such as a monitor.
+local function first_waiter()
+  while not single do
+    local first = call('ZRANGE', key, '0', '0', 'WITHSCORES')
+    if not first[1] or tonumber(first[2]) >= 0 then return nil end
+    if first[1] == me then return me end
+    local channel = '{WAKE_CHANNEL}' .. string.match(first[1], '^[^.]*')
+    if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then return first[1], channel end
+    call('ZREM', key, first[1])
+  end
+end
+-- Wakes the first waiter if there is something for it, and reserves the name for it.
+local function wake(first, channel)
+  if not channel then return end
+  local fit, other = fits(string.match(first, '[^.]*$'))
+  if fit or other then
+    put('kept ' .. first, {RESERVED_MS})
+    ends = math.min(ends or latest, ms + {RESERVED_MS})
+    call('ZREM', key, first)
+    call('PUBLISH', channel, first .. ' ' .. key)
   end
 end
 "
@@ -97,118 +162,187 @@ end
 
 /// Tries to acquire a name.
 ///
-/// Keys: lock, wait queue. Arguments: the latest time for a grant, in microseconds of the server's
-/// clock; owner; ttl in milliseconds; the namespace's epoch key. An attempt of a waiter adds the waiter
-/// and its state: `new`, `queued` (it is in the queue) or `last` (it will not wait any longer).
+/// Key: lock. Arguments: the latest time for a grant, in microseconds of the server's clock; mode and
+/// owner; ttl in milliseconds; the namespace's epoch key. An attempt of a waiter adds the waiter and its
+/// state: `new`, `queued` (it is in the queue) or `last` (it will not wait any longer).
 ///
-/// Replies with the time of a grant's epoch, in microseconds; or with the milliseconds until the lock
-/// expires and the number of waiters before this one; or, after the latest time, with the server's time
-/// alone in an array. A double holds these times exactly until 2255.
+/// The reply is a [`Reply`](crate::reply::Reply). A double holds its times exactly until 2255.
 pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
-        "local call, owner, ttl = redis.call, ARGV[2], ARGV[3]
+        "local call, key, owner, ttl = redis.call, KEYS[1], ARGV[2], ARGV[3]
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-if now > tonumber(ARGV[1]) then return {{now}} end
-local value = time[1] .. '.' .. time[2] .. ' ' .. owner
+if now > tonumber(ARGV[1]) then return {{'late', now}} end
+local minted, stamp = now, time[1] .. '.' .. time[2] .. ' '
+-- Makes the time of the epoch larger than the last one. Returns an error if that fails.
+local function mint()
+  local last = redis.pcall('SET', ARGV[4], now, 'GET')
+  if last and last.err then return last end
+  if last and last - now >= 0 then
+    minted = last + 1
+    call('SET', ARGV[4], minted)
+    local micros = minted % 1000000
+    stamp = string.format('%.0f.%.0f ', (minted - micros) / 1000000, micros)
+  end
+end
+if call('SET', key, stamp .. owner, 'NX', 'PX', ttl) then
+  local failed = mint()
+  if failed then
+    -- A script is not rolled back: a name that cannot be granted must not stay taken.
+    call('DEL', key)
+    return failed
+  end
+  if minted ~= now then call('SET', key, stamp .. owner, 'PX', ttl) end
+  return minted
+end
 local me, state = ARGV[5], ARGV[6]
-local is_queued = state and state ~= 'new'
-if not call('SET', KEYS[1], value, 'NX', 'PX', ttl) then
-  local holder = call('GET', KEYS[1])
-  if string.sub(holder, -#owner) == owner then
-    call('PEXPIRE', KEYS[1], ttl)
-    if is_queued then call('LREM', KEYS[2], '0', me) end
-    local seconds, micros = string.match(holder, '^(%d+)%.(%d+) ')
-    return seconds * 1000000 + micros
+local single = call('MGET', key)[1]
+{state_of_name}
+local function use_set()
+  if single then
+    call('DEL', key)
+    put(single, ends - ms)
+    single = false
   end
-  if not me or holder ~= '{RESERVED}' .. me then
-    local before = 0
-    if state == 'last' then
-      call('LREM', KEYS[2], '0', me)
-    elseif me then
-      before = call('LPOS', KEYS[2], me)
-      if not before then
-        if is_queued then
-          call('LPUSH', KEYS[2], me)
-          before = 0
-        else
-          before = call('RPUSH', KEYS[2], me) - 1
-        end
-      end
-      call('PEXPIRE', KEYS[2], '{QUEUE_MS}')
+end
+for _, lease in ipairs(live) do
+  if string.sub(lease, -#owner) == owner then
+    if single then
+      call('PEXPIRE', key, ttl)
+    else
+      put(lease, ttl)
+      if me then forget() end
     end
-    return {{call('PTTL', KEYS[1]), before}}
+    local seconds, micros, slot = string.match(lease, '^(%d+)%.(%d+) (%d*)')
+    return {{seconds * 1000000 + micros, tonumber(slot) or 0}}
   end
-  call('SET', KEYS[1], value, 'PX', ttl)
 end
-if is_queued then call('LREM', KEYS[2], '0', me) end
-local last = redis.pcall('SET', ARGV[4], now, 'GET')
-if last and last.err then
-  -- A script is not rolled back: a name that cannot be granted must not stay taken.
-  call('DEL', KEYS[1])
-  return last
+local mode = string.match(owner, '^%S+')
+local fit, other = fits(mode)
+if other then return {{'limit', tonumber(other)}} end
+local first, channel = kept, nil
+if not kept then first, channel = first_waiter() end
+if fit and (not first or first == me) then
+  local failed = mint()
+  if failed then return failed end
+  use_set()
+  if me then forget() end
+  local slot, used = 0, {{}}
+  if mode ~= 's' then
+    for _, lease in ipairs(live) do
+      used[tonumber(string.match(lease, '^%S+ (%d*)')) or 0] = true
+    end
+    while used[slot] do slot = slot + 1 end
+  end
+  local lease = stamp .. (slot > 0 and slot or '') .. owner
+  put(lease, ttl)
+  live[#live + 1] = lease
+  if first and mode ~= 'x' then wake(first_waiter()) end
+  return {{minted, slot}}
 end
-if last and last - now >= 0 then
-  now = last + 1
-  call('SET', ARGV[4], now)
-  local micros = now % 1000000
-  value = string.format('%.0f.%.0f ', (now - micros) / 1000000, micros) .. owner
-  call('SET', KEYS[1], value, 'PX', ttl)
+local before = 0
+if state == 'last' then
+  forget()
+  if not kept then first, channel = first_waiter() end
+elseif me then
+  use_set()
+  local score = state == 'new' and now + {FIRST_WAITER} or {FIRST_WAITER}
+  call('ZADD', key, 'NX', score, me)
+  call('PEXPIREAT', key, latest)
+  before = call('ZRANK', key, me)
 end
-return now
-"
+wake(first, channel)
+return {{'busy', ends - ms, before}}
+",
+        state_of_name = state_of_name()
     ))
 });
 
-/// Renews a lock. Key: lock. Arguments: what it holds, ttl in milliseconds. Replies with 1, or 0 if it is lost.
+/// Renews a lease. Key: lock. Arguments: the lease, ttl in milliseconds. Replies with 1, or 0 if it is lost.
 pub(crate) static RENEW: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
-        "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+        "local call, key, lease, ttl = redis.call, KEYS[1], ARGV[1], tonumber(ARGV[2])
+local single = call('MGET', key)[1]
+if single == lease then return call('PEXPIRE', key, ttl) end
+if single then return 0 end
+local time = call('TIME')
+local ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local ends = call('ZSCORE', key, lease)
+if not ends or tonumber(ends) <= ms then return 0 end
+-- First, since a full server takes a script's ZADD only after another write.
+call('PEXPIRE', key, math.max(ttl, call('PTTL', key)))
+call('ZADD', key, ms + ttl, lease)
+return 1
 ",
     )
 });
 
-/// Releases a lock. Keys: lock, wait queue. Argument: what the lock's key holds, or the owner alone, where
-/// the reply to the grant was lost. Replies with 1, or 0 if it was lost.
+/// Releases a lease. Key: lock. Argument: the lease, or its mode and owner alone, where the reply to the
+/// grant was lost. Replies with 1, or 0 if it was lost.
 pub(crate) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
-        "local call = redis.call
-local holder = call('GET', KEYS[1])
-if holder ~= ARGV[1] and (not holder or string.sub(holder, -#ARGV[1]) ~= ARGV[1]) then return 0 end
-call('DEL', KEYS[1])
-{}return 1
+        "local call, key, lease = redis.call, KEYS[1], ARGV[1]
+local single, me = call('MGET', key)[1], nil
+if single then
+  if string.sub(single, -#lease) ~= lease then return 0 end
+  return call('DEL', key)
+end
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+{}for at, it in ipairs(live) do
+  if string.sub(it, -#lease) == lease then
+    call('ZREM', key, it)
+    table.remove(live, at)
+    if not kept then wake(first_waiter()) end
+    return 1
+  end
+end
+return 0
 ",
-        wake_next()
+        state_of_name()
     ))
 });
 
-/// Removes a waiter. Keys: lock, wait queue. Argument: the waiter. A name that is reserved for it
+/// Removes a waiter. Key: lock. Argument: the waiter. What is reserved for it, or what only it waited for,
 /// goes to the next one.
 pub(crate) static LEAVE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
-        "local call = redis.call
-call('LREM', KEYS[2], '0', ARGV[1])
-if call('GET', KEYS[1]) == '{RESERVED}' .. ARGV[1] then
-  call('DEL', KEYS[1])
-  {}end
+        "local call, key, me = redis.call, KEYS[1], ARGV[1]
+local single = call('MGET', key)[1]
+if single then return 1 end
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+{}forget()
+if not kept then wake(first_waiter()) end
 return 1
 ",
-        wake_next()
+        state_of_name()
     ))
 });
 
-/// Inspects a lock without a change. Keys: lock, wait queue. Replies with what it holds, the milliseconds
-/// until it expires, and the number of waiters.
+/// Inspects a name without a change. Key: lock. Replies with the number of waiters, and for each lease with
+/// what it says and the milliseconds until it ends.
 pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
-        "return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]),
- redis.call('LLEN', KEYS[2])}",
+        "local call, key = redis.call, KEYS[1]
+local single = call('MGET', key)[1]
+if single then return {0, {{single, call('PTTL', key)}}} end
+local time = call('TIME')
+local ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local leases = {}
+local found = call('ZRANGEBYSCORE', key, '(' .. ms, '+inf', 'WITHSCORES')
+for at = 1, #found, 2 do
+  if string.sub(found[at], 1, 5) ~= 'kept ' then
+    leases[#leases + 1] = {found[at], found[at + 1] - ms}
+  end
+end
+return {call('ZCOUNT', key, '-inf', '(0'), leases}
+",
     )
 });
 
 /// Runs every command that the other scripts use, so that a missing permission or command shows on
-/// opening. Keys: those of the empty name, which no lock has. Argument: a waiter.
+/// opening. Key: that of the empty name, which no lock has. Argument: a waiter.
 ///
 /// Replies with the server's time in microseconds, or with the first command that failed and its
 /// error, which alone does not name the command.
@@ -222,23 +356,23 @@ local function try(...)
   end
   return answer
 end
-try('SET', KEYS[1], ARGV[1], 'NX', 'PX', 1000)
-try('GET', KEYS[1])
-try('PEXPIRE', KEYS[1], 1000)
-try('PTTL', KEYS[1])
 local time = try('TIME')
+try('SET', KEYS[1], ARGV[1], 'NX', 'PX', 1000)
 try('SET', KEYS[1], ARGV[1], 'PX', 1000, 'GET')
-try('RPUSH', KEYS[2], ARGV[1])
-try('LPUSH', KEYS[2], ARGV[1])
-try('PEXPIRE', KEYS[2], 1000)
-try('LPOS', KEYS[2], ARGV[1])
-try('LREM', KEYS[2], 1, ARGV[1])
-try('LPOP', KEYS[2])
+try('MGET', KEYS[1])
+try('PTTL', KEYS[1])
+try('PEXPIRE', KEYS[1], 1000)
+try('DEL', KEYS[1])
+try('ZADD', KEYS[1], 'NX', 0, ARGV[1])
+try('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+try('ZRANGEBYSCORE', KEYS[1], 0, '+inf', 'WITHSCORES')
+try('ZRANK', KEYS[1], ARGV[1])
+try('ZSCORE', KEYS[1], ARGV[1])
+try('ZREM', KEYS[1], ARGV[1])
+try('PEXPIREAT', KEYS[1], 1)
 local channel = '{WAKE_CHANNEL}' .. string.match(ARGV[1], '^[^.]*')
 try('PUBSUB', 'NUMSUB', channel)
 try('PUBLISH', channel, '')
-try('DEL', KEYS[1])
-try('DEL', KEYS[2])
 return failed or time[1] * 1000000 + time[2]
 "
     ))

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LockName};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LockName, Mode};
 use lockkeeper_remote::{Failure, LAST_ATTEMPT, Pool, PooledConn};
 use redis::{Value, cmd};
 
 use crate::connection::{Connection, Connector};
 use crate::failure::{accepted, parse};
-use crate::keys::{Keys, epoch_key};
+use crate::keys::{epoch_key, lock_key};
 use crate::listener::Listener;
 use crate::options::RedisOptions;
 use crate::scripts::{self, Script};
@@ -69,8 +69,8 @@ impl Store {
         }))
     }
 
-    pub(crate) fn keys(&self, name: &LockName) -> Keys {
-        Keys::new(&self.namespace, name.as_str())
+    pub(crate) fn key(&self, name: &LockName, mode: Mode) -> String {
+        lock_key(&self.namespace, name.as_str(), mode.is_permit())
     }
 
     /// Returns the time that a single attempt may take.
@@ -78,35 +78,36 @@ impl Store {
         self.options.remote.attempt_time()
     }
 
-    /// Releases a lock in one attempt, and returns whether the owner had it.
+    /// Releases a lease in one attempt, and returns whether it was live. The owner alone stands for a lease whose
+    /// grant got no reply.
     pub(crate) fn release(
         &self,
-        keys: &Keys,
-        owner: &str,
+        key: &str,
+        lease: &str,
         until: HostInstant,
     ) -> Result<bool, Error> {
-        let answer = self.run(&scripts::RELEASE, keys, owner, until);
+        let answer = self.run(&scripts::RELEASE, key, lease, until);
         let released = answer.and_then(parse::<i64>);
         released
             .map(|found| found != 0)
             .map_err(Failure::into_error)
     }
 
-    /// Removes a waiter from the queue of a name. If that fails, the queue expires by itself.
-    pub(crate) fn leave(&self, keys: &Keys, waiter: &str) {
+    /// Removes a waiter from the queue of a name. If that fails, it is removed when its turn has come.
+    pub(crate) fn leave(&self, key: &str, waiter: &str) {
         let until = self.clock.now() + CLEANUP_TIME;
-        let _ = self.run(&scripts::LEAVE, keys, waiter, until);
+        let _ = self.run(&scripts::LEAVE, key, waiter, until);
     }
 
     fn run(
         &self,
         script: &Script,
-        keys: &Keys,
+        key: &str,
         arg: &str,
         until: HostInstant,
     ) -> Result<Value, Failure> {
         let answer = self.with_connection(until, |connection, limit| {
-            script.run(connection, &[&keys.lock, &keys.queue], &[arg], limit)
+            script.run(connection, key, &[arg], limit)
         });
         answer.and_then(accepted)
     }

@@ -225,22 +225,24 @@ fn names_scheme(url: &str, scheme: &str) {
 }
 
 /// All permissions that a user needs.
-const ALLOWED: [&str; 20] = [
+const ALLOWED: [&str; 22] = [
     "~lockkeeper:*",
     "&lockkeeper:*",
     "+eval",
     "+evalsha",
     "+set",
-    "+get",
+    "+mget",
     "+del",
     "+pexpire",
+    "+pexpireat",
     "+pttl",
     "+time",
-    "+lpos",
-    "+lpush",
-    "+rpush",
-    "+lpop",
-    "+lrem",
+    "+zadd",
+    "+zrem",
+    "+zrange",
+    "+zrangebyscore",
+    "+zrank",
+    "+zscore",
     "+pubsub|numsub",
     "+publish",
     "+subscribe",

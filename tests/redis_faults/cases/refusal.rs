@@ -15,7 +15,6 @@ pub(super) const CASES: &[Case] = &[
     ("out_of_memory", out_of_memory),
     ("lock_key_of_other_type", lock_key_of_other_type),
     ("epoch_key_of_other_type", epoch_key_of_other_type),
-    ("queue_key_of_other_type", queue_key_of_other_type),
 ];
 
 fn demoted_to_replica(kind: RedisKind) {
@@ -131,24 +130,5 @@ fn epoch_key_of_other_type(kind: RedisKind) {
     server.command(&["DEL", key]).unwrap();
     drop(keeper.try_lock("a").unwrap().expect("it is free"));
     drop(keeper);
-    server.assert_clean();
-}
-
-fn queue_key_of_other_type(kind: RedisKind) {
-    let server = start(kind);
-    let [keeper, rival] = [(); 2].map(|()| open(&server.url(), ""));
-    let key = "lockkeeper:{default:a}:queue";
-    server.command(&["HSET", key, "x", "y"]).unwrap();
-    let held = keeper.lock("a").unwrap();
-    let error = rival.try_lock_for("a", HANG).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Incompatible, "{error:?}");
-    assert!(error.to_string().contains("another type"), "{error}");
-    assert!(held.is_held());
-    // Whatever the release reports, the name is free.
-    let _ = held.release();
-    let next = rival.try_lock("a").unwrap().expect("it was released");
-    let _ = next.release();
-    server.command(&["DEL", key]).unwrap();
-    drop((keeper, rival));
     server.assert_clean();
 }

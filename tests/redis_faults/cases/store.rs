@@ -45,9 +45,7 @@ impl FaultServer for RedisServer {
     }
 
     fn queue_length(&self, name: &str) -> usize {
-        let queue = format!("lockkeeper:{{default:{name}}}:queue");
-        let length = self.command(&["LLEN", &queue]).unwrap().int();
-        usize::try_from(length.unwrap()).unwrap()
+        waiting_at(self, &format!("lockkeeper:{{default:{name}}}"))
     }
 
     /// No key and no connection of a keeper is left.
@@ -71,6 +69,16 @@ pub(crate) fn open(url: &str, keys: &str) -> LockKeeper {
 /// Starts a waiter for `a`.
 pub(crate) fn start_waiter(url: &str, keys: &str, wait: Duration, witness: &Witness) -> Waiter {
     Waiter::start(&format!("{url}/?{keys}"), wait, witness)
+}
+
+/// Returns how many waiters a key has: those in a sorted set with a score below zero.
+pub(crate) fn waiting_at(server: &RedisServer, key: &str) -> usize {
+    let mut client = server.client().unwrap();
+    if client.command(&["TYPE", key]).unwrap().text().as_deref() != Some("zset") {
+        return 0;
+    }
+    let waiting = client.command(&["ZCOUNT", key, "-inf", "(0"]).unwrap();
+    usize::try_from(waiting.int().unwrap()).unwrap()
 }
 
 /// Returns how many providers listen on the server.
