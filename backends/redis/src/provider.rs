@@ -26,6 +26,9 @@ use crate::{BACKEND, RedisOptions};
 
 /// How many operations travel together.
 const BATCH: usize = 500;
+/// The largest limit of a semaphore. To find the smallest free slot, the script reads all permits that are
+/// held, almost a microsecond each, and the server does nothing else meanwhile.
+const MAX_PERMITS: u32 = 1_000;
 
 /// Locks on one Redis or Valkey server, for all programs that connect to it. Clones share their
 /// connections.
@@ -43,6 +46,7 @@ const BATCH: usize = 500;
 ///   fencing token still tells the later grant, unless the new server's clock is behind the old
 ///   one's by more than the time in between.
 /// - Servers in cluster mode are not supported, other than one node with all slots.
+/// - A semaphore has at most 1,000 permits.
 /// - Only the user's own key limits apply: a server that evicts keys (`maxmemory-policy` other than
 ///   `noeviction`) may evict locks.
 /// - Connecting by a Unix socket takes no timeout: while the server is stopped and its backlog is
@@ -141,6 +145,7 @@ impl StoreInfo for RedisProvider {
             .with(Capability::CrossHost)
             .with(Capability::Shared)
             .with(Capability::Permits)
+            .with_max_permits(MAX_PERMITS)
             .with_batch(BATCH)
             .with_attempt_limit(self.store.attempt())
     }

@@ -83,34 +83,41 @@ fn packed(command: &str, script: &str, key: &str, args: &[&str]) -> Vec<u8> {
     command.get_packed_command()
 }
 
-/// What the scripts have in common: they read the name's state, and know the one rule of which modes go
-/// together.
+/// What the scripts have in common: the name's state, and the one rule of which modes go together.
 ///
 /// Needs `call`, `now`, `key`, `me` (a waiter, or `nil`) and `single` (the string that the key holds, or `false`).
-/// Gives the leases that are `live`, the waiter for which the name is `kept`, when the first of all these
-/// `ends`, and until when the sorted set is needed (`latest`).
 fn state_of_name() -> String {
     format!(
         "local ms = math.floor(now / 1000)
-local live, kept, ends, latest = {{}}, nil, nil, ms + {QUEUE_MS}
-if single then
+-- The leases that are live, and the waiter for which the name is reserved.
+local live, kept
+local function read()
+  live, kept = {{}}, nil
+  if single then
+    live[1] = single
+    return
+  end
+  call('ZREMRANGEBYSCORE', key, '0', ms)
+  local sub = string.sub
+  -- Without the scores: there may be many leases, and to write a score as text takes longest.
+  for _, lease in ipairs(call('ZRANGEBYSCORE', key, '0', '+inf')) do
+    if sub(lease, 1, 5) == 'kept ' then kept = sub(lease, 6) else live[#live + 1] = lease end
+  end
+end
+-- Returns the milliseconds until the first lease or reservation ends.
+local function left()
+  if not single then
+    return call('ZRANGEBYSCORE', key, '0', '+inf', 'WITHSCORES', 'LIMIT', '0', '1')[2] - ms
+  end
   local left = call('PTTL', key)
-  if left < 0 then left = 2^52 end
-  live, ends = {{single}}, ms + left
-else
-  local found = call('ZRANGEBYSCORE', key, '0', '+inf', 'WITHSCORES')
-  for at = 1, #found, 2 do
-    local lease, its_end = found[at], tonumber(found[at + 1])
-    if its_end <= ms then
-      call('ZREM', key, lease)
-    else
-      ends, latest = ends or its_end, math.max(latest, its_end)
-      if string.sub(lease, 1, 5) == 'kept ' then
-        kept = string.sub(lease, 6)
-      else
-        live[#live + 1] = lease
-      end
-    end
+  -- A key of another program may have no end.
+  return left < 0 and 2^52 or left
+end
+-- Returns where in `live` the lease is that ends with this text.
+local function find(text)
+  local sub, length = string.sub, -#text
+  for at, lease in ipairs(live) do
+    if sub(lease, length) == text then return at end
   end
 end
 -- Returns whether a lease of this mode can be granted beside those that are live, which agree with each
@@ -122,11 +129,14 @@ local function fits(mode)
   end
   return mode == 's' or #live < (tonumber(string.sub(mode, 2)) or 1)
 end
+-- Has the sorted set last for at least so long.
+local function keep_for(span)
+  call('PEXPIRE', key, math.max(call('PTTL', key), span, {QUEUE_MS}))
+end
 -- Adds a lease or a reservation, or moves its end.
 local function put(lease, ttl)
-  latest = math.max(latest, ms + ttl)
   call('ZADD', key, ms + ttl, lease)
-  call('PEXPIREAT', key, latest)
+  keep_for(ttl)
 end
 -- Removes the waiter.
 local function forget()
@@ -151,7 +161,6 @@ local function wake(first, channel)
   local fit, other = fits(string.match(first, '[^.]*$'))
   if fit or other then
     put('kept ' .. first, {RESERVED_MS})
-    ends = math.min(ends or latest, ms + {RESERVED_MS})
     call('ZREM', key, first)
     call('PUBLISH', channel, first .. ' ' .. key)
   end
@@ -200,22 +209,23 @@ local single = call('MGET', key)[1]
 {state_of_name}
 local function use_set()
   if single then
+    local span = left()
     call('DEL', key)
-    put(single, ends - ms)
+    put(single, span)
     single = false
   end
 end
-for _, lease in ipairs(live) do
-  if string.sub(lease, -#owner) == owner then
-    if single then
-      call('PEXPIRE', key, ttl)
-    else
-      put(lease, ttl)
-      if me then forget() end
-    end
-    local seconds, micros, slot = string.match(lease, '^(%d+)%.(%d+) (%d*)')
-    return {{seconds * 1000000 + micros, tonumber(slot) or 0}}
+read()
+local own = live[find(owner)]
+if own then
+  if single then
+    call('PEXPIRE', key, ttl)
+  else
+    put(own, ttl)
+    if me then forget() end
   end
+  local seconds, micros, slot = string.match(own, '^(%d+)%.(%d+) (%d*)')
+  return {{seconds * 1000000 + micros, tonumber(slot) or 0}}
 end
 local mode = string.match(owner, '^%S+')
 local fit, other = fits(mode)
@@ -248,11 +258,11 @@ elseif me then
   use_set()
   local score = state == 'new' and now + {FIRST_WAITER} or {FIRST_WAITER}
   call('ZADD', key, 'NX', score, me)
-  call('PEXPIREAT', key, latest)
+  keep_for(0)
   before = call('ZRANK', key, me)
 end
 wake(first, channel)
-return {{'busy', ends - ms, before}}
+return {{'busy', left(), before}}
 ",
         state_of_name = state_of_name()
     ))
@@ -289,15 +299,20 @@ if single then
 end
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-{}for at, it in ipairs(live) do
-  if string.sub(it, -#lease) == lease then
-    call('ZREM', key, it)
-    table.remove(live, at)
-    if not kept then wake(first_waiter()) end
-    return 1
-  end
+{}call('ZREMRANGEBYSCORE', key, '0', ms)
+-- There may be many leases. They are read if only the owner is known, or if there is a waiter.
+if call('ZREM', key, lease) == 0 then
+  read()
+  lease = live[find(lease)]
+  if not lease then return 0 end
+  call('ZREM', key, lease)
 end
-return 0
+local first, channel = first_waiter()
+if channel then
+  read()
+  if not kept then wake(first, channel) end
+end
+return 1
 ",
         state_of_name()
     ))
@@ -312,7 +327,8 @@ local single = call('MGET', key)[1]
 if single then return 1 end
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-{}forget()
+{}read()
+forget()
 if not kept then wake(first_waiter()) end
 return 1
 ",
@@ -364,12 +380,14 @@ try('PTTL', KEYS[1])
 try('PEXPIRE', KEYS[1], 1000)
 try('DEL', KEYS[1])
 try('ZADD', KEYS[1], 'NX', 0, ARGV[1])
+try('PEXPIRE', KEYS[1], 1000)
+try('ZREMRANGEBYSCORE', KEYS[1], 1, 1)
 try('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 try('ZRANGEBYSCORE', KEYS[1], 0, '+inf', 'WITHSCORES')
 try('ZRANK', KEYS[1], ARGV[1])
 try('ZSCORE', KEYS[1], ARGV[1])
 try('ZREM', KEYS[1], ARGV[1])
-try('PEXPIREAT', KEYS[1], 1)
+try('DEL', KEYS[1])
 local channel = '{WAKE_CHANNEL}' .. string.match(ARGV[1], '^[^.]*')
 try('PUBSUB', 'NUMSUB', channel)
 try('PUBLISH', channel, '')
