@@ -2,7 +2,7 @@
 //!
 //! A name has one key, and so have the permits of a name:
 //! - none while it is free;
-//! - a string while there is one lease and no waiter: the lease, which ends with the key;
+//! - a string while there is one lease or one reservation, and no waiter: that one, which ends with the key;
 //! - otherwise a sorted set: the leases and the reservation by the time at which they end, in milliseconds of
 //!   the server's clock; and the waiters, by negative scores in the order of their arrival.
 //!
@@ -85,22 +85,19 @@ fn packed(command: &str, script: &str, key: &str, args: &[&str]) -> Vec<u8> {
 
 /// What the scripts have in common: the name's state, and the one rule of which modes go together.
 ///
-/// Needs `call`, `now`, `key`, `me` (a waiter, or `nil`) and `single` (the string that the key holds, or `false`).
+/// Needs `call`, `time`, `key`, `me` (a waiter, or `nil`) and `single` (the string that the key holds, or `false`).
 fn state_of_name() -> String {
     format!(
-        "local ms = math.floor(now / 1000)
+        "local sub, match = string.sub, string.match
+-- As text, which the commands take fastest.
+local ms = time[1] .. sub(1000000 + time[2], 2, 4)
+if not single then call('ZREMRANGEBYSCORE', key, '0', ms) end
 -- The leases that are live, and the waiter for which the name is reserved.
 local live, kept
 local function read()
   live, kept = {{}}, nil
-  if single then
-    live[1] = single
-    return
-  end
-  call('ZREMRANGEBYSCORE', key, '0', ms)
-  local sub = string.sub
   -- Without the scores: there may be many leases, and to write a score as text takes longest.
-  for _, lease in ipairs(call('ZRANGEBYSCORE', key, '0', '+inf')) do
+  for _, lease in ipairs(single and {{single}} or call('ZRANGEBYSCORE', key, '0', '+inf')) do
     if sub(lease, 1, 5) == 'kept ' then kept = sub(lease, 6) else live[#live + 1] = lease end
   end
 end
@@ -115,53 +112,60 @@ local function left()
 end
 -- Returns where in `live` the lease is that ends with this text.
 local function find(text)
-  local sub, length = string.sub, -#text
   for at, lease in ipairs(live) do
-    if sub(lease, length) == text then return at end
+    if sub(lease, -#text) == text then return at end
   end
 end
 -- Returns whether a lease of this mode can be granted beside those that are live, which agree with each
 -- other; and their limit if it is another one.
 local function fits(mode)
-  local held = live[1] and (string.match(live[1], '^%S+ %d*(%S+)') or '')
+  local held = live[1] and (match(live[1], '^%S+ %d*(%S+)') or '')
   if held and held ~= mode then
-    return false, string.match(mode .. held, '^/%d+/(%d+)$')
+    return false, match(mode .. held, '^/%d+/(%d+)$')
   end
-  return mode == 's' or #live < (tonumber(string.sub(mode, 2)) or 1)
+  return mode == 's' or #live < (tonumber(sub(mode, 2)) or 1)
 end
 -- Has the sorted set last for at least so long.
 local function keep_for(span)
-  call('PEXPIRE', key, math.max(call('PTTL', key), span, {QUEUE_MS}))
+  call('PEXPIRE', key, math.max(live[1] and call('PTTL', key) or 0, span, {QUEUE_MS}))
 end
--- Adds a lease or a reservation, or moves its end.
+-- Adds what the string was, or a lease, or moves its end.
 local function put(lease, ttl)
   call('ZADD', key, ms + ttl, lease)
   keep_for(ttl)
 end
 -- Removes the waiter.
 local function forget()
-  if not single then call('ZREM', key, me, 'kept ' .. me) end
+  if not single then
+    call('ZREM', key, me, 'kept ' .. me)
+  elseif kept == me then
+    call('DEL', key)
+  end
   if kept == me then kept = nil end
 end
 -- Returns the first waiter. Those before it are gone: no process listens for them. NUMSUB counts these, since the
 -- reply to PUBLISH includes the subscribers of patterns, such as a monitor.
 local function first_waiter()
   while not single do
-    local first = call('ZRANGE', key, '0', '0', 'WITHSCORES')
-    if not first[1] or tonumber(first[2]) >= 0 then return nil end
-    if first[1] == me then return me end
-    local channel = '{WAKE_CHANNEL}' .. string.match(first[1], '^[^.]*')
-    if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then return first[1], channel end
-    call('ZREM', key, first[1])
+    local first = call('ZRANGEBYSCORE', key, '-inf', '(0', 'LIMIT', '0', '1')[1]
+    if not first or first == me then return first end
+    local channel = '{WAKE_CHANNEL}' .. match(first, '^[^.]*')
+    if call('PUBSUB', 'NUMSUB', channel)[2] > 0 then return first, channel end
+    call('ZREM', key, first)
   end
 end
 -- Wakes the first waiter if there is something for it, and reserves the name for it.
 local function wake(first, channel)
   if not channel then return end
-  local fit, other = fits(string.match(first, '[^.]*$'))
+  local fit, other = fits(match(first, '[^.]*$'))
   if fit or other then
-    put('kept ' .. first, {RESERVED_MS})
     call('ZREM', key, first)
+    if call('EXISTS', key) == 1 then
+      call('ZADD', key, ms + {RESERVED_MS}, 'kept ' .. first)
+    else
+      single = 'kept ' .. first
+      call('SET', key, single, 'PX', '{RESERVED_MS}')
+    end
     call('PUBLISH', channel, first .. ' ' .. key)
   end
 end
@@ -224,10 +228,10 @@ if own then
     put(own, ttl)
     if me then forget() end
   end
-  local seconds, micros, slot = string.match(own, '^(%d+)%.(%d+) (%d*)')
+  local seconds, micros, slot = match(own, '^(%d+)%.(%d+) (%d*)')
   return {{seconds * 1000000 + micros, tonumber(slot) or 0}}
 end
-local mode = string.match(owner, '^%S+')
+local mode = match(owner, '^%S+')
 local fit, other = fits(mode)
 if other then return {{'limit', tonumber(other)}} end
 local first, channel = kept, nil
@@ -235,12 +239,16 @@ if not kept then first, channel = first_waiter() end
 if fit and (not first or first == me) then
   local failed = mint()
   if failed then return failed end
+  if single and kept then
+    call('SET', key, stamp .. owner, 'PX', ttl)
+    return minted
+  end
   use_set()
   if me then forget() end
   local slot, used = 0, {{}}
   if mode ~= 's' then
     for _, lease in ipairs(live) do
-      used[tonumber(string.match(lease, '^%S+ (%d*)')) or 0] = true
+      used[tonumber(match(lease, '^%S+ (%d*)')) or 0] = true
     end
     while used[slot] do slot = slot + 1 end
   end
@@ -298,9 +306,7 @@ if single then
   return call('DEL', key)
 end
 local time = call('TIME')
-local now = time[1] * 1000000 + time[2]
-{}call('ZREMRANGEBYSCORE', key, '0', ms)
--- There may be many leases. They are read if only the owner is known, or if there is a waiter.
+{}-- There may be many leases. They are read if only the owner is known, or if there is a waiter.
 if call('ZREM', key, lease) == 0 then
   read()
   lease = live[find(lease)]
@@ -323,10 +329,7 @@ return 1
 pub(crate) static LEAVE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(format!(
         "local call, key, me = redis.call, KEYS[1], ARGV[1]
-local single = call('MGET', key)[1]
-if single then return 1 end
-local time = call('TIME')
-local now = time[1] * 1000000 + time[2]
+local single, time = call('MGET', key)[1], call('TIME')
 {}read()
 forget()
 if not kept then wake(first_waiter()) end
@@ -342,6 +345,7 @@ pub(crate) static INSPECT: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local call, key = redis.call, KEYS[1]
 local single = call('MGET', key)[1]
+if single and string.sub(single, 1, 5) == 'kept ' then return {0, {}} end
 if single then return {0, {{single, call('PTTL', key)}}} end
 local time = call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -382,7 +386,7 @@ try('DEL', KEYS[1])
 try('ZADD', KEYS[1], 'NX', 0, ARGV[1])
 try('PEXPIRE', KEYS[1], 1000)
 try('ZREMRANGEBYSCORE', KEYS[1], 1, 1)
-try('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+try('EXISTS', KEYS[1])
 try('ZRANGEBYSCORE', KEYS[1], 0, '+inf', 'WITHSCORES')
 try('ZRANK', KEYS[1], ARGV[1])
 try('ZSCORE', KEYS[1], ARGV[1])
