@@ -2,17 +2,21 @@
 //! its standard input, and ends when standard input ends.
 
 use std::io::{BufRead, Write};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Error, LeasePolicy, LockGuard, LockKeeper, LockName, LockProvider, Observer, Wait,
+    AcquireOptions, Error, LeasePolicy, LockGuard, LockKeeper, LockName, LockProvider, Mode,
+    Observer, Wait,
 };
 
 use crate::fixture::Fixture;
+use crate::history;
+use crate::mode_text;
 use crate::rig::NAMESPACE;
 use crate::run::Suite;
 
@@ -141,16 +145,19 @@ impl Peer {
     }
 
     fn execute(&mut self, command: &str) {
-        let mut words = command.splitn(4, ' ');
+        let mut words = command.splitn(3, ' ');
         let mut word = || words.next().unwrap_or_default();
         match word() {
-            "lock" => match self.keeper.lock(word()) {
-                Ok(guard) => {
-                    reply(&format!("held {}", guard.token()));
-                    self.guard = Some(guard);
+            "acquire" => {
+                let options = AcquireOptions::new().mode(mode(word()));
+                match self.keeper.acquire(word(), &options) {
+                    Ok(Some(guard)) => {
+                        reply(&format!("held {}", guard.token()));
+                        self.guard = Some(guard);
+                    }
+                    other => reply(&format!("{other:?}")),
                 }
-                Err(error) => reply(&format!("{error:?}")),
-            },
+            }
             "is_held" => {
                 let held = self.guard.as_ref().is_some_and(LockGuard::is_held);
                 reply(&held.to_string());
@@ -160,10 +167,7 @@ impl Peer {
                 other => reply(&format!("{other:?}")),
             },
             "load" => self.load(word(), number(word())),
-            "increment" => {
-                let (name, threads) = (word(), number(word()));
-                reply(&self.increment(name, threads, word()));
-            }
+            "hold" => reply(&self.hold(word(), word())),
             "measure" => {
                 let report = self.measure(number(word()));
                 reply(&report);
@@ -189,22 +193,20 @@ impl Peer {
         reply("loading");
     }
 
-    /// Adds one to the number in a file from each of `threads` threads; see [`add_one`].
-    fn increment(&self, name: &str, threads: usize, path: &str) -> String {
+    /// Holds a name by the threads of one keeper; see [`history`]. `rest` is the number of threads, the path of
+    /// the history, and the modes.
+    fn hold(&self, name: &str, rest: &str) -> String {
+        let words: Vec<_> = rest.split(' ').collect();
+        let [threads, path, modes @ ..] = &words[..] else {
+            return "incomplete".to_owned();
+        };
         let keeper = keeper(&self.provider, self.lease, None);
-        let errors = Mutex::new(Vec::new());
-        thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    if let Err(text) = add_one(&keeper, name, path) {
-                        let mut errors = errors.lock().unwrap_or_else(PoisonError::into_inner);
-                        errors.push(text);
-                    }
-                });
-            }
-        });
-        let errors = errors.into_inner().unwrap_or_else(PoisonError::into_inner);
-        format!("incremented {}", errors.join("; "))
+        let modes: Vec<_> = modes.iter().map(|text| mode(text)).collect();
+        let count = (number(threads), 1);
+        match history::hold_by_threads(&[&keeper], name, &modes, count, Path::new(path)) {
+            Ok(()) => "ended".to_owned(),
+            Err(text) => text,
+        }
     }
 
     /// Acquires and releases `times` times, and reports the threads, files and rows that remain.
@@ -353,6 +355,10 @@ mod fork {
     }
 }
 
+fn mode(text: &str) -> Mode {
+    mode_text::parse(text).expect("the suite sends a mode here")
+}
+
 fn number(text: &str) -> usize {
     text.parse().expect("the suite sends a number here")
 }
@@ -369,25 +375,4 @@ fn keeper(
         builder = builder.observer(observer);
     }
     builder.build().expect("the settings are valid")
-}
-
-/// Adds one to the number in a file that only the lock `name` protects. The file also contains the
-/// token of its last writer, which must be smaller than the token of the next.
-fn add_one(keeper: &LockKeeper, name: &str, path: &str) -> Result<(), String> {
-    let guard = keeper.lock(name).map_err(|error| format!("{error:?}"))?;
-    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
-    let (count, last) = parse(&text).ok_or_else(|| format!("incomplete: {text:?}"))?;
-    let token = guard.token();
-    if token.get() <= last {
-        return Err(format!("the token {token} comes after {last}"));
-    }
-    // Without exclusion, another process can read the same number here.
-    thread::yield_now();
-    std::fs::write(path, format!("{} {token}", count + 1)).map_err(|error| error.to_string())
-}
-
-/// Parses the file of [`add_one`]: the number and the last token.
-pub(crate) fn parse(text: &str) -> Option<(usize, u64)> {
-    let (count, token) = text.split_once(' ')?;
-    Some((count.parse().ok()?, token.parse().ok()?))
 }

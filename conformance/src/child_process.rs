@@ -6,7 +6,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+use lockkeeper_core::Mode;
+
 use crate::child::{self, ChildSpec};
+use crate::history::History;
+use crate::mode_text;
 
 /// A running child process. Dropping the handle kills the process, even a stopped one; the process
 /// also ends by itself when the suite's process ends.
@@ -71,9 +75,14 @@ impl ChildProcess {
         rest.trim().to_owned()
     }
 
-    /// Makes the child process acquire a free name, and returns the token.
+    /// Makes the child process acquire a free name exclusively, and returns the token.
     pub(crate) fn acquire(&mut self, name: &str) -> u64 {
-        self.send(&format!("lock {name}"));
+        self.acquire_in(name, Mode::Exclusive)
+    }
+
+    /// Makes the child process acquire a name that is free for this mode, and returns the token.
+    pub(crate) fn acquire_in(&mut self, name: &str, mode: Mode) -> u64 {
+        self.send_acquire(name, mode);
         self.expect_token()
     }
 
@@ -84,8 +93,25 @@ impl ChildProcess {
 
     /// Makes the child process wait for a busy name. Returns when the wait has begun.
     pub(crate) fn wait_for(&mut self, name: &str) {
-        self.send(&format!("lock {name}"));
+        self.wait_for_in(name, Mode::Exclusive);
+    }
+
+    /// Makes the child process wait for a name that is busy for this mode. Returns when the wait has begun.
+    pub(crate) fn wait_for_in(&mut self, name: &str, mode: Mode) {
+        self.send_acquire(name, mode);
         self.expect("contended");
+    }
+
+    fn send_acquire(&mut self, name: &str, mode: Mode) {
+        self.send(&format!("acquire {} {name}", mode_text::text(mode)));
+    }
+
+    /// Makes the child process append holds of a name to a history, by `threads` threads with these modes in
+    /// turn. Returns at once; the reply is `ended`.
+    pub(crate) fn hold(&mut self, name: &str, modes: &[Mode], threads: usize, history: &History) {
+        let modes: Vec<_> = modes.iter().copied().map(mode_text::text).collect();
+        let (path, modes) = (history.path().display(), modes.join(" "));
+        self.send(&format!("hold {name} {threads} {path} {modes}"));
     }
 
     pub(crate) fn release(&mut self) {

@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
     AcquireOptions, Capability, ErasedLease, Error, HostInstant, LeasePolicy, LockGuard,
-    LockKeeper, LockKeeperBuilder, LockProvider, Released, Renewal, Wait,
+    LockKeeper, LockKeeperBuilder, LockProvider, Mode, Released, Renewal, Wait,
 };
 
 use crate::child::ChildSpec;
 use crate::child_process::ChildProcess;
 use crate::fixture::{Fixture, Loss, Restore};
+use crate::history::History;
+use crate::modes::granted;
 use crate::recorder::EventRecorder;
 use crate::run::Suite;
 use crate::tap::{Fault, Tap};
@@ -172,6 +174,26 @@ impl<'a> Rig<'a> {
         ChildProcess::start(&spec, self.timeout())
     }
 
+    /// Has 25 threads of each of 4 processes hold a name once, with these modes in turn, and checks the
+    /// history.
+    pub(crate) fn four_processes(&self, name: &str, modes: &[Mode]) -> Outcome {
+        const THREADS: usize = 25;
+        let history = History::new();
+        let mut processes = Vec::new();
+        for _ in 0..4 {
+            processes.push(self.process(self.renewed(60_000))?);
+        }
+        for process in &mut processes {
+            process.hold(name, modes, THREADS, &history);
+        }
+        for process in &processes {
+            process.expect("ended");
+        }
+        history.check(4 * THREADS);
+        self.nothing_left();
+        Ok(())
+    }
+
     pub(crate) fn cut_off(&self) -> Result<Restore, Skip> {
         self.fixture.cut_off().ok_or_else(|| missing("cut_off"))
     }
@@ -245,9 +267,7 @@ pub(crate) fn take(keeper: &LockKeeper, name: &str) -> LockGuard {
 
 /// Acquires a name with this lease policy.
 pub(crate) fn take_with(keeper: &LockKeeper, name: &str, lease: LeasePolicy) -> LockGuard {
-    let taken = keeper.acquire(name, &AcquireOptions::new().lease(lease));
-    let taken = taken.unwrap_or_else(|error| panic!("{name:?} was not granted: {error:?}"));
-    taken.unwrap_or_else(|| panic!("{name:?} was not granted: busy"))
+    granted(keeper, name, &AcquireOptions::new().lease(lease))
 }
 
 /// Returns whether one attempt of this keeper finds the name busy. An error fails the case.

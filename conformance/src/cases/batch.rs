@@ -5,8 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, AttemptRequest, Clock, LockName, Operation, ReleaseRequest, Released,
-    RenewRequest, Renewal, SystemClock,
+    AcquireRequest, AttemptRequest, Clock, ErasedLease, Error, ErrorKind, Grant, HostInstant,
+    LockName, LockProvider, Mode, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
+    SystemClock,
 };
 
 use crate::rig::{Outcome, Rig, take};
@@ -16,6 +17,83 @@ const TTL: Duration = Duration::from_secs(60);
 const THREADS: usize = 32;
 const PAIRS: usize = 10;
 
+type Erased<'a> = Operation<'a, ErasedLease>;
+
+fn acquire<'a>(request: &'a AcquireRequest<'a>, deadline: HostInstant) -> Erased<'a> {
+    Operation::Acquire(AttemptRequest {
+        request,
+        deadline,
+        answer: None,
+    })
+}
+
+fn renew(lease: &mut ErasedLease, deadline: HostInstant) -> Erased<'_> {
+    Operation::Renew(RenewRequest {
+        lease,
+        ttl: TTL,
+        deadline,
+        answer: None,
+    })
+}
+
+fn release(lease: &mut ErasedLease, deadline: HostInstant) -> Erased<'_> {
+    Operation::Release(ReleaseRequest {
+        lease,
+        deadline,
+        answer: None,
+    })
+}
+
+fn acquired(operation: Erased<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
+    match operation {
+        Operation::Acquire(attempt) => attempt.answer.expect("there is an answer"),
+        other => panic!("{other:?} was an attempt"),
+    }
+}
+
+fn granted(operation: Erased<'_>) -> Grant<ErasedLease> {
+    let grant = acquired(operation).expect("the store answers");
+    grant.expect("it can be granted")
+}
+
+fn renewed(operation: Erased<'_>) -> Renewal {
+    match operation {
+        Operation::Renew(renewal) => {
+            let answer = renewal.answer.expect("there is an answer");
+            answer.expect("the store answers")
+        }
+        other => panic!("{other:?} was a renewal"),
+    }
+}
+
+fn released(operation: Erased<'_>) -> Released {
+    match operation {
+        Operation::Release(release) => {
+            let answer = release.answer.expect("there is an answer");
+            answer.expect("the store answers")
+        }
+        other => panic!("{other:?} was a release"),
+    }
+}
+
+/// Acquires a name without a keeper.
+fn lease(provider: &dyn LockProvider, name: &LockName, mode: Mode) -> ErasedLease {
+    let clock = SystemClock;
+    let request = AcquireRequest::attempt(name, TTL, &clock).with_mode(mode);
+    let grant = provider.acquire(&request).expect("the store answers");
+    grant.expect("it can be granted").lease
+}
+
+/// Releases leases in one batch.
+fn release_all(provider: &dyn LockProvider, leases: &mut [ErasedLease], deadline: HostInstant) {
+    let releases = leases.iter_mut().map(|lease| release(lease, deadline));
+    let mut batch: Vec<_> = releases.collect();
+    provider.batch(&mut batch);
+    for operation in batch {
+        assert_eq!(released(operation), Released::Done);
+    }
+}
+
 /// A store without batches of its own answers by its single verbs.
 pub(super) fn batch_answers_each_operation(rig: &Rig<'_>) -> Outcome {
     let provider = rig.provider();
@@ -24,78 +102,77 @@ pub(super) fn batch_answers_each_operation(rig: &Rig<'_>) -> Outcome {
     let clock = SystemClock;
     let [free, again, taken, gone] = ["free", "again", "busy", "gone"]
         .map(|name| LockName::new(name).expect("the name is valid"));
-    let attempt = |name| AcquireRequest::attempt(name, TTL, &clock);
-    let granted = |name| {
-        let grant = provider.acquire(&attempt(name));
-        let grant = grant.expect("the store answers");
-        grant.expect("the name is free").lease
-    };
-    let (mut again_lease, mut gone_lease) = (granted(&again), granted(&gone));
+    let [mut again, mut gone] = [again, gone].map(|name| lease(&*provider, &name, Mode::Exclusive));
     let deadline = clock.now() + rig.timeout();
-    let released = provider.release(&mut gone_lease, deadline);
-    assert_eq!(released.expect("the store answers"), Released::Done);
+    let ended = provider.release(&mut gone, deadline);
+    assert_eq!(ended.expect("the store answers"), Released::Done);
 
-    let (free_request, taken_request) = (attempt(&free), attempt(&taken));
-    let acquire = |request| {
-        Operation::Acquire(AttemptRequest {
-            request,
-            deadline,
-            answer: None,
-        })
-    };
+    let [free, taken] = [&free, &taken].map(|name| AcquireRequest::attempt(name, TTL, &clock));
     let mut batch = [
-        acquire(&free_request),
-        Operation::Renew(RenewRequest {
-            lease: &mut again_lease,
-            ttl: TTL,
-            deadline,
-            answer: None,
-        }),
-        acquire(&taken_request),
-        Operation::Release(ReleaseRequest {
-            lease: &mut gone_lease,
-            deadline,
-            answer: None,
-        }),
+        acquire(&free, deadline),
+        renew(&mut again, deadline),
+        acquire(&taken, deadline),
+        release(&mut gone, deadline),
     ];
     provider.batch(&mut batch);
-    let [
-        Operation::Acquire(free),
-        Operation::Renew(renewed),
-        Operation::Acquire(taken),
-        Operation::Release(gone),
-    ] = batch
-    else {
-        panic!("the operations stay where they were");
-    };
-    let grant = free.answer.expect("there is an answer");
-    let grant = grant.expect("the store answers").expect("the name is free");
-    let renewed = renewed.answer.expect("there is an answer");
-    assert_eq!(renewed.expect("the store answers"), Renewal::Renewed);
-    let taken = taken.answer.expect("there is an answer");
-    assert!(taken.expect("the store answers").is_none(), "it is busy");
-    let gone = gone.answer.expect("there is an answer");
-    assert_eq!(gone.expect("the store answers"), Released::AlreadyLost);
+    let [free, renewal, taken, gone] = batch;
+    let free = granted(free).lease;
+    assert_eq!(renewed(renewal), Renewal::Renewed);
+    let taken = acquired(taken).expect("the store answers");
+    assert!(taken.is_none(), "it is busy");
+    assert_eq!(released(gone), Released::AlreadyLost);
 
-    let mut leases = [grant.lease, again_lease];
-    let [first, second] = &mut leases;
-    let mut batch = [first, second].map(|lease| {
-        Operation::Release(ReleaseRequest {
-            lease,
-            deadline,
-            answer: None,
-        })
-    });
-    provider.batch(&mut batch);
-    for operation in batch {
-        let Operation::Release(release) = operation else {
-            panic!("the operations stay what they were");
-        };
-        let released = release.answer.expect("there is an answer");
-        assert_eq!(released.expect("the store answers"), Released::Done);
-    }
+    release_all(&*provider, &mut [free, again], deadline);
     drop(busy);
     rig.nothing_left();
+    Ok(())
+}
+
+/// A keeper asks for a permit or for a fresh shared lease while it renews and releases others of the name.
+pub(super) fn batch_tells_the_leases_of_a_name_apart(rig: &Rig<'_>) -> Outcome {
+    let modes = [Mode::Shared, Mode::Permit { limit: 3 }];
+    for mode in modes {
+        rig.needs_mode(mode)?;
+    }
+    let provider = rig.provider();
+    let clock = SystemClock;
+    let deadline = clock.now() + rig.timeout();
+    let [name, free] = ["a", "b"].map(|name| LockName::new(name).expect("the name is valid"));
+    for mode in modes {
+        let [mut first, mut second, mut third] = [(); 3].map(|()| lease(&*provider, &name, mode));
+        let ended = provider.release(&mut second, deadline);
+        assert_eq!(ended.expect("the store answers"), Released::Done);
+        let attempt = |name, mode| AcquireRequest::attempt(name, TTL, &clock).with_mode(mode);
+        let joining = attempt(&name, mode);
+        let mismatching = attempt(&name, Mode::Permit { limit: 2 });
+        let reading = attempt(&free, Mode::Shared);
+        let mut batch = [
+            renew(&mut first, deadline),
+            acquire(&joining, deadline),
+            renew(&mut third, deadline),
+            release(&mut second, deadline),
+            acquire(&mismatching, deadline),
+            acquire(&reading, deadline),
+        ];
+        provider.batch(&mut batch);
+        let [renewal, joining, other_renewal, gone, mismatching, reading] = batch;
+        assert_eq!(renewed(renewal), Renewal::Renewed);
+        assert_eq!(renewed(other_renewal), Renewal::Renewed);
+        assert_eq!(released(gone), Released::AlreadyLost);
+        let joined = granted(joining);
+        assert_eq!(joined.slot, u32::from(mode.is_permit()));
+        let (mismatched, reading) = (acquired(mismatching), granted(reading));
+        let mut leases = vec![first, third, joined.lease, reading.lease];
+        match mismatched {
+            Ok(Some(permit)) if mode == Mode::Shared => leases.push(permit.lease),
+            Err(error) if mode.is_permit() => {
+                assert_eq!(error.kind(), ErrorKind::LimitMismatch, "{error:?}");
+            }
+            other => panic!("{mode} leases are held, and a permit: {other:?}"),
+        }
+        release_all(&*provider, &mut leases, deadline);
+        rig.nothing_left();
+    }
     Ok(())
 }
 

@@ -19,6 +19,9 @@ mod rule_13_nothing_silent;
 mod rule_14_outage;
 mod rule_15_drop;
 mod rule_16_loss;
+mod rule_17_modes;
+mod rule_17_permits;
+mod rule_17_shared;
 
 use crate::rig::{Outcome, Rig};
 
@@ -145,8 +148,47 @@ pub(crate) static TABLE: &[Case] = table! {
         wiped_store_tells_its_holders,
         ended_lease_is_told_to_its_holder,
         forced_release_is_told_to_its_holder;
+    rule_17_modes:
+        modes_that_the_store_lacks_are_refused,
+        expired_lease_is_lost_before_the_next_grant,
+        lease_is_renewed_beyond_its_ttl,
+        killed_holder_is_replaced,
+        dead_owner_is_replaced_at_once,
+        stopped_holder_is_lost_when_it_resumes,
+        waits_end_at_their_deadlines,
+        release_wakes_the_waiter,
+        cancelled_waiter_passes_its_turn_on,
+        killed_waiter_does_not_block_the_next,
+        lingering_lease_serves_its_mode_alone,
+        wiped_store_loses_every_lease;
+    rule_17_shared:
+        readers_of_several_keepers_hold_together,
+        threads_of_a_keeper_share_one_lease,
+        fresh_lease_takes_over_from_an_old_one,
+        threads_of_one_keeper_read_and_write,
+        threads_of_two_keepers_read_and_write,
+        four_processes_read_and_write,
+        reader_waits_behind_a_waiting_writer,
+        readers_behind_a_writer_enter_together,
+        ended_wait_of_a_writer_lets_readers_in,
+        killed_writer_lets_readers_in,
+        stopped_writer_lets_readers_in,
+        readers_do_not_starve_a_writer,
+        writers_do_not_starve_a_reader,
+        tokens_of_readers_and_writers_grow;
+    rule_17_permits:
+        threads_of_one_keeper_hold_permits,
+        threads_of_two_keepers_hold_permits,
+        four_processes_hold_permits,
+        permits_have_the_smallest_free_slots,
+        many_permits_are_held_at_once,
+        waiters_get_the_permits_that_end,
+        another_limit_is_a_mismatch_while_permits_are_held,
+        permits_and_the_lock_of_a_name_are_separate,
+        busy_keepers_do_not_starve_another;
     batch:
         batch_answers_each_operation,
+        batch_tells_the_leases_of_a_name_apart,
         threads_with_names_of_their_own_are_granted_them;
     admin:
         held_lists_the_holders,
@@ -154,5 +196,6 @@ pub(crate) static TABLE: &[Case] = table! {
         held_counts_the_waiters,
         forced_release_loses_the_guard,
         forced_release_wakes_one_waiter,
+        forced_release_ends_one_lease_of_a_name,
         examine_reports_findings;
 };

@@ -4,11 +4,9 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use lockkeeper_core::{LockGuard, LockKeeper};
+use lockkeeper_core::{LockGuard, LockKeeper, Mode};
 
-use crate::child::parse;
 use crate::rig::{Outcome, Rig, SIBLING_ROUNDS, build, take};
-use crate::temp_file::TempFile;
 
 /// A counter whose increments are lost unless one thread at a time adds to it.
 #[derive(Default)]
@@ -70,22 +68,7 @@ pub(super) fn two_keepers_of_one_provider(rig: &Rig<'_>) -> Outcome {
 }
 
 pub(super) fn four_processes(rig: &Rig<'_>) -> Outcome {
-    let file = TempFile::new("0 0");
-    let mut processes = Vec::new();
-    for _ in 0..4 {
-        processes.push(rig.process(rig.renewed(60_000))?);
-    }
-    for process in &mut processes {
-        process.send(&format!("increment number 25 {}", file.path().display()));
-    }
-    for process in &processes {
-        assert_eq!(process.expect("incremented"), "");
-    }
-    let text = std::fs::read_to_string(file.path()).expect("the file exists");
-    let count = parse(&text).map(|(count, _)| count);
-    assert_eq!(count, Some(100), "of 4 times 25, in {text:?}");
-    rig.nothing_left();
-    Ok(())
+    rig.four_processes("number", &[Mode::Exclusive])
 }
 
 /// A process that has acquired a lock forks two siblings. A store that recognises its own grant by the

@@ -5,19 +5,21 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{ErrorKind, LockKeeper, Outage, Wait};
+use lockkeeper_core::{ErrorKind, LockKeeper, Mode, Outage, Wait};
 
+use crate::modes::in_mode;
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 use crate::tap::Fault;
 
 /// A delay beyond the deadline that no busy machine explains.
 const EXCESSIVE: Duration = Duration::from_secs(10);
 
-fn deadlines(keeper: &LockKeeper) {
+/// Asserts that waits for a name that is busy for this mode end at their deadlines.
+pub(super) fn deadlines(keeper: &LockKeeper, name: &str, mode: Mode) {
     for millis in [0, 1, 50, 500] {
         let wait = Duration::from_millis(millis);
         let began = Instant::now();
-        let answer = keeper.try_lock_for("a", wait);
+        let answer = keeper.acquire(name, &in_mode(mode).wait(wait));
         let took = began.elapsed();
         assert!(matches!(answer, Ok(None)), "expected busy: {answer:?}");
         assert!(took >= wait, "the attempt ended after {took:?} of {wait:?}");
@@ -31,7 +33,7 @@ fn deadlines(keeper: &LockKeeper) {
 pub(super) fn deadlines_in_the_local_queue(rig: &Rig<'_>) -> Outcome {
     let keeper = rig.keeper();
     let held = take(&keeper, "a");
-    deadlines(&keeper);
+    deadlines(&keeper, "a", Mode::Exclusive);
     assert!(held.is_held());
     drop(held);
     rig.nothing_left();
@@ -40,7 +42,7 @@ pub(super) fn deadlines_in_the_local_queue(rig: &Rig<'_>) -> Outcome {
 
 pub(super) fn deadlines_in_the_store(rig: &Rig<'_>) -> Outcome {
     let held = take(&rig.keeper(), "a");
-    deadlines(&rig.keeper());
+    deadlines(&rig.keeper(), "a", Mode::Exclusive);
     assert!(held.is_held());
     drop(held);
     rig.nothing_left();

@@ -5,8 +5,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{AcquireOptions, CancelToken};
+use lockkeeper_core::{AcquireOptions, CancelToken, Mode};
 
+use crate::modes::take_in;
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, is_busy, take};
 
@@ -24,22 +25,30 @@ fn assert_notified(rig: &Rig<'_>, began: Instant, changes: usize) {
     );
 }
 
-pub(super) fn release_wakes_the_other_keeper(rig: &Rig<'_>) -> Outcome {
-    let [first, second] = [rig.recorded_keeper(), rig.recorded_keeper()];
+/// Has two keepers take a name in turn, each in its mode, where one waits when the other one releases.
+pub(super) fn pass_between_keepers(rig: &Rig<'_>, name: &str, modes: [Mode; 2]) {
+    let keepers = [rig.recorded_keeper(), rig.recorded_keeper()];
     let began = Instant::now();
-    let mut guard = take(&first.0, "a");
+    let mut guard = take_in(&keepers[0].0, name, modes[0]);
     for change in 0..CHANGES {
-        let (keeper, recorder) = if change % 2 == 0 { &second } else { &first };
+        let next = (change + 1) % 2;
+        let (keeper, recorder) = &keepers[next];
         let waits = recorder.count(Event::Contended) + 1;
         guard = thread::scope(|scope| {
-            let next = scope.spawn(|| take(keeper, "a"));
+            let next = scope.spawn(|| take_in(keeper, name, modes[next]));
             recorder.wait_for(Event::Contended, waits);
+            let token = guard.token();
             drop(guard);
-            next.join().expect("the waiter is granted the name")
+            let guard = next.join().expect("the waiter is granted the name");
+            assert!(guard.token() > token, "the tokens of a name grow");
+            guard
         });
         assert_notified(rig, began, change);
     }
-    drop(guard);
+}
+
+pub(super) fn release_wakes_the_other_keeper(rig: &Rig<'_>) -> Outcome {
+    pass_between_keepers(rig, "a", [Mode::Exclusive; 2]);
     rig.nothing_left();
     Ok(())
 }

@@ -1,0 +1,358 @@
+//! Rule 17: any number of readers hold a name together, or one writer, first come, first served.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{CancelToken, LockGuard, LockKeeper, Mode};
+
+use crate::modes::{in_mode, is_busy_in, take_in, take_shared};
+use crate::recorder::Event;
+use crate::rig::{Outcome, Rig, build, is_busy, take};
+
+/// Mostly readers.
+const READERS_AND_A_WRITER: &[Mode] = &[
+    Mode::Shared,
+    Mode::Shared,
+    Mode::Exclusive,
+    Mode::Shared,
+    Mode::Shared,
+];
+
+/// A limit that no hand-over reaches.
+const UNLIMITED: Duration = Duration::from_secs(600);
+
+pub(super) fn readers_of_several_keepers_hold_together(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    let keepers = [rig.keeper(), rig.keeper(), rig.keeper()];
+    let read = |keeper| (0..5).map(|_| take_shared(keeper, "a")).collect::<Vec<_>>();
+    let mut guards: Vec<_> = keepers.iter().flat_map(read).collect();
+    guards.extend(keepers[0].try_lock_shared("a").expect("the store replies"));
+    assert_eq!(guards.len(), 16, "an attempt is granted beside readers");
+    let first = guards.pop();
+    for keeper in &keepers {
+        assert!(is_busy(keeper, "a"), "a writer was granted beside readers");
+    }
+    drop(guards);
+    assert!(is_busy(&keepers[1], "a"), "the last reader still has it");
+    drop(first);
+    let writing = take(&keepers[2], "a");
+    for keeper in &keepers {
+        let read = keeper.try_lock_shared("a");
+        assert!(matches!(read, Ok(None)), "{read:?} beside a writer");
+    }
+    drop(writing);
+    rig.nothing_left();
+    Ok(())
+}
+
+pub(super) fn threads_of_a_keeper_share_one_lease(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    let (builder, tap) = rig.tapped();
+    let keeper = build(builder.handover_time(UNLIMITED));
+    let (sender, taken) = channel();
+    let guards: Vec<LockGuard> = thread::scope(|scope| {
+        for _ in 0..50 {
+            let (keeper, sender) = (&keeper, sender.clone());
+            scope.spawn(move || sender.send(take_shared(keeper, "a")));
+        }
+        drop(sender);
+        taken.into_iter().collect()
+    });
+    assert_eq!(guards.len(), 50);
+    assert_eq!(tap.owners().len(), 1, "one lease serves all threads");
+    drop(guards);
+    assert_eq!(tap.releases().len(), 1, "the last guard releases it");
+    rig.nothing_left();
+    Ok(())
+}
+
+/// A lease that was handed over as often as it may be is replaced by a fresh one while readers still have it.
+pub(super) fn fresh_lease_takes_over_from_an_old_one(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    let (builder, tap) = rig.tapped();
+    let keeper = build(builder.handover_max(2).handover_time(UNLIMITED));
+    let mut guards: Vec<_> = (0..9).map(|_| take_shared(&keeper, "a")).collect();
+    assert_eq!(tap.owners().len(), 3, "three guards have each lease");
+    let tokens: Vec<_> = guards.iter().map(|guard| guard.token().get()).collect();
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    // The leases end in another order than they came.
+    drop(guards.drain(3..6));
+    for guard in &guards {
+        guard.renew().expect("the other leases stay");
+    }
+    let rival = rig.keeper();
+    assert!(is_busy(&rival, "a"));
+    drop(guards);
+    assert!(take(&rival, "a").token().get() > tokens[8]);
+    rig.nothing_left();
+    Ok(())
+}
+
+pub(super) fn threads_of_one_keeper_read_and_write(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    rig.hold_together(&[&rig.keeper()], READERS_AND_A_WRITER);
+    Ok(())
+}
+
+pub(super) fn threads_of_two_keepers_read_and_write(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    rig.hold_together(&[&rig.keeper(), &rig.keeper()], READERS_AND_A_WRITER);
+    Ok(())
+}
+
+pub(super) fn four_processes_read_and_write(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    rig.four_processes("a", READERS_AND_A_WRITER)
+}
+
+/// What a thread that has acquired the name tells the case, and waits for.
+struct Entry {
+    label: &'static str,
+    guard: LockGuard,
+}
+
+/// Acquires a name and sends the guard.
+fn enter(keeper: &LockKeeper, mode: Mode, label: &'static str, entries: &Sender<Entry>) {
+    let guard = take_in(keeper, "a", mode);
+    // The case has failed if it does not receive.
+    let _ = entries.send(Entry { label, guard });
+}
+
+fn next(rig: &Rig<'_>, entries: &Receiver<Entry>) -> Entry {
+    let entry = entries.recv_timeout(rig.timeout());
+    entry.expect("a waiter is granted the name")
+}
+
+/// A reader of one keeper holds the name, a writer waits, and a reader of a third keeper comes. The writer is
+/// of another keeper than the first reader, or of the same.
+pub(super) fn reader_waits_behind_a_waiting_writer(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    for is_of_reader in [false, true] {
+        let (reader, reader_waits) = rig.recorded_keeper();
+        let (other, other_waits) = rig.recorded_keeper();
+        let (writer, writer_waits) = match is_of_reader {
+            true => (&reader, reader_waits),
+            false => (&other, other_waits),
+        };
+        let (late, late_waits) = rig.recorded_keeper();
+        let readers = [take_shared(&reader, "a"), take_shared(&reader, "a")];
+        let (sender, entries) = channel();
+        thread::scope(|scope| {
+            let writing = sender.clone();
+            scope.spawn(move || enter(writer, Mode::Exclusive, "writer", &writing));
+            writer_waits.wait_for(Event::Contended, 1);
+            let attempt = writer.try_lock_shared("a").expect("the store replies");
+            assert!(attempt.is_none(), "a thread of the process waits to write");
+            // The provider calls `contended` before it queues in the store.
+            rig.until("a reader is held back", || {
+                is_busy_in(&late, "a", Mode::Shared)
+            });
+            let waits = late_waits.count(Event::Contended) + 1;
+            scope.spawn(|| enter(&late, Mode::Shared, "late reader", &sender));
+            late_waits.wait_for(Event::Contended, waits);
+            let [first, second] = readers;
+            drop(first);
+            assert!(second.is_held());
+            assert!(entries.try_recv().is_err(), "a reader still has it");
+            let token = second.token();
+            drop(second);
+            let entry = next(rig, &entries);
+            assert_eq!(entry.label, "writer");
+            assert!(entry.guard.token() > token);
+            let token = entry.guard.token();
+            drop(entry);
+            let entry = next(rig, &entries);
+            assert_eq!(entry.label, "late reader");
+            assert!(entry.guard.token() > token);
+        });
+        rig.nothing_left();
+    }
+    Ok(())
+}
+
+/// No reader ends before all of them have the name.
+pub(super) fn readers_behind_a_writer_enter_together(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    let writing = take(&rig.keeper(), "a");
+    let readers: Vec<_> = (0..5).map(|_| rig.recorded_keeper()).collect();
+    let (sender, entries) = channel();
+    thread::scope(|scope| {
+        for (keeper, recorder) in &readers {
+            for count in 1..=2 {
+                let sender = sender.clone();
+                scope.spawn(move || enter(keeper, Mode::Shared, "reader", &sender));
+                recorder.wait_for(Event::Contended, count);
+            }
+        }
+        drop(writing);
+        let entered: Vec<_> = (0..10).map(|_| next(rig, &entries)).collect();
+        assert!(entered.iter().all(|entry| entry.guard.is_held()));
+    });
+    rig.nothing_left();
+    Ok(())
+}
+
+/// How the wait of a writer ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    TimedOut,
+    Cancelled,
+}
+
+/// A writer holds a later reader back, and its wait ends while an earlier reader has the name.
+pub(super) fn ended_wait_of_a_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    for end in [End::TimedOut, End::Cancelled] {
+        let reading = take_shared(&rig.keeper(), "a");
+        let ((writer, writer_waits), (late, late_waits)) =
+            (rig.recorded_keeper(), rig.recorded_keeper());
+        let cancel = CancelToken::new();
+        let options = in_mode(Mode::Exclusive).cancel(&cancel);
+        let options = match end {
+            End::TimedOut => options.wait(Duration::from_millis(200)),
+            End::Cancelled => options.wait_forever(),
+        };
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| writer.acquire("a", &options).map(|it| it.is_some()));
+            writer_waits.wait_for(Event::Contended, 1);
+            let entering = scope.spawn(|| take_shared(&late, "a"));
+            if end == End::Cancelled {
+                late_waits.wait_for(Event::Contended, 1);
+                cancel.cancel();
+            }
+            let granted = waiting.join().expect("the thread does not panic");
+            assert!(
+                !matches!(granted, Ok(true)),
+                "it is granted beside a reader"
+            );
+            // It has to be granted while the first one still has it.
+            rig.until("the late reader is granted", || entering.is_finished());
+            drop(entering.join().expect("the thread does not panic"));
+        });
+        assert!(reading.is_held());
+        drop(reading);
+        rig.nothing_left();
+    }
+    Ok(())
+}
+
+pub(super) fn killed_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    let mut process = rig.process(rig.renewed(60_000))?;
+    let reading = take_shared(&rig.keeper(), "a");
+    process.wait_for("a");
+    process.kill();
+    drop(take_shared(&rig.keeper(), "a"));
+    assert!(reading.is_held());
+    drop(reading);
+    rig.nothing_left();
+    Ok(())
+}
+
+/// The stopped writer is granted the name after it resumes.
+#[cfg(unix)]
+pub(super) fn stopped_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    let mut process = rig.process(rig.renewed(1_000))?;
+    let reading = take_shared(&rig.keeper(), "a");
+    process.wait_for("a");
+    process.stop();
+    drop(reading);
+    let token = take_shared(&rig.keeper(), "a").token().get();
+    process.resume();
+    assert!(process.expect_token() > token);
+    process.release();
+    rig.nothing_left();
+    Ok(())
+}
+
+#[cfg(not(unix))]
+pub(super) fn stopped_writer_lets_readers_in(_: &Rig<'_>) -> Outcome {
+    Err(crate::rig::Skip("this system has no SIGSTOP".to_owned()))
+}
+
+/// Threads of two keepers read or write without a pause while `check` runs. A reader holds the name until
+/// another one has come, if one comes soon, so that the name is free of readers only when they are held back.
+fn with_load(rig: &Rig<'_>, mode: Mode, check: impl FnOnce()) {
+    const OVERLAP: Duration = Duration::from_millis(10);
+    let keepers = [rig.keeper(), rig.keeper()];
+    let (stop, grants) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        for number in 0..8 {
+            let (keeper, stop, grants) = (&keepers[number % 2], &stop, &grants);
+            scope.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    let _guard = take_in(keeper, "a", mode);
+                    let own = grants.fetch_add(1, Ordering::SeqCst) + 1;
+                    let end = Instant::now() + OVERLAP;
+                    while mode == Mode::Shared
+                        && grants.load(Ordering::SeqCst) == own
+                        && Instant::now() < end
+                    {
+                        thread::park_timeout(Duration::from_micros(200));
+                    }
+                }
+            });
+        }
+        rig.until("the load runs", || grants.load(Ordering::SeqCst) >= 20);
+        let end = StopOnDrop(&stop);
+        check();
+        drop(end);
+    });
+    rig.nothing_left();
+}
+
+/// Stops the load also when the check fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+pub(super) fn readers_do_not_starve_a_writer(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    let writer = rig.keeper();
+    with_load(rig, Mode::Shared, || {
+        for _ in 0..5 {
+            drop(take(&writer, "a"));
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn writers_do_not_starve_a_reader(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    let reader = rig.keeper();
+    with_load(rig, Mode::Exclusive, || {
+        for _ in 0..5 {
+            drop(take_shared(&reader, "a"));
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn tokens_of_readers_and_writers_grow(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    let keepers = [rig.keeper(), rig.keeper()];
+    let mut last = 0;
+    for _ in 0..3 {
+        for writer in &keepers {
+            let written = take(writer, "a").token().get();
+            assert!(written > last, "a writer's {written} comes after {last}");
+            let readers = [&keepers[0], &keepers[0], &keepers[1], &keepers[1]];
+            let readers = readers.map(|keeper| take_shared(keeper, "a"));
+            let tokens = readers.each_ref().map(|guard| guard.token().get());
+            assert!(
+                tokens.iter().all(|token| *token > written),
+                "{tokens:?} come after a writer's {written}"
+            );
+            last = tokens.into_iter().max().unwrap_or_default();
+        }
+    }
+    rig.nothing_left();
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! The history of a name: a file to which every holder appends a line when its hold begins, and another
+//! before it ends. The file has the holds of all threads and processes in one order.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{AcquireOptions, Error, LockKeeper, Mode};
+
+use crate::mode_text;
+use crate::temp_file::TempFile;
+
+/// How long a holder works, so that holds overlap where the mode permits it.
+const WORK: Duration = Duration::from_millis(1);
+
+/// A history that is empty at first.
+pub(crate) struct History(TempFile);
+
+/// A line of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hold {
+    mode: Mode,
+    slot: u32,
+    token: u64,
+}
+
+/// Has each of `threads` threads per keeper hold `name` `rounds` times, with the modes in turn, and
+/// appends the holds to the history at `path`.
+pub(crate) fn hold_by_threads(
+    keepers: &[&LockKeeper],
+    name: &str,
+    modes: &[Mode],
+    (threads, rounds): (usize, usize),
+    path: &Path,
+) -> Result<(), String> {
+    let failure = Mutex::new(Ok(()));
+    thread::scope(|scope| {
+        for keeper in keepers {
+            for mode in modes.iter().cycle().take(threads) {
+                let failure = &failure;
+                scope.spawn(move || {
+                    let result = (0..rounds).try_for_each(|_| hold(keeper, name, *mode, path));
+                    if let Err(text) = result {
+                        *failure.lock().expect("no thread panics") = Err(text);
+                    }
+                });
+            }
+        }
+    });
+    failure.into_inner().expect("no thread panics")
+}
+
+fn hold(keeper: &LockKeeper, name: &str, mode: Mode, path: &Path) -> Result<(), String> {
+    let file = OpenOptions::new().append(true).open(path);
+    let mut file = file.map_err(|error| error.to_string())?;
+    let mut record = |slot, token| {
+        append(&mut file, "+", Hold { mode, slot, token })?;
+        thread::sleep(WORK);
+        append(&mut file, "-", Hold { mode, slot, token })
+    };
+    let failed = |error: Error| format!("{error:?}");
+    if let Mode::Permit { limit } = mode {
+        let semaphore = keeper.semaphore(name, limit).map_err(failed)?;
+        let permit = semaphore.acquire().map_err(failed)?;
+        return record(permit.slot(), permit.token().get());
+    }
+    let guard = keeper.acquire(name, &AcquireOptions::new().mode(mode));
+    let guard = guard
+        .map_err(failed)?
+        .ok_or("busy until the end of the wait")?;
+    record(0, guard.token().get())
+}
+
+fn append(file: &mut File, event: &str, hold: Hold) -> Result<(), String> {
+    let mode = mode_text::text(hold.mode);
+    let line = format!("{event} {mode} {} {}\n", hold.slot, hold.token);
+    // One write appends the whole line after those of all other processes.
+    file.write_all(line.as_bytes())
+        .map_err(|error| error.to_string())
+}
+
+impl History {
+    pub(crate) fn new() -> Self {
+        Self(TempFile::new(""))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Asserts that the history has `holds` holds, that no two overlapped that exclude each other, and that
+    /// the tokens grew.
+    pub(crate) fn check(&self, holds: usize) {
+        let text = std::fs::read_to_string(self.path()).expect("the file exists");
+        let (mut present, mut past): (Vec<Hold>, Vec<Hold>) = (Vec::new(), Vec::new());
+        for line in text.lines() {
+            let (event, hold) = parse(line).unwrap_or_else(|| panic!("incomplete: {line:?}"));
+            if event == "-" {
+                let ended = present.iter().position(|other| *other == hold);
+                present.swap_remove(ended.expect("a hold begins before it ends"));
+                continue;
+            }
+            assert!(
+                hold.may_join(&present),
+                "{hold:?} was granted beside {present:?}"
+            );
+            let later = past.iter().find(|old| !hold.may_follow(old));
+            assert_eq!(later, None, "{hold:?} was granted with too small a token");
+            present.push(hold);
+            past.push(hold);
+        }
+        assert_eq!(present, [], "these holds did not end");
+        assert_eq!(past.len(), holds, "the number of holds");
+    }
+}
+
+fn parse(line: &str) -> Option<(&str, Hold)> {
+    let mut words = line.split(' ');
+    let event = words.next()?;
+    let hold = Hold {
+        mode: mode_text::parse(words.next()?)?,
+        slot: words.next()?.parse().ok()?,
+        token: words.next()?.parse().ok()?,
+    };
+    Some((event, hold))
+}
+
+impl Hold {
+    fn may_join(&self, present: &[Hold]) -> bool {
+        match self.mode {
+            Mode::Exclusive => present.is_empty(),
+            Mode::Shared => present.iter().all(|other| other.mode == Mode::Shared),
+            Mode::Permit { limit } => {
+                self.slot < limit
+                    && present.len() < limit as usize
+                    && present.iter().all(|other| other.slot != self.slot)
+            }
+        }
+    }
+
+    /// Returns whether the tokens of two holds have the right order. Holds that may overlap have none.
+    fn may_follow(&self, before: &Hold) -> bool {
+        let have_order = match (before.mode, self.mode) {
+            (Mode::Shared, Mode::Shared) => false,
+            (Mode::Permit { .. }, Mode::Permit { .. }) => before.slot == self.slot,
+            _ => true,
+        };
+        !have_order || before.token < self.token
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(lines: &[&str], holds: usize) -> bool {
+        let history = History::new();
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        std::fs::write(history.path(), text).unwrap();
+        std::panic::catch_unwind(|| history.check(holds)).is_ok()
+    }
+
+    #[test]
+    fn overlap_of_a_writer_is_found() {
+        let sound = [
+            "+ shared 0 1",
+            "+ shared 0 2",
+            "- shared 0 1",
+            "- shared 0 2",
+            "+ exclusive 0 3",
+            "- exclusive 0 3",
+        ];
+        assert!(verdict(&sound, 3));
+        assert!(!verdict(&sound, 4), "a hold is missing");
+        assert!(!verdict(&["+ shared 0 1", "+ exclusive 0 2"], 2));
+        assert!(!verdict(&["+ exclusive 0 1", "+ shared 0 2"], 2));
+    }
+
+    #[test]
+    fn permits_above_the_limit_and_equal_slots_are_found() {
+        let end = ["- permit:2 0 1", "- permit:2 1 2"];
+        let begin = ["+ permit:2 0 1", "+ permit:2 1 2"];
+        assert!(verdict(&[begin, end].concat(), 2));
+        assert!(!verdict(&["+ permit:2 0 1", "+ permit:2 0 2"], 2));
+        assert!(!verdict(&["+ permit:1 0 1", "+ permit:1 1 2"], 2));
+    }
+
+    #[test]
+    fn tokens_that_do_not_grow_are_found() {
+        assert!(!verdict(
+            &[
+                "+ exclusive 0 2",
+                "- exclusive 0 2",
+                "+ shared 0 2",
+                "- shared 0 2"
+            ],
+            2
+        ));
+        assert!(!verdict(
+            &[
+                "+ permit:2 1 2",
+                "- permit:2 1 2",
+                "+ permit:2 1 1",
+                "- permit:2 1 1"
+            ],
+            2
+        ));
+    }
+}

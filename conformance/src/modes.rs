@@ -1,0 +1,139 @@
+//! What the cases of shared locks and permits have in common.
+
+use std::panic::resume_unwind;
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireOptions, Capability, ErrorKind, LockGuard, LockKeeper, Mode, Permit, Semaphore,
+};
+
+use crate::history::{History, hold_by_threads};
+use crate::mode_text;
+use crate::rig::{Outcome, Rig, Skip};
+
+/// A mode, and another one that waits while a name is held in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pair {
+    pub(crate) held: Mode,
+    pub(crate) rival: Mode,
+}
+
+impl Pair {
+    const ALL: [Pair; 3] = [
+        Pair::new(Mode::Shared, Mode::Exclusive),
+        Pair::new(Mode::Exclusive, Mode::Shared),
+        Pair::new(Mode::Permit { limit: 1 }, Mode::Permit { limit: 1 }),
+    ];
+
+    const fn new(held: Mode, rival: Mode) -> Self {
+        Self { held, rival }
+    }
+
+    /// Returns a name that no other pair has.
+    pub(crate) fn name(self) -> String {
+        let [held, rival] = [self.held, self.rival].map(mode_text::text);
+        format!("{rival}-after-{held}")
+    }
+}
+
+fn capability(mode: Mode) -> Option<Capability> {
+    match mode {
+        Mode::Exclusive => None,
+        Mode::Shared => Some(Capability::Shared),
+        Mode::Permit { .. } => Some(Capability::Permits),
+    }
+}
+
+impl Rig<'_> {
+    pub(crate) fn has_mode(&self, mode: Mode) -> bool {
+        let capabilities = self.provider().capabilities();
+        capability(mode).is_none_or(|capability| capabilities.has(capability))
+    }
+
+    /// Skips the case if the store does not have a mode, after checking that it is refused.
+    pub(crate) fn needs_mode(&self, mode: Mode) -> Outcome {
+        let Some(capability) = capability(mode).filter(|_| !self.has_mode(mode)) else {
+            return Ok(());
+        };
+        let refused = self.keeper().acquire("a", &in_mode(mode));
+        let error = refused.expect_err("the store does not declare the capability");
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        let is_named = error.to_string().contains(capability.as_str());
+        assert!(is_named, "{error} does not name {capability}");
+        Err(Skip(format!("the store does not declare {capability}")))
+    }
+
+    /// Runs `check` with every [`Pair`] of modes that the store has, all at the same time.
+    pub(crate) fn each_pair(&self, check: impl Fn(Pair) -> Outcome + Sync) -> Outcome {
+        let has_pair = |pair: &Pair| self.has_mode(pair.held) && self.has_mode(pair.rival);
+        let pairs: Vec<_> = Pair::ALL.into_iter().filter(has_pair).collect();
+        if pairs.is_empty() {
+            return self.needs_mode(Mode::Shared);
+        }
+        thread::scope(|scope| {
+            let check = &check;
+            let pairs = pairs
+                .into_iter()
+                .map(|pair| scope.spawn(move || check(pair)));
+            let checks: Vec<_> = pairs.collect();
+            checks.into_iter().try_for_each(|check| {
+                // The text of the first panic is the case's.
+                check.join().unwrap_or_else(|panic| resume_unwind(panic))
+            })
+        })
+    }
+
+    /// Has threads of several keepers hold a name, with these modes in turn, and checks the history.
+    pub(crate) fn hold_together(&self, keepers: &[&LockKeeper], modes: &[Mode]) {
+        const THREADS: usize = 20;
+        const ROUNDS: usize = 3;
+        let history = History::new();
+        let count = (THREADS, ROUNDS);
+        let held = hold_by_threads(keepers, "a", modes, count, history.path());
+        assert_eq!(held, Ok(()));
+        history.check(keepers.len() * THREADS * ROUNDS);
+        self.nothing_left();
+    }
+}
+
+pub(crate) fn in_mode(mode: Mode) -> AcquireOptions {
+    AcquireOptions::new().mode(mode)
+}
+
+/// Acquires a name in a mode, waiting if necessary.
+pub(crate) fn take_in(keeper: &LockKeeper, name: &str, mode: Mode) -> LockGuard {
+    granted(keeper, name, &in_mode(mode))
+}
+
+/// Acquires a name with options, waiting as they say.
+pub(crate) fn granted(keeper: &LockKeeper, name: &str, options: &AcquireOptions) -> LockGuard {
+    let taken = keeper.acquire(name, options);
+    let taken = taken.unwrap_or_else(|error| panic!("{name:?} was not granted: {error:?}"));
+    taken.unwrap_or_else(|| panic!("{name:?} was not granted: busy"))
+}
+
+/// Acquires a name beside its readers, waiting if necessary.
+pub(crate) fn take_shared(keeper: &LockKeeper, name: &str) -> LockGuard {
+    let taken = keeper.lock_shared(name);
+    taken.unwrap_or_else(|error| panic!("{name:?} was not granted: {error:?}"))
+}
+
+/// Returns whether one attempt of this keeper is not granted. An error fails the case.
+pub(crate) fn is_busy_in(keeper: &LockKeeper, name: &str, mode: Mode) -> bool {
+    let answer = keeper.acquire(name, &in_mode(mode).wait(Duration::ZERO));
+    let answer = answer
+        .unwrap_or_else(|error| panic!("the attempt was neither busy nor granted: {error:?}"));
+    answer.is_none()
+}
+
+pub(crate) fn semaphore(keeper: &LockKeeper, name: &str, limit: u32) -> Semaphore {
+    let semaphore = keeper.semaphore(name, limit);
+    semaphore.unwrap_or_else(|error| panic!("the store refuses {limit} permits: {error:?}"))
+}
+
+/// Acquires a permit, waiting if necessary.
+pub(crate) fn take_permit(keeper: &LockKeeper, name: &str, limit: u32) -> Permit {
+    let taken = semaphore(keeper, name, limit).acquire();
+    taken.unwrap_or_else(|error| panic!("no permit of {name:?} was granted: {error:?}"))
+}
