@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{CancelToken, LockGuard, LockKeeper, Mode};
 
-use crate::modes::{in_mode, is_busy_in, take_in, take_shared};
+use crate::modes::{granted, in_mode, is_busy_in, take_in, take_shared};
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 
@@ -208,7 +208,7 @@ pub(super) fn ended_wait_of_a_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
         let reading = take_shared(&rig.keeper(), "a");
         let ((writer, writer_waits), (late, late_waits)) =
             (rig.recorded_keeper(), rig.recorded_keeper());
-        let cancel = CancelToken::new();
+        let (late, cancel) = (&late, CancelToken::new());
         let options = in_mode(Mode::Exclusive).cancel(&cancel);
         let options = match end {
             End::TimedOut => options.wait(Duration::from_millis(200)),
@@ -217,14 +217,16 @@ pub(super) fn ended_wait_of_a_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| writer.acquire("a", &options).map(|it| it.is_some()));
             writer_waits.wait_for(Event::Contended, 1);
-            let entering = scope.spawn(|| take_shared(&late, "a"));
+            // It waits for longer than the case: a store may grant a name at the end of a wait.
+            let longer = in_mode(Mode::Shared).wait(rig.timeout() * 2);
+            let entering = scope.spawn(move || granted(late, "a", &longer));
             if end == End::Cancelled {
                 late_waits.wait_for(Event::Contended, 1);
                 cancel.cancel();
             }
-            let granted = waiting.join().expect("the thread does not panic");
+            let written = waiting.join().expect("the thread does not panic");
             assert!(
-                !matches!(granted, Ok(true)),
+                !matches!(written, Ok(true)),
                 "it is granted beside a reader"
             );
             // It has to be granted while the first one still has it.
