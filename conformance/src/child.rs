@@ -193,16 +193,16 @@ impl Peer {
         reply("loading");
     }
 
-    /// Holds a name by the threads of one keeper; see [`history`]. `rest` is the number of threads, the path of
-    /// the history, and the modes.
+    /// Holds a name by the threads of one keeper; see [`history`]. `rest` is the number of threads, that of
+    /// their rounds, the path of the history, and the modes.
     fn hold(&self, name: &str, rest: &str) -> String {
         let words: Vec<_> = rest.split(' ').collect();
-        let [threads, path, modes @ ..] = &words[..] else {
+        let [threads, rounds, path, modes @ ..] = &words[..] else {
             return "incomplete".to_owned();
         };
         let keeper = keeper(&self.provider, self.lease, None);
         let modes: Vec<_> = modes.iter().map(|text| mode(text)).collect();
-        let count = (number(threads), 1);
+        let count = (number(threads), number(rounds));
         match history::hold_by_threads(&[&keeper], name, &modes, count, Path::new(path)) {
             Ok(()) => "ended".to_owned(),
             Err(text) => text,

@@ -106,12 +106,22 @@ impl ChildProcess {
         self.send(&format!("acquire {} {name}", mode_text::text(mode)));
     }
 
-    /// Makes the child process append holds of a name to a history, by `threads` threads with these modes in
-    /// turn. Returns at once; the reply is `ended`.
-    pub(crate) fn hold(&mut self, name: &str, modes: &[Mode], threads: usize, history: &History) {
+    /// Makes each of `threads` threads of the child process hold a name `rounds` times, with these modes in
+    /// turn, and append that to a history. Returns at once; the reply is `ended`.
+    pub(crate) fn hold(
+        &mut self,
+        name: &str,
+        modes: &[Mode],
+        (threads, rounds): (usize, usize),
+        history: &History,
+    ) {
         let modes: Vec<_> = modes.iter().copied().map(mode_text::text).collect();
         let (path, modes) = (history.path().display(), modes.join(" "));
-        self.send(&format!("hold {name} {threads} {path} {modes}"));
+        self.send(&format!("hold {name} {threads} {rounds} {path} {modes}"));
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn release(&mut self) {

@@ -25,6 +25,7 @@ struct Hold {
     mode: Mode,
     slot: u32,
     token: u64,
+    pid: u32,
 }
 
 /// Has each of `threads` threads per keeper hold `name` `rounds` times, with the modes in turn, and
@@ -57,9 +58,15 @@ fn hold(keeper: &LockKeeper, name: &str, mode: Mode, path: &Path) -> Result<(), 
     let file = OpenOptions::new().append(true).open(path);
     let mut file = file.map_err(|error| error.to_string())?;
     let mut record = |slot, token| {
-        append(&mut file, "+", Hold { mode, slot, token })?;
+        let hold = Hold {
+            mode,
+            slot,
+            token,
+            pid: std::process::id(),
+        };
+        append(&mut file, "+", hold)?;
         thread::sleep(WORK);
-        append(&mut file, "-", Hold { mode, slot, token })
+        append(&mut file, "-", hold)
     };
     let failed = |error: Error| format!("{error:?}");
     if let Mode::Permit { limit } = mode {
@@ -76,7 +83,7 @@ fn hold(keeper: &LockKeeper, name: &str, mode: Mode, path: &Path) -> Result<(), 
 
 fn append(file: &mut File, event: &str, hold: Hold) -> Result<(), String> {
     let mode = mode_text::text(hold.mode);
-    let line = format!("{event} {mode} {} {}\n", hold.slot, hold.token);
+    let line = format!("{event} {mode} {} {} {}\n", hold.slot, hold.token, hold.pid);
     // One write appends the whole line after those of all other processes.
     file.write_all(line.as_bytes())
         .map_err(|error| error.to_string())
@@ -91,13 +98,25 @@ impl History {
         self.0.path()
     }
 
+    fn text(&self) -> String {
+        std::fs::read_to_string(self.path()).expect("the file exists")
+    }
+
+    /// Returns how many holds have begun or ended so far.
+    pub(crate) fn events(&self) -> usize {
+        self.text().lines().count()
+    }
+
     /// Asserts that the history has `holds` holds, that no two overlapped that exclude each other, and that
-    /// the tokens grew.
-    pub(crate) fn check(&self, holds: usize) {
-        let text = std::fs::read_to_string(self.path()).expect("the file exists");
+    /// the tokens grew. The holds of a killed process do not count: it did not record their ends.
+    pub(crate) fn check(&self, holds: usize, killed: Option<u32>) {
+        let text = self.text();
         let (mut present, mut past): (Vec<Hold>, Vec<Hold>) = (Vec::new(), Vec::new());
         for line in text.lines() {
             let (event, hold) = parse(line).unwrap_or_else(|| panic!("incomplete: {line:?}"));
+            if Some(hold.pid) == killed {
+                continue;
+            }
             if event == "-" {
                 let ended = present.iter().position(|other| *other == hold);
                 present.swap_remove(ended.expect("a hold begins before it ends"));
@@ -124,6 +143,7 @@ fn parse(line: &str) -> Option<(&str, Hold)> {
         mode: mode_text::parse(words.next()?)?,
         slot: words.next()?.parse().ok()?,
         token: words.next()?.parse().ok()?,
+        pid: words.next()?.parse().ok()?,
     };
     Some((event, hold))
 }
@@ -158,9 +178,9 @@ mod tests {
 
     fn verdict(lines: &[&str], holds: usize) -> bool {
         let history = History::new();
-        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        let text: String = lines.iter().map(|line| format!("{line} 1\n")).collect();
         std::fs::write(history.path(), text).unwrap();
-        std::panic::catch_unwind(|| history.check(holds)).is_ok()
+        std::panic::catch_unwind(|| history.check(holds, None)).is_ok()
     }
 
     #[test]

@@ -64,13 +64,19 @@ impl Rig<'_> {
         Err(Skip(format!("the store does not declare {capability}")))
     }
 
-    /// Runs `check` with every [`Pair`] of modes that the store has, all at the same time.
-    pub(crate) fn each_pair(&self, check: impl Fn(Pair) -> Outcome + Sync) -> Outcome {
+    /// Returns every [`Pair`] of modes that the store has. Skips the case if there is none.
+    pub(crate) fn pairs(&self) -> Result<Vec<Pair>, Skip> {
         let has_pair = |pair: &Pair| self.has_mode(pair.held) && self.has_mode(pair.rival);
         let pairs: Vec<_> = Pair::ALL.into_iter().filter(has_pair).collect();
         if pairs.is_empty() {
-            return self.needs_mode(Mode::Shared);
+            self.needs_mode(Mode::Shared)?;
         }
+        Ok(pairs)
+    }
+
+    /// Runs `check` with every pair of modes that the store has, all at the same time.
+    pub(crate) fn each_pair(&self, check: impl Fn(Pair) -> Outcome + Sync) -> Outcome {
+        let pairs = self.pairs()?;
         thread::scope(|scope| {
             let check = &check;
             let pairs = pairs
@@ -84,15 +90,64 @@ impl Rig<'_> {
         })
     }
 
+    /// Has 25 threads of each of 4 processes hold a name once, with these modes in turn, and checks the
+    /// history.
+    pub(crate) fn four_processes(&self, name: &str, modes: &[Mode]) -> Outcome {
+        const THREADS: usize = 25;
+        let history = History::new();
+        let mut processes = Vec::new();
+        for _ in 0..4 {
+            processes.push(self.process(self.renewed(60_000))?);
+        }
+        for process in &mut processes {
+            process.hold(name, modes, (THREADS, 1), &history);
+        }
+        for process in &processes {
+            process.expect("ended");
+        }
+        history.check(4 * THREADS, None);
+        self.nothing_left();
+        Ok(())
+    }
+
+    /// As [`four_processes`](Self::four_processes), and one of them is killed and another one stopped for a
+    /// while in the middle of it.
+    pub(crate) fn four_processes_with_faults(&self, name: &str, modes: &[Mode]) -> Outcome {
+        const THREADS: usize = 25;
+        const ROUNDS: usize = 3;
+        const STOP: Duration = Duration::from_millis(50);
+        let history = History::new();
+        let mut killed = self.process(self.renewed(1_000))?;
+        let mut others = Vec::new();
+        for _ in 0..3 {
+            others.push(self.process(self.renewed(60_000))?);
+        }
+        for process in others.iter_mut().chain([&mut killed]) {
+            process.hold(name, modes, (THREADS, ROUNDS), &history);
+        }
+        self.until("the processes hold the name", || history.events() > THREADS);
+        #[cfg(unix)]
+        others[0].stop();
+        killed.kill();
+        thread::park_timeout(STOP);
+        #[cfg(unix)]
+        others[0].resume();
+        for process in &others {
+            process.expect("ended");
+        }
+        history.check(others.len() * THREADS * ROUNDS, Some(killed.pid()));
+        self.nothing_left();
+        Ok(())
+    }
+
     /// Has threads of several keepers hold a name, with these modes in turn, and checks the history.
     pub(crate) fn hold_together(&self, keepers: &[&LockKeeper], modes: &[Mode]) {
         const THREADS: usize = 20;
         const ROUNDS: usize = 3;
         let history = History::new();
-        let count = (THREADS, ROUNDS);
-        let held = hold_by_threads(keepers, "a", modes, count, history.path());
+        let held = hold_by_threads(keepers, "a", modes, (THREADS, ROUNDS), history.path());
         assert_eq!(held, Ok(()));
-        history.check(keepers.len() * THREADS * ROUNDS);
+        history.check(keepers.len() * THREADS * ROUNDS, None);
         self.nothing_left();
     }
 }

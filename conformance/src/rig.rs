@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
     AcquireOptions, Capability, ErasedLease, Error, HostInstant, LeasePolicy, LockGuard,
-    LockKeeper, LockKeeperBuilder, LockProvider, Mode, Released, Renewal, Wait,
+    LockKeeper, LockKeeperBuilder, LockProvider, Released, Renewal, Wait,
 };
 
 use crate::child::ChildSpec;
 use crate::child_process::ChildProcess;
 use crate::fixture::{Fixture, Loss, Restore};
-use crate::history::History;
 use crate::modes::granted;
 use crate::recorder::EventRecorder;
 use crate::run::Suite;
@@ -172,26 +171,6 @@ impl<'a> Rig<'a> {
             forks: false,
         };
         ChildProcess::start(&spec, self.timeout())
-    }
-
-    /// Has 25 threads of each of 4 processes hold a name once, with these modes in turn, and checks the
-    /// history.
-    pub(crate) fn four_processes(&self, name: &str, modes: &[Mode]) -> Outcome {
-        const THREADS: usize = 25;
-        let history = History::new();
-        let mut processes = Vec::new();
-        for _ in 0..4 {
-            processes.push(self.process(self.renewed(60_000))?);
-        }
-        for process in &mut processes {
-            process.hold(name, modes, THREADS, &history);
-        }
-        for process in &processes {
-            process.expect("ended");
-        }
-        history.check(4 * THREADS);
-        self.nothing_left();
-        Ok(())
     }
 
     pub(crate) fn cut_off(&self) -> Result<Restore, Skip> {

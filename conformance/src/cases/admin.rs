@@ -10,6 +10,7 @@ use lockkeeper_core::{
     Released, Severity, SystemClock, WaitOutcome,
 };
 
+use crate::fixture::Loss;
 use crate::modes::{take_in, take_permit};
 use crate::rig::{NAMESPACE, Outcome, Rig, Skip, build, is_busy, take, take_with};
 
@@ -248,7 +249,12 @@ pub(super) fn forced_release_ends_one_lease_of_a_name(rig: &Rig<'_>) -> Outcome 
         rig.needs_mode(mode)?;
     }
     let asker = rig.keeper();
-    let keepers = [(); 3].map(|()| rig.keeper_with(rig.renewed(1_500)));
+    // Without notice of it, a loss shows at the next renewal, after a third of the ttl.
+    let ttl = match rig.needs_notice_of(Loss::Unlocked) {
+        Ok(()) => 3_600_000,
+        Err(_) => 1_500,
+    };
+    let keepers = [(); 3].map(|()| rig.keeper_with(rig.renewed(ttl)));
     let held = modes.map(|mode| keepers.each_ref().map(|keeper| take_in(keeper, "a", mode)));
     for (mode, mut guards) in modes.into_iter().zip(held.map(Vec::from)) {
         let rows = || {

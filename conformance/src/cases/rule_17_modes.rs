@@ -9,7 +9,9 @@ use lockkeeper_core::{
 };
 
 use super::rule_02_wait::deadlines;
-use super::rule_09_between_processes::pass_between_keepers;
+use super::rule_09_between_processes::{
+    pass_between_keepers, pass_killed_waiter, pass_stopped_waiter,
+};
 use crate::modes::{granted, in_mode, is_busy_in, take_in};
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, Skip, build};
@@ -215,19 +217,44 @@ pub(super) fn cancelled_waiter_passes_its_turn_on(rig: &Rig<'_>) -> Outcome {
 }
 
 pub(super) fn killed_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
-    rig.each_pair(|pair| {
-        let name = pair.name();
-        let mut process = rig.process(rig.renewed(60_000))?;
-        let held = take_in(&rig.keeper(), &name, pair.held);
-        process.wait_for_in(&name, pair.rival);
-        let (keeper, recorder) = rig.recorded_keeper();
-        thread::scope(|scope| {
-            let behind = scope.spawn(|| drop(take_in(&keeper, &name, pair.rival)));
+    rig.each_pair(|pair| pass_killed_waiter(rig, &pair.name(), [pair.held, pair.rival]))?;
+    rig.nothing_left();
+    Ok(())
+}
+
+pub(super) fn stopped_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {
+    rig.each_pair(|pair| pass_stopped_waiter(rig, &pair.name(), [pair.held, pair.rival]))?;
+    rig.nothing_left();
+    Ok(())
+}
+
+/// The connections of the store are closed while waiters wait in it.
+pub(super) fn waits_outlast_an_outage(rig: &Rig<'_>) -> Outcome {
+    let pairs = rig.pairs()?;
+    let holder = rig.keeper();
+    let waiters = pairs.into_iter().map(|pair| (pair, rig.recorded_keeper()));
+    let waiters: Vec<_> = waiters.collect();
+    let held = waiters
+        .iter()
+        .map(|(pair, _)| take_in(&holder, &pair.name(), pair.held));
+    let held: Vec<_> = held.collect();
+    thread::scope(|scope| {
+        let waiting = waiters.iter().map(|(pair, (keeper, recorder))| {
+            let waiting = scope.spawn(move || take_in(keeper, &pair.name(), pair.rival));
             recorder.wait_for(Event::Contended, 1);
-            process.kill();
-            drop(held);
-            behind.join().expect("the next waiter is granted the name");
+            (pair, waiting)
         });
+        let waiting: Vec<_> = waiting.collect();
+        drop(rig.cut_off()?);
+        for held in held {
+            // The store may need another connection.
+            rig.until("the holder reaches the store", || held.renew().is_ok());
+        }
+        for (pair, waiting) in waiting {
+            let granted = waiting.join().expect("the waiter is granted the name");
+            assert!(is_busy_in(&holder, &pair.name(), pair.held), "{pair:?}");
+            granted.renew().expect("it is held");
+        }
         Ok(())
     })?;
     rig.nothing_left();

@@ -30,6 +30,11 @@ pub(super) fn four_processes_hold_permits(rig: &Rig<'_>) -> Outcome {
     rig.four_processes("a", &[FIVE])
 }
 
+pub(super) fn four_processes_hold_permits_with_faults(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(FIVE)?;
+    rig.four_processes_with_faults("a", &[FIVE])
+}
+
 pub(super) fn permits_have_the_smallest_free_slots(rig: &Rig<'_>) -> Outcome {
     const LIMIT: u32 = 4;
     rig.needs_mode(FIVE)?;

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{CancelToken, LockGuard, LockKeeper, Mode};
+use lockkeeper_core::{CancelToken, LockGuard, LockKeeper, Mode, Released, WaitOutcome};
 
 use crate::modes::{granted, in_mode, is_busy_in, take_in, take_shared};
 use crate::recorder::Event;
@@ -90,6 +90,28 @@ pub(super) fn fresh_lease_takes_over_from_an_old_one(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
+/// A fixed lease ends with its guard, and takes no other guard with it.
+pub(super) fn fixed_leases_are_not_shared(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    let (builder, tap) = rig.tapped();
+    let keeper = build(builder);
+    let leases = [rig.fixed(300), rig.fixed(60_000), rig.renewed(60_000)];
+    let take = |lease| granted(&keeper, "a", &in_mode(Mode::Shared).lease(lease));
+    let [expiring, fixed, renewed] = leases.map(take);
+    assert_eq!(tap.owners().len(), 3, "each has a lease of its own");
+    let outcome = expiring.lost_signal().wait(rig.timeout());
+    assert_eq!(outcome, WaitOutcome::Lost);
+    let released = expiring.release().expect("the store replies");
+    assert_eq!(released, Released::AlreadyLost);
+    assert!(fixed.is_held() && renewed.is_held());
+    drop(fixed);
+    renewed.renew().expect("the other leases stay");
+    assert!(is_busy(&rig.keeper(), "a"));
+    drop(renewed);
+    rig.nothing_left();
+    Ok(())
+}
+
 pub(super) fn threads_of_one_keeper_read_and_write(rig: &Rig<'_>) -> Outcome {
     rig.needs_mode(Mode::Shared)?;
     rig.hold_together(&[&rig.keeper()], READERS_AND_A_WRITER);
@@ -105,6 +127,11 @@ pub(super) fn threads_of_two_keepers_read_and_write(rig: &Rig<'_>) -> Outcome {
 pub(super) fn four_processes_read_and_write(rig: &Rig<'_>) -> Outcome {
     rig.needs_mode(Mode::Shared)?;
     rig.four_processes("a", READERS_AND_A_WRITER)
+}
+
+pub(super) fn four_processes_read_and_write_with_faults(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(Mode::Shared)?;
+    rig.four_processes_with_faults("a", READERS_AND_A_WRITER)
 }
 
 /// What a thread that has acquired the name tells the case, and waits for.
