@@ -136,6 +136,14 @@ impl Rig<'_> {
             process.expect("ended");
         }
         history.check(others.len() * THREADS * ROUNDS, Some(killed.pid()));
+        // A store may keep an expired lease until the name is acquired again.
+        let keeper = self.keeper();
+        let all = match modes[0] {
+            Mode::Permit { limit } => vec![modes[0]; limit as usize],
+            _ => vec![Mode::Exclusive],
+        };
+        let all = all.into_iter().map(|mode| take_in(&keeper, name, mode));
+        drop(all.collect::<Vec<_>>());
         self.nothing_left();
         Ok(())
     }

@@ -111,24 +111,24 @@ pub(super) fn dead_owner_is_replaced_at_once(rig: &Rig<'_>) -> Outcome {
     replace_killed_holder(rig, rig.renewed(3_600_000))
 }
 
-/// A waiter waits when the holder is killed, and another attempt comes later.
+/// A waiter waits for one name when the holder is killed, and an attempt at another name comes later.
 fn replace_killed_holder(rig: &Rig<'_>, lease: LeasePolicy) -> Outcome {
     rig.each_pair(|pair| {
-        let name = pair.name();
-        let mut process = rig.process(lease)?;
-        let token = process.acquire_in(&name, pair.held);
+        let names = ["waited", "idle"].map(|prefix| format!("{prefix}-{}", pair.name()));
+        let [mut process, mut idle] = [rig.process(lease)?, rig.process(lease)?];
+        let token = process.acquire_in(&names[0], pair.held);
+        let idle_token = idle.acquire_in(&names[1], pair.held);
         let (waiter, recorder) = rig.recorded_keeper();
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| take_in(&waiter, &name, pair.rival));
+            let waiting = scope.spawn(|| take_in(&waiter, &names[0], pair.rival));
             recorder.wait_for(Event::Contended, 1);
             process.kill();
+            idle.kill();
+            let later = take_in(&rig.keeper(), &names[1], pair.rival);
+            assert!(later.token().get() > idle_token, "{pair:?}");
             let next = waiting.join().expect("the waiter is granted the name");
             assert!(next.token().get() > token, "{pair:?}");
         });
-        let mut process = rig.process(lease)?;
-        process.acquire_in(&name, pair.held);
-        process.kill();
-        drop(take_in(&rig.keeper(), &name, pair.rival));
         Ok(())
     })?;
     rig.nothing_left();

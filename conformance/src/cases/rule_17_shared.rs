@@ -236,19 +236,26 @@ pub(super) fn ended_wait_of_a_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
         let ((writer, writer_waits), (late, late_waits)) =
             (rig.recorded_keeper(), rig.recorded_keeper());
         let (late, cancel) = (&late, CancelToken::new());
-        let options = in_mode(Mode::Exclusive).cancel(&cancel);
-        let options = match end {
-            End::TimedOut => options.wait(Duration::from_millis(200)),
-            End::Cancelled => options.wait_forever(),
+        // Longer than the case, since a store may grant a name at the end of a wait.
+        let long = rig.timeout() * 2;
+        let wait = match end {
+            End::TimedOut => Duration::from_millis(200),
+            End::Cancelled => long,
         };
+        let write = in_mode(Mode::Exclusive).cancel(&cancel).wait(wait);
+        let read = in_mode(Mode::Shared).wait(long);
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| writer.acquire("a", &options).map(|it| it.is_some()));
+            let waiting = scope.spawn(|| writer.acquire("a", &write).map(|it| it.is_some()));
             writer_waits.wait_for(Event::Contended, 1);
-            // It waits for longer than the case: a store may grant a name at the end of a wait.
-            let longer = in_mode(Mode::Shared).wait(rig.timeout() * 2);
-            let entering = scope.spawn(move || granted(late, "a", &longer));
             if end == End::Cancelled {
-                late_waits.wait_for(Event::Contended, 1);
+                rig.until("a reader is held back", || {
+                    is_busy_in(late, "a", Mode::Shared)
+                });
+            }
+            let waits = late_waits.count(Event::Contended) + 1;
+            let entering = scope.spawn(move || granted(late, "a", &read));
+            if end == End::Cancelled {
+                late_waits.wait_for(Event::Contended, waits);
                 cancel.cancel();
             }
             let written = waiting.join().expect("the thread does not panic");
