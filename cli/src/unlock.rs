@@ -3,15 +3,15 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::SystemTime;
 
-use lockkeeper::LockName;
 use lockkeeper::admin::HeldName;
 use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::{LockName, Mode};
 
-use crate::args;
+use crate::args::{self, Choice};
 use crate::failure::{Failure, USAGE};
 use crate::output;
 use crate::settings;
-use crate::who::{admin, holder};
+use crate::who::{admin, holder, list};
 
 /// The user did not confirm, or the hold that was shown has ended.
 const NOT_DONE: u8 = 1;
@@ -22,13 +22,26 @@ pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
     let keeper = settings::open_existing(&args.store)?;
     let admin = admin(&keeper)?;
     let deadline = || SystemClock.now() + args.timeout;
-    let Some(held) = admin.held(Some(&name), deadline())?.pop() else {
-        output::print(&format!("{name:?} is not held."))?;
+    let held = admin.held(Some(&name), deadline())?;
+    let (chosen, others): (Vec<_>, Vec<_>) =
+        (held.into_iter()).partition(|held| args.choice.includes(held));
+    if chosen.is_empty() {
+        output::print(&match others.len() {
+            0 => format!("{name:?} is not held."),
+            _ => format!(
+                "{name:?} has no such holder; it is held by\n{}",
+                list(&others)
+            ),
+        })?;
         return Ok(0);
-    };
+    }
+    if chosen.len() > 1 && !args.choice.all {
+        output::print(&list(&chosen))?;
+        return Err(Failure::new(USAGE, ambiguous(&name, &chosen)));
+    }
     // Not every store can list all names.
     let all = admin.held(None, deadline()).unwrap_or_default();
-    let shown = match output::print(&describe(&name, &held, &all)) {
+    let shown = match output::print(&describe(&name, &chosen, &all)) {
         // Without the description the question makes no sense.
         Err(failure) if !args.yes => {
             let text = format!("{failure}; nothing was done");
@@ -36,21 +49,80 @@ pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
         }
         shown => shown,
     };
-    if !args.yes && !confirmed()? {
+    if !args.yes && !confirmed(chosen.len())? {
         return Err(Failure::new(NOT_DONE, "not confirmed; nothing was done"));
     }
-    if admin.force_release(&held, deadline())? {
-        let printed = shown.and_then(|()| output::print(&format!("Freed {name:?}.")));
-        return printed.map(|()| 0).map_err(|failure| {
-            Failure::new(failure.code, format!("freed {name:?}, but {failure}"))
-        });
+    let mut freed: Vec<&HeldName> = Vec::new();
+    for held in &chosen {
+        if is_session_of(held, &freed) || admin.force_release(held, deadline())? {
+            freed.push(held);
+        }
+    }
+    let (count, done) = (chosen.len(), freed.len());
+    let what = match count {
+        1 => format!("{name:?}"),
+        _ => format!("{name:?} from {done} of {count} holders"),
+    };
+    if done > 0 {
+        let printed = shown.and_then(|()| output::print(&format!("Freed {what}.")));
+        printed.map_err(|failure| {
+            Failure::new(failure.code, format!("freed {what}, but {failure}"))
+        })?;
+    }
+    if done == count {
+        return Ok(0);
     }
     let text = "was released meanwhile, and another process may hold it; list the holders with `lockkeeper who`";
     Err(Failure::new(NOT_DONE, format!("{name:?} {text}")))
 }
 
-fn describe(name: &LockName, held: &HeldName, all: &[HeldName]) -> String {
-    let mut text = format!("{name:?} is held by {}", holder(held, SystemTime::now()));
+/// Returns why holders have to be chosen, and how.
+fn ambiguous(name: &LockName, held: &[HeldName]) -> String {
+    let example = held.iter().find_map(Choice::of);
+    let example = example.map_or_else(String::new, |options| format!(", such as {options}"));
+    format!(
+        "{name:?} has {} holders, and nothing was done; add an option that chooses one{example}, or \
+         --all to free all of them",
+        held.len()
+    )
+}
+
+/// Returns whether a hold has ended with the session of another one.
+fn is_session_of(held: &HeldName, ended: &[&HeldName]) -> bool {
+    let session = &held.holder.session;
+    session.is_some() && ended.iter().any(|other| other.holder.session == *session)
+}
+
+fn describe(name: &LockName, held: &[HeldName], all: &[HeldName]) -> String {
+    let mut text = match held {
+        [held] => describe_one(name, held),
+        _ => list(held),
+    };
+    let held: Vec<_> = held.iter().collect();
+    if held.iter().all(|held| held.holder.session.is_none()) {
+        return text;
+    }
+    text.push_str("\nThe holder's whole session is ended, with all names that it holds");
+    let is_chosen = |other: &HeldName| held.iter().any(|held| held.mark == other.mark);
+    let others = all
+        .iter()
+        .filter(|other| is_session_of(other, &held) && !is_chosen(other));
+    let names: Vec<_> = others.map(|other| format!("{:?}", other.name)).collect();
+    if !names.is_empty() {
+        text.push_str(&format!(": {}, too", names.join(", ")));
+    }
+    text + "."
+}
+
+fn describe_one(name: &LockName, held: &HeldName) -> String {
+    let mut text = match held.slot {
+        Some(slot) => format!("Slot {slot} of {name:?}"),
+        None => format!("{name:?}"),
+    };
+    text.push_str(&format!(" is held by {}", holder(held, SystemTime::now())));
+    if held.mode == Mode::Shared {
+        text.push_str(", shared");
+    }
     if let Some(token) = held.token() {
         text.push_str(&format!(",\nwith the token {token}"));
     }
@@ -60,32 +132,24 @@ fn describe(name: &LockName, held: &HeldName, all: &[HeldName]) -> String {
         Some(many) => text.push_str(&format!("; {many} processes wait for it")),
         None => {}
     }
-    text.push('.');
-    let Some(session) = &held.holder.session else {
-        return text;
-    };
-    text.push_str("\nThe holder's whole session is ended, with all names that it holds");
-    let is_other = |other: &&HeldName| {
-        other.holder.session.as_ref() == Some(session) && other.mark != held.mark
-    };
-    let names = all.iter().filter(is_other);
-    let names: Vec<_> = names.map(|other| format!("{:?}", other.name)).collect();
-    if !names.is_empty() {
-        text.push_str(&format!(": {}, too", names.join(", ")));
-    }
     text + "."
 }
 
-fn confirmed() -> Result<bool, Failure> {
+fn confirmed(holders: usize) -> Result<bool, Failure> {
     let mut stdin = io::stdin().lock();
     if !stdin.is_terminal() {
         let text = "there is no terminal to ask for confirmation; use --yes to confirm";
         return Err(Failure::new(USAGE, text));
     }
     let mut stderr = io::stderr().lock();
-    let question = b"The holder may go on working until it notices. Free the lock? [y/N] ";
+    let question = match holders {
+        1 => "The holder may go on working until it notices. Free the lock? [y/N] ",
+        _ => "The holders may go on working until they notice. Free all of them? [y/N] ",
+    };
     let mut answer = String::new();
-    let asked = stderr.write_all(question).and_then(|()| stderr.flush());
+    let asked = stderr
+        .write_all(question.as_bytes())
+        .and_then(|()| stderr.flush());
     asked
         .and_then(|()| stdin.read_line(&mut answer))
         .map_err(|error| Failure::system("ask for confirmation", &error))?;

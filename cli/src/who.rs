@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use lockkeeper::admin::{Admin, HeldName};
 use lockkeeper::clock::{Clock, SystemClock};
-use lockkeeper::{LockKeeper, LockName};
+use lockkeeper::{LockKeeper, LockName, Mode};
 use serde::Serialize;
 
 use crate::args;
@@ -34,6 +34,9 @@ struct Row {
     namespace: Option<String>,
     name: String,
     name_is_whole: bool,
+    mode: String,
+    slot: Option<u32>,
+    permits: Option<u32>,
     host: Option<String>,
     pid: Option<u32>,
     thread: Option<String>,
@@ -52,6 +55,12 @@ impl From<&Entry> for Row {
             namespace: namespace.clone(),
             name: held.name.clone(),
             name_is_whole: held.is_whole,
+            mode: held.mode.to_string(),
+            slot: held.slot,
+            permits: match held.mode {
+                Mode::Permit { limit } => Some(limit).filter(|limit| *limit > 0),
+                Mode::Exclusive | Mode::Shared => None,
+            },
             host: held.holder.host.clone(),
             pid: held.holder.pid,
             thread: held.holder.thread.clone(),
@@ -143,6 +152,12 @@ impl Listing {
         }
         lines.join("\n")
     }
+}
+
+/// Returns a table of holders.
+pub(crate) fn list(held: &[HeldName]) -> String {
+    let entries: Vec<Entry> = held.iter().map(|held| (None, held.clone())).collect();
+    table::table(&entries, SystemTime::now())
 }
 
 /// Returns the store's view for operators, or an error if other processes cannot see the store.

@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 
 #[cfg(feature = "compare")]
 pub(crate) use compare::Compare;
-pub(crate) use operate::{Doctor, Unlock, Who};
+pub(crate) use operate::{Choice, Doctor, Unlock, Who};
 pub(crate) use run::{OnLost, Run};
 
 /// Locks by name on the store of a URL, for shell scripts, cron and operators.

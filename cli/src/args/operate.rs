@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
+use lockkeeper::Mode;
+use lockkeeper::admin::HeldName;
+
 use super::{StoreArgs, duration, seconds_or_duration};
 
 pub(super) const WHO: &str = include_str!("who_about.txt").trim_ascii_end();
@@ -68,9 +72,73 @@ pub(crate) struct Unlock {
     #[arg(long, value_name = "DUR", default_value = "10s", value_parser = duration)]
     pub(crate) timeout: Duration,
 
+    #[command(flatten)]
+    pub(crate) choice: Choice,
+
     /// The lock's name.
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
+}
+
+/// Which holders of a name are meant.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Choice {
+    /// Choose the permit in this slot, from 0.
+    #[arg(long, value_name = "K")]
+    slot: Option<u32>,
+
+    /// Choose the holder with this process id.
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+
+    /// Choose the holders on this host.
+    #[arg(long, value_name = "HOST")]
+    host: Option<String>,
+
+    /// Choose the holder with this session, where the store knows no process.
+    #[arg(long, value_name = "ID")]
+    session: Option<String>,
+
+    /// Choose the holders in this mode.
+    #[arg(long, value_name = "MODE", value_parser = PossibleValuesParser::new(MODES))]
+    mode: Option<String>,
+
+    /// Free all holders, or all that the other options choose.
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+/// The texts of [`Mode`].
+const MODES: [&str; 3] = ["exclusive", "shared", "permit"];
+
+impl Choice {
+    pub(crate) fn includes(&self, held: &HeldName) -> bool {
+        fn is<T: PartialEq>(wanted: Option<&T>, found: Option<&T>) -> bool {
+            wanted.is_none() || wanted == found
+        }
+        is(self.slot.as_ref(), held.slot.as_ref())
+            && is(self.pid.as_ref(), held.holder.pid.as_ref())
+            && is(self.host.as_ref(), held.holder.host.as_ref())
+            && is(self.session.as_ref(), held.holder.session.as_ref())
+            && is(self.mode.as_ref(), Some(&held.mode.to_string()))
+    }
+
+    /// Returns the options that choose this holder, if it can be told from others.
+    pub(crate) fn of(held: &HeldName) -> Option<String> {
+        let holder = &held.holder;
+        match (held.mode, held.slot) {
+            (_, Some(slot)) => Some(format!("--slot {slot}")),
+            (Mode::Exclusive, None) => Some("--mode exclusive".to_owned()),
+            (mode, None) => {
+                let pid = holder.pid.map(|pid| format!("--pid {pid}"));
+                let session = || Some(format!("--session {}", holder.session.as_ref()?));
+                let process = pid.or_else(session)?;
+                let host = holder.host.as_ref().filter(|_| holder.pid.is_some());
+                let host = host.map_or_else(String::new, |host| format!(" --host {host}"));
+                Some(format!("--mode {mode} {process}{host}"))
+            }
+        }
+    }
 }
 
 /// The options of `doctor`.

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
 };
+use lockkeeper::Mode;
 use lockkeeper::admin::HeldName;
 
 use super::Entry;
@@ -12,10 +13,12 @@ use crate::output;
 
 /// Only a line under the header.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
-/// The namespace is shown only if those of all namespaces are listed.
-const HEADER: [&str; 7] = [
+/// A column that is left out: the namespace if those of all namespaces are not listed, and the mode if
+/// every lock is exclusive.
+const HEADER: [&str; 8] = [
     "namespace",
     "name",
+    "mode",
     "holder",
     "held for",
     "token",
@@ -27,21 +30,38 @@ const NUMBERS: usize = 4;
 
 /// Makes a table of at most 80 columns; names and holders are wrapped, numbers are not.
 pub(super) fn table(held: &[Entry], now: SystemTime) -> String {
+    let has_namespaces = held.iter().any(|(namespace, _)| namespace.is_some());
+    let has_modes = held.iter().any(|(_, held)| held.mode != Mode::Exclusive);
+    let is_shown = [
+        has_namespaces,
+        true,
+        has_modes,
+        true,
+        true,
+        true,
+        true,
+        true,
+    ];
+    let shown = |cells: [String; HEADER.len()]| {
+        let cells = cells.into_iter().zip(is_shown);
+        cells
+            .filter(|(_, is_shown)| *is_shown)
+            .map(|(cell, _)| cell)
+    };
     let dash = || "-".to_owned();
     let rows = held.iter().map(|(namespace, held)| {
-        let cells = [
+        shown([
+            namespace.as_deref().map(plain).unwrap_or_default(),
             name(held),
+            mode(held),
             process(held).unwrap_or_else(dash),
             held_for(held, now).unwrap_or_else(dash),
             held.token().map_or_else(dash, |token| token.to_string()),
             held.remaining.map_or_else(dash, output::format_span),
             held.waiting.map_or_else(dash, |count| count.to_string()),
-        ];
-        let namespace = namespace.as_deref().map(plain);
-        namespace.into_iter().chain(cells).collect::<Vec<_>>()
+        ])
     });
-    let has_namespaces = held.iter().any(|(namespace, _)| namespace.is_some());
-    let header = HEADER.iter().skip(usize::from(!has_namespaces));
+    let header: Vec<_> = shown(HEADER.map(str::to_owned)).collect();
     let columns = header.len();
     let mut table = Table::new();
     table
@@ -58,6 +78,13 @@ pub(super) fn table(held: &[Entry], now: SystemTime) -> String {
         }
     }
     table.trim_fmt()
+}
+
+fn mode(held: &HeldName) -> String {
+    match held.slot {
+        Some(slot) => format!("slot {slot}"),
+        None => held.mode.to_string(),
+    }
 }
 
 /// Escapes a text from the store, so that it cannot move the terminal's cursor or reverse its lines.
