@@ -19,6 +19,9 @@ pub(crate) use self::file::ConfigFile;
 const FILE: &str = "LOCKKEEPER_CONFIG";
 const URL: &str = "LOCKKEEPER_URL";
 const PREFIX: &str = "LOCKKEEPER";
+/// The variable with which `run` names the slot of a permit.
+#[cfg(unix)]
+pub(crate) const SLOT: &str = "LOCKKEEPER_SLOT";
 
 /// Where the settings of the store are.
 enum Source {
@@ -64,6 +67,8 @@ pub(crate) fn environment(args: &StoreArgs) -> Result<Vec<(OsString, OsString)>,
         Source::Url(url) => vec![(URL.into(), url.into())],
         Source::Environment => std::env::vars_os()
             .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"LOCKKEEPER_"))
+            // A `run` around this one has set it for its own command.
+            .filter(|(name, _)| name != SLOT)
             .collect(),
         Source::File(file) => {
             // The command may change its folder.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use lockkeeper::Wait;
+use lockkeeper::{MAX_PERMITS, Mode, Wait};
 
 use super::{StoreArgs, duration, seconds_or_duration};
 
@@ -29,6 +29,16 @@ pub(crate) struct Run {
     /// Make one attempt, and do not wait.
     #[arg(short, long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
+
+    /// Acquire a shared lock: beside any number of others that are shared, and beside none that is not.
+    /// See below.
+    #[arg(short, long)]
+    shared: bool,
+
+    /// Acquire one of N permits of NAME, so that up to N commands run at the same time. See below.
+    #[arg(long, value_name = "N", conflicts_with = "shared",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PERMITS)))]
+    slots: Option<u32>,
 
     /// How long the lock outlives its last renewal. Default: the store's `ttl`, or 30s.
     #[arg(long, value_name = "DUR", value_parser = duration)]
@@ -90,6 +100,14 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    pub(crate) fn mode(&self) -> Mode {
+        match (self.slots, self.shared) {
+            (Some(limit), _) => Mode::Permit { limit },
+            (None, true) => Mode::Shared,
+            (None, false) => Mode::Exclusive,
+        }
+    }
+
     /// Returns the command and its arguments.
     pub(crate) fn command(&self) -> Vec<OsString> {
         match &self.line {

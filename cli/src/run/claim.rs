@@ -5,6 +5,9 @@
 //! killing the holder's command. So the watchdog takes the claim before the command starts. It keeps
 //! the claim until the command's process group is gone, or the lock is over.
 //!
+//! Claims have the modes of locks. Those of shared locks are taken beside each other, each slot of a
+//! semaphore has a claim of its own, and for several names the watchdog takes the claim of each.
+//!
 //! # Which claims count
 //!
 //! On Linux a claim is an abstract Unix socket whose name is a hash of store, namespace and lock. Any
@@ -16,16 +19,81 @@
 //!   their commands apart.
 //! - If the socket of another user is bound to the name, the claim takes the name with a random
 //!   suffix. Every watchdog finds such names in `/proc/self/net/unix`.
+//! - A shared claim always takes a random suffix, of another kind, and only an exclusive claim is in its
+//!   way.
 //!
 //! The watchdog accepts connections and drops those of other users, so they cannot fill the queue of its
 //! socket for long. A socket with a full queue is not a claim.
 
-use lockkeeper::{LockKeeper, LockName};
+use std::os::fd::BorrowedFd;
+
+use lockkeeper::{LockKeeper, LockName, Mode};
 
 #[cfg(target_os = "linux")]
-pub(super) use socket::{Claim, Obstacle};
+use socket::{Claim, Obstacle};
 #[cfg(not(target_os = "linux"))]
-pub(super) use unclaimed::{Claim, Obstacle};
+use unclaimed::{Claim, Obstacle};
+
+/// What separates the name of a claim from the random suffix of its socket.
+const EXCLUSIVE: char = '-';
+/// The same for a shared claim, whose own name ends with it.
+const SHARED: char = '+';
+
+/// The claims of a watchdog. They are taken one after the other, in the order of their names, so that no
+/// two watchdogs wait for each other.
+pub(super) struct Claims {
+    names: Vec<String>,
+    taken: Vec<Claim>,
+    /// What is in the way of the next one.
+    obstacle: Option<Obstacle>,
+}
+
+impl Claims {
+    pub(super) fn new(mut names: Vec<String>) -> Self {
+        names.sort_unstable();
+        Self {
+            names,
+            taken: Vec::new(),
+            obstacle: None,
+        }
+    }
+
+    /// Takes the claims that are missing, up to the first that has a claim of another process in its way.
+    /// Returns whether all are taken.
+    pub(super) fn take(&mut self) -> bool {
+        while let Some(name) = self.names.get(self.taken.len()) {
+            if self.obstacle.as_ref().is_some_and(|other| !other.is_gone()) {
+                return false;
+            }
+            match Claim::take(name) {
+                Ok(claim) => self.taken.push(claim),
+                Err(obstacle) => {
+                    self.obstacle = Some(obstacle);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    pub(super) fn are_taken(&self) -> bool {
+        self.taken.len() == self.names.len()
+    }
+
+    pub(super) fn give_up(&mut self) {
+        self.taken.clear();
+    }
+
+    /// Returns what becomes readable when other processes connect.
+    pub(super) fn connections(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.taken.iter().filter_map(Claim::connections)
+    }
+
+    /// Accepts one connection for each claim that has one.
+    pub(super) fn accept(&mut self) {
+        self.taken.iter_mut().for_each(Claim::accept);
+    }
+}
 
 #[cfg(target_os = "linux")]
 mod socket {
@@ -41,6 +109,7 @@ mod socket {
     };
     use rustix::process::{Uid, geteuid};
 
+    use super::{EXCLUSIVE, SHARED};
     use crate::run::poll::is_open;
 
     /// A claim that this process holds until the value is dropped.
@@ -57,18 +126,32 @@ mod socket {
         /// Two processes that try at the same time may both find the other in the way, but never
         /// both get the claim: each checks for others after it has bound its own socket.
         pub(in crate::run) fn take(name: &str) -> Result<Self, Obstacle> {
-            let mut own = name.to_owned();
-            let mut bound = listen(name);
+            let (name, is_shared) = match name.strip_suffix(SHARED) {
+                Some(name) => (name, true),
+                None => (name, false),
+            };
+            let with_suffix = |kind: char| {
+                let suffix = RandomState::new().hash_one(name);
+                format!("{name}{kind}{suffix:016x}")
+            };
+            let mut own = match is_shared {
+                true => with_suffix(SHARED),
+                false => name.to_owned(),
+            };
+            let mut bound = listen(&own);
             if matches!(&bound, Err(error) if error.kind() == io::ErrorKind::AddrInUse) {
-                if let Some(obstacle) = Obstacle::find(name) {
+                if let Some(obstacle) = Obstacle::find(&own) {
                     return Err(obstacle);
                 }
-                let suffix = RandomState::new().hash_one(name);
-                own = format!("{name}-{suffix:016x}");
+                own = with_suffix(EXCLUSIVE);
                 bound = listen(&own);
             }
             let socket = bound.ok();
-            let mut others = with_suffix(name);
+            let kinds = match is_shared {
+                true => &[EXCLUSIVE][..],
+                false => &[EXCLUSIVE, SHARED],
+            };
+            let mut others = suffixed(name, kinds);
             others.push(name.to_owned());
             others.retain(|other| *other != own);
             let obstacle = others.iter().find_map(|other| Obstacle::find(other));
@@ -125,16 +208,16 @@ mod socket {
         Ok(socket)
     }
 
-    /// Returns the names of this host's abstract sockets that are `name` and a suffix.
-    fn with_suffix(name: &str) -> Vec<String> {
+    /// Returns the names of this host's abstract sockets that are `name` and a suffix of one of these kinds.
+    fn suffixed(name: &str, kinds: &[char]) -> Vec<String> {
         // Other users may have bound names that are no UTF-8.
         let sockets = std::fs::read("/proc/self/net/unix").unwrap_or_default();
         let sockets = String::from_utf8_lossy(&sockets);
-        let start = format!("{name}-");
         // The kernel shows the first byte of an abstract name, a NUL, as `@`.
         let names = sockets.split_whitespace();
         let names = names.filter_map(|shown| shown.strip_prefix('@'));
-        let names = names.filter(|name| name.starts_with(&start));
+        let is_suffix = |rest: &str| rest.starts_with(kinds);
+        let names = names.filter(|shown| shown.strip_prefix(name).is_some_and(is_suffix));
         names.map(str::to_owned).collect()
     }
 
@@ -175,12 +258,19 @@ mod unclaimed {
     }
 }
 
-/// Returns the name of the claim on a lock.
-pub(super) fn name(keeper: &LockKeeper, lock: &LockName) -> String {
+/// Returns the name of the claim on a lock, or on a slot of a semaphore.
+pub(super) fn name(keeper: &LockKeeper, name: &LockName, mode: Mode, slot: Option<u32>) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
-    (keeper.location(), lock.as_str()).hash(&mut hasher);
-    format!("lockkeeper-run-{:016x}", hasher.finish())
+    (keeper.location(), name.as_str()).hash(&mut hasher);
+    if let Some(slot) = slot {
+        slot.hash(&mut hasher);
+    }
+    let claim = format!("lockkeeper-run-{:016x}", hasher.finish());
+    match mode {
+        Mode::Shared => format!("{claim}{SHARED}"),
+        Mode::Exclusive | Mode::Permit { .. } => claim,
+    }
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -207,5 +297,42 @@ mod tests {
         assert!(Claim::take(&name).is_err());
         drop(claim);
         assert!(Claim::take(&name).is_ok());
+    }
+
+    #[test]
+    #[serial(fork)]
+    fn shared_claims_exclude_only_exclusive_ones() {
+        let name = format!("lockkeeper-test-shared-{}", std::process::id());
+        let shared = format!("{name}{SHARED}");
+        let first = Claim::take(&shared).ok().unwrap();
+        let second = Claim::take(&shared).ok().unwrap();
+        drop(first);
+        let obstacle = Claim::take(&name).err().unwrap();
+        drop(second);
+        assert!(obstacle.is_gone());
+        for exclusive in [&name, &format!("{name}{EXCLUSIVE}0")] {
+            let claim = Claim::take(exclusive).ok().unwrap();
+            let obstacle = Claim::take(&shared).err().unwrap();
+            drop(claim);
+            assert!(obstacle.is_gone());
+        }
+        assert!(Claim::take(&shared).is_ok());
+    }
+
+    #[test]
+    #[serial(fork)]
+    fn claims_are_taken_together() {
+        let id = std::process::id();
+        let [first, second] = ["a", "b"].map(|name| format!("lockkeeper-test-{name}-{id}"));
+        let claim = Claim::take(&second).ok().unwrap();
+        let mut claims = Claims::new(vec![second.clone(), first.clone()]);
+        assert!(!claims.take() && !claims.are_taken());
+        // While it waits for the second, it has the first.
+        assert!(Claim::take(&first).is_err());
+        drop(claim);
+        assert!(claims.take() && claims.are_taken());
+        assert_eq!(claims.connections().count(), 2);
+        claims.give_up();
+        assert!(Claim::take(&first).is_ok() && Claim::take(&second).is_ok());
     }
 }

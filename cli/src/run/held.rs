@@ -1,14 +1,15 @@
-//! The lock that `run` holds: the wait for the claim on its name, its deadlines, and its release.
+//! The lock that `run` holds: the wait for its claims, its deadlines, and its release.
 
 use std::io;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
-use lockkeeper::{LeasePolicy, LockGuard, Released};
+use lockkeeper::{LeasePolicy, Released};
 use rustix::process::Signal;
 
 use super::command;
+use super::guard::{Guard, Request};
 use super::plan::{Deadlines, Plan};
 use super::poll::POLL_INTERVAL;
 use super::signals::{Event, asks_for_end, end_signal};
@@ -21,15 +22,16 @@ const REPORT_AFTER: Duration = Duration::from_secs(2);
 
 /// A lock that is held, and what happens meanwhile.
 pub(super) struct HeldLock {
-    pub(super) guard: LockGuard,
+    pub(super) request: Request,
+    pub(super) guard: Guard,
     pub(super) plan: Plan,
     pub(super) events: Receiver<Event>,
 }
 
-/// How the wait for a claim ended.
+/// How the wait for the claims ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClaimWait {
-    /// The watchdog holds the claim, or the other process has held it for longer than it could have
+    /// The watchdog holds its claims, or another process has held one for longer than it could have
     /// held the lock.
     Over,
     /// A signal asked this process to end.
@@ -53,8 +55,8 @@ impl HeldLock {
             .filter(|deadlines| SystemClock.now() < deadlines.term)
     }
 
-    /// Waits until the watchdog holds its claim, before the command starts.
-    pub(super) fn wait_for_claim(&self, watchdog: &mut Watchdog) -> io::Result<ClaimWait> {
+    /// Waits until the watchdog holds its claims, before the command starts.
+    pub(super) fn wait_for_claims(&self, watchdog: &mut Watchdog) -> io::Result<ClaimWait> {
         let bound = match self.plan.policy {
             LeasePolicy::Renewed { ttl } => ttl,
             // The other half is left for the command.
@@ -72,7 +74,7 @@ impl HeldLock {
                 sent = Some(deadlines.claim);
                 watchdog.send_deadlines(deadlines)?;
             }
-            let is_ready = watchdog.wait_for_claim(POLL_INTERVAL)?;
+            let is_ready = watchdog.wait_for_claims(POLL_INTERVAL)?;
             if let Some(signal) = end_signal(&self.events, Duration::ZERO) {
                 return Ok(ClaimWait::Signal(signal));
             }
@@ -82,8 +84,8 @@ impl HeldLock {
             waited += POLL_INTERVAL;
             if waited == REPORT_AFTER {
                 stderr::info(&format!(
-                    "an earlier command under {:?} has not ended yet: waiting for its end",
-                    self.guard.name()
+                    "an earlier command under {} has not ended yet: waiting for its end",
+                    self.request.name()
                 ));
             }
         }
@@ -94,8 +96,8 @@ impl HeldLock {
     pub(super) fn keep_until(&self, until: HostInstant) -> bool {
         let left = || until.saturating_since(SystemClock.now());
         if !left().is_zero() {
-            let (name, span) = (self.guard.name(), output::format_span(left()));
-            stderr::info(&format!("keeping {name:?} for {span}"));
+            let (name, span) = (self.request.name(), output::format_span(left()));
+            stderr::info(&format!("keeping {name} for {span}"));
         }
         while !left().is_zero() {
             if !self.guard.is_held() {
@@ -115,10 +117,9 @@ impl HeldLock {
 
     /// Releases the lock. Returns what the release found, or `None` if the store did not reply.
     pub(super) fn release(self) -> Option<Released> {
-        let name = self.guard.name().clone();
         let released = self.guard.release();
         match &released {
-            Ok(_) => stderr::info(&format!("released {name:?}")),
+            Ok(_) => stderr::info(&format!("released {}", self.request.name())),
             Err(error) => stderr::warn(&format!("{error}; the store frees the lock after its ttl")),
         }
         released.ok()

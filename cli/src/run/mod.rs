@@ -9,7 +9,8 @@
 //! - `opening`: the store, which may come up within --wait
 //! - `plan`: whether the times fit, and the deadlines of the command
 //! - `signals`: signals and renewals as one queue of events
-//! - `claim`: no two commands of this host under one name
+//! - `guard`: the lock or permit, as it is requested and as it is held
+//! - `claim`: no two commands of this host under one lock
 //! - `held`: the lock while it is held, from the wait for the claim to the release
 //! - `command`: the command's process
 //! - `terminal`: lending the terminal to the command
@@ -19,6 +20,7 @@
 
 mod claim;
 mod command;
+mod guard;
 mod held;
 mod opening;
 mod plan;

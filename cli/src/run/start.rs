@@ -9,14 +9,11 @@ use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::unbounded;
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
-use lockkeeper::{
-    AcquireOptions, CancelToken, Capability, ErrorKind, LockGuard, LockKeeper, LockName, Released,
-    Wait,
-};
+use lockkeeper::{AcquireOptions, CancelToken, Capability, ErrorKind, LockKeeper, Released, Wait};
 use rustix::process::{Pid, Signal, kill_current_process_group};
 
-use super::claim;
 use super::command::{self, CHILD, CommandProcess, NOT_RUN, Status};
+use super::guard::{Guard, Request};
 use super::held::{ClaimWait, HeldLock};
 use super::opening::{self, Opened};
 use super::plan::Plan;
@@ -30,10 +27,6 @@ use crate::args;
 use crate::failure::{CONFIG, Failure, LOST, SYSTEM};
 use crate::output;
 use crate::settings;
-use crate::who;
-
-/// How long the question for the holder may take.
-const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs this process as a helper of another `run`: as the process that becomes the command, or as the
 /// watchdog. Returns `None` if this process is no helper.
@@ -52,9 +45,9 @@ pub(crate) fn helper() -> Option<ExitCode> {
         return Some(status);
     }
     if role == WATCHDOG {
-        let claim = args.next()?;
         let group = number(args.next()).and_then(Pid::from_raw);
-        return Some(watchdog::main(claim.to_str()?, group));
+        let claims = args.map(|claim| claim.into_string().ok());
+        return Some(watchdog::main(group, claims.collect::<Option<_>>()?));
     }
     None
 }
@@ -93,7 +86,7 @@ enum End {
 }
 
 fn run(args: &args::Run) -> Result<End, Failure> {
-    let name = LockName::new(args.name.as_str()).map_err(Failure::usage)?;
+    let request = Request::new(args)?;
     let (sender, events) = unbounded();
     let wait = CancelToken::new();
     let is_running = Arc::new(AtomicBool::new(false));
@@ -109,22 +102,23 @@ fn run(args: &args::Run) -> Result<End, Failure> {
         return Err(Failure::new(CONFIG, format!("{store}: {text}")));
     }
     let plan = Plan::new(args, &keeper)?;
-    let Some(guard) = acquire(args, &keeper, &name, plan, until, &wait)? else {
+    let Some(guard) = acquire(args, &keeper, &request, plan, until, &wait)? else {
         return match end_signal(&events, Duration::ZERO) {
             Some(signal) => Ok(interrupted(signal)),
-            None => Err(conflict(args, &keeper, &name)),
+            None => Err(conflict(args, &keeper, &request)),
         };
     };
     let granted = SystemClock.now();
-    stderr::info(&format!("got {name:?} with the token {}", guard.token()));
+    let (shown, claims) = (request.to_string(), request.claims(&keeper, &guard));
+    stderr::info(&format!("got {}", request.granted(&guard)));
     let held = HeldLock {
+        request,
         guard,
         plan,
         events,
     };
-    let claim = claim::name(&keeper, &name);
-    let mut watchdog = Watchdog::start(claim, None).map_err(|error| no_process(&error))?;
-    let waited = held.wait_for_claim(&mut watchdog).or_else(|_| {
+    let mut watchdog = Watchdog::start(claims, None).map_err(|error| no_process(&error))?;
+    let waited = held.wait_for_claims(&mut watchdog).or_else(|_| {
         // A signal to all processes of a service also ends the watchdog; this process gets it, too.
         let signal = end_signal(&held.events, POLL_INTERVAL).map(ClaimWait::Signal);
         let text = "the command cannot be started: its watchdog was killed";
@@ -143,8 +137,7 @@ fn run(args: &args::Run) -> Result<End, Failure> {
         if let ClaimWait::Signal(signal) = waited {
             return Ok(interrupted(signal));
         }
-        let text = format!("the lock {name:?} is lost; its command was not run");
-        stderr::warn(&text);
+        stderr::warn(&format!("{shown} is lost; its command was not run"));
         return Ok(End::Code(LOST));
     };
     // The command has ended, so signals are for this process again.
@@ -153,13 +146,12 @@ fn run(args: &args::Run) -> Result<End, Failure> {
         ended.lost || ended.was_asked_to_end || held.keep_until(granted + args.hold_at_least);
     if !kept {
         let text = "could not be kept for the rest of --hold-at-least";
-        stderr::warn(&format!("the lock {name:?} {text}"));
+        stderr::warn(&format!("{shown} {text}"));
     }
     match held.release() {
         // Only the release finds the loss: no renewal was due while the command ran.
         Some(Released::AlreadyLost) if plan.ends_on_loss() && !ended.lost && kept => {
-            let text = "was lost before the command had ended";
-            stderr::warn(&format!("the lock {name:?} {text}"));
+            stderr::warn(&format!("{shown} was lost before the command had ended"));
             Ok(End::Code(LOST))
         }
         _ => Ok(ended.key.map_or(End::Code(ended.code), |signal| {
@@ -171,23 +163,24 @@ fn run(args: &args::Run) -> Result<End, Failure> {
     }
 }
 
-/// Acquires the lock. A wait that is limited ends at `until`. Returns `None` if another holder has it, or if a signal ended the wait.
+/// Acquires the lock. A wait that is limited ends at `until`. Returns `None` if other holders have it, or if a
+/// signal ended the wait.
 fn acquire(
     args: &args::Run,
     keeper: &LockKeeper,
-    name: &LockName,
+    request: &Request,
     plan: Plan,
     until: HostInstant,
     cancel: &CancelToken,
-) -> Result<Option<LockGuard>, Failure> {
+) -> Result<Option<Guard>, Failure> {
     let options = AcquireOptions::new().lease(plan.policy).cancel(cancel);
     let options = match (args.no_wait, args.wait) {
         (true, _) => options.wait(Duration::ZERO),
         (false, Some(Wait::AtMost(_))) => options.wait(until.saturating_since(SystemClock.now())),
         (false, Some(Wait::Forever) | None) => options.wait_forever(),
     };
-    keeper
-        .acquire(name, &options)
+    request
+        .acquire(keeper, &options)
         .or_else(|error| match error.kind() {
             ErrorKind::Cancelled => Ok(None),
             ErrorKind::InvalidTtl | ErrorKind::TtlTooShort | ErrorKind::InvalidWait => {
@@ -219,16 +212,8 @@ fn interrupted(signal: Signal) -> End {
     End::Code(Status::Signal(number).code())
 }
 
-/// Returns the error for a lock that was not acquired in time. It names the holder, if the store knows.
-fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Failure {
-    let deadline = SystemClock.now() + HOLDER_TIMEOUT;
-    let held = keeper
-        .admin()
-        .and_then(|admin| admin.held(Some(name), deadline).ok()?.pop());
-    let by = match held {
-        Some(held) => who::holder(&held, SystemTime::now()),
-        None => "another process".to_owned(),
-    };
+/// Returns the error for a lock that was not acquired in time. It names the holders, if the store knows them.
+fn conflict(args: &args::Run, keeper: &LockKeeper, request: &Request) -> Failure {
     let advice = match args.wait {
         Some(Wait::AtMost(wait)) if !wait.is_zero() => format!(
             ", and the wait of {} is over; the command was not run: try later, or --wait longer",
@@ -236,7 +221,7 @@ fn conflict(args: &args::Run, keeper: &LockKeeper, name: &LockName) -> Failure {
         ),
         _ => "; the command was not run: try later, or --wait for it".to_owned(),
     };
-    let text = format!("{name:?} is held by {by}{advice}");
+    let text = format!("{}{advice}", request.holders(keeper));
     Failure::new(args.conflict_exit_code, text)
 }
 
@@ -252,11 +237,8 @@ fn command(
         true => settings::environment(&args.store)?,
         false => Vec::new(),
     };
-    for (name, value) in [
-        ("LOCKKEEPER_NAME", guard.name().to_string()),
-        ("LOCKKEEPER_TOKEN", guard.token().to_string()),
-        ("LOCKKEEPER_DEADLINE_UNIX_MS", until.to_string()),
-    ] {
+    let deadline = ("LOCKKEEPER_DEADLINE_UNIX_MS", until.to_string());
+    for (name, value) in held.request.variables(guard).into_iter().chain([deadline]) {
         environment.push((name.into(), value.into()));
     }
     let process = CommandProcess::spawn_stopped(&args.command(), environment)

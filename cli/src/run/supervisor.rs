@@ -187,7 +187,7 @@ impl<'a> Supervisor<'a> {
         let why = if let LeasePolicy::Fixed { .. } = self.held.plan.policy {
             "is not kept any longer: its --lease is over"
         } else if !self.held.guard.is_held() {
-            "is lost: the store was out of reach for too long, or the lock was taken away"
+            "is lost: the store was out of reach for too long, or it was taken away"
         } else if is_ending {
             "was not renewed in time: lockkeeper was stopped or suspended"
         } else {
@@ -208,8 +208,7 @@ impl<'a> Supervisor<'a> {
             self.send_deadlines(Deadlines::WITHOUT_LOCK);
             "its command goes on without it"
         };
-        let name = self.held.guard.name();
-        stderr::warn(&format!("the lock {name:?} {why}; {effect}"));
+        stderr::warn(&format!("{} {why}; {effect}", self.held.request));
         POLL_INTERVAL
     }
 
@@ -263,8 +262,8 @@ impl<'a> Supervisor<'a> {
     fn replace_watchdog(&mut self) {
         // The new watchdog does not know whether the old one has begun to end the command.
         self.is_ending();
-        let claim = self.watchdog.claim.clone();
-        let started = Watchdog::start(claim, Some(self.command.group()));
+        let claims = self.watchdog.claims.clone();
+        let started = Watchdog::start(claims, Some(self.command.group()));
         if let Some(deadlines) = self.held.deadlines().filter(|_| self.lost.is_none()) {
             self.sent = deadlines;
         }

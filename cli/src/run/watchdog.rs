@@ -1,7 +1,7 @@
 //! The watchdog: a process that ends the command if `run` was killed, or stopped for too long.
 //!
-//! `run` starts the watchdog before the command. The watchdog takes the claim on the name and writes
-//! `ready` when it holds the claim. Then `run` sends it the command's process group.
+//! `run` starts the watchdog before the command. The watchdog takes the claims on the names and writes
+//! `ready` when it holds all of them. Then `run` sends it the command's process group.
 //!
 //! `run` sends deadlines to the watchdog's standard input; each one replaces the one before. When
 //! a deadline passes, the command's group gets TERM, then KILL. If standard input ends without
@@ -19,7 +19,7 @@ use std::time::Duration;
 use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::claim::{Claim, Obstacle};
+use super::claim::Claims;
 use super::command::{OWN_NAME, is_group_gone, signal_group};
 use super::plan::Deadlines;
 use super::poll::{Timer, is_readable};
@@ -27,6 +27,8 @@ use crate::program::own_program;
 
 /// The hidden argument that makes this program the watchdog.
 pub(super) const WATCHDOG: &str = "__watchdog";
+/// The argument in place of the command's group, if the command does not run yet.
+const NO_GROUP: &str = "-";
 const OVER: &str = "over";
 const GROUP: &str = "group ";
 const READY: &[u8] = b"ready\n";
@@ -47,16 +49,18 @@ const ZOMBIE_CHECK: u32 = 8;
 #[derive(Debug)]
 pub(super) struct Watchdog {
     child: Child,
-    pub(super) claim: String,
+    /// The names of its claims.
+    pub(super) claims: Vec<String>,
 }
 
 impl Watchdog {
     /// Starts a watchdog that has no deadline yet. `group` is the command, if it runs already.
-    pub(super) fn start(claim: String, group: Option<Pid>) -> io::Result<Self> {
+    pub(super) fn start(claims: Vec<String>, group: Option<Pid>) -> io::Result<Self> {
+        let group = group.map_or_else(|| NO_GROUP.to_owned(), |group| group.to_string());
         let child = Command::new(own_program()?)
             .arg0(OWN_NAME)
-            .args([WATCHDOG, &claim])
-            .args(group.map(|group| group.to_string()))
+            .args([WATCHDOG, &group])
+            .args(&claims)
             // It must not keep the caller's files open, nor a file system busy.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -65,11 +69,11 @@ impl Watchdog {
             .env_clear()
             .process_group(0)
             .spawn()?;
-        Ok(Self { child, claim })
+        Ok(Self { child, claims })
     }
 
-    /// Waits at most `limit`, and returns whether the watchdog holds the claim.
-    pub(super) fn wait_for_claim(&mut self, limit: Duration) -> io::Result<bool> {
+    /// Waits at most `limit`, and returns whether the watchdog holds its claims.
+    pub(super) fn wait_for_claims(&mut self, limit: Duration) -> io::Result<bool> {
         let stdout = self.child.stdout.as_mut();
         let stdout = stdout.ok_or(io::ErrorKind::BrokenPipe)?;
         if !is_readable(stdout, limit) {
@@ -138,7 +142,7 @@ impl Watchdog {
 }
 
 /// Runs the watchdog's process.
-pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
+pub(super) fn main(group: Option<Pid>, claims: Vec<String>) -> ExitCode {
     // A signal to all processes of a service is meant for the command; the watchdog ends after it.
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
@@ -149,8 +153,7 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
     let (Ok(timer), Ok(stdin)) = (Timer::new(), stdin) else {
         return ExitCode::FAILURE;
     };
-    let mut claimed: Option<Claim> = None;
-    let mut obstacle: Option<Obstacle> = None;
+    let mut claims = Claims::new(claims);
     let mut reader = CommandReader {
         deadlines: Deadlines::NEVER,
         group,
@@ -159,21 +162,15 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
     };
     loop {
         let now = SystemClock.now();
-        // The claim is kept meanwhile, although it is over at the same time.
+        // The claims are kept meanwhile, although they are over at the same time.
         if reader.group.is_some() && now >= reader.deadlines.kill {
-            return end(reader.group, claimed);
+            return end(reader.group, claims);
         }
         if now >= reader.deadlines.claim {
-            claimed = None;
-        } else if claimed.is_none() && obstacle.as_ref().is_none_or(Obstacle::is_gone) {
-            match Claim::take(claim) {
-                Ok(taken) => {
-                    claimed = Some(taken);
-                    // A `run` that is dead is found below.
-                    let _ = io::stdout().write_all(READY);
-                }
-                Err(other) => obstacle = Some(other),
-            }
+            claims.give_up();
+        } else if !claims.are_taken() && claims.take() {
+            // A `run` that is dead is found below.
+            let _ = io::stdout().write_all(READY);
         }
         if let Some(group) = reader.group
             && now >= reader.deadlines.term
@@ -192,32 +189,29 @@ pub(super) fn main(claim: &str, group: Option<Pid>) -> ExitCode {
             Some(_) if reader.acted => reader.deadlines.kill,
             Some(_) => reader.deadlines.term,
         };
-        let claim_wakes = match &claimed {
-            Some(_) => reader.deadlines.claim,
-            None if now < reader.deadlines.claim => now + POLL_INTERVAL,
-            None => HostInstant::NEVER,
+        let claims_wake = match claims.are_taken() {
+            true => reader.deadlines.claim,
+            false if now < reader.deadlines.claim => now + POLL_INTERVAL,
+            false => HostInstant::NEVER,
         };
-        let connections = claimed.as_ref().and_then(Claim::connections);
-        let files = [Some(reader.lines.get_ref().as_fd()), connections];
-        let files: Vec<_> = files.into_iter().flatten().collect();
-        let waited = timer.wait_until(group_wakes.min(claim_wakes), &files);
+        let mut files = vec![reader.lines.get_ref().as_fd()];
+        files.extend(claims.connections());
+        let waited = timer.wait_until(group_wakes.min(claims_wake), &files);
         if waited.is_err() {
             // A watchdog that cannot wait must not leave the command without one.
-            return end(reader.group, claimed);
+            return end(reader.group, claims);
         }
-        if let Some(claim) = &mut claimed {
-            claim.accept();
-        }
+        claims.accept();
         match reader.read() {
             Input::Applied => {}
             Input::Over => return ExitCode::SUCCESS,
-            Input::Closed => return end(reader.group, claimed),
+            Input::Closed => return end(reader.group, claims),
         }
     }
 }
 
-/// Kills the group, and gives up the claim when the group is gone.
-fn end(group: Option<Pid>, mut claimed: Option<Claim>) -> ExitCode {
+/// Kills the group, and gives up the claims when the group is gone.
+fn end(group: Option<Pid>, mut claims: Claims) -> ExitCode {
     if let Some(group) = group {
         signal_group(group, Signal::KILL);
         for count in 0..MAX_POLLS {
@@ -225,9 +219,7 @@ fn end(group: Option<Pid>, mut claimed: Option<Claim>) -> ExitCode {
                 break;
             }
             std::thread::sleep(POLL_INTERVAL);
-            if let Some(claim) = &mut claimed {
-                claim.accept();
-            }
+            claims.accept();
         }
     }
     ExitCode::from(ACTED)

@@ -93,7 +93,7 @@ fn as_other_user(verb: &str, claim: &str) -> Result<Running, Skip> {
 pub(crate) fn claim_of(run: Pid) -> String {
     let watchdog = watchdog_of(run).unwrap();
     let line = std::fs::read_to_string(format!("/proc/{watchdog}/cmdline")).unwrap();
-    line.split('\0').nth(2).unwrap().to_owned()
+    line.split('\0').nth(3).unwrap().to_owned()
 }
 
 /// Takes the claim, unless another process holds it.
