@@ -27,6 +27,9 @@ mod exits;
 #[path = "run/loss.rs"]
 mod loss;
 #[cfg(unix)]
+#[path = "run/modes.rs"]
+mod modes;
+#[cfg(unix)]
 #[path = "run/opening.rs"]
 mod opening;
 #[cfg(unix)]
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         crowd::CASES,
         exits::CASES,
         loss::CASES,
+        modes::CASES,
         opening::CASES,
         operate::CASES,
         scripts::CASES,

@@ -117,6 +117,11 @@ fn usage(rig: &mut Rig) -> Outcome {
             "--lease",
         ),
         (&["run", "-E", "256", "a", "--", "true"], "256"),
+        (&["run", "--slots", "0", "a", "--", "true"], "1..=65535"),
+        (
+            &["run", "--slots", "2", "--shared", "a", "--", "true"],
+            "--shared",
+        ),
         (&["run", "--bogus", "a", "--", "true"], "--bogus"),
         (&["run", "--tll", "1s", "a", "--", "true"], "'--ttl'"),
         (&["run", "a", "true"], "lockkeeper run NAME -- true"),

@@ -1,0 +1,249 @@
+//! Shared locks and slots: `run`, and what `who` and `unlock` do with several holders.
+
+use std::process::Output;
+
+use serde_json::Value;
+
+use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
+
+pub(crate) const CASES: &[Case] = &[
+    ("shared_commands_run_beside_each_other", shared),
+    ("waiting_writer_holds_back_later_readers", writer),
+    ("commands_have_slots_of_their_own", slots),
+    ("slots_of_another_number_are_refused", another_number),
+    ("unlock_frees_one_of_several_slots", unlock_slot),
+    ("unlock_frees_one_reader_or_all", unlock_readers),
+    ("slot_is_not_passed_on_by_pass_url", pass_url),
+];
+
+/// Creates the file `held-$$`, and ends when the file `release` exists.
+const HOLD: &str = "touch held-$$; until [ -e release ]; do sleep 0.05; done; exit 7";
+/// The same, with its slot and its token in the file.
+const HOLD_SLOT: &str = "echo $LOCKKEEPER_SLOT $LOCKKEEPER_TOKEN > new-$$; mv new-$$ held-$$;
+until [ -e release ]; do sleep 0.05; done; exit 7";
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Refuses to go on where the store has no such mode.
+pub(crate) fn needs(rig: &Rig, mode: &[&str]) -> Outcome {
+    let output = rig.run(&[mode, &["unsupported"]].concat(), "true");
+    let text = stderr_of(&output);
+    match code(&output) {
+        78 if text.contains("capability") => Err(Skip("this store does not have the capability")),
+        0 => Ok(()),
+        status => panic!("{status}: {text}"),
+    }
+}
+
+/// Starts a holder, and waits until there are `count` in all.
+fn hold(rig: &Rig, args: &[&str], script: &str, count: usize) -> Running {
+    let run = rig.start(args, script);
+    rig.until("it holds", || holds(rig).len() == count);
+    run
+}
+
+/// Returns what the holders have written, in its order.
+fn holds(rig: &Rig) -> Vec<String> {
+    let files = std::fs::read_dir(rig.folder.path()).unwrap().flatten();
+    let names = files.filter_map(|file| file.file_name().into_string().ok());
+    let names = names.filter(|name| name.starts_with("held-"));
+    let mut texts: Vec<_> = names.map(|name| rig.read(&name)).collect();
+    texts.sort_unstable();
+    texts
+}
+
+/// Returns every holder that `who --json` shows.
+fn holders(rig: &Rig, name: &str) -> Vec<Value> {
+    let output = rig.lockkeeper(&["who", "--json", name]).output().unwrap();
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    report["held"].as_array().unwrap().clone()
+}
+
+fn unlock(rig: &Rig, args: &[&str]) -> Output {
+    let mut command = rig.lockkeeper(&["unlock", "--force", "--yes"]);
+    command.args(args).output().unwrap()
+}
+
+fn shared(rig: &mut Rig) -> Outcome {
+    needs(rig, &["--shared"])?;
+    let first = hold(rig, &["--shared", "a"], HOLD, 1);
+    let second = hold(rig, &["-s", "a"], HOLD, 2);
+    let output = rig.run(&["-n", "a"], "touch started");
+    assert_eq!(code(&output), 75, "{}", stderr_of(&output));
+    assert!(!rig.exists("started"));
+    let held = holders(rig, "a");
+    assert_eq!(held.len(), 2, "{held:?}");
+    for one in &held {
+        assert_eq!(one["mode"], "shared", "{one}");
+        assert!(one["slot"].is_null() && one["permits"].is_null(), "{one}");
+    }
+    let more = stderr_of(&output).contains("and 1 more");
+    assert!(more, "{}", stderr_of(&output));
+    let table = out(&rig.lockkeeper(&["who", "a"]).output().unwrap());
+    let rows = table.lines().filter(|line| line.contains(" shared "));
+    assert_eq!(rows.count(), 2, "{table}");
+    rig.write("release", "");
+    assert_eq!((first.code(), second.code()), (7, 7));
+    assert!(holders(rig, "a").is_empty(), "a lock is left");
+    Ok(())
+}
+
+fn writer(rig: &mut Rig) -> Outcome {
+    needs(rig, &["--shared"])?;
+    let reader = hold(rig, &["--shared", "a"], HOLD, 1);
+    let writer = rig.start(&["a"], "touch written");
+    rig.until_waited_for("a", 1);
+    let output = rig.run(&["-n", "--shared", "a"], "true");
+    assert_eq!(code(&output), 75, "{}", stderr_of(&output));
+    let late = rig.start(&["--shared", "a"], "[ -e written ]");
+    rig.until_waited_for("a", 2);
+    assert!(!rig.exists("written"));
+    rig.write("release", "");
+    assert_eq!((reader.code(), writer.code(), late.code()), (7, 0, 0));
+    Ok(())
+}
+
+fn slots(rig: &mut Rig) -> Outcome {
+    needs(rig, &["--slots", "2"])?;
+    let first = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 1);
+    let second = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 2);
+    let texts = holds(rig);
+    let numbers: Vec<_> = texts
+        .iter()
+        .filter_map(|text| text.split_once(' '))
+        .collect();
+    assert_eq!([numbers[0].0, numbers[1].0], ["0", "1"]);
+    let tokens = numbers.iter().map(|(_, token)| token.trim().parse::<u64>());
+    let tokens: Vec<_> = tokens.map(Result::unwrap).collect();
+    assert!(tokens[0] < tokens[1], "{tokens:?}");
+    let output = rig.run(&["-n", "--slots", "2", "a"], "true");
+    assert_eq!(code(&output), 75, "{}", stderr_of(&output));
+    // The lock of that name is free.
+    assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0);
+    let held = holders(rig, "a");
+    for (slot, one) in held.iter().enumerate() {
+        assert_eq!(
+            (&one["mode"], &one["slot"]),
+            (&"permit".into(), &slot.into())
+        );
+        assert!(one["permits"].is_null() || one["permits"] == 2, "{one}");
+    }
+    assert_eq!(held.len(), 2, "{held:?}");
+    let table = out(&rig.lockkeeper(&["who"]).output().unwrap());
+    assert!(
+        table.contains(" slot 0 ") && table.contains(" slot 1 "),
+        "{table}"
+    );
+    let next = rig.start(&["--slots", "2", "a"], "echo $LOCKKEEPER_SLOT");
+    rig.until_waited_for("a", 1);
+    rig.write("release", "");
+    assert_eq!((first.code(), second.code()), (7, 7));
+    let next = next.output();
+    assert_eq!(code(&next), 0, "{}", stderr_of(&next));
+    assert!(
+        ["0\n", "1\n"].contains(&out(&next).as_str()),
+        "{}",
+        out(&next)
+    );
+    Ok(())
+}
+
+fn another_number(rig: &mut Rig) -> Outcome {
+    needs(rig, &["--slots", "2"])?;
+    let holder = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 1);
+    let output = rig.run(&["--slots", "3", "a"], "true");
+    let line = stderr_of(&output);
+    assert_eq!((code(&output), line.lines().count()), (78, 1), "{line}");
+    assert!(
+        line.contains("3") && line.contains("use the same"),
+        "{line}"
+    );
+    rig.write("release", "");
+    assert_eq!(holder.code(), 7);
+    assert_eq!(code(&rig.run(&["--slots", "3", "a"], "true")), 0);
+    Ok(())
+}
+
+fn unlock_slot(rig: &mut Rig) -> Outcome {
+    needs(rig, &["--slots", "2"])?;
+    let first = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 1);
+    let second = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 2);
+    let output = unlock(rig, &["a"]);
+    let line = stderr_of(&output);
+    assert_eq!((code(&output), line.lines().count()), (64, 1), "{line}");
+    assert!(
+        line.contains("--slot 0") && line.contains("--all"),
+        "{line}"
+    );
+    let table = out(&output);
+    assert!(
+        table.contains(" slot 0 ") && table.contains(" slot 1 "),
+        "{table}"
+    );
+    let output = unlock(rig, &["a", "--slot", "2"]);
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    assert!(out(&output).contains("no such holder"), "{}", out(&output));
+    assert_eq!(holders(rig, "a").len(), 2, "one was freed");
+    let output = unlock(rig, &["a", "--slot", "1"]);
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    assert!(
+        out(&output).starts_with("Slot 1 of \"a\" is held by "),
+        "{}",
+        out(&output)
+    );
+    let held = holders(rig, "a");
+    assert_eq!((held.len(), &held[0]["slot"]), (1, &0.into()), "{held:?}");
+    rig.write("release", "");
+    assert_eq!((first.code(), second.code()), (7, 79));
+    Ok(())
+}
+
+fn unlock_readers(rig: &mut Rig) -> Outcome {
+    needs(rig, &["--shared"])?;
+    let first = hold(rig, &["--shared", "a"], HOLD, 1);
+    let second = hold(rig, &["--shared", "a"], HOLD, 2);
+    let third = hold(rig, &["--shared", "a"], HOLD, 3);
+    let output = unlock(rig, &["a"]);
+    let line = stderr_of(&output);
+    assert_eq!(code(&output), 64, "{line}");
+    assert!(line.contains("--mode shared --"), "{line}");
+    // Where the store knows no process, its session is shown.
+    let is_of =
+        |held: &&Value| held["pid"].is_null() || held["pid"] == first.pid().as_raw_nonzero().get();
+    let held = holders(rig, "a");
+    let held = held.iter().find(is_of).unwrap();
+    let choice = match held["pid"].as_u64() {
+        Some(pid) => ["--pid".to_owned(), pid.to_string()],
+        None => [
+            "--session".to_owned(),
+            held["session"].as_str().unwrap().to_owned(),
+        ],
+    };
+    let output = unlock(rig, &["a", &choice[0], &choice[1]]);
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    assert!(out(&output).contains(", shared"), "{}", out(&output));
+    assert_eq!(holders(rig, "a").len(), 2);
+    let output = unlock(rig, &["a", "--mode", "shared", "--all"]);
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    assert!(out(&output).contains("2 of 2 holders"), "{}", out(&output));
+    assert!(holders(rig, "a").is_empty());
+    rig.write("release", "");
+    let codes = [first.code(), second.code(), third.code()];
+    assert_eq!(codes, [79; 3]);
+    Ok(())
+}
+
+fn pass_url(rig: &mut Rig) -> Outcome {
+    needs(rig, &["--slots", "1"])?;
+    let script = format!(
+        "echo $LOCKKEEPER_SLOT; {} run --pass-url b -- sh -c 'echo ${{LOCKKEEPER_SLOT-none}}'",
+        env!("CARGO_BIN_EXE_lockkeeper")
+    );
+    let output = rig.run(&["--slots", "1", "--pass-url", "a"], &script);
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    assert_eq!(out(&output), "0\nnone\n");
+    Ok(())
+}
