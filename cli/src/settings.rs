@@ -19,9 +19,12 @@ pub(crate) use self::file::ConfigFile;
 const FILE: &str = "LOCKKEEPER_CONFIG";
 const URL: &str = "LOCKKEEPER_URL";
 const PREFIX: &str = "LOCKKEEPER";
-/// The variable with which `run` names the slot of a permit.
+/// The variable with which `run` gives its command the slot of its permit.
 #[cfg(unix)]
 pub(crate) const SLOT: &str = "LOCKKEEPER_SLOT";
+/// The variable with which `run` gives its command the tokens of several names.
+#[cfg(unix)]
+pub(crate) const TOKENS: &str = "LOCKKEEPER_TOKENS";
 
 /// Where the settings of the store are.
 enum Source {
@@ -67,8 +70,8 @@ pub(crate) fn environment(args: &StoreArgs) -> Result<Vec<(OsString, OsString)>,
         Source::Url(url) => vec![(URL.into(), url.into())],
         Source::Environment => std::env::vars_os()
             .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"LOCKKEEPER_"))
-            // A `run` around this one has set it for its own command.
-            .filter(|(name, _)| name != SLOT)
+            // A `run` around this one has set them for its own command.
+            .filter(|(name, _)| name != SLOT && name != TOKENS)
             .collect(),
         Source::File(file) => {
             // The command may change its folder.

@@ -42,6 +42,9 @@ mod rig;
 #[path = "run/scripts.rs"]
 mod scripts;
 #[cfg(unix)]
+#[path = "run/several.rs"]
+mod several;
+#[cfg(unix)]
 #[path = "run/signals.rs"]
 mod signals;
 #[cfg(target_os = "linux")]
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         opening::CASES,
         operate::CASES,
         scripts::CASES,
+        several::CASES,
         signals::CASES,
         #[cfg(target_os = "linux")]
         surroundings::CASES,

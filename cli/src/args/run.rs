@@ -40,6 +40,10 @@ pub(crate) struct Run {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PERMITS)))]
     slots: Option<u32>,
 
+    /// Hold the lock of this name, too; can be repeated. All are acquired, or none. See below.
+    #[arg(long, value_name = "NAME", conflicts_with = "slots")]
+    also: Vec<String>,
+
     /// How long the lock outlives its last renewal. Default: the store's `ttl`, or 30s.
     #[arg(long, value_name = "DUR", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
@@ -92,7 +96,7 @@ pub(crate) struct Run {
 
     /// The lock's name.
     #[arg(value_name = "NAME")]
-    pub(crate) name: String,
+    name: String,
 
     /// The command, after `--`.
     #[arg(value_name = "COMMAND", last = true, required_unless_present = "line", num_args = 1..)]
@@ -100,6 +104,14 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Returns NAME and those of --also.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        [&self.name]
+            .into_iter()
+            .chain(&self.also)
+            .map(String::as_str)
+    }
+
     pub(crate) fn mode(&self) -> Mode {
         match (self.slots, self.shared) {
             (Some(limit), _) => Mode::Permit { limit },

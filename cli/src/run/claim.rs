@@ -51,6 +51,7 @@ pub(super) struct Claims {
 impl Claims {
     pub(super) fn new(mut names: Vec<String>) -> Self {
         names.sort_unstable();
+        names.dedup();
         Self {
             names,
             taken: Vec::new(),

@@ -85,7 +85,7 @@ impl HeldLock {
             if waited == REPORT_AFTER {
                 stderr::info(&format!(
                     "an earlier command under {} has not ended yet: waiting for its end",
-                    self.request.name()
+                    self.request.names()
                 ));
             }
         }
@@ -96,8 +96,8 @@ impl HeldLock {
     pub(super) fn keep_until(&self, until: HostInstant) -> bool {
         let left = || until.saturating_since(SystemClock.now());
         if !left().is_zero() {
-            let (name, span) = (self.request.name(), output::format_span(left()));
-            stderr::info(&format!("keeping {name} for {span}"));
+            let (names, span) = (self.request.names(), output::format_span(left()));
+            stderr::info(&format!("keeping {names} for {span}"));
         }
         while !left().is_zero() {
             if !self.guard.is_held() {
@@ -119,7 +119,7 @@ impl HeldLock {
     pub(super) fn release(self) -> Option<Released> {
         let released = self.guard.release();
         match &released {
-            Ok(_) => stderr::info(&format!("released {}", self.request.name())),
+            Ok(_) => stderr::info(&format!("released {}", self.request.names())),
             Err(error) => stderr::warn(&format!("{error}; the store frees the lock after its ttl")),
         }
         released.ok()

@@ -54,6 +54,10 @@ pub(crate) const CASES: &[Case] = &[
         after_reader,
     ),
     ("command_waits_for_the_one_before_in_its_slot", after_slot),
+    (
+        "command_waits_for_the_one_before_under_several_names",
+        after_several,
+    ),
 ];
 
 /// A user that is not the one of these tests.
@@ -390,5 +394,18 @@ fn after_slot(rig: &mut Rig) -> Outcome {
     let run = rig.start(&with(&["--slots", "1", "a"]), FORKING);
     rig.until_file("ready");
     followed(rig, run, &["--slots", "1", "a"]);
+    Ok(())
+}
+
+fn after_several(rig: &mut Rig) -> Outcome {
+    let run = rig.start(&with(&["b", "--also", "a"]), FORKING);
+    rig.until_file("ready");
+    followed(rig, run, &["a"]);
+    for file in ["first", "second", "ready", "next"] {
+        std::fs::remove_file(rig.path(file)).unwrap();
+    }
+    let run = rig.start(&with(&["a"]), FORKING);
+    rig.until_file("ready");
+    followed(rig, run, &["b", "--also", "a"]);
     Ok(())
 }

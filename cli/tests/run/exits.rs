@@ -122,6 +122,14 @@ fn usage(rig: &mut Rig) -> Outcome {
             &["run", "--slots", "2", "--shared", "a", "--", "true"],
             "--shared",
         ),
+        (
+            &["run", "--slots", "2", "--also", "b", "a", "--", "true"],
+            "--also",
+        ),
+        (
+            &["run", "a", "--also", "", "--", "true"],
+            "must not be empty",
+        ),
         (&["run", "--bogus", "a", "--", "true"], "--bogus"),
         (&["run", "--tll", "1s", "a", "--", "true"], "'--ttl'"),
         (&["run", "a", "true"], "lockkeeper run NAME -- true"),

@@ -8,7 +8,14 @@ use crate::error::{Error, ErrorKind};
 
 /// Variables with the prefix `LOCKKEEPER_` that are not settings: the command's config file, and
 /// what `lockkeeper run` passes to its child.
-const NOT_SETTINGS: [&str; 5] = ["config", "name", "token", "slot", "deadline_unix_ms"];
+const NOT_SETTINGS: [&str; 6] = [
+    "config",
+    "name",
+    "token",
+    "tokens",
+    "slot",
+    "deadline_unix_ms",
+];
 
 impl Config {
     /// The store from the variable `{prefix}_URL`, every other key from `{prefix}_{KEY}`.

@@ -1,0 +1,113 @@
+//! `run NAME --also NAME`: several locks at once.
+
+use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
+
+pub(crate) const CASES: &[Case] = &[
+    ("command_holds_all_names", all),
+    ("name_that_is_given_twice_counts_once", twice),
+    ("nothing_is_held_if_one_name_is_busy", busy),
+    ("loss_of_one_name_ends_the_command", loss),
+    ("names_in_opposite_orders_do_not_deadlock", orders),
+];
+
+const HOLD: &str = "echo $LOCKKEEPER_NAME $LOCKKEEPER_TOKEN $LOCKKEEPER_TOKENS > new; mv new held
+until [ -e release ]; do sleep 0.05; done; exit 7";
+
+fn hold(rig: &Rig, args: &[&str]) -> Running {
+    let run = rig.start(args, HOLD);
+    rig.until_file("held");
+    run
+}
+
+fn all(rig: &mut Rig) -> Outcome {
+    let run = hold(rig, &["b", "--also", "a", "--also", "c"]);
+    for name in ["a", "b", "c"] {
+        let output = rig.run(&["-n", name], "true");
+        assert_eq!(code(&output), 75, "{name}: {}", stderr_of(&output));
+    }
+    let text = rig.read("held");
+    let words: Vec<_> = text.split_whitespace().collect();
+    let [name, token, ref tokens @ ..] = words[..] else {
+        panic!("{text}");
+    };
+    assert_eq!((name, token, tokens.len()), ("b", tokens[0], 3), "{text}");
+    for (name, token) in ["b", "a", "c"].into_iter().zip(tokens) {
+        let shown = &rig.who(name)["token"];
+        assert!(shown.is_null() || shown == token, "{name}: {shown}, {text}");
+    }
+    rig.write("release", "");
+    assert_eq!(run.code(), 7);
+    let output = rig.run(&["-v", "-n", "c", "--also", "b", "--also", "a"], "true");
+    let lines = stderr_of(&output);
+    assert_eq!(code(&output), 0, "{lines}");
+    assert!(lines.contains("released \"c\", \"b\", \"a\""), "{lines}");
+    Ok(())
+}
+
+fn twice(rig: &mut Rig) -> Outcome {
+    // A claim that were taken twice would be waited for as long as the lease.
+    let args = ["-v", "--ttl", "5m", "a", "--also", "a"];
+    let output = rig.start(&args, "echo $LOCKKEEPER_TOKENS").output();
+    let lines = stderr_of(&output);
+    assert_eq!(code(&output), 0, "{lines}");
+    assert!(!lines.contains("an earlier command"), "{lines}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let tokens: Vec<_> = text.split_whitespace().collect();
+    assert_eq!((tokens.len(), tokens[0]), (2, tokens[1]));
+    Ok(())
+}
+
+fn busy(rig: &mut Rig) -> Outcome {
+    let holder = rig.hold("b");
+    let output = rig.run(&["-n", "a", "--also", "b", "--also", "c"], "touch started");
+    let line = stderr_of(&output);
+    assert_eq!((code(&output), line.lines().count()), (75, 1), "{line}");
+    assert!(line.contains("\"b\" is held by "), "{line}");
+    assert!(!rig.exists("started"));
+    for name in ["a", "c"] {
+        assert!(rig.who(name).is_null(), "{name} is held");
+    }
+    // It gets all names when the last one is free.
+    let waiter = rig.start(&["c", "--also", "b"], "touch started");
+    rig.until_waited_for("b", 1);
+    assert!(!rig.exists("started"));
+    rig.write("release", "");
+    assert_eq!((holder.code(), waiter.code()), (0, 0));
+    assert!(rig.exists("started"));
+    Ok(())
+}
+
+fn loss(rig: &mut Rig) -> Outcome {
+    let args = ["--ttl", "3s", "--kill-after", "500ms", "a", "--also", "b"];
+    let script = "trap 'touch term; exit 0' TERM; touch held; while :; do sleep 0.2; done";
+    let run = rig.start(&args, script);
+    rig.until_file("held");
+    let mut unlock = rig.lockkeeper(&["unlock", "--force", "--yes", "b"]);
+    assert_eq!(code(&unlock.output().unwrap()), 0);
+    let output = run.output();
+    let line = stderr_of(&output);
+    assert_eq!(code(&output), 79, "{line}");
+    assert!(
+        line.contains("the set of locks \"a\", \"b\" is lost"),
+        "{line}"
+    );
+    assert!(rig.exists("term"));
+    assert!(rig.who("a").is_null(), "the other name is still held");
+    Ok(())
+}
+
+fn orders(rig: &mut Rig) -> Outcome {
+    let pairs = [["a", "b"], ["b", "a"], ["b", "c"], ["c", "a"]];
+    // Each command finds that it is alone under both of its names.
+    let script = "mkdir $0 $1 && sleep 0.01 && rmdir $0 $1";
+    let mut commands = Vec::new();
+    for [first, second] in [pairs, pairs].concat() {
+        let mut command = rig.run_command(&["--wait", "30s", first, "--also", second], script);
+        command.args([first, second]);
+        commands.push(Running(Some(command.spawn().unwrap())));
+    }
+    for command in commands {
+        assert_eq!(command.code(), 0);
+    }
+    Ok(())
+}
