@@ -3,8 +3,8 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::SystemTime;
 
-use lockkeeper::admin::HeldName;
-use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::admin::{Admin, HeldName};
+use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{LockName, Mode};
 
 use crate::args::{self, Choice};
@@ -52,16 +52,10 @@ pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
     if !args.yes && !confirmed(chosen.len())? {
         return Err(Failure::new(NOT_DONE, "not confirmed; nothing was done"));
     }
-    let mut freed: Vec<&HeldName> = Vec::new();
-    for held in &chosen {
-        if is_session_of(held, &freed) || admin.force_release(held, deadline())? {
-            freed.push(held);
-        }
-    }
-    let (count, done) = (chosen.len(), freed.len());
-    let what = match count {
-        1 => format!("{name:?}"),
-        _ => format!("{name:?} from {done} of {count} holders"),
+    let (count, done) = (chosen.len(), free(admin, &chosen, deadline)?);
+    let what = match chosen.as_slice() {
+        [held] => subject(&name, held),
+        _ => format!("{done} of {count} holds of {name:?}"),
     };
     if done > 0 {
         let printed = shown.and_then(|()| output::print(&format!("Freed {what}.")));
@@ -74,6 +68,30 @@ pub(crate) fn main(args: &args::Unlock) -> Result<u8, Failure> {
     }
     let text = "was released meanwhile, and another process may hold it; list the holders with `lockkeeper who`";
     Err(Failure::new(NOT_DONE, format!("{name:?} {text}")))
+}
+
+/// Frees what these holders have, and returns of how many.
+fn free(
+    admin: &dyn Admin,
+    chosen: &[HeldName],
+    deadline: impl Fn() -> HostInstant,
+) -> Result<usize, Failure> {
+    let mut freed: Vec<&HeldName> = Vec::new();
+    for held in chosen {
+        let is_freed = is_session_of(held, &freed)
+            || admin.force_release(held, deadline()).map_err(|error| {
+                let mut failure = Failure::from(error);
+                if !freed.is_empty() {
+                    let (count, done) = (chosen.len(), freed.len());
+                    failure.text = format!("{}; freed {done} of {count} holds", failure.text);
+                }
+                failure
+            })?;
+        if is_freed {
+            freed.push(held);
+        }
+    }
+    Ok(freed.len())
 }
 
 /// Returns why holders have to be chosen, and how.
@@ -114,15 +132,18 @@ fn describe(name: &LockName, held: &[HeldName], all: &[HeldName]) -> String {
     text + "."
 }
 
-fn describe_one(name: &LockName, held: &HeldName) -> String {
-    let mut text = match held.slot {
-        Some(slot) => format!("Slot {slot} of {name:?}"),
-        None => format!("{name:?}"),
-    };
-    text.push_str(&format!(" is held by {}", holder(held, SystemTime::now())));
-    if held.mode == Mode::Shared {
-        text.push_str(", shared");
+/// Returns what one holder has.
+fn subject(name: &LockName, held: &HeldName) -> String {
+    match (held.mode, held.slot) {
+        (_, Some(slot)) => format!("{name:?} (slot {slot})"),
+        (Mode::Shared, None) => format!("{name:?} (shared)"),
+        (_, None) => format!("{name:?}"),
     }
+}
+
+fn describe_one(name: &LockName, held: &HeldName) -> String {
+    let (what, holder) = (subject(name, held), holder(held, SystemTime::now()));
+    let mut text = format!("{what} is held by {holder}");
     if let Some(token) = held.token() {
         text.push_str(&format!(",\nwith the token {token}"));
     }

@@ -4,6 +4,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
+use crate::operate::{fits, out};
 use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
@@ -21,10 +22,6 @@ const HOLD: &str = "touch held-$$; until [ -e release ]; do sleep 0.05; done; ex
 /// The same, with its slot and its token in the file.
 const HOLD_SLOT: &str = "echo $LOCKKEEPER_SLOT $LOCKKEEPER_TOKEN > new-$$; mv new-$$ held-$$;
 until [ -e release ]; do sleep 0.05; done; exit 7";
-
-fn out(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 /// Refuses to go on where the store has no such mode.
 pub(crate) fn needs(rig: &Rig, mode: &[&str]) -> Outcome {
@@ -133,6 +130,7 @@ fn slots(rig: &mut Rig) -> Outcome {
     }
     assert_eq!(held.len(), 2, "{held:?}");
     let table = out(&rig.lockkeeper(&["who"]).output().unwrap());
+    fits(&table);
     assert!(
         table.contains(" slot 0 ") && table.contains(" slot 1 "),
         "{table}"
@@ -190,7 +188,7 @@ fn unlock_slot(rig: &mut Rig) -> Outcome {
     let output = unlock(rig, &["a", "--slot", "1"]);
     assert_eq!(code(&output), 0, "{}", stderr_of(&output));
     assert!(
-        out(&output).starts_with("Slot 1 of \"a\" is held by "),
+        out(&output).starts_with("\"a\" (slot 1) is held by "),
         "{}",
         out(&output)
     );
@@ -224,11 +222,19 @@ fn unlock_readers(rig: &mut Rig) -> Outcome {
     };
     let output = unlock(rig, &["a", &choice[0], &choice[1]]);
     assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    assert!(out(&output).contains(", shared"), "{}", out(&output));
+    assert!(
+        out(&output).contains("Freed \"a\" (shared)."),
+        "{}",
+        out(&output)
+    );
     assert_eq!(holders(rig, "a").len(), 2);
     let output = unlock(rig, &["a", "--mode", "shared", "--all"]);
     assert_eq!(code(&output), 0, "{}", stderr_of(&output));
-    assert!(out(&output).contains("2 of 2 holders"), "{}", out(&output));
+    assert!(
+        out(&output).contains("Freed 2 of 2 holds of"),
+        "{}",
+        out(&output)
+    );
     assert!(holders(rig, "a").is_empty());
     rig.write("release", "");
     let codes = [first.code(), second.code(), third.code()];

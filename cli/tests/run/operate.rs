@@ -23,11 +23,11 @@ pub(crate) const CASES: &[Case] = &[
 ];
 pub(crate) const ALONE: &[Case] = &[("doctor_reports_defects", doctor_of_defects)];
 
-fn out(output: &std::process::Output) -> String {
+pub(crate) fn out(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn fits(text: &str) {
+pub(crate) fn fits(text: &str) {
     for line in text.lines() {
         assert!(line.chars().count() <= 80, "{line}");
     }
@@ -70,6 +70,7 @@ fn who(rig: &mut Rig) -> Outcome {
     let table = rig.lockkeeper(&["who"]).output().unwrap();
     fits(&out(&table));
     assert!(out(&table).contains("seat:42"), "{}", out(&table));
+    assert!(!out(&table).contains(" mode "), "{}", out(&table));
     rig.write("release", "");
     assert_eq!((first.code(), second.code()), (0, 0));
     Ok(())
