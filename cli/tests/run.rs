@@ -26,6 +26,9 @@ mod exits;
 #[cfg(unix)]
 #[path = "run/loss.rs"]
 mod loss;
+#[cfg(target_os = "linux")]
+#[path = "run/mode_claims.rs"]
+mod mode_claims;
 #[cfg(unix)]
 #[path = "run/modes.rs"]
 mod modes;
@@ -70,6 +73,8 @@ fn main() -> ExitCode {
         crowd::CASES,
         exits::CASES,
         loss::CASES,
+        #[cfg(target_os = "linux")]
+        mode_claims::CASES,
         modes::CASES,
         opening::CASES,
         operate::CASES,

@@ -13,7 +13,6 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 
 use crate::loss::{FORKING, NEXT, force, watchdog_of, with};
-use crate::modes::needs;
 use crate::rig::{Case, Outcome, Rig, Running, Skip, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
@@ -47,16 +46,6 @@ pub(crate) const CASES: &[Case] = &[
     (
         "claim_of_root_is_respected_by_every_user",
         respected_of_root,
-    ),
-    ("claim_of_a_reader_delays_only_writers", reader),
-    (
-        "writer_waits_for_the_end_of_an_earlier_reader",
-        after_reader,
-    ),
-    ("command_waits_for_the_one_before_in_its_slot", after_slot),
-    (
-        "command_waits_for_the_one_before_under_several_names",
-        after_several,
     ),
 ];
 
@@ -178,7 +167,7 @@ fn lost_before_start(rig: &mut Rig) -> Outcome {
 }
 
 /// Starts a `run` that holds the lock `a` and waits for its claim.
-fn waits_for_claim(rig: &Rig, args: &[&str]) -> Running {
+pub(crate) fn waits_for_claim(rig: &Rig, args: &[&str]) -> Running {
     let run = rig.start(args, "touch started");
     rig.until_who("it holds the lock", "a", |held| !held.is_null());
     run
@@ -286,7 +275,7 @@ fn foreign_claim(rig: &mut Rig) -> Outcome {
 }
 
 /// Takes the lock away from a command that does not end by TERM, and runs the next one.
-fn followed(rig: &Rig, run: Running, next: &[&str]) {
+pub(crate) fn followed(rig: &Rig, run: Running, next: &[&str]) {
     force(rig);
     let args = [&["-n"], next].concat();
     assert_eq!(code(&rig.run(&with(&args), NEXT)), 0);
@@ -351,61 +340,5 @@ fn respected_of_root(rig: &mut Rig) -> Outcome {
     let output = run.output();
     assert_eq!(code(&output), 0, "{}", stderr_of(&output));
     assert!(rig.exists("started"));
-    Ok(())
-}
-
-fn reader(rig: &mut Rig) -> Outcome {
-    needs(rig, &["--shared"])?;
-    let holder = rig.start(
-        &["--shared", "a"],
-        "touch held; until [ -e release ]; do sleep 0.05; done",
-    );
-    rig.until_file("held");
-    let claim = claim_of(holder.pid());
-    rig.write("release", "");
-    assert_eq!(holder.code(), 0);
-    let claim = take(&format!("{claim}0")).unwrap();
-    let other = ["--ttl", "5m", "-v", "--shared", "a"];
-    let other = rig.start(&other, "exit 3").output();
-    assert_eq!(code(&other), 3, "{}", stderr_of(&other));
-    let lines = stderr_of(&other);
-    assert!(!lines.contains("an earlier command"), "{lines}");
-    let writer = waits_for_claim(rig, &["--ttl", "5m", "a"]);
-    // This takes longer than the shortest time for which a claim is respected.
-    let args = ["--lease", "3s", "--kill-after", "100ms", "b"];
-    assert_eq!(code(&rig.run(&args, "exec sleep 30")), 79);
-    assert!(!rig.exists("started"), "the claim was not respected");
-    drop(claim);
-    assert_eq!(writer.code(), 0);
-    assert!(rig.exists("started"));
-    Ok(())
-}
-
-fn after_reader(rig: &mut Rig) -> Outcome {
-    needs(rig, &["--shared"])?;
-    let run = rig.start(&with(&["--shared", "a"]), FORKING);
-    rig.until_file("ready");
-    followed(rig, run, &["a"]);
-    Ok(())
-}
-
-fn after_slot(rig: &mut Rig) -> Outcome {
-    needs(rig, &["--slots", "1"])?;
-    let run = rig.start(&with(&["--slots", "1", "a"]), FORKING);
-    rig.until_file("ready");
-    followed(rig, run, &["--slots", "1", "a"]);
-    Ok(())
-}
-
-fn after_several(rig: &mut Rig) -> Outcome {
-    let run = rig.start(&with(&["b", "--also", "a"]), FORKING);
-    rig.until_file("ready");
-    followed(rig, run, &["a"]);
-    for file in ["first", "second", "ready", "next"] {
-        std::fs::remove_file(rig.path(file)).unwrap();
-    }
-    let run = rig.start(&with(&["a"]), FORKING);
-    rig.until_file("ready");
-    followed(rig, run, &["b", "--also", "a"]);
     Ok(())
 }
