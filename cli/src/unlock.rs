@@ -120,7 +120,10 @@ fn describe(name: &LockName, held: &[HeldName], all: &[HeldName]) -> String {
     if held.iter().all(|held| held.holder.session.is_none()) {
         return text;
     }
-    text.push_str("\nThe holder's whole session is ended, with all names that it holds");
+    text.push_str(match held.len() {
+        1 => "\nThe holder's whole session is ended, with all names that it holds",
+        _ => "\nThe whole sessions of the holders are ended, with all names that they hold",
+    });
     let is_chosen = |other: &HeldName| held.iter().any(|held| held.mark == other.mark);
     let others = all
         .iter()

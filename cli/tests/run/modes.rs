@@ -2,6 +2,7 @@
 
 use std::process::Output;
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::operate::{fits, out};
@@ -11,6 +12,9 @@ pub(crate) const CASES: &[Case] = &[
     ("shared_commands_run_beside_each_other", shared),
     ("waiting_writer_holds_back_later_readers", writer),
     ("commands_have_slots_of_their_own", slots),
+    ("no_two_commands_of_a_crowd_have_one_slot", crowd_of_slots),
+    ("no_writer_of_a_crowd_runs_beside_another", crowd_of_readers),
+    ("killed_holder_frees_its_slot", killed),
     ("slots_of_another_number_are_refused", another_number),
     ("unlock_frees_one_of_several_slots", unlock_slot),
     ("unlock_frees_one_reader_or_all", unlock_readers),
@@ -146,6 +150,54 @@ fn slots(rig: &mut Rig) -> Outcome {
         "{}",
         out(&next)
     );
+    Ok(())
+}
+
+/// Runs commands at the same time, all of which have to succeed.
+fn crowd<'a>(rig: &Rig, commands: impl Iterator<Item = (&'a [&'a str], &'a str)>) {
+    let spawn = |(args, script)| {
+        let mut command = rig.run_command(args, script);
+        Running(Some(command.spawn().unwrap()))
+    };
+    for command in commands.map(spawn).collect::<Vec<_>>() {
+        assert_eq!(command.code(), 0);
+    }
+}
+
+fn crowd_of_slots(rig: &mut Rig) -> Outcome {
+    needs(rig, &["--slots", "3"])?;
+    let script = "[ $LOCKKEEPER_SLOT -lt 3 ] && mkdir slot-$LOCKKEEPER_SLOT && sleep 0.02 &&
+        rmdir slot-$LOCKKEEPER_SLOT";
+    let one = (&["--slots", "3", "a"][..], script);
+    crowd(rig, std::iter::repeat_n(one, 12));
+    Ok(())
+}
+
+fn crowd_of_readers(rig: &mut Rig) -> Outcome {
+    needs(rig, &["--shared"])?;
+    let read =
+        "mkdir reader-$$ && [ ! -e writer ] && sleep 0.02 && [ ! -e writer ] && rmdir reader-$$";
+    let write = "mkdir writer && sleep 0.02 && ! ls -d reader-* 2>/dev/null && rmdir writer";
+    let reader = (&["--shared", "a"][..], read);
+    let writer = (&["a"][..], write);
+    let some = [reader, reader, writer];
+    crowd(rig, some.into_iter().cycle().take(12));
+    Ok(())
+}
+
+fn killed(rig: &mut Rig) -> Outcome {
+    needs(rig, &["--slots", "2"])?;
+    let first = hold(rig, &["--ttl", "2s", "--slots", "2", "a"], HOLD_SLOT, 1);
+    let second = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 2);
+    first.signal(Signal::KILL);
+    let output = rig.run(
+        &["--wait", "30s", "--slots", "2", "a"],
+        "echo $LOCKKEEPER_SLOT",
+    );
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    assert_eq!(out(&output), "0\n");
+    rig.write("release", "");
+    assert_eq!(second.code(), 7);
     Ok(())
 }
 
