@@ -13,12 +13,13 @@ use crate::output;
 
 /// Only a line under the header.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
+const MODE: &str = "mode";
 /// A column that is left out: the namespace if those of all namespaces are not listed, and the mode if
 /// every lock is exclusive.
 const HEADER: [&str; 8] = [
     "namespace",
     "name",
-    "mode",
+    MODE,
     "holder",
     "held for",
     "token",
@@ -28,7 +29,7 @@ const HEADER: [&str; 8] = [
 /// The last columns are numbers.
 const NUMBERS: usize = 4;
 
-/// Makes a table of at most 80 columns; names and holders are wrapped, numbers are not.
+/// Makes a table of at most 80 columns; names and holders are wrapped, modes and numbers are not.
 pub(super) fn table(held: &[Entry], now: SystemTime) -> String {
     let has_namespaces = held.iter().any(|(namespace, _)| namespace.is_some());
     let has_modes = held.iter().any(|(_, held)| held.mode != Mode::Exclusive);
@@ -68,12 +69,15 @@ pub(super) fn table(held: &[Entry], now: SystemTime) -> String {
         .load_style(STYLE)
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_width(output::WIDTH)
-        .set_header(header)
+        .set_header(&header)
         .add_rows(rows);
-    for (index, column) in table.column_iter_mut().enumerate() {
+    for ((index, column), title) in table.column_iter_mut().enumerate().zip(&header) {
         column.set_padding((0, if index + 1 < columns { 2 } else { 0 }));
-        if index + NUMBERS >= columns {
+        let is_number = index + NUMBERS >= columns;
+        if is_number {
             column.set_cell_alignment(CellAlignment::Right);
+        }
+        if is_number || title == MODE {
             column.set_constraint(ColumnConstraint::ContentWidth);
         }
     }
@@ -128,6 +132,30 @@ pub(crate) fn holder(held: &HeldName, now: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mode_is_a_column_where_there_is_one_to_show() {
+        let exclusive = HeldName::new("seat:42", "mark");
+        let mut reader = HeldName::new("prices", "mark");
+        reader.mode = Mode::Shared;
+        let mut permit = HeldName::new("reports", "mark");
+        permit.mode = Mode::Permit { limit: 5 };
+        permit.slot = Some(4);
+        let now = SystemTime::now();
+        let columns = |held: &[&HeldName]| {
+            let held: Vec<Entry> = held.iter().map(|held| (None, (*held).clone())).collect();
+            let table = table(&held, now);
+            let rows = table.lines().filter(|line| !line.starts_with('─'));
+            let second = |row: &str| {
+                let mut cells = row.split("  ").filter(|cell| !cell.is_empty());
+                Some(cells.nth(1)?.trim().to_owned())
+            };
+            rows.filter_map(second).collect::<Vec<_>>()
+        };
+        assert_eq!(columns(&[&exclusive])[0], "holder");
+        let all = columns(&[&exclusive, &reader, &permit]);
+        assert_eq!(all, ["mode", "exclusive", "shared", "slot 4"]);
+    }
 
     #[test]
     fn texts_from_the_store_are_escaped() {
