@@ -5,6 +5,7 @@ use crate::rig::{Case, Outcome, Rig, Running, code, stderr_of};
 pub(crate) const CASES: &[Case] = &[
     ("command_holds_all_names", all),
     ("name_that_is_given_twice_counts_once", twice),
+    ("tokens_are_not_passed_on_by_pass_url", pass_url),
     ("nothing_is_held_if_one_name_is_busy", busy),
     ("loss_of_one_name_ends_the_command", loss),
     ("names_in_opposite_orders_do_not_deadlock", orders),
@@ -54,6 +55,17 @@ fn twice(rig: &mut Rig) -> Outcome {
     let text = String::from_utf8(output.stdout).unwrap();
     let tokens: Vec<_> = text.split_whitespace().collect();
     assert_eq!((tokens.len(), tokens[0]), (2, tokens[1]));
+    Ok(())
+}
+
+fn pass_url(rig: &mut Rig) -> Outcome {
+    let script = format!(
+        "{} run --pass-url c -- sh -c 'echo ${{LOCKKEEPER_TOKENS-none}}'",
+        env!("CARGO_BIN_EXE_lockkeeper")
+    );
+    let output = rig.run(&["--pass-url", "a", "--also", "b"], &script);
+    assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+    assert_eq!(output.stdout, b"none\n");
     Ok(())
 }
 
