@@ -13,49 +13,44 @@ use crate::output;
 
 /// Only a line under the header.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
+const NAMESPACE: &str = "namespace";
 const MODE: &str = "mode";
-/// A column that is left out: the namespace if those of all namespaces are not listed, and the mode if
-/// every lock is exclusive.
 const HEADER: [&str; 8] = [
-    "namespace",
-    "name",
-    MODE,
-    "holder",
-    "held for",
-    "token",
-    "left",
-    "waiting",
+    NAMESPACE, "name", MODE, "holder", "held for", "token", "left", "waiting",
 ];
 /// The last columns are numbers.
 const NUMBERS: usize = 4;
 
 /// Makes a table of at most 80 columns; names and holders are wrapped, modes and numbers are not.
+///
+/// The namespace is a column if those of all namespaces are listed, and else the mode if a lock is not
+/// exclusive. There is no room for both, so beside a namespace the mode is a part of the holder.
 pub(super) fn table(held: &[Entry], now: SystemTime) -> String {
     let has_namespaces = held.iter().any(|(namespace, _)| namespace.is_some());
     let has_modes = held.iter().any(|(_, held)| held.mode != Mode::Exclusive);
-    let is_shown = [
-        has_namespaces,
-        true,
-        has_modes,
-        true,
-        true,
-        true,
-        true,
-        true,
-    ];
+    let is_shown = |title: &str| match title {
+        NAMESPACE => has_namespaces,
+        MODE => has_modes && !has_namespaces,
+        _ => true,
+    };
     let shown = |cells: [String; HEADER.len()]| {
-        let cells = cells.into_iter().zip(is_shown);
+        let cells = cells.into_iter().zip(HEADER);
         cells
-            .filter(|(_, is_shown)| *is_shown)
+            .filter(|(_, title)| is_shown(title))
             .map(|(cell, _)| cell)
     };
     let dash = || "-".to_owned();
     let rows = held.iter().map(|(namespace, held)| {
+        let process = process(held).unwrap_or_else(dash);
+        let holder = match has_namespaces && held.mode != Mode::Exclusive {
+            true => format!("{}: {process}", mode(held)),
+            false => process,
+        };
         shown([
             namespace.as_deref().map(plain).unwrap_or_default(),
             name(held),
             mode(held),
-            process(held).unwrap_or_else(dash),
+            holder,
             held_for(held, now).unwrap_or_else(dash),
             held.token().map_or_else(dash, |token| token.to_string()),
             held.remaining.map_or_else(dash, output::format_span),
@@ -134,27 +129,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mode_is_a_column_where_there_is_one_to_show() {
+    fn mode_is_shown_where_a_lock_is_not_exclusive() {
         let exclusive = HeldName::new("seat:42", "mark");
         let mut reader = HeldName::new("prices", "mark");
         reader.mode = Mode::Shared;
         let mut permit = HeldName::new("reports", "mark");
         permit.mode = Mode::Permit { limit: 5 };
         permit.slot = Some(4);
-        let now = SystemTime::now();
-        let columns = |held: &[&HeldName]| {
-            let held: Vec<Entry> = held.iter().map(|held| (None, (*held).clone())).collect();
-            let table = table(&held, now);
+        let column = |number: usize, namespace: Option<&str>, held: &[&HeldName]| {
+            let entry = |held: &&HeldName| (namespace.map(str::to_owned), (*held).clone());
+            let held: Vec<Entry> = held.iter().map(entry).collect();
+            let table = table(&held, SystemTime::now());
             let rows = table.lines().filter(|line| !line.starts_with('─'));
-            let second = |row: &str| {
+            let cell = |row: &str| {
                 let mut cells = row.split("  ").filter(|cell| !cell.is_empty());
-                Some(cells.nth(1)?.trim().to_owned())
+                Some(cells.nth(number)?.trim().to_owned())
             };
-            rows.filter_map(second).collect::<Vec<_>>()
+            rows.filter_map(cell).collect::<Vec<_>>()
         };
-        assert_eq!(columns(&[&exclusive])[0], "holder");
-        let all = columns(&[&exclusive, &reader, &permit]);
-        assert_eq!(all, ["mode", "exclusive", "shared", "slot 4"]);
+        let all = [&exclusive, &reader, &permit];
+        assert_eq!(column(1, None, &[&exclusive]), ["holder", "-"]);
+        assert_eq!(
+            column(1, None, &all),
+            ["mode", "exclusive", "shared", "slot 4"]
+        );
+        let expected = ["holder", "-", "shared: -", "slot 4: -"];
+        assert_eq!(column(2, Some("shop"), &all), expected);
     }
 
     #[test]
