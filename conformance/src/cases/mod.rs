@@ -21,6 +21,7 @@ mod rule_15_drop;
 mod rule_16_loss;
 mod rule_17_modes;
 mod rule_17_permits;
+mod rule_17_several;
 mod rule_17_shared;
 
 use crate::rig::{Outcome, Rig};
@@ -191,6 +192,11 @@ pub(crate) static TABLE: &[Case] = table! {
         another_limit_is_a_mismatch_while_permits_are_held,
         permits_and_the_lock_of_a_name_are_separate,
         busy_keepers_do_not_starve_another;
+    rule_17_several:
+        several_names_are_held_and_released_together,
+        name_that_is_held_leaves_none_of_them_locked,
+        wait_for_several_names_ends_at_one_deadline,
+        overlapping_sets_are_granted_to_crowds;
     batch:
         batch_answers_each_operation,
         batch_tells_the_leases_of_a_name_apart,
