@@ -1,5 +1,7 @@
 //! Shared locks and permits.
 
+#[cfg(unix)]
+use std::os::unix::net::UnixDatagram;
 use std::thread::JoinHandle;
 
 use lockkeeper_core::Mode;
@@ -175,4 +177,33 @@ fn waiter_is_refused_when_permits_of_another_limit_were_granted() {
     assert_eq!(error.kind(), ErrorKind::LimitMismatch);
     assert!(error.to_string().contains("permits of 3"), "{error}");
     assert_eq!((waiters(&raw), locks(&raw)), (0, 2));
+}
+
+#[cfg(unix)]
+#[test]
+fn waiter_that_was_granted_notifies_the_next_that_is_admitted() {
+    for (asked, stored) in [(Mode::Shared, -1), (TWO, 2)] {
+        let store = TempStore::new();
+        let raw = store.raw();
+        let hold = |it| store.keeper().acquire("seat", &mode(it)).unwrap();
+        let held = match asked {
+            Mode::Shared => vec![hold(Mode::Exclusive)],
+            _ => vec![hold(TWO), hold(TWO)],
+        };
+        let first = queue(&store, mode(asked));
+        let second = silent_waiter(&store);
+        let wake = "locks.db-wake-waiter";
+        let socket = UnixDatagram::bind(store.folder.path().join(wake)).unwrap();
+        let limit = Duration::from_secs(60);
+        socket.set_read_timeout(Some(limit)).unwrap();
+        raw.execute(
+            "UPDATE waiter SET permits = ?1, mode = ?2, wake = ?3 WHERE id = ?4",
+            (asked.is_permit(), stored, wake, second),
+        )
+        .unwrap();
+        drop(held);
+        let first = first.join().unwrap().unwrap();
+        assert_eq!(socket.recv(&mut [0; 8]).unwrap(), 1);
+        drop(first);
+    }
 }
