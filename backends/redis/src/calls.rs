@@ -11,7 +11,8 @@ use crate::connection::Connection;
 use crate::failure::{accepted, from_primary};
 use crate::lease::RedisLease;
 use crate::reply::Reply;
-use crate::scripts::{ACQUIRE, RELEASE, RENEW, Script, is_no_script};
+use crate::script::{Script, is_no_script};
+use crate::scripts::{ACQUIRE, RELEASE, RENEW};
 use crate::store::Store;
 
 /// A request for one lock.

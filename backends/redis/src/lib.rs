@@ -21,6 +21,7 @@ mod options;
 mod owner;
 mod provider;
 mod reply;
+mod script;
 mod scripts;
 mod server_clock;
 mod store;

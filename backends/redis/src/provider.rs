@@ -20,7 +20,8 @@ use crate::failure::{accepted, parse, refused_command};
 use crate::keys::lock_key;
 use crate::lease::RedisLease;
 use crate::owner::owner;
-use crate::scripts::{PROBE, is_no_script};
+use crate::script::is_no_script;
+use crate::scripts::PROBE;
 use crate::store::{CLEANUP_TIME, Store};
 use crate::{BACKEND, RedisOptions};
 

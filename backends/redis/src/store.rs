@@ -13,7 +13,8 @@ use crate::failure::{accepted, parse};
 use crate::keys::{epoch_key, lock_key};
 use crate::listener::Listener;
 use crate::options::RedisOptions;
-use crate::scripts::{self, Script};
+use crate::script::Script;
+use crate::scripts;
 use crate::server_clock::ServerClock;
 
 /// The server checks only this often whether the time of a WAIT is over.

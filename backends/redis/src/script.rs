@@ -1,0 +1,59 @@
+//! A script, and the commands that run it in the server.
+
+use std::time::Duration;
+
+use lockkeeper_remote::Failure;
+use redis::Value;
+
+use crate::connection::Connection;
+use crate::failure::from_primary;
+
+pub(crate) struct Script {
+    code: String,
+    sha: String,
+}
+
+impl Script {
+    pub(crate) fn new(code: impl Into<String>) -> Self {
+        let code = code.into();
+        let sha = redis::Script::new(&code).get_hash().to_owned();
+        Self { code, sha }
+    }
+
+    /// Returns the command that runs the script if the server has it.
+    pub(crate) fn by_sha(&self, key: &str, args: &[&str]) -> Vec<u8> {
+        packed("EVALSHA", &self.sha, key, args)
+    }
+
+    /// Returns the command that runs the script, and loads it.
+    pub(crate) fn by_code(&self, key: &str, args: &[&str]) -> Vec<u8> {
+        packed("EVAL", &self.code, key, args)
+    }
+
+    /// Runs the script on a primary.
+    pub(crate) fn run(
+        &self,
+        connection: &mut Connection,
+        key: &str,
+        args: &[&str],
+        limit: Duration,
+    ) -> Result<Value, Failure> {
+        let mut answer = connection.ask(&self.by_sha(key, args), limit)?;
+        if is_no_script(&answer) {
+            answer = connection.ask(&self.by_code(key, args), limit)?;
+        }
+        from_primary(answer)
+    }
+}
+
+/// Returns whether the server does not have the script: it is new there, or was forgotten by SCRIPT FLUSH
+/// or a restart.
+pub(crate) fn is_no_script(answer: &Value) -> bool {
+    matches!(answer, Value::ServerError(error) if error.code() == "NOSCRIPT")
+}
+
+fn packed(command: &str, script: &str, key: &str, args: &[&str]) -> Vec<u8> {
+    let mut command = redis::cmd(command);
+    command.arg(script).arg(1).arg(key).arg(args);
+    command.get_packed_command()
+}
