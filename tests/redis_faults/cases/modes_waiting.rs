@@ -115,10 +115,13 @@ fn granted_together<const N: usize>(kind: RedisKind, key: &str, held: Mode, wait
         holders.push(lease);
     }
     let waiters = waiters.map(|mode| start_waiter(&server, key, mode));
+    let woken = || server.calls().unwrap().get("publish").copied();
+    let before = woken().unwrap_or(0);
     release_all(&provider, holders);
     // None of them is released before all are granted.
     let held = waiters.map(guard);
     assert!(held.iter().all(|(guard, _)| guard.is_held()));
+    assert!(woken().unwrap() >= before + N as u64);
     drop((held, provider));
     server.assert_clean();
 }
