@@ -34,8 +34,6 @@ pub(super) struct Acquisition<'a, 'e> {
     pub(super) alone: &'a Alone,
     /// The retries of this acquisition while it is the head.
     pub(super) retry: &'a RefCell<Retry<'e>>,
-    /// Cancelled by the caller or by the keeper.
-    pub(super) token: &'e CancelToken,
     /// The caller's own token, without the keeper's.
     cancel: Option<&'a CancelToken>,
     /// Tells the observer, once, that another holder has the name.
@@ -89,14 +87,19 @@ impl Engine {
             (_, Outage::Fail) => WaitKind::UntilFailure,
             (_, Outage::Wait) => WaitKind::ThroughOutages,
         };
-        let retry = RefCell::new(Retry::new(
-            Limits {
-                clock: &*self.clock,
-                until: began,
-                cancel: Some(token),
-            },
-            began,
-        ));
+        let limits = Limits {
+            clock: &*self.clock,
+            until: began,
+            cancel: Some(token),
+        };
+        let retry = Retry::new(limits, began);
+        let retry = RefCell::new(match kind {
+            // Only a lost reply is a reason to ask again, for as long as a single attempt may.
+            WaitKind::SingleAttempt | WaitKind::UntilFailure => {
+                retry.limited_to(self.capabilities.attempt_limit())
+            }
+            WaitKind::ThroughOutages => retry.through_outages(&self.outage),
+        });
         let pause = |error: &Error, answered_at| {
             self.unanswered(error.kind());
             if kind == WaitKind::ThroughOutages && error.kind() == ErrorKind::Unavailable {
@@ -111,7 +114,6 @@ impl Engine {
             kind,
             alone: &alone,
             retry: &retry,
-            token,
             cancel: options.cancel.as_ref(),
             request: AcquireRequest {
                 name,

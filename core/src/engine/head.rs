@@ -11,18 +11,16 @@ use crate::token::FencingToken;
 
 use super::Engine;
 use super::acquire::Acquisition;
-use super::backoff::Limits;
 use super::hold::Hold;
 use super::hold::acquired::Acquired;
 use super::queue::Key;
-use super::retry::Retry;
 use super::waiter::WaitKind;
 
 /// The longest that the confirmation of an old grant may outlast the wait: some round trips of a busy
 /// machine.
 const CONFIRM_LIMIT: Duration = Duration::from_secs(1);
 
-impl<'e> Acquisition<'_, 'e> {
+impl Acquisition<'_, '_> {
     /// Acquires the name from the store as the head of its queue.
     pub(super) fn acquire_as_head(&self) -> Result<Option<Acquired>, Error> {
         let mut permit = HeadPermit::new(self.engine, self.key);
@@ -41,7 +39,9 @@ impl<'e> Acquisition<'_, 'e> {
         if request.is_cancelled() {
             return Err(engine.cancelled());
         }
-        self.retry.replace(self.begin_retry());
+        let deadline = request.deadline;
+        let until = deadline.unwrap_or(request.started() + engine.capabilities.attempt_limit());
+        self.retry.borrow_mut().begin(until, request.started());
         let result = self.ask();
         let is_reply_lost = self.retry.borrow_mut().end();
         // A cancelled request need not have seen a holder.
@@ -61,24 +61,6 @@ impl<'e> Acquisition<'_, 'e> {
                 Ok(None)
             }
             result => result,
-        }
-    }
-
-    fn begin_retry(&self) -> Retry<'e> {
-        let (engine, request) = (self.engine, &self.request);
-        let attempt_limit = engine.capabilities.attempt_limit();
-        let limits = Limits {
-            clock: &*engine.clock,
-            until: request
-                .deadline
-                .unwrap_or(request.started() + attempt_limit),
-            cancel: Some(self.token),
-        };
-        let retry = Retry::new(limits, request.started());
-        match self.kind {
-            // Only a lost reply is a reason to ask again, for as long as a single attempt may.
-            WaitKind::SingleAttempt | WaitKind::UntilFailure => retry.limited_to(attempt_limit),
-            WaitKind::ThroughOutages => retry.through_outages(&engine.outage),
         }
     }
 

@@ -195,7 +195,14 @@ impl NameState {
 
     /// Serves the waiters that can be, in their order, and ends the single attempts among those that
     /// cannot.
+    #[inline(always)] // As in `release.rs`.
     pub(super) fn serve(&mut self, hand_over: &HandOver, served: &mut Served) {
+        if !self.waiters.is_empty() {
+            self.serve_waiters(hand_over, served);
+        }
+    }
+
+    fn serve_waiters(&mut self, hand_over: &HandOver, served: &mut Served) {
         while let Some(next) = self.waiters.front() {
             let (terms, kind) = (next.terms, next.kind);
             let given = match self.offer(terms, kind, hand_over) {
@@ -209,7 +216,7 @@ impl NameState {
                 served.give(next, given);
             }
         }
-        if !self.waiters.is_empty() && self.is_busy() {
+        if self.is_busy() {
             let is_attempt = |kind| kind == WaitKind::SingleAttempt;
             self.end_waits(is_attempt, || Unserved::Busy, served);
         }

@@ -52,6 +52,12 @@ impl<'a> Retry<'a> {
         }
     }
 
+    /// Begins with the attempts, which may go on until `until`.
+    pub(super) fn begin(&mut self, until: HostInstant, began: HostInstant) {
+        self.limits.until = until;
+        self.asked_at = began;
+    }
+
     /// Has the operation retry while the store cannot be reached, together with all others of `gate`.
     pub(super) fn through_outages(mut self, gate: &'a OutageGate) -> Self {
         self.rider = Some(Rider::new(gate));

@@ -113,6 +113,7 @@ impl Served {
     }
 
     /// Wakes the waiters.
+    #[inline(always)] // As in `release.rs`.
     pub(super) fn notify(self) {
         if let Some(waiters) = self.0 {
             for waiter in waiters {
