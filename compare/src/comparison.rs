@@ -126,7 +126,7 @@ impl Comparison {
         self
     }
 
-    /// Names the program that holds the lock in `crash` and is killed. Its `main` has to call
+    /// Names the program that holds a lock in `crash` or permits in `limit` and is killed. Its `main` has to call
     /// [`holder::main`](crate::holder::main) when it is started with these arguments.
     ///
     /// ```no_run

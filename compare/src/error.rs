@@ -94,7 +94,7 @@ impl From<redis::RedisError> for Error {
     fn from(error: redis::RedisError) -> Self {
         Self::failed(format!(
             "Redis failed: {error}; does it run, and may this user run GET, SET, DEL, RPUSH, LLEN, \
-             EXPIRE, MULTI, EVAL and INFO?"
+             EXPIRE, MULTI, EVAL, INCR, DECR and INFO?"
         ))
     }
 }

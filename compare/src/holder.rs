@@ -1,4 +1,4 @@
-//! The holder of the scenario `crash`: a process that is killed while it holds a lock.
+//! The holder of the scenarios `crash` and `limit`: a process that is killed while it holds a lock or permits.
 //!
 //! The process is killed by its handle, and ends by itself when its standard input does. On `memory:`,
 //! which no other process can see, the holder is a thread that panics.
@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
-use lockkeeper::{CancelToken, LeasePolicy};
+use lockkeeper::{CancelToken, LeasePolicy, Mode};
 use serde::{Deserialize, Serialize};
 
 use crate::cancel::Cancellation;
@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::store::StoreHandle;
 use crate::store::spec::StoreSettings;
 use crate::strategy::Strategy;
-use crate::strategy::lock::LockRequest;
+use crate::strategy::lock::{Held, Lock, LockRequest};
 use crate::strategy::transaction::Transactor;
 
 /// What the process prints when it has the lock.
@@ -53,12 +53,62 @@ pub(crate) struct HolderCommand {
 pub(crate) struct Order {
     pub(crate) store: StoreSettings,
     pub(crate) strategy: Strategy,
-    pub(crate) name: String,
-    pub(crate) ttl: Duration,
+    pub(crate) hold: Hold,
+}
+
+/// What a holder acquires.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Hold {
+    name: String,
+    ttl: Duration,
+    /// How many leases.
+    count: u32,
+    /// The limit, if they are permits.
+    limit: Option<u32>,
+}
+
+impl Hold {
+    /// The exclusive lock.
+    pub(crate) fn lock(name: String, ttl: Duration) -> Self {
+        Self {
+            name,
+            ttl,
+            count: 1,
+            limit: None,
+        }
+    }
+
+    /// So many permits of `limit`.
+    pub(crate) fn permits(name: String, ttl: Duration, count: u32, limit: u32) -> Self {
+        let limit = Some(limit);
+        Self {
+            count,
+            limit,
+            ..Self::lock(name, ttl)
+        }
+    }
+
+    /// Acquires all, each by the next lock; `None` if one was busy until the end of the wait.
+    fn acquire<'a>(
+        &self,
+        locks: impl IntoIterator<Item = &'a dyn Lock>,
+    ) -> Result<Option<Vec<Held>>, Error> {
+        let request = LockRequest {
+            mode: match self.limit {
+                Some(limit) => Mode::Permit { limit },
+                None => Mode::Exclusive,
+            },
+            ..LockRequest::new(LeasePolicy::Renewed { ttl: self.ttl }, WAIT)
+        };
+        let locks = locks.into_iter();
+        locks
+            .map(|lock| lock.acquire(&self.name, request))
+            .collect()
+    }
 }
 
 impl Holder {
-    /// Starts a process that acquires the lock of `order`, and returns when it has the lock.
+    /// Starts a process that acquires what `order` says, and returns when it has it.
     pub(crate) fn process(
         command: &HolderCommand,
         order: &Order,
@@ -80,18 +130,14 @@ impl Holder {
         Err(Error::failed(why))
     }
 
-    /// Starts a thread that acquires a lock of `strategy`, and returns when it has the lock.
-    pub(crate) fn thread(
-        strategy: Box<dyn Transactor>,
-        name: String,
-        ttl: Duration,
-    ) -> Result<Self, Error> {
+    /// Starts a thread that acquires it with `strategy`, and returns when it has it.
+    pub(crate) fn thread(strategy: Box<dyn Transactor>, hold: Hold) -> Result<Self, Error> {
         let (ready, is_ready) = bounded(1);
         let (alive, killed) = bounded::<()>(0);
         let thread = thread::spawn(move || {
-            let lock = strategy.lock();
-            let held = lock.map(|lock| lock.acquire(&name, request(ttl)));
-            let is_held = matches!(held, Some(Ok(Some(_))));
+            let locks = (0..hold.count).filter_map(|_| strategy.lock());
+            let held = hold.acquire(locks);
+            let is_held = matches!(held, Ok(Some(_)));
             if ready.send(is_held).is_ok() {
                 // Ends when the sender is dropped.
                 let _ = killed.recv();
@@ -107,7 +153,7 @@ impl Holder {
         }
     }
 
-    /// Kills the holder, and returns when it is gone. It does not release the lock.
+    /// Kills the holder, and returns when it is gone. It does not release what it holds.
     pub(crate) fn kill(self) -> Result<(), Error> {
         match self {
             Self::Process(mut process) => process.kill().map_err(|error| {
@@ -198,8 +244,10 @@ pub fn main() -> Result<(), Error> {
     let order: Order = serde_json::from_str(&line).map_err(|error| invalid(&error))?;
     let handle = StoreHandle::open(order.store)?;
     let cancel = Cancellation::new(&CancelToken::new());
-    let lock = order.strategy.open_lock(&handle, 1, &cancel)?;
-    let held = lock.acquire(&order.name, request(order.ttl))?;
+    // One for each lease, since a thread that asks a recipe again may get the same lease.
+    let locks = (0..order.hold.count).map(|_| order.strategy.open_lock(&handle, 1, &cancel));
+    let locks = locks.collect::<Result<Vec<_>, _>>()?;
+    let held = order.hold.acquire(locks.iter().map(AsRef::as_ref))?;
     if held.is_none() {
         return Err(Error::failed(format!(
             "the lock was not granted within {WAIT:?}; is the store overloaded?"
@@ -211,8 +259,4 @@ pub fn main() -> Result<(), Error> {
     let ended = printed.and_then(|()| stdin.read_line(&mut line));
     ended.map_err(|error| invalid(&error))?;
     Ok(())
-}
-
-fn request(ttl: Duration) -> LockRequest {
-    LockRequest::new(LeasePolicy::Renewed { ttl }, WAIT)
 }

@@ -24,12 +24,11 @@
 //! # }
 //! ```
 //!
-//! # The holder of the scenario `crash`
+//! # The holder of the scenarios `crash` and `limit`
 //!
-//! `crash` kills a process that holds a lock. A library cannot know how to start such a process, so
-//! the caller names a program that calls [`holder::main`]; see
-//! [`Comparison::holder`]. Without one, `crash` runs on `memory:` alone, where the holder is a
-//! thread.
+//! `crash` kills a process that holds a lock, and `limit` one that holds two permits. A library cannot
+//! know how to start such a process, so the caller names a program that calls [`holder::main`]; see
+//! [`Comparison::holder`]. Without one, they run on `memory:` alone, where the holder is a thread.
 
 mod cancel;
 mod comparison;

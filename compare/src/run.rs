@@ -121,7 +121,7 @@ impl<'a> Plan<'a> {
         let mut rows = Vec::new();
         for &scenario in &self.comparison.scenarios {
             for store in &self.stores {
-                if scenario == Scenario::Crash && self.lacks_holder(store) {
+                if self.not_started(scenario, store).is_some() {
                     continue;
                 }
                 for &strategy in &self.comparison.strategies {
@@ -140,9 +140,20 @@ impl<'a> Plan<'a> {
         rows
     }
 
-    /// Tells whether `crash` on this store needs a process, and the caller named no program for it.
-    fn lacks_holder(&self, store: &Store) -> bool {
-        store.is_cross_process() && self.comparison.holder.is_none()
+    /// Returns why the scenario cannot be run on this store, with what to do about it; `None` if it can.
+    fn not_started(&self, scenario: Scenario, store: &Store) -> Option<String> {
+        let label = &store.label;
+        if let Some(needed) = scenario.needs()
+            && !store.handle.capabilities.has(needed)
+        {
+            return Some(format!(
+                "{scenario} on {label}, which does not have the capability {needed}; use another store"
+            ));
+        }
+        let lacks_holder = store.is_cross_process() && self.comparison.holder.is_none();
+        (lacks_holder && scenario.kills_holder()).then(|| {
+            format!("the holder of {scenario} on {label}; name a program with Comparison::holder")
+        })
     }
 
     fn not_on(&self, strategy: Strategy, store: &Store) -> Option<&'static str> {
@@ -167,12 +178,9 @@ impl<'a> Plan<'a> {
         if let Some(servers) = &self.servers {
             missing.extend_from_slice(&servers.missing);
         }
-        if self.comparison.scenarios.contains(&Scenario::Crash) {
-            let stores = self.stores.iter().filter(|store| self.lacks_holder(store));
-            missing.extend(stores.map(|store| {
-                let store = &store.label;
-                format!("the holder of crash on {store}; name a program with Comparison::holder")
-            }));
+        for &scenario in &self.comparison.scenarios {
+            let stores = self.stores.iter();
+            missing.extend(stores.filter_map(|store| self.not_started(scenario, store)));
         }
         missing
     }
@@ -235,17 +243,16 @@ impl<'a> Plan<'a> {
         let (store, strategy) = (row.store, row.strategy);
         let (settings, cancel) = (&self.comparison.settings, &self.cancel);
         let open = || strategy.open(store, settings.threads, cancel);
-        let start_holder = |name, ttl| match &self.comparison.holder {
+        let start_holder = |hold| match &self.comparison.holder {
             Some(command) if store.is_cross_process() => {
                 let order = Order {
                     store: store.handle.settings.clone(),
                     strategy,
-                    name,
-                    ttl,
+                    hold,
                 };
                 Holder::process(command, &order, cancel)
             }
-            _ => Holder::thread(open()?, name, ttl),
+            _ => Holder::thread(open()?, hold),
         };
         let meter = Meter::new(store.counters(strategy.commands())?, cancel)?;
         // Redlock has to survive that.

@@ -19,13 +19,22 @@ pub enum Verdict {
 
 /// Returns the verdict that a row must have; `None` if the strategy has no part in the scenario.
 pub(crate) fn expected(strategy: Strategy, scenario: Scenario) -> Option<Verdict> {
-    use Scenario::{Crash, Gather, Nested, Party, Seat, Slow, Stock};
+    use Scenario::{Catalog, Crash, Gather, Limit, Nested, Party, Seat, Slow, Stock};
     use Verdict::{Right, Wrong};
     match (strategy, scenario) {
         (Strategy::None, _) => Some(Wrong),
         (Strategy::Lockkeeper, _) => Some(Right),
         // Only this scenario has a thread come between the unlock and the commit.
         (Strategy::FreedEarly, _) => (scenario == Seat).then_some(Wrong),
+        // A counter does not know which process has died; a thread that polls gets in all the same.
+        (Strategy::IncrDecr, _) => (scenario == Limit).then_some(Wrong),
+        (Strategy::PolledLocks, _) => (scenario == Limit).then_some(Right),
+        // Readers that wait for each other are right, and those that overtake have a writer starve.
+        (Strategy::Exclusive, _) => (scenario == Catalog).then_some(Right),
+        (Strategy::ReaderCounter, _) => (scenario == Catalog).then_some(Wrong),
+        (Strategy::LockAll, _) => (scenario == Party).then_some(Right),
+        // The others know exclusive locks only.
+        (_, Limit | Catalog) => None,
         // There is no lock to take twice, to outlive or to leave behind.
         (Strategy::Optimistic, Nested | Slow | Crash) => None,
         // Threads that give up at once leave seats empty that no other thread has taken.

@@ -64,7 +64,7 @@ pub(crate) struct Compare {
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 
-    /// Run as the process that holds a lock in `crash` and is killed.
+    /// Run as the process that holds a lock in `crash` or `limit` and is killed.
     #[arg(long, hide = true)]
     pub(crate) holder: bool,
 

@@ -2,6 +2,7 @@
 
 use super::row::{Report, Row};
 use crate::scenario::Scenario;
+use crate::scenario::limit::{KILLED, LIMIT};
 use crate::settings::Settings;
 use crate::strategy::Strategy;
 use crate::verdict::Verdict;
@@ -75,6 +76,10 @@ pub(super) fn question(scenario: Scenario, settings: &Settings) -> String {
         Scenario::Nested => "The holder took the lock a second time".to_owned(),
         Scenario::Slow => "The work took longer than the lease".to_owned(),
         Scenario::Crash => "The holder was killed".to_owned(),
+        Scenario::Limit => {
+            format!("{threads} threads wanted {LIMIT} permits, and a holder of {KILLED} was killed")
+        }
+        Scenario::Catalog => format!("{threads} threads read and wrote two rows that must agree"),
     }
 }
 
@@ -101,6 +106,16 @@ fn with_a_lock(scenario: Scenario, rows: &[&Row]) -> Option<String> {
              late write where it did not"
         ),
         Scenario::Crash => format!("lockkeeper let the next one in on {stores}, in time"),
+        Scenario::Limit => {
+            format!(
+                "on {stores} lockkeeper let in {LIMIT} at a time, and granted the {KILLED} permits again in time"
+            )
+        }
+        Scenario::Catalog => {
+            format!(
+                "with lockkeeper they agreed for all readers on {stores}, and no writer starved"
+            )
+        }
     })
 }
 
@@ -123,6 +138,13 @@ fn without(scenario: Scenario, worst: &Row) -> String {
         Scenario::Nested => "without a lock another came in meanwhile".to_owned(),
         Scenario::Slow => "without a lock the late write replaced the good one".to_owned(),
         Scenario::Crash => "without a lock another was let in before".to_owned(),
+        Scenario::Limit => format!(
+            "without one {} held a permit at once",
+            oversold + u64::from(LIMIT)
+        ),
+        Scenario::Catalog => {
+            format!("without a lock {oversold} reads and updates went wrong")
+        }
     }
 }
 

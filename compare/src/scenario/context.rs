@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::cancel::Cancellation;
 use crate::error::Error;
-use crate::holder::Holder;
+use crate::holder::{Hold, Holder};
 use crate::meter::Meter;
 use crate::settings::Settings;
 use crate::stopwatch::Elapsed;
@@ -34,8 +34,8 @@ pub(crate) struct Context<'a> {
     pub(crate) open: &'a (dyn Fn() -> Result<Box<dyn Transactor>, Error> + Sync),
     /// Measures what the strategy costs the store.
     pub(crate) meter: &'a Meter,
-    /// Starts a holder of the lock of this name with this ttl, and returns when it has the lock.
-    pub(crate) start_holder: &'a (dyn Fn(String, Duration) -> Result<Holder, Error> + Sync),
+    /// Starts a holder, and returns when it has what it is to hold.
+    pub(crate) start_holder: &'a (dyn Fn(Hold) -> Result<Holder, Error> + Sync),
     pub(crate) cancel: &'a Cancellation,
 }
 

@@ -11,13 +11,14 @@ use lockkeeper::LeasePolicy;
 
 use super::context::{Context, RunResult, total_cost};
 use crate::error::Error;
+use crate::holder::Hold;
 use crate::stopwatch::Stopwatch;
 use crate::strategy::lock::LockRequest;
 
 /// The ttl of the holder's lease, if the store can have it so short.
-const TTL: Duration = Duration::from_secs(1);
+pub(super) const TTL: Duration = Duration::from_secs(1);
 /// What a store may take beyond the ttl.
-const GRACE: Duration = Duration::from_secs(1);
+pub(super) const GRACE: Duration = Duration::from_secs(1);
 
 pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let next = context.program()?;
@@ -28,7 +29,7 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
         ..RunResult::default()
     };
 
-    let holder = (context.start_holder)(context.lock_name(0), ttl)?;
+    let holder = (context.start_holder)(Hold::lock(context.lock_name(0), ttl))?;
     // What the holder sends is not counted.
     context.meter.restart();
     let watch = Stopwatch::start();

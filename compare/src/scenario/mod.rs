@@ -2,18 +2,22 @@
 //!
 //! What must go wrong does so by an order of events, not by luck. In `seat` half of the threads come
 //! when the first one has released the lock, and `freed-early` commits only after a second thread has
-//! read; `nested` and `slow` go on until the other program came in.
+//! read; `nested` and `slow` go on until the other program came in. In `limit` threads stay inside until all
+//! permits are in use again, and in `catalog` readers come until the writers are done.
 
+mod catalog;
 mod contest;
 pub(crate) mod context;
 mod crash;
 mod gather;
+pub(crate) mod limit;
 mod nested;
 mod party;
 mod seat;
 mod slow;
 mod stock;
 
+use lockkeeper::Capability;
 use serde::Serialize;
 
 use self::context::{Context, RunResult};
@@ -33,6 +37,8 @@ named_enum! {
         Nested "nested": "A service that holds the lock calls another that acquires it, too",
         Slow "slow": "The work outlives the lease",
         Crash "crash": "The holder dies",
+        Limit "limit": "Many threads want few permits, and a holder of two dies",
+        Catalog "catalog": "Many readers and a few writers of rows that must agree",
     }
 }
 
@@ -47,6 +53,22 @@ impl Scenario {
             Self::Nested => nested::run(context),
             Self::Slow => slow::run(context),
             Self::Crash => crash::run(context),
+            Self::Limit => limit::run(context),
+            Self::Catalog => catalog::run(context),
+        }
+    }
+
+    /// Tells whether a holder is killed, which is a process where the store can be seen by several.
+    pub(crate) fn kills_holder(self) -> bool {
+        matches!(self, Self::Limit | Self::Crash)
+    }
+
+    /// Returns what a store must be able to do for this library's part in the scenario.
+    pub(crate) fn needs(self) -> Option<Capability> {
+        match self {
+            Self::Limit => Some(Capability::Permits),
+            Self::Catalog => Some(Capability::Shared),
+            _ => None,
         }
     }
 }

@@ -59,7 +59,7 @@ fn run(
         state: store.data.state().as_ref(),
         open: &open,
         meter: &Meter::new(Vec::new(), cancel)?,
-        start_holder: &|name, ttl| Holder::thread(open()?, name, ttl),
+        start_holder: &|hold| Holder::thread(open()?, hold),
         cancel,
     })
 }

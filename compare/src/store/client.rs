@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use lockkeeper::Config;
-use lockkeeper::backend::{Driver, Drivers, LockProvider, OpenContext};
+use lockkeeper::backend::{Capabilities, Driver, Drivers, LockProvider, OpenContext};
 use lockkeeper::backends::local::{MemoryDriver, SqliteDriver};
 use lockkeeper::backends::mysql::MySqlDriver;
 use lockkeeper::backends::redis::RedisDriver;
@@ -26,8 +26,8 @@ pub(crate) enum ClientConfig {
 }
 
 impl ClientConfig {
-    /// Opens the store of `config`, and finds out what it is and how to connect to it.
-    pub(crate) fn find(config: &Config) -> Result<Self, Error> {
+    /// Opens the store of `config`, and finds out what it is, how to connect to it, and what it is able to do.
+    pub(crate) fn find(config: &Config) -> Result<(Self, Capabilities), Error> {
         let captured = Captured::default();
         let drivers = Drivers::new()
             .with(captured.by(MemoryDriver, |_| Ok(Self::Memory)))
@@ -38,9 +38,11 @@ impl ClientConfig {
             .with(captured.by(MySqlDriver, |context| {
                 MySqlConfig::detect(MySqlDriver::options(context)?).map(Self::MySql)
             }));
-        drivers.open(config)?;
+        let capabilities = drivers.open(config)?.capabilities();
         let captured = captured.0.lock().take();
-        captured.unwrap_or_else(|| Err(Error::failed("no driver opened the store")))
+        let client =
+            captured.unwrap_or_else(|| Err(Error::failed("no driver opened the store")))?;
+        Ok((client, capabilities))
     }
 
     /// Returns the store's short name, for reports.

@@ -107,7 +107,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let url = url.replace("FOLDER", folder.path().to_str().unwrap());
         let [early, late] = tokens();
-        let config = ClientConfig::find(&Config::from_url(&url).unwrap()).unwrap();
+        let (config, _) = ClientConfig::find(&Config::from_url(&url).unwrap()).unwrap();
         let data = Data::create(&config, folder.path(), 0).unwrap();
         let state = data.state();
         for _again in 0..2 {

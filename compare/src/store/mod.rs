@@ -14,6 +14,7 @@ pub(crate) mod state;
 use std::path::Path;
 
 use lockkeeper::Config;
+use lockkeeper::backend::Capabilities;
 
 use self::client::ClientConfig;
 use self::data::Data;
@@ -30,6 +31,8 @@ pub(crate) struct StoreHandle {
     pub(crate) config: Config,
     /// What other clients connect to.
     pub(crate) client: ClientConfig,
+    /// What this library can do there.
+    pub(crate) capabilities: Capabilities,
     /// The servers that `redlock` uses beside this one; empty if it cannot run here.
     pub(crate) redlock: Vec<RedisConfig>,
 }
@@ -39,7 +42,8 @@ impl StoreHandle {
     pub(crate) fn open(settings: StoreSettings) -> Result<Self, Error> {
         let config = settings.config()?;
         let shown = format!("`{}`", config.url());
-        let client = ClientConfig::find(&config).map_err(|error| error.about(&shown))?;
+        let found = ClientConfig::find(&config).map_err(|error| error.about(&shown))?;
+        let (client, capabilities) = found;
         let redlock = settings.redlock_ports.iter().copied();
         let redlock = redlock.map(RedisConfig::local);
         Ok(Self {
@@ -47,6 +51,7 @@ impl StoreHandle {
             settings,
             config,
             client,
+            capabilities,
         })
     }
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use ::lockkeeper::Usage;
 
-use super::lock::Lock;
+use super::lock::{Lock, release_all};
 use super::lockkeeper::Lockkeeper;
-use super::transaction::{Outcome, Step, Transaction, Transactor, release_all};
+use super::transaction::{Outcome, Step, Transaction, Transactor};
 use crate::error::Error;
 use crate::store::state::State;
 

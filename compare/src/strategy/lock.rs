@@ -1,9 +1,9 @@
 //! The interface of a lock, as the scenarios use it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::lockkeeper::backend::Capabilities;
-use ::lockkeeper::{FencingToken, LeasePolicy, LostSignal, Usage};
+use ::lockkeeper::{FencingToken, LeasePolicy, LostSignal, Mode, Usage};
 
 use crate::error::Error;
 
@@ -16,15 +16,18 @@ pub(crate) struct LockRequest {
     pub(crate) wait: Duration,
     /// Whether a thread that holds the lock is to get it again, if the strategy can do that.
     pub(crate) reentrant: bool,
+    /// Beside which other holders it is to be granted, if the strategy knows more than one kind.
+    pub(crate) mode: Mode,
 }
 
 impl LockRequest {
-    /// Requests a lock that is not reentrant.
+    /// Requests a lock that is exclusive and not reentrant.
     pub(crate) fn new(lease: LeasePolicy, wait: Duration) -> Self {
         Self {
             lease,
             wait,
             reentrant: false,
+            mode: Mode::Exclusive,
         }
     }
 
@@ -41,6 +44,31 @@ impl LockRequest {
 pub(crate) trait Lock: Send + Sync {
     /// Acquires the lock; `None` if it was busy until the end of the wait.
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error>;
+
+    /// Acquires all these locks or none; `None` if one was busy until the end of the wait, which is that
+    /// for all together. The names are sorted, so that no two callers wait for each other.
+    fn acquire_all(
+        &self,
+        names: &[String],
+        request: LockRequest,
+    ) -> Result<Option<Vec<Held>>, Error> {
+        let started = Instant::now();
+        let mut all = Vec::with_capacity(names.len());
+        for name in names {
+            let request = LockRequest {
+                wait: request.wait.saturating_sub(started.elapsed()),
+                ..request
+            };
+            match self.acquire(name, request)? {
+                Some(held) => all.push(held),
+                None => {
+                    release_all(all)?;
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(all))
+    }
 
     /// Returns what the lock has cost its store so far, where no server can count it.
     fn usage(&self) -> Option<Usage> {
@@ -88,4 +116,12 @@ impl Drop for Held {
             let _ = release();
         }
     }
+}
+
+/// Releases the locks, the last one first.
+pub(super) fn release_all(mut all: Vec<Held>) -> Result<(), Error> {
+    while let Some(held) = all.pop() {
+        held.release()?;
+    }
+    Ok(())
 }

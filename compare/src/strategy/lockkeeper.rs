@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use lockkeeper::{
-    AcquireOptions, CancelToken, Config, FencingToken, LockKeeper, LostSignal, ReentrantKeeper,
-    Usage, open_config,
+    AcquireOptions, CancelToken, Config, FencingToken, LockGuard, LockKeeper, LostSignal,
+    ReentrantKeeper, Usage, open_config,
 };
 
 use super::lock::{Held, Lock, LockRequest};
@@ -30,19 +30,42 @@ impl Lockkeeper {
             cancel: cancel.token().clone(),
         })
     }
+
+    fn options(&self, request: LockRequest) -> AcquireOptions {
+        AcquireOptions::new()
+            .mode(request.mode)
+            .wait(request.wait)
+            .lease(request.lease)
+            .cancel(&self.cancel)
+    }
+
+    /// Acquires a lock that is not reentrant, which any thread may release.
+    pub(super) fn acquire_guard(
+        &self,
+        name: &str,
+        request: LockRequest,
+    ) -> Result<Option<LockGuard>, Error> {
+        Ok(self.keeper.acquire(name, &self.options(request))?)
+    }
+
+    /// Acquires the locks of all names in one call.
+    pub(super) fn acquire_together(
+        &self,
+        names: &[String],
+        request: LockRequest,
+    ) -> Result<Option<Held>, Error> {
+        let guards = self.keeper.acquire_all(names, &self.options(request))?;
+        Ok(guards.map(|guards| Held::new(move || Ok(guards.release().map(drop)?))))
+    }
 }
 
 impl Lock for Lockkeeper {
     fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
-        let options = AcquireOptions::new()
-            .wait(request.wait)
-            .lease(request.lease)
-            .cancel(&self.cancel);
         Ok(if request.reentrant {
-            let guard = self.reentrant.acquire(name, &options)?;
+            let guard = self.reentrant.acquire(name, &self.options(request))?;
             guard.map(|guard| held(guard.token(), guard.lost_signal(), move || guard.finish()))
         } else {
-            let guard = self.keeper.acquire(name, &options)?;
+            let guard = self.acquire_guard(name, request)?;
             guard.map(|guard| {
                 held(guard.token(), guard.lost_signal(), move || {
                     guard.release().map(drop)

@@ -1,14 +1,19 @@
 //! Ways of keeping a transaction whole. Each is a file that can be read as the explanation of its
 //! technique; all but the last are as their write-ups have them, no better and no worse.
 
+mod exclusive;
 mod freed_early;
+mod incr_decr;
 pub(crate) mod lock;
+mod lock_all;
 mod lockkeeper;
 mod named_lock;
 mod named_lock_shared_pool;
 pub(crate) mod none;
 mod optimistic;
+mod polled_locks;
 mod pubsub;
+mod reader_counter;
 mod redis;
 mod redlock;
 mod reentrant_hash;
@@ -21,14 +26,19 @@ use std::iter::once;
 
 use serde::{Deserialize, Serialize};
 
+use self::exclusive::Exclusive;
 use self::freed_early::FreedEarly;
+use self::incr_decr::IncrDecr;
 use self::lock::Lock;
+use self::lock_all::LockAll;
 use self::lockkeeper::Lockkeeper;
 use self::named_lock::NamedLock;
 use self::none::NoLock;
 use self::optimistic::redis::Watch;
 use self::optimistic::sql::Versions;
+use self::polled_locks::PolledLocks;
 use self::pubsub::PubSub;
+use self::reader_counter::ReaderCounter;
 use self::redis::Client;
 use self::redlock::Redlock;
 use self::reentrant_hash::ReentrantHash;
@@ -57,10 +67,15 @@ named_enum! {
         SetnxSpin "setnx-spin": "Redis: SET NX PX with an owner, tried every 100 ms",
         Pubsub "pubsub": "Redis: Redisson's script and channel",
         ReentrantHash "reentrant-hash": "Redis: a hash of owner and count, with a watchdog",
+        IncrDecr "incr-decr": "Redis: a counter of permits, with INCR and DECR",
         Redlock "redlock": "Redis: most of five servers",
         NamedLock "named-lock": "MySQL: GET_LOCK, a connection for each thread",
         NamedLockSharedPool "named-lock-shared-pool": "MySQL: GET_LOCK, on connections of the application's pool of ten",
+        PolledLocks "polled-locks": "MySQL: as many GET_LOCK names as permits, tried one after the other",
         FreedEarly "freed-early": "A good lock that is released before the commit",
+        Exclusive "exclusive": "A good lock that is exclusive for readers, too",
+        ReaderCounter "reader-counter": "A good lock that the first reader acquires and the last one releases",
+        LockAll "lock-all": "This library, several names in one call",
         Lockkeeper "lockkeeper": "This library",
     }
 }
@@ -71,25 +86,31 @@ impl Strategy {
     pub(crate) fn not_on(self, handle: &StoreHandle, threads: u32) -> Option<&'static str> {
         let client = &handle.client;
         match self {
-            Self::None | Self::Lockkeeper | Self::FreedEarly => None,
+            Self::None
+            | Self::FreedEarly
+            | Self::Exclusive
+            | Self::ReaderCounter
+            | Self::LockAll
+            | Self::Lockkeeper => None,
             Self::Optimistic => matches!(client, ClientConfig::Memory)
                 .then_some("is for stores that have transactions"),
             Self::SetnxUnsafe
             | Self::SetnxOnce
             | Self::SetnxSpin
             | Self::Pubsub
-            | Self::ReentrantHash => (!matches!(client, ClientConfig::Redis(_)))
+            | Self::ReentrantHash
+            | Self::IncrDecr => (!matches!(client, ClientConfig::Redis(_)))
                 .then_some("needs Redis: give its --url, or --servers"),
             Self::Redlock => handle
                 .redlock
                 .is_empty()
                 .then_some("needs five Redis servers: --servers starts them"),
-            Self::NamedLock | Self::NamedLockSharedPool
+            Self::NamedLock | Self::NamedLockSharedPool | Self::PolledLocks
                 if !matches!(client, ClientConfig::MySql(_)) =>
             {
                 Some("needs MySQL or MariaDB: give its --url, or --servers")
             }
-            Self::NamedLock => None,
+            Self::NamedLock | Self::PolledLocks => None,
             // The pool must run dry every time.
             Self::NamedLockSharedPool => (threads < 2 * MySqlConfig::POOL)
                 .then_some("needs twice as many --threads as its pool has connections: 20"),
@@ -100,14 +121,19 @@ impl Strategy {
     /// counted under other names.
     pub(crate) fn commands(self) -> &'static [&'static str] {
         match self {
-            Self::None | Self::NamedLock | Self::NamedLockSharedPool => &[],
+            Self::None | Self::NamedLock | Self::NamedLockSharedPool | Self::PolledLocks => &[],
             Self::Optimistic => &["watch", "unwatch", "get", "multi", "set", "rpush", "exec"],
             Self::SetnxUnsafe => &["set", "del"],
+            Self::IncrDecr => &["incr", "decr"],
             Self::SetnxOnce | Self::SetnxSpin | Self::Redlock => {
                 &["set", "eval", "evalsha", "script|load"]
             }
             Self::Pubsub | Self::ReentrantHash => &["eval", "evalsha", "script|load", "subscribe"],
-            Self::FreedEarly | Self::Lockkeeper => &[
+            Self::FreedEarly
+            | Self::Exclusive
+            | Self::ReaderCounter
+            | Self::LockAll
+            | Self::Lockkeeper => &[
                 "eval",
                 "evalsha",
                 "script|load",
@@ -153,9 +179,14 @@ impl Strategy {
     ) -> Result<Box<dyn Lock>, Error> {
         use ClientConfig::{MySql, Redis};
         let client = |config| Client::open(config, cancel);
+        let ours = || Lockkeeper::open(&handle.config, cancel);
         Ok(match (self, &handle.client) {
             (Self::None, _) => Box::new(NoLock),
-            (Self::Lockkeeper, _) => Box::new(Lockkeeper::open(&handle.config, cancel)?),
+            (Self::Lockkeeper, _) => Box::new(ours()?),
+            (Self::LockAll, _) => Box::new(LockAll(ours()?)),
+            (Self::Exclusive, _) => Box::new(Exclusive(ours()?)),
+            (Self::ReaderCounter, _) => Box::new(ReaderCounter::new(ours()?)),
+            (Self::IncrDecr, Redis(config)) => Box::new(IncrDecr::new(client(config)?)),
             (Self::SetnxUnsafe, Redis(config)) => Box::new(SetnxUnsafe::new(client(config)?)),
             (Self::SetnxOnce, Redis(config)) => Box::new(SetnxOnce(client(config)?)),
             (Self::SetnxSpin, Redis(config)) => Box::new(SetnxSpin(SetnxOnce(client(config)?))),
@@ -166,6 +197,10 @@ impl Strategy {
             }
             (Self::NamedLock | Self::NamedLockSharedPool, MySql(config)) => {
                 Box::new(NamedLock::dedicated(config, threads, cancel)?)
+            }
+            (Self::PolledLocks, MySql(config)) => {
+                let lock = NamedLock::dedicated(config, threads, cancel)?;
+                Box::new(PolledLocks::new(lock, cancel))
             }
             (_, client) => {
                 let store = client.label();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ::lockkeeper::Usage;
 
-use super::lock::{Held, Lock, LockRequest};
+use super::lock::{Held, Lock, LockRequest, release_all};
 use crate::error::Error;
 use crate::store::state::State;
 
@@ -105,25 +105,14 @@ impl Transactor for Locked {
 }
 
 impl Transaction<'_> {
-    /// Acquires all locks in their order, or none of them.
+    /// Acquires all locks or none of them.
     pub(super) fn acquire_all(&self, lock: &dyn Lock) -> Result<Option<Vec<Held>>, Error> {
         let started = Instant::now();
-        let mut all = Vec::with_capacity(self.locks.len());
-        for name in self.locks {
-            let request = LockRequest {
-                wait: self.request.wait.saturating_sub(started.elapsed()),
-                ..self.request
-            };
-            match lock.acquire(name, request)? {
-                Some(held) => all.push(held),
-                None => {
-                    release_all(all)?;
-                    return Ok(None);
-                }
-            }
+        let all = lock.acquire_all(self.locks, self.request)?;
+        if all.is_some() {
+            (self.on_step)(Step::Granted(started.elapsed()))?;
         }
-        (self.on_step)(Step::Granted(started.elapsed()))?;
-        Ok(Some(all))
+        Ok(all)
     }
 
     /// Reads the cells, with a statement each, and thinks.
@@ -141,12 +130,4 @@ impl Transaction<'_> {
         }
         state.record(self.user)
     }
-}
-
-/// Releases the locks, the last one first.
-pub(super) fn release_all(mut all: Vec<Held>) -> Result<(), Error> {
-    while let Some(held) = all.pop() {
-        held.release()?;
-    }
-    Ok(())
 }

@@ -64,7 +64,7 @@ fn gather_admits_as_many_as_seats(kind: RedisKind) {
 fn every_row_has_its_expected_verdict(kind: RedisKind) {
     let server = RedisServer::start(kind, &RedisOptions::new()).unwrap();
     let rows = rows(&Comparison::new().threads(20), &server.url(), PASSWORD);
-    assert_eq!(rows.len(), 52);
+    assert_eq!(rows.len(), 60);
     let of = |scenario: Scenario, strategy: Strategy| -> &Row {
         let mut rows = rows.iter().filter(|row| row.scenario == scenario);
         rows.find(|row| row.strategy == strategy).unwrap()
@@ -82,6 +82,10 @@ fn every_row_has_its_expected_verdict(kind: RedisKind) {
     assert!(!faults(Scenario::Slow, Strategy::SetnxOnce).contains("a third was let in"));
     assert!(faults(Scenario::Slow, Strategy::Pubsub).contains("the late write was let through"));
     assert!(faults(Scenario::Crash, Strategy::SetnxUnsafe).contains("still locked"));
+    assert!(faults(Scenario::Limit, Strategy::IncrDecr).contains("only 3 of 5 permits"));
+    assert!(faults(Scenario::Catalog, Strategy::ReaderCounter).contains("starved"));
+    let set_of_seats = |strategy| of(Scenario::Party, strategy).commands_per_grant.unwrap();
+    assert!(set_of_seats(Strategy::LockAll) < set_of_seats(Strategy::Lockkeeper));
     assert_cleaned_up(&server);
 }
 

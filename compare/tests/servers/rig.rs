@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use lockkeeper_compare::{Comparison, Error, Report, Row, Scenario, Strategy, Verdict, holder};
 
-/// The argument that makes this program the process that `crash` kills.
+/// The argument that makes this program the process that `crash` and `limit` kill.
 pub(crate) const HOLDER: &str = "--holder";
 
-/// Is the process that `crash` kills.
+/// Is the process that `crash` and `limit` kill.
 pub(crate) fn hold() -> ExitCode {
     match holder::main() {
         Ok(()) => ExitCode::SUCCESS,

@@ -51,6 +51,12 @@ fn right(scenario: Scenario) -> &'static str {
         Scenario::Crash => {
             "no other thread gets in before, and the next one within ttl + 1 s after"
         }
+        Scenario::Limit => {
+            "never more than the limit, and all permits are in use within ttl + 1 s after the death"
+        }
+        Scenario::Catalog => {
+            "no reader sees the rows disagree, and writers get in while there are readers"
+        }
     }
 }
 

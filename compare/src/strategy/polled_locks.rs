@@ -1,0 +1,48 @@
+//! As many named locks as there are permits, tried one after the other, again and again.
+//!
+//! A lock is free when its session ends, so a process that dies leaves its permits to the others at once.
+//! But `GET_LOCK` waits for one name only, so threads poll: each keeps a connection busy, sends a statement
+//! for every permit that it tries, and gets in when it happens to try at the right time.
+
+use std::time::Duration;
+
+use super::lock::{Held, Lock, LockRequest};
+use super::named_lock::NamedLock;
+use crate::cancel::Cancellation;
+use crate::error::Error;
+
+/// Between two rounds of attempts, as the spin locks have it.
+const PACE: Duration = Duration::from_millis(100);
+
+pub(super) struct PolledLocks {
+    lock: NamedLock,
+    cancel: Cancellation,
+}
+
+impl PolledLocks {
+    pub(super) fn new(lock: NamedLock, cancel: &Cancellation) -> Self {
+        let cancel = cancel.clone();
+        Self { lock, cancel }
+    }
+}
+
+impl Lock for PolledLocks {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
+        // An exclusive lock is one permit.
+        let limit = request.mode.limit().unwrap_or(1);
+        let attempt = |_| {
+            for permit in 0..limit {
+                let name = format!("{name}/{permit}");
+                if let Some(held) = self.lock.acquire(&name, request.without_wait())? {
+                    return Ok(Some(held));
+                }
+            }
+            Ok(None)
+        };
+        self.cancel.retry(request.wait, || PACE, attempt)
+    }
+
+    fn has_fixed_lease(&self) -> bool {
+        false
+    }
+}
