@@ -77,10 +77,71 @@
 //! ([`Outage`]) every acquisition does.
 //!
 //! A [`LockKeeper`] is not reentrant: a thread that asks for a name that it holds waits like any other
-//! thread. [`ReentrantKeeper`] grants it again at once. Threads that need several names take them in
-//! one order, for instance sorted. Otherwise two of them can wait for each other until a wait is over.
+//! thread. [`ReentrantKeeper`] grants it again at once.
 //!
 //! A [`CancelToken`] ends single waits. At the end of a program, [`LockKeeper::close`] ends all.
+//!
+//! ## Shared: readers and writers
+//!
+//! [`lock_shared`](LockKeeper::lock_shared) is granted beside other shared holders, and
+//! [`lock`](LockKeeper::lock) beside none. Both are about the same lock, first come, first served: readers
+//! that come after a waiting writer wait behind it, so neither side starves.
+//!
+//! ```
+//! let keeper = lockkeeper::open("memory:")?;
+//!
+//! let reading = keeper.lock_shared("prices")?;
+//! let beside = keeper.try_lock_shared("prices")?;
+//! assert!(beside.is_some());
+//! assert!(keeper.try_lock("prices")?.is_none()); // a writer waits until both are done
+//! drop((reading, beside));
+//! assert!(keeper.try_lock("prices")?.is_some());
+//! # Ok::<(), lockkeeper::Error>(())
+//! ```
+//!
+//! ## Permits: at most so many holders
+//!
+//! [`semaphore`](LockKeeper::semaphore) limits how many holders there are. Each [`Permit`] has a slot that no
+//! other one has at the same time. All programs use the same limit.
+//!
+//! ```
+//! use lockkeeper::ErrorKind;
+//!
+//! let keeper = lockkeeper::open("memory:")?;
+//! let connections = keeper.semaphore("reports-server", 2)?;
+//!
+//! let (first, second) = (connections.acquire()?, connections.acquire()?);
+//! assert_eq!((first.slot(), second.slot()), (0, 1));
+//! assert!(connections.try_acquire()?.is_none());
+//!
+//! let error = keeper.semaphore("reports-server", 3)?.acquire().unwrap_err();
+//! assert_eq!(error.kind(), ErrorKind::LimitMismatch);
+//! # Ok::<(), lockkeeper::Error>(())
+//! ```
+//!
+//! ## Several names, all or none
+//!
+//! [`lock_all`](LockKeeper::lock_all) takes names in an order of its own, so threads that name them in
+//! different orders do not wait for each other in a circle. That holds only among these names: hold no other
+//! lock while you wait for them. Two threads that take names one by one in different orders wait for each
+//! other until a wait is over.
+//!
+//! ```
+//! let keeper = lockkeeper::open("memory:")?;
+//!
+//! let accounts = keeper.lock_all(["account:7", "account:3"])?; // one wait for both
+//! accounts.ensure_held()?; // fails if either is lost
+//! assert!(keeper.try_lock_all(["account:3", "account:5"])?.is_none());
+//! assert!(keeper.try_lock("account:5")?.is_some()); // none of a set is held, if not all are
+//! for (name, token) in accounts.tokens() {
+//!     println!("{name}: {token}");
+//! }
+//! # Ok::<(), lockkeeper::Error>(())
+//! ```
+//!
+//! The page `docs/shapes.md` says what each shape is for and what it costs. On a store that cannot grant one,
+//! asking for it is [`ErrorKind::Unsupported`]; require [`Capability::Shared`] or [`Capability::Permits`], and
+//! opening fails instead.
 //!
 //! # Hold it, and notice its loss
 //!
