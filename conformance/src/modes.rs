@@ -10,7 +10,7 @@ use lockkeeper_core::{
 
 use crate::history::{History, hold_by_threads};
 use crate::mode_text;
-use crate::rig::{Outcome, Rig, Skip};
+use crate::rig::{Outcome, Rig, Skip, build};
 
 /// A mode, and another one that waits while a name is held in it.
 #[derive(Clone, Copy, Debug)]
@@ -148,8 +148,15 @@ impl Rig<'_> {
         Ok(())
     }
 
+    /// Has threads of one keeper hold a name, with these modes in turn, and checks the history.
+    pub(crate) fn hold_by_one_keeper(&self, modes: &[Mode]) {
+        let (builder, tap) = self.tapped();
+        self.hold_by_keepers(&[&build(builder)], modes);
+        assert_eq!(tap.overlaps(), 0, "one thread at a time sends requests");
+    }
+
     /// Has threads of several keepers hold a name, with these modes in turn, and checks the history.
-    pub(crate) fn hold_together(&self, keepers: &[&LockKeeper], modes: &[Mode]) {
+    pub(crate) fn hold_by_keepers(&self, keepers: &[&LockKeeper], modes: &[Mode]) {
         const THREADS: usize = 20;
         const ROUNDS: usize = 3;
         let history = History::new();

@@ -6,15 +6,13 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
-    Admin, Clock, ErrorKind, Finding, HeldName, HostInstant, LockGuard, LockKeeper, LockName, Mode,
-    Released, Severity, SystemClock, WaitOutcome,
+    Admin, Clock, ErrorKind, Finding, HeldName, HostInstant, LockKeeper, LockName, Released,
+    Severity, SystemClock, WaitOutcome,
 };
 
-use crate::fixture::Loss;
-use crate::modes::{take_in, take_permit};
-use crate::rig::{NAMESPACE, Outcome, Rig, Skip, build, is_busy, take, take_with};
+use crate::rig::{NAMESPACE, Outcome, Rig, Skip, build, take, take_with};
 
-fn needs_admin(rig: &Rig<'_>) -> Outcome {
+pub(super) fn needs_admin(rig: &Rig<'_>) -> Outcome {
     if rig.provider().admin().is_some() {
         return Ok(());
     }
@@ -48,7 +46,7 @@ pub(super) fn find(rig: &Rig<'_>, keeper: &LockKeeper, name: &str) -> Option<Hel
     held.pop()
 }
 
-fn find_all(rig: &Rig<'_>, keeper: &LockKeeper, name: &str) -> Vec<HeldName> {
+pub(super) fn find_all(rig: &Rig<'_>, keeper: &LockKeeper, name: &str) -> Vec<HeldName> {
     let name = LockName::new(name).expect("the name is valid");
     let held = admin(keeper).held(Some(&name), deadline(rig));
     held.expect("the store replies")
@@ -237,71 +235,6 @@ pub(super) fn forced_release_wakes_one_waiter(rig: &Rig<'_>) -> Outcome {
         drop(done);
     });
     drop(guard);
-    rig.nothing_left();
-    Ok(())
-}
-
-/// Three keepers have a lease of one name each, in a mode that permits it, and one lease is taken away.
-pub(super) fn forced_release_ends_one_lease_of_a_name(rig: &Rig<'_>) -> Outcome {
-    needs_admin(rig)?;
-    let modes = [Mode::Shared, Mode::Permit { limit: 3 }];
-    for mode in modes {
-        rig.needs_mode(mode)?;
-    }
-    let asker = rig.keeper();
-    // Without notice of it, a loss shows at the next renewal, after a third of the ttl.
-    let ttl = match rig.needs_notice_of(Loss::Unlocked) {
-        Ok(()) => 3_600_000,
-        Err(_) => 1_500,
-    };
-    let keepers = [(); 3].map(|()| rig.keeper_with(rig.renewed(ttl)));
-    let held = modes.map(|mode| keepers.each_ref().map(|keeper| take_in(keeper, "a", mode)));
-    for (mode, mut guards) in modes.into_iter().zip(held.map(Vec::from)) {
-        let rows = || {
-            let rows = find_all(rig, &asker, "a").into_iter();
-            let rows = rows.filter(|row| row.mode.is_permit() == mode.is_permit());
-            rows.collect::<Vec<_>>()
-        };
-        let seen = rows();
-        let mut slots: Vec<_> = seen.iter().map(|row| row.slot).collect();
-        slots.sort_unstable();
-        match mode.is_permit() {
-            true => assert_eq!(slots, [0, 1, 2].map(Some), "{seen:?}"),
-            false => {
-                assert_eq!(slots, [None; 3], "{seen:?}");
-                assert!(seen.iter().all(|row| row.mode == mode), "{seen:?}");
-                // The other guard of the first keeper has the same lease.
-                guards.push(take_in(&keepers[0], "a", mode));
-            }
-        }
-        for row in &seen {
-            if let Some(token) = row.token() {
-                let is_held = guards.iter().any(|guard| guard.token() == token);
-                assert!(is_held, "{row:?} is not of {guards:?}");
-            }
-        }
-        let force = || admin(&asker).force_release(&seen[1], deadline(rig));
-        assert!(force().expect("the store replies"));
-        assert!(!force().expect("the store replies"), "it is gone");
-        assert!(!rows().contains(&seen[1]), "it is gone");
-        rig.until("a guard is lost", || !guards.iter().all(LockGuard::is_held));
-        let (kept, lost): (Vec<_>, Vec<_>) = guards.into_iter().partition(LockGuard::is_held);
-        for guard in lost {
-            let released = guard.release().expect("the store replies");
-            assert_eq!(released, Released::AlreadyLost);
-        }
-        assert!(kept.len() >= 2, "only {kept:?} of four are held");
-        for guard in &kept {
-            guard.renew().expect("the other leases stay");
-        }
-        assert_eq!(rows().len(), 2, "the other leases stay: {:?}", rows());
-        if mode.is_permit() {
-            let freed = take_permit(&asker, "a", 3).slot();
-            assert_eq!(Some(freed), seen[1].slot);
-        } else {
-            assert!(is_busy(&asker, "a"), "two readers have it");
-        }
-    }
     rig.nothing_left();
     Ok(())
 }

@@ -19,10 +19,12 @@ mod rule_13_nothing_silent;
 mod rule_14_outage;
 mod rule_15_drop;
 mod rule_16_loss;
+mod rule_17_admin;
 mod rule_17_modes;
 mod rule_17_permits;
 mod rule_17_several;
 mod rule_17_shared;
+mod rule_17_starvation;
 
 use crate::rig::{Outcome, Rig};
 
@@ -101,6 +103,7 @@ pub(crate) static TABLE: &[Case] = table! {
     rule_07_names:
         different_strings_are_different_locks,
         equal_strings_are_the_same_lock,
+        permits_of_a_string_are_not_the_lock_of_another,
         invalid_names_do_not_reach_the_store,
         namespaces_are_separate;
     rule_08_queue:
@@ -158,6 +161,7 @@ pub(crate) static TABLE: &[Case] = table! {
         stopped_holder_is_lost_when_it_resumes,
         waits_end_at_their_deadlines,
         release_wakes_the_waiter,
+        woken_waiter_is_served_before_the_releaser,
         cancelled_waiter_passes_its_turn_on,
         killed_waiter_does_not_block_the_next,
         stopped_waiter_does_not_block_the_next,
@@ -178,8 +182,6 @@ pub(crate) static TABLE: &[Case] = table! {
         ended_wait_of_a_writer_lets_readers_in,
         killed_writer_lets_readers_in,
         stopped_writer_lets_readers_in,
-        readers_do_not_starve_a_writer,
-        writers_do_not_starve_a_reader,
         tokens_of_readers_and_writers_grow;
     rule_17_permits:
         threads_of_one_keeper_hold_permits,
@@ -190,13 +192,20 @@ pub(crate) static TABLE: &[Case] = table! {
         many_permits_are_held_at_once,
         waiters_get_the_permits_that_end,
         another_limit_is_a_mismatch_while_permits_are_held,
-        permits_and_the_lock_of_a_name_are_separate,
-        busy_keepers_do_not_starve_another;
+        permits_and_the_lock_of_a_name_are_separate;
     rule_17_several:
         several_names_are_held_and_released_together,
         name_that_is_held_leaves_none_of_them_locked,
         wait_for_several_names_ends_at_one_deadline,
         overlapping_sets_are_granted_to_crowds;
+    rule_17_admin:
+        forced_release_ends_one_lease_of_a_name,
+        forced_release_wakes_a_waiter,
+        waiters_for_lock_and_permits_are_counted_apart;
+    rule_17_starvation:
+        readers_do_not_starve_a_writer,
+        writers_do_not_starve_a_reader,
+        permits_do_not_starve_a_waiter;
     batch:
         batch_answers_each_operation,
         batch_tells_the_leases_of_a_name_apart,
@@ -207,6 +216,5 @@ pub(crate) static TABLE: &[Case] = table! {
         held_counts_the_waiters,
         forced_release_loses_the_guard,
         forced_release_wakes_one_waiter,
-        forced_release_ends_one_lease_of_a_name,
         examine_reports_findings;
 };

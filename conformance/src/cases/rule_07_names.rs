@@ -1,9 +1,11 @@
 //! Rule 7: two different strings are two different locks.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
-use lockkeeper_core::{ErrorKind, LockKeeper};
+use lockkeeper_core::{ErrorKind, LockKeeper, Mode};
 
+use crate::modes::{in_mode, is_busy_in};
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 
 /// Strings that some store confuses with each other or refuses.
@@ -142,6 +144,36 @@ pub(super) fn equal_strings_are_the_same_lock(rig: &Rig<'_>) -> Outcome {
         assert!(is_busy(&other, &name), "{name:?} is held");
         drop(held);
     }
+    Ok(())
+}
+
+/// Each string is locked, and its permit is held beside that.
+pub(super) fn permits_of_a_string_are_not_the_lock_of_another(rig: &Rig<'_>) -> Outcome {
+    let permit = Mode::Permit { limit: 1 };
+    rig.needs_mode(permit)?;
+    let keeper = rig.keeper();
+    let mut names = names();
+    // A store may make such a key of a name and the word.
+    let words = ["permit", "permits", "slot", "lock", "shared"];
+    for word in words {
+        names.extend([":", "/", ".", " ", "}:"].map(|joint| format!("a{joint}{word}")));
+        names.extend([":", "/", ".", " ", ":{"].map(|joint| format!("{word}{joint}a")));
+    }
+    let mut held = Vec::new();
+    for name in &names {
+        for mode in [Mode::Exclusive, permit] {
+            let guard = keeper.acquire(name, &in_mode(mode).wait(Duration::ZERO));
+            let guard = guard.unwrap_or_else(|error| panic!("{name:?} {mode}: {error:?}"));
+            held.push(guard.unwrap_or_else(|| panic!("the {mode} lock of {name:?} is held")));
+        }
+    }
+    let other = rig.keeper();
+    for name in &names {
+        let is_busy = is_busy_in(&other, name, permit);
+        assert!(is_busy, "the permit of {name:?} is free");
+    }
+    drop(held);
+    rig.nothing_left();
     Ok(())
 }
 

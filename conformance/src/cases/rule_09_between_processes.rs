@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{AcquireOptions, CancelToken, Mode};
 
-use crate::modes::take_in;
+use crate::modes::{is_busy_in, take_in};
 use crate::recorder::Event;
-use crate::rig::{Outcome, Rig, is_busy, take};
+use crate::rig::{Outcome, Rig, take};
 
 /// How often the name goes from one keeper to the other.
 const CHANGES: usize = 100;
@@ -112,6 +112,13 @@ pub(super) fn busy_process_does_not_starve_another(rig: &Rig<'_>) -> Outcome {
 /// The keeper that released is not granted the name again before the waiter, although its next attempt
 /// comes earlier than the attempt of a waiter that has to be woken first.
 pub(super) fn woken_waiter_is_served_before_the_releaser(rig: &Rig<'_>) -> Outcome {
+    pass_woken_waiter(rig, "a", [Mode::Exclusive; 2]);
+    rig.nothing_left();
+    Ok(())
+}
+
+/// Has a keeper release a name that it holds in the first mode, and for which a waiter waits in the second.
+pub(super) fn pass_woken_waiter(rig: &Rig<'_>, name: &str, [mode, rival]: [Mode; 2]) {
     const IN_A_ROW: u32 = 8;
     const AT_MOST: u32 = 8;
     let (holder, (waiter, recorder)) = (rig.keeper(), rig.recorded_keeper());
@@ -126,19 +133,19 @@ pub(super) fn woken_waiter_is_served_before_the_releaser(rig: &Rig<'_>) -> Outco
             "the waiter was overtaken {overtaken} times, at last with {pause:?} to queue"
         );
         let waits = recorder.count(Event::Contended) + 1;
-        let held = take(&holder, "a");
+        let held = take_in(&holder, name, mode);
         let is_served = thread::scope(|scope| {
             let (sender, done) = channel::<()>();
             let waiter = &waiter;
             let granted = scope.spawn(move || {
-                let guard = take(waiter, "a");
+                let guard = take_in(waiter, name, rival);
                 let _ = done.recv();
                 drop(guard);
             });
             recorder.wait_for(Event::Contended, waits);
             thread::sleep(pause);
             drop(held);
-            let is_served = is_busy(&holder, "a");
+            let is_served = is_busy_in(&holder, name, mode);
             drop(sender);
             granted.join().expect("the waiter is granted the name");
             is_served
@@ -149,8 +156,6 @@ pub(super) fn woken_waiter_is_served_before_the_releaser(rig: &Rig<'_>) -> Outco
             (served, overtaken, pause) = (0, overtaken + 1, pause * 2);
         }
     }
-    rig.nothing_left();
-    Ok(())
 }
 
 pub(super) fn timed_out_waiter_does_not_block_the_next(rig: &Rig<'_>) -> Outcome {

@@ -10,7 +10,7 @@ use lockkeeper_core::{
 
 use super::rule_02_wait::deadlines;
 use super::rule_09_between_processes::{
-    pass_between_keepers, pass_killed_waiter, pass_stopped_waiter,
+    pass_between_keepers, pass_killed_waiter, pass_stopped_waiter, pass_woken_waiter,
 };
 use crate::modes::{granted, in_mode, is_busy_in, take_in};
 use crate::recorder::Event;
@@ -180,6 +180,15 @@ pub(super) fn waits_end_at_their_deadlines(rig: &Rig<'_>) -> Outcome {
 pub(super) fn release_wakes_the_waiter(rig: &Rig<'_>) -> Outcome {
     rig.each_pair(|pair| {
         pass_between_keepers(rig, &pair.name(), [pair.held, pair.rival]);
+        Ok(())
+    })?;
+    rig.nothing_left();
+    Ok(())
+}
+
+pub(super) fn woken_waiter_is_served_before_the_releaser(rig: &Rig<'_>) -> Outcome {
+    rig.each_pair(|pair| {
+        pass_woken_waiter(rig, &pair.name(), [pair.held, pair.rival]);
         Ok(())
     })?;
     rig.nothing_left();

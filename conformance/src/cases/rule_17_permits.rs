@@ -1,7 +1,6 @@
 //! Rule 17: at most as many permits are held as the limit allows, each in a slot of its own.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 
@@ -15,13 +14,13 @@ const FIVE: Mode = Mode::Permit { limit: 5 };
 
 pub(super) fn threads_of_one_keeper_hold_permits(rig: &Rig<'_>) -> Outcome {
     rig.needs_mode(FIVE)?;
-    rig.hold_together(&[&rig.keeper()], &[FIVE]);
+    rig.hold_by_one_keeper(&[FIVE]);
     Ok(())
 }
 
 pub(super) fn threads_of_two_keepers_hold_permits(rig: &Rig<'_>) -> Outcome {
     rig.needs_mode(FIVE)?;
-    rig.hold_together(&[&rig.keeper(), &rig.keeper()], &[FIVE]);
+    rig.hold_by_keepers(&[&rig.keeper(), &rig.keeper()], &[FIVE]);
     Ok(())
 }
 
@@ -188,35 +187,6 @@ pub(super) fn permits_and_the_lock_of_a_name_are_separate(rig: &Rig<'_>) -> Outc
     for permit in [second, again] {
         permit.renew().expect("the permit is held");
     }
-    rig.nothing_left();
-    Ok(())
-}
-
-/// Threads of two keepers acquire and release without a pause.
-pub(super) fn busy_keepers_do_not_starve_another(rig: &Rig<'_>) -> Outcome {
-    rig.needs_mode(FIVE)?;
-    let (busy, other) = ([rig.recorded_keeper(), rig.recorded_keeper()], rig.keeper());
-    let stop = &AtomicBool::new(false);
-    thread::scope(|scope| {
-        for (keeper, _) in &busy {
-            for _ in 0..5 {
-                scope.spawn(move || {
-                    while !stop.load(Ordering::SeqCst) {
-                        drop(take_permit(keeper, "a", 2));
-                    }
-                });
-            }
-        }
-        for (_, recorder) in &busy {
-            recorder.wait_for(Event::Acquired, 50);
-        }
-        let other = semaphore(&other, "a", 2);
-        let results: Vec<_> = (0..5).map(|_| other.acquire().map(drop)).collect();
-        stop.store(true, Ordering::SeqCst);
-        for result in results {
-            result.expect("the other keeper is granted a permit");
-        }
-    });
     rig.nothing_left();
     Ok(())
 }

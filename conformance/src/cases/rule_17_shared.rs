@@ -1,9 +1,8 @@
 //! Rule 17: any number of readers hold a name together, or one writer, first come, first served.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_core::{CancelToken, LockGuard, LockKeeper, Mode, Released, WaitOutcome};
 
@@ -114,13 +113,13 @@ pub(super) fn fixed_leases_are_not_shared(rig: &Rig<'_>) -> Outcome {
 
 pub(super) fn threads_of_one_keeper_read_and_write(rig: &Rig<'_>) -> Outcome {
     rig.needs_mode(Mode::Shared)?;
-    rig.hold_together(&[&rig.keeper()], READERS_AND_A_WRITER);
+    rig.hold_by_one_keeper(READERS_AND_A_WRITER);
     Ok(())
 }
 
 pub(super) fn threads_of_two_keepers_read_and_write(rig: &Rig<'_>) -> Outcome {
     rig.needs_mode(Mode::Shared)?;
-    rig.hold_together(&[&rig.keeper(), &rig.keeper()], READERS_AND_A_WRITER);
+    rig.hold_by_keepers(&[&rig.keeper(), &rig.keeper()], READERS_AND_A_WRITER);
     Ok(())
 }
 
@@ -307,68 +306,6 @@ pub(super) fn stopped_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
 #[cfg(not(unix))]
 pub(super) fn stopped_writer_lets_readers_in(_: &Rig<'_>) -> Outcome {
     Err(crate::rig::Skip("this system has no SIGSTOP".to_owned()))
-}
-
-/// Threads of two keepers read or write without a pause while `check` runs. A reader holds the name until
-/// another one has come, if one comes soon, so that the name is free of readers only when they are held back.
-fn with_load(rig: &Rig<'_>, mode: Mode, check: impl FnOnce()) {
-    const OVERLAP: Duration = Duration::from_millis(10);
-    let keepers = [rig.keeper(), rig.keeper()];
-    let (stop, grants) = (AtomicBool::new(false), AtomicU64::new(0));
-    thread::scope(|scope| {
-        for number in 0..8 {
-            let (keeper, stop, grants) = (&keepers[number % 2], &stop, &grants);
-            scope.spawn(move || {
-                while !stop.load(Ordering::SeqCst) {
-                    let _guard = take_in(keeper, "a", mode);
-                    let own = grants.fetch_add(1, Ordering::SeqCst) + 1;
-                    let end = Instant::now() + OVERLAP;
-                    while mode == Mode::Shared
-                        && grants.load(Ordering::SeqCst) == own
-                        && Instant::now() < end
-                    {
-                        thread::park_timeout(Duration::from_micros(200));
-                    }
-                }
-            });
-        }
-        rig.until("the load runs", || grants.load(Ordering::SeqCst) >= 20);
-        let end = StopOnDrop(&stop);
-        check();
-        drop(end);
-    });
-    rig.nothing_left();
-}
-
-/// Stops the load also when the check fails.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-pub(super) fn readers_do_not_starve_a_writer(rig: &Rig<'_>) -> Outcome {
-    rig.needs_mode(Mode::Shared)?;
-    let writer = rig.keeper();
-    with_load(rig, Mode::Shared, || {
-        for _ in 0..5 {
-            drop(take(&writer, "a"));
-        }
-    });
-    Ok(())
-}
-
-pub(super) fn writers_do_not_starve_a_reader(rig: &Rig<'_>) -> Outcome {
-    rig.needs_mode(Mode::Shared)?;
-    let reader = rig.keeper();
-    with_load(rig, Mode::Exclusive, || {
-        for _ in 0..5 {
-            drop(take_shared(&reader, "a"));
-        }
-    });
-    Ok(())
 }
 
 pub(super) fn tokens_of_readers_and_writers_grow(rig: &Rig<'_>) -> Outcome {

@@ -70,9 +70,13 @@ impl Backend for Flawed {
             let ends = name.holders.iter().map(|holder| holder.until).min();
             let is_first = name.queue.front() == Some(&ticket)
                 || store.has(IgnoresOrder)
-                || store.has(LetsReadersPass) && mode == Mode::Shared;
+                || store.has(LetsReadersPass) && mode == Mode::Shared
+                || store.has(LetsWritersPass) && mode == Mode::Exclusive;
+            let is_held_back =
+                store.has(LetsWritersPass) && mode == Mode::Shared && name.queue.len() > 1;
             let is_alone = name.holders.is_empty() || !has_waited;
-            let may_come = is_first && (is_alone || !store.has(ServesWaitersAlone));
+            let may_come =
+                is_first && !is_held_back && (is_alone || !store.has(ServesWaitersAlone));
             let slot = store.admit(&name.holders, mode);
             let is_granted = matches!(slot, Ok(Some(_))) && (may_come || store.has(GrantsAlways));
             let mut deadline = request.deadline().unwrap_or_default();
@@ -126,7 +130,7 @@ impl Backend for Flawed {
             has_waited = true;
             let waited = store.changed.wait_timeout(names, left);
             names = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if store.has(IgnoresOrder) {
+            if let IgnoresOrder | LetsReadersPass | LetsWritersPass = store.flaw {
                 // The first waiter comes late, so that others surely come before it.
                 drop(names);
                 thread::sleep(Duration::from_millis(5));
