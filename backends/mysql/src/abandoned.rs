@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use crate::connection::Connection;
 use crate::failure::unknown;
 use crate::names::EncodedName;
+use crate::permits::Permits;
 use crate::requests::Attempted;
 use crate::sessions::Sessions;
 use crate::statements::{self, SessionId};
@@ -59,17 +60,22 @@ pub(crate) fn confirm_busy(
     if own.is_empty() && abandoned.is_empty() {
         return Ok(Ok(None));
     }
-    if let Some(holder) = connection.holder(name)? {
+    let holders = connection.holders(&Permits::excluding(name))?;
+    let mut is_ours = holders.is_empty();
+    for (name, holder) in holders {
         let holds = |session: &SessionId| session.is(holder);
+        is_ours |= own.iter().any(holds);
         if abandoned.iter().any(holds) {
-            match connection.run(&statements::end_holder(name, holder)) {
+            is_ours = true;
+            match connection.run(&statements::end_holder(&name, holder)) {
                 // Refused: the session has ended by itself.
                 Ok(()) | Err(Failure::Refused(_)) => {}
                 Err(failure) => return Err(failure),
             }
-        } else if !own.iter().any(holds) {
-            return Ok(Ok(None));
         }
+    }
+    if !is_ours {
+        return Ok(Ok(None));
     }
     // Without a holder: the name is free by now, so the holder may have been such a request.
     Ok(Err(unknown(

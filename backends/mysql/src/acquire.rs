@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
+use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant, Mode};
 use lockkeeper_remote::{Backoff, Failure, Found, WaitPermit};
 
 use crate::connection::Connection;
@@ -11,7 +11,8 @@ use crate::dialect::LONGEST_WAIT;
 use crate::failure::unknown;
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
-use crate::requests::{Replies, Requests};
+use crate::permits::Permits;
+use crate::requests::{Attempted, Replies, Requests};
 use crate::sessions::{Session, idle_seconds};
 use crate::store::{PooledConn, Store};
 use crate::wire::LONGEST_CALL;
@@ -25,6 +26,10 @@ const GRACE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
+/// The seconds after which the server ends the session of a process that was stopped while it was the first to
+/// wait for a permit.
+const LONGEST_SILENCE: u64 = 2;
+
 /// The grant, or `None` if another holder has the name.
 type Granted = Option<Grant<MySqlLease>>;
 
@@ -32,15 +37,27 @@ type Granted = Option<Grant<MySqlLease>>;
 struct Acquisition<'a> {
     store: &'a Arc<Store>,
     request: &'a AcquireRequest<'a>,
+    /// What is requested: a lock, or the gate of a semaphore.
     name: EncodedName,
+    permits: Option<Permits>,
     idle_seconds: u64,
 }
 
 pub(crate) fn acquire(store: &Arc<Store>, request: &AcquireRequest<'_>) -> Result<Granted, Error> {
+    let (namespace, name) = (&store.namespace, request.name().as_str());
+    let permits = match request.mode() {
+        Mode::Permit { limit } => Some(Permits {
+            gate: EncodedName::semaphore(namespace, name),
+            limit,
+        }),
+        _ => None,
+    };
+    let name = permits.as_ref().map(|permits| permits.gate.clone());
     let acquisition = Acquisition {
         store,
         request,
-        name: EncodedName::new(&store.namespace, request.name().as_str()),
+        name: name.unwrap_or_else(|| EncodedName::new(namespace, request.name().as_str())),
+        permits,
         idle_seconds: idle_seconds(request.ttl()),
     };
     acquisition.run().map_err(Failure::into_error)
@@ -104,8 +121,7 @@ impl Acquisition<'_> {
             Found::Slot(slot) => slot,
             Found::Other(session) => return self.try_on_session(&session, left()),
         };
-        let names = vec![self.name.clone()];
-        match store.try_on_slot(slot, names, self.idle_seconds, until) {
+        match store.try_on_slot(slot, &self.requests(), self.idle_seconds, until) {
             Ok((session, replies, asked_at)) => self.granted(&session, replies, asked_at),
             // No connection can be opened.
             Err(Failure::NotSent(error)) => match shared() {
@@ -116,11 +132,18 @@ impl Acquisition<'_> {
         }
     }
 
+    fn requests(&self) -> Requests {
+        match &self.permits {
+            Some(permits) => Requests::permit(permits.clone()),
+            None => Requests::attempts(vec![self.name.clone()]),
+        }
+    }
+
     /// Requests the name on a session in which it was entered. The call continues when there is no more time:
     /// cut short, it would leave the session in doubt.
     fn try_on_session(&self, session: &Arc<Session>, left: Duration) -> Result<Granted, Failure> {
         let asked_at = self.request.now();
-        let requests = Requests::attempts(vec![self.name.clone()]);
+        let requests = self.requests();
         let call = self.store.sessions.start(session, requests, left);
         self.granted(session, call.reply(left)?, asked_at)
     }
@@ -131,10 +154,9 @@ impl Acquisition<'_> {
         mut replies: Replies,
         asked_at: HostInstant,
     ) -> Result<Granted, Failure> {
-        let epoch = replies.attempted.pop().unwrap_or(Ok(None))?;
-        let (request, name) = (self.request, self.name.clone());
-        let grant = |epoch| self.store.grant(session, request, name, epoch, asked_at);
-        Ok(epoch.map(grant))
+        let taken = replies.attempted.pop().unwrap_or(Ok(None))?;
+        let grant = |taken| self.store.grant(session, self.request, taken, asked_at);
+        Ok(taken.map(grant))
     }
 
     /// Returns a connection to wait on. Returns `None` after `pause` if there is none: the caller asks again
@@ -157,8 +179,8 @@ impl Acquisition<'_> {
     fn wait(&self, slot: PooledConn, deadline: HostInstant) -> Result<Option<Granted>, Failure> {
         let store = self.store;
         let until = deadline.max(self.request.now() + GRACE);
-        let names = vec![self.name.clone()];
-        let session = store.open_session(slot, &names, self.idle_seconds, until)?;
+        let requests = self.requests();
+        let session = store.open_session(slot, &requests.attempts, self.idle_seconds, until)?;
         let asked_at = self.request.now();
         let span = deadline.saturating_since(asked_at);
         let span = span.min(LONGEST_WAIT).min(LONGEST_CALL);
@@ -166,9 +188,9 @@ impl Acquisition<'_> {
             let wire = Arc::clone(&connection.wire);
             let cancel = self.request.cancel();
             let cancel = cancel.map(|cancel| cancel.on_cancel(move || wire.close()));
-            let epoch = match span.is_zero() {
+            let taken = match span.is_zero() {
                 true => Ok(None),
-                false => connection.wait(&self.name, span, GRACE),
+                false => self.wait_on(connection, span, deadline),
             };
             // A cancel in another thread must not close the connection when other names rely on it. Either
             // it has closed the connection by now, or it never will.
@@ -176,12 +198,11 @@ impl Acquisition<'_> {
             match self.request.is_cancelled() {
                 true => Err(unknown("the wait was cancelled")),
                 false => Ok(Replies {
-                    attempted: vec![Ok(epoch?)],
+                    attempted: vec![Ok(taken?)],
                     ..Replies::default()
                 }),
             }
         };
-        let requests = Requests::attempts(names);
         let replies = store.sessions.call_first(&session, &requests, GRACE, wait);
         if replies.is_err() && self.request.is_cancelled() {
             return Ok(None);
@@ -189,5 +210,27 @@ impl Acquisition<'_> {
         let is_over = self.request.now() >= deadline;
         let granted = self.granted(&session, replies?, asked_at)?;
         Ok((granted.is_some() || is_over).then_some(granted))
+    }
+
+    fn wait_on(
+        &self,
+        connection: &mut Connection,
+        span: Duration,
+        deadline: HostInstant,
+    ) -> Attempted {
+        let Some(permits) = &self.permits else {
+            return connection.wait(&self.name, span, GRACE);
+        };
+        // All others wait behind a session that holds the gate.
+        connection.set_idle(LONGEST_SILENCE)?;
+        let pause = || {
+            let left = deadline.saturating_since(self.request.now());
+            let pause = Duration::from_millis(fastrand::u64(700..1_000));
+            let is_over = left.is_zero() || self.request.is_cancelled();
+            (!is_over).then(|| left.min(pause))
+        };
+        let taken = connection.wait_for_permit(permits, span, GRACE, pause)?;
+        connection.set_idle(self.idle_seconds)?;
+        Ok(taken)
     }
 }

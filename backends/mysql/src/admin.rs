@@ -3,13 +3,16 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName};
+use lockkeeper_core::{
+    Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName, Mode,
+};
 use lockkeeper_remote::{Failure, LAST_ATTEMPT};
 use mysql::Row;
 
 use crate::connection::{Connection, number, text};
 use crate::examine;
 use crate::names::EncodedName;
+use crate::permits::Permits;
 use crate::statements::{self, SessionId};
 use crate::store::Store;
 
@@ -28,10 +31,13 @@ impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let mut held: Vec<_> = match name {
             Some(name) => {
-                let encoded = EncodedName::new(&self.namespace, name.as_str());
-                let holder = self.holder(&encoded, deadline)?;
-                let held = holder.map(|session| held_name(name.as_str(), &encoded, session));
-                held.into_iter().collect()
+                let gate = EncodedName::semaphore(&self.namespace, name.as_str());
+                let mut names = Permits::all_leases(&gate);
+                names.push(EncodedName::new(&self.namespace, name.as_str()));
+                let holders = self.run_apart(deadline, |connection| connection.holders(&names))?;
+                let held =
+                    |(encoded, session): &(_, _)| held_name(name.as_str(), encoded, *session);
+                holders.iter().map(held).collect()
             }
             None => {
                 let listed = self.listed(deadline)?.into_iter();
@@ -44,7 +50,7 @@ impl Admin for Store {
             }
         };
         self.describe(held.iter_mut(), deadline)?;
-        held.sort_by(|a, b| a.name.cmp(&b.name));
+        held.sort_by(|a, b| (&a.name, a.slot).cmp(&(&b.name, b.slot)));
         Ok(held)
     }
 
@@ -61,7 +67,9 @@ impl Admin for Store {
         };
         let mut held: Vec<_> = listed.filter_map(named).collect();
         self.describe(held.iter_mut().map(|(_, held)| held), deadline)?;
-        held.sort_by(|(a, first), (b, second)| (a, &first.name).cmp(&(b, &second.name)));
+        held.sort_by(|(a, first), (b, second)| {
+            (a, &first.name, first.slot).cmp(&(b, &second.name, second.slot))
+        });
         Ok(held)
     }
 
@@ -115,7 +123,12 @@ impl Admin for Store {
 /// A hold, marked by what [`read_mark`] reads.
 fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName {
     let SessionId { id, start } = session;
-    HeldName::new(name, format!("{id} {start} {encoded}"))
+    let mut held = HeldName::new(name, format!("{id} {start} {encoded}"));
+    if let Some((Permits { limit, .. }, slot)) = Permits::of_lease(encoded) {
+        held.mode = Mode::Permit { limit };
+        held.slot = Some(slot);
+    }
+    held
 }
 
 fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
@@ -147,7 +160,7 @@ impl Store {
         self.run_apart(until, |connection| connection.holder(name))
     }
 
-    /// Returns all named locks of the server, with the session of each.
+    /// Returns the named locks of the server that are leases, with the session of each.
     fn listed(&self, deadline: HostInstant) -> Result<Vec<(EncodedName, SessionId)>, Error> {
         let (sql, advice) = self.dialect.list();
         let unlisted = |error: Error| match error.kind() {
@@ -168,7 +181,9 @@ impl Store {
         let (rows, start) = listed.map_err(unlisted)?;
         let named = rows.iter().filter_map(|row| {
             let (encoded, id) = (EncodedName::parse(&text(row, 0)?)?, number(row, 1)?);
-            Some((encoded, SessionId { id, start }))
+            let is_lease =
+                encoded.semaphore_part().is_none() || Permits::of_lease(&encoded).is_some();
+            is_lease.then_some((encoded, SessionId { id, start }))
         });
         Ok(named.collect())
     }
@@ -195,8 +210,12 @@ impl Store {
             };
             // Without a permission, a user sees neither sessions nor statements of other users.
             if hosts.contains_key(&id) {
-                let request = format!("GET_LOCK('{encoded}',");
-                let waits = |sql: &&String| sql.contains(&request);
+                let [request, pause] = match Permits::of_lease(&encoded) {
+                    Some((permits, _)) => [permits.gate.clone(), permits.bell()],
+                    None => [encoded.clone(), encoded],
+                };
+                let [request, pause] = [request, pause].map(|name| format!("GET_LOCK('{name}',"));
+                let waits = |sql: &&String| sql.contains(&request) || sql.contains(&pause);
                 held.waiting = u64::try_from(statements.iter().filter(waits).count()).ok();
             }
             held.holder = Holder {

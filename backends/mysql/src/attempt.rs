@@ -7,7 +7,7 @@ use lockkeeper_remote::Failure;
 
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
-use crate::requests::{Replies, Requests};
+use crate::requests::{Replies, Requests, Taken};
 use crate::sessions::{Entry, Session};
 use crate::store::{PooledConn, Store};
 
@@ -33,34 +33,33 @@ impl Store {
         Ok(Arc::new(session))
     }
 
-    /// Tries names of one ttl on a connection without names. Returns the session with the replies, and a time
+    /// Makes attempts of one ttl on a connection without names. Returns the session with the replies, and a time
     /// before the names were requested.
     pub(crate) fn try_on_slot(
         &self,
         slot: PooledConn,
-        names: Vec<EncodedName>,
+        requests: &Requests,
         idle_seconds: u64,
         until: HostInstant,
     ) -> Result<(Arc<Session>, Replies, HostInstant), Failure> {
-        let session = self.open_session(slot, &names, idle_seconds, until)?;
+        let session = self.open_session(slot, &requests.attempts, idle_seconds, until)?;
         let asked_at = self.clock.now();
         let left = until.saturating_since(asked_at);
         let limit = left.min(self.remote.response_timeout);
-        let requests = Requests::attempts(names);
-        let ask = |connection: &mut _| session.ask(connection, &requests);
-        let replies = self.sessions.call_first(&session, &requests, limit, ask)?;
+        let ask = |connection: &mut _| session.ask(connection, requests);
+        let replies = self.sessions.call_first(&session, requests, limit, ask)?;
         Ok((session, replies, asked_at))
     }
 
-    /// Records that the session was granted a name.
+    /// Records what the session was granted.
     pub(crate) fn grant(
         &self,
         session: &Arc<Session>,
         request: &AcquireRequest<'_>,
-        name: EncodedName,
-        epoch: u64,
+        taken: Taken,
         asked_at: HostInstant,
     ) -> Grant<MySqlLease> {
+        let Taken { name, epoch, slot } = taken;
         let since = self.clock.now();
         let until = since + request.ttl();
         let granted = Some((epoch, since));
@@ -77,7 +76,7 @@ impl Store {
             lease,
             epoch,
             asked_at,
-            slot: 0,
+            slot,
         }
     }
 }

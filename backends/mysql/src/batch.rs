@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
+    AttemptRequest, Error, HostInstant, Mode, Operation, ReleaseRequest, Released, RenewRequest,
+    Renewal,
 };
 use lockkeeper_remote::{Failure, Found, LAST_ATTEMPT};
 
+use crate::acquire::acquire;
 use crate::lease::MySqlLease;
 use crate::names::EncodedName;
 use crate::requests::{Attempted, Replies, Requests};
@@ -57,10 +59,25 @@ struct Limits {
     deadline: HostInstant,
 }
 
-/// Carries out a batch: see [`Backend::batch`](lockkeeper_core::Backend::batch).
+/// Carries out a batch: see [`Backend::batch`](lockkeeper_core::Backend::batch). Attempts that are not
+/// exclusive have statements of their own, after the others.
 pub(crate) fn batch(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLease>]) {
+    let is_alone = |operation: &&mut Operation<'_, MySqlLease>| matches!(operation, Operation::Acquire(it) if it.request.mode() != Mode::Exclusive);
+    let (alone, together): (Vec<_>, Vec<_>) = operations.iter_mut().partition(is_alone);
+    if !together.is_empty() {
+        carry_out(store, together);
+    }
+    for operation in alone {
+        if let Operation::Acquire(it) = operation {
+            it.answer = Some(acquire(store, it.request));
+        }
+    }
+}
+
+/// Carries out operations that travel together.
+fn carry_out(store: &Arc<Store>, operations: Vec<&mut Operation<'_, MySqlLease>>) {
     let now = store.clock.now();
-    let deadline = operations.iter().map(Operation::deadline).max();
+    let deadline = operations.iter().map(|it| it.deadline()).max();
     let deadline = deadline.unwrap_or(now).max(now + LAST_ATTEMPT);
     let until = deadline.min(now + store.remote.response_timeout);
     let limits = Limits { until, deadline };
@@ -224,6 +241,7 @@ impl<'a, 'b> Group<'a, 'b> {
             attempts: self.tries.iter().map(|it| it.name.clone()).collect(),
             checks: checks.collect(),
             idle_seconds: ttl.map_or(0, idle_seconds),
+            permits: None,
         }
     }
 
@@ -316,7 +334,8 @@ impl<'a, 'b> NewGroup<'a, 'b> {
     fn run(self, store: &Store, until: HostInstant) -> impl Iterator<Item = Try<'a, 'b>> {
         let mut tries = self.tries;
         let names = tries.iter().map(|it| it.name.clone()).collect();
-        let result = store.try_on_slot(self.slot, names, self.idle_seconds, until);
+        let requests = Requests::attempts(names);
+        let result = store.try_on_slot(self.slot, &requests, self.idle_seconds, until);
         let is_refused = matches!(result, Err(Failure::NotSent(_)));
         tries.iter_mut().for_each(|it| it.is_refused = is_refused);
         let attempted = result.map(|(session, replies, at)| (session, replies.attempted, at));
@@ -339,12 +358,11 @@ impl<'a, 'b> Try<'a, 'b> {
         let tries = tries.into_iter().zip(attempted);
         tries.filter_map(move |(one, attempted)| {
             let is_ended = matches!(attempted, Err(Failure::Closed(_)));
-            let granted = attempted.map(|epoch| made.as_ref().zip(epoch));
+            let granted = attempted.map(|taken| made.as_ref().zip(taken));
             let granted = granted.map_err(Failure::into_error);
             one.request.answer = Some(granted.map(|granted| {
-                let ((session, asked_at), epoch) = granted?;
-                let (request, name) = (one.request.request, one.name.clone());
-                Some(store.grant(session, request, name, epoch, *asked_at))
+                let ((session, asked_at), taken) = granted?;
+                Some(store.grant(session, one.request.request, taken, *asked_at))
             }));
             (is_ended || one.is_refused).then_some(one)
         })

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,8 @@ use crate::connector::Shared;
 use crate::dialect::Dialect;
 use crate::failure::{classify, is_time_over, unavailable};
 use crate::names::EncodedName;
-use crate::requests::{Attempted, Replies, Requests};
+use crate::permits::Permits;
+use crate::requests::{Attempted, Replies, Requests, Taken};
 use crate::statements::{self, EPOCH_BITS, SessionId};
 use crate::wire::Wire;
 
@@ -44,7 +46,7 @@ pub(crate) struct Connection {
     idle_seconds: Option<u64>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
-    prepared: BTreeMap<&'static str, Statement>,
+    prepared: BTreeMap<String, Statement>,
 }
 
 impl lockkeeper_remote::Connection for Connection {
@@ -188,18 +190,19 @@ impl Connection {
         row.ok_or_else(|| Failure::Refused(senseless()))
     }
 
-    /// Runs a statement about a name, which is prepared once, and returns its first row.
-    fn execute(&mut self, sql: &'static str, name: &EncodedName) -> Result<Row, Failure> {
+    /// Runs a statement about names, which is prepared once, and returns its first row.
+    pub(crate) fn execute(&mut self, sql: &str, names: &[EncodedName]) -> Result<Row, Failure> {
         let known = self.prepared.get(sql).cloned();
         let statement = match known {
             Some(statement) => statement,
             None => {
                 let statement = self.call(|conn| conn.prep(sql))?;
-                self.prepared.insert(sql, statement.clone());
+                self.prepared.insert(sql.to_owned(), statement.clone());
                 statement
             }
         };
-        let row = self.call(|conn| conn.exec_first(statement, (&**name,)))?;
+        let names: Vec<Value> = names.iter().map(|name| (&**name).into()).collect();
+        let row = self.call(|conn| conn.exec_first(statement, names))?;
         row.ok_or_else(|| Failure::Refused(senseless()))
     }
 
@@ -220,21 +223,62 @@ impl Connection {
             checks,
             ..
         } = requests;
+        if let Some(permits) = &requests.permits {
+            return Ok(Replies {
+                attempted: vec![self.attempt_permit(permits)?],
+                ..Replies::default()
+            });
+        }
         let row = match (releases.as_slice(), attempts.as_slice(), checks.as_slice()) {
-            ([name], [], []) => self.execute(statements::RELEASE, name)?,
-            ([], [name], []) => self.execute(statements::TRY, name)?,
+            ([name], [], []) => match Permits::of_lease(name) {
+                None => self.execute(statements::RELEASE, slice::from_ref(name))?,
+                Some((permits, slot)) => {
+                    let column = permits.release(slot);
+                    self.execute(&format!("SELECT {}", column.sql), &column.names)?
+                }
+            },
+            ([], [name], []) => self.execute(statements::TRY, slice::from_ref(name))?,
             _ => self.query(&statements::several(requests))?,
         };
         if row.len() != requests.count() {
             return Err(Failure::Unanswered(senseless()));
         }
-        let mut columns = (0..row.len()).map(|at| number(&row, at));
-        let is_one = |number| number == Some(1);
+        let columns: Vec<_> = (0..row.len()).map(|at| number(&row, at)).collect();
+        let (released, columns) = columns.split_at(releases.len());
+        let (attempted, held) = columns.split_at(attempts.len());
+        for (name, released) in releases.iter().zip(released) {
+            if let Some(waiter) = released.map(|number| number / 2).filter(|id| *id > 0) {
+                self.notify(name, waiter)?;
+            }
+        }
+        // Of a permit, the rest is the number of a session that waits.
+        let is_one = |number: &Option<u64>| number.is_some_and(|number| number % 2 == 1);
+        let attempted = attempts.iter().zip(attempted);
         Ok(Replies {
-            released: columns.by_ref().take(releases.len()).map(is_one).collect(),
-            attempted: columns.by_ref().take(attempts.len()).map(epoch).collect(),
-            held: columns.map(is_one).collect(),
+            released: released.iter().map(is_one).collect(),
+            attempted: attempted.map(|(name, reply)| epoch(name, *reply)).collect(),
+            held: held.iter().map(is_one).collect(),
         })
+    }
+
+    /// Releases those of the names that the session holds.
+    pub(crate) fn release_all(&mut self, names: &[EncodedName]) -> Result<(), Failure> {
+        self.query(&statements::each("RELEASE_LOCK", names))
+            .map(drop)
+    }
+
+    /// Returns the sessions that hold the names.
+    pub(crate) fn holders(
+        &mut self,
+        names: &[EncodedName],
+    ) -> Result<Vec<(EncodedName, SessionId)>, Failure> {
+        let row = self.query(&statements::each("IS_USED_LOCK", names))?;
+        let start = self.start;
+        let holder = |(at, name): (usize, &EncodedName)| {
+            let id = number(&row, at)?;
+            Some((name.clone(), SessionId { id, start }))
+        };
+        Ok(names.iter().enumerate().filter_map(holder).collect())
     }
 
     /// Waits in the server for `wait`, and returns what became of the attempt. The reply, and that of a
@@ -253,10 +297,10 @@ impl Connection {
         })?;
         self.limit = grace;
         match row {
-            Some(row) => epoch(number(&row, 0)),
+            Some(row) => epoch(name, number(&row, 0)),
             None => {
                 // The lock may have been granted just before the statement was ended.
-                self.execute(statements::RELEASE, name)?;
+                self.execute(statements::RELEASE, slice::from_ref(name))?;
                 Ok(None)
             }
         }
@@ -264,22 +308,28 @@ impl Connection {
 
     /// Returns the session that holds the name.
     pub(crate) fn holder(&mut self, name: &EncodedName) -> Result<Option<SessionId>, Failure> {
-        let row = self.execute(statements::HOLDER, name)?;
+        let row = self.execute(statements::HOLDER, slice::from_ref(name))?;
         let start = self.start;
         Ok(number(&row, 0).map(|id| SessionId { id, start }))
     }
 }
 
 /// Returns what the reply to an attempt means.
-fn epoch(reply: Option<u64>) -> Attempted {
+fn epoch(name: &EncodedName, reply: Option<u64>) -> Attempted {
     match reply {
         Some(0) => Ok(None),
-        Some(number) => Ok(Some(number & EPOCH_BITS)),
-        None => Err(Failure::Refused(unavailable(
-            "the server was disturbed while it was asked for the lock, by a KILL or by an error of its own",
-        ))),
+        Some(number) => Ok(Some(Taken {
+            name: name.clone(),
+            epoch: number & EPOCH_BITS,
+            slot: 0,
+        })),
+        None => Err(Failure::Refused(unavailable(DISTURBED))),
     }
 }
+
+/// The text of the error of an attempt without a result.
+pub(crate) const DISTURBED: &str =
+    "the server was disturbed while it was asked for the lock, by a KILL or by an error of its own";
 
 /// Returns a number of a row, for which servers use several types; `None` for NULL.
 pub(crate) fn number(row: &Row, at: usize) -> Option<u64> {

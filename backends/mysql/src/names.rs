@@ -13,6 +13,11 @@ const KEPT: usize = 20;
 /// The length of the legible part before `~` and the hash.
 const LEGIBLE: usize = MAX_BYTES - 1 - 2 * KEPT;
 
+/// The room for what follows the name of a semaphore: see [`Permits`](crate::permits::Permits).
+const SUFFIX: usize = 6;
+/// The mark between the name of a semaphore and what follows it. No name of a lock has it.
+const SEMAPHORE: char = '+';
+
 /// The name of a lock on the server. It has only letters that SQL need not quote, so it is the only
 /// text that [`statements`](crate::statements) may paste. A name that the server shows may come from any
 /// program, and becomes one by [`parse`](Self::parse) alone.
@@ -23,33 +28,55 @@ impl EncodedName {
     /// Returns `shop:seat:42` as it is if it is short and of letters that no server folds. Else
     /// returns something similar and a hash. Names are shared by all users of a server.
     pub(crate) fn new(namespace: &str, name: &str) -> Self {
-        let plain = format!("{namespace}:{name}");
-        if plain.len() <= MAX_BYTES && !namespace.contains(':') && plain.chars().all(is_plain) {
-            return Self(plain.into());
-        }
-        let mut encoded = like(namespace, name) + "~";
-        // No byte of UTF-8 is 0xFF: namespace and name stay apart.
-        let hash = Sha256::new()
-            .chain_update(namespace)
-            .chain_update([0xff])
-            .chain_update(name)
-            .finalize();
-        for byte in hash.iter().take(KEPT) {
-            // Writing to a string does not fail.
-            let _ = write!(encoded, "{byte:02x}");
-        }
-        Self(encoded.into())
+        Self(encode(namespace, name, 0).into())
     }
 
-    /// Returns `None` if [`new`](Self::new) cannot have made this text.
+    /// Returns the name of a semaphore, which the names of its permits begin with.
+    pub(crate) fn semaphore(namespace: &str, name: &str) -> Self {
+        Self((encode(namespace, name, SUFFIX) + SEMAPHORE.encode_utf8(&mut [0; 4])).into())
+    }
+
+    /// Appends what tells the names of one semaphore apart.
+    pub(crate) fn with(&self, suffix: fmt::Arguments<'_>) -> Self {
+        Self(format!("{self}{suffix}").into())
+    }
+
+    /// Returns the name of the semaphore, and what follows it; `None` if this is the name of a lock.
+    pub(crate) fn semaphore_part(&self) -> Option<(&str, &str)> {
+        let at = self.find(SEMAPHORE)? + SEMAPHORE.len_utf8();
+        self.split_at_checked(at)
+    }
+
+    /// Returns whether both are names of one semaphore, or of the same lock.
+    pub(crate) fn is_akin(&self, other: &Self) -> bool {
+        match (self.semaphore_part(), other.semaphore_part()) {
+            (Some((one, _)), Some((other, _))) => one == other,
+            (None, None) => self == other,
+            _ => false,
+        }
+    }
+
+    /// Returns the name without what marks a semaphore, and the room that was left for that.
+    fn split(&self) -> (&str, usize) {
+        match self.split_once(SEMAPHORE) {
+            Some((name, _)) => (name, SUFFIX),
+            None => (self, 0),
+        }
+    }
+
+    /// Returns `None` if this text cannot be a name of this type.
     pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (name, suffix) = text.split_once(SEMAPHORE).unwrap_or((text, ""));
+        if !suffix.chars().all(is_plain) {
+            return None;
+        }
         let is_hash = |hash: &str| {
             let is_hex = |letter| matches!(letter, 'a'..='f' | '0'..='9');
             hash.len() == 2 * KEPT && hash.chars().all(is_hex)
         };
-        let readable = match text.split_once('~') {
+        let readable = match name.split_once('~') {
             Some((readable, hash)) if readable.len() <= LEGIBLE && is_hash(hash) => readable,
-            None if text.len() <= MAX_BYTES => text,
+            None if text.len() <= MAX_BYTES => name,
             _ => return None,
         };
         readable.chars().all(is_plain).then(|| Self(text.into()))
@@ -58,23 +85,25 @@ impl EncodedName {
     /// Returns the lock's name in this namespace, and whether that is the whole name or only
     /// similar to it. Returns `None` if this is no name of the namespace.
     pub(crate) fn decode(&self, namespace: &str) -> Option<(String, bool)> {
-        if self.contains('~') {
-            let name = self.strip_prefix(like(namespace, "").as_str())?;
+        let (encoded, room) = self.split();
+        if encoded.contains('~') {
+            let name = encoded.strip_prefix(like(namespace, "", room).as_str())?;
             return Some((name.to_owned(), false));
         }
-        let name = self.strip_prefix(namespace)?.strip_prefix(':')?;
-        let is_own = !name.is_empty() && Self::new(namespace, name) == *self;
+        let name = encoded.strip_prefix(namespace)?.strip_prefix(':')?;
+        let is_own = !name.is_empty() && encode(namespace, name, room) == encoded;
         is_own.then(|| (name.to_owned(), true))
     }
 
     /// Returns namespace and name as far as they are legible, and whether that is all of both. Returns
     /// `None` if this is no name of any namespace.
     pub(crate) fn decode_in_any(&self) -> Option<(String, String, bool)> {
-        let (namespace, rest) = self.split_at_checked(self.find([':', '~'])?)?;
+        let (encoded, _) = self.split();
+        let (namespace, rest) = encoded.split_at_checked(encoded.find([':', '~'])?)?;
         let name = rest.strip_prefix(':').unwrap_or(rest);
         let part = |text: &str| text.to_owned();
         (!namespace.is_empty() && !name.is_empty())
-            .then(|| (part(namespace), part(name), !self.contains('~')))
+            .then(|| (part(namespace), part(name), !encoded.contains('~')))
     }
 }
 
@@ -92,10 +121,31 @@ impl fmt::Display for EncodedName {
     }
 }
 
+/// Encodes a name so that there is room for more bytes behind it.
+fn encode(namespace: &str, name: &str, room: usize) -> String {
+    let plain = format!("{namespace}:{name}");
+    let is_short = plain.len() + room <= MAX_BYTES;
+    if is_short && !namespace.contains(':') && plain.chars().all(is_plain) {
+        return plain;
+    }
+    let mut encoded = like(namespace, name, room) + "~";
+    // No byte of UTF-8 is 0xFF: namespace and name stay apart.
+    let hash = Sha256::new()
+        .chain_update(namespace)
+        .chain_update([0xff])
+        .chain_update(name)
+        .finalize();
+    for byte in hash.iter().take(KEPT) {
+        // Writing to a string does not fail.
+        let _ = write!(encoded, "{byte:02x}");
+    }
+    encoded
+}
+
 /// Returns the legible part of a name that cannot be written unchanged.
-fn like(namespace: &str, name: &str) -> String {
+fn like(namespace: &str, name: &str, room: usize) -> String {
     let legible = namespace.chars().chain([':']).chain(name.chars());
-    let letters = legible.take(LEGIBLE).map(|letter| {
+    let letters = legible.take(LEGIBLE - room).map(|letter| {
         let letter = letter.to_ascii_lowercase();
         if is_plain(letter) { letter } else { '_' }
     });

@@ -13,6 +13,7 @@ use lockkeeper_remote::{Endpoint, senseless};
 use crate::acquire::acquire;
 use crate::batch::batch;
 use crate::lease::MySqlLease;
+use crate::permits::MAX_PERMITS;
 use crate::store::Store;
 use crate::{BACKEND, MySqlOptions};
 
@@ -32,7 +33,13 @@ const BATCH: usize = 256;
 /// name gets [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted) if all connections are
 /// in use for longer than the response timeout, and none of them holds names of its ttl.
 ///
+/// A permit is two named locks of a session, and many permits share a session. The first process that waits
+/// for a permit keeps one connection and the name of the semaphore, behind which the others wait in the server.
+/// A release ends its pause by `KILL QUERY`, which a user may send to sessions of its own; without that, for
+/// two users or after the end of a session, a free permit is found after at most 1 s.
+///
 /// # Limits
+/// - A semaphore has at most 32 permits: each attempt asks the server about every slot.
 /// - One server is the truth: a replica that takes over knows none of its primary's locks. Tokens of
 ///   two servers do not compare.
 /// - Ending a session (`KILL`) or the server frees all that the session holds; its guards are lost at
@@ -110,6 +117,8 @@ impl StoreInfo for MySqlProvider {
             .with(Capability::CrossHost)
             .with(Capability::DeadOwnerTakeOver)
             .with(Capability::CommitProof)
+            .with(Capability::Permits)
+            .with_max_permits(MAX_PERMITS)
             .with_batch(BATCH)
             .with_attempt_limit(self.0.remote.attempt_time())
     }

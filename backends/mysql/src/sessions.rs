@@ -228,7 +228,7 @@ impl Sessions {
         let started = self.calls.start(move |reply| {
             let result = sessions.call(&theirs, &all, limit);
             if let Err(SendError(Ok(late))) = reply.send(result) {
-                sessions.give_back(&theirs, all.granted(&late));
+                sessions.give_back(&theirs, late.granted());
             }
         });
         match started {
@@ -257,7 +257,7 @@ impl Sessions {
                 gone.extend(&requests.releases);
                 for (name, attempted) in requests.attempted(replies) {
                     match attempted {
-                        Ok(Some(_)) => {}
+                        Ok(Some(taken)) => session.state().rename(name, &taken.name),
                         // The server may have granted the name all the same.
                         Err(Failure::Refused(_)) => left_over.push(name),
                         Ok(None) | Err(_) => gone.push(name),

@@ -3,6 +3,7 @@
 //! at once (CLIENT_MULTI_STATEMENTS) and offers no way to switch that off.
 
 use crate::names::EncodedName;
+use crate::permits::Permits;
 use crate::requests::Requests;
 
 /// Tries to take a lock, prepared. Returns the epoch, 0 if the lock is held, NULL if the server was
@@ -41,6 +42,17 @@ pub(crate) const GREETING: &str = "SELECT FLOOR(1000 * GREATEST(0, UNIX_TIMESTAM
 /// Returns the number of the session that holds a name, NULL if none does; prepared.
 pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?)";
 
+/// Calls a function for each name.
+pub(crate) fn each(function: &str, names: &[EncodedName]) -> String {
+    let calls = names.iter().map(|name| format!("{function}('{name}')"));
+    format!("SELECT {}", calls.collect::<Vec<_>>().join(","))
+}
+
+/// Ends the statement of the session that holds the bell. If it does not hold it, the reply is error 1094.
+pub(crate) fn end_pause(bell: &EncodedName, session: u64) -> String {
+    format!("KILL QUERY IF(IS_USED_LOCK('{bell}') = {session}, {session}, 0)")
+}
+
 /// Returns what [`RELEASE`] and [`TRY`] do for each name to release and to try, and 1 for each other name
 /// that this session holds. Both kinds of server evaluate the columns from left to right.
 pub(crate) fn several(requests: &Requests) -> String {
@@ -54,7 +66,10 @@ pub(crate) fn several(requests: &Requests) -> String {
         }
     };
     for name in &requests.releases {
-        add("RELEASE_LOCK('", name, "')");
+        match Permits::of_lease(name) {
+            None => add("RELEASE_LOCK('", name, "')"),
+            Some((permits, slot)) => add("", &permits.release(slot).pasted(), ""),
+        }
     }
     for name in &requests.attempts {
         let epoch = "',0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";

@@ -25,6 +25,9 @@ mod opening;
 #[path = "server/pairs.rs"]
 mod pairs;
 #[cfg(unix)]
+#[path = "server/permits.rs"]
+mod permits;
+#[cfg(unix)]
 #[path = "server/proof.rs"]
 mod proof;
 #[cfg(unix)]
@@ -50,6 +53,7 @@ fn main() -> std::process::ExitCode {
         proof::CASES,
         reuse::CASES,
         batches::CASES,
+        permits::CASES,
     ];
     libtest_mimic::run(
         &suite::arguments(),

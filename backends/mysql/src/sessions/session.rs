@@ -205,7 +205,20 @@ impl Session {
             self.state().is_spent = true;
             connection.set_idle(requests.idle_seconds)?;
         }
-        connection.ask(requests)
+        let mut replies = connection.ask(requests)?;
+        if let ([Err(Failure::Refused(error))], Some(permits)) =
+            (replies.attempted.as_slice(), &requests.permits)
+        {
+            // The session may have taken a part of it.
+            let error = error.clone();
+            let mut taken = permits.taken_by_attempt();
+            let state = self.state();
+            taken.retain(|name| !state.holds(name));
+            drop(state);
+            connection.release_all(&taken)?;
+            replies.attempted = vec![Err(Failure::NotSent(error))];
+        }
+        Ok(replies)
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use lockkeeper_core::HostInstant;
 
 use crate::names::EncodedName;
+use crate::permits::Permits;
 
 /// The number of expired names that a session remembers.
 const MOST_EXPIRED: usize = 1_000;
@@ -121,6 +122,28 @@ impl State {
         takes_name
     }
 
+    /// Returns whether a lease needs this name of a semaphore.
+    pub(crate) fn holds(&self, name: &EncodedName) -> bool {
+        let is_part = |lease: &EncodedName| {
+            **lease == **name
+                || lease
+                    .split_once('/')
+                    .is_some_and(|(slot, _)| slot == &**name)
+        };
+        self.names
+            .keys()
+            .any(|lease| Permits::of_lease(lease).is_some() && is_part(lease))
+    }
+
+    /// Enters the lease of a permit instead of the name that was requested.
+    pub(crate) fn rename(&mut self, requested: &EncodedName, held: &EncodedName) {
+        if requested != held
+            && let Some(entry) = self.names.remove(requested)
+        {
+            self.names.insert(held.clone(), entry);
+        }
+    }
+
     /// Changes the entry of a name that was entered. Returns whether the session has ended before.
     pub(crate) fn set(&mut self, name: &EncodedName, entry: Entry) -> bool {
         if let Some(known) = self.names.get_mut(name) {
@@ -164,12 +187,17 @@ impl State {
         Some(now < until)
     }
 
-    /// Returns whether the server may hold the name on this session while no guard of this process
-    /// does: it is being requested, it is to be released, or the reply about it is missing.
+    /// Returns whether the server may hold the name, or a permit of it, on this session while no guard of this
+    /// process does: it is being requested, it is to be released, or the reply about it is missing.
     pub(crate) fn has_unclaimed(&self, name: &EncodedName, now: HostInstant) -> bool {
-        let entry = self.names.get(name);
-        self.unanswered.contains(name)
-            || entry.is_some_and(|entry| entry.granted.is_none() || entry.until <= now)
+        let is_unclaimed = |entry: &Entry| entry.granted.is_none() || entry.until <= now;
+        if name.semaphore_part().is_none() {
+            return self.unanswered.contains(name)
+                || self.names.get(name).is_some_and(is_unclaimed);
+        }
+        let mut entries = self.names.iter();
+        self.unanswered.iter().any(|it| it.is_akin(name))
+            || entries.any(|(it, entry)| it.is_akin(name) && is_unclaimed(entry))
     }
 
     /// Marks all names with an expired lease as being released. Returns these names, and when the next
@@ -187,7 +215,11 @@ impl State {
             self.names.retain(|name, _| !expired.contains(name));
             expired.clear();
         }
-        self.expired.extend(expired.iter().cloned());
+        let requested = expired.iter().map(|name| match Permits::of_lease(name) {
+            Some((permits, _)) => permits.gate,
+            None => name.clone(),
+        });
+        self.expired.extend(requested);
         self.is_spent |= self.expired.len() > MOST_EXPIRED;
         let next = self.names.values().map(|entry| entry.until).min();
         (expired, next.unwrap_or(HostInstant::NEVER))

@@ -1,0 +1,198 @@
+//! The permits of a semaphore, as named locks.
+//!
+//! A permit is two names of one session: its slot, which excludes other permits, and its lease, which is the
+//! slot with the limit. A session takes them while it holds the semaphore's name, so only one session at a time
+//! looks for a free slot and compares limits. Sessions wait for that name in the server, first come, first
+//! served. The first of them keeps it while all slots are in use, and also holds the semaphore's bell: a session
+//! that releases a permit finds its number there, and ends its pause (`KILL QUERY`).
+
+use crate::names::EncodedName;
+
+/// The largest limit: each attempt asks about so many slots, since a permit of another limit may be in any.
+pub(crate) const MAX_PERMITS: u32 = 32;
+
+/// The names of a semaphore of a limit.
+#[derive(Clone, Debug)]
+pub(crate) struct Permits {
+    pub(crate) gate: EncodedName,
+    pub(crate) limit: u32,
+}
+
+/// What an attempt found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// A free slot, which it took.
+    Taken(u32),
+    /// As many permits are live as the limit allows.
+    None,
+    /// A permit of another limit is live, or another session waits first: the limits are to be compared.
+    Unknown,
+}
+
+/// A column's value for [`Slot::Unknown`].
+const UNKNOWN: u64 = 1_000;
+
+/// A statement with a `?` for each name.
+#[derive(Debug, Default)]
+pub(crate) struct Template {
+    pub(crate) sql: String,
+    pub(crate) names: Vec<EncodedName>,
+}
+
+impl Template {
+    pub(crate) fn add(&mut self, sql: &str) -> &mut Self {
+        self.sql.push_str(sql);
+        self
+    }
+
+    pub(crate) fn name(&mut self, name: &EncodedName) -> &mut Self {
+        self.names.push(name.clone());
+        self.add("?")
+    }
+
+    /// Returns the statement with the names pasted.
+    pub(crate) fn pasted(&self) -> String {
+        let mut parts = self.sql.split('?');
+        let mut sql = parts.next().unwrap_or_default().to_owned();
+        for (name, part) in self.names.iter().zip(parts) {
+            sql.extend(["'", name, "'", part]);
+        }
+        sql
+    }
+}
+
+impl Permits {
+    /// Returns the semaphore of which this is the lease of a permit, with the slot.
+    pub(crate) fn of_lease(lease: &EncodedName) -> Option<(Self, u32)> {
+        let (gate, rest) = lease.semaphore_part()?;
+        let (slot, limit) = rest.split_once('/')?;
+        let (gate, limit) = (EncodedName::parse(gate)?, limit.parse().ok()?);
+        Some((Self { gate, limit }, slot.parse().ok()?))
+    }
+
+    /// The name that the first waiting session holds beside the semaphore's.
+    pub(crate) fn bell(&self) -> EncodedName {
+        self.gate.with(format_args!("w"))
+    }
+
+    pub(crate) fn slot(&self, slot: u32) -> EncodedName {
+        self.gate.with(format_args!("{slot:02}"))
+    }
+
+    pub(crate) fn lease(&self, slot: u32) -> EncodedName {
+        let limit = self.limit;
+        self.gate.with(format_args!("{slot:02}/{limit:02}"))
+    }
+
+    /// Returns all names that an attempt may have taken.
+    pub(crate) fn taken_by_attempt(&self) -> Vec<EncodedName> {
+        let slots = 0..self.limit;
+        let names = slots.flat_map(|slot| [self.slot(slot), self.lease(slot)]);
+        names.chain([self.bell(), self.gate.clone()]).collect()
+    }
+
+    /// Returns the names whose holders may keep a lock or a semaphore from being granted.
+    pub(crate) fn excluding(name: &EncodedName) -> Vec<EncodedName> {
+        let mut names = vec![name.clone()];
+        if name.semaphore_part().is_some() {
+            let (gate, limit) = (name.clone(), MAX_PERMITS);
+            let permits = Self { gate, limit };
+            names.extend((0..limit).map(|slot| permits.slot(slot)));
+        }
+        names
+    }
+
+    /// Returns the leases of all limits.
+    pub(crate) fn all_leases(gate: &EncodedName) -> Vec<EncodedName> {
+        let leases = |limit| {
+            let gate = gate.clone();
+            let permits = Self { gate, limit };
+            (0..limit).map(move |slot| permits.lease(slot))
+        };
+        (1..=MAX_PERMITS).flat_map(leases).collect()
+    }
+
+    /// Takes a permit without a wait, if no session waits for one.
+    pub(crate) fn attempt(&self) -> Template {
+        let mut template = Template::default();
+        // Another attempt holds the gate for the time of its statement: that is no reason to fail.
+        template.add("SELECT CASE GET_LOCK(").name(&self.gate);
+        template
+            .add(",IF(IS_USED_LOCK(")
+            .name(&self.bell())
+            .add("),0,1)) WHEN 1 THEN ");
+        self.take(&mut template, "0");
+        template.add(&format!(
+            " WHEN 0 THEN {UNKNOWN} END,UUID_SHORT(),RELEASE_LOCK("
+        ));
+        template.name(&self.gate).add(")");
+        template
+    }
+
+    /// Takes a permit on the session that holds the gate, or pauses. The pause ends early when a permit is
+    /// released: the session holds the bell before it looks at the slots.
+    pub(crate) fn attempt_or_pause(&self, seconds: f64) -> Template {
+        let (mut template, bell) = (Template::default(), self.bell());
+        template
+            .add("SELECT CASE WHEN IF(IS_USED_LOCK(")
+            .name(&bell);
+        template.add(")=CONNECTION_ID(),1,GET_LOCK(").name(&bell);
+        template.add(",0))=1 THEN ");
+        self.take(&mut template, &format!("0*SLEEP({seconds:.3})"));
+        template.add(" END,UUID_SHORT()");
+        template
+    }
+
+    /// Adds a column about the session that holds the gate: the number of a free slot and 1, taken with its
+    /// lease; `otherwise` if there is none. A permit that ends between two looks at it is found to have
+    /// another limit at most for the reason that its two names do not end at once.
+    fn take(&self, template: &mut Template, otherwise: &str) {
+        for number in 0..MAX_PERMITS {
+            template.add(if number == 0 { "CASE WHEN " } else { " OR " });
+            if number < self.limit {
+                template.add("(IS_FREE_LOCK(").name(&self.lease(number));
+                template.add(") AND ");
+            }
+            template
+                .add("IS_USED_LOCK(")
+                .name(&self.slot(number))
+                .add(")");
+            template.add(if number < self.limit { ">0)" } else { ">0" });
+        }
+        template.add(&format!(" THEN {UNKNOWN}"));
+        for number in 0..self.limit {
+            let slot = self.slot(number);
+            template.add(" WHEN IS_FREE_LOCK(").name(&slot);
+            template.add(") THEN CASE GET_LOCK(").name(&slot);
+            // A session that releases a permit frees the slot first.
+            template.add(",0)+GET_LOCK(").name(&self.lease(number));
+            template.add(&format!(",1) WHEN 2 THEN {} END", number + 1));
+        }
+        template.add(" ELSE ").add(otherwise).add(" END");
+    }
+
+    /// Returns what the column of [`take`](Self::take) says.
+    pub(crate) fn taken(column: u64) -> Slot {
+        match column {
+            0 => Slot::None,
+            UNKNOWN => Slot::Unknown,
+            number => u32::try_from(number - 1).map_or(Slot::None, Slot::Taken),
+        }
+    }
+
+    /// Releases a permit by one column: an odd number if the session held it, and twice the number of the
+    /// session that waits for one.
+    ///
+    /// The slot is released first: a lease that is free while its slot is used means another limit.
+    pub(crate) fn release(&self, slot: u32) -> Template {
+        let mut template = Template::default();
+        template
+            .add("COALESCE(RELEASE_LOCK(")
+            .name(&self.slot(slot));
+        template.add("),0)+0*COALESCE(RELEASE_LOCK(");
+        template.name(&self.lease(slot));
+        template.add("),0)+2*COALESCE(IS_USED_LOCK(");
+        template.name(&self.bell()).add("),0)");
+        template
+    }
+}
