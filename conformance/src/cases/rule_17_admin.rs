@@ -1,6 +1,7 @@
 //! Rule 17: operators see every lease of a name, and can take a single one away.
 
 use std::thread;
+use std::time::Duration;
 
 use lockkeeper_core::{HeldName, LockGuard, LockKeeper, Mode, Released};
 
@@ -8,7 +9,7 @@ use super::admin::{admin, deadline, find_all, needs_admin};
 use crate::fixture::Loss;
 use crate::modes::{granted, in_mode, take_in, take_permit};
 use crate::recorder::Event;
-use crate::rig::{Outcome, Rig, Skip, is_busy};
+use crate::rig::{Outcome, Rig, Skip, build, is_busy};
 
 /// Lists the leases of the lock `a`, or of its permits.
 fn rows(rig: &Rig<'_>, asker: &LockKeeper, mode: Mode) -> Vec<HeldName> {
@@ -30,7 +31,9 @@ pub(super) fn forced_release_ends_one_lease_of_a_name(rig: &Rig<'_>) -> Outcome 
         Ok(()) => 3_600_000,
         Err(_) => 1_500,
     };
-    let keepers = [(); 3].map(|()| rig.keeper_with(rig.renewed(ttl)));
+    // Two guards of a keeper have one lease, however long this machine takes for that.
+    let builder = || rig.builder().handover_time(Duration::from_secs(600));
+    let keepers = [(); 3].map(|()| build(builder().lease(rig.renewed(ttl))));
     let held = modes.map(|mode| keepers.each_ref().map(|keeper| take_in(keeper, "a", mode)));
     for (mode, mut guards) in modes.into_iter().zip(held.map(Vec::from)) {
         let rows = || rows(rig, &asker, mode);

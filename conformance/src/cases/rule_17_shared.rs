@@ -61,7 +61,10 @@ pub(super) fn threads_of_a_keeper_share_one_lease(rig: &Rig<'_>) -> Outcome {
     });
     assert_eq!(guards.len(), 50);
     assert_eq!(tap.owners().len(), 1, "one lease serves all threads");
-    drop(guards);
+    for guard in guards {
+        let released = guard.release().expect("the store replies");
+        assert_eq!(released, Released::Done);
+    }
     assert_eq!(tap.releases().len(), 1, "the last guard releases it");
     rig.nothing_left();
     Ok(())
