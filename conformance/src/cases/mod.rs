@@ -192,6 +192,7 @@ pub(crate) static TABLE: &[Case] = table! {
         many_permits_are_held_at_once,
         waiters_get_the_permits_that_end,
         another_limit_is_a_mismatch_while_permits_are_held,
+        another_limit_is_a_mismatch_behind_waiters,
         permits_and_the_lock_of_a_name_are_separate;
     rule_17_several:
         several_names_are_held_and_released_together,

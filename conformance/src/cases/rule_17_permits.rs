@@ -162,6 +162,32 @@ pub(super) fn another_limit_is_a_mismatch_while_permits_are_held(rig: &Rig<'_>) 
     Ok(())
 }
 
+/// The mismatch is seen behind a thread of the same keeper that waits for a permit of the first limit.
+pub(super) fn another_limit_is_a_mismatch_behind_waiters(rig: &Rig<'_>) -> Outcome {
+    rig.needs_mode(FIVE)?;
+    for is_of_waiter in [true, false] {
+        let ((keeper, recorder), other) = (rig.recorded_keeper(), rig.keeper());
+        let held = match is_of_waiter {
+            true => take_permit(&keeper, "a", 1),
+            false => take_permit(&other, "a", 1),
+        };
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| take_permit(&keeper, "a", 1));
+            recorder.wait_for(Event::Contended, 1);
+            let mismatching = scope.spawn(|| {
+                assert_mismatch(&keeper, 2);
+                assert_mismatch(&other, 2);
+            });
+            rig.until("the mismatch is reported", || mismatching.is_finished());
+            mismatching.join().expect("the limits are different");
+            drop(held);
+            drop(waiting.join().expect("the waiter is granted the permit"));
+        });
+        rig.nothing_left();
+    }
+    Ok(())
+}
+
 pub(super) fn permits_and_the_lock_of_a_name_are_separate(rig: &Rig<'_>) -> Outcome {
     rig.needs_mode(FIVE)?;
     let keepers = [rig.keeper(), rig.keeper()];
