@@ -12,13 +12,13 @@ use crate::process::{Process, Role};
 use crate::threads::together;
 use crate::{Row, Rows, mysql, server};
 
-const HELD: Duration = Duration::from_millis(1);
+pub(crate) const HELD: Duration = Duration::from_millis(1);
 const RUNS: usize = 5;
 /// Long enough for a waiter to be queued.
 const PAUSE: Duration = Duration::from_millis(3);
 
 /// Returns how long a sleep of a millisecond takes on an idle processor: the floor.
-fn measured_sleep() -> f64 {
+pub(crate) fn measured_sleep() -> f64 {
     let began = Instant::now();
     for _ in 0..500 {
         thread::sleep(HELD);
@@ -46,7 +46,7 @@ fn lock_in_threads(
     Ok(longest.into_iter().max().unwrap_or_default())
 }
 
-fn times(what: String, seconds: f64, floor: f64, budget: f64) -> Row {
+pub(crate) fn times(what: String, seconds: f64, floor: f64, budget: f64) -> Row {
     Row {
         what,
         measured: format!("{:.0} ms", seconds * 1e3),
@@ -89,7 +89,7 @@ pub(crate) fn threads_mysql(kind: MySqlKind) -> Rows {
 }
 
 /// Returns how many commands the store was sent so far, if it counts them.
-type Count<'a> = &'a dyn Fn(&LockKeeper) -> Result<Option<u64>, Box<dyn Error>>;
+pub(crate) type Count<'a> = &'a dyn Fn(&LockKeeper) -> Result<Option<u64>, Box<dyn Error>>;
 
 fn threads_on(url: &str, store: &str, called: &str, count: Count<'_>) -> Rows {
     let keeper = lockkeeper::open(url)?;

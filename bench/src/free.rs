@@ -27,7 +27,7 @@ pub(crate) const RAW_DELETE: &str =
 pub(crate) const RAW_HOST: &str = "3f0c8dbe-5d9b-4c3c-9a5e-0a4b7c1d2e3f/4026531836";
 
 /// Measures the seconds of a pair of each alternately; returns the medians, and the median of the ratios.
-fn alternately(
+pub(crate) fn alternately(
     pairs: u32,
     mut floor: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
     mut ours: impl FnMut() -> Result<(), Box<dyn std::error::Error>>,
@@ -52,7 +52,7 @@ fn alternately(
     Ok((median(floors), median(all), median(ratios)))
 }
 
-fn row(what: &str, (floor, ours, ratio): (f64, f64, f64), budget: f64) -> Row {
+pub(crate) fn row(what: &str, (floor, ours, ratio): (f64, f64, f64), budget: f64) -> Row {
     let show = |seconds: f64| match seconds {
         s if s < 1e-6 => format!("{:.0} ns", s * 1e9),
         s => format!("{:.1} µs", s * 1e6),
@@ -67,7 +67,7 @@ fn row(what: &str, (floor, ours, ratio): (f64, f64, f64), budget: f64) -> Row {
     }
 }
 
-fn pair(keeper: &LockKeeper, name: &LockName) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn pair(keeper: &LockKeeper, name: &LockName) -> Result<(), Box<dyn std::error::Error>> {
     keeper.lock(name)?.release()?;
     Ok(())
 }

@@ -13,6 +13,7 @@ mod keepers;
 mod loss;
 mod many;
 mod memory;
+mod modes;
 mod mysql;
 mod once;
 mod pairs;
@@ -84,7 +85,7 @@ type Group = fn() -> Rows;
 const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
 
-const GROUPS: [(&str, Group); 38] = [
+const GROUPS: [(&str, Group); 43] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
@@ -99,6 +100,11 @@ const GROUPS: [(&str, Group); 38] = [
     ("passes redis", passes::redis),
     ("passes mariadb", || passes::on_mysql(MARIADB)),
     ("passes mysql", || passes::on_mysql(MYSQL)),
+    ("modes memory", modes::memory),
+    ("modes sqlite", modes::sqlite),
+    ("modes redis", modes::redis),
+    ("modes mariadb", || modes::on_mysql(MARIADB)),
+    ("modes mysql", || modes::on_mysql(MYSQL)),
     ("contended threads", contended::threads),
     ("contended threads redis", contended::threads_redis),
     ("contended threads mariadb", || {

@@ -18,7 +18,7 @@ const LINGER: Duration = Duration::from_millis(5);
 const PAIRS: usize = 2_000;
 
 /// Returns the seconds of one pass of a token between two threads, by mutex and condvar: the floor.
-fn token_pass() -> f64 {
+pub(crate) fn token_pass() -> f64 {
     let (token, passed) = (Mutex::new(0), Condvar::new());
     let run = |of: usize| {
         let mut turn = token.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +60,7 @@ fn pair(keeper: &LockKeeper, name: &LockName) -> Result<f64, Box<dyn Error>> {
     Ok(began.elapsed().as_secs_f64() / PAIRS as f64)
 }
 
-fn micros(seconds: f64) -> String {
+pub(crate) fn micros(seconds: f64) -> String {
     format!("{:.2} µs", seconds * 1e6)
 }
 

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use lockkeeper::LockKeeper;
 
-use crate::{contended, once, scale};
+use crate::{contended, modes, once, scale};
 
 /// The first argument of a child process.
 pub(crate) const CHILD: &str = "--child";
@@ -16,6 +16,8 @@ pub(crate) const CHILD: &str = "--child";
 pub(crate) enum Role {
     /// 25 threads lock one name.
     Threads,
+    /// 25 threads acquire permits of one name.
+    Permits,
     /// A thread locks a name that another process holds.
     Handovers,
     /// A few threads lock names of their own.
@@ -25,11 +27,18 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    const ALL: [Self; 4] = [Self::Threads, Self::Handovers, Self::Names, Self::Once];
+    const ALL: [Self; 5] = [
+        Self::Threads,
+        Self::Permits,
+        Self::Handovers,
+        Self::Names,
+        Self::Once,
+    ];
 
     fn name(self) -> &'static str {
         match self {
             Self::Threads => "threads",
+            Self::Permits => "permits",
             Self::Handovers => "handovers",
             Self::Names => "names",
             Self::Once => "once",
@@ -40,6 +49,7 @@ impl Role {
     fn work(self, keeper: &LockKeeper, line: &str) -> Result<String, Box<dyn Error>> {
         match self {
             Self::Threads => contended::lock_in_child(keeper),
+            Self::Permits => modes::hold_in_child(keeper),
             Self::Handovers => contended::take_over_in_child(keeper),
             Self::Names => scale::lock_in_child(keeper),
             Self::Once => once::use_in_child(keeper, line),
