@@ -67,7 +67,7 @@ pub(crate) fn row(what: &str, (floor, ours, ratio): (f64, f64, f64), budget: f64
     }
 }
 
-pub(crate) fn pair(keeper: &LockKeeper, name: &LockName) -> Result<(), Box<dyn std::error::Error>> {
+fn pair(keeper: &LockKeeper, name: &LockName) -> Result<(), Box<dyn std::error::Error>> {
     keeper.lock(name)?.release()?;
     Ok(())
 }

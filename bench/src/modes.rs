@@ -7,11 +7,10 @@ use lockkeeper::{Capability, LockKeeper, LockName};
 use lockkeeper_testkit::MySqlKind;
 
 use crate::contended::{Count, HELD, measured_sleep, times};
-use crate::free::{alternately, pair, row};
+use crate::free::{alternately, row};
 use crate::passes::{micros, token_pass};
 use crate::pinning::Pinned;
 use crate::process::{Process, Role};
-use crate::server::Missing;
 use crate::threads::together;
 use crate::{Row, Rows, median, mysql, server};
 
@@ -45,80 +44,78 @@ struct Store<'a> {
 impl Store<'_> {
     fn rows(&self) -> Rows {
         let keeper = lockkeeper::open(self.url)?;
-        for needed in [Capability::Shared, Capability::Permits] {
-            if !keeper.capabilities().has(needed) {
-                let why = format!("{} does not have the capability {needed}", self.name);
-                return Err(Missing::new(why).into());
+        let seat = LockName::new("seat:42")?;
+        let exclusive = || keeper.lock(&seat)?.release().map(drop);
+        let mut rows = self.commands(&keeper, "exclusive", &exclusive)?;
+        if self.can(&keeper, Capability::Shared) {
+            let shared = || keeper.lock_shared(&seat)?.release().map(drop);
+            rows.extend(self.pairs(&keeper, "shared", &exclusive, &shared, 1.1)?);
+            rows.extend(self.readers(&keeper)?);
+        }
+        if self.can(&keeper, Capability::Permits) {
+            let semaphore = keeper.semaphore(&seat, LIMIT)?;
+            let permit = || semaphore.acquire()?.release().map(drop);
+            rows.extend(self.pairs(&keeper, "permit", &exclusive, &permit, 1.1)?);
+            if keeper.capabilities().has(Capability::CrossProcess) {
+                rows.push(self.contended_permits()?);
             }
         }
-        let mut rows = self.free(&keeper)?;
-        rows.extend(self.commands()?);
-        rows.extend(self.readers(&keeper)?);
-        if keeper.capabilities().has(Capability::CrossProcess) {
-            rows.push(self.permits()?);
-        }
+        let several = || keeper.lock_all(SEATS)?.release().map(drop);
+        rows.extend(self.pairs(&keeper, "3 names", &exclusive, &several, f64::INFINITY)?);
         Ok(rows)
     }
 
-    /// A shared lock and a permit of a free name, and the locks of three; the floor is the exclusive lock of
-    /// that store.
-    fn free(&self, keeper: &LockKeeper) -> Rows {
-        let _pinned = Pinned::to_own_cores(self.server)?;
-        let name = LockName::new("seat:42")?;
-        let semaphore = keeper.semaphore(&name, LIMIT)?;
-        let shared = alternately(
-            self.pairs,
-            || pair(keeper, &name),
-            || Ok(keeper.lock_shared(&name)?.release().map(drop)?),
-        )?;
-        let permit = alternately(
-            self.pairs,
-            || pair(keeper, &name),
-            || Ok(semaphore.acquire()?.release().map(drop)?),
-        )?;
-        let several = alternately(
-            self.pairs,
-            || pair(keeper, &name),
-            || Ok(keeper.lock_all(SEATS)?.release().map(drop)?),
-        )?;
-        let what = |shape| format!("{shape} pair to exclusive pair, {}", self.name);
-        Ok(vec![
-            row(&what("shared"), shared, 1.1),
-            row(&what("permit"), permit, 1.1),
-            row(&what("3 names"), several, f64::INFINITY),
-        ])
+    /// Tells whether the store has the capability, and prints it if not.
+    fn can(&self, keeper: &LockKeeper, needed: Capability) -> bool {
+        let can = keeper.capabilities().has(needed);
+        if !can {
+            let what = format!("{needed} {}", self.name);
+            println!("{what:<50} not measured: the store does not have this capability");
+        }
+        can
     }
 
-    /// What a pair of each shape costs the store, by the keeper's own count.
-    fn commands(&self) -> Rows {
+    /// A pair of a shape on free names; the floor is the exclusive lock of that store.
+    fn pairs(
+        &self,
+        keeper: &LockKeeper,
+        shape: &str,
+        exclusive: Pair<'_>,
+        pair: Pair<'_>,
+        budget: f64,
+    ) -> Rows {
+        let times = {
+            let _pinned = Pinned::to_own_cores(self.server)?;
+            alternately(self.pairs, || Ok(exclusive()?), || Ok(pair()?))?
+        };
+        let what = format!("{shape} pair to exclusive pair, {}", self.name);
+        let mut rows = vec![row(&what, times, budget)];
+        rows.extend(self.commands(keeper, shape, pair)?);
+        Ok(rows)
+    }
+
+    /// What a pair costs the store, by the keeper's own count.
+    fn commands(&self, keeper: &LockKeeper, shape: &str, pair: Pair<'_>) -> Rows {
         const PAIRS: u32 = 100;
-        let keeper = lockkeeper::open(self.url)?;
-        let semaphore = keeper.semaphore("reports", LIMIT)?;
-        let pairs: [(&str, Pair<'_>); 4] = [
-            ("exclusive", &|| keeper.lock("seat:42")?.release().map(drop)),
-            ("shared", &|| {
-                keeper.lock_shared("seat:42")?.release().map(drop)
-            }),
-            ("permit", &|| semaphore.acquire()?.release().map(drop)),
-            ("3 names", &|| keeper.lock_all(SEATS)?.release().map(drop)),
-        ];
-        let mut rows = Vec::new();
-        for (shape, pair) in pairs {
-            // The first one may open a connection.
-            pair()?;
-            let Some(before) = keeper.usage() else {
-                return Ok(rows);
-            };
-            (0..PAIRS).try_for_each(|_| pair())?;
-            let after = keeper.usage().ok_or("no usage")?;
-            let commands = (after.commands - before.commands) as f64 / f64::from(PAIRS);
-            let what = format!("  commands of a pair, {shape}, {}", self.name);
-            rows.push(Row::plain(what, commands, 2, "", f64::INFINITY));
-            let what = format!("  connections, {shape}, {}", self.name);
-            let connections = f64::from(after.connections);
-            rows.push(Row::plain(what, connections, 0, "", f64::INFINITY));
-        }
-        Ok(rows)
+        // The first one may open a connection.
+        pair()?;
+        let Some(before) = keeper.usage() else {
+            return Ok(Vec::new());
+        };
+        (0..PAIRS).try_for_each(|_| pair())?;
+        let after = keeper.usage().ok_or("no usage")?;
+        let commands = (after.commands - before.commands) as f64 / f64::from(PAIRS);
+        let what = |what| format!("  {what}, {shape}, {}", self.name);
+        Ok(vec![
+            Row::plain(what("commands of a pair"), commands, 2, "", f64::INFINITY),
+            Row::plain(
+                what("connections"),
+                f64::from(after.connections),
+                0,
+                "",
+                f64::INFINITY,
+            ),
+        ])
     }
 
     /// Threads that read one name together; the floor is a pass of a token. Each gives its processor away
@@ -168,7 +165,7 @@ impl Store<'_> {
     }
 
     /// Threads of several processes on the permits of one semaphore, each for a millisecond.
-    fn permits(&self) -> Result<Row, Box<dyn Error>> {
+    fn contended_permits(&self) -> Result<Row, Box<dyn Error>> {
         let mut all = Process::start_all(PROCESSES, Role::Permits, self.url)?;
         let (mut runs, mut floors) = (Vec::new(), Vec::new());
         for _ in 0..RUNS {
