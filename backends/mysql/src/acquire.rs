@@ -230,7 +230,7 @@ impl Acquisition<'_> {
             (!is_over).then(|| left.min(pause))
         };
         let taken = connection.wait_for_permit(permits, span, GRACE, pause)?;
-        connection.set_idle(self.idle_seconds)?;
+        connection.repeat(|it| it.set_idle(self.idle_seconds))?;
         Ok(taken)
     }
 }

@@ -37,8 +37,8 @@ impl EncodedName {
     }
 
     /// Appends what tells the names of one semaphore apart.
-    pub(crate) fn with(&self, suffix: fmt::Arguments<'_>) -> Self {
-        Self(format!("{self}{suffix}").into())
+    pub(crate) fn with(&self, suffix: &str) -> Self {
+        Self([self, suffix].concat().into())
     }
 
     /// Returns the name of the semaphore, and what follows it; `None` if this is the name of a lock.

@@ -72,16 +72,15 @@ impl Permits {
 
     /// The name that the first waiting session holds beside the semaphore's.
     pub(crate) fn bell(&self) -> EncodedName {
-        self.gate.with(format_args!("w"))
+        self.gate.with("w")
     }
 
     pub(crate) fn slot(&self, slot: u32) -> EncodedName {
-        self.gate.with(format_args!("{slot:02}"))
+        self.gate.with(&format!("{slot:02}"))
     }
 
     pub(crate) fn lease(&self, slot: u32) -> EncodedName {
-        let limit = self.limit;
-        self.gate.with(format_args!("{slot:02}/{limit:02}"))
+        self.gate.with(&format!("{slot:02}/{:02}", self.limit))
     }
 
     /// Returns all names that an attempt may have taken.
@@ -143,30 +142,28 @@ impl Permits {
         template
     }
 
-    /// Adds a column about the session that holds the gate: the number of a free slot and 1, taken with its
-    /// lease; `otherwise` if there is none. A permit that ends between two looks at it is found to have
-    /// another limit at most for the reason that its two names do not end at once.
+    /// Adds a column for the session that holds the gate: 1 and the number of a free slot, which the session
+    /// takes with its lease; `otherwise` if no slot is free; [`UNKNOWN`] if a slot is used without a lease of this
+    /// limit, which is also so for a short time while a session ends.
     fn take(&self, template: &mut Template, otherwise: &str) {
-        for number in 0..MAX_PERMITS {
-            template.add(if number == 0 { "CASE WHEN " } else { " OR " });
-            if number < self.limit {
-                template.add("(IS_FREE_LOCK(").name(&self.lease(number));
-                template.add(") AND ");
+        let slots: Vec<_> = (0..MAX_PERMITS).map(|slot| self.slot(slot)).collect();
+        let leases: Vec<_> = (0..self.limit).map(|slot| self.lease(slot)).collect();
+        let mut before = "CASE WHEN ";
+        for (number, slot) in slots.iter().enumerate() {
+            template.add(before);
+            before = " OR ";
+            if let Some(lease) = leases.get(number) {
+                template.add("IS_FREE_LOCK(").name(lease).add(") AND ");
             }
-            template
-                .add("IS_USED_LOCK(")
-                .name(&self.slot(number))
-                .add(")");
-            template.add(if number < self.limit { ">0)" } else { ">0" });
+            template.add("IS_USED_LOCK(").name(slot).add(")");
         }
         template.add(&format!(" THEN {UNKNOWN}"));
-        for number in 0..self.limit {
-            let slot = self.slot(number);
-            template.add(" WHEN IS_FREE_LOCK(").name(&slot);
-            template.add(") THEN CASE GET_LOCK(").name(&slot);
+        for (number, (slot, lease)) in (1..).zip(slots.iter().zip(&leases)) {
+            template.add(" WHEN IS_FREE_LOCK(").name(slot);
+            template.add(") THEN CASE GET_LOCK(").name(slot);
             // A session that releases a permit frees the slot first.
-            template.add(",0)+GET_LOCK(").name(&self.lease(number));
-            template.add(&format!(",1) WHEN 2 THEN {} END", number + 1));
+            template.add(",0)+GET_LOCK(").name(lease);
+            template.add(&format!(",1) WHEN 2 THEN {number} END"));
         }
         template.add(" ELSE ").add(otherwise).add(" END");
     }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::limit_mismatch;
+use lockkeeper_core::{ErrorKind, limit_mismatch};
 use lockkeeper_remote::Failure;
 use mysql::Row;
 
 use crate::connection::{Connection, DISTURBED, number};
 use crate::failure::unavailable;
 use crate::names::EncodedName;
-use crate::permits::{Permits, Slot};
+use crate::permits::{MAX_PERMITS, Permits, Slot};
 use crate::requests::{Attempted, Taken};
 use crate::statements::{self, EPOCH_BITS};
 
@@ -97,12 +97,26 @@ impl Connection {
                     let names = permits.taken_by_attempt();
                     let is_slot = |name: &&EncodedName| ***name != *permits.gate;
                     let names: Vec<_> = names.iter().filter(is_slot).cloned().collect();
-                    self.release_all(&names)?;
+                    self.repeat(|it| it.release_all(&names))?;
                 }
                 Err(failure) => return Err(failure),
             }
         };
-        self.release_all(&[permits.bell(), permits.gate.clone()])?;
+        self.repeat(|it| it.release_all(&[permits.bell(), permits.gate.clone()]))?;
         taken
+    }
+
+    /// Repeats a statement that was ended by a session that released a permit: several may do so at once.
+    pub(crate) fn repeat<T>(
+        &mut self,
+        mut statement: impl FnMut(&mut Self) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        for _ in 0..MAX_PERMITS {
+            match statement(self) {
+                Err(Failure::Refused(error)) if error.kind() == ErrorKind::Unavailable => {}
+                result => return result,
+            }
+        }
+        statement(self)
     }
 }

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Backend, CancelToken, Error, ErrorKind, Grant, HostInstant, LockName, Mode,
-    Released, Renewal, StoreInfo, SystemClock,
+    AcquireOptions, AcquireRequest, Backend, CancelToken, Error, ErrorKind, Grant, HostInstant,
+    LockKeeper, LockName, Mode, Released, Renewal, StoreInfo, SystemClock,
 };
 use lockkeeper_mysql::MySqlProvider;
 use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
@@ -38,6 +38,10 @@ pub(crate) const CASES: &[Case] = &[
     (
         "permits_of_a_process_share_connections",
         permits_of_a_process_share_connections,
+    ),
+    (
+        "permits_released_at_once_serve_all_waiters",
+        permits_released_at_once_serve_all_waiters,
     ),
     (
         "attempts_at_once_take_all_permits",
@@ -118,12 +122,12 @@ fn another_limit_is_refused_while_any_permit_is_held(kind: MySqlKind) {
     assert_eq!(names(&server), 0);
 }
 
-/// Has a keeper wait for a permit of 2 until `free` frees one. Returns its slot.
-fn slot_after(server: &MySqlServer, free: impl FnOnce()) -> u32 {
+/// Has a keeper wait for a permit until `free` frees one. Returns its slot.
+fn slot_after(server: &MySqlServer, limit: u32, free: impl FnOnce()) -> u32 {
     thread::scope(|scope| {
         let keeper = open(server, "namespace=shop");
         let waits = scope.spawn(move || {
-            let semaphore = keeper.semaphore("seat:42", 2).unwrap();
+            let semaphore = keeper.semaphore("seat:42", limit).unwrap();
             let permit = semaphore.try_acquire_for(WAIT_LIMIT).unwrap();
             permit.map(|permit| permit.slot())
         });
@@ -141,9 +145,17 @@ fn is_waited_for(server: &MySqlServer) -> bool {
 fn released_permit_wakes_the_first_waiter(kind: MySqlKind) {
     let server = start(kind);
     let store = provider(&server);
-    let [first, second] = [(); 2].map(|()| granted(&store, 2));
-    assert_eq!(slot_after(&server, || release(&store, second)), 1);
+    let mut client = server.client().unwrap();
+    let mut kills = || client.status("Com_kill").unwrap();
+    let before = kills();
+    let [first, second, third] = [(); 3].map(|()| granted(&store, 3));
+    release(&store, third);
+    assert_eq!(kills(), before, "no session waits");
+    let third = granted(&store, 3);
+    assert_eq!(slot_after(&server, 3, || release(&store, second)), 1);
+    assert_eq!(kills(), before + 1, "its pause is ended");
     release(&store, first);
+    release(&store, third);
     until("nothing is left", || names(&server) == 0);
 }
 
@@ -154,7 +166,7 @@ fn attempt_does_not_pass_a_waiter(kind: MySqlKind) {
     let cancel = CancelToken::new();
     thread::scope(|scope| {
         let keeper = open(&server, "namespace=shop");
-        let options = lockkeeper_core::AcquireOptions::new()
+        let options = AcquireOptions::new()
             .mode(Mode::Permit { limit: 2 })
             .wait_forever()
             .cancel(&cancel);
@@ -180,7 +192,7 @@ fn killed_holder_frees_its_permit(kind: MySqlKind) {
     let second = granted(&two, 2);
     let (_, session) = server.held().unwrap().remove(0);
     let kill = || server.execute(&format!("KILL {session}")).unwrap();
-    assert!(slot_after(&server, kill) < 2);
+    assert!(slot_after(&server, 2, kill) < 2);
     drop((first, second));
 }
 
@@ -196,6 +208,31 @@ fn permits_of_a_process_share_connections(kind: MySqlKind) {
         release(&store, grant);
     }
     assert_eq!(names(&server), 0);
+}
+
+/// Several sessions end the pause of one.
+fn permits_released_at_once_serve_all_waiters(kind: MySqlKind) {
+    let server = start(kind);
+    let store = provider(&server);
+    let [first, second] = [(); 2].map(|()| granted(&store, 2));
+    let keepers = [(); 4].map(|()| open(&server, "namespace=shop"));
+    let served = thread::scope(|scope| {
+        let wait = |keeper| {
+            let semaphore = LockKeeper::semaphore(keeper, "seat:42", 2)?;
+            (0..20).try_for_each(|_| semaphore.acquire()?.release().map(drop))
+        };
+        let threads: Vec<_> = keepers
+            .iter()
+            .map(|it| scope.spawn(move || wait(it)))
+            .collect();
+        until("one waits in the server", || is_waited_for(&server));
+        release(&store, first);
+        release(&store, second);
+        let results = threads.into_iter().map(|it| it.join().unwrap());
+        results.collect::<Result<Vec<_>, Error>>()
+    });
+    served.unwrap();
+    until("nothing is left", || names(&server) == 0);
 }
 
 /// Attempts that meet at the gate are no reason to fail.
