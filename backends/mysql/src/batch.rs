@@ -62,28 +62,27 @@ struct Limits {
 /// Carries out a batch: see [`Backend::batch`](lockkeeper_core::Backend::batch). Attempts that are not
 /// exclusive have statements of their own, after the others.
 pub(crate) fn batch(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLease>]) {
-    let is_alone = |operation: &&mut Operation<'_, MySqlLease>| matches!(operation, Operation::Acquire(it) if it.request.mode() != Mode::Exclusive);
-    let (alone, together): (Vec<_>, Vec<_>) = operations.iter_mut().partition(is_alone);
-    if !together.is_empty() {
-        carry_out(store, together);
-    }
-    for operation in alone {
-        if let Operation::Acquire(it) = operation {
+    carry_out(store, operations);
+    for operation in operations {
+        if let Operation::Acquire(it) = operation
+            && it.request.mode() != Mode::Exclusive
+        {
             it.answer = Some(acquire(store, it.request));
         }
     }
 }
 
-/// Carries out operations that travel together.
-fn carry_out(store: &Arc<Store>, operations: Vec<&mut Operation<'_, MySqlLease>>) {
+/// Carries out the operations that travel together.
+fn carry_out(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLease>]) {
     let now = store.clock.now();
-    let deadline = operations.iter().map(|it| it.deadline()).max();
+    let deadline = operations.iter().map(Operation::deadline).max();
     let deadline = deadline.unwrap_or(now).max(now + LAST_ATTEMPT);
     let until = deadline.min(now + store.remote.response_timeout);
     let limits = Limits { until, deadline };
     let (mut groups, mut tries) = (Vec::new(), Vec::new());
     for operation in operations {
         match operation {
+            Operation::Acquire(request) if request.request.mode() != Mode::Exclusive => {}
             Operation::Acquire(request) => tries.push(Try {
                 name: EncodedName::new(&store.namespace, request.request.name().as_str()),
                 request,

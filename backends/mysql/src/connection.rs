@@ -243,21 +243,21 @@ impl Connection {
         if row.len() != requests.count() {
             return Err(Failure::Unanswered(senseless()));
         }
-        let columns: Vec<_> = (0..row.len()).map(|at| number(&row, at)).collect();
-        let (released, columns) = columns.split_at(releases.len());
-        let (attempted, held) = columns.split_at(attempts.len());
-        for (name, released) in releases.iter().zip(released) {
-            if let Some(waiter) = released.map(|number| number / 2).filter(|id| *id > 0) {
-                self.notify(name, waiter)?;
+        let mut columns = (0..row.len()).map(|at| number(&row, at));
+        let mut released = Vec::with_capacity(releases.len());
+        for (name, column) in releases.iter().zip(columns.by_ref()) {
+            // Of a permit, the rest is the number of a session that waits.
+            let column = column.unwrap_or(0);
+            released.push(column % 2 == 1);
+            if column > 1 {
+                self.notify(name, column / 2)?;
             }
         }
-        // Of a permit, the rest is the number of a session that waits.
-        let is_one = |number: &Option<u64>| number.is_some_and(|number| number % 2 == 1);
-        let attempted = attempts.iter().zip(attempted);
+        let attempted = attempts.iter().zip(columns.by_ref());
         Ok(Replies {
-            released: released.iter().map(is_one).collect(),
-            attempted: attempted.map(|(name, reply)| epoch(name, *reply)).collect(),
-            held: held.iter().map(is_one).collect(),
+            released,
+            attempted: attempted.map(|(name, reply)| epoch(name, reply)).collect(),
+            held: columns.map(|number| number == Some(1)).collect(),
         })
     }
 
