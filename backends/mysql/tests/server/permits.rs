@@ -271,7 +271,11 @@ fn permits_are_listed_and_freed(kind: MySqlKind) {
     let long = "Long name ".repeat(8);
     let guard = keeper.lock("seat:42").unwrap();
     let [first, second] = [(); 2].map(|()| granted(&store, 2));
-    let permit = keeper.semaphore(&*long, 3).unwrap().acquire().unwrap();
+    // The second is short enough for a lock, and too long with what tells its permits apart.
+    let permits = [long, "x".repeat(59)].map(|name| {
+        let semaphore = keeper.semaphore(name, 3).unwrap();
+        semaphore.acquire().unwrap()
+    });
     let admin = store.admin().unwrap();
     let name = LockName::new("seat:42").unwrap();
     let one = admin.held(Some(&name), HostInstant::NEVER).unwrap();
@@ -282,9 +286,9 @@ fn permits_are_listed_and_freed(kind: MySqlKind) {
         [(Mode::Exclusive, None), (limit, Some(0)), (limit, Some(1))]
     );
     let all = admin.held(None, HostInstant::NEVER).unwrap();
-    assert_eq!(all.len(), 4);
-    assert_eq!(all.iter().filter(|held| !held.is_whole).count(), 1);
-    drop(permit);
+    assert_eq!(all.len(), 5);
+    assert_eq!(all.iter().filter(|held| !held.is_whole).count(), 2);
+    drop(permits);
     drop(guard);
     assert!(admin.force_release(&one[2], HostInstant::NEVER).unwrap());
     assert_eq!(granted(&store, 2).slot, second.slot);
