@@ -242,7 +242,7 @@ impl<'a> Plan<'a> {
     fn run_once(&self, row: PlannedRow<'_>, lock: String) -> Result<RunResult, Error> {
         let (store, strategy) = (row.store, row.strategy);
         let (settings, cancel) = (&self.comparison.settings, &self.cancel);
-        let open = || strategy.open(store, settings.threads, cancel);
+        let open = |threads| strategy.open(store, threads, cancel);
         let start_holder = |hold| match &self.comparison.holder {
             Some(command) if store.is_cross_process() => {
                 let order = Order {
@@ -252,7 +252,7 @@ impl<'a> Plan<'a> {
                 };
                 Holder::process(command, &order, cancel)
             }
-            _ => Holder::thread(open()?, hold),
+            _ => Holder::thread(open(1)?, hold),
         };
         let meter = Meter::new(store.counters(strategy.commands())?, cancel)?;
         // Redlock has to survive that.

@@ -30,8 +30,8 @@ pub(crate) struct Context<'a> {
     pub(crate) lock: String,
     /// What the locks protect.
     pub(crate) state: &'a dyn State,
-    /// Opens the strategy, as one program would.
-    pub(crate) open: &'a (dyn Fn() -> Result<Box<dyn Transactor>, Error> + Sync),
+    /// Opens the strategy, as one program with so many threads would.
+    pub(crate) open: &'a (dyn Fn(u32) -> Result<Box<dyn Transactor>, Error> + Sync),
     /// Measures what the strategy costs the store.
     pub(crate) meter: &'a Meter,
     /// Starts a holder, and returns when it has what it is to hold.
@@ -44,8 +44,14 @@ impl Context<'_> {
         format!("{}/{cell}", self.lock)
     }
 
+    /// Opens a program that has all threads.
     pub(super) fn program(&self) -> Result<Program<'_>, Error> {
-        let strategy = (self.open)()?;
+        self.program_of(self.settings.threads)
+    }
+
+    /// Opens a program that has so many threads.
+    pub(super) fn program_of(&self, threads: u32) -> Result<Program<'_>, Error> {
+        let strategy = (self.open)(threads)?;
         self.meter.restart();
         Ok(Program {
             context: self,

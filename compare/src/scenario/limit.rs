@@ -31,7 +31,8 @@ const MIN_THREADS: u32 = 2 * LIMIT;
 const WORK: u32 = 10;
 
 pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
-    let programs = (0..PROGRAMS).map(|_| context.program());
+    let threads = context.settings.threads.max(MIN_THREADS);
+    let programs = (0..PROGRAMS).map(|_| context.program_of(threads.div_ceil(PROGRAMS)));
     let programs = programs.collect::<Result<Vec<_>, _>>()?;
     let all: Vec<_> = programs.iter().collect();
     let ttl = match all.first() {
@@ -53,7 +54,6 @@ pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
         may_leave: Latch::new(),
     };
 
-    let threads = context.settings.threads.max(MIN_THREADS);
     let (outcome, elapsed, after) = thread::scope(|scope| {
         let killer = scope.spawn(|| permits.kill(holder, ttl + GRACE));
         let outcome = barrier_start(threads, |number| {

@@ -57,7 +57,7 @@ fn run(
         },
         lock: format!("test/{scenario}"),
         state: store.data.state().as_ref(),
-        open: &open,
+        open: &|_| open(),
         meter: &Meter::new(Vec::new(), cancel)?,
         start_holder: &|hold| Holder::thread(open()?, hold),
         cancel,
