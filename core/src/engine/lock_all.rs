@@ -69,7 +69,8 @@ impl Engine {
         let mut taken = Taken::none(self);
         loop {
             let rest = names.get(taken.acquired.len()..).unwrap_or_default();
-            if rest.len() > 1 && self.capabilities.batch() > 1 {
+            // In an outage one acquisition asks for all.
+            if rest.len() > 1 && self.capabilities.batch() > 1 && !self.outage.is_down() {
                 taken.acquired.extend(self.acquire_free(rest, options)?);
             }
             let Some(next) = names.get(taken.acquired.len()) else {
