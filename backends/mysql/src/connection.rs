@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::HostInstant;
+use lockkeeper_core::{ErrorKind, HostInstant};
 use lockkeeper_remote::{Failure, OpenConnection, RestartGrace, WatchedSocket, senseless};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Row, Statement, Value};
@@ -217,6 +217,24 @@ impl Connection {
 
     /// Asks all of it in one statement.
     pub(crate) fn ask(&mut self, requests: &Requests) -> Result<Replies, Failure> {
+        let releases = &requests.releases;
+        match self.ask_once(requests) {
+            // A notification that came late has ended it. Only the session itself releases what it held.
+            Err(Failure::Refused(error))
+                if error.kind() == ErrorKind::Unavailable && releases.len() == requests.count() =>
+            {
+                let names: Vec<_> = releases.iter().flat_map(Permits::names_of).collect();
+                self.repeat(|it| it.release_all(&names))?;
+                Ok(Replies {
+                    released: vec![true; releases.len()],
+                    ..Replies::default()
+                })
+            }
+            result => result,
+        }
+    }
+
+    fn ask_once(&mut self, requests: &Requests) -> Result<Replies, Failure> {
         let Requests {
             releases,
             attempts,

@@ -70,6 +70,14 @@ impl Permits {
         Some((Self { gate, limit }, slot.parse().ok()?))
     }
 
+    /// Returns the names that a session releases with a lock or a permit.
+    pub(crate) fn names_of(held: &EncodedName) -> Vec<EncodedName> {
+        match Self::of_lease(held) {
+            Some((permits, slot)) => vec![permits.slot(slot), held.clone()],
+            None => vec![held.clone()],
+        }
+    }
+
     /// The name that the first waiting session holds beside the semaphore's.
     pub(crate) fn bell(&self) -> EncodedName {
         self.gate.with("w")
