@@ -44,6 +44,12 @@ fn refused(url: &str, kind: ErrorKind, says: &[&str]) -> Error {
     let error = try_open(url).map(drop).expect_err(url);
     // Opening that takes this long waits for something else.
     assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
+    says_why(url, &error, kind, says);
+    error
+}
+
+#[track_caller]
+fn says_why(url: &str, error: &Error, kind: ErrorKind, says: &[&str]) {
     assert_eq!(error.kind(), kind, "{url}: {error:?}");
     let text = format!("{error:?}");
     for word in says {
@@ -53,7 +59,6 @@ fn refused(url: &str, kind: ErrorKind, says: &[&str]) -> Error {
         !text.contains("s3cret") && !text.contains(MySqlServer::PASSWORD),
         "{text}"
     );
-    error
 }
 
 /// No server listens on the port, and none is needed.
@@ -246,15 +251,18 @@ fn server_without_free_connections(kind: MySqlKind) {
     let (first, other) = (open(&server, ""), open(&server, ""));
     let busy = other.lock("busy").unwrap();
     let mut all = Vec::new();
+    let mut refusal = None;
     // The server may still be closing a connection of its start.
     until("the server has no free connection", || {
         while let Ok(one) = conn() {
             all.push(one);
         }
-        try_open(&server.url()).is_err()
+        refusal = try_open(&server.url()).err();
+        refusal.is_some()
     });
-    refused(
+    says_why(
         &server.url(),
+        &refusal.unwrap(),
         ErrorKind::Unavailable,
         &["max_connections", "pool_size"],
     );
