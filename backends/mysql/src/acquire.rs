@@ -221,7 +221,7 @@ impl Acquisition<'_> {
         let Some(permits) = &self.permits else {
             return connection.wait(&self.name, span, GRACE);
         };
-        // All others wait behind a session that holds the gate.
+        // All others wait behind the session that holds the bell.
         connection.set_idle(LONGEST_SILENCE)?;
         let pause = || {
             let left = deadline.saturating_since(self.request.now());

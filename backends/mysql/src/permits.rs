@@ -2,9 +2,12 @@
 //!
 //! A permit is two names of one session: its slot, which excludes other permits, and its lease, which is the
 //! slot with the limit. A session takes them while it holds the semaphore's name, so only one session at a time
-//! looks for a free slot and compares limits. Sessions wait for that name in the server, first come, first
-//! served. The first of them keeps it while all slots are in use, and also holds the semaphore's bell: a session
-//! that releases a permit finds its number there, and ends its pause (`KILL QUERY`).
+//! looks for a free slot and compares limits. Sessions that wait do so for the semaphore's bell in the server, first
+//! come, first served. The first of them holds the bell, and keeps the semaphore's name, while all slots are in use: a
+//! session that releases a permit finds its number there, and ends its pause (`KILL QUERY`).
+//!
+//! While the bell is held, an attempt takes nothing and waits for nothing: it would pass those that wait, and keep other
+//! leases of its session from being released.
 
 use crate::names::EncodedName;
 
@@ -78,7 +81,7 @@ impl Permits {
         }
     }
 
-    /// The name that the first waiting session holds beside the semaphore's.
+    /// The name for which sessions wait, and which the first of them holds.
     pub(crate) fn bell(&self) -> EncodedName {
         self.gate.with("w")
     }
@@ -104,6 +107,7 @@ impl Permits {
         if name.semaphore_part().is_some() {
             let (gate, limit) = (name.clone(), MAX_PERMITS);
             let permits = Self { gate, limit };
+            names.push(permits.bell());
             names.extend((0..limit).map(|slot| permits.slot(slot)));
         }
         names
@@ -123,30 +127,35 @@ impl Permits {
     pub(crate) fn attempt(&self) -> Template {
         let mut template = Template::default();
         // Another attempt holds the gate for the time of its statement: that is no reason to fail.
-        template.add("SELECT CASE GET_LOCK(").name(&self.gate);
         template
-            .add(",IF(IS_USED_LOCK(")
-            .name(&self.bell())
-            .add("),0,1)) WHEN 1 THEN ");
+            .add("SELECT CASE WHEN IS_USED_LOCK(")
+            .name(&self.bell());
+        template
+            .add(&format!(") THEN {UNKNOWN} ELSE CASE GET_LOCK("))
+            .name(&self.gate)
+            .add(",1) WHEN 1 THEN ");
         self.take(&mut template, "0");
         template.add(&format!(
-            " WHEN 0 THEN {UNKNOWN} END,UUID_SHORT(),RELEASE_LOCK("
+            " WHEN 0 THEN {UNKNOWN} END END,UUID_SHORT(),RELEASE_LOCK("
         ));
         template.name(&self.gate).add(")");
         template
     }
 
-    /// Takes a permit on the session that holds the gate, or pauses. The pause ends early when a permit is
-    /// released: the session holds the bell before it looks at the slots.
+    /// Takes a permit on the session that holds the bell, or pauses with the gate. The pause ends early when a
+    /// permit is released: the session holds the bell before it looks at the slots.
     pub(crate) fn attempt_or_pause(&self, seconds: f64) -> Template {
-        let (mut template, bell) = (Template::default(), self.bell());
+        let mut template = Template::default();
         template
             .add("SELECT CASE WHEN IF(IS_USED_LOCK(")
-            .name(&bell);
-        template.add(")=CONNECTION_ID(),1,GET_LOCK(").name(&bell);
-        template.add(",0))=1 THEN ");
+            .name(&self.gate);
+        template
+            .add(")=CONNECTION_ID(),1,GET_LOCK(")
+            .name(&self.gate);
+        // Only an attempt may hold it, for the time of its statement.
+        template.add(",1))=1 THEN ");
         self.take(&mut template, &format!("0*SLEEP({seconds:.3})"));
-        template.add(" END,UUID_SHORT()");
+        template.add(" ELSE 0 END,UUID_SHORT()");
         template
     }
 

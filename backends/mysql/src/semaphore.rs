@@ -76,7 +76,8 @@ impl Connection {
         grace: Duration,
         mut pause: impl FnMut() -> Option<Duration>,
     ) -> Attempted {
-        if self.wait(&permits.gate, wait, grace)?.is_none() {
+        let bell = permits.bell();
+        if self.wait(&bell, wait, grace)?.is_none() {
             return Ok(None);
         }
         let taken = loop {
@@ -95,14 +96,14 @@ impl Connection {
                 // The end of the pause.
                 Err(Failure::Refused(_)) => {
                     let names = permits.taken_by_attempt();
-                    let is_slot = |name: &&EncodedName| ***name != *permits.gate;
-                    let names: Vec<_> = names.iter().filter(is_slot).cloned().collect();
+                    let others = names.into_iter().filter(|name| **name != *bell);
+                    let names: Vec<_> = others.collect();
                     self.repeat(|it| it.release_all(&names))?;
                 }
                 Err(failure) => return Err(failure),
             }
         };
-        self.repeat(|it| it.release_all(&[permits.bell(), permits.gate.clone()]))?;
+        self.repeat(|it| it.release_all(&[bell.clone(), permits.gate.clone()]))?;
         taken
     }
 
