@@ -100,15 +100,7 @@ impl Acquisition<'_, '_> {
         let (engine, request) = (self.engine, &self.request);
         request.answered_at.set(None);
         let answer = engine.request_name(request, self.alone);
-        let is_answer = match &answer {
-            Ok(_) => !request.is_cancelled(),
-            Err(error) => is_from_store(error.kind()),
-        };
-        match &answer {
-            _ if is_answer => engine.answered(),
-            Err(error) => engine.unanswered(error.kind()),
-            Ok(_) => {}
-        }
+        engine.note_answer(request, &answer);
         let Some(grant) = answer? else {
             return Ok(AttemptResult::Busy);
         };
@@ -118,6 +110,21 @@ impl Acquisition<'_, '_> {
 }
 
 impl Engine {
+    /// Records whether the store has answered an attempt.
+    #[inline(always)] // As in `release.rs`.
+    pub(super) fn note_answer(
+        &self,
+        request: &AcquireRequest<'_>,
+        answer: &Result<Option<Grant<ErasedLease>>, Error>,
+    ) {
+        match answer {
+            Ok(_) if request.is_cancelled() => {}
+            Ok(_) => self.answered(),
+            Err(error) if is_from_store(error.kind()) => self.answered(),
+            Err(error) => self.unanswered(error.kind()),
+        }
+    }
+
     /// Makes a hold of a grant. `None` if the lease had ended before its grant was seen.
     #[inline(always)] // As in `release.rs`.
     pub(super) fn confirm_grant(

@@ -1,8 +1,8 @@
 //! Acquiring several names, all or none.
 //!
 //! All callers take names in one order, so no two of them wait for each other in a circle. Those that are free
-//! travel in one batch. From the first that is not, what the batch was granted goes back, since a name is
-//! held while it is waited for an earlier one of the order only.
+//! travel in one batch. What the batch was granted behind the first that is not free goes back: while a name is
+//! waited for, only those before it are held.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::cancel::CancelToken;
 use crate::error::{Error, ErrorKind};
 use crate::name::LockName;
-use crate::options::{AcquireOptions, LeaseTerms, Wait};
+use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
 use crate::provider::AcquireRequest;
 
 use super::Engine;
@@ -68,19 +68,26 @@ impl Engine {
         let wait = options.wait.unwrap_or(self.settings.wait);
         let mut taken = Taken::none(self);
         loop {
-            let rest = names.get(taken.acquired.len()..).unwrap_or_default();
-            // In an outage one acquisition asks for all.
-            if rest.len() > 1 && self.capabilities.batch() > 1 && !self.outage.is_down() {
-                taken.acquired.extend(self.acquire_free(rest, options)?);
-            }
-            let Some(next) = names.get(taken.acquired.len()) else {
-                break;
-            };
             let mut options = options.clone();
             if let Wait::AtMost(wait) = wait {
                 let waited = self.clock.now().saturating_since(began);
                 options = options.wait(wait.saturating_sub(waited));
             }
+            let rest = names.get(taken.acquired.len()..).unwrap_or_default();
+            // In an outage one acquisition asks for all.
+            if rest.len() > 1 && self.capabilities.batch() > 1 && !self.outage.is_down() {
+                let (acquired, end) = self.acquire_free(rest, &options)?;
+                taken.acquired.extend(acquired);
+                if let (Some(end), Some(next)) = (end, names.get(taken.acquired.len())) {
+                    let waited = self.clock.now().saturating_since(began);
+                    self.notifier
+                        .notify(|o| o.not_acquired(next, waited, end.as_ref()));
+                    return end.map_or(Ok(None), Err);
+                }
+            }
+            let Some(next) = names.get(taken.acquired.len()) else {
+                break;
+            };
             match self.acquire(next, &options)? {
                 Some(acquired) => taken.acquired.push(acquired),
                 None => return Ok(None),
@@ -95,12 +102,13 @@ impl Engine {
         Ok(Some(std::mem::take(&mut taken.acquired)))
     }
 
-    /// Acquires those of the first names that no other thread or process holds, in one batch.
+    /// Acquires those of the first names that no other thread or process holds, in one batch. Returns them, and
+    /// how the call ends if it goes on no further: without an error, another holder has a name.
     fn acquire_free(
         self: &Arc<Self>,
         names: &[LockName],
         options: &AcquireOptions,
-    ) -> Result<Vec<Acquired>, Error> {
+    ) -> Result<(Vec<Acquired>, Option<Option<Error>>), Error> {
         let terms = self.terms(options);
         options.check(&self.capabilities)?;
         self.start_timer()?;
@@ -111,50 +119,72 @@ impl Engine {
         let began = self.clock.now();
         let (steps, number) = self.begin(names, terms, options, token);
         let (mut taken, mut unwanted) = (Taken::none(self), Taken::none(self));
-        let mut is_free = true;
+        let mut refusal = None;
         for step in steps {
-            let acquired = match step {
-                Step::HandedOver(acquired) => Some(acquired),
+            let answer = match step {
+                Step::HandedOver(acquired) => Ok(Some(acquired)),
                 Step::Asks(permit, request, entry) => {
                     let until = self.end_of_attempt(&request);
                     let answer = self.wait_for_grant(&request, &entry, number, until);
                     self.take_grant(permit, &request, terms, answer)
                 }
             };
-            is_free &= acquired.is_some();
-            if let Some(acquired) = acquired {
-                let waited = self.clock.now().saturating_since(began);
-                self.notifier.notify(|o| acquired.report(waited, o));
-                let of_order = if is_free { &mut taken } else { &mut unwanted };
-                of_order.acquired.push(acquired);
+            let waited = self.clock.now().saturating_since(began);
+            match answer {
+                Ok(Some(acquired)) => {
+                    self.notifier.notify(|o| acquired.report(waited, o));
+                    let of_order = if refusal.is_none() {
+                        &mut taken
+                    } else {
+                        &mut unwanted
+                    };
+                    of_order.acquired.push(acquired);
+                }
+                Ok(None) => refusal = refusal.or(Some(None)),
+                Err(error) => refusal = refusal.or(Some(Some(error))),
             }
         }
-        Ok(std::mem::take(&mut taken.acquired))
+        let (wait, outage) = (
+            options.wait.unwrap_or(self.settings.wait),
+            options.outage.unwrap_or(self.settings.outage),
+        );
+        let is_attempt = wait == Wait::AtMost(Duration::ZERO);
+        // A batch does not wait for a connection; an acquisition of its own may.
+        let ends = |refusal: &Option<Error>| match refusal {
+            _ if token.is_cancelled() => false,
+            None => is_attempt,
+            Some(error) if error.kind() == ErrorKind::PoolExhausted => false,
+            Some(_) => is_attempt || outage == Outage::Fail,
+        };
+        Ok((std::mem::take(&mut taken.acquired), refusal.filter(ends)))
     }
 
-    /// Takes the answer to an attempt. What failed is asked for again, by a request of its own.
+    /// Takes the answer to an attempt.
     fn take_grant(
         &self,
         mut permit: HeadPermit<'_>,
         request: &AcquireRequest<'_>,
         terms: LeaseTerms,
         answer: AttemptAnswer,
-    ) -> Option<Acquired> {
+    ) -> Result<Option<Acquired>, Error> {
+        self.note_answer(request, &answer);
         let hold = match answer {
-            Ok(grant) => {
-                self.answered();
-                grant.map_or(Ok(None), |grant| self.confirm_grant(request, terms, grant))
+            Ok(Some(grant)) => self.confirm_grant(request, terms, grant),
+            Ok(None) => {
+                if !request.is_cancelled() {
+                    self.queue.contended(Key::new(request.name(), terms.mode));
+                }
+                Ok(None)
             }
             Err(error) => {
                 if error.kind() == ErrorKind::Unknown {
                     self.provider.abandon(request);
                 }
-                Err(error)
+                Err(self.located(request.name(), error))
             }
         };
-        permit.outcome = hold.transpose();
-        let hold = permit.outcome.as_ref()?.as_ref().ok()?;
-        Some(Acquired::first(Arc::clone(hold)))
+        permit.outcome = hold.clone().transpose();
+        Ok(hold?.map(Acquired::first))
     }
 
     /// Enters the queues of the first names, as far as no thread is in them, and sends what is to be asked.

@@ -3,7 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, Released, Wait, WaitOutcome};
+use lockkeeper_core::{
+    AcquireOptions, CancelToken, ErrorKind, Outage, Released, Wait, WaitOutcome,
+};
 
 use crate::answers::{Grants, Renewals};
 use crate::scripted_store::{SECOND, ScriptedStore, eventually, give_time};
@@ -48,6 +50,43 @@ fn one_name_that_is_held_leaves_none_locked() {
                 .is_some()
         );
     }
+}
+
+#[test]
+fn single_attempt_asks_once_for_each_name() {
+    let store = ScriptedStore::with_batches();
+    let (keeper, other) = (store.keeper(), store.keeper());
+    let held = other.lock("b").unwrap();
+    assert!(keeper.try_lock_all(["a", "b"]).unwrap().is_none());
+    assert_eq!(store.count("b", "acquire"), 2, "one by each keeper");
+    drop(held);
+
+    store.grants(Grants::Unreachable(Duration::ZERO));
+    let error = keeper.try_lock_all(["c", "d"]).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.name()),
+        (ErrorKind::Unavailable, Some("c"))
+    );
+    assert_eq!(store.count("c", "acquire"), 1);
+}
+
+#[test]
+fn batch_that_finds_the_store_gone_has_leases_verified() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.builder().outage(Outage::Fail).build().unwrap();
+    let held = keeper.lock("held").unwrap();
+    store.grants(Grants::Unreachable(Duration::ZERO));
+    let error = keeper.lock_all(["a", "b"]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(
+        store.count("a", "acquire"),
+        1,
+        "it returns at the first failure"
+    );
+    store.grants(Grants::Work);
+    drop(keeper.lock("a").unwrap());
+    store.wait_for("held", "renew", 1);
+    assert!(held.is_held());
 }
 
 #[test]
