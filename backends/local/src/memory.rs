@@ -96,8 +96,8 @@ impl MemoryProvider {
 
 /// Lists and ends holds, for operators and for tests of programs that lose a lock.
 impl MemoryProvider {
-    /// Returns the names with locks or permits that are held, in no order. A name whose lease has expired
-    /// is among them until it is granted again.
+    /// Returns the names of held locks and permits, in no order. A name with an expired lease stays in the list
+    /// until it is granted again.
     pub fn held(&self) -> Vec<LockName> {
         let leases = self.store.leases(None).into_iter();
         let mut names: Vec<_> = leases.map(|lease| lease.name).collect();

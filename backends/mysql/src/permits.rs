@@ -101,7 +101,7 @@ impl Permits {
         names.chain([self.bell(), self.gate.clone()]).collect()
     }
 
-    /// Returns the names whose holders may keep a lock or a semaphore from being granted.
+    /// Returns the names of which one is held by another session if a lock or a semaphore is busy.
     pub(crate) fn excluding(name: &EncodedName) -> Vec<EncodedName> {
         let mut names = vec![name.clone()];
         if name.semaphore_part().is_some() {

@@ -79,8 +79,8 @@ impl Store {
         self.options.remote.attempt_time()
     }
 
-    /// Releases a lease in one attempt, and returns whether it was live. The owner alone stands for a lease whose
-    /// grant got no reply.
+    /// Releases a lease in one attempt, and returns whether it was live. If the reply to the grant was
+    /// lost, the lease is found by its owner.
     pub(crate) fn release(
         &self,
         key: &str,

@@ -1,4 +1,4 @@
-//! Peers whose lock is a future.
+//! Crates that lock by async functions.
 
 use std::error::Error;
 use std::time::{Duration, Instant};

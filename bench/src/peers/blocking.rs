@@ -1,4 +1,4 @@
-//! Peers whose lock blocks its thread.
+//! Crates and plain requests with which a call to lock blocks its thread.
 
 use std::error::Error;
 use std::sync::{Mutex, PoisonError};
@@ -17,8 +17,8 @@ use crate::{mysql, server};
 /// How long a thread sleeps before it asks Redis again.
 pub(super) const RETRY: Duration = Duration::from_millis(10);
 
-/// Acquires a name, calls the function, and releases the name. Each thread has one of its own, whose
-/// connection is open before the run.
+/// Acquires a name, calls the function, and releases the name. Each thread makes a value of this type before
+/// the run, with a connection.
 type Hold = Box<dyn FnMut(&str, &mut dyn FnMut()) -> Result<(), Failed> + Send>;
 
 /// Runs the threads, each with what `open` returns.

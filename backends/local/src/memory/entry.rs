@@ -127,8 +127,8 @@ impl Entry {
         self.holders.insert(holder.slot as usize, holder);
     }
 
-    /// Removes the holders whose leases have expired, and grants the name to the waiters in their order, as
-    /// far as the holders admit them.
+    /// Removes the expired holders, and then grants the name to one waiter after the other until the next one
+    /// is not admitted.
     ///
     /// A waiter never meets permits of another limit: it was queued while permits of its own limit were
     /// held, and the waiters before it have that limit, too.

@@ -78,7 +78,7 @@ fn spawn_holder(store: &TempStore) -> Running {
 #[test]
 fn leases_of_dead_processes_are_taken_over_at_once() {
     let store = TempStore::new();
-    // Opened before there are dead processes, whose rows an opening removes.
+    // Opening removes the rows of dead processes, so this one is opened first.
     let keeper = store.keeper();
     let attempt = |it| {
         let attempted = keeper.acquire("seat", &mode(it).wait(Duration::ZERO));
