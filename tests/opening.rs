@@ -129,6 +129,7 @@ fn each_mistake_has_its_own_kind_and_reaches_no_store() {
     for (url, kind, says) in [
         ("no url at all", ErrorKind::InvalidUrl, "sqlite:/var/lib"),
         ("far:/x#y", ErrorKind::InvalidUrl, "%23"),
+        ("far://h1:1,h2/", ErrorKind::InvalidUrl, "several hosts"),
         ("far:?ttl=-1s", ErrorKind::InvalidTtl, "from 100ms"),
         ("reddis://h", ErrorKind::UnknownScheme, "memory:, sqlite:"),
         ("etcd://h", ErrorKind::FeatureDisabled, "feature `etcd`"),

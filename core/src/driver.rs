@@ -35,6 +35,13 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Returns whether a URL of `scheme` may name several hosts, which are servers of one store:
+    /// [`StoreUrl::hosts`]. The default is false: such a URL is an error before the driver sees it.
+    fn takes_several_hosts(&self, scheme: &str) -> bool {
+        let _ = scheme;
+        false
+    }
+
     /// Opens the store. Only here may a store be talked to.
     ///
     /// # Errors
@@ -237,6 +244,13 @@ impl Drivers {
     fn check_one<'a>(&self, config: &'a Config) -> Result<Checked<'_, 'a>, Error> {
         let about = |key| move |error| config.about(key, error);
         let driver = self.driver(config.url().scheme()).map_err(about("url"))?;
+        let url = config.url();
+        if url.hosts().nth(1).is_some() && !driver.takes_several_hosts(url.scheme()) {
+            return Err(about("url")(Error::new(
+                ErrorKind::InvalidUrl,
+                "the URL names several hosts; name one",
+            )));
+        }
         for key in config.keys() {
             if !known_keys(driver.as_ref()).any(|known| known == key) {
                 return Err(config.about(key, unknown_key(key, driver.as_ref())));

@@ -23,6 +23,8 @@ pub struct StoreUrl {
     password: Option<String>,
     host: Option<String>,
     port: Option<u16>,
+    /// The hosts after the first, each with its port.
+    more_hosts: Vec<(String, Option<u16>)>,
     path: String,
 }
 
@@ -46,8 +48,8 @@ impl StoreUrl {
         location
     }
 
-    /// Parses `SCHEME://USER:PASSWORD@HOST:PORT/PATH?KEY=VALUE&…`, where all but the scheme can be
-    /// left out. Returns the query's keys beside the URL.
+    /// Parses `SCHEME://USER:PASSWORD@HOST:PORT,HOST:PORT/PATH?KEY=VALUE&…`, where all but the scheme
+    /// can be left out. Returns the query's keys beside the URL.
     ///
     /// No error shows any of the text: a part of a password may stand anywhere in it.
     pub(crate) fn parse(text: &str) -> Result<(Self, Vec<(String, String)>), Error> {
@@ -106,37 +108,17 @@ impl StoreUrl {
         };
         let (user, password) = login.split_once(':').unwrap_or((login, ""));
         (self.user, self.password) = (part(user)?, part(password)?);
-        if address.contains(',') {
-            return Err(invalid("the URL names several hosts; name one"));
+        let mut hosts = address.split(',').map(host_and_port);
+        (self.host, self.port) = hosts.next().transpose()?.unwrap_or_default();
+        for host in hosts {
+            let (Some(host), port) = host? else {
+                return Err(empty_host());
+            };
+            self.more_hosts.push((host, port));
         }
-        // The last colon of an IPv6 address without a port is within its brackets.
-        let (host, port) = match address.rsplit_once(':') {
-            Some((host, port)) if !port.contains(']') => (host, port),
-            _ => (address, ""),
-        };
-        if !port.is_empty() {
-            let digits = Some(port).filter(|port| port.bytes().all(|it| it.is_ascii_digit()));
-            let port = digits.and_then(|port| port.parse().ok());
-            self.port = Some(port.ok_or_else(|| {
-                invalid(&format!(
-                    "the URL's port is not a number from 0 to 65535; {ENCODE}"
-                ))
-            })?);
+        if self.host.is_none() && !self.more_hosts.is_empty() {
+            return Err(empty_host());
         }
-        let is_name = |it: char| it.is_ascii_alphanumeric() || "-._".contains(it);
-        let in_brackets = host
-            .strip_prefix('[')
-            .and_then(|host| host.strip_suffix(']'));
-        self.host = match in_brackets.map(str::parse::<Ipv6Addr>) {
-            Some(Ok(address)) => Some(address.to_string()),
-            None if host.is_empty() => None,
-            None if host.chars().all(is_name) => Some(host.to_owned()),
-            _ => {
-                return Err(invalid(&format!(
-                    "the URL's host is neither a name nor an address (IPv6: in brackets); {ENCODE}"
-                )));
-            }
-        };
         Ok(self)
     }
 
@@ -150,14 +132,24 @@ impl StoreUrl {
         &self.path
     }
 
-    /// The host, if there is one. An IPv6 address is without brackets here.
+    /// The host, if there is one, or the first of several. An IPv6 address is without brackets here.
     pub fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }
 
-    /// The port, if one is written.
+    /// The port of [`host`](Self::host), if one is written.
     pub fn port(&self) -> Option<u16> {
         self.port
+    }
+
+    /// Returns all hosts in the order of the URL, each with its port if one is written. There are
+    /// several only if the driver [takes them](crate::Driver::takes_several_hosts).
+    pub fn hosts(&self) -> impl Iterator<Item = (&str, Option<u16>)> {
+        let first = self.host().map(|host| (host, self.port));
+        let more = self.more_hosts.iter();
+        first
+            .into_iter()
+            .chain(more.map(|(host, port)| (host.as_str(), *port)))
     }
 
     /// The user, if one is written.
@@ -174,6 +166,46 @@ impl StoreUrl {
 /// What to do about characters of a user or password that end it early.
 const ENCODE: &str =
     "in a user or password write `@`, `/`, `?`, `#` and `%` as %40, %2F, %3F, %23 and %25";
+
+/// Reads `HOST:PORT`, of which each part can be left out.
+fn host_and_port(address: &str) -> Result<(Option<String>, Option<u16>), Error> {
+    // The last colon of an IPv6 address without a port is within its brackets.
+    let (host, port) = match address.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, port),
+        _ => (address, ""),
+    };
+    let port = match port {
+        "" => None,
+        port => {
+            let digits = Some(port).filter(|port| port.bytes().all(|it| it.is_ascii_digit()));
+            let port = digits.and_then(|port| port.parse().ok());
+            Some(port.ok_or_else(|| {
+                invalid(&format!(
+                    "the URL's port is not a number from 0 to 65535; {ENCODE}"
+                ))
+            })?)
+        }
+    };
+    let is_name = |it: char| it.is_ascii_alphanumeric() || "-._".contains(it);
+    let in_brackets = host
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let host = match in_brackets.map(str::parse::<Ipv6Addr>) {
+        Some(Ok(address)) => Some(address.to_string()),
+        None if host.is_empty() => None,
+        None if host.chars().all(is_name) => Some(host.to_owned()),
+        _ => {
+            return Err(invalid(&format!(
+                "the URL's host is neither a name nor an address (IPv6: in brackets); {ENCODE}"
+            )));
+        }
+    };
+    Ok((host, port))
+}
+
+fn empty_host() -> Error {
+    invalid("the URL has an empty host in its list of hosts; leave out the comma")
+}
 
 fn not_encoded() -> Error {
     invalid(&format!(
@@ -211,12 +243,21 @@ impl fmt::Display for StoreUrl {
         if has_login {
             f.write_str("@")?;
         }
-        match &self.host {
-            Some(host) if host.contains(':') => write!(f, "[{host}]")?,
-            host => f.write_str(host.as_deref().unwrap_or_default())?,
-        }
-        if let Some(port) = self.port {
-            write!(f, ":{port}")?;
+        let first = (self.host.as_deref().unwrap_or_default(), self.port);
+        for (at, (host, port)) in std::iter::once(first)
+            .chain(self.hosts().skip(1))
+            .enumerate()
+        {
+            if at > 0 {
+                f.write_str(",")?;
+            }
+            match host.contains(':') {
+                true => write!(f, "[{host}]")?,
+                false => f.write_str(host)?,
+            }
+            if let Some(port) = port {
+                write!(f, ":{port}")?;
+            }
         }
         write!(f, "{}", encoded(&self.path))
     }

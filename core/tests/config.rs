@@ -121,6 +121,13 @@ fn parts_of_a_url_are_decoded_and_shown_without_the_password() {
         ("redis://:p@h", " p", "h", "", "redis://:***@h"),
         ("redis://me@h", "me", "h", "", "redis://me@h"),
         (
+            "etcd://:p@h1:1,h2,[::1]:3/x",
+            " p",
+            "h1 1",
+            "/x",
+            "etcd://:***@h1:1,h2,[::1]:3/x",
+        ),
+        (
             "mysql://m%40:%3A:%25@h:65535/d",
             "m@ ::%",
             "h 65535",
@@ -144,6 +151,22 @@ fn parts_of_a_url_are_decoded_and_shown_without_the_password() {
 }
 
 #[test]
+fn url_may_name_several_hosts() {
+    for (text, hosts) in [
+        ("memory:", &[][..]),
+        ("redis://h", &[("h", None)]),
+        ("etcd://h1:1,h2/", &[("h1", Some(1)), ("h2", None)]),
+        (
+            "etcd://me:p,w@h1,[0::1]:7,10.0.0.1:2?a=b,c",
+            &[("h1", None), ("::1", Some(7)), ("10.0.0.1", Some(2))],
+        ),
+    ] {
+        let config = Config::from_url(text).expect(text);
+        assert_eq!(config.url().hosts().collect::<Vec<_>>(), hosts, "{text}");
+    }
+}
+
+#[test]
 fn what_is_no_url_is_refused() {
     for (text, says) in [
         ("", "not a store's URL"),
@@ -159,7 +182,11 @@ fn what_is_no_url_is_refused() {
         ("redis://::1/", "host"),
         ("redis://[::1/", "host"),
         ("redis://[h]/", "host"),
-        ("redis://h1:1,h2:2/", "several hosts"),
+        ("redis://h1:1,h2:x/", "port"),
+        ("redis://h1:1,::1/", "host"),
+        ("redis://h1,,h2/", "empty host"),
+        ("redis://,h2/", "empty host"),
+        ("redis://h1,/", "empty host"),
     ] {
         let error = Config::from_url(text).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidUrl, "{text}");

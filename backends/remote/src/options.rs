@@ -37,8 +37,14 @@ impl Endpoint {
 
     /// Returns the host and port of a URL, or `None` if the URL names no host.
     pub fn of_url(url: &StoreUrl, default_port: u16) -> Option<Self> {
-        let host = url.host()?;
-        Some(Self::tcp(host, url.port().unwrap_or(default_port)))
+        Self::all_of_url(url, default_port).into_iter().next()
+    }
+
+    /// Returns all hosts and ports of a URL, in its order.
+    pub fn all_of_url(url: &StoreUrl, default_port: u16) -> Vec<Self> {
+        let hosts = url.hosts();
+        let endpoints = hosts.map(|(host, port)| Self::tcp(host, port.unwrap_or(default_port)));
+        endpoints.collect()
     }
 }
 
@@ -101,6 +107,15 @@ impl RemoteOptions {
             connect_timeout: Duration::from_secs(2),
             response_timeout: Duration::from_secs(1),
             restart_grace: Duration::ZERO,
+        }
+    }
+
+    /// Returns the same options for another server, such as the next one that the URL names.
+    #[must_use]
+    pub fn at(&self, endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            ..self.clone()
         }
     }
 
