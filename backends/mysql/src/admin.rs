@@ -6,10 +6,10 @@ use std::time::Duration;
 use lockkeeper_core::{
     Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName, Mode,
 };
-use lockkeeper_remote::{Failure, LAST_ATTEMPT};
+use lockkeeper_remote::sessions::SessionName;
 use mysql::Row;
 
-use crate::connection::{Connection, number, text};
+use crate::connection::{number, text};
 use crate::examine;
 use crate::names::EncodedName;
 use crate::permits::Permits;
@@ -31,10 +31,12 @@ impl Admin for Store {
     fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
         let mut held: Vec<_> = match name {
             Some(name) => {
-                let gate = EncodedName::semaphore(&self.namespace, name.as_str());
+                let gate = EncodedName::semaphore(&self.locks.namespace, name.as_str());
                 let mut names = Permits::all_leases(&gate);
-                names.push(EncodedName::new(&self.namespace, name.as_str()));
-                let holders = self.run_apart(deadline, |connection| connection.holders(&names))?;
+                names.push(EncodedName::new(&self.locks.namespace, name.as_str()));
+                let holders = self
+                    .locks
+                    .run_apart(deadline, |connection| connection.holders_of(&names))?;
                 let held =
                     |(encoded, session): &(_, _)| held_name(name.as_str(), encoded, *session);
                 holders.iter().map(held).collect()
@@ -42,7 +44,7 @@ impl Admin for Store {
             None => {
                 let listed = self.listed(deadline)?.into_iter();
                 let named = |(encoded, session): (EncodedName, _)| {
-                    let (name, is_whole) = encoded.decode(&self.namespace)?;
+                    let (name, is_whole) = encoded.decode(&self.locks.namespace)?;
                     let held = held_name(&name, &encoded, session);
                     Some(HeldName { is_whole, ..held })
                 };
@@ -85,7 +87,9 @@ impl Admin for Store {
         })?;
         // Only the session itself can free a single name of its own.
         let end = statements::end_holder(&name, session);
-        let ended = self.run_apart(deadline, |connection| connection.run(&end));
+        let ended = self
+            .locks
+            .run_apart(deadline, |connection| connection.run(&end));
         let is_free = || Ok(self.holder(&name, deadline)? != Some(session));
         if let Err(error) = ended {
             // A session that does not hold the name any more is not ended.
@@ -93,7 +97,7 @@ impl Admin for Store {
         }
         // The server ends the session in the background.
         while !is_free()? {
-            if self.clock.now() >= deadline {
+            if self.locks.clock.now() >= deadline {
                 return Err(Error::new(
                     ErrorKind::Unknown,
                     "the server is ending the session that holds the lock, and has not finished; ask again who holds the name",
@@ -105,8 +109,8 @@ impl Admin for Store {
     }
 
     fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
-        self.run_apart(deadline, |connection| {
-            examine::examine(connection, &self.remote)
+        self.locks.run_apart(deadline, |connection| {
+            examine::examine(connection, &self.locks.options)
         })
     }
 
@@ -139,25 +143,14 @@ fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
 }
 
 impl Store {
-    /// Runs `work` on a connection of the pool that holds no name.
-    fn run_apart<T>(
-        &self,
-        deadline: HostInstant,
-        work: impl FnMut(&mut Connection) -> Result<T, Failure>,
-    ) -> Result<T, Error> {
-        let now = self.clock.now();
-        let until = deadline.max(now + LAST_ATTEMPT);
-        let slot = self.checkout(until.saturating_since(now));
-        slot.and_then(|mut slot| self.run(&mut slot, until, work))
-            .map_err(Failure::into_error)
-    }
-
     fn rows(&self, sql: &str, deadline: HostInstant) -> Result<Vec<Row>, Error> {
-        self.run_apart(deadline, |connection| connection.rows(sql))
+        self.locks
+            .run_apart(deadline, |connection| connection.rows(sql))
     }
 
     fn holder(&self, name: &EncodedName, until: HostInstant) -> Result<Option<SessionId>, Error> {
-        self.run_apart(until, |connection| connection.holder(name))
+        self.locks
+            .run_apart(until, |connection| connection.holder(name))
     }
 
     /// Returns the named locks of the server that are leases, with the session of each.
@@ -175,8 +168,8 @@ impl Store {
                 return Err(Error::new(ErrorKind::Unsupported, advice));
             }
         }
-        let listed = self.run_apart(deadline, |connection| {
-            Ok((connection.rows(sql)?, connection.session().start))
+        let listed = self.locks.run_apart(deadline, |connection| {
+            Ok((connection.rows(sql)?, connection.start))
         });
         let (rows, start) = listed.map_err(unlisted)?;
         let named = rows.iter().filter_map(|row| {
@@ -211,7 +204,7 @@ impl Store {
             // Without a permission, a user sees neither sessions nor statements of other users.
             if hosts.contains_key(&id) {
                 let [request, pause] = match Permits::of_lease(&encoded) {
-                    Some((permits, _)) => [permits.gate.clone(), permits.bell()],
+                    Some((permits, _)) => [permits.gate.clone(), permits.gate.bell()],
                     None => [encoded.clone(), encoded],
                 };
                 let [request, pause] = [request, pause].map(|name| format!("GET_LOCK('{name}',"));

@@ -7,15 +7,13 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{Clock, Error};
 use lockkeeper_remote::{
     Counts, Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, SocketWatch,
-    connect_any, nothing_granted, senseless,
+    connect_any, nothing_granted, senseless, sessions::Sessions, unavailable,
 };
 use mysql::{Conn, Opts, OptsBuilder};
 
-use crate::abandoned::AbandonedSessions;
 use crate::connection::Connection;
-use crate::failure::{not_connected, unavailable};
+use crate::failure::not_connected;
 use crate::options::{MySqlOptions, bracketed};
-use crate::sessions::Sessions;
 use crate::wire::Wire;
 
 /// More than any request needs. Asking the server for its limit would cost a round trip.
@@ -32,19 +30,18 @@ pub(crate) struct Connector {
 pub(crate) struct Shared {
     pub(crate) server: Server,
     pub(crate) counts: Arc<Counts>,
-    pub(crate) abandoned: AbandonedSessions,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) restart_grace: Duration,
     /// Notices the end of each connection, for the sessions.
     pub(crate) watch: SocketWatch,
-    pub(crate) sessions: Weak<Sessions>,
+    pub(crate) sessions: Weak<Sessions<Connection>>,
 }
 
 impl Connector {
     pub(crate) fn new(
         options: &MySqlOptions,
-        clock: &Arc<dyn Clock>,
-        sessions: &Arc<Sessions>,
+        clock: Arc<dyn Clock>,
+        sessions: &Arc<Sessions<Connection>>,
     ) -> Self {
         let remote = &options.remote;
         #[cfg(feature = "tls")]
@@ -70,8 +67,7 @@ impl Connector {
             shared: Arc::new(Shared {
                 server: Server::new("MySQL", &remote.endpoint),
                 counts: Arc::default(),
-                abandoned: AbandonedSessions::default(),
-                clock: Arc::clone(clock),
+                clock,
                 restart_grace: remote.restart_grace,
                 watch: SocketWatch::new("lockkeeper-mysql-watch"),
                 sessions: Arc::downgrade(sessions),

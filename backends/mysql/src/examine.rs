@@ -55,7 +55,7 @@ fn clock(connection: &mut Connection) -> Result<Finding, Failure> {
 /// Checks that the server ends the session of a silent holder: leases rely on it.
 fn idle(connection: &mut Connection) -> Result<Finding, Failure> {
     let topic = "wait_timeout";
-    connection.set_idle(TRIED)?;
+    connection.set_idle_seconds(TRIED)?;
     if number(&connection.query(IDLE)?, 0) == Some(TRIED) {
         return Ok(Finding::fine(
             topic,

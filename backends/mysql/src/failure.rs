@@ -3,7 +3,7 @@
 use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Failure, Server, is_timeout, senseless};
+use lockkeeper_remote::{Failure, Server, is_timeout, senseless, unavailable};
 use mysql::DriverError::{
     CleartextPluginDisabled, ConnectTimeout, CouldNotConnect, OldMysqlPasswordDisabled,
     TlsNotSupported, UnknownAuthPlugin,
@@ -49,15 +49,6 @@ fn io_kind(error: &mysql::Error) -> Option<io::ErrorKind> {
         IoError(io) | CodecError(PacketCodecError::Io(io)) => Some(io.kind()),
         _ => None,
     }
-}
-
-/// Returns the failure of a request that the server may still carry out.
-pub(crate) fn unknown(text: &str) -> Failure {
-    Failure::Unanswered(Error::new(ErrorKind::Unknown, text))
-}
-
-pub(crate) fn unavailable(text: &str) -> Error {
-    Error::new(ErrorKind::Unavailable, text)
 }
 
 pub(crate) fn incompatible(text: &str) -> Error {

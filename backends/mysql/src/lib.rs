@@ -9,26 +9,20 @@
 //! Epochs are the server's `UUID_SHORT()`: the second of its start and a counter. They grow over a
 //! restart however quick it is, unless the server's clock was set back over it.
 
-mod abandoned;
-mod acquire;
 mod admin;
-mod attempt;
-mod batch;
 mod connection;
 mod connector;
 mod dialect;
 mod driver;
 mod examine;
 mod failure;
-mod lease;
+mod locks;
 mod names;
 mod opening;
 mod options;
 mod permits;
 mod provider;
-mod requests;
 mod semaphore;
-mod sessions;
 mod statements;
 mod store;
 mod wire;

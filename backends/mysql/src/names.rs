@@ -4,6 +4,8 @@ use std::fmt::{self, Write};
 use std::ops::Deref;
 use std::sync::Arc;
 
+use lockkeeper_core::Mode;
+use lockkeeper_remote::sessions::SessionName;
 use sha2::{Digest, Sha256};
 
 /// MySQL takes no longer names; MariaDB does.
@@ -22,7 +24,7 @@ const SEMAPHORE: char = '+';
 /// text that [`statements`](crate::statements) may paste. A name that the server shows may come from any
 /// program, and becomes one by [`parse`](Self::parse) alone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct EncodedName(Arc<str>);
+pub struct EncodedName(Arc<str>);
 
 impl EncodedName {
     /// Returns `shop:seat:42` as it is if it is short and of letters that no server folds. Else
@@ -45,15 +47,6 @@ impl EncodedName {
     pub(crate) fn semaphore_part(&self) -> Option<(&str, &str)> {
         let at = self.find(SEMAPHORE)? + SEMAPHORE.len_utf8();
         self.split_at_checked(at)
-    }
-
-    /// Returns whether both are names of one semaphore, or of the same lock.
-    pub(crate) fn is_akin(&self, other: &Self) -> bool {
-        match (self.semaphore_part(), other.semaphore_part()) {
-            (Some((one, _)), Some((other, _))) => one == other,
-            (None, None) => self == other,
-            _ => false,
-        }
     }
 
     /// Returns the name without what marks a semaphore, and the room that was left for that.
@@ -104,6 +97,32 @@ impl EncodedName {
         let part = |text: &str| text.to_owned();
         (!namespace.is_empty() && !name.is_empty())
             .then(|| (part(namespace), part(name), !encoded.contains('~')))
+    }
+}
+
+impl SessionName for EncodedName {
+    fn requested(namespace: &str, name: &str, mode: Mode) -> Self {
+        match mode.is_permit() {
+            true => Self::semaphore(namespace, name),
+            false => Self::new(namespace, name),
+        }
+    }
+
+    fn gate(&self) -> Option<Self> {
+        let (gate, _) = self.semaphore_part()?;
+        Some(Self(gate.into()))
+    }
+
+    fn is_akin(&self, other: &Self) -> bool {
+        match (self.semaphore_part(), other.semaphore_part()) {
+            (Some((one, _)), Some((other, _))) => one == other,
+            (None, None) => self == other,
+            _ => false,
+        }
+    }
+
+    fn bell(&self) -> Self {
+        self.with("w")
     }
 }
 

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Finding};
+use lockkeeper_core::{Error, Finding, Mode};
+use lockkeeper_remote::sessions::{Attempt, Requests, SessionConnection};
 use lockkeeper_remote::{Failure, nothing_granted, senseless};
 use mysql::Row;
 
@@ -11,7 +12,6 @@ use crate::connection::{Connection, number, text};
 use crate::dialect::Dialect;
 use crate::failure::incompatible;
 use crate::names::EncodedName;
-use crate::requests::Requests;
 
 /// Lists the variables that matter; a server that lacks one leaves it out.
 const VARIABLES: &str = "SHOW SESSION VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'wsrep_on', 'read_only', 'super_read_only', 'group_replication_group_name')";
@@ -99,22 +99,22 @@ fn rehearse(connection: &mut Connection) -> Result<(), Failure> {
     let row = connection.query("SELECT CONNECTION_ID() + 0")?;
     // The server may count further than its greeting can say.
     let id = number(&row, 0).map(|id| id & u64::from(u32::MAX));
-    if id != Some(connection.session().id) {
+    if id != Some(connection.id().id) {
         return Err(Failure::Refused(multiplexed()));
     }
-    connection.set_idle(IDLE)?;
+    connection.set_idle_seconds(IDLE)?;
     let probe = format!("probe:{}:{:x}", std::process::id(), fastrand::u64(..));
     let name = EncodedName::new("lockkeeper", &probe);
     let name = || vec![name.clone()];
-    let tried = connection.ask(&Requests::attempts(name()))?.attempted;
+    let mode = Mode::Exclusive;
+    let attempts = name().into_iter().map(|name| Attempt { name, mode });
+    let tried = connection
+        .ask(&Requests::attempts(attempts.collect()))?
+        .attempted;
     if tried.into_iter().next().transpose()?.flatten().is_none() {
         return Err(Failure::Refused(senseless()));
     }
-    let checks = Requests {
-        checks: name(),
-        ..Requests::default()
-    };
-    let held = connection.ask(&checks)?.held;
+    let held = connection.ask(&Requests::checks(name()))?.held;
     let released = connection.ask(&Requests::releases(name()))?.released;
     if held == [true] && released == [true] {
         return Ok(());

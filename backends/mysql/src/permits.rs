@@ -9,6 +9,8 @@
 //! While the bell is held, an attempt takes nothing and waits for nothing: it would pass those that wait, and keep other
 //! leases of its session from being released.
 
+use lockkeeper_remote::sessions::SessionName;
+
 use crate::names::EncodedName;
 
 /// The largest limit: each attempt asks about so many slots, since a permit of another limit may be in any.
@@ -81,11 +83,6 @@ impl Permits {
         }
     }
 
-    /// The name for which sessions wait, and which the first of them holds.
-    pub(crate) fn bell(&self) -> EncodedName {
-        self.gate.with("w")
-    }
-
     pub(crate) fn slot(&self, slot: u32) -> EncodedName {
         self.gate.with(&format!("{slot:02}"))
     }
@@ -98,7 +95,7 @@ impl Permits {
     pub(crate) fn taken_by_attempt(&self) -> Vec<EncodedName> {
         let slots = 0..self.limit;
         let names = slots.flat_map(|slot| [self.slot(slot), self.lease(slot)]);
-        names.chain([self.bell(), self.gate.clone()]).collect()
+        names.chain([self.gate.bell(), self.gate.clone()]).collect()
     }
 
     /// Returns the names of which one is held by another session if a lock or a semaphore is busy.
@@ -107,7 +104,7 @@ impl Permits {
         if name.semaphore_part().is_some() {
             let (gate, limit) = (name.clone(), MAX_PERMITS);
             let permits = Self { gate, limit };
-            names.push(permits.bell());
+            names.push(permits.gate.bell());
             names.extend((0..limit).map(|slot| permits.slot(slot)));
         }
         names
@@ -129,7 +126,7 @@ impl Permits {
         // Another attempt holds the gate for the time of its statement: that is no reason to fail.
         template
             .add("SELECT CASE WHEN IS_USED_LOCK(")
-            .name(&self.bell());
+            .name(&self.gate.bell());
         template
             .add(&format!(") THEN {UNKNOWN} ELSE CASE GET_LOCK("))
             .name(&self.gate)
@@ -206,7 +203,7 @@ impl Permits {
         template.add("),0)+0*COALESCE(RELEASE_LOCK(");
         template.name(&self.lease(slot));
         template.add("),0)+2*COALESCE(IS_USED_LOCK(");
-        template.name(&self.bell()).add("),0)");
+        template.name(&self.gate.bell()).add("),0)");
         template
     }
 }

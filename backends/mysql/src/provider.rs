@@ -5,20 +5,22 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, Operation, Proof, ReleaseRequest, Released, RenewRequest, Renewal, StoreInfo,
-    StoreUrl, SystemClock, Usage,
+    LeaseVerifier, Operation, Proof, Released, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
 };
-use lockkeeper_remote::{Endpoint, senseless};
+use lockkeeper_remote::Endpoint;
+use lockkeeper_remote::sessions::SessionLease;
 
-use crate::acquire::acquire;
-use crate::batch::batch;
-use crate::lease::MySqlLease;
+use crate::connection::Connection;
 use crate::permits::MAX_PERMITS;
+use crate::statements;
 use crate::store::Store;
 use crate::{BACKEND, MySqlOptions};
 
 /// How many operations travel together.
 const BATCH: usize = 256;
+
+/// A grant of a [`MySqlProvider`].
+type Lease = SessionLease<Connection>;
 
 /// Locks on one MySQL or MariaDB server, for all programs that reach it. Clones share their
 /// connections.
@@ -101,8 +103,8 @@ impl StoreInfo for MySqlProvider {
     }
 
     fn location(&self) -> String {
-        let namespace = ("namespace", self.0.namespace.as_str());
-        match &self.0.remote.endpoint {
+        let namespace = ("namespace", self.0.locks.namespace.as_str());
+        match &self.0.locks.options.endpoint {
             Endpoint::Unix(path) => {
                 let socket = ("socket", &*path.to_string_lossy());
                 StoreUrl::location("mysql:", "", &[socket, namespace])
@@ -120,11 +122,11 @@ impl StoreInfo for MySqlProvider {
             .with(Capability::Permits)
             .with_max_permits(MAX_PERMITS)
             .with_batch(BATCH)
-            .with_attempt_limit(self.0.remote.attempt_time())
+            .with_attempt_limit(self.0.locks.options.attempt_time())
     }
 
     fn usage(&self) -> Option<Usage> {
-        Some(self.0.connector.shared.counts.usage())
+        Some(self.0.counts.usage())
     }
 
     fn admin(&self) -> Option<&dyn Admin> {
@@ -133,55 +135,34 @@ impl StoreInfo for MySqlProvider {
 }
 
 impl Backend for MySqlProvider {
-    type Lease = MySqlLease;
+    type Lease = Lease;
 
-    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<MySqlLease>>, Error> {
-        acquire(&self.0, request)
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Lease>>, Error> {
+        self.0.locks.acquire(request)
     }
 
     fn renew(
         &self,
-        lease: &mut MySqlLease,
+        lease: &mut Lease,
         ttl: Duration,
         deadline: HostInstant,
     ) -> Result<Renewal, Error> {
-        let renewal = RenewRequest {
-            lease,
-            ttl,
-            deadline,
-            answer: None,
-        };
-        let mut one = [Operation::Renew(renewal)];
-        batch(&self.0, &mut one);
-        match one {
-            [Operation::Renew(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
-            _ => Err(senseless()),
-        }
+        self.0.locks.renew(lease, ttl, deadline)
     }
 
-    fn release(&self, lease: &mut MySqlLease, deadline: HostInstant) -> Result<Released, Error> {
-        let release = ReleaseRequest {
-            lease,
-            deadline,
-            answer: None,
-        };
-        let mut one = [Operation::Release(release)];
-        batch(&self.0, &mut one);
-        match one {
-            [Operation::Release(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
-            _ => Err(senseless()),
-        }
+    fn release(&self, lease: &mut Lease, deadline: HostInstant) -> Result<Released, Error> {
+        self.0.locks.release(lease, deadline)
     }
 
-    fn batch(&self, operations: &mut [Operation<'_, MySqlLease>]) {
-        batch(&self.0, operations);
+    fn batch(&self, operations: &mut [Operation<'_, Lease>]) {
+        self.0.locks.batch(operations);
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
-        self.0.sessions.verifiers.add(verifier);
+        self.0.locks.watch_leases(verifier);
     }
 
-    fn proof(&self, lease: &MySqlLease) -> Option<Proof> {
-        Some(lease.proof(self.0.dialect))
+    fn proof(&self, lease: &Lease) -> Option<Proof> {
+        Some(statements::proof(lease, self.0.dialect))
     }
 }

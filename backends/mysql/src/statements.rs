@@ -2,9 +2,13 @@
 //! Where they are pasted, the type is [`EncodedName`]: the mysql crate lets a server run several statements
 //! at once (CLIENT_MULTI_STATEMENTS) and offers no way to switch that off.
 
+use lockkeeper_core::{Proof, ProofValue};
+use lockkeeper_remote::sessions::{Requests, SessionLease};
+
+use crate::connection::Connection;
+use crate::dialect::Dialect;
 use crate::names::EncodedName;
 use crate::permits::Permits;
-use crate::requests::Requests;
 
 /// Tries to take a lock, prepared. Returns the epoch, 0 if the lock is held, NULL if the server was
 /// disturbed.
@@ -20,7 +24,7 @@ pub(crate) const EPOCH_BITS: u64 = (1 << 56) - 1;
 
 /// The identity of a session. A server that is started again counts its sessions from the beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SessionId {
+pub struct SessionId {
     /// The number that `CONNECTION_ID()`, `IS_USED_LOCK()` and `KILL` use.
     pub(crate) id: u64,
     /// The second in which the server was started.
@@ -55,7 +59,7 @@ pub(crate) fn end_pause(bell: &EncodedName, session: u64) -> String {
 
 /// Returns what [`RELEASE`] and [`TRY`] do for each name to release and to try, and 1 for each other name
 /// that this session holds. Both kinds of server evaluate the columns from left to right.
-pub(crate) fn several(requests: &Requests) -> String {
+pub(crate) fn several(requests: &Requests<EncodedName>) -> String {
     let mut sql = "SELECT ".to_owned();
     let mut add = |before: &str, name: &str, after: &str| {
         if sql.len() > "SELECT ".len() {
@@ -71,9 +75,9 @@ pub(crate) fn several(requests: &Requests) -> String {
             Some((permits, slot)) => add("", &permits.release(slot).pasted(), ""),
         }
     }
-    for name in &requests.attempts {
+    for attempt in &requests.attempts {
         let epoch = "',0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
-        add("CASE GET_LOCK('", name, epoch);
+        add("CASE GET_LOCK('", &attempt.name, epoch);
     }
     for name in &requests.checks {
         add("IS_USED_LOCK('", name, "')=CONNECTION_ID()");
@@ -95,3 +99,20 @@ pub(crate) fn end_holder(name: &EncodedName, session: SessionId) -> String {
 /// Other databases skip the comment, which these servers run. There the alias is a table that does not
 /// exist, and its name is the text of their error.
 pub(crate) const PROOF: &str = "SELECT held FROM /*!(SELECT CASE WHEN UUID_SHORT() >> 24 & 4294967295 <> ? THEN -1 WHEN IS_USED_LOCK(?) = ? THEN 1 ELSE 0 END AS held) AS*/ this_commit_proof_is_for_mysql_or_mariadb";
+
+/// Returns the proof of a lease.
+pub(crate) fn proof(lease: &SessionLease<Connection>, dialect: Dialect) -> Proof {
+    let (SessionId { id, start }, name) = (lease.session(), lease.name());
+    let values = [start.to_string(), format!("'{name}'"), id.to_string()];
+    let set = |sql: String, value: &String| sql.replacen('?', value, 1);
+    Proof {
+        dialect: dialect.name(),
+        sql: values.iter().fold(PROOF.to_owned(), set),
+        statement: PROOF,
+        params: vec![
+            ProofValue::Integer(start.cast_signed()),
+            ProofValue::Text(name.to_string()),
+            ProofValue::Integer(id.cast_signed()),
+        ],
+    }
+}

@@ -38,6 +38,17 @@ impl Failure {
     }
 }
 
+/// Returns the error of a server that cannot do what it should, and may do so later.
+pub fn unavailable(text: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, text)
+}
+
+/// Returns the failure of a request that the server may still carry out.
+#[cfg(feature = "sessions")]
+pub(crate) fn unknown(text: &str) -> Failure {
+    Failure::Unanswered(Error::new(ErrorKind::Unknown, text))
+}
+
 /// Returns the error of a request that cannot have granted anything: where its reply is missing, that
 /// is [`ErrorKind::Unavailable`] and not unknown.
 pub fn nothing_granted(failure: Failure) -> Error {

@@ -11,6 +11,8 @@ mod grace;
 pub mod keys;
 mod options;
 mod pool;
+#[cfg(feature = "sessions")]
+pub mod sessions;
 mod socket;
 #[cfg_attr(not(unix), path = "socket_watch_off.rs")]
 mod socket_watch;
@@ -20,7 +22,7 @@ mod tls;
 pub use backoff::Backoff;
 pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 pub use counts::{Counts, OpenConnection};
-pub use failure::{Failure, Server, is_timeout, nothing_granted, senseless};
+pub use failure::{Failure, Server, is_timeout, nothing_granted, senseless, unavailable};
 pub use grace::RestartGrace;
 pub use options::{Endpoint, RemoteOptions, given_once};
 pub use pool::{Connection, Found, Pool, PooledConn, WaitPermit};

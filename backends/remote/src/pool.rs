@@ -51,8 +51,14 @@ pub enum Found<C, T> {
     Other(T),
 }
 
-/// A bounded set of connections.
+/// A bounded set of connections. Clones are the same pool.
 pub struct Pool<C>(Arc<Shared<C>>);
+
+impl<C> Clone for Pool<C> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
 
 impl<C> Pool<C> {
     /// A pool of at most `size` connections, none of them open yet.

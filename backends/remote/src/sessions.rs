@@ -1,63 +1,84 @@
-//! The sessions that hold names, and the sweeper that ends leases that no guard renews.
+//! Locks that sessions hold, for any store that frees the locks of a session with its end.
 //!
-//! Nothing in here is SQL. Any store that binds its locks to sessions has the same states and calls.
+//! A backend implements [`SessionConnection`]: the requests on one connection, and how the server waits. The rest is
+//! here. Free names share sessions, and those of one call travel in one statement. A caller that waits has a session
+//! of its own, and waits in the server. A lease ends with its session, or by the sweeper, which releases what no
+//! guard renews.
 
+mod abandoned;
+mod acquire;
+mod attempt;
+mod batch;
+mod connection;
 mod detached;
+mod lease;
+mod requests;
+mod semaphore;
 mod session;
 mod state;
+mod store;
 
-pub(crate) use detached::Call;
-pub(crate) use session::{Session, idle_seconds};
-pub(crate) use state::Entry;
+pub use connection::{Holders, SessionConnection, SessionName};
+pub use lease::SessionLease;
+pub use requests::{Attempt, Attempted, Replies, Requests, Taken};
+pub use semaphore::repeat;
+pub use store::SessionStore;
 
 use std::sync::Arc;
 use std::sync::mpsc::SendError;
 use std::time::Duration;
 
 use lockkeeper_core::{Clock, Error, HostInstant, LeaseVerifiers, Tick, Timer};
-use lockkeeper_remote::Failure;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::abandoned::confirm_busy;
-use crate::connection::Connection;
-use crate::names::EncodedName;
-use crate::requests::{Replies, Requests};
-use crate::statements::SessionId;
+use crate::failure::Failure;
 
-use detached::DetachedCalls;
+use abandoned::{AbandonedSessions, confirm_busy};
+use detached::{Call, DetachedCalls};
+use session::Session;
+use state::Entry;
 
 /// The time until the next attempt to end a lease.
 const SWEEP_RETRY: Duration = Duration::from_millis(100);
 
-pub(crate) struct Sessions {
+/// The sessions of a provider that hold names.
+pub struct Sessions<C: SessionConnection> {
     clock: Arc<dyn Clock>,
-    list: Mutex<Vec<Arc<Session>>>,
+    list: Mutex<Vec<Arc<Session<C>>>>,
     /// Ends leases that no guard renews, while other names keep their session alive. It never waits for
     /// the server.
     sweeper: Timer,
     /// Calls on sessions that hold names of several callers.
     calls: DetachedCalls,
+    /// The sessions that were closed before a reply came.
+    abandoned: AbandonedSessions<C::Id>,
     /// The keepers, which verify their leases when a session has ended.
-    pub(crate) verifiers: Arc<LeaseVerifiers>,
+    verifiers: Arc<LeaseVerifiers>,
 }
 
-impl Sessions {
-    pub(crate) fn new(clock: Arc<dyn Clock>) -> Result<Arc<Self>, Error> {
+impl<C: SessionConnection> Sessions<C> {
+    /// No sessions yet, and a thread that ends leases.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn new(clock: Arc<dyn Clock>) -> Result<Arc<Self>, Error> {
         let sessions = Arc::new(Self {
             sweeper: Timer::new(Arc::clone(&clock)),
             clock,
             list: Mutex::default(),
-            calls: DetachedCalls::default(),
+            calls: DetachedCalls::new(C::BACKEND),
+            abandoned: AbandonedSessions::default(),
             verifiers: Arc::default(),
         });
         let weak = Arc::downgrade(&sessions);
         let sweep = move |tick: Tick| Some(weak.upgrade()?.sweep(tick.now));
-        sessions.sweeper.start("lockkeeper-mysql-sweep", sweep)?;
+        let name = format!("lockkeeper-{}-sweep", C::BACKEND);
+        sessions.sweeper.start(&name, sweep)?;
         Ok(sessions)
     }
 
     /// Returns the sessions that are not over.
-    fn live(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
+    fn live(&self) -> MutexGuard<'_, Vec<Arc<Session<C>>>> {
         let mut list = self.list.lock();
         list.retain(|session| !session.state().is_over());
         list
@@ -67,7 +88,7 @@ impl Sessions {
         self.live().len()
     }
 
-    fn add(&self, session: &Arc<Session>) {
+    fn add(&self, session: &Arc<Session<C>>) {
         self.list.lock().push(Arc::clone(session));
         // Its connection may have ended before the session was in the list.
         if session.is_cut() {
@@ -77,7 +98,7 @@ impl Sessions {
 
     /// Records that the server has closed the connection of a session. Connections that hold no name are
     /// none of the sessions.
-    pub(crate) fn end(&self, id: SessionId) {
+    pub fn end(&self, id: C::Id) {
         let ended: Vec<_> = self
             .live()
             .iter()
@@ -87,18 +108,24 @@ impl Sessions {
         ended.iter().for_each(|session| session.end());
     }
 
+    /// Records that a connection is closed on which a reply is missing, and which may be idle for a time. Until the
+    /// server notices the end, the session may hold the name that it requested: that name is not busy then.
+    pub fn abandon(&self, id: C::Id, idle: Duration) {
+        self.abandoned.add(id, idle);
+    }
+
     /// Enters `name` in a session of the same ttl, and returns the session: the one with the fewest names
     /// of those without a call under way, or if `or_busy`, of the others.
     pub(crate) fn enter(
         &self,
-        name: &EncodedName,
-        idle_seconds: u64,
+        name: &C::Name,
+        idle: Duration,
         or_busy: bool,
-    ) -> Option<Arc<Session>> {
+    ) -> Option<Arc<Session<C>>> {
         let list = self.list.lock();
         let fit = list.iter().filter_map(|session| {
             let is_busy = session.is_busy();
-            let fits = session.idle_seconds == idle_seconds && (or_busy || !is_busy);
+            let fits = session.idle == idle && (or_busy || !is_busy);
             fits.then(|| (is_busy, session.state().names.len(), session))
         });
         let mut fit: Vec<_> = fit.collect();
@@ -109,7 +136,7 @@ impl Sessions {
     }
 
     /// Changes the entry of a name, which the sweeper releases when its time is over.
-    pub(crate) fn set(&self, session: &Session, name: &EncodedName, entry: Entry) {
+    pub(crate) fn set(&self, session: &Session<C>, name: &C::Name, entry: Entry) {
         let has_ended = session.state().set(name, entry);
         self.sweeper.note(entry.until);
         // The session's end had no lease to verify yet.
@@ -119,14 +146,14 @@ impl Sessions {
     }
 
     /// Has the sweeper release a name that no guard holds.
-    fn leave_over(&self, session: &Session, name: &EncodedName) {
+    fn leave_over(&self, session: &Session<C>, name: &C::Name) {
         let (granted, until) = (None, self.clock.now() + SWEEP_RETRY);
         self.set(session, name, Entry { granted, until });
     }
 
     /// Returns the sessions on which the server may hold the name while no guard of this process
     /// does, except one.
-    pub(crate) fn unclaimed(&self, name: &EncodedName, except: SessionId) -> Vec<SessionId> {
+    pub(crate) fn unclaimed(&self, name: &C::Name, except: C::Id) -> Vec<C::Id> {
         let now = self.clock.now();
         let live = self.live();
         let unclaimed = live
@@ -136,8 +163,8 @@ impl Sessions {
     }
 
     /// Returns for each attempt the sessions that [`unclaimed`](Self::unclaimed) returns.
-    fn all_unclaimed(&self, session: &Session, requests: &Requests) -> Vec<Vec<SessionId>> {
-        let names = requests.attempts.iter();
+    fn all_unclaimed(&self, session: &Session<C>, requests: &Requests<C::Name>) -> Vec<Vec<C::Id>> {
+        let names = requests.tried();
         names.map(|name| self.unclaimed(name, session.id)).collect()
     }
 
@@ -145,14 +172,14 @@ impl Sessions {
     /// for within `limit`; the replies may take as long as a lease lasts, since other names depend on them.
     fn call(
         &self,
-        session: &Session,
-        requests: &Requests,
+        session: &Session<C>,
+        requests: &Requests<C::Name>,
         limit: Duration,
-    ) -> Result<Replies, Failure> {
+    ) -> Result<Replies<C::Name>, Failure> {
         let unclaimed = self.all_unclaimed(session, requests);
         let longest = session.longest_call();
         let result = session.run(limit, |connection| {
-            connection.limit = longest;
+            connection.set_limit(longest);
             session.ask(connection, requests)
         });
         self.finish(session, requests, result, unclaimed, longest)
@@ -162,10 +189,10 @@ impl Sessions {
     /// [`Session::run_alone`].
     pub(crate) fn call_alone(
         &self,
-        session: &Session,
-        requests: &Requests,
+        session: &Session<C>,
+        requests: &Requests<C::Name>,
         limit: Duration,
-    ) -> Option<Result<Replies, Failure>> {
+    ) -> Option<Result<Replies<C::Name>, Failure>> {
         let unclaimed = self.all_unclaimed(session, requests);
         let ask = |connection: &mut _| session.ask(connection, requests);
         let result = session.run_alone(requests.count(), limit, ask)?;
@@ -175,11 +202,11 @@ impl Sessions {
     /// Carries out the first attempts of a new session by `ask`, within `limit`, and adds the session.
     pub(crate) fn call_first(
         &self,
-        session: &Arc<Session>,
-        requests: &Requests,
+        session: &Arc<Session<C>>,
+        requests: &Requests<C::Name>,
         limit: Duration,
-        ask: impl FnOnce(&mut Connection) -> Result<Replies, Failure>,
-    ) -> Result<Replies, Failure> {
+        ask: impl FnOnce(&mut C) -> Result<Replies<C::Name>, Failure>,
+    ) -> Result<Replies<C::Name>, Failure> {
         let unclaimed = self.all_unclaimed(session, requests);
         let result = session.run(limit, ask);
         // Not before the reply: of two sessions that try one name, each would take the other for its holder.
@@ -191,18 +218,19 @@ impl Sessions {
     /// the call.
     fn finish(
         &self,
-        session: &Session,
-        requests: &Requests,
-        mut result: Result<Replies, Failure>,
-        unclaimed: Vec<Vec<SessionId>>,
+        session: &Session<C>,
+        requests: &Requests<C::Name>,
+        mut result: Result<Replies<C::Name>, Failure>,
+        unclaimed: Vec<Vec<C::Id>>,
         limit: Duration,
-    ) -> Result<Replies, Failure> {
+    ) -> Result<Replies<C::Name>, Failure> {
         let attempted = result.as_mut().map(|replies| &mut replies.attempted);
         let attempted = attempted.into_iter().flatten();
-        for ((name, attempted), unclaimed) in requests.attempts.iter().zip(attempted).zip(unclaimed)
-        {
+        let attempts = requests.attempts.iter().zip(attempted);
+        for ((attempt, attempted), unclaimed) in attempts.zip(unclaimed) {
             if matches!(attempted, Ok(None)) {
-                let confirm = |connection: &mut _| confirm_busy(self, connection, name, unclaimed);
+                let confirm =
+                    |connection: &mut _| confirm_busy(self, connection, attempt, unclaimed);
                 *attempted = session.run(limit, confirm).flatten();
             }
         }
@@ -214,10 +242,10 @@ impl Sessions {
     /// then gives back what it was granted. Attempts alone wait for the session within `limit`.
     pub(crate) fn start(
         self: &Arc<Self>,
-        session: &Arc<Session>,
-        requests: Requests,
+        session: &Arc<Session<C>>,
+        requests: Requests<C::Name>,
         limit: Duration,
-    ) -> Call<Replies> {
+    ) -> Call<Replies<C::Name>> {
         let requests = Arc::new(requests);
         let limit = match requests.attempts.len() == requests.count() {
             true => limit,
@@ -242,7 +270,7 @@ impl Sessions {
     }
 
     /// Releases names for which no caller waits any more.
-    fn give_back(&self, session: &Session, names: Vec<EncodedName>) {
+    fn give_back(&self, session: &Session<C>, names: Vec<C::Name>) {
         if !names.is_empty() {
             let _ = self.call(session, &Requests::releases(names), session.longest_call());
         }
@@ -250,7 +278,12 @@ impl Sessions {
 
     /// Forgets names that were released or not granted, or leaves them to the sweeper where the server did
     /// not get the request or refused it.
-    fn apply(&self, session: &Session, requests: &Requests, result: &Result<Replies, Failure>) {
+    fn apply(
+        &self,
+        session: &Session<C>,
+        requests: &Requests<C::Name>,
+        result: &Result<Replies<C::Name>, Failure>,
+    ) {
         let (mut gone, mut left_over) = (Vec::new(), Vec::new());
         match result {
             Ok(replies) => {
@@ -266,12 +299,12 @@ impl Sessions {
             }
             Err(Failure::NotSent(_)) => {
                 left_over.extend(&requests.releases);
-                gone.extend(&requests.attempts);
+                gone.extend(requests.tried());
             }
             Err(Failure::Refused(_)) => {
                 let mut state = session.state();
                 state.is_spent = true;
-                let names = requests.releases.iter().chain(&requests.attempts);
+                let names = requests.releases.iter().chain(requests.tried());
                 // The connection closes with its last name, and then the server frees that.
                 match state.names.len() > 1 {
                     true => left_over.extend(names),
@@ -279,11 +312,11 @@ impl Sessions {
                 }
             }
             Err(Failure::Closed(_)) => {
-                gone.extend(requests.releases.iter().chain(&requests.attempts));
+                gone.extend(requests.releases.iter().chain(requests.tried()));
             }
             // The session is in doubt, and is closed when no other lease on it lasts.
             Err(Failure::Unanswered(_)) => {
-                let names = requests.releases.iter().chain(&requests.attempts);
+                let names = requests.releases.iter().chain(requests.tried());
                 session.state().leave_unanswered(names);
             }
         }

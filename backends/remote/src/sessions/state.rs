@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::HostInstant;
 
-use crate::names::EncodedName;
-use crate::permits::Permits;
+use super::connection::SessionName;
 
 /// The number of expired names that a session remembers.
 const MOST_EXPIRED: usize = 1_000;
@@ -41,7 +40,7 @@ const UNCLAIMED: Entry = Entry {
 };
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct State<N> {
     pub(crate) health: Health,
     /// Whether the session takes no more names, and the connection is not used again.
     pub(crate) is_spent: bool,
@@ -49,16 +48,16 @@ pub(crate) struct State {
     /// the same connection again.
     was_shown: bool,
     /// Names with an expired lease: a late proof of such a lease must not hold for a later one.
-    expired: HashSet<EncodedName>,
+    expired: HashSet<N>,
     /// Names about which a reply is missing: the server may hold them until the session ends.
-    unanswered: HashSet<EncodedName>,
-    /// `GET_LOCK` grants a session a name that it holds already, so no name is requested twice.
-    pub(crate) names: HashMap<EncodedName, Entry>,
+    unanswered: HashSet<N>,
+    /// A server grants a session a name that it holds already, so no name is requested twice.
+    pub(crate) names: HashMap<N, Entry>,
 }
 
-impl State {
+impl<N: SessionName> State<N> {
     /// The state of a new session, on which `names` are requested.
-    pub(crate) fn new(names: impl IntoIterator<Item = EncodedName>) -> Self {
+    pub(crate) fn new(names: impl IntoIterator<Item = N>) -> Self {
         Self {
             health: Health::Good,
             is_spent: false,
@@ -87,7 +86,7 @@ impl State {
     }
 
     /// Records that the reply to a request about these names is missing.
-    pub(crate) fn leave_unanswered<'a>(&mut self, names: impl Iterator<Item = &'a EncodedName>) {
+    pub(crate) fn leave_unanswered<'a>(&mut self, names: impl Iterator<Item = &'a N>) {
         for name in names {
             self.names.remove(name);
             self.unanswered.insert(name.clone());
@@ -110,7 +109,7 @@ impl State {
 
     /// Enters a name that is about to be requested. Returns false if the session takes no names, also
     /// while its last one is released, since that call may be cut short.
-    pub(crate) fn enter(&mut self, name: &EncodedName) -> bool {
+    pub(crate) fn enter(&mut self, name: &N) -> bool {
         let takes_name = self.health == Health::Good
             && !self.is_spent
             && self.has_leases()
@@ -122,21 +121,15 @@ impl State {
         takes_name
     }
 
-    /// Returns whether a lease needs this name of a semaphore.
-    pub(crate) fn holds(&self, name: &EncodedName) -> bool {
-        let is_part = |lease: &EncodedName| {
-            **lease == **name
-                || lease
-                    .split_once('/')
-                    .is_some_and(|(slot, _)| slot == &**name)
-        };
-        self.names
-            .keys()
-            .any(|lease| Permits::of_lease(lease).is_some() && is_part(lease))
+    /// Returns the names by which the session holds permits of the semaphore with this gate.
+    pub(crate) fn akin(&self, gate: &N) -> Vec<N> {
+        let names = self.names.keys();
+        let akin = names.filter(|name| *name != gate && name.is_akin(gate));
+        akin.cloned().collect()
     }
 
     /// Enters the lease of a permit instead of the name that was requested.
-    pub(crate) fn rename(&mut self, requested: &EncodedName, held: &EncodedName) {
+    pub(crate) fn rename(&mut self, requested: &N, held: &N) {
         if requested != held
             && let Some(entry) = self.names.remove(requested)
         {
@@ -145,7 +138,7 @@ impl State {
     }
 
     /// Changes the entry of a name that was entered. Returns whether the session has ended before.
-    pub(crate) fn set(&mut self, name: &EncodedName, entry: Entry) -> bool {
+    pub(crate) fn set(&mut self, name: &N, entry: Entry) -> bool {
         if let Some(known) = self.names.get_mut(name) {
             *known = entry;
         }
@@ -153,20 +146,20 @@ impl State {
     }
 
     /// Returns the entry of a name while the lease with this epoch stands.
-    fn leased(&mut self, name: &EncodedName, epoch: u64) -> Option<&mut Entry> {
+    fn leased(&mut self, name: &N, epoch: u64) -> Option<&mut Entry> {
         let is_ended = self.health == Health::Ended;
         let entry = self.names.get_mut(name).filter(|_| !is_ended)?;
         (entry.granted?.0 == epoch).then_some(entry)
     }
 
     /// Returns whether the lease lasts, as far as this process knows.
-    pub(crate) fn lasts(&mut self, name: &EncodedName, epoch: u64, now: HostInstant) -> bool {
+    pub(crate) fn lasts(&mut self, name: &N, epoch: u64, now: HostInstant) -> bool {
         let entry = self.leased(name, epoch);
         entry.is_some_and(|entry| now < entry.until)
     }
 
     /// Extends a lease that was renewed. Returns false if it was ended meanwhile.
-    pub(crate) fn extend(&mut self, name: &EncodedName, epoch: u64, until: HostInstant) -> bool {
+    pub(crate) fn extend(&mut self, name: &N, epoch: u64, until: HostInstant) -> bool {
         let entry = self.leased(name, epoch);
         entry.is_some_and(|entry| {
             entry.until = entry.until.max(until);
@@ -175,12 +168,7 @@ impl State {
     }
 
     /// Begins to release a lease. Returns whether it lasted until now; `None` if it has ended.
-    pub(crate) fn begin_release(
-        &mut self,
-        name: &EncodedName,
-        epoch: u64,
-        now: HostInstant,
-    ) -> Option<bool> {
+    pub(crate) fn begin_release(&mut self, name: &N, epoch: u64, now: HostInstant) -> Option<bool> {
         let Entry { granted, until } = replace(self.leased(name, epoch)?, UNCLAIMED);
         let (_, since) = granted?;
         self.was_shown |= now.saturating_since(since) >= SHOWN_AFTER;
@@ -189,9 +177,9 @@ impl State {
 
     /// Returns whether the server may hold the name, or a permit of it, on this session while no guard of this
     /// process does: it is being requested, it is to be released, or the reply about it is missing.
-    pub(crate) fn has_unclaimed(&self, name: &EncodedName, now: HostInstant) -> bool {
+    pub(crate) fn has_unclaimed(&self, name: &N, now: HostInstant) -> bool {
         let is_unclaimed = |entry: &Entry| entry.granted.is_none() || entry.until <= now;
-        if name.semaphore_part().is_none() {
+        if name.gate().is_none() {
             return self.unanswered.contains(name)
                 || self.names.get(name).is_some_and(is_unclaimed);
         }
@@ -203,7 +191,7 @@ impl State {
     /// Marks all names with an expired lease as being released. Returns these names, and when the next
     /// lease expires. If a reply is missing, the names are dropped instead, since the session gets no more
     /// requests.
-    pub(crate) fn take_expired(&mut self, now: HostInstant) -> (Vec<EncodedName>, HostInstant) {
+    pub(crate) fn take_expired(&mut self, now: HostInstant) -> (Vec<N>, HostInstant) {
         let mut expired = Vec::new();
         for (name, entry) in &mut self.names {
             if entry.until <= now {
@@ -215,10 +203,9 @@ impl State {
             self.names.retain(|name, _| !expired.contains(name));
             expired.clear();
         }
-        let requested = expired.iter().map(|name| match Permits::of_lease(name) {
-            Some((permits, _)) => permits.gate,
-            None => name.clone(),
-        });
+        let requested = expired
+            .iter()
+            .map(|name| name.gate().unwrap_or_else(|| name.clone()));
         self.expired.extend(requested);
         self.is_spent |= self.expired.len() > MOST_EXPIRED;
         let next = self.names.values().map(|entry| entry.until).min();
@@ -228,16 +215,40 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_core::Mode;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn name(name: &str) -> EncodedName {
-        EncodedName::new("shop", name)
+    /// The name of a lock.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct Lock(String);
+
+    impl SessionName for Lock {
+        fn requested(_: &str, name: &str, _: Mode) -> Self {
+            Self(name.to_owned())
+        }
+
+        fn gate(&self) -> Option<Self> {
+            None
+        }
+
+        fn is_akin(&self, other: &Self) -> bool {
+            self == other
+        }
+
+        fn bell(&self) -> Self {
+            self.clone()
+        }
     }
 
-    /// The state of a session that holds `shop:a` since `now`.
-    fn held(since: HostInstant) -> State {
+    fn name(name: &str) -> Lock {
+        Lock::requested("shop", name, Mode::Exclusive)
+    }
+
+    /// The state of a session that holds `a` since `now`.
+    fn held(since: HostInstant) -> State<Lock> {
         let mut state = State::new([name("a")]);
         let granted = Some((7, since));
         let until = since + 30 * SECOND;

@@ -4,16 +4,13 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use lockkeeper_remote::Failure;
 use parking_lot::Mutex;
 
-use crate::connection::Connection;
-use crate::failure::unknown;
-use crate::names::EncodedName;
-use crate::permits::Permits;
-use crate::requests::Attempted;
-use crate::sessions::Sessions;
-use crate::statements::{self, SessionId};
+use crate::failure::{Failure, unknown};
+
+use super::Sessions;
+use super::connection::SessionConnection;
+use super::requests::{Attempt, Attempted};
 
 /// How many abandoned sessions are remembered.
 const MOST_ABANDONED: usize = 100;
@@ -22,18 +19,24 @@ const STALL: Duration = Duration::from_secs(60);
 
 /// The sessions of connections that were closed before a reply came. Each is kept for as long as it may
 /// hold the name that it requested: the server frees the name when it notices the closed connection.
-#[derive(Debug, Default)]
-pub(crate) struct AbandonedSessions(Mutex<VecDeque<(SessionId, Instant)>>);
+#[derive(Debug)]
+pub(crate) struct AbandonedSessions<I>(Mutex<VecDeque<(I, Instant)>>);
 
-impl AbandonedSessions {
-    pub(crate) fn add(&self, session: SessionId, idle: Duration) {
+impl<I> Default for AbandonedSessions<I> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<I: Copy> AbandonedSessions<I> {
+    pub(crate) fn add(&self, session: I, idle: Duration) {
         let mut abandoned = self.0.lock();
         abandoned.truncate(MOST_ABANDONED);
         abandoned.push_front((session, Instant::now() + idle + STALL));
     }
 
     /// Returns the sessions for which the server may still hold something.
-    fn current(&self) -> Vec<SessionId> {
+    fn current(&self) -> Vec<I> {
         let mut abandoned = self.0.lock();
         let now = Instant::now();
         abandoned.retain(|(_, until)| now < *until);
@@ -45,29 +48,28 @@ impl AbandonedSessions {
 /// connection. Costs a statement only while a request of this store is not answered. A failure within says that
 /// the holder may be such a request; the connection is as good as before.
 ///
-/// `unclaimed` is the answer of [`Sessions::unclaimed`](crate::sessions::Sessions::unclaimed) from before
-/// the attempt: such a request may have held the name then, and have given it back before the
+/// `unclaimed` is the answer of [`Sessions::unclaimed`] from before the attempt: such a request may have held the name then, and have given it back before the
 /// reply was here.
-pub(crate) fn confirm_busy(
-    sessions: &Sessions,
-    connection: &mut Connection,
-    name: &EncodedName,
-    unclaimed: Vec<SessionId>,
-) -> Result<Attempted, Failure> {
-    let abandoned = connection.abandoned().current();
+pub(crate) fn confirm_busy<C: SessionConnection>(
+    sessions: &Sessions<C>,
+    connection: &mut C,
+    attempt: &Attempt<C::Name>,
+    unclaimed: Vec<C::Id>,
+) -> Result<Attempted<C::Name>, Failure> {
+    let abandoned = sessions.abandoned.current();
     let mut own = unclaimed;
-    own.extend(sessions.unclaimed(name, connection.session()));
+    own.extend(sessions.unclaimed(&attempt.name, connection.session()));
     if own.is_empty() && abandoned.is_empty() {
         return Ok(Ok(None));
     }
-    let holders = connection.holders(&Permits::excluding(name))?;
+    let holders = connection.holders(attempt)?;
     let mut is_ours = holders.is_empty();
     for (name, holder) in holders {
-        let holds = |session: &SessionId| session.is(holder);
+        let holds = |session: &C::Id| C::is_session(*session, holder);
         is_ours |= own.iter().any(holds);
         if abandoned.iter().any(holds) {
             is_ours = true;
-            match connection.run(&statements::end_holder(&name, holder)) {
+            match connection.end_holder(&name, holder) {
                 // Refused: the session has ended by itself.
                 Ok(()) | Err(Failure::Refused(_)) => {}
                 Err(failure) => return Err(failure),

@@ -4,51 +4,56 @@
 //! threads of their own, side by side, and may take longer than the batch. None waits for another.
 
 use std::collections::HashSet;
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AttemptRequest, Error, HostInstant, Mode, Operation, ReleaseRequest, Released, RenewRequest,
-    Renewal,
+    AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
 };
-use lockkeeper_remote::{Failure, Found, LAST_ATTEMPT};
 
-use crate::acquire::acquire;
-use crate::lease::MySqlLease;
-use crate::names::EncodedName;
-use crate::requests::{Attempted, Replies, Requests};
-use crate::sessions::{Call, Session, idle_seconds};
-use crate::store::{PooledConn, Store};
+use crate::LAST_ATTEMPT;
+use crate::failure::Failure;
+use crate::pool::{Found, PooledConn};
+
+use super::acquire::acquire;
+use super::attempt::Made;
+use super::connection::{SessionConnection, SessionName};
+use super::detached::Call;
+use super::lease::SessionLease;
+use super::requests::{Attempt, Replies, Requests};
+use super::session::Session;
+use super::store::SessionStore;
 
 /// An attempt of the batch.
-struct Try<'a, 'b> {
-    name: EncodedName,
-    request: &'a mut AttemptRequest<'b, MySqlLease>,
+struct Try<'a, 'b, C: SessionConnection> {
+    name: C::Name,
+    request: &'a mut AttemptRequest<'b, SessionLease<C>>,
     /// Whether no connection could be opened for it: then only a session takes it.
     is_refused: bool,
 }
 
 /// A release that was begun.
-struct Freeing<'a, 'b> {
-    request: &'a mut ReleaseRequest<'b, MySqlLease>,
+struct Freeing<'a, 'b, C: SessionConnection> {
+    request: &'a mut ReleaseRequest<'b, SessionLease<C>>,
     /// Whether the lease lasted until then.
     lasted: bool,
 }
 
 /// The operations of a batch that are about one session.
-struct Group<'a, 'b> {
-    session: Arc<Session>,
-    releases: Vec<Freeing<'a, 'b>>,
-    tries: Vec<Try<'a, 'b>>,
-    renewals: Vec<&'a mut RenewRequest<'b, MySqlLease>>,
+struct Group<'a, 'b, C: SessionConnection> {
+    session: Arc<Session<C>>,
+    releases: Vec<Freeing<'a, 'b, C>>,
+    tries: Vec<Try<'a, 'b, C>>,
+    renewals: Vec<&'a mut RenewRequest<'b, SessionLease<C>>>,
 }
 
 /// Attempts of one ttl on a connection without names.
-struct NewGroup<'a, 'b> {
-    slot: PooledConn,
-    idle_seconds: u64,
-    names: HashSet<EncodedName>,
-    tries: Vec<Try<'a, 'b>>,
+struct NewGroup<'a, 'b, C: SessionConnection> {
+    slot: PooledConn<C>,
+    idle: Duration,
+    names: HashSet<C::Name>,
+    tries: Vec<Try<'a, 'b, C>>,
 }
 
 /// The limits of a batch.
@@ -59,13 +64,16 @@ struct Limits {
     deadline: HostInstant,
 }
 
-/// Carries out a batch: see [`Backend::batch`](lockkeeper_core::Backend::batch). Attempts that are not
-/// exclusive have statements of their own, after the others.
-pub(crate) fn batch(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLease>]) {
+/// Carries out a batch: see [`Backend::batch`](lockkeeper_core::Backend::batch). Attempts of a mode that
+/// does not share statements come after the others.
+pub(crate) fn batch<C: SessionConnection>(
+    store: &SessionStore<C>,
+    operations: &mut [Operation<'_, SessionLease<C>>],
+) {
     carry_out(store, operations);
     for operation in operations {
         if let Operation::Acquire(it) = operation
-            && it.request.mode() != Mode::Exclusive
+            && !C::shares_statements(it.request.mode())
         {
             it.answer = Some(acquire(store, it.request));
         }
@@ -73,18 +81,25 @@ pub(crate) fn batch(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLea
 }
 
 /// Carries out the operations that travel together.
-fn carry_out(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLease>]) {
+fn carry_out<C: SessionConnection>(
+    store: &SessionStore<C>,
+    operations: &mut [Operation<'_, SessionLease<C>>],
+) {
     let now = store.clock.now();
     let deadline = operations.iter().map(Operation::deadline).max();
     let deadline = deadline.unwrap_or(now).max(now + LAST_ATTEMPT);
-    let until = deadline.min(now + store.remote.response_timeout);
+    let until = deadline.min(now + store.options.response_timeout);
     let limits = Limits { until, deadline };
     let (mut groups, mut tries) = (Vec::new(), Vec::new());
     for operation in operations {
         match operation {
-            Operation::Acquire(request) if request.request.mode() != Mode::Exclusive => {}
+            Operation::Acquire(it) if !C::shares_statements(it.request.mode()) => {}
             Operation::Acquire(request) => tries.push(Try {
-                name: EncodedName::new(&store.namespace, request.request.name().as_str()),
+                name: SessionName::requested(
+                    &store.namespace,
+                    request.request.name().as_str(),
+                    request.request.mode(),
+                ),
                 request,
                 is_refused: false,
             }),
@@ -100,7 +115,7 @@ fn carry_out(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLease>]) {
             }
         }
     }
-    let mut retries = store.remote.pool_size;
+    let mut retries = store.options.pool_size;
     loop {
         let new = place(store, &mut groups, tries);
         tries = run(store, groups, new, &limits);
@@ -117,19 +132,19 @@ fn carry_out(store: &Arc<Store>, operations: &mut [Operation<'_, MySqlLease>]) {
 /// which neither is there gets its answer: a batch does not wait for a connection.
 ///
 /// A session with a call under way gets attempts only if enough connections hold names, or none is free.
-fn place<'a, 'b>(
-    store: &Store,
-    groups: &mut Vec<Group<'a, 'b>>,
-    tries: Vec<Try<'a, 'b>>,
-) -> Vec<NewGroup<'a, 'b>> {
+fn place<'a, 'b, C: SessionConnection>(
+    store: &SessionStore<C>,
+    groups: &mut Vec<Group<'a, 'b, C>>,
+    tries: Vec<Try<'a, 'b, C>>,
+) -> Vec<NewGroup<'a, 'b, C>> {
     let shares = store.shares();
-    let mut new: Vec<NewGroup<'_, '_>> = Vec::new();
+    let mut new: Vec<NewGroup<'_, '_, C>> = Vec::new();
     for one in tries {
-        let idle_seconds = idle_seconds(one.request.request.ttl());
-        let enter = |or_busy| store.sessions.enter(&one.name, idle_seconds, or_busy);
-        let takes = |group: &&mut Group<'_, '_>| {
+        let idle = C::idle(one.request.request.ttl());
+        let enter = |or_busy| store.sessions.enter(&one.name, idle, or_busy);
+        let takes = |group: &&mut Group<'_, '_, C>| {
             !group.session.is_busy()
-                && group.session.idle_seconds == idle_seconds
+                && group.session.idle == idle
                 && group.session.state().enter(&one.name)
         };
         if let Some(group) = groups.iter_mut().find(takes) {
@@ -144,8 +159,8 @@ fn place<'a, 'b>(
             continue;
         }
         // A name twice in one statement would be granted twice.
-        let takes = |group: &mut NewGroup<'_, '_>| {
-            group.idle_seconds == idle_seconds && group.names.insert(one.name.clone())
+        let takes = |group: &mut NewGroup<'_, '_, C>| {
+            group.idle == idle && group.names.insert(one.name.clone())
         };
         if let Some(group) = new.iter_mut().find_map(|it| takes(it).then_some(it)) {
             group.tries.push(one);
@@ -154,7 +169,7 @@ fn place<'a, 'b>(
         match store.checkout_or_share(Duration::ZERO, || enter(true)) {
             Ok(Found::Slot(slot)) => new.push(NewGroup {
                 slot,
-                idle_seconds,
+                idle,
                 names: HashSet::from([one.name.clone()]),
                 tries: vec![one],
             }),
@@ -169,12 +184,12 @@ fn place<'a, 'b>(
 
 /// Makes the calls of the groups at the same time, and answers the operations. Returns the attempts that may be
 /// made again on another session.
-fn run<'a, 'b>(
-    store: &Arc<Store>,
-    groups: Vec<Group<'a, 'b>>,
-    new: Vec<NewGroup<'a, 'b>>,
+fn run<'a, 'b, C: SessionConnection>(
+    store: &SessionStore<C>,
+    groups: Vec<Group<'a, 'b, C>>,
+    new: Vec<NewGroup<'a, 'b, C>>,
     limits: &Limits,
-) -> Vec<Try<'a, 'b>> {
+) -> Vec<Try<'a, 'b, C>> {
     let now = store.clock.now();
     let is_only = groups.len() + new.len() == 1;
     let groups = groups.into_iter().filter_map(|mut group| {
@@ -194,9 +209,9 @@ fn run<'a, 'b>(
     again
 }
 
-impl<'a, 'b> Group<'a, 'b> {
+impl<'a, 'b, C: SessionConnection> Group<'a, 'b, C> {
     /// Adds an operation to the group of its session, which may be a new one.
-    fn add(groups: &mut Vec<Self>, session: &Arc<Session>, add: impl FnOnce(&mut Self)) {
+    fn add(groups: &mut Vec<Self>, session: &Arc<Session<C>>, add: impl FnOnce(&mut Self)) {
         let is_theirs = |group: &&mut Self| Arc::ptr_eq(&group.session, session);
         if let Some(group) = groups.iter_mut().find(is_theirs) {
             return add(group);
@@ -214,7 +229,7 @@ impl<'a, 'b> Group<'a, 'b> {
     /// Begins the releases, and returns what to ask. Leases that have ended get their answer.
     ///
     /// A session takes no names once its last one is released, so the attempts were entered before.
-    fn begin(&mut self, now: HostInstant) -> Requests {
+    fn begin(&mut self, now: HostInstant) -> Requests<C::Name> {
         let mut state = self.session.state();
         self.releases.retain_mut(|Freeing { request, lasted }| {
             let lease = &*request.lease;
@@ -237,10 +252,9 @@ impl<'a, 'b> Group<'a, 'b> {
         let checks = self.renewals.iter().map(|it| it.lease.name.clone());
         Requests {
             releases: releases.collect(),
-            attempts: self.tries.iter().map(|it| it.name.clone()).collect(),
+            attempts: self.tries.iter().map(Try::attempt).collect(),
             checks: checks.collect(),
-            idle_seconds: ttl.map_or(0, idle_seconds),
-            permits: None,
+            idle: ttl.map_or(Duration::ZERO, C::idle),
         }
     }
 
@@ -248,11 +262,11 @@ impl<'a, 'b> Group<'a, 'b> {
     /// session. The renewal of a name may take as long as its lease lasts: cut short, it would lose the lease.
     fn start(
         &self,
-        store: &Store,
-        requests: Requests,
+        store: &SessionStore<C>,
+        requests: Requests<C::Name>,
         limits: &Limits,
         is_only: bool,
-    ) -> Call<Replies> {
+    ) -> Call<Replies<C::Name>> {
         let left = |until: HostInstant| until.saturating_since(store.clock.now());
         if is_only && (requests.checks.is_empty() || requests.count() == 1) {
             let until = match requests.checks.is_empty() {
@@ -271,10 +285,10 @@ impl<'a, 'b> Group<'a, 'b> {
     /// Answers all operations. Returns the attempts that may be made again.
     fn answer(
         self,
-        store: &Store,
-        reply: Result<Replies, Failure>,
+        store: &SessionStore<C>,
+        reply: Result<Replies<C::Name>, Failure>,
         asked_at: HostInstant,
-    ) -> Vec<Try<'a, 'b>> {
+    ) -> Vec<Try<'a, 'b, C>> {
         let attempted = match reply {
             Ok(replies) => {
                 let released = self.releases.into_iter().zip(replies.released);
@@ -282,7 +296,11 @@ impl<'a, 'b> Group<'a, 'b> {
                 for (request, is_held) in self.renewals.into_iter().zip(replies.held) {
                     request.answer = Some(Ok(renewed(store, request, is_held)));
                 }
-                Ok((self.session, replies.attempted, asked_at))
+                Ok(Made {
+                    session: self.session,
+                    attempted: replies.attempted,
+                    asked_at,
+                })
             }
             Err(failure) => {
                 // The session has ended, and the server has freed its names.
@@ -304,7 +322,7 @@ impl<'a, 'b> Group<'a, 'b> {
     }
 }
 
-impl Freeing<'_, '_> {
+impl<C: SessionConnection> Freeing<'_, '_, C> {
     fn answer(self, was_held: Result<bool, Error>) {
         let released = was_held.map(|was_held| match was_held && self.lasted {
             true => Released::Done,
@@ -315,7 +333,11 @@ impl Freeing<'_, '_> {
 }
 
 /// Returns what the server's reply to a renewal means for the lease.
-fn renewed(store: &Store, request: &RenewRequest<'_, MySqlLease>, is_held: bool) -> Renewal {
+fn renewed<C: SessionConnection>(
+    store: &SessionStore<C>,
+    request: &RenewRequest<'_, SessionLease<C>>,
+    is_held: bool,
+) -> Renewal {
     let (until, lease) = (store.clock.now() + request.ttl, &*request.lease);
     if !is_held {
         lease.session.leave([&lease.name]);
@@ -328,30 +350,40 @@ fn renewed(store: &Store, request: &RenewRequest<'_, MySqlLease>, is_held: bool)
     }
 }
 
-impl<'a, 'b> NewGroup<'a, 'b> {
+impl<'a, 'b, C: SessionConnection> NewGroup<'a, 'b, C> {
     /// Makes the attempts and answers them. Returns those that may be made again.
-    fn run(self, store: &Store, until: HostInstant) -> impl Iterator<Item = Try<'a, 'b>> {
+    fn run(
+        self,
+        store: &SessionStore<C>,
+        until: HostInstant,
+    ) -> impl Iterator<Item = Try<'a, 'b, C>> {
         let mut tries = self.tries;
-        let names = tries.iter().map(|it| it.name.clone()).collect();
-        let requests = Requests::attempts(names);
-        let result = store.try_on_slot(self.slot, &requests, self.idle_seconds, until);
+        let requests = Requests::attempts(tries.iter().map(Try::attempt).collect());
+        let result = store.try_on_slot(self.slot, &requests, self.idle, until);
         let is_refused = matches!(result, Err(Failure::NotSent(_)));
         tries.iter_mut().for_each(|it| it.is_refused = is_refused);
-        let attempted = result.map(|(session, replies, at)| (session, replies.attempted, at));
-        Try::answer_all(tries, store, attempted)
+        Try::answer_all(tries, store, result)
     }
 }
 
-impl<'a, 'b> Try<'a, 'b> {
-    /// Answers the attempts of one statement, made on a session after a time. Returns those that may be made
+impl<'a, 'b, C: SessionConnection> Try<'a, 'b, C> {
+    fn attempt(&self) -> Attempt<C::Name> {
+        let (name, mode) = (self.name.clone(), self.request.request.mode());
+        Attempt { name, mode }
+    }
+
+    /// Answers the attempts of one statement. Returns those that may be made
     /// again: the session has ended, or no connection could be opened.
     fn answer_all(
         tries: Vec<Self>,
-        store: &Store,
-        result: Result<(Arc<Session>, Vec<Attempted>, HostInstant), Failure>,
+        store: &SessionStore<C>,
+        result: Result<Made<C>, Failure>,
     ) -> impl Iterator<Item = Self> {
         let (made, attempted) = match result {
-            Ok((session, attempted, asked_at)) => (Some((session, asked_at)), attempted),
+            Ok(mut made) => {
+                let attempted = take(&mut made.attempted);
+                (Some(made), attempted)
+            }
             Err(failure) => (None, vec![Err(failure); tries.len()]),
         };
         let tries = tries.into_iter().zip(attempted);
@@ -360,8 +392,9 @@ impl<'a, 'b> Try<'a, 'b> {
             let granted = attempted.map(|taken| made.as_ref().zip(taken));
             let granted = granted.map_err(Failure::into_error);
             one.request.answer = Some(granted.map(|granted| {
-                let ((session, asked_at), taken) = granted?;
-                Some(store.grant(session, one.request.request, taken, *asked_at))
+                let (made, taken) = granted?;
+                let request = one.request.request;
+                Some(store.grant(&made.session, request, taken, made.asked_at))
             }));
             (is_ended || one.is_refused).then_some(one)
         })

@@ -4,46 +4,34 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::LeaseVerifiers;
-use lockkeeper_remote::Failure;
+use lockkeeper_core::{LeaseVerifiers, Mode};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::connection::Connection;
-use crate::failure::{unavailable, unknown};
-use crate::names::EncodedName;
-use crate::requests::{Replies, Requests};
-use crate::statements::SessionId;
-use crate::store::PooledConn;
+use crate::failure::{Failure, unavailable, unknown};
+use crate::pool::PooledConn;
 
+use super::connection::SessionConnection;
+use super::requests::{Replies, Requests};
 use super::state::{Health, State};
 
-/// The longest that a server lets a session be idle: a year.
-const LONGEST_IDLE: u64 = 31_536_000;
-
-/// Returns the whole seconds that a session with a lease of `ttl` may be idle.
-pub(crate) fn idle_seconds(ttl: Duration) -> u64 {
-    let part = u64::from(ttl.subsec_nanos() > 0);
-    ttl.as_secs().saturating_add(part).clamp(1, LONGEST_IDLE)
-}
-
-pub(crate) struct Session {
-    pub(crate) id: SessionId,
-    /// Its wait_timeout: the leases on it have a ttl of as many whole seconds.
-    pub(crate) idle_seconds: u64,
+pub(crate) struct Session<C: SessionConnection> {
+    pub(crate) id: C::Id,
+    /// The time that it may be idle: that of the leases on it.
+    pub(crate) idle: Duration,
     /// The connection, until the session is over.
-    slot: Mutex<Option<PooledConn>>,
-    state: Mutex<State>,
+    slot: Mutex<Option<PooledConn<C>>>,
+    state: Mutex<State<C::Name>>,
     /// The keepers of the leases on it.
     verifiers: Arc<LeaseVerifiers>,
 }
 
-impl fmt::Debug for Session {
+impl<C: SessionConnection> fmt::Debug for Session<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.id.fmt(f)
     }
 }
 
-impl Drop for Session {
+impl<C: SessionConnection> Drop for Session<C> {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.get_mut() {
             slot.connection = None;
@@ -51,25 +39,25 @@ impl Drop for Session {
     }
 }
 
-impl Session {
+impl<C: SessionConnection> Session<C> {
     /// A session on a connection on which `names` are requested.
     pub(crate) fn new(
-        slot: PooledConn,
-        id: SessionId,
-        idle_seconds: u64,
-        names: impl IntoIterator<Item = EncodedName>,
+        slot: PooledConn<C>,
+        id: C::Id,
+        idle: Duration,
+        names: impl IntoIterator<Item = C::Name>,
         verifiers: &Arc<LeaseVerifiers>,
     ) -> Self {
         Self {
             id,
-            idle_seconds,
+            idle,
             slot: Mutex::new(Some(slot)),
             state: Mutex::new(State::new(names)),
             verifiers: Arc::clone(verifiers),
         }
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State<C::Name>> {
         self.state.lock()
     }
 
@@ -81,14 +69,14 @@ impl Session {
     /// Returns how long a call may take that must not be cut short, since other names depend on its
     /// session: as long as a lease lasts.
     pub(crate) fn longest_call(&self) -> Duration {
-        Duration::from_secs(self.idle_seconds)
+        self.idle
     }
 
     /// Runs `work` on the connection within `left`.
     pub(crate) fn run<T>(
         &self,
         left: Duration,
-        work: impl FnOnce(&mut Connection) -> Result<T, Failure>,
+        work: impl FnOnce(&mut C) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let began = Instant::now();
         let Some(slot) = self.slot.try_lock_for(left) else {
@@ -106,7 +94,7 @@ impl Session {
         &self,
         names: usize,
         left: Duration,
-        work: impl FnOnce(&mut Connection) -> Result<T, Failure>,
+        work: impl FnOnce(&mut C) -> Result<T, Failure>,
     ) -> Option<Result<T, Failure>> {
         let slot = self.slot.try_lock()?;
         let is_alone = self.state().names.len() <= names;
@@ -115,9 +103,9 @@ impl Session {
 
     fn run_in<T>(
         &self,
-        mut slot: MutexGuard<'_, Option<PooledConn>>,
+        mut slot: MutexGuard<'_, Option<PooledConn<C>>>,
         left: Duration,
-        work: impl FnOnce(&mut Connection) -> Result<T, Failure>,
+        work: impl FnOnce(&mut C) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let health = self.state().health;
         if health == Health::Doubt {
@@ -128,7 +116,7 @@ impl Session {
         let connection = slot.as_mut().and_then(|slot| slot.connection.as_mut());
         let result = match connection.filter(|_| health == Health::Good) {
             Some(connection) => {
-                connection.limit = left;
+                connection.set_limit(left);
                 work(connection)
             }
             None => Err(Failure::Closed(unavailable(
@@ -156,7 +144,7 @@ impl Session {
     pub(crate) fn is_cut(&self) -> bool {
         let slot = self.slot.lock();
         let connection = slot.as_ref().and_then(|slot| slot.connection.as_ref());
-        connection.is_some_and(Connection::has_ended)
+        connection.is_some_and(SessionConnection::has_ended)
     }
 
     /// Records that the server has ended the session, and with it all leases on it: their renewals answer
@@ -186,7 +174,7 @@ impl Session {
     }
 
     /// Forgets names, and retires with the last one.
-    pub(crate) fn leave<'a>(&self, names: impl IntoIterator<Item = &'a EncodedName>) {
+    pub(crate) fn leave<'a>(&self, names: impl IntoIterator<Item = &'a C::Name>) {
         let mut state = self.state();
         for name in names {
             state.names.remove(name);
@@ -198,39 +186,24 @@ impl Session {
     /// Asks the server on the session's connection.
     pub(crate) fn ask(
         &self,
-        connection: &mut Connection,
-        requests: &Requests,
-    ) -> Result<Replies, Failure> {
-        if requests.idle_seconds > self.idle_seconds {
+        connection: &mut C,
+        requests: &Requests<C::Name>,
+    ) -> Result<Replies<C::Name>, Failure> {
+        if requests.idle > self.idle {
             self.state().is_spent = true;
-            connection.set_idle(requests.idle_seconds)?;
+            connection.set_idle(requests.idle)?;
         }
         let mut replies = connection.ask(requests)?;
-        if let ([Err(Failure::Refused(error))], Some(permits)) =
-            (replies.attempted.as_slice(), &requests.permits)
-        {
-            // The session may have taken a part of it.
-            let error = error.clone();
-            let mut taken = permits.taken_by_attempt();
-            let state = self.state();
-            taken.retain(|name| !state.holds(name));
-            drop(state);
-            connection.release_all(&taken)?;
-            replies.attempted = vec![Err(Failure::NotSent(error))];
+        for (attempt, attempted) in requests.attempts.iter().zip(&mut replies.attempted) {
+            if let Mode::Permit { limit } = attempt.mode
+                && let Err(Failure::Refused(error)) = attempted
+            {
+                // The session may have taken a part of it.
+                let held = self.state().akin(&attempt.name);
+                connection.undo_permit(&attempt.name, limit, &held)?;
+                *attempted = Err(Failure::NotSent(error.clone()));
+            }
         }
         Ok(replies)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lease_is_never_shorter_than_its_ttl() {
-        for (millis, seconds) in [(100, 1), (1_000, 1), (1_001, 2), (30_000, 30)] {
-            assert_eq!(idle_seconds(Duration::from_millis(millis)), seconds);
-        }
-        assert_eq!(idle_seconds(Duration::MAX), LONGEST_IDLE);
     }
 }

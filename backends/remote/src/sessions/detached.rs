@@ -7,10 +7,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_remote::Failure;
 use parking_lot::{Condvar, Mutex};
 
-use crate::failure::{unavailable, unknown};
+use crate::failure::{Failure, unavailable, unknown};
 
 /// How long a thread without a call stays for the next one.
 const LINGER: Duration = Duration::from_millis(20);
@@ -38,11 +37,11 @@ impl<T> Call<T> {
 type Work = Box<dyn FnOnce() + Send>;
 
 /// The threads that run calls: one for each call that is under way.
-#[derive(Default)]
 pub(crate) struct DetachedCalls(Arc<Shared>);
 
-#[derive(Default)]
 struct Shared {
+    /// The name of the threads.
+    name: String,
     queue: Mutex<Queue>,
     queued: Condvar,
 }
@@ -55,6 +54,15 @@ struct Queue {
 }
 
 impl DetachedCalls {
+    /// No threads yet. The name of the backend is a part of theirs.
+    pub(crate) fn new(backend: &str) -> Self {
+        Self(Arc::new(Shared {
+            name: format!("lockkeeper-{backend}-call"),
+            queue: Mutex::default(),
+            queued: Condvar::new(),
+        }))
+    }
+
     /// Runs `work` on another thread. `work` sends its result, which comes back as an error if the
     /// caller has dropped the receiver.
     pub(crate) fn start<T: Send + 'static>(
@@ -72,7 +80,7 @@ impl DetachedCalls {
         }
         drop(queue);
         let shared = Arc::clone(&self.0);
-        let thread = thread::Builder::new().name("lockkeeper-mysql-call".to_owned());
+        let thread = thread::Builder::new().name(shared.name.clone());
         let spawned = thread.spawn(move || shared.run(call));
         spawned.map(|_| receiver).map_err(|error| {
             let text = "the thread that asks the server cannot be started; is the limit of threads reached?";

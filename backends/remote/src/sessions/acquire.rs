@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant, Mode};
-use lockkeeper_remote::{Backoff, Failure, Found, WaitPermit};
 
-use crate::connection::Connection;
-use crate::dialect::LONGEST_WAIT;
-use crate::failure::unknown;
-use crate::lease::MySqlLease;
-use crate::names::EncodedName;
-use crate::permits::Permits;
-use crate::requests::{Attempted, Replies, Requests};
-use crate::sessions::{Session, idle_seconds};
-use crate::store::{PooledConn, Store};
-use crate::wire::LONGEST_CALL;
+use crate::backoff::Backoff;
+use crate::failure::{Failure, unknown};
+use crate::pool::{Found, PooledConn, WaitPermit};
+
+use super::attempt::Made;
+use super::connection::{SessionConnection, SessionName};
+use super::lease::SessionLease;
+use super::requests::{Attempt, Attempted, Replies, Requests};
+use super::semaphore::{repeat, wait_for_permit};
+use super::session::Session;
+use super::store::SessionStore;
 
 /// The time for the last attempt, and for the reply to a wait after its end: some round trips of a busy
 /// machine.
@@ -26,50 +26,45 @@ const GRACE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The seconds after which the server ends the session of a process that was stopped while it was the first to
+/// The time after which the server ends the session of a process that was stopped while it was the first to
 /// wait for a permit.
-const LONGEST_SILENCE: u64 = 2;
+const LONGEST_SILENCE: Duration = Duration::from_secs(2);
 
 /// The grant, or `None` if another holder has the name.
-type Granted = Option<Grant<MySqlLease>>;
+type Granted<C> = Option<Grant<SessionLease<C>>>;
 
 /// One request.
-struct Acquisition<'a> {
-    store: &'a Arc<Store>,
+struct Acquisition<'a, C: SessionConnection> {
+    store: &'a SessionStore<C>,
     request: &'a AcquireRequest<'a>,
-    /// What is requested: a lock, or the gate of a semaphore.
-    name: EncodedName,
-    permits: Option<Permits>,
-    idle_seconds: u64,
+    wanted: Attempt<C::Name>,
+    idle: Duration,
 }
 
-pub(crate) fn acquire(store: &Arc<Store>, request: &AcquireRequest<'_>) -> Result<Granted, Error> {
-    let (namespace, name) = (&store.namespace, request.name().as_str());
-    let permits = match request.mode() {
-        Mode::Permit { limit } => Some(Permits {
-            gate: EncodedName::semaphore(namespace, name),
-            limit,
-        }),
-        _ => None,
-    };
-    let name = permits.as_ref().map(|permits| permits.gate.clone());
+pub(crate) fn acquire<C: SessionConnection>(
+    store: &SessionStore<C>,
+    request: &AcquireRequest<'_>,
+) -> Result<Granted<C>, Error> {
+    let (name, mode) = (request.name().as_str(), request.mode());
     let acquisition = Acquisition {
         store,
         request,
-        name: name.unwrap_or_else(|| EncodedName::new(namespace, request.name().as_str())),
-        permits,
-        idle_seconds: idle_seconds(request.ttl()),
+        wanted: Attempt {
+            name: SessionName::requested(&store.namespace, name, mode),
+            mode,
+        },
+        idle: C::idle(request.ttl()),
     };
     acquisition.run().map_err(Failure::into_error)
 }
 
-impl Acquisition<'_> {
-    fn run(&self) -> Result<Granted, Failure> {
+impl<C: SessionConnection> Acquisition<'_, C> {
+    fn run(&self) -> Result<Granted<C>, Failure> {
         let mut until = match self.request.deadline() {
-            None => self.request.now() + self.store.remote.attempt_time(),
+            None => self.request.now() + self.store.options.attempt_time(),
             Some(deadline) => deadline.max(self.request.now() + GRACE),
         };
-        let mut retries = self.store.remote.pool_size;
+        let mut retries = self.store.options.pool_size;
         let mut pauses = Backoff::new(PAUSE, LONGEST_PAUSE);
         while !self.request.is_cancelled() {
             match self.attempt(until) {
@@ -105,13 +100,13 @@ impl Acquisition<'_> {
 
     /// Makes one attempt: on a connection without names while few connections hold names, else on one of
     /// these.
-    fn attempt(&self, until: HostInstant) -> Result<Granted, Failure> {
+    fn attempt(&self, until: HostInstant) -> Result<Granted<C>, Failure> {
         let store = self.store;
         let left = || {
             let left = until.saturating_since(self.request.now());
-            left.min(store.remote.response_timeout)
+            left.min(store.options.response_timeout)
         };
-        let shared = || store.sessions.enter(&self.name, self.idle_seconds, true);
+        let shared = || store.sessions.enter(&self.wanted.name, self.idle, true);
         if store.shares()
             && let Some(session) = shared()
         {
@@ -121,8 +116,8 @@ impl Acquisition<'_> {
             Found::Slot(slot) => slot,
             Found::Other(session) => return self.try_on_session(&session, left()),
         };
-        match store.try_on_slot(slot, &self.requests(), self.idle_seconds, until) {
-            Ok((session, replies, asked_at)) => self.granted(&session, replies, asked_at),
+        match store.try_on_slot(slot, &self.requests(), self.idle, until) {
+            Ok(made) => self.granted(made),
             // No connection can be opened.
             Err(Failure::NotSent(error)) => match shared() {
                 Some(session) => self.try_on_session(&session, left()),
@@ -132,30 +127,31 @@ impl Acquisition<'_> {
         }
     }
 
-    fn requests(&self) -> Requests {
-        match &self.permits {
-            Some(permits) => Requests::permit(permits.clone()),
-            None => Requests::attempts(vec![self.name.clone()]),
-        }
+    fn requests(&self) -> Requests<C::Name> {
+        Requests::attempts(vec![self.wanted.clone()])
     }
 
     /// Requests the name on a session in which it was entered. The call continues when there is no more time:
     /// cut short, it would leave the session in doubt.
-    fn try_on_session(&self, session: &Arc<Session>, left: Duration) -> Result<Granted, Failure> {
+    fn try_on_session(
+        &self,
+        session: &Arc<Session<C>>,
+        left: Duration,
+    ) -> Result<Granted<C>, Failure> {
         let asked_at = self.request.now();
         let requests = self.requests();
         let call = self.store.sessions.start(session, requests, left);
-        self.granted(session, call.reply(left)?, asked_at)
+        self.granted(Made {
+            session: Arc::clone(session),
+            attempted: call.reply(left)?.attempted,
+            asked_at,
+        })
     }
 
-    fn granted(
-        &self,
-        session: &Arc<Session>,
-        mut replies: Replies,
-        asked_at: HostInstant,
-    ) -> Result<Granted, Failure> {
-        let taken = replies.attempted.pop().unwrap_or(Ok(None))?;
-        let grant = |taken| self.store.grant(session, self.request, taken, asked_at);
+    fn granted(&self, mut made: Made<C>) -> Result<Granted<C>, Failure> {
+        let taken = made.attempted.pop().unwrap_or(Ok(None))?;
+        let (request, asked_at) = (self.request, made.asked_at);
+        let grant = |taken| self.store.grant(&made.session, request, taken, asked_at);
         Ok(taken.map(grant))
     }
 
@@ -165,9 +161,9 @@ impl Acquisition<'_> {
         &self,
         pause: Duration,
         deadline: HostInstant,
-    ) -> Option<(PooledConn, WaitPermit<Connection>)> {
-        let (store, request) = (Arc::clone(self.store), self.request);
-        let wake = move || store.pool.recheck_waits();
+    ) -> Option<(PooledConn<C>, WaitPermit<C>)> {
+        let (pool, request) = (self.store.pool.clone(), self.request);
+        let wake = move || pool.recheck_waits();
         let _cancel = request.cancel().map(|cancel| cancel.on_cancel(wake));
         let limit = pause.min(deadline.saturating_since(request.now()));
         let is_over = || request.is_cancelled();
@@ -176,18 +172,21 @@ impl Acquisition<'_> {
 
     /// Waits on a connection of its own that holds no name: a wait is cancelled by ending its session, and
     /// that frees all names of the session. Returns `None` if the wait ended before its deadline.
-    fn wait(&self, slot: PooledConn, deadline: HostInstant) -> Result<Option<Granted>, Failure> {
+    fn wait(
+        &self,
+        slot: PooledConn<C>,
+        deadline: HostInstant,
+    ) -> Result<Option<Granted<C>>, Failure> {
         let store = self.store;
         let until = deadline.max(self.request.now() + GRACE);
         let requests = self.requests();
-        let session = store.open_session(slot, &requests.attempts, self.idle_seconds, until)?;
+        let session = store.open_session(slot, &requests, self.idle, until)?;
         let asked_at = self.request.now();
         let span = deadline.saturating_since(asked_at);
-        let span = span.min(LONGEST_WAIT).min(LONGEST_CALL);
-        let wait = |connection: &mut Connection| {
-            let wire = Arc::clone(&connection.wire);
+        let span = span.min(C::LONGEST_WAIT);
+        let wait = |connection: &mut C| {
             let cancel = self.request.cancel();
-            let cancel = cancel.map(|cancel| cancel.on_cancel(move || wire.close()));
+            let cancel = cancel.map(|cancel| cancel.on_cancel(connection.canceller()));
             let taken = match span.is_zero() {
                 true => Ok(None),
                 false => self.wait_on(connection, span, deadline),
@@ -197,10 +196,7 @@ impl Acquisition<'_> {
             drop(cancel);
             match self.request.is_cancelled() {
                 true => Err(unknown("the wait was cancelled")),
-                false => Ok(Replies {
-                    attempted: vec![Ok(taken?)],
-                    ..Replies::default()
-                }),
+                false => Ok(Replies::attempt(Ok(taken?))),
             }
         };
         let replies = store.sessions.call_first(&session, &requests, GRACE, wait);
@@ -208,18 +204,22 @@ impl Acquisition<'_> {
             return Ok(None);
         }
         let is_over = self.request.now() >= deadline;
-        let granted = self.granted(&session, replies?, asked_at)?;
+        let granted = self.granted(Made {
+            session,
+            attempted: replies?.attempted,
+            asked_at,
+        })?;
         Ok((granted.is_some() || is_over).then_some(granted))
     }
 
     fn wait_on(
         &self,
-        connection: &mut Connection,
+        connection: &mut C,
         span: Duration,
         deadline: HostInstant,
-    ) -> Attempted {
-        let Some(permits) = &self.permits else {
-            return connection.wait(&self.name, span, GRACE);
+    ) -> Attempted<C::Name> {
+        let Mode::Permit { limit } = self.wanted.mode else {
+            return connection.wait(&self.wanted, span, GRACE);
         };
         // All others wait behind the session that holds the bell.
         connection.set_idle(LONGEST_SILENCE)?;
@@ -229,8 +229,9 @@ impl Acquisition<'_> {
             let is_over = left.is_zero() || self.request.is_cancelled();
             (!is_over).then(|| left.min(pause))
         };
-        let taken = connection.wait_for_permit(permits, span, GRACE, pause)?;
-        connection.repeat(|it| it.set_idle(self.idle_seconds))?;
+        let gate = &self.wanted.name;
+        let taken = wait_for_permit(connection, gate, limit, span, GRACE, pause)?;
+        repeat(connection, |it| it.set_idle(self.idle))?;
         Ok(taken)
     }
 }

@@ -1,0 +1,264 @@
+//! The requests of sessions, as statements.
+
+use std::slice;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{ErrorKind, Mode};
+use lockkeeper_remote::sessions::{
+    Attempt, Attempted, Replies, Requests, SessionConnection, SessionName, Taken, repeat,
+};
+use lockkeeper_remote::{Failure, senseless, unavailable};
+
+use crate::BACKEND;
+use crate::connection::{Connection, number};
+use crate::dialect;
+use crate::names::EncodedName;
+use crate::permits::Permits;
+use crate::statements::{self, EPOCH_BITS, SessionId};
+use crate::wire;
+
+/// The longest that a server lets a session be idle: a year.
+const LONGEST_IDLE: u64 = 31_536_000;
+
+/// The text of the error of an attempt without a result.
+pub(crate) const DISTURBED: &str =
+    "the server was disturbed while it was asked for the lock, by a KILL or by an error of its own";
+
+impl SessionConnection for Connection {
+    type Name = EncodedName;
+    type Id = SessionId;
+
+    const BACKEND: &'static str = BACKEND;
+    const LONGEST_WAIT: Duration = if cfg!(unix) {
+        dialect::LONGEST_WAIT
+    } else {
+        wire::LONGEST_CALL
+    };
+
+    fn idle(ttl: Duration) -> Duration {
+        let part = u64::from(ttl.subsec_nanos() > 0);
+        let seconds = ttl.as_secs().saturating_add(part);
+        Duration::from_secs(seconds.clamp(1, LONGEST_IDLE))
+    }
+
+    fn shares_statements(mode: Mode) -> bool {
+        mode == Mode::Exclusive
+    }
+
+    fn session(&self) -> SessionId {
+        self.id()
+    }
+
+    fn is_session(known: SessionId, seen: SessionId) -> bool {
+        known.is(seen)
+    }
+
+    fn set_limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
+    fn has_ended(&self) -> bool {
+        self.was_closed()
+    }
+
+    fn check_start(&self) -> Result<(), Failure> {
+        self.check_server_start()
+    }
+
+    fn canceller(&self) -> impl Fn() + Send + Sync + 'static {
+        let wire = Arc::clone(&self.wire);
+        move || wire.close()
+    }
+
+    fn set_idle(&mut self, idle: Duration) -> Result<(), Failure> {
+        self.set_idle_seconds(idle.as_secs())
+    }
+
+    fn ask(&mut self, requests: &Requests<EncodedName>) -> Result<Replies<EncodedName>, Failure> {
+        let releases = &requests.releases;
+        match self.ask_once(requests) {
+            // A notification that came late has ended it. Only the session itself releases what it held.
+            Err(Failure::Refused(error))
+                if error.kind() == ErrorKind::Unavailable && releases.len() == requests.count() =>
+            {
+                let names: Vec<_> = releases.iter().flat_map(Permits::names_of).collect();
+                repeat(self, |it| it.release_all(&names))?;
+                Ok(Replies {
+                    released: vec![true; releases.len()],
+                    ..Replies::default()
+                })
+            }
+            result => result,
+        }
+    }
+
+    fn wait(
+        &mut self,
+        wanted: &Attempt<EncodedName>,
+        wait: Duration,
+        grace: Duration,
+    ) -> Attempted<EncodedName> {
+        let name = &wanted.name;
+        self.limit = wait + grace;
+        let row = self.query_until(&self.dialect.wait(name, wait))?;
+        self.limit = grace;
+        match row {
+            Some(row) => epoch(name, number(&row, 0)),
+            None => {
+                // The lock may have been granted just before the statement was ended.
+                self.execute(statements::RELEASE, slice::from_ref(name))?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn holders(
+        &mut self,
+        wanted: &Attempt<EncodedName>,
+    ) -> Result<Vec<(EncodedName, SessionId)>, Failure> {
+        self.holders_of(&Permits::excluding(&wanted.name))
+    }
+
+    fn end_holder(&mut self, name: &EncodedName, session: SessionId) -> Result<(), Failure> {
+        self.run(&statements::end_holder(name, session))
+    }
+
+    fn try_permit_or_pause(
+        &mut self,
+        gate: &EncodedName,
+        limit: u32,
+        pause: Duration,
+    ) -> Attempted<EncodedName> {
+        let gate = gate.clone();
+        let permits = Permits { gate, limit };
+        let template = permits.attempt_or_pause(pause.as_secs_f64());
+        let row = self.query(&template.pasted())?;
+        self.permit(&permits, &row)
+    }
+
+    fn undo_permit(
+        &mut self,
+        gate: &EncodedName,
+        limit: u32,
+        keep: &[EncodedName],
+    ) -> Result<(), Failure> {
+        let gate = gate.clone();
+        let mut names = Permits { gate, limit }.taken_by_attempt();
+        let keep: Vec<_> = keep.iter().flat_map(Permits::names_of).collect();
+        names.retain(|name| !keep.contains(name));
+        self.release_all(&names)
+    }
+
+    fn leave_gate(&mut self, gate: &EncodedName) -> Result<(), Failure> {
+        self.release_all(&[gate.bell(), gate.clone()])
+    }
+}
+
+impl Connection {
+    fn ask_once(
+        &mut self,
+        requests: &Requests<EncodedName>,
+    ) -> Result<Replies<EncodedName>, Failure> {
+        let Requests {
+            releases,
+            attempts,
+            checks,
+            ..
+        } = requests;
+        let row = match (releases.as_slice(), attempts.as_slice(), checks.as_slice()) {
+            ([name], [], []) => match Permits::of_lease(name) {
+                None => self.execute(statements::RELEASE, slice::from_ref(name))?,
+                Some((permits, slot)) => {
+                    let column = permits.release(slot);
+                    self.execute(&format!("SELECT {}", column.sql), &column.names)?
+                }
+            },
+            ([], [attempt], []) => match attempt.mode {
+                Mode::Permit { limit } => {
+                    let gate = attempt.name.clone();
+                    let permits = Permits { gate, limit };
+                    return Ok(Replies::attempt(self.attempt_permit(&permits)?));
+                }
+                _ => self.execute(statements::TRY, slice::from_ref(&attempt.name))?,
+            },
+            _ => self.query(&statements::several(requests))?,
+        };
+        if row.len() != requests.count() {
+            return Err(Failure::Unanswered(senseless()));
+        }
+        let mut columns = (0..row.len()).map(|at| number(&row, at));
+        let mut released = Vec::with_capacity(releases.len());
+        for (name, column) in releases.iter().zip(columns.by_ref()) {
+            // Of a permit, the rest is the number of a session that waits.
+            let column = column.unwrap_or(0);
+            released.push(column % 2 == 1);
+            if column > 1 {
+                self.notify(name, column / 2)?;
+            }
+        }
+        let attempted = attempts.iter().zip(columns.by_ref());
+        Ok(Replies {
+            released,
+            attempted: attempted
+                .map(|(attempt, reply)| epoch(&attempt.name, reply))
+                .collect(),
+            held: columns.map(|number| number == Some(1)).collect(),
+        })
+    }
+
+    /// Releases those of the names that the session holds.
+    fn release_all(&mut self, names: &[EncodedName]) -> Result<(), Failure> {
+        self.query(&statements::each("RELEASE_LOCK", names))
+            .map(drop)
+    }
+
+    /// Returns the sessions that hold the names.
+    pub(crate) fn holders_of(
+        &mut self,
+        names: &[EncodedName],
+    ) -> Result<Vec<(EncodedName, SessionId)>, Failure> {
+        let row = self.query(&statements::each("IS_USED_LOCK", names))?;
+        let start = self.start;
+        let holder = |(at, name): (usize, &EncodedName)| {
+            let id = number(&row, at)?;
+            Some((name.clone(), SessionId { id, start }))
+        };
+        Ok(names.iter().enumerate().filter_map(holder).collect())
+    }
+
+    /// Returns the session that holds the name.
+    pub(crate) fn holder(&mut self, name: &EncodedName) -> Result<Option<SessionId>, Failure> {
+        let row = self.execute(statements::HOLDER, slice::from_ref(name))?;
+        let start = self.start;
+        Ok(number(&row, 0).map(|id| SessionId { id, start }))
+    }
+}
+
+/// Returns what the reply to an attempt means.
+fn epoch(name: &EncodedName, reply: Option<u64>) -> Attempted<EncodedName> {
+    match reply {
+        Some(0) => Ok(None),
+        Some(number) => Ok(Some(Taken {
+            name: name.clone(),
+            epoch: number & EPOCH_BITS,
+            slot: 0,
+        })),
+        None => Err(Failure::Refused(unavailable(DISTURBED))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lease_is_never_shorter_than_its_ttl() {
+        for (millis, seconds) in [(100, 1), (1_000, 1), (1_001, 2), (30_000, 30)] {
+            let idle = Connection::idle(Duration::from_millis(millis));
+            assert_eq!(idle, Duration::from_secs(seconds));
+        }
+        let longest = Connection::idle(Duration::MAX);
+        assert_eq!(longest, Duration::from_secs(LONGEST_IDLE));
+    }
+}

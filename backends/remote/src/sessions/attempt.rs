@@ -1,0 +1,97 @@
+//! Requests on a connection without names, which becomes a session with the reply.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{AcquireRequest, Grant, HostInstant};
+
+use crate::failure::Failure;
+use crate::pool::PooledConn;
+
+use super::connection::SessionConnection;
+use super::lease::SessionLease;
+use super::requests::{Attempted, Requests, Taken};
+use super::session::Session;
+use super::state::Entry;
+use super::store::SessionStore;
+
+/// Attempts that were made on a session.
+pub(crate) struct Made<C: SessionConnection> {
+    pub(crate) session: Arc<Session<C>>,
+    pub(crate) attempted: Vec<Attempted<C::Name>>,
+    /// A time before the names were requested.
+    pub(crate) asked_at: HostInstant,
+}
+
+impl<C: SessionConnection> SessionStore<C> {
+    /// Makes a session of a slot's connection, on which the names are about to be requested. Connects if the slot
+    /// has no connection.
+    pub(crate) fn open_session(
+        &self,
+        mut slot: PooledConn<C>,
+        requests: &Requests<C::Name>,
+        idle: Duration,
+        until: HostInstant,
+    ) -> Result<Arc<Session<C>>, Failure> {
+        let id = self.run(&mut slot, until, |connection| {
+            if let Err(refused) = connection.check_start() {
+                return Ok(Err(refused));
+            }
+            connection.set_idle(idle)?;
+            Ok(Ok(connection.session()))
+        })??;
+        let names = requests.tried().cloned();
+        let session = Session::new(slot, id, idle, names, &self.sessions.verifiers);
+        Ok(Arc::new(session))
+    }
+
+    /// Makes attempts of one ttl on a connection without names, which becomes a session.
+    pub(crate) fn try_on_slot(
+        &self,
+        slot: PooledConn<C>,
+        requests: &Requests<C::Name>,
+        idle: Duration,
+        until: HostInstant,
+    ) -> Result<Made<C>, Failure> {
+        let session = self.open_session(slot, requests, idle, until)?;
+        let asked_at = self.clock.now();
+        let left = until.saturating_since(asked_at);
+        let limit = left.min(self.options.response_timeout);
+        let ask = |connection: &mut _| session.ask(connection, requests);
+        let replies = self.sessions.call_first(&session, requests, limit, ask)?;
+        Ok(Made {
+            session,
+            attempted: replies.attempted,
+            asked_at,
+        })
+    }
+
+    /// Records what the session was granted.
+    pub(crate) fn grant(
+        &self,
+        session: &Arc<Session<C>>,
+        request: &AcquireRequest<'_>,
+        taken: Taken<C::Name>,
+        asked_at: HostInstant,
+    ) -> Grant<SessionLease<C>> {
+        let Taken { name, epoch, slot } = taken;
+        let since = self.clock.now();
+        let until = since + request.ttl();
+        let granted = Some((epoch, since));
+        self.sessions.set(session, &name, Entry { granted, until });
+        // The session takes more names from now on.
+        self.pool.recheck();
+        let session = Arc::clone(session);
+        let lease = SessionLease {
+            session,
+            name,
+            epoch,
+        };
+        Grant {
+            lease,
+            epoch,
+            asked_at,
+            slot,
+        }
+    }
+}

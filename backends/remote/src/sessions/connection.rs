@@ -1,0 +1,151 @@
+//! What a backend implements: its names, and a connection whose session holds them.
+
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::time::Duration;
+
+use lockkeeper_core::Mode;
+
+use crate::failure::Failure;
+use crate::pool::Connection;
+
+use super::requests::{Attempt, Attempted, Replies, Requests};
+
+/// A name on the server, which a session requests or holds.
+///
+/// A lock has one name. A semaphore has several: its gate, which each request for a permit names; its bell, for which
+/// the waiting sessions queue; and those by which sessions hold permits.
+pub trait SessionName: Clone + Debug + Eq + Hash + Send + Sync + 'static {
+    /// Returns the name that a request of this mode names: that of a lock, or the gate of a semaphore.
+    fn requested(namespace: &str, name: &str, mode: Mode) -> Self;
+
+    /// Returns the gate of the semaphore of which this is a name; `None` for the name of a lock.
+    fn gate(&self) -> Option<Self>;
+
+    /// Returns whether both are names of one semaphore, or of the same lock.
+    fn is_akin(&self, other: &Self) -> bool;
+
+    /// Returns the bell of the semaphore of which this is the gate.
+    fn bell(&self) -> Self;
+}
+
+/// Names, each with the session that holds it.
+pub type Holders<C> = Vec<(<C as SessionConnection>::Name, <C as SessionConnection>::Id)>;
+
+/// A connection whose session holds names. Dropping it ends the session, and the server frees all names that
+/// it holds.
+///
+/// If a reply is missing when the connection is dropped, its `Drop` calls
+/// [`Sessions::abandon`](super::Sessions::abandon). The connection watches its socket, and calls
+/// [`Sessions::end`](super::Sessions::end) when the server has closed it.
+pub trait SessionConnection: Connection + Send + Sized + 'static {
+    /// The names on the server.
+    type Name: SessionName;
+    /// The identity of a session, which stays unique when the server is started again.
+    type Id: Copy + Debug + Eq + Send + Sync + 'static;
+
+    /// The backend's name, which the names of its threads begin with.
+    const BACKEND: &'static str;
+    /// The longest time that one statement may wait in the server.
+    const LONGEST_WAIT: Duration;
+
+    /// Returns how long the session of a lease of `ttl` may be idle: the ttl in the server's unit, rounded up.
+    /// Leases share a session if this is the same for both.
+    fn idle(ttl: Duration) -> Duration;
+
+    /// Returns whether attempts of a mode share a statement with other requests.
+    fn shares_statements(mode: Mode) -> bool;
+
+    /// Returns the identity of the session.
+    fn session(&self) -> Self::Id;
+
+    /// Returns whether a session that a connection knows is the one that the server names.
+    fn is_session(known: Self::Id, seen: Self::Id) -> bool {
+        known == seen
+    }
+
+    /// Sets the longest time that each of the next replies may take.
+    fn set_limit(&mut self, limit: Duration);
+
+    /// Returns whether the server was seen to have closed the connection.
+    fn has_ended(&self) -> bool;
+
+    /// Refuses to request a name while the server, which was just started, grants none.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`], which says for how long still.
+    fn check_start(&self) -> Result<(), Failure>;
+
+    /// Returns what ends the session from another thread, also while a request waits in the server.
+    fn canceller(&self) -> impl Fn() + Send + Sync + 'static;
+
+    /// Has the server end the session after it was idle for a time; costs nothing if that is set already.
+    ///
+    /// # Errors
+    /// The server was not told.
+    fn set_idle(&mut self, idle: Duration) -> Result<(), Failure>;
+
+    /// Sends requests together, and returns the replies in their order. A failure concerns all of them.
+    ///
+    /// A request for a permit comes without others, unless [`shares_statements`](Self::shares_statements) says
+    /// otherwise.
+    ///
+    /// # Errors
+    /// The class says what is left of the requests.
+    fn ask(&mut self, requests: &Requests<Self::Name>) -> Result<Replies<Self::Name>, Failure>;
+
+    /// Waits in the server for a lock or a bell for `wait`, first come, first served. The reply, and that of a
+    /// request after it, may take `grace` longer.
+    ///
+    /// # Errors
+    /// No reply came, or the wait was disturbed.
+    fn wait(
+        &mut self,
+        wanted: &Attempt<Self::Name>,
+        wait: Duration,
+        grace: Duration,
+    ) -> Attempted<Self::Name>;
+
+    /// Returns names for which an attempt finds its own busy, each with the session that holds it.
+    ///
+    /// # Errors
+    /// The server did not say.
+    fn holders(&mut self, wanted: &Attempt<Self::Name>) -> Result<Holders<Self>, Failure>;
+
+    /// Ends a session if it holds the name.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`] if it does not hold the name.
+    fn end_holder(&mut self, name: &Self::Name, session: Self::Id) -> Result<(), Failure>;
+
+    /// Tries to take a permit on the session that holds the bell. If none is free, the statement pauses for at
+    /// most `pause`, and holds the gate from then on. A session that releases a permit ends the pause, which is
+    /// [`Failure::Refused`] here. The look and the pause are one statement, so no notification is lost between them.
+    ///
+    /// # Errors
+    /// [`Failure::NotSent`] if permits of another limit are live. Otherwise the session may hold a part of a permit.
+    fn try_permit_or_pause(
+        &mut self,
+        gate: &Self::Name,
+        limit: u32,
+        pause: Duration,
+    ) -> Attempted<Self::Name>;
+
+    /// Releases all that an attempt at a permit may have taken, except the names by which the session holds
+    /// permits, or the bell, in `keep`.
+    ///
+    /// # Errors
+    /// The session may still hold it.
+    fn undo_permit(
+        &mut self,
+        gate: &Self::Name,
+        limit: u32,
+        keep: &[Self::Name],
+    ) -> Result<(), Failure>;
+
+    /// Releases the bell and the gate of a semaphore.
+    ///
+    /// # Errors
+    /// The session may still hold them.
+    fn leave_gate(&mut self, gate: &Self::Name) -> Result<(), Failure>;
+}

@@ -1,0 +1,207 @@
+//! The parts that a provider and its leases share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireRequest, Clock, Error, Grant, HostInstant, LeaseVerifier, Operation, ReleaseRequest,
+    Released, RenewRequest, Renewal,
+};
+
+use crate::LAST_ATTEMPT;
+use crate::failure::{Failure, Server, senseless};
+use crate::options::RemoteOptions;
+use crate::pool::{Found, Pool, PooledConn};
+
+use super::Sessions;
+use super::acquire::acquire;
+use super::batch::batch;
+use super::connection::SessionConnection;
+use super::lease::SessionLease;
+use super::session::Session;
+
+/// Opens a connection within a limit.
+type Connect<C> = Box<dyn Fn(Duration) -> Result<C, Error> + Send + Sync>;
+
+/// The verbs of a [`Backend`](lockkeeper_core::Backend) whose locks are held by sessions, over a pool of
+/// connections.
+///
+/// A connection holds no name while it is in the pool. A connection that holds names belongs to a session, and
+/// counts for the pool all the same.
+pub struct SessionStore<C: SessionConnection> {
+    /// The options of the pool and of the connections.
+    pub options: RemoteOptions,
+    /// The namespace of the names.
+    pub namespace: String,
+    /// The clock that the keepers count on.
+    pub clock: Arc<dyn Clock>,
+    pub(crate) sessions: Arc<Sessions<C>>,
+    pub(crate) pool: Pool<C>,
+    server: Server,
+    connect: Connect<C>,
+}
+
+impl<C: SessionConnection> fmt::Debug for SessionStore<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionStore")
+            .field("server", &self.server)
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C: SessionConnection> SessionStore<C> {
+    /// A store with one connection, which `connect` opened. `connect` opens further ones as they are needed,
+    /// within the time that it gets.
+    pub fn new(
+        options: &RemoteOptions,
+        namespace: &str,
+        sessions: Arc<Sessions<C>>,
+        server: Server,
+        first: C,
+        connect: impl Fn(Duration) -> Result<C, Error> + Send + Sync + 'static,
+    ) -> Self {
+        let pool = Pool::new(options.pool_size);
+        if let Some(mut slot) = pool.try_checkout() {
+            slot.connection = Some(first);
+        }
+        Self {
+            options: options.clone(),
+            namespace: namespace.to_owned(),
+            clock: Arc::clone(&sessions.clock),
+            sessions,
+            pool,
+            server,
+            connect: Box::new(connect),
+        }
+    }
+
+    /// Acquires a name: see [`Backend::acquire`](lockkeeper_core::Backend::acquire).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn acquire(
+        &self,
+        request: &AcquireRequest<'_>,
+    ) -> Result<Option<Grant<SessionLease<C>>>, Error> {
+        acquire(self, request)
+    }
+
+    /// Carries out several operations: see [`Backend::batch`](lockkeeper_core::Backend::batch).
+    pub fn batch(&self, operations: &mut [Operation<'_, SessionLease<C>>]) {
+        batch(self, operations);
+    }
+
+    /// Renews a lease: see [`Backend::renew`](lockkeeper_core::Backend::renew).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn renew(
+        &self,
+        lease: &mut SessionLease<C>,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        let renewal = RenewRequest {
+            lease,
+            ttl,
+            deadline,
+            answer: None,
+        };
+        let mut one = [Operation::Renew(renewal)];
+        self.batch(&mut one);
+        match one {
+            [Operation::Renew(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
+            _ => Err(senseless()),
+        }
+    }
+
+    /// Releases a lease: see [`Backend::release`](lockkeeper_core::Backend::release).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn release(
+        &self,
+        lease: &mut SessionLease<C>,
+        deadline: HostInstant,
+    ) -> Result<Released, Error> {
+        let release = ReleaseRequest {
+            lease,
+            deadline,
+            answer: None,
+        };
+        let mut one = [Operation::Release(release)];
+        self.batch(&mut one);
+        match one {
+            [Operation::Release(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
+            _ => Err(senseless()),
+        }
+    }
+
+    /// Has a keeper verify its leases when a session has ended: see
+    /// [`Backend::watch_leases`](lockkeeper_core::Backend::watch_leases).
+    pub fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.sessions.verifiers.add(verifier);
+    }
+
+    /// Runs `work` on a connection of the pool that holds no name: until `deadline`, at least for one attempt.
+    ///
+    /// # Errors
+    /// No connection is free or can be opened, or the error of `work`.
+    pub fn run_apart<T>(
+        &self,
+        deadline: HostInstant,
+        work: impl FnMut(&mut C) -> Result<T, Failure>,
+    ) -> Result<T, Error> {
+        let now = self.clock.now();
+        let until = deadline.max(now + LAST_ATTEMPT);
+        let left = until.saturating_since(now);
+        let slot = self.pool.checkout(left.min(self.options.response_timeout));
+        slot.ok_or_else(|| self.exhausted())
+            .and_then(|mut slot| self.run(&mut slot, until, work))
+            .map_err(Failure::into_error)
+    }
+
+    /// Returns a slot of the pool as soon as one is free, or a session that takes a name: what `shared`
+    /// returns.
+    pub(crate) fn checkout_or_share(
+        &self,
+        left: Duration,
+        shared: impl FnMut() -> Option<Arc<Session<C>>>,
+    ) -> Result<Found<C, Arc<Session<C>>>, Failure> {
+        let limit = left.min(self.options.response_timeout);
+        let found = self.pool.checkout_or(limit, shared);
+        found.ok_or_else(|| self.exhausted())
+    }
+
+    fn exhausted(&self) -> Failure {
+        let hold = self.sessions.count();
+        let wait = self.pool.waiting();
+        Failure::NotSent(self.server.exhausted(
+            self.options.pool_size,
+            &format!(": {hold} hold locks and {wait} wait for one"),
+            " (and the server's `max_connections`), or wait for fewer names at once",
+        ))
+    }
+
+    /// Runs `work` on the connection of a slot: see [`PooledConn::run`].
+    pub(crate) fn run<T>(
+        &self,
+        slot: &mut PooledConn<C>,
+        until: HostInstant,
+        mut work: impl FnMut(&mut C) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let longest = self.options.response_timeout;
+        slot.run(&*self.clock, until, &self.connect, |connection, limit| {
+            connection.set_limit(limit.min(longest));
+            work(connection)
+        })
+    }
+
+    /// Returns whether new names share the existing sessions. Half of the pool is for waits.
+    pub(crate) fn shares(&self) -> bool {
+        let most = usize::try_from(self.options.pool_size / 2).unwrap_or(usize::MAX);
+        self.sessions.count() >= most.max(1)
+    }
+}
