@@ -300,8 +300,9 @@ use std::sync::LazyLock;
 pub use lockkeeper_core::{
     AcquireOptions, AsLockName, CancelRegistration, CancelToken, Capability, CommitProof, Config,
     Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockGuards, LockKeeper,
-    LockKeeperBuilder, LockName, LostSignal, MAX_PERMITS, Mode, Observer, Outage, Permit,
-    ReentrantGuard, ReentrantKeeper, Released, Semaphore, Usage, Wait, WaitOutcome, WithLock,
+    LockKeeperBuilder, LockName, LostSignal, MAX_PERMITS, Mode, ObservedLock, Observer, Outage,
+    Permit, ReentrantGuard, ReentrantKeeper, Released, Semaphore, Usage, Wait, WaitOutcome,
+    WithLock,
 };
 
 /// What operators ask a store: see [`LockKeeper::admin`].

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, Error, LeasePolicy, LockGuard, LockKeeper, LockName, LockProvider, Mode,
+    AcquireOptions, Error, LeasePolicy, LockGuard, LockKeeper, LockProvider, Mode, ObservedLock,
     Observer, Wait,
 };
 
@@ -84,7 +84,7 @@ fn reply(line: &str) {
 struct ContentionReporter;
 
 impl Observer for ContentionReporter {
-    fn contended(&self, _: &LockName) {
+    fn contended(&self, _: &ObservedLock<'_>) {
         reply("contended");
     }
 }

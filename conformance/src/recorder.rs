@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, FencingToken, LockName, Observer, Released};
+use lockkeeper_core::{Error, FencingToken, ObservedLock, Observer, Released};
 
 /// The kind of an observer's event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,31 +78,37 @@ fn hint(event: Event) -> &'static str {
 }
 
 impl Observer for EventRecorder {
-    fn acquired(&self, _: &LockName, _: FencingToken, _: Duration, _: bool) {
+    fn acquired(&self, _: &ObservedLock<'_>, _: FencingToken, _: Duration, _: bool) {
         self.record(Event::Acquired);
     }
 
-    fn contended(&self, _: &LockName) {
+    fn contended(&self, _: &ObservedLock<'_>) {
         self.record(Event::Contended);
     }
 
-    fn not_acquired(&self, _: &LockName, _: Duration, _: Option<&Error>) {
+    fn not_acquired(&self, _: &ObservedLock<'_>, _: Duration, _: Option<&Error>) {
         self.record(Event::NotAcquired);
     }
 
-    fn renewed(&self, _: &LockName, _: FencingToken) {
+    fn renewed(&self, _: &ObservedLock<'_>, _: FencingToken) {
         self.record(Event::Renewed);
     }
 
-    fn renewal_unknown(&self, _: &LockName, _: FencingToken, _: &Error) {
+    fn renewal_unknown(&self, _: &ObservedLock<'_>, _: FencingToken, _: &Error) {
         self.record(Event::RenewalUnknown);
     }
 
-    fn lost(&self, _: &LockName, _: FencingToken) {
+    fn lost(&self, _: &ObservedLock<'_>, _: FencingToken) {
         self.record(Event::Lost);
     }
 
-    fn released(&self, _: &LockName, _: FencingToken, _: &Result<Released, Error>) {
+    fn released(
+        &self,
+        _: &ObservedLock<'_>,
+        _: FencingToken,
+        _: Duration,
+        _: &Result<Released, Error>,
+    ) {
         self.record(Event::Released);
     }
 }

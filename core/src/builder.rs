@@ -126,9 +126,14 @@ impl LockKeeperBuilder {
         self
     }
 
-    /// Reports events to `observer`.
+    /// Reports events to `observer`, and to those that were added before.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.notifier = Notifier::new(Some(observer));
+        self.notifier.add(observer);
+        self
+    }
+
+    pub(crate) fn notifier(mut self, notifier: Notifier) -> Self {
+        self.notifier = notifier;
         self
     }
 

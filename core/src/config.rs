@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::capabilities::Capability;
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, ErrorKind};
-use crate::observer::Observer;
+use crate::observer::{Notifier, Observer};
 use crate::options::{LeasePolicy, Outage, Wait};
 use crate::url::StoreUrl;
 
@@ -48,7 +48,7 @@ pub struct Config {
     values: BTreeMap<String, Vec<String>>,
     /// The environment variable that each key, or the `url`, is from.
     variables: BTreeMap<String, String>,
-    pub(crate) observer: Option<Arc<dyn Observer>>,
+    pub(crate) notifier: Notifier,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -64,7 +64,7 @@ impl Config {
             url,
             values: BTreeMap::new(),
             variables: BTreeMap::new(),
-            observer: None,
+            notifier: Notifier::default(),
             clock: Arc::new(SystemClock),
         };
         let mut pairs = pairs.into_iter();
@@ -248,10 +248,11 @@ impl Config {
         self
     }
 
-    /// Tells `observer` what happens, a fallback at opening included.
+    /// Tells `observer` what happens, a fallback at opening included. Observers that were added before are
+    /// told, too.
     #[must_use]
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.observer = Some(observer);
+        self.notifier.add(observer);
         self
     }
 

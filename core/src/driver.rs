@@ -10,7 +10,6 @@ use crate::config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, ParsedConfig};
 use crate::engine::opening::open_through_outage;
 use crate::error::{Error, ErrorKind};
 use crate::keeper::LockKeeper;
-use crate::observer::Notifier;
 use crate::options::{OpenOptions, Wait};
 use crate::provider::LockProvider;
 use crate::url::StoreUrl;
@@ -84,8 +83,7 @@ impl<'a> OpenContext<'a> {
     /// [`Observer::warning`](crate::Observer::warning). What breaks them for sure is an error.
     pub fn warn(&self, text: &str) {
         let store = self.url().to_string();
-        let notifier = Notifier::new(self.config.observer.clone());
-        notifier.notify(|o| o.warning(&store, text));
+        self.config.notifier.notify(|o| o.warning(&store, text));
     }
 
     /// Returns the value of one of this driver's own keys. It is of the key's type and in its range.
@@ -171,7 +169,7 @@ impl Drivers {
     pub fn open_with(&self, config: &Config, options: &OpenOptions) -> Result<LockKeeper, Error> {
         let fallbacks = config.fallbacks()?;
         let stores = self.check_all(config, &fallbacks)?;
-        let notifier = Notifier::new(config.observer.clone());
+        let notifier = &config.notifier;
         if stores.len() > 1 && !config.has_epoch_offset() {
             for (driver, parsed) in &stores {
                 if !driver.epochs_follow_clock() {
@@ -291,12 +289,10 @@ type Checked<'d, 'c> = (&'d Arc<dyn Driver>, ParsedConfig<'c>);
 fn build(parsed: ParsedConfig<'_>, provider: Arc<dyn LockProvider>) -> Result<LockKeeper, Error> {
     let mut builder = LockKeeper::builder(provider)
         .settings(parsed.settings)
-        .clock(Arc::clone(&parsed.config.clock));
+        .clock(Arc::clone(&parsed.config.clock))
+        .notifier(parsed.config.notifier.clone());
     for capability in parsed.required {
         builder = builder.require(capability);
-    }
-    if let Some(observer) = &parsed.config.observer {
-        builder = builder.observer(Arc::clone(observer));
     }
     builder.build()
 }

@@ -21,6 +21,7 @@ mod outage;
 mod queue;
 mod release;
 mod renewal;
+mod report;
 pub(crate) mod retry;
 pub(crate) mod verify;
 mod waiter;
@@ -47,6 +48,7 @@ use group::Requests;
 use hold::Hold;
 use outage::OutageGate;
 use queue::Queue;
+use report::OutageReports;
 use verify::{Doubts, LeaseVerifier};
 
 /// The longest that a single attempt waits for the store's answer to another thread, and that a
@@ -67,6 +69,8 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     pub(crate) clock: Arc<dyn Clock>,
     notifier: Notifier,
+    /// What observers are told of the store.
+    location: String,
     queue: Queue,
     /// The thread that watches deadlines.
     timer: Timer,
@@ -84,6 +88,7 @@ pub(crate) struct Engine {
     closing: Closing,
     outage: OutageGate,
     doubts: Doubts,
+    outage_reports: OutageReports,
 }
 
 /// What a worker does.
@@ -91,6 +96,7 @@ enum Job {
     /// Renews a batch of leases.
     Renew(Vec<Arc<Hold>>),
     NotifyLost(Arc<Hold>),
+    NotifyOutages,
 }
 
 impl Engine {
@@ -107,6 +113,7 @@ impl Engine {
         };
         let engine = Arc::new(Self {
             capabilities: provider.capabilities(),
+            location: provider.location(),
             provider,
             settings,
             timer: Timer::new(Arc::clone(&clock)),
@@ -124,6 +131,7 @@ impl Engine {
             closing: Closing::new(),
             outage: OutageGate::new(),
             doubts: Doubts::default(),
+            outage_reports: OutageReports::default(),
         });
         engine.provider.watch_leases(LeaseVerifier::new(&engine));
         Arc::new(Shared(engine))

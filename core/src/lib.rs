@@ -51,7 +51,7 @@ pub use lock_all::LockGuards;
 pub use lost_signal::{LostSignal, WaitOutcome};
 pub use mode::{MAX_PERMITS, Mode, limit_mismatch};
 pub use name::{AsLockName, LockName, MAX_NAME_BYTES};
-pub use observer::Observer;
+pub use observer::{ObservedLock, Observer};
 pub use options::{AcquireOptions, LeasePolicy, MAX_DURATION, OpenOptions, Outage, Wait};
 pub use proof::{CommitProof, Proof, ProofValue};
 pub use provider::{

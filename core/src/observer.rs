@@ -5,10 +5,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::mode::Mode;
 use crate::name::LockName;
 use crate::provider::Released;
 use crate::sync::run_caught;
 use crate::token::FencingToken;
+
+/// The lock that an event is about.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct ObservedLock<'a> {
+    /// The name as it was requested.
+    pub name: &'a LockName,
+    /// The mode in which it was requested.
+    pub mode: Mode,
+    /// The URL of the store and the namespace, without secrets:
+    /// [`LockKeeper::location`](crate::LockKeeper::location).
+    pub store: &'a str,
+}
 
 /// Receives the events of a keeper's locks. Override the methods that are of interest.
 ///
@@ -17,53 +31,91 @@ use crate::token::FencingToken;
 ///
 /// ```
 /// # use lockkeeper_core as lockkeeper;
-/// use lockkeeper::{FencingToken, LockName, Observer};
+/// use lockkeeper::{FencingToken, ObservedLock, Observer};
 ///
 /// struct LogLosses;
 ///
 /// impl Observer for LogLosses {
-///     fn lost(&self, name: &LockName, token: FencingToken) {
-///         eprintln!("{name} was lost, token {token}");
+///     fn lost(&self, lock: &ObservedLock<'_>, token: FencingToken) {
+///         eprintln!("{} was lost, token {token}", lock.name);
 ///     }
 /// }
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// The lock was granted, `waited` after it was requested; `handed_over` within this process.
-    fn acquired(&self, name: &LockName, token: FencingToken, waited: Duration, handed_over: bool) {
-        let _ = (name, token, waited, handed_over);
+    /// An acquisition begins. [`acquired`](Self::acquired) or [`not_acquired`](Self::not_acquired)
+    /// follows on the same thread, and acquisitions that begin between the two end between them.
+    ///
+    /// An acquisition with an option that is out of bounds does not begin. A name that
+    /// [`lock_all`](crate::LockKeeper::lock_all) requests together with others begins when the store has
+    /// answered, and ends at once.
+    fn requested(&self, lock: &ObservedLock<'_>) {
+        let _ = lock;
     }
 
-    /// Another holder has the name: a wait begins, or a single attempt ends.
-    fn contended(&self, name: &LockName) {
-        let _ = name;
+    /// The lock was granted, `waited` after it was requested; `handed_over` within this process.
+    fn acquired(
+        &self,
+        lock: &ObservedLock<'_>,
+        token: FencingToken,
+        waited: Duration,
+        handed_over: bool,
+    ) {
+        let _ = (lock, token, waited, handed_over);
+    }
+
+    /// Another holder has the name: a wait begins, or a single attempt ends. Told once an acquisition.
+    fn contended(&self, lock: &ObservedLock<'_>) {
+        let _ = lock;
     }
 
     /// The lock was not granted. Without an `error` another holder had it until the end of the wait.
-    fn not_acquired(&self, name: &LockName, waited: Duration, error: Option<&Error>) {
-        let _ = (name, waited, error);
+    fn not_acquired(&self, lock: &ObservedLock<'_>, waited: Duration, error: Option<&Error>) {
+        let _ = (lock, waited, error);
     }
 
     /// The store renewed the lease.
-    fn renewed(&self, name: &LockName, token: FencingToken) {
-        let _ = (name, token);
+    fn renewed(&self, lock: &ObservedLock<'_>, token: FencingToken) {
+        let _ = (lock, token);
     }
 
     /// A renewal has no answer. The deadline stays, and the renewal is repeated while time is left.
-    fn renewal_unknown(&self, name: &LockName, token: FencingToken, error: &Error) {
-        let _ = (name, token, error);
+    fn renewal_unknown(&self, lock: &ObservedLock<'_>, token: FencingToken, error: &Error) {
+        let _ = (lock, token, error);
     }
 
-    /// The guard can no longer prove that it holds the lock.
-    fn lost(&self, name: &LockName, token: FencingToken) {
-        let _ = (name, token);
+    /// The guard can no longer prove that it holds the lock. [`released`](Self::released) follows when the
+    /// guard ends.
+    fn lost(&self, lock: &ObservedLock<'_>, token: FencingToken) {
+        let _ = (lock, token);
     }
 
-    /// A guard was released or dropped. After an error the store's answer is unknown, and the store
-    /// frees the name after the ttl.
+    /// A guard was released or dropped, `held` after [`acquired`](Self::acquired). After an error the
+    /// store's answer is unknown, and the store frees the name after the ttl.
     ///
     /// If a drop did not wait for the store's answer, a thread of the keeper reports it when it is there.
-    fn released(&self, name: &LockName, token: FencingToken, result: &Result<Released, Error>) {
-        let _ = (name, token, result);
+    /// That wait does not count as `held`.
+    fn released(
+        &self,
+        lock: &ObservedLock<'_>,
+        token: FencingToken,
+        held: Duration,
+        result: &Result<Released, Error>,
+    ) {
+        let _ = (lock, token, held, result);
+    }
+
+    /// A request to the store failed, because the store cannot be reached or did not answer. Told once,
+    /// until the store answers again. `store` is its URL without secrets.
+    ///
+    /// A thread of the keeper reports it, so that no acquisition and no renewal waits for the observer.
+    fn outage_began(&self, store: &str, reason: &Error) {
+        let _ = (store, reason);
+    }
+
+    /// The store answers again, `lasted` after the first request that failed. A thread of the keeper
+    /// reports it, after [`outage_began`](Self::outage_began).
+    fn outage_ended(&self, store: &str, lasted: Duration) {
+        let _ = (store, lasted);
     }
 
     /// Opening found something about the store that may break locks; `text` says what it means.
@@ -87,21 +139,21 @@ pub trait Observer: Send + Sync + 'static {
     }
 }
 
-/// Calls the observer of a keeper, if there is one, and catches its panics.
+/// Calls the observers of a keeper, in the order in which they were added, and catches their panics.
 #[derive(Clone, Default)]
-pub(crate) struct Notifier(Option<Arc<dyn Observer>>);
+pub(crate) struct Notifier(Vec<Arc<dyn Observer>>);
 
 impl Notifier {
-    pub(crate) fn new(observer: Option<Arc<dyn Observer>>) -> Self {
-        Self(observer)
+    pub(crate) fn add(&mut self, observer: Arc<dyn Observer>) {
+        self.0.push(observer);
     }
 
-    pub(crate) fn is_some(&self) -> bool {
-        self.0.is_some()
+    pub(crate) fn is_observed(&self) -> bool {
+        !self.0.is_empty()
     }
 
-    pub(crate) fn notify(&self, event: impl FnOnce(&dyn Observer)) {
-        if let Some(observer) = &self.0 {
+    pub(crate) fn notify(&self, event: impl Fn(&dyn Observer)) {
+        for observer in &self.0 {
             run_caught(|| event(observer.as_ref()));
         }
     }
@@ -109,6 +161,6 @@ impl Notifier {
 
 impl fmt::Debug for Notifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_some() { "observed" } else { "none" })
+        write!(f, "{} observers", self.0.len())
     }
 }

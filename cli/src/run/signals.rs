@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
-use lockkeeper::{CancelToken, Error, FencingToken, LockName, Observer};
+use lockkeeper::{CancelToken, Error, FencingToken, ObservedLock, Observer};
 use nix::sys::signal::SigSet;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
@@ -151,17 +151,18 @@ fn is_in(mask: &str, process: &str, signal: Signal) -> bool {
 pub(super) struct EventForwarder(pub(super) Sender<Event>);
 
 impl Observer for EventForwarder {
-    fn contended(&self, name: &LockName) {
-        stderr::info(&format!("{name:?} is held by another process"));
+    fn contended(&self, lock: &ObservedLock<'_>) {
+        stderr::info(&format!("{:?} is held by another process", lock.name));
     }
 
-    fn renewed(&self, _name: &LockName, _token: FencingToken) {
+    fn renewed(&self, _lock: &ObservedLock<'_>, _token: FencingToken) {
         let _ = self.0.send(Event::Renewed);
     }
 
-    fn renewal_unknown(&self, name: &LockName, _token: FencingToken, error: &Error) {
+    fn renewal_unknown(&self, lock: &ObservedLock<'_>, _token: FencingToken, error: &Error) {
         stderr::info(&format!(
-            "{name:?} could not be renewed; lockkeeper tries again: {error}"
+            "{:?} could not be renewed; lockkeeper tries again: {error}",
+            lock.name
         ));
     }
 
@@ -181,7 +182,7 @@ impl Observer for EventForwarder {
         ));
     }
 
-    fn lost(&self, _name: &LockName, _token: FencingToken) {
+    fn lost(&self, _lock: &ObservedLock<'_>, _token: FencingToken) {
         let _ = self.0.send(Event::Lost);
     }
 }

@@ -6,7 +6,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind, FencingToken, LockName, Observer, Released, WaitOutcome};
+use lockkeeper_core::{
+    Error, ErrorKind, FencingToken, ObservedLock, Observer, Released, WaitOutcome,
+};
 
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, build, is_busy, take, take_with};
@@ -163,27 +165,37 @@ impl PanickingObserver {
 }
 
 impl Observer for PanickingObserver {
-    fn acquired(&self, _: &LockName, _: FencingToken, _: Duration, _: bool) {
+    fn requested(&self, _: &ObservedLock<'_>) {
         Self::panic();
     }
 
-    fn contended(&self, _: &LockName) {
+    fn acquired(&self, _: &ObservedLock<'_>, _: FencingToken, _: Duration, _: bool) {
         Self::panic();
     }
 
-    fn not_acquired(&self, _: &LockName, _: Duration, _: Option<&Error>) {
+    fn contended(&self, _: &ObservedLock<'_>) {
         Self::panic();
     }
 
-    fn renewed(&self, _: &LockName, _: FencingToken) {
+    fn not_acquired(&self, _: &ObservedLock<'_>, _: Duration, _: Option<&Error>) {
         Self::panic();
     }
 
-    fn lost(&self, _: &LockName, _: FencingToken) {
+    fn renewed(&self, _: &ObservedLock<'_>, _: FencingToken) {
         Self::panic();
     }
 
-    fn released(&self, _: &LockName, _: FencingToken, _: &Result<Released, Error>) {
+    fn lost(&self, _: &ObservedLock<'_>, _: FencingToken) {
+        Self::panic();
+    }
+
+    fn released(
+        &self,
+        _: &ObservedLock<'_>,
+        _: FencingToken,
+        _: Duration,
+        _: &Result<Released, Error>,
+    ) {
         Self::panic();
     }
 }

@@ -106,7 +106,7 @@ impl Config {
                     other.variables.insert(key.to_owned(), variable.clone());
                 }
             }
-            other.observer.clone_from(&self.observer);
+            other.notifier.clone_from(&self.notifier);
             other.clock = Arc::clone(&self.clock);
             Ok(other.without_fallbacks())
         };

@@ -19,6 +19,7 @@ use super::group::Alone;
 use super::hold::acquired::Acquired;
 use super::outage::outlasted;
 use super::queue::{Entered, Key};
+use super::report::AcquisitionReport;
 use super::retry::Retry;
 use super::waiter::{Given, Unserved, WaitKind, Waiter};
 use super::{ATTEMPT_LIMIT, Engine};
@@ -68,9 +69,11 @@ impl Engine {
         let is_notified = Cell::new(false);
         let notify_contended = || {
             if !is_notified.replace(true) {
-                self.notifier.notify(|o| o.contended(name));
+                let lock = self.observed(name, terms.mode);
+                self.notifier.notify(|o| o.contended(&lock));
             }
         };
+        let report = AcquisitionReport::begin(self, name, terms.mode, began);
         let alone = Alone::default();
         let contended = || {
             self.end_alone(&alone);
@@ -101,7 +104,7 @@ impl Engine {
             WaitKind::ThroughOutages => retry.through_outages(&self.outage),
         });
         let pause = |error: &Error, answered_at| {
-            self.unanswered(error.kind());
+            self.unanswered(error);
             if kind == WaitKind::ThroughOutages && error.kind() == ErrorKind::Unavailable {
                 self.queue.fail(key, error);
             }
@@ -137,15 +140,8 @@ impl Engine {
         };
         let result = acquisition.run();
         self.closing.notify();
-        let result = result.map_err(|error| self.located(name, error));
-        if self.notifier.is_some() {
-            let waited = self.clock.now().saturating_since(began);
-            self.notifier.notify(|o| match &result {
-                Ok(Some(acquired)) => acquired.report(waited, o),
-                Ok(None) => o.not_acquired(name, waited, None),
-                Err(error) => o.not_acquired(name, waited, Some(error)),
-            });
-        }
+        let mut result = result.map_err(|error| self.located(name, error));
+        report.end(&mut result);
         result
     }
 }
@@ -169,7 +165,7 @@ impl Acquisition<'_, '_> {
         match given {
             Given::HeadPermit => self.acquire_as_head(),
             Given::Hold(hold, number) => {
-                let acquired = Acquired { hold, number };
+                let acquired = Acquired::new(hold, number);
                 if request.is_cancelled() {
                     engine.release_dropped(&acquired);
                     return Err(engine.cancelled());

@@ -121,7 +121,7 @@ impl Engine {
             Ok(_) if request.is_cancelled() => {}
             Ok(_) => self.answered(),
             Err(error) if is_from_store(error.kind()) => self.answered(),
-            Err(error) => self.unanswered(error.kind()),
+            Err(error) => self.unanswered(error),
         }
     }
 

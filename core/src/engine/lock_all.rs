@@ -21,6 +21,7 @@ use super::head::HeadPermit;
 use super::hold::HoldState;
 use super::hold::acquired::Acquired;
 use super::queue::Key;
+use super::report::AcquisitionReport;
 use super::waiter::Given;
 
 /// The names that are held so far; they are released if the others are not acquired.
@@ -79,10 +80,10 @@ impl Engine {
                 let (acquired, end) = self.acquire_free(rest, &options)?;
                 taken.acquired.extend(acquired);
                 if let (Some(end), Some(next)) = (end, names.get(taken.acquired.len())) {
-                    let waited = self.clock.now().saturating_since(began);
-                    self.notifier
-                        .notify(|o| o.not_acquired(next, waited, end.as_ref()));
-                    return end.map_or(Ok(None), Err);
+                    let report = AcquisitionReport::begin(self, next, options.mode, began);
+                    let mut result = end.map_or(Ok(None), Err);
+                    report.end(&mut result);
+                    return result.map(|_none| None);
                 }
             }
             let Some(next) = names.get(taken.acquired.len()) else {
@@ -121,7 +122,7 @@ impl Engine {
         let (mut taken, mut unwanted) = (Taken::none(self), Taken::none(self));
         let mut refusal = None;
         for step in steps {
-            let answer = match step {
+            let mut answer = match step {
                 Step::HandedOver(acquired) => Ok(Some(acquired)),
                 Step::Asks(permit, request, entry) => {
                     let until = self.end_of_attempt(&request);
@@ -129,10 +130,13 @@ impl Engine {
                     self.take_grant(permit, &request, terms, answer)
                 }
             };
-            let waited = self.clock.now().saturating_since(began);
+            if let Ok(Some(acquired)) = &answer {
+                let hold = Arc::clone(&acquired.hold);
+                let report = AcquisitionReport::begin(self, &hold.name, terms.mode, began);
+                report.end(&mut answer);
+            }
             match answer {
                 Ok(Some(acquired)) => {
-                    self.notifier.notify(|o| acquired.report(waited, o));
                     let of_order = if refusal.is_none() {
                         &mut taken
                     } else {
@@ -202,7 +206,7 @@ impl Engine {
             let key = Key::new(name, terms.mode);
             match self.queue.enter_free(key, terms) {
                 Some(Given::Hold(hold, number)) => {
-                    steps.push(Step::HandedOver(Acquired { hold, number }));
+                    steps.push(Step::HandedOver(Acquired::new(hold, number)));
                 }
                 Some(Given::HeadPermit) => {
                     let permit = HeadPermit::new(self, key);

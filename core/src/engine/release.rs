@@ -40,8 +40,8 @@ pub(crate) struct Ending {
     pub(super) keeps_name: bool,
     /// Whether the lock was held until then.
     in_time: bool,
-    /// Whether a guard had the lease, or it only lingered.
-    has_guard: bool,
+    /// For how long the guard had the lease, if the observers were told of the guard.
+    held: Option<Duration>,
 }
 
 /// The outcome of one attempt to release a lease.
@@ -130,9 +130,10 @@ impl Engine {
             false => None,
         };
         let finished = self.queue.finish(hold.key(), hold, acquired.number, linger);
+        let held = acquired.reported_at.map(|at| now.saturating_since(at));
         if let Finished::HandedOver | Finished::Lingering(_) = finished {
             forget(acquired.end_handover());
-            self.notify_released(acquired, &Ok(Released::Done));
+            self.notify_released(acquired, held, &Ok(Released::Done));
             if let Finished::Lingering(until) = finished {
                 self.timer.note(HostInstant::from_nanos(until));
             }
@@ -142,7 +143,7 @@ impl Engine {
         let ending = Ending {
             keeps_name: finished == Finished::Release,
             in_time: ended.in_time,
-            has_guard: true,
+            held,
         };
         Some((ending, ended))
     }
@@ -189,10 +190,7 @@ impl Engine {
             false => answer.map(|_| Released::AlreadyLost),
         };
         let result = result.map_err(|error| self.located(&acquired.hold.name, error));
-        match ending.has_guard {
-            true => self.notify_released(acquired, &result),
-            false => self.closing.notify(),
-        }
+        self.notify_released(acquired, ending.held, &result);
         result
     }
 
@@ -203,7 +201,7 @@ impl Engine {
             let ending = Ending {
                 keeps_name: true,
                 in_time: ended.in_time,
-                has_guard: false,
+                held: None,
             };
             let guard = DroppedGuard {
                 acquired: Acquired::first(hold),
@@ -220,10 +218,18 @@ impl Engine {
         self.release_lingering(self.queue.take_lingering(u64::MAX));
     }
 
-    fn notify_released(&self, acquired: &Acquired, result: &Result<Released, Error>) {
+    fn notify_released(
+        &self,
+        acquired: &Acquired,
+        held: Option<Duration>,
+        result: &Result<Released, Error>,
+    ) {
         self.closing.notify();
-        self.notifier
-            .notify(|o| o.released(&acquired.hold.name, acquired.token(), result));
+        if let Some(held) = held {
+            let (lock, token) = (self.observed_hold(&acquired.hold), acquired.token());
+            self.notifier
+                .notify(|o| o.released(&lock, token, held, result));
+        }
     }
 
     /// Releases a lease that a renewal may have.
@@ -290,7 +296,7 @@ impl Engine {
         };
         match (answer, lost_reply) {
             (Err(error), _) if is_no_answer(error.kind()) => {
-                self.unanswered(error.kind());
+                self.unanswered(&error);
                 ReleaseAttempt::NoAnswer(lease, error)
             }
             (answer, lost_reply) => {

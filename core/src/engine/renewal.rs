@@ -72,8 +72,10 @@ impl Engine {
         }
         let batches = due.renew.chunks(self.capabilities.batch().max(1));
         let renewals = batches.map(|batch| Job::Renew(batch.to_vec()));
+        let outages = self.outage_reports.is_due().then_some(Job::NotifyOutages);
         let jobs = renewals
             .chain(due.lost.into_iter().map(Job::NotifyLost))
+            .chain(outages)
             .collect();
         let mut next = HostInstant::from_nanos(next);
         if let Some(round) = round.filter(|at| *at > now) {
@@ -93,14 +95,15 @@ impl Engine {
         match job {
             Job::Renew(batch) => self.renew_batch(&batch),
             Job::NotifyLost(hold) => self.notify_lost(&hold),
+            Job::NotifyOutages => self.notify_outages(),
         }
     }
 
     /// Reports a loss to the observer and runs the callbacks of the guards that had the hold.
     pub(super) fn notify_lost(&self, hold: &Arc<Hold>) {
+        let lock = self.observed_hold(hold);
         for number in hold.guards() {
-            self.notifier
-                .notify(|o| o.lost(&hold.name, hold.token(number)));
+            self.notifier.notify(|o| o.lost(&lock, hold.token(number)));
         }
         for (number, callback) in hold.take_callbacks() {
             run_caught(|| {
@@ -189,7 +192,7 @@ impl Engine {
     ) {
         match answer {
             Ok(_) => self.answered(),
-            Err(error) => self.unanswered(error.kind()),
+            Err(error) => self.unanswered(error),
         }
         let now = self.clock.now();
         let retry_at = answer
@@ -200,11 +203,11 @@ impl Engine {
             self.release_unwanted(unwanted, hold.policy.ttl());
         }
         self.notifier.notify(|o| {
-            let token = hold.token(hold.latest());
+            let (lock, token) = (self.observed_hold(hold), hold.token(hold.latest()));
             match answer {
-                Ok(Renewal::Renewed) => o.renewed(&hold.name, token),
+                Ok(Renewal::Renewed) => o.renewed(&lock, token),
                 Ok(Renewal::Lost) => {}
-                Err(error) => o.renewal_unknown(&hold.name, token, error),
+                Err(error) => o.renewal_unknown(&lock, token, error),
             }
         });
         let due = match hold.state(self.clock.now()) {

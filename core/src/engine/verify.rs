@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use crate::clock::HostInstant;
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind};
 use crate::sync::lock;
 
 use super::Engine;
@@ -103,9 +103,11 @@ impl Engine {
         self.timer.note(HostInstant::from_nanos(0));
     }
 
-    /// Records that a request failed with this kind of error.
-    pub(super) fn unanswered(&self, kind: ErrorKind) {
-        if matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown) {
+    /// Records that a request failed with this error.
+    pub(super) fn unanswered(&self, error: &Error) {
+        if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown) {
+            // In this order: an answer in between ends the report that it finds.
+            self.report_outage(Some(error));
             self.doubts.is_unreachable.store(true, Ordering::Relaxed);
         }
     }
@@ -115,6 +117,7 @@ impl Engine {
         self.outage.answered();
         let is_unreachable = &self.doubts.is_unreachable;
         if is_unreachable.load(Ordering::Relaxed) && is_unreachable.swap(false, Ordering::SeqCst) {
+            self.report_outage(None);
             self.verify_leases();
         }
     }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, Error, ErrorKind, FencingToken, LockGuard, LockName, Observer,
+    AcquireOptions, CancelToken, Error, ErrorKind, FencingToken, LockGuard, ObservedLock, Observer,
     ReentrantKeeper, Released, Wait,
 };
 
@@ -29,7 +29,7 @@ fn guards_outlive_their_keeper() {
 struct SlowObserver(mpsc::Sender<()>);
 
 impl Observer for SlowObserver {
-    fn renewed(&self, _: &LockName, _: FencingToken) {
+    fn renewed(&self, _: &ObservedLock<'_>, _: FencingToken) {
         self.0.send(()).unwrap();
         thread::sleep(Duration::from_millis(20));
     }

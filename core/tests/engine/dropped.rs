@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Error, ErrorKind, FencingToken, LockGuard, LockKeeper, LockKeeperBuilder, LockName, Observer,
-    Released, Wait,
+    Error, ErrorKind, FencingToken, LockGuard, LockKeeper, LockKeeperBuilder, ObservedLock,
+    Observer, Released, Wait,
 };
 
 use crate::answers::{Grants, Releases, Renewals};
@@ -19,9 +19,15 @@ type Answer = (String, Result<Released, ErrorKind>);
 struct SendReleased(Mutex<Sender<Answer>>);
 
 impl Observer for SendReleased {
-    fn released(&self, name: &LockName, _: FencingToken, result: &Result<Released, Error>) {
+    fn released(
+        &self,
+        lock: &ObservedLock<'_>,
+        _: FencingToken,
+        _: Duration,
+        result: &Result<Released, Error>,
+    ) {
         let result = result.as_ref().copied().map_err(Error::kind);
-        let _ = self.0.lock().unwrap().send((name.to_string(), result));
+        let _ = self.0.lock().unwrap().send((lock.name.to_string(), result));
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 
 use lockkeeper_core::{
-    Clock, Error, FencingToken, HostInstant, LockKeeper, LockKeeperBuilder, LockName, ManualClock,
-    Observer,
+    Clock, Error, FencingToken, HostInstant, LockKeeper, LockKeeperBuilder, ManualClock,
+    ObservedLock, Observer,
 };
 
 use crate::scripted_store::LIMIT;
@@ -27,15 +27,15 @@ impl SendEvents {
 }
 
 impl Observer for SendEvents {
-    fn contended(&self, _: &LockName) {
+    fn contended(&self, _: &ObservedLock<'_>) {
         self.send(Event::Contended);
     }
 
-    fn renewal_unknown(&self, _: &LockName, _: FencingToken, _: &Error) {
+    fn renewal_unknown(&self, _: &ObservedLock<'_>, _: FencingToken, _: &Error) {
         self.send(Event::RenewalUnknown);
     }
 
-    fn lost(&self, _: &LockName, token: FencingToken) {
+    fn lost(&self, _: &ObservedLock<'_>, token: FencingToken) {
         self.send(Event::Lost(token));
     }
 }

@@ -21,6 +21,7 @@ mod modes;
 mod outage;
 mod reentrant;
 mod renewal;
+mod reports;
 mod retry;
 mod scripted_store;
 mod verify;

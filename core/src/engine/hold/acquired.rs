@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use crate::clock::{Clock, HostInstant};
-use crate::observer::Observer;
 use crate::sync::lock;
 use crate::token::FencingToken;
 
@@ -17,22 +15,27 @@ pub(crate) struct Acquired {
     pub(crate) hold: Arc<Hold>,
     /// The number of the guard: of the hand-overs before it.
     pub(crate) number: u32,
+    /// When the observers were told of the guard. `None` if they were not.
+    pub(crate) reported_at: Option<HostInstant>,
 }
 
 impl Acquired {
+    /// The hold as the guard with this number has it.
+    pub(crate) fn new(hold: Arc<Hold>, number: u32) -> Self {
+        Self {
+            hold,
+            number,
+            reported_at: None,
+        }
+    }
+
     /// The hold as its first guard has it.
     pub(crate) fn first(hold: Arc<Hold>) -> Self {
-        Self { hold, number: 0 }
+        Self::new(hold, 0)
     }
 
     pub(crate) fn token(&self) -> FencingToken {
         self.hold.token(self.number)
-    }
-
-    /// Reports to an observer that this guard was granted the lease, or given it by another one.
-    pub(crate) fn report(&self, waited: Duration, observer: &dyn Observer) {
-        let is_handed_over = self.number > 0;
-        observer.acquired(&self.hold.name, self.token(), waited, is_handed_over);
     }
 
     /// Returns whether this guard has ended before the lease.

@@ -1,0 +1,239 @@
+//! What observers are told of acquisitions, releases and outages.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireOptions, CancelToken, Error, ErrorKind, FencingToken, LockGuard, LockKeeper,
+    ObservedLock, Observer, Released,
+};
+
+use crate::answers::Grants;
+use crate::scripted_store::{LIMIT, SECOND, ScriptedStore};
+
+/// Sends each event as a line, behind a label.
+struct Lines(&'static str, Mutex<Sender<String>>);
+
+impl Lines {
+    fn send(&self, lock: &ObservedLock<'_>, event: &str) {
+        let (name, mode, store) = (lock.name, lock.mode, lock.store);
+        assert_eq!(store, "scripted:");
+        let line = format!("{}{event} {mode} {name}", self.0);
+        let _ = self.1.lock().unwrap().send(line);
+    }
+}
+
+impl Observer for Lines {
+    fn requested(&self, lock: &ObservedLock<'_>) {
+        self.send(lock, "requested");
+    }
+
+    fn acquired(&self, lock: &ObservedLock<'_>, _: FencingToken, waited: Duration, given: bool) {
+        let given = if given { "given" } else { "granted" };
+        self.send(lock, &format!("{given} after {}s", waited.as_secs()));
+    }
+
+    fn contended(&self, lock: &ObservedLock<'_>) {
+        self.send(lock, "contended");
+    }
+
+    fn not_acquired(&self, lock: &ObservedLock<'_>, _: Duration, error: Option<&Error>) {
+        self.send(lock, &format!("{:?}", error.map(Error::kind)));
+    }
+
+    fn released(
+        &self,
+        lock: &ObservedLock<'_>,
+        _: FencingToken,
+        held: Duration,
+        result: &Result<Released, Error>,
+    ) {
+        let result = result.as_ref().map_err(Error::kind);
+        self.send(lock, &format!("{result:?} after {}s", held.as_secs()));
+    }
+}
+
+struct Told(Receiver<String>);
+
+impl Told {
+    fn expect<const N: usize>(&self, lines: [&str; N]) {
+        for line in lines {
+            assert_eq!(self.0.recv_timeout(LIMIT).unwrap(), line);
+        }
+    }
+
+    /// Fails if there is another event so far.
+    fn expect_nothing(&self) {
+        let line = self.0.try_recv();
+        assert!(line.is_err(), "{line:?}");
+    }
+}
+
+fn observed(store: &Arc<ScriptedStore>) -> (LockKeeper, Told) {
+    let (sender, receiver) = mpsc::channel();
+    let observer = Arc::new(Lines("", Mutex::new(sender)));
+    let builder = store.builder().handover_time(LIMIT).observer(observer);
+    (builder.build().unwrap(), Told(receiver))
+}
+
+#[test]
+fn each_observer_is_told_in_the_order_in_which_it_was_added() {
+    let (sender, receiver) = mpsc::channel();
+    let line = |label| Arc::new(Lines(label, Mutex::new(sender.clone())));
+    let store = ScriptedStore::new();
+    let builder = store.builder().observer(line("1 ")).observer(line("2 "));
+    drop(builder.build().unwrap().lock("a").unwrap());
+    Told(receiver).expect([
+        "1 requested exclusive a",
+        "2 requested exclusive a",
+        "1 granted after 0s exclusive a",
+        "2 granted after 0s exclusive a",
+        "1 Ok(Done) after 0s exclusive a",
+        "2 Ok(Done) after 0s exclusive a",
+    ]);
+}
+
+#[test]
+fn acquisitions_and_releases_tell_mode_outcome_and_times() {
+    let store = ScriptedStore::new();
+    let (keeper, told) = observed(&store);
+    let first = keeper.lock_shared("a").unwrap();
+    store.clock.advance(2 * SECOND);
+    let second = keeper.lock_shared("a").unwrap();
+    assert!(keeper.try_lock("a").unwrap().is_none());
+    store.clock.advance(SECOND);
+    drop(first);
+    store.clock.advance(SECOND / 2);
+    drop(second);
+    told.expect([
+        "requested shared a",
+        "granted after 0s shared a",
+        "requested shared a",
+        "given after 0s shared a",
+        "requested exclusive a",
+        "contended exclusive a",
+        "None exclusive a",
+        "Ok(Done) after 3s shared a",
+        "Ok(Done) after 1s shared a",
+    ]);
+    store.grants(Grants::Late(SECOND));
+    drop(keeper.semaphore("a", 2).unwrap().acquire().unwrap());
+    told.expect([
+        "requested permit a",
+        "granted after 1s permit a",
+        "Ok(Done) after 0s permit a",
+    ]);
+    told.expect_nothing();
+}
+
+#[test]
+fn every_name_of_a_set_has_a_beginning_and_an_end() {
+    let store = ScriptedStore::with_batches();
+    let (keeper, told) = observed(&store);
+    let set = keeper.lock_all(["a", "b"]).unwrap();
+    told.expect([
+        "requested exclusive a",
+        "granted after 0s exclusive a",
+        "requested exclusive b",
+        "granted after 0s exclusive b",
+    ]);
+    assert!(keeper.try_lock_all(["b", "c"]).unwrap().is_none());
+    told.expect([
+        "requested exclusive b",
+        "contended exclusive b",
+        "None exclusive b",
+    ]);
+    drop(set);
+    store.grants(Grants::Unreachable(Duration::ZERO));
+    keeper.try_lock_all(["a", "b"]).unwrap_err();
+    told.expect([
+        "Ok(Done) after 0s exclusive a",
+        "Ok(Done) after 0s exclusive b",
+        "requested exclusive a",
+        "Some(Unavailable) exclusive a",
+    ]);
+    told.expect_nothing();
+}
+
+#[test]
+fn panic_of_a_backend_ends_the_acquisition() {
+    let store = ScriptedStore::new();
+    let (keeper, told) = observed(&store);
+    store.grants(Grants::Panic);
+    catch_unwind(AssertUnwindSafe(|| keeper.lock("a"))).unwrap_err();
+    told.expect(["requested exclusive a", "Some(Unknown) exclusive a"]);
+}
+
+/// The waiter is cancelled, and the lock given to it, before it has begun to wait.
+#[test]
+fn end_of_a_guard_that_no_caller_got_is_not_told() {
+    struct Cancels(CancelToken, Mutex<Option<LockGuard>>);
+    impl Observer for Cancels {
+        fn contended(&self, _: &ObservedLock<'_>) {
+            self.0.cancel();
+            drop(self.1.lock().unwrap().take());
+        }
+    }
+    let (store, cancel) = (ScriptedStore::new(), CancelToken::new());
+    let (sender, receiver) = mpsc::channel();
+    let cancels = Arc::new(Cancels(cancel.clone(), Mutex::default()));
+    let builder = store.builder().observer(Arc::clone(&cancels) as _);
+    let builder = builder.observer(Arc::new(Lines("", Mutex::new(sender))));
+    let (keeper, told) = (builder.build().unwrap(), Told(receiver));
+    *cancels.1.lock().unwrap() = Some(keeper.lock("a").unwrap());
+    let options = AcquireOptions::new().wait_forever().cancel(&cancel);
+    let error = keeper.acquire("a", &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert!(keeper.try_lock("a").unwrap().is_some());
+    told.expect([
+        "requested exclusive a",
+        "granted after 0s exclusive a",
+        "requested exclusive a",
+        "Ok(Done) after 0s exclusive a",
+        "contended exclusive a",
+        "Some(Cancelled) exclusive a",
+        "requested exclusive a",
+        "granted after 0s exclusive a",
+        "Ok(Done) after 0s exclusive a",
+    ]);
+}
+
+/// Sends the beginnings and ends of outages.
+struct Outages(Mutex<Sender<String>>);
+
+impl Observer for Outages {
+    fn outage_began(&self, store: &str, reason: &Error) {
+        let line = format!("{store} gone: {:?}", reason.kind());
+        let _ = self.0.lock().unwrap().send(line);
+    }
+
+    fn outage_ended(&self, store: &str, lasted: Duration) {
+        let line = format!("{store} back after {}s", lasted.as_secs());
+        let _ = self.0.lock().unwrap().send(line);
+    }
+}
+
+#[test]
+fn outage_is_told_once_and_so_is_its_end() {
+    let (sender, receiver) = mpsc::channel();
+    let store = ScriptedStore::new();
+    let builder = store
+        .builder()
+        .observer(Arc::new(Outages(Mutex::new(sender))));
+    let (keeper, told) = (builder.build().unwrap(), Told(receiver));
+    for _ in 0..2 {
+        store.grants(Grants::Unreachable(Duration::ZERO));
+        for _ in 0..3 {
+            keeper.try_lock("a").unwrap_err();
+            store.clock.advance(SECOND);
+        }
+        told.expect(["scripted: gone: Unavailable"]);
+        store.grants(Grants::Work);
+        drop(keeper.lock("a").unwrap());
+        told.expect(["scripted: back after 3s"]);
+    }
+    drop(keeper.lock("a").unwrap());
+    told.expect_nothing();
+}
