@@ -7,7 +7,7 @@
 //!
 //! # Features
 //! - `mysql`: `MySqlClient`, with which a test looks at a MySQL or MariaDB server.
-//! - `proxy`: `Proxy`, which drops, delays and cuts messages.
+//! - `proxy`: `Proxy`, which drops, delays and cuts messages, and `SentinelSet`.
 //! - `suite`: test programs whose cases run on every kind of server, by libtest-mimic.
 //! - `tls`: servers that speak TLS, with certificates made for them.
 //!
@@ -55,6 +55,8 @@ pub use mysql::{MySqlKind, MySqlOptions, MySqlServer};
 pub use pool::{PooledServer, ServerPool};
 #[cfg(feature = "proxy")]
 pub use proxy::{Counts, Fault, Proxy};
+#[cfg(all(unix, feature = "proxy"))]
+pub use redis::SentinelSet;
 #[cfg(unix)]
 pub use redis::{RedisClient, RedisKind, RedisOptions, RedisServer, Reply};
 #[cfg(unix)]

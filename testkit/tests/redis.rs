@@ -16,7 +16,9 @@ use std::thread;
 use std::time::Duration;
 
 use common::{TIMEOUT, alive};
-use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisOptions, RedisServer, Reply, suite, until};
+use lockkeeper_testkit::{
+    Fault, Proxy, RedisKind, RedisOptions, RedisServer, Reply, SentinelSet, suite, until,
+};
 
 const CASES: &[suite::Case<RedisKind>] = &[
     ("version", version),
@@ -41,6 +43,10 @@ const CASES: &[suite::Case<RedisKind>] = &[
     ),
     ("failed_start_shows_the_log", failed_start_shows_the_log),
     ("proxy_in_front", proxy_in_front),
+    (
+        "sentinels_replace_a_killed_primary",
+        sentinels_replace_a_killed_primary,
+    ),
 ];
 
 fn main() -> ExitCode {
@@ -250,4 +256,21 @@ fn proxy_in_front(kind: RedisKind) {
     let mut answer = [0; 11];
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"$5\r\nvalue\r\n");
+}
+
+fn sentinels_replace_a_killed_primary(kind: RedisKind) {
+    let set = SentinelSet::start(kind, 2, 3, Duration::from_millis(500)).unwrap();
+    let url = set.url();
+    for sentinel in set.sentinels() {
+        assert!(url.contains(&sentinel.addr().to_string()), "{url}");
+    }
+    set.server(0).command(&["SET", "name", "value"]).unwrap();
+    set.server(0).kill();
+    let next = set.wait_for_fail_over(0).unwrap();
+    let role = set.server(next).command(&["ROLE"]).unwrap();
+    assert_eq!(role.items()[0].text().as_deref(), Some("master"));
+    set.server(0).restart().unwrap();
+    set.wait_until_healthy().unwrap();
+    let value = set.server(0).command(&["GET", "name"]).unwrap();
+    assert_eq!(value.text().as_deref(), Some("value"));
 }

@@ -1,7 +1,9 @@
 //! Options for starting a server.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use super::RedisServer;
 use crate::tls::Certificates;
@@ -11,6 +13,8 @@ use crate::tls::Certificates;
 pub struct RedisOptions {
     pub(super) args: Vec<String>,
     pub(super) password: Option<String>,
+    /// The lines of a sentinel's file, which it rewrites, if the server is to be a sentinel.
+    pub(super) sentinel: Option<Vec<String>>,
     /// Makes the certificates, if the server speaks TLS.
     pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
 }
@@ -61,5 +65,30 @@ impl RedisOptions {
             Some(password) => replica.config("masterauth", [password]),
             None => replica,
         }
+    }
+
+    /// Makes the server a sentinel that watches `primary` as `mymaster`, by this address of it. A fail-over needs
+    /// `quorum` sentinels for which the primary has been silent for `down_after`.
+    #[must_use]
+    pub fn sentinel_of(
+        mut self,
+        primary: &RedisServer,
+        addr: SocketAddr,
+        quorum: usize,
+        down_after: Duration,
+    ) -> Self {
+        let (ip, port) = (addr.ip(), addr.port());
+        let silent = down_after.as_millis();
+        let mut lines = vec![
+            format!("monitor mymaster {ip} {port} {quorum}"),
+            format!("down-after-milliseconds mymaster {silent}"),
+            "failover-timeout mymaster 5000".to_owned(),
+            "parallel-syncs mymaster 2".to_owned(),
+        ];
+        if let Some(password) = primary.password() {
+            lines.push(format!("auth-pass mymaster {password}"));
+        }
+        self.sentinel = Some(lines);
+        self
     }
 }
