@@ -55,7 +55,7 @@ pub(super) fn lost(counts: &Counts) -> u64 {
 }
 
 /// Ends the threads also when the test panics.
-struct SetOnDrop<'a>(&'a AtomicBool);
+pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {

@@ -10,6 +10,8 @@ mod opening;
 mod operations;
 mod refusal;
 mod resources;
+mod sentinel;
+mod sentinel_opening;
 mod server;
 mod store;
 mod topology;
@@ -38,6 +40,8 @@ pub(crate) fn main() -> ExitCode {
         modes::CASES,
         modes_waiting::CASES,
         opening::CASES,
+        sentinel::CASES,
+        sentinel_opening::CASES,
     ];
     run::<RedisServer>(cases.into_iter().flatten().copied())
 }

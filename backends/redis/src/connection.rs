@@ -3,98 +3,17 @@
 use std::io::{self, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
+use lockkeeper_core::{Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{
-    Counts, Dialer, Failure, OpenConnection, RestartGrace, Server, Stream, is_quiet,
-    nothing_granted, senseless, set_timeout,
+    Failure, OpenConnection, RestartGrace, Server, Stream, is_quiet, nothing_granted, senseless,
+    set_timeout,
 };
-use redis::{Cmd, InfoDict, Parser, RedisError, ServerError, Value, cmd};
+use redis::{Cmd, InfoDict, Parser, RedisError, Value, cmd};
 
-use crate::failure::{accepted_by_primary, login_refused, parse, refused, unread};
-use crate::options::RedisOptions;
-
-/// Returns what it means that a server refused a command.
-type Meaning = fn(&ServerError) -> Error;
-
-/// Opens connections.
-pub(crate) struct Connector {
-    dialer: Dialer,
-    /// The commands that log in and choose the database, and what it means if the server refuses one.
-    greeting: Vec<(Vec<u8>, Meaning)>,
-    tls: bool,
-    pub(crate) server: Server,
-    limit: Duration,
-    restart_grace: Duration,
-    clock: Arc<dyn Clock>,
-    pub(crate) counts: Arc<Counts>,
-}
-
-impl Connector {
-    pub(crate) fn new(options: &RedisOptions, clock: Arc<dyn Clock>) -> Result<Self, Error> {
-        let remote = &options.remote;
-        let mut greeting: Vec<(_, Meaning)> = Vec::new();
-        if let Some(password) = &remote.password {
-            let mut auth = cmd("AUTH");
-            auth.arg(&remote.user).arg(password);
-            greeting.push((auth.get_packed_command(), login_refused));
-        }
-        if options.database != 0 {
-            let select = cmd("SELECT").arg(options.database).get_packed_command();
-            greeting.push((select, refused));
-        }
-        if remote.tls && greeting.is_empty() {
-            // The first request carries the TLS handshake, so it must not be a lock's.
-            greeting.push((cmd("PING").get_packed_command(), refused));
-        }
-        Ok(Self {
-            dialer: Dialer::new(remote)?,
-            greeting,
-            tls: remote.tls,
-            server: Server::new("Redis", &remote.endpoint),
-            limit: remote.connect_timeout,
-            restart_grace: remote.restart_grace,
-            clock,
-            counts: Arc::default(),
-        })
-    }
-
-    /// Opens a connection that is logged in, within `left` and the connect timeout.
-    pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
-        let limit = left.min(self.limit);
-        let began = Instant::now();
-        if limit.is_zero() {
-            return Err(self.server.no_time_to_connect());
-        }
-        let mut connection = Connection {
-            stream: self.dialer.dial(&self.server, limit)?,
-            parser: Parser::new(),
-            open: self.counts.add_connection(),
-            tls: self.tls,
-            is_new: true,
-            has_replied: false,
-            timeout: None,
-            grace: None,
-            server: self.server.clone(),
-        };
-        for (command, refused) in &self.greeting {
-            let left = limit.saturating_sub(began.elapsed());
-            let answer = connection.ask(command, left);
-            if let Value::ServerError(error) = answer.map_err(|f| connection.nothing_granted(f))? {
-                return Err(refused(&error));
-            }
-        }
-        if !self.restart_grace.is_zero() {
-            let left = limit.saturating_sub(began.elapsed());
-            let uptime = connection.uptime(left);
-            let uptime = uptime.map_err(|failure| connection.nothing_granted(failure))?;
-            let grace = RestartGrace::new(self.restart_grace, uptime, self.clock.now());
-            connection.grace = Some(grace);
-        }
-        Ok(connection)
-    }
-}
+use crate::failure::{accepted_by_primary, parse, unread};
 
 /// A connection; dropping it closes it. A connection that failed is not used again: a reply may still
 /// arrive on it.
@@ -111,17 +30,52 @@ pub(crate) struct Connection {
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
     /// Whether the server was started lately, if the options ask for that.
-    grace: Option<RestartGrace>,
+    pub(crate) grace: Option<RestartGrace>,
+    /// Whether the primary has moved since, if sentinels name it.
+    pub(crate) move_seen: Option<MoveSeen>,
     server: Server,
+}
+
+/// How often the primary was found at another address, and how often it was when a connection was opened.
+pub(crate) struct MoveSeen {
+    pub(crate) moves: Arc<AtomicU64>,
+    pub(crate) seen: u64,
 }
 
 impl lockkeeper_remote::Connection for Connection {
     fn is_quiet(&self) -> bool {
-        is_quiet(self.stream.socket())
+        self.is_current() && is_quiet(self.stream.socket())
     }
 }
 
 impl Connection {
+    /// A connection on which nothing was asked yet.
+    pub(crate) fn new(stream: Stream, server: Server, tls: bool, open: OpenConnection) -> Self {
+        Self {
+            stream,
+            parser: Parser::new(),
+            open,
+            tls,
+            is_new: true,
+            has_replied: false,
+            timeout: None,
+            grace: None,
+            move_seen: None,
+            server,
+        }
+    }
+
+    /// Returns whether no other server has become the primary since the connection was opened.
+    pub(crate) fn is_current(&self) -> bool {
+        let seen = self.move_seen.as_ref();
+        seen.is_none_or(|it| it.moves.load(Ordering::Acquire) == it.seen)
+    }
+
+    /// Returns the server, as errors name it.
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
+    }
+
     /// Returns the socket.
     pub(crate) fn socket(&self) -> &TcpStream {
         self.stream.socket()
@@ -151,7 +105,7 @@ impl Connection {
     }
 
     /// Returns how long the server has been up, or somewhat less.
-    fn uptime(&mut self, limit: Duration) -> Result<Duration, Failure> {
+    pub(crate) fn uptime(&mut self, limit: Duration) -> Result<Duration, Failure> {
         let info = cmd("INFO").arg("server").get_packed_command();
         let info = match self.ask(&info, limit)? {
             Value::ServerError(error) if error.code() == "NOPERM" => {

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{Driver, Error, ErrorKind, Key, KeySpec, LockProvider, OpenContext, Takes};
+use lockkeeper_core::{
+    Driver, Error, ErrorKind, Key, KeySpec, LockProvider, OpenContext, StoreUrl, Takes,
+};
 use lockkeeper_remote::keys::{
     CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, RESTART_GRACE, USER,
 };
@@ -10,7 +12,8 @@ use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
 use crate::{BACKEND, RedisOptions, RedisProvider};
 
-/// Opens `redis://HOST:PORT/DB`, `rediss://…` (with TLS) and `unix:/PATH`.
+/// Opens `redis://HOST:PORT/DB`, `rediss://…` (with TLS) and `unix:/PATH`; and `redis+sentinel://HOST,HOST/PRIMARY`
+/// and `rediss+sentinel://…`, where the hosts are sentinels.
 ///
 /// [`keys`](Driver::keys) lists its config keys.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,11 +34,33 @@ impl RedisDriver {
         "0",
         "how many replicas must acknowledge a grant and each renewal",
     );
+    /// The user to log in as at the sentinels.
+    pub const SENTINEL_USER: Key<String> = Key::new(
+        "sentinel_user",
+        Takes::Text("text"),
+        "none",
+        "with sentinels: the user to log in with there",
+    );
+    /// The password to log in with at the sentinels.
+    pub const SENTINEL_PASSWORD: Key<String> = Key::new(
+        "sentinel_password",
+        Takes::Text("text"),
+        "none",
+        "with sentinels: the password to log in with there",
+    );
 }
+
+/// The schemes whose hosts are sentinels.
+const SENTINEL: &str = "redis+sentinel";
+const SENTINEL_TLS: &str = "rediss+sentinel";
 
 impl Driver for RedisDriver {
     fn schemes(&self) -> &'static [&'static str] {
-        &["redis", "rediss", "unix"]
+        &["redis", "rediss", "unix", SENTINEL, SENTINEL_TLS]
+    }
+
+    fn takes_several_hosts(&self, scheme: &str) -> bool {
+        [SENTINEL, SENTINEL_TLS].contains(&scheme)
     }
 
     fn keys(&self) -> &'static [KeySpec] {
@@ -50,6 +75,8 @@ impl Driver for RedisDriver {
                 RESTART_GRACE.spec,
                 CA_FILE.spec,
                 Self::REPLICAS.spec,
+                Self::SENTINEL_USER.spec,
+                Self::SENTINEL_PASSWORD.spec,
             ]
         }
     }
@@ -71,27 +98,50 @@ fn options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
     let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidUrl, text));
     let path = url.path();
     let mut in_path = None;
-    let endpoint = if url.scheme() == "unix" {
-        if url.host().is_some() || path.is_empty() {
+    let mut options = match url.scheme() {
+        "unix" if url.host().is_some() || path.is_empty() => {
             return invalid("`unix:` takes a socket's path; write unix:/run/redis/redis.sock");
         }
-        Endpoint::Unix(path.into())
-    } else {
-        let Some(endpoint) = Endpoint::of_url(url, RedisOptions::DEFAULT_PORT) else {
-            return invalid("the URL names no host; write redis://127.0.0.1:6379/0");
-        };
-        in_path = Some(path.trim_start_matches('/')).filter(|db| !db.is_empty());
-        endpoint
+        "unix" => RedisOptions::unix(path),
+        SENTINEL | SENTINEL_TLS => of_sentinels(url)?,
+        _ => {
+            let Some(endpoint) = Endpoint::of_url(url, RedisOptions::DEFAULT_PORT) else {
+                return invalid("the URL names no host; write redis://127.0.0.1:6379/0");
+            };
+            in_path = Some(path.trim_start_matches('/')).filter(|db| !db.is_empty());
+            RedisOptions::new(RemoteOptions::new(endpoint))
+        }
     };
-    let is_tls = url.scheme() == "rediss";
-    let remote = RemoteOptions::new(endpoint);
-    let remote = remote.read(context, is_tls, "write rediss:// instead")?;
-    let mut options = RedisOptions::new(remote);
+    let is_tls = matches!(url.scheme(), "rediss" | SENTINEL_TLS);
+    options.remote = options
+        .remote
+        .read(context, is_tls, "write rediss:// instead")?;
     if let Some(database) = given_once(context, &RedisDriver::DB, in_path)? {
         options = options.database(database);
     }
     if let Some(replicas) = context.value(&RedisDriver::REPLICAS)? {
         options = options.replicas(replicas);
     }
+    options.sentinel_user = context.value(&RedisDriver::SENTINEL_USER)?;
+    options.sentinel_password = context.value(&RedisDriver::SENTINEL_PASSWORD)?;
     Ok(options)
+}
+
+fn of_sentinels(url: &StoreUrl) -> Result<RedisOptions, Error> {
+    let name = url.path().trim_matches('/');
+    let mut hosts = url.hosts();
+    let Some((host, port)) = hosts
+        .next()
+        .filter(|_| !name.is_empty() && !name.contains('/'))
+    else {
+        return Err(Error::new(
+            ErrorKind::InvalidUrl,
+            "the URL takes the hosts of the sentinels and the name by which they watch the primary; write redis+sentinel://sentinel-1,sentinel-2,sentinel-3/mymaster, and a database as `db`",
+        ));
+    };
+    let default = RedisOptions::DEFAULT_SENTINEL_PORT;
+    let options = RedisOptions::sentinel(host, port.unwrap_or(default), name);
+    Ok(hosts.fold(options, |options, (host, port)| {
+        options.and_sentinel(host, port.unwrap_or(default))
+    }))
 }

@@ -6,6 +6,7 @@ use lockkeeper_core::{Error, Finding, HostInstant};
 use lockkeeper_remote::{Failure, senseless};
 use redis::{InfoDict, cmd};
 
+use crate::examine_sentinels::isolation;
 use crate::store::Store;
 use crate::subscription::ask_for_flush_notice;
 
@@ -30,6 +31,10 @@ pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Findin
         clients(&info, store.options.remote.pool_size),
     ];
     findings.extend(memory(&info));
+    if let Some(sentinels) = store.connector.sentinels() {
+        findings.push(isolation(&info, store.options.replicas));
+        findings.extend(sentinels.examine(time_left(store, deadline)));
+    }
     Ok(findings)
 }
 
@@ -156,11 +161,13 @@ fn persistence(info: &InfoDict, fsync: &str, grace: Duration) -> Finding {
     )
 }
 
+fn time_left(store: &Store, deadline: HostInstant) -> Duration {
+    let until = store.at_least_one_attempt(deadline);
+    until.saturating_since(store.clock.now())
+}
+
 fn flush_notice(store: &Store, deadline: HostInstant) -> Result<Finding, Error> {
-    let limit = store
-        .at_least_one_attempt(deadline)
-        .saturating_since(store.clock.now());
-    let limit = limit.min(store.options.remote.response_timeout);
+    let limit = time_left(store, deadline).min(store.options.remote.response_timeout);
     let mut connection = store.connector.connect(limit)?;
     let refusal = ask_for_flush_notice(&mut connection, limit).map_err(Failure::into_error)?;
     let Some(refusal) = refusal else {

@@ -99,6 +99,28 @@ pub(crate) fn refused_command(command: &str, said: &str) -> Error {
     explain(code, details, command)
 }
 
+/// Returns the error for a login or a question that a sentinel refused. The server's text is not shown, as in
+/// [`login_refused`].
+pub(crate) fn sentinel_refused(error: &ServerError) -> Error {
+    let code = error.code();
+    let (kind, advice) = match code {
+        "NOAUTH" | "WRONGPASS" => (
+            ErrorKind::PermissionDenied,
+            "the sentinels do not accept this login, which is another one than the servers'; see `sentinel_user` and `sentinel_password`",
+        ),
+        "NOPERM" => (
+            ErrorKind::PermissionDenied,
+            "the sentinels' user may not ask for the primary; allow it +sentinel +subscribe +ping and the channel &+switch-master",
+        ),
+        "ERR" => (
+            ErrorKind::Incompatible,
+            "what answers is no sentinel, or takes no password; name the sentinels in the URL, redis:// is for one server",
+        ),
+        _ => (ErrorKind::Unavailable, "a sentinel refuses"),
+    };
+    Error::new(kind, format!("{advice} (it says {code})"))
+}
+
 fn explain(code: &str, details: &str, command: &str) -> Error {
     let to = if command.is_empty() { "" } else { " to " };
     let has = |text| details.contains(text);

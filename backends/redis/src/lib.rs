@@ -1,18 +1,21 @@
-//! The Redis backend: `redis:`, `rediss:` (TLS) and `unix:` (sockets), for Redis from 6.2 on and
-//! Valkey.
+//! The Redis backend: `redis:`, `rediss:` (TLS), `unix:` (sockets), `redis+sentinel:` and `rediss+sentinel:`, for
+//! Redis from 6.2 on and Valkey.
 //!
 //! A lock is one key, set by `SET … NX PX` within a script that also mints the epoch. When there are several
 //! leases, or callers wait, the key is a sorted set of these; so are the permits of a name, by a key of their own. One
 //! key more keeps the last epoch of the namespace.
 
+mod access;
 mod acquire;
 mod admin;
 mod attempt;
 mod batch;
 mod calls;
 mod connection;
+mod connector;
 mod driver;
 mod examine;
+mod examine_sentinels;
 mod failure;
 mod keys;
 mod lease;
@@ -23,6 +26,7 @@ mod provider;
 mod reply;
 mod script;
 mod scripts;
+mod sentinels;
 mod server_clock;
 mod store;
 mod subscription;

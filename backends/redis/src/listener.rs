@@ -18,7 +18,8 @@ use lockkeeper_remote::Backoff;
 use parking_lot::Mutex;
 use redis::cmd;
 
-use crate::connection::{Connection, Connector};
+use crate::connection::Connection;
+use crate::connector::Connector;
 use crate::keys::ended_channel;
 use crate::owner::code;
 use crate::scripts::WAKE_CHANNEL;
@@ -148,12 +149,10 @@ impl Listener {
     /// again by themselves, leases are renewed in time, and the next caller starts it.
     fn start(self: &Arc<Self>, delay: Duration) -> Option<Thread> {
         let listener = Arc::clone(self);
-        let started = thread::Builder::new()
-            .name("lockkeeper-redis".to_owned())
-            .spawn(move || {
-                thread::park_timeout(delay);
-                listener.run();
-            });
+        let started = named_thread().spawn(move || {
+            thread::park_timeout(delay);
+            listener.run();
+        });
         Some(started.ok()?.thread().clone())
     }
 
@@ -175,8 +174,22 @@ impl Listener {
             && !(self.verifiers.is_empty() && self.waiting.lock().is_empty())
     }
 
-    /// Listens until the store is dropped, or its keepers have ended.
+    /// Listens, and follows the sentinels, until the store is dropped, or its keepers have ended.
     fn run(&self) {
+        let rests = AtomicBool::new(false);
+        thread::scope(|scope| {
+            if let Some(sentinels) = self.connector.sentinels() {
+                let is_over = || rests.load(Ordering::Acquire) || !self.is_used();
+                let follow = move || sentinels.follow(is_over, || self.verifiers.verify_all());
+                // Where the system has no thread, connections that break lead to the new primary.
+                let _ = named_thread().spawn_scoped(scope, follow);
+            }
+            self.listen_and_reconnect();
+            rests.store(true, Ordering::Release);
+        });
+    }
+
+    fn listen_and_reconnect(&self) {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
         *self.state.lock() = State::Connecting;
         while !self.rests() {
@@ -225,7 +238,10 @@ impl Listener {
         connection.set_timeout(CHECK_EVERY).ok()?;
         let mut heard = Instant::now();
         let mut pinged: Option<Instant> = None;
-        while self.is_used() && self.moves.load(Ordering::Acquire) == moves {
+        let has_moved = |connection: &Connection| {
+            self.moves.load(Ordering::Acquire) != moves || !connection.is_current()
+        };
+        while self.is_used() && !has_moved(connection) {
             match connection.receive() {
                 Ok(came) => {
                     heard = Instant::now();
@@ -281,6 +297,10 @@ impl Listener {
         self.waiting.lock().insert(number, unparker);
         waiter
     }
+}
+
+fn named_thread() -> thread::Builder {
+    thread::Builder::new().name("lockkeeper-redis".to_owned())
 }
 
 /// A waiter; the listening thread knows it until it is dropped.

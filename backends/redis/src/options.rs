@@ -14,17 +14,29 @@ pub struct RedisOptions {
     pub(crate) remote: RemoteOptions,
     pub(crate) database: u32,
     pub(crate) replicas: u32,
+    /// Where the sentinels are that name the primary; none for a server at a known address.
+    pub(crate) sentinels: Vec<Endpoint>,
+    /// The name of the primary among those that the sentinels watch.
+    pub(crate) primary: String,
+    pub(crate) sentinel_user: Option<String>,
+    pub(crate) sentinel_password: Option<String>,
 }
 
 impl RedisOptions {
     /// The port of a Redis server by default.
     pub const DEFAULT_PORT: u16 = 6379;
+    /// The port of a sentinel by default.
+    pub const DEFAULT_SENTINEL_PORT: u16 = 26379;
 
     pub(crate) fn new(remote: RemoteOptions) -> Self {
         Self {
             remote,
             database: 0,
             replicas: 0,
+            sentinels: Vec::new(),
+            primary: String::new(),
+            sentinel_user: None,
+            sentinel_password: None,
         }
     }
 
@@ -38,6 +50,24 @@ impl RedisOptions {
         Self::new(RemoteOptions::new(Endpoint::Unix(path.into())))
     }
 
+    /// The primary that sentinels watch by the name `primary`, and one of these sentinels. The user, the password and
+    /// the database of these options are those of the servers. TLS is for servers and sentinels.
+    pub fn sentinel(host: impl Into<String>, port: u16, primary: impl Into<String>) -> Self {
+        let sentinel = Endpoint::tcp(host, port);
+        Self {
+            primary: primary.into(),
+            sentinels: vec![sentinel.clone()],
+            ..Self::new(RemoteOptions::new(sentinel))
+        }
+    }
+
+    /// Adds another [`sentinel`](Self::sentinel). They are asked in this order until one answers.
+    #[must_use]
+    pub fn and_sentinel(mut self, host: impl Into<String>, port: u16) -> Self {
+        self.sentinels.push(Endpoint::tcp(host, port));
+        self
+    }
+
     remote_setters!(
         "Encrypts, and checks the server's certificate by the certificates in `ca_file` (PEM), or by the system's where it is `None`. Not for Unix sockets."
     );
@@ -46,6 +76,20 @@ impl RedisOptions {
     #[must_use]
     pub fn database(mut self, database: u32) -> Self {
         self.database = database;
+        self
+    }
+
+    /// The user to log in as at the sentinels. Default: none.
+    #[must_use]
+    pub fn sentinel_user(mut self, user: impl Into<String>) -> Self {
+        self.sentinel_user = Some(user.into());
+        self
+    }
+
+    /// The password to log in with at the sentinels. Default: none.
+    #[must_use]
+    pub fn sentinel_password(mut self, password: impl Into<String>) -> Self {
+        self.sentinel_password = Some(password.into());
         self
     }
 
@@ -67,11 +111,21 @@ impl RedisOptions {
         self.remote.check()?;
         RedisDriver::DB.check(self.database)?;
         RedisDriver::REPLICAS.check(self.replicas)?;
+        let invalid = |text| Err(Error::new(ErrorKind::InvalidValue, text));
         if self.remote.user.is_some() && self.remote.password.is_none() {
-            return Err(Error::new(
-                ErrorKind::InvalidValue,
+            return invalid(
                 "a user without a password cannot log in; add `password`, or leave the user out",
-            ));
+            );
+        }
+        if self.sentinel_user.is_some() && self.sentinel_password.is_none() {
+            return invalid(
+                "`sentinel_user` cannot log in without a password; add `sentinel_password`, or leave it out",
+            );
+        }
+        if self.sentinel_password.is_some() && self.sentinels.is_empty() {
+            return invalid(
+                "`sentinel_password` is for sentinels; write redis+sentinel:// with their hosts, or leave it out",
+            );
         }
         Ok(())
     }

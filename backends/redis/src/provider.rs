@@ -134,8 +134,15 @@ impl StoreInfo for RedisProvider {
         let options = &self.store.options;
         let (database, namespace) = (options.database.to_string(), &self.store.namespace);
         let query = [("db", database.as_str()), ("namespace", namespace.as_str())];
+        let mut sentinels: Vec<_> = options.sentinels.iter().map(Endpoint::to_string).collect();
+        // Programs may list them in another order.
+        sentinels.sort();
         match &options.remote.endpoint {
             Endpoint::Unix(path) => StoreUrl::location("unix:", &path.to_string_lossy(), &query),
+            _ if !sentinels.is_empty() => {
+                let start = format!("redis+sentinel://{}", sentinels.join(","));
+                StoreUrl::location(&start, &format!("/{}", options.primary), &query)
+            }
             tcp => StoreUrl::location(&format!("redis://{tcp}"), "", &query),
         }
     }

@@ -8,7 +8,8 @@ use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LockName, Mode};
 use lockkeeper_remote::{Failure, LAST_ATTEMPT, Pool, PooledConn};
 use redis::{Value, cmd};
 
-use crate::connection::{Connection, Connector};
+use crate::connection::Connection;
+use crate::connector::Connector;
 use crate::failure::{accepted, parse};
 use crate::keys::{epoch_key, lock_key};
 use crate::listener::Listener;

@@ -70,10 +70,14 @@ impl SentinelSet {
         format!("redis+sentinel://{}/mymaster", hosts.join(","))
     }
 
-    /// Returns the sentinels.
+    /// Returns a sentinel by its number.
+    ///
+    /// # Panics
+    /// There are fewer sentinels.
     #[must_use]
-    pub fn sentinels(&self) -> &[RedisServer] {
-        &self.sentinels
+    #[allow(clippy::indexing_slicing, reason = "documented")]
+    pub fn sentinel(&self, at: usize) -> &RedisServer {
+        &self.sentinels[at]
     }
 
     /// Returns a server by its number.
@@ -97,7 +101,10 @@ impl SentinelSet {
     }
 
     /// Returns the number of the server that a sentinel names as the primary.
-    fn named_by(&self, sentinel: &RedisServer) -> io::Result<Option<usize>> {
+    ///
+    /// # Errors
+    /// The sentinel does not answer.
+    pub fn named_by(&self, sentinel: &RedisServer) -> io::Result<Option<usize>> {
         let question = ["SENTINEL", "get-master-addr-by-name", "mymaster"];
         let answer = sentinel.command(&question)?;
         let port = answer.items().get(1).and_then(Reply::int);

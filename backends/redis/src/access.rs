@@ -1,0 +1,82 @@
+//! The way to one server: its address, and what logs in there.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::Error;
+use lockkeeper_remote::{Counts, Dialer, Endpoint, RemoteOptions, Server};
+use redis::{ServerError, Value, cmd};
+
+use crate::connection::Connection;
+use crate::failure::refused;
+
+/// Returns what it means that a server refused a command.
+type Meaning = fn(&ServerError) -> Error;
+
+/// Opens connections to one server, and logs in.
+pub(crate) struct Access {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) server: Server,
+    dialer: Dialer,
+    /// The commands that log in and choose the database, and what it means if the server refuses one.
+    greeting: Vec<(Vec<u8>, Meaning)>,
+    tls: bool,
+    counts: Arc<Counts>,
+}
+
+impl Access {
+    /// The way to a server that speaks `protocol`, such as `Redis`.
+    pub(crate) fn new(
+        protocol: &'static str,
+        remote: &RemoteOptions,
+        login_refused: Meaning,
+        counts: &Arc<Counts>,
+    ) -> Result<Self, Error> {
+        let mut greeting: Vec<(_, Meaning)> = Vec::new();
+        if let Some(password) = &remote.password {
+            let mut auth = cmd("AUTH");
+            auth.arg(&remote.user).arg(password);
+            greeting.push((auth.get_packed_command(), login_refused));
+        }
+        if remote.tls && greeting.is_empty() {
+            // The first request carries the TLS handshake, so it must not be a lock's.
+            greeting.push((cmd("PING").get_packed_command(), refused));
+        }
+        Ok(Self {
+            endpoint: remote.endpoint.clone(),
+            server: Server::new(protocol, &remote.endpoint),
+            dialer: Dialer::new(remote)?,
+            greeting,
+            tls: remote.tls,
+            counts: Arc::clone(counts),
+        })
+    }
+
+    /// Has connections choose a database.
+    pub(crate) fn with_database(mut self, database: u32) -> Self {
+        if database != 0 {
+            let select = cmd("SELECT").arg(database).get_packed_command();
+            self.greeting.push((select, refused));
+        }
+        self
+    }
+
+    /// Opens a connection that is logged in, within `limit`.
+    pub(crate) fn connect(&self, limit: Duration) -> Result<Connection, Error> {
+        let began = Instant::now();
+        if limit.is_zero() {
+            return Err(self.server.no_time_to_connect());
+        }
+        let stream = self.dialer.dial(&self.server, limit)?;
+        let open = self.counts.add_connection();
+        let mut connection = Connection::new(stream, self.server.clone(), self.tls, open);
+        for (command, refused) in &self.greeting {
+            let left = limit.saturating_sub(began.elapsed());
+            let answer = connection.ask(command, left);
+            if let Value::ServerError(error) = answer.map_err(|f| connection.nothing_granted(f))? {
+                return Err(refused(&error));
+            }
+        }
+        Ok(connection)
+    }
+}

@@ -1,0 +1,83 @@
+//! Opens connections for locks: to the server at an address, or to the primary that sentinels name.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Clock, Error};
+use lockkeeper_remote::{Counts, RestartGrace, Server};
+
+use crate::access::Access;
+use crate::connection::Connection;
+use crate::failure::login_refused;
+use crate::options::RedisOptions;
+use crate::sentinels::Sentinels;
+
+/// Opens connections.
+pub(crate) struct Connector {
+    target: Target,
+    pub(crate) server: Server,
+    limit: Duration,
+    restart_grace: Duration,
+    clock: Arc<dyn Clock>,
+    pub(crate) counts: Arc<Counts>,
+}
+
+enum Target {
+    Server(Access),
+    Sentinels(Sentinels),
+}
+
+impl Connector {
+    pub(crate) fn new(options: &RedisOptions, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+        let remote = &options.remote;
+        let counts = Arc::default();
+        let target = match options.sentinels.is_empty() {
+            true => Target::Server(of_server(options, &counts)?),
+            false => Target::Sentinels(Sentinels::new(options, &counts)?),
+        };
+        Ok(Self {
+            target,
+            server: Server::new(PROTOCOL, &remote.endpoint),
+            limit: remote.connect_timeout,
+            restart_grace: remote.restart_grace,
+            clock,
+            counts,
+        })
+    }
+
+    /// Returns the sentinels that name the primary, if the options list any.
+    pub(crate) fn sentinels(&self) -> Option<&Sentinels> {
+        match &self.target {
+            Target::Server(_) => None,
+            Target::Sentinels(sentinels) => Some(sentinels),
+        }
+    }
+
+    /// Opens a connection that is logged in, within `left` and the connect timeout.
+    pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
+        let limit = left.min(self.limit);
+        let began = Instant::now();
+        let (mut connection, primary_for) = match &self.target {
+            Target::Server(access) => (access.connect(limit)?, Duration::MAX),
+            Target::Sentinels(sentinels) => sentinels.connect(limit)?,
+        };
+        if !self.restart_grace.is_zero() {
+            let left = limit.saturating_sub(began.elapsed());
+            let uptime = connection.uptime(left);
+            let uptime = uptime.map_err(|failure| connection.nothing_granted(failure))?;
+            let uptime = uptime.min(primary_for);
+            let grace = RestartGrace::new(self.restart_grace, uptime, self.clock.now());
+            connection.grace = Some(grace);
+        }
+        Ok(connection)
+    }
+}
+
+/// The protocol of servers that keep locks, as errors name it.
+const PROTOCOL: &str = "Redis";
+
+/// Returns the way to the server that keeps locks, at the address in the options.
+pub(crate) fn of_server(options: &RedisOptions, counts: &Arc<Counts>) -> Result<Access, Error> {
+    let access = Access::new(PROTOCOL, &options.remote, login_refused, counts)?;
+    Ok(access.with_database(options.database))
+}

@@ -1,0 +1,217 @@
+//! Fail-overs that sentinels carry out, and sentinels that fail.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
+use lockkeeper_testkit::{Fault, RedisKind, SentinelSet, until};
+
+use super::Case;
+use super::store::{keys_left, listening, open, start_waiter};
+use crate::faults::{FaultServer as _, SetOnDrop, WAIT_LIMIT, Witness};
+
+pub(super) const CASES: &[Case] = &[
+    ("sentinel_primary_killed", |kind| {
+        fail_over(kind, |set| set.server(0).kill());
+    }),
+    ("sentinel_primary_stopped", |kind| {
+        fail_over(kind, |set| set.server(0).stop().unwrap());
+    }),
+    ("sentinel_primary_cut_off", |kind| {
+        fail_over(kind, |set| set.proxy(0).set(Fault::Dark));
+    }),
+    (
+        "sentinel_former_primary_is_left",
+        sentinel_former_primary_is_left,
+    ),
+    (
+        "sentinel_stopped_before_fail_over",
+        sentinel_stopped_before_fail_over,
+    ),
+    ("sentinels_killed", sentinels_killed),
+    ("sentinel_fail_over_contended", sentinel_fail_over_contended),
+    ("sentinel_promotion_has_grace", sentinel_promotion_has_grace),
+];
+
+/// A primary is replaced after this time. A busy machine may hold it up for less.
+const DOWN_AFTER: Duration = Duration::from_secs(1);
+
+/// The keys of holders: a renewal is due after all limits of the suite.
+const LONG_TTL: &str = "ttl=10m&response_timeout=5s";
+
+pub(super) fn start(kind: RedisKind) -> SentinelSet {
+    SentinelSet::start(kind, 2, 3, DOWN_AFTER).unwrap()
+}
+
+/// Waits until both replicas have what the primary has of `a`.
+fn wait_until_replicated(set: &SentinelSet, waiting: usize) {
+    until("the replicas have the lock and its waiter", || {
+        [1, 2].iter().all(|at| {
+            let replica = set.server(*at);
+            !keys_left(replica).is_empty() && replica.queue_length("a") == waiting
+        })
+    });
+}
+
+/// A lease and a waiter outlive the primary, and a call that meets the outage waits for its end.
+fn fail_over(kind: RedisKind, break_primary: fn(&SentinelSet)) {
+    let set = start(kind);
+    let keeper = open(&set.url(), LONG_TTL);
+    let held = keeper.lock("a").unwrap();
+    let witness = Witness::new(true);
+    witness.enter(&held);
+    let waiting = start_waiter(&set.url(), LONG_TTL, WAIT_LIMIT, &witness);
+    wait_until_replicated(&set, 1);
+    break_primary(&set);
+    let other = keeper.try_lock_for("b", WAIT_LIMIT).unwrap();
+    drop(other.expect("the next primary grants it"));
+    let next = set.wait_for_fail_over(0).unwrap();
+    until("the holder and the waiter listen there", || {
+        listening(set.server(next)) == 2
+    });
+    held.renew().unwrap();
+    assert!(held.is_held());
+    let token = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    assert!(waiting.answer().expect("the next primary grants it") > token);
+    drop(keeper);
+    until("no key is left", || keys_left(set.server(next)).is_empty());
+}
+
+/// Has the replicas forget what they know of any lock, as if they had not heard of it before the fail-over.
+fn have_replicas_forget(set: &SentinelSet) {
+    for replica in [1, 2].map(|at| set.server(at)) {
+        let writable = ["CONFIG", "SET", "replica-read-only", "no"];
+        replica.command(&writable).unwrap();
+        replica.command(&["FLUSHALL"]).unwrap();
+    }
+}
+
+/// Has `sentinel` replace the primary, which goes on as if it were still one: it does not obey the sentinels.
+fn replace_disobedient_primary(set: &SentinelSet, sentinel: usize) {
+    let rules = ["ACL", "SETUSER", "default", "-slaveof", "-replicaof"];
+    set.server(0).command(&rules).unwrap();
+    let sentinel = set.sentinel(sentinel);
+    until("the sentinel names another one", || {
+        // It gives up where a busy machine keeps a replica from replying in time.
+        let _ = sentinel.command(&["SENTINEL", "FAILOVER", "mymaster"]);
+        set.named_by(sentinel).unwrap() != Some(0)
+    });
+}
+
+#[track_caller]
+fn loss_is_noticed(set: &SentinelSet, break_sentinels: impl FnOnce()) {
+    let keeper = open(&set.url(), LONG_TTL);
+    let held = keeper.lock("a").unwrap();
+    wait_until_replicated(set, 0);
+    until("the keeper follows a sentinel", || {
+        let listeners = ["CLIENT", "LIST", "TYPE", "pubsub"];
+        let listeners = set.sentinel(0).command(&listeners).unwrap();
+        listeners.text().is_some_and(|list| !list.is_empty())
+    });
+    have_replicas_forget(set);
+    break_sentinels();
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    let rival = open(&set.url(), "");
+    let next = rival.lock("a").unwrap();
+    assert!(next.token() > held.token());
+    assert_eq!(keys_left(set.server(0)), ["lockkeeper:{default:a}"]);
+    until("the keeper has left the former primary", || {
+        listening(set.server(0)) == 0
+    });
+}
+
+/// The former primary still answers as one, and has the lease.
+fn sentinel_former_primary_is_left(kind: RedisKind) {
+    let set = start(kind);
+    loss_is_noticed(&set, || replace_disobedient_primary(&set, 0));
+}
+
+/// No message comes from the sentinel that the keeper listens to.
+fn sentinel_stopped_before_fail_over(kind: RedisKind) {
+    let set = start(kind);
+    loss_is_noticed(&set, || {
+        set.sentinel(0).stop().unwrap();
+        replace_disobedient_primary(&set, 1);
+    });
+}
+
+fn sentinels_killed(kind: RedisKind) {
+    let set = start(kind);
+    let keeper = open(&set.url(), LONG_TTL);
+    let held = keeper.lock("a").unwrap();
+    let [first, second, third] = [0, 1, 2].map(|at| set.sentinel(at));
+    first.kill();
+    second.kill();
+    drop(open(&set.url(), "").lock("b").unwrap());
+    third.kill();
+    // A connection to the primary serves on.
+    drop(keeper.lock("b").unwrap());
+    held.renew().unwrap();
+    let error = lockkeeper::open(&set.url()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert!(error.is_unreachable() && error.to_string().contains("Sentinel"));
+    let fallback = format!("{}?fallback=memory:", set.url());
+    assert_eq!(lockkeeper::open(&fallback).unwrap().backend(), "memory");
+    // Connections that break find the primary as soon as a sentinel answers.
+    set.proxy(0).cut();
+    assert_eq!(
+        keeper.try_lock("b").unwrap_err().kind(),
+        ErrorKind::Unavailable
+    );
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.try_lock_for("b", WAIT_LIMIT).unwrap());
+        second.restart().unwrap();
+        drop(waiting.join().unwrap().expect("it is free"));
+    });
+    held.renew().unwrap();
+    assert_eq!(held.release().unwrap(), Released::Done);
+}
+
+/// Grants that all replicas have acknowledged are not doubled by a fail-over.
+fn sentinel_fail_over_contended(kind: RedisKind) {
+    let set = start(kind);
+    let witness = Witness::new(true);
+    let keys = "ttl=2s&replicas=2&wait=30s&outage=wait";
+    let keepers: Vec<LockKeeper> = (0..3).map(|_| open(&set.url(), keys)).collect();
+    let enough = |witness: &Witness, more| {
+        let before = witness.grants();
+        until("grants go on", || witness.grants() >= before + more);
+    };
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for keeper in &keepers {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    match keeper.lock("a") {
+                        Ok(guard) => witness.enter(&guard),
+                        Err(error) => assert!(error.is_retryable(), "{error:?}"),
+                    }
+                }
+            });
+        }
+        let _over = SetOnDrop(&over);
+        enough(&witness, 20);
+        set.server(0).kill();
+        set.wait_for_fail_over(0).unwrap();
+        // It becomes the second replica.
+        set.server(0).restart().unwrap();
+        enough(&witness, 20);
+    });
+}
+
+/// A former holder that cannot look has given up by its own clock before the next primary grants anything.
+fn sentinel_promotion_has_grace(kind: RedisKind) {
+    let set = start(kind);
+    let keys = "restart_grace=20s";
+    set.server(0).kill();
+    let next = set.wait_for_fail_over(0).unwrap();
+    // The server itself has been up for longer.
+    let before = open(&set.url(), "restart_grace=1s");
+    drop(before.try_lock_for("a", WAIT_LIMIT).unwrap().expect("free"));
+    let error = open(&set.url(), keys).try_lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert!(error.to_string().contains("restart_grace"), "{error}");
+    assert_eq!(keys_left(set.server(next)), Vec::<String>::new());
+}
