@@ -149,10 +149,7 @@ impl Listener {
     /// again by themselves, leases are renewed in time, and the next caller starts it.
     fn start(self: &Arc<Self>, delay: Duration) -> Option<Thread> {
         let listener = Arc::clone(self);
-        let started = named_thread().spawn(move || {
-            thread::park_timeout(delay);
-            listener.run();
-        });
+        let started = named_thread().spawn(move || listener.run(delay));
         Some(started.ok()?.thread().clone())
     }
 
@@ -175,15 +172,19 @@ impl Listener {
     }
 
     /// Listens, and follows the sentinels, until the store is dropped, or its keepers have ended.
-    fn run(&self) {
+    fn run(&self, delay: Duration) {
         let rests = AtomicBool::new(false);
         thread::scope(|scope| {
             if let Some(sentinels) = self.connector.sentinels() {
                 let is_over = || rests.load(Ordering::Acquire) || !self.is_used();
-                let follow = move || sentinels.follow(is_over, || self.verifiers.verify_all());
+                let follow = move || {
+                    thread::park_timeout(delay);
+                    sentinels.follow(is_over, || self.verifiers.verify_all());
+                };
                 // Where the system has no thread, connections that break lead to the new primary.
                 let _ = named_thread().spawn_scoped(scope, follow);
             }
+            thread::park_timeout(delay);
             self.listen_and_reconnect();
             rests.store(true, Ordering::Release);
         });

@@ -56,9 +56,11 @@ impl Sentinels {
         let mut login = options.remote.clone();
         login.user.clone_from(&options.sentinel_user);
         login.password.clone_from(&options.sentinel_password);
+        // What is asked of sentinels is not asked of the store.
+        let apart = Arc::default();
         let all = options.sentinels.iter().map(|endpoint| {
             let remote = login.at(endpoint.clone());
-            Access::new("Redis Sentinel", &remote, sentinel_refused, counts)
+            Access::new("Redis Sentinel", &remote, sentinel_refused, &apart)
         });
         Ok(Self {
             options: options.clone(),
