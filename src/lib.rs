@@ -20,6 +20,7 @@
 //! | `memory:NAME` | all threads of this process that open the same name |
 //! | `sqlite:/var/lib/shop/locks.db` | all processes of this host |
 //! | `redis://HOST`, `rediss://HOST` (TLS), `unix:/run/redis.sock` | all processes that reach the server |
+//! | `redis+sentinel://HOST,HOST,HOST/mymaster`, `rediss+sentinel://…` | all processes that reach the primary that Redis Sentinel names |
 //! | `mysql://USER:PASSWORD@HOST`, `mariadb://…` | all processes that reach the server |
 //!
 //! The query of the URL has the settings, such as `?ttl=30s&wait=5s&namespace=shop`; the [table of
@@ -272,7 +273,7 @@
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `sqlite` | yes | `sqlite:`; builds SQLite's C source, so it needs a C compiler. With rusqlite 0.32 to 0.41, so it resolves beside Diesel 2.2 and 2.3, sqlx 0.8 and your own rusqlite |
-//! | `redis` | yes | `redis:`, `rediss:` and `unix:` |
+//! | `redis` | yes | `redis:`, `rediss:`, `unix:`, `redis+sentinel:` and `rediss+sentinel:` |
 //! | `mysql` | yes | `mysql:` and `mariadb:` |
 //! | `tls` | yes | encrypted connections to servers, by rustls with ring, which needs a C compiler |
 //! | `serde` | no | [`Config`] implements `serde::Deserialize`; tokens and names serialize |
@@ -338,7 +339,16 @@ pub mod backend {
         #[cfg(feature = "redis")]
         let drivers = drivers.with(lockkeeper_redis::RedisDriver);
         #[cfg(not(feature = "redis"))]
-        let drivers = drivers.without(&["redis", "rediss", "unix"], "redis");
+        let drivers = drivers.without(
+            &[
+                "redis",
+                "rediss",
+                "unix",
+                "redis+sentinel",
+                "rediss+sentinel",
+            ],
+            "redis",
+        );
         #[cfg(feature = "mysql")]
         let drivers = drivers.with(lockkeeper_mysql::MySqlDriver);
         #[cfg(not(feature = "mysql"))]

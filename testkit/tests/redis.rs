@@ -269,7 +269,8 @@ fn sentinels_replace_a_killed_primary(kind: RedisKind) {
     set.server(0).kill();
     let next = set.wait_for_fail_over(0).unwrap();
     let role = set.server(next).command(&["ROLE"]).unwrap();
-    assert_eq!(role.items()[0].text().as_deref(), Some("master"));
+    let role = role.items().first().and_then(Reply::text);
+    assert_eq!(role.as_deref(), Some("master"));
     set.server(0).restart().unwrap();
     set.wait_until_healthy().unwrap();
     let value = set.server(0).command(&["GET", "name"]).unwrap();

@@ -2,7 +2,7 @@
 //! and the means to check them.
 
 pub(crate) mod common;
-mod contended;
+pub(crate) mod contended;
 mod opening;
 mod outage;
 mod waiter;
@@ -20,7 +20,6 @@ use lockkeeper_testkit::suite::{Case, ServerKind, arguments, trials};
 use lockkeeper_testkit::{Daemon, Proxy, until};
 
 pub(crate) use common::{Memory, contend_during};
-pub(crate) use contended::SetOnDrop;
 pub(crate) use opening::{fake_server, refused};
 pub(crate) use waiter::Waiter;
 pub(crate) use witness::Witness;

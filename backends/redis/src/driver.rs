@@ -113,9 +113,10 @@ fn options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
         }
     };
     let is_tls = matches!(url.scheme(), "rediss" | SENTINEL_TLS);
-    options.remote = options
-        .remote
-        .read(context, is_tls, "write rediss:// instead")?;
+    options.remote =
+        options
+            .remote
+            .read(context, is_tls, "write rediss:// or rediss+sentinel://")?;
     if let Some(database) = given_once(context, &RedisDriver::DB, in_path)? {
         options = options.database(database);
     }

@@ -22,7 +22,7 @@ impl Sentinels {
             let share = limit.saturating_sub(began.elapsed()) / untried;
             match self.ask_for_quorum(sentinel, share) {
                 Ok((endpoint, found)) => {
-                    named.push((sentinel, endpoint));
+                    named.push((&sentinel.endpoint, endpoint));
                     quorum = quorum.or(Some(found));
                 }
                 Err(error) => silent.push(error),
@@ -78,7 +78,8 @@ fn answering(count: usize, silent: &[Error]) -> Finding {
     }
 }
 
-fn agreement(named: &[(&Access, Endpoint)]) -> Finding {
+/// Compares the primaries that sentinels name.
+fn agreement(named: &[(&Endpoint, Endpoint)]) -> Finding {
     let Some((_, first)) = named.first() else {
         return Finding::fine("primary", "no sentinel names a primary");
     };
@@ -87,8 +88,7 @@ fn agreement(named: &[(&Access, Endpoint)]) -> Finding {
         Some((other, endpoint)) => Finding::warning(
             "primary",
             format!(
-                "the sentinels do not agree: one names {first}, and that at {} names {endpoint}",
-                other.endpoint
+                "the sentinels do not agree: one names {first}, and that at {other} names {endpoint}"
             ),
             "a program that asks the wrong one first locks on a server that the others do not use",
             "wait for the end of the fail-over; if they still differ then, correct the sentinel, or leave it out of the URL",
@@ -122,6 +122,16 @@ pub(crate) fn isolation(info: &InfoDict, replicas: u32) -> Finding {
 mod tests {
     use super::*;
     use lockkeeper_core::Severity::{Fine, Warning};
+
+    #[test]
+    fn sentinels_that_disagree_are_found() {
+        let [one, other] = ["a", "b"].map(|host| Endpoint::tcp(host, 1));
+        let same = [(&one, one.clone()), (&other, one.clone())];
+        assert_eq!(agreement(&same).severity, Fine);
+        let found = agreement(&[(&one, one.clone()), (&other, other.clone())]);
+        assert_eq!(found.severity, Warning);
+        assert!(found.what.contains("that at b:1 names b:1"), "{found:?}");
+    }
 
     #[test]
     fn primary_that_grants_without_replicas_is_found() {

@@ -8,7 +8,7 @@ use lockkeeper_remote::{Endpoint, RemoteOptions, remote_setters};
 
 use crate::RedisDriver;
 
-/// Where a server is, and how to talk to it. `Debug` shows no password.
+/// Where a server is, or the sentinels that name it, and how to talk to it. `Debug` shows no password.
 #[derive(Clone)]
 pub struct RedisOptions {
     pub(crate) remote: RemoteOptions,

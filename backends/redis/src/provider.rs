@@ -42,7 +42,7 @@ const MAX_PERMITS: u32 = 1_000;
 /// the next renewal notices.
 ///
 /// # Limits
-/// - One server is the truth. When a replica takes over that had not heard of a grant yet, a name
+/// - One server is the truth: that of the options, or the primary that sentinels name. When a replica takes over that had not heard of a grant yet, a name
 ///   can be granted twice; [`RedisOptions::replicas`] makes that rarer and not impossible. The
 ///   fencing token still tells the later grant, unless the new server's clock is behind the old
 ///   one's by more than the time in between.

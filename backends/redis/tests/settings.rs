@@ -91,6 +91,36 @@ fn settings_are_checked_before_anything_is_connected() {
             ErrorKind::UnknownKey,
             "pool_size",
         ),
+        (
+            "redis://127.0.0.1:1/?sentinel_password=s3cret",
+            ErrorKind::InvalidValue,
+            "redis+sentinel",
+        ),
+        (
+            "redis+sentinel://127.0.0.1:1/a?sentinel_user=a",
+            ErrorKind::InvalidValue,
+            "sentinel_password",
+        ),
+        (
+            "redis+sentinel:///mymaster",
+            ErrorKind::InvalidUrl,
+            "sentinel-1",
+        ),
+        (
+            "redis+sentinel://127.0.0.1:1,127.0.0.1:2",
+            ErrorKind::InvalidUrl,
+            "mymaster",
+        ),
+        (
+            "redis+sentinel://127.0.0.1:1/a?ca_file=/x",
+            ErrorKind::InvalidValue,
+            "rediss",
+        ),
+        (
+            "redis://127.0.0.1:1,127.0.0.1:2/",
+            ErrorKind::InvalidUrl,
+            "several hosts",
+        ),
         ("unix:", ErrorKind::InvalidUrl, "socket"),
         ("unix://host/x", ErrorKind::InvalidUrl, "socket"),
     ] {

@@ -1,4 +1,4 @@
-//! Servers that were just started: they have forgotten who holds what.
+//! Servers that were just started, or took over: they do not know who holds what.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ impl RestartGrace {
         Err(Error::new(
             ErrorKind::Unavailable,
             format!(
-                "{server} was started less than {grace:?} ago and grants nothing for another {left:.1?} (`restart_grace`), since holders from before the start may not know of their loss; wait longer, or try again then"
+                "{server} was started or took over less than {grace:?} ago and grants nothing for another {left:.1?} (`restart_grace`), since holders from before that may not know of their loss; wait longer, or try again then"
             ),
         ))
     }

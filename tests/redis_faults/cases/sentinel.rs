@@ -9,7 +9,8 @@ use lockkeeper_testkit::{Fault, RedisKind, SentinelSet, until};
 
 use super::Case;
 use super::store::{keys_left, listening, open, start_waiter};
-use crate::faults::{FaultServer as _, SetOnDrop, WAIT_LIMIT, Witness};
+use crate::faults::contended::SetOnDrop;
+use crate::faults::{FaultServer as _, WAIT_LIMIT, Witness};
 
 pub(super) const CASES: &[Case] = &[
     ("sentinel_primary_killed", |kind| {
