@@ -256,8 +256,9 @@
 //!
 //! # Observe
 //!
-//! An [`Observer`] in the [`Config`] receives every event: grants, waits, renewals, losses, releases,
-//! warnings about the store, and fallbacks. Use it for logs and metrics.
+//! An [`Observer`] in the [`Config`] receives every event: acquisitions, waits, renewals, losses, releases,
+//! outages, warnings about the store, and fallbacks. A keeper can have several. With the features `tracing`
+//! and `metrics` the module `observers` has two that report to the crates of these names.
 //!
 //! # Async programs, and fork
 //!
@@ -276,6 +277,8 @@
 //! | `redis` | yes | `redis:`, `rediss:`, `unix:`, `redis+sentinel:` and `rediss+sentinel:` |
 //! | `mysql` | yes | `mysql:` and `mariadb:` |
 //! | `tls` | yes | encrypted connections to servers, by rustls with ring, which needs a C compiler |
+//! | `metrics` | no | `observers::MetricsObserver`: gauges, histograms and counters for the crate `metrics` |
+//! | `tracing` | no | `observers::TracingObserver`: spans and events for the crate `tracing` |
 //! | `serde` | no | [`Config`] implements `serde::Deserialize`; tokens and names serialize |
 //!
 //! `memory:` is always there. A scheme whose feature is not compiled in is an error that names the
@@ -369,6 +372,9 @@ pub mod backends {
     #[cfg(any(feature = "mysql", feature = "redis"))]
     pub use lockkeeper_remote::keys as remote;
 }
+
+#[cfg(any(feature = "metrics", feature = "tracing"))]
+pub mod observers;
 
 static DRIVERS: LazyLock<backend::Drivers> = LazyLock::new(backend::drivers);
 

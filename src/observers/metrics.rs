@@ -1,0 +1,306 @@
+//! Gauges, histograms and counters for the crate `metrics`.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use metrics::{SharedString, Unit, counter, gauge, histogram};
+use metrics::{describe_counter, describe_gauge, describe_histogram};
+
+use super::outcome;
+use crate::{Error, FencingToken, LockKeeper, LockName, Mode, ObservedLock, Observer, Released};
+
+type Group = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
+
+/// Reports what a keeper does to the recorder of the crate [`metrics`](https://docs.rs/metrics).
+///
+/// Every metric has the label `store`, the [location](LockKeeper::location) of the keeper, and those of locks
+/// have `group`, which the application chooses: a metric with the names themselves as a label would never
+/// stop to grow. Without a choice, all names are in the group `*`.
+///
+/// | metric | kind | other labels | what it counts |
+/// |---|---|---|---|
+/// | `lockkeeper_waiting` | gauge | | acquisitions that are under way |
+/// | `lockkeeper_held` | gauge | `mode` | guards that live, lost ones included |
+/// | `lockkeeper_acquisitions_total` | counter | `mode`, `outcome` | acquisitions that have ended: `acquired`, `busy`, `cancelled`, `unavailable`, `unknown`, `pool_exhausted` or `error` |
+/// | `lockkeeper_contended_total` | counter | | acquisitions that found another holder |
+/// | `lockkeeper_handovers_total` | counter | | acquisitions that got the lease of another thread |
+/// | `lockkeeper_wait_seconds` | histogram | `mode`, `outcome` | the time of an acquisition |
+/// | `lockkeeper_hold_seconds` | histogram | `mode` | the time from the grant to the end of the guard |
+/// | `lockkeeper_lost_total` | counter | | guards that were lost |
+/// | `lockkeeper_renewals_total` | counter | `outcome` | renewals that were `renewed`, or `unknown`: without an answer |
+/// | `lockkeeper_releases_total` | counter | `outcome` | ends of guards: `done`, `already_lost`, or `unknown`: without an answer |
+/// | `lockkeeper_store_unreachable` | gauge | | 1 while the store cannot be reached, else 0 |
+/// | `lockkeeper_outages_total` | counter | | outages that have begun |
+/// | `lockkeeper_warnings_total` | counter | | warnings about the store |
+/// | `lockkeeper_fallbacks_total` | counter | | fallbacks that were used; `store` is the fallback |
+/// | `lockkeeper_store_commands_total` | counter | | commands or statements, by [`collect`](Self::collect) |
+/// | `lockkeeper_store_connections` | gauge | | open connections, by [`collect`](Self::collect) |
+/// | `lockkeeper_pending_releases` | gauge | | releases without an answer, by [`collect`](Self::collect) |
+///
+/// ```
+/// use std::sync::Arc;
+/// use lockkeeper::Config;
+/// use lockkeeper::observers::MetricsObserver;
+///
+/// // Install the program's recorder first.
+/// let metrics = Arc::new(MetricsObserver::new().group_prefixes(["seat:", "report:"]));
+/// let config = Config::from_url("memory:")?.observer(Arc::clone(&metrics) as _);
+/// let keeper = lockkeeper::open_config(&config)?;
+/// drop(keeper.lock("seat:42")?); // counts for the group `seat:*`
+///
+/// metrics.collect(&keeper); // before each scrape, or every few seconds
+/// # Ok::<(), lockkeeper::Error>(())
+/// ```
+pub struct MetricsObserver {
+    group: Group,
+}
+
+impl MetricsObserver {
+    /// Makes an observer with one group for all names, and describes the metrics to the recorder.
+    ///
+    /// Install the recorder before: it does not learn the descriptions later.
+    pub fn new() -> Self {
+        describe();
+        Self {
+            group: Box::new(|_| Cow::Borrowed("*")),
+        }
+    }
+
+    /// Sets the groups by the beginnings of names: a name that begins with `seat:` is in the group `seat:*`.
+    ///
+    /// The longest prefix counts. All other names are in the group `other`.
+    #[must_use]
+    pub fn group_prefixes<P: Into<String>>(self, prefixes: impl IntoIterator<Item = P>) -> Self {
+        let prefixes = prefixes.into_iter().map(Into::into);
+        let mut prefixes: Vec<String> = prefixes.collect();
+        prefixes.sort_by_key(|prefix| std::cmp::Reverse(prefix.len()));
+        self.group_by(move |name| {
+            let mut prefixes = prefixes.iter();
+            match prefixes.find(|prefix| name.as_str().starts_with(prefix.as_str())) {
+                Some(prefix) => Cow::Owned(format!("{prefix}*")),
+                None => Cow::Borrowed("other"),
+            }
+        })
+    }
+
+    /// Sets the group of each name by a function. It is called several times for each lock.
+    ///
+    /// Return few different texts: each is a time series of every metric, for as long as the program runs.
+    #[must_use]
+    pub fn group_by(
+        mut self,
+        group: impl Fn(&LockName) -> Cow<'static, str> + Send + Sync + 'static,
+    ) -> Self {
+        self.group = Box::new(group);
+        self
+    }
+
+    /// Records what the keeper has cost its store so far: [`LockKeeper::usage`] and
+    /// [`LockKeeper::pending_releases`].
+    ///
+    /// Nothing tells the observer of single commands. Call it before each scrape, or every few seconds.
+    pub fn collect(&self, keeper: &LockKeeper) {
+        let store = keeper.location();
+        let pending = keeper.pending_releases();
+        gauge!("lockkeeper_pending_releases", "store" => store.clone()).set(pending as f64);
+        if let Some(usage) = keeper.usage() {
+            let commands = counter!("lockkeeper_store_commands_total", "store" => store.clone());
+            commands.absolute(usage.commands);
+            gauge!("lockkeeper_store_connections", "store" => store).set(usage.connections);
+        }
+    }
+
+    fn labels(&self, lock: &ObservedLock<'_>) -> (String, SharedString) {
+        (lock.store.to_owned(), (self.group)(lock.name).into())
+    }
+
+    fn waiting(&self, lock: &ObservedLock<'_>) -> metrics::Gauge {
+        let (store, group) = self.labels(lock);
+        gauge!("lockkeeper_waiting", "store" => store, "group" => group)
+    }
+
+    fn held(&self, lock: &ObservedLock<'_>) -> metrics::Gauge {
+        let (store, group) = self.labels(lock);
+        gauge!("lockkeeper_held", "store" => store, "group" => group, "mode" => mode(lock))
+    }
+
+    fn end_acquisition(&self, lock: &ObservedLock<'_>, waited: Duration, outcome: &'static str) {
+        self.waiting(lock).decrement(1);
+        let (store, group) = self.labels(lock);
+        let labels = [
+            ("store", store.into()),
+            ("group", group),
+            ("mode", mode(lock).into()),
+            ("outcome", outcome.into()),
+        ];
+        histogram!("lockkeeper_wait_seconds", &labels).record(waited);
+        counter!("lockkeeper_acquisitions_total", &labels).increment(1);
+    }
+
+    /// Counts one event of a lock.
+    fn count(&self, name: &'static str, lock: &ObservedLock<'_>) {
+        let (store, group) = self.labels(lock);
+        counter!(name, "store" => store, "group" => group).increment(1);
+    }
+
+    fn count_outcome(&self, name: &'static str, lock: &ObservedLock<'_>, outcome: &'static str) {
+        let (store, group) = self.labels(lock);
+        counter!(name, "store" => store, "group" => group, "outcome" => outcome).increment(1);
+    }
+}
+
+impl Default for MetricsObserver {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MetricsObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetricsObserver").finish_non_exhaustive()
+    }
+}
+
+/// Returns the mode without the limit of a permit, of which there may be many.
+fn mode(lock: &ObservedLock<'_>) -> &'static str {
+    match lock.mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Permit { .. } => "permit",
+    }
+}
+
+fn describe() {
+    describe_gauge!(
+        "lockkeeper_waiting",
+        "acquisitions of locks that are under way"
+    );
+    describe_gauge!("lockkeeper_held", "guards of locks that live");
+    describe_counter!(
+        "lockkeeper_acquisitions_total",
+        "acquisitions that have ended, by outcome"
+    );
+    describe_counter!(
+        "lockkeeper_contended_total",
+        "acquisitions that found another holder"
+    );
+    describe_counter!(
+        "lockkeeper_handovers_total",
+        "acquisitions that got the lease of another thread"
+    );
+    describe_histogram!(
+        "lockkeeper_wait_seconds",
+        Unit::Seconds,
+        "the time of an acquisition"
+    );
+    describe_histogram!(
+        "lockkeeper_hold_seconds",
+        Unit::Seconds,
+        "the time from the grant to the end of the guard"
+    );
+    describe_counter!("lockkeeper_lost_total", "guards that were lost");
+    describe_counter!(
+        "lockkeeper_renewals_total",
+        "renewals of leases, by outcome"
+    );
+    describe_counter!("lockkeeper_releases_total", "ends of guards, by outcome");
+    describe_gauge!(
+        "lockkeeper_store_unreachable",
+        "1 while the store cannot be reached"
+    );
+    describe_counter!(
+        "lockkeeper_outages_total",
+        "outages of the store that have begun"
+    );
+    describe_counter!("lockkeeper_warnings_total", "warnings about the store");
+    describe_counter!("lockkeeper_fallbacks_total", "fallbacks that were used");
+    describe_counter!(
+        "lockkeeper_store_commands_total",
+        "commands or statements that the store was sent"
+    );
+    describe_gauge!(
+        "lockkeeper_store_connections",
+        "open connections to the store"
+    );
+    describe_gauge!(
+        "lockkeeper_pending_releases",
+        "releases that the store has not answered"
+    );
+}
+
+impl Observer for MetricsObserver {
+    fn requested(&self, lock: &ObservedLock<'_>) {
+        self.waiting(lock).increment(1);
+    }
+
+    fn acquired(
+        &self,
+        lock: &ObservedLock<'_>,
+        _token: FencingToken,
+        waited: Duration,
+        handed_over: bool,
+    ) {
+        self.end_acquisition(lock, waited, "acquired");
+        self.held(lock).increment(1);
+        if handed_over {
+            self.count("lockkeeper_handovers_total", lock);
+        }
+    }
+
+    fn contended(&self, lock: &ObservedLock<'_>) {
+        self.count("lockkeeper_contended_total", lock);
+    }
+
+    fn not_acquired(&self, lock: &ObservedLock<'_>, waited: Duration, error: Option<&Error>) {
+        self.end_acquisition(lock, waited, outcome(error));
+    }
+
+    fn renewed(&self, lock: &ObservedLock<'_>, _token: FencingToken) {
+        self.count_outcome("lockkeeper_renewals_total", lock, "renewed");
+    }
+
+    fn renewal_unknown(&self, lock: &ObservedLock<'_>, _token: FencingToken, _error: &Error) {
+        self.count_outcome("lockkeeper_renewals_total", lock, "unknown");
+    }
+
+    fn lost(&self, lock: &ObservedLock<'_>, _token: FencingToken) {
+        self.count("lockkeeper_lost_total", lock);
+    }
+
+    fn released(
+        &self,
+        lock: &ObservedLock<'_>,
+        _token: FencingToken,
+        held: Duration,
+        result: &Result<Released, Error>,
+    ) {
+        self.held(lock).decrement(1);
+        let (store, group) = self.labels(lock);
+        histogram!("lockkeeper_hold_seconds", "store" => store, "group" => group, "mode" => mode(lock))
+            .record(held);
+        let outcome = match result {
+            Ok(Released::Done) => "done",
+            Ok(Released::AlreadyLost) => "already_lost",
+            Err(_) => "unknown",
+        };
+        self.count_outcome("lockkeeper_releases_total", lock, outcome);
+    }
+
+    fn outage_began(&self, store: &str, _reason: &Error) {
+        counter!("lockkeeper_outages_total", "store" => store.to_owned()).increment(1);
+        gauge!("lockkeeper_store_unreachable", "store" => store.to_owned()).set(1);
+    }
+
+    fn outage_ended(&self, store: &str, _lasted: Duration) {
+        gauge!("lockkeeper_store_unreachable", "store" => store.to_owned()).set(0);
+    }
+
+    fn warning(&self, store: &str, _text: &str) {
+        counter!("lockkeeper_warnings_total", "store" => store.to_owned()).increment(1);
+    }
+
+    fn fallback(&self, _from: &str, to: &str, _reason: &Error) {
+        counter!("lockkeeper_fallbacks_total", "store" => to.to_owned()).increment(1);
+    }
+}

@@ -1,0 +1,171 @@
+//! What the tracing observer reports to a subscriber.
+
+use std::fmt::{Debug, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkeeper::observers::TracingObserver;
+use lockkeeper::{CancelToken, Config, Error, ErrorKind, LockKeeper, Observer};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Records spans and events as lines.
+#[derive(Clone, Default)]
+struct Lines {
+    lines: Arc<Mutex<Vec<String>>>,
+    spans: Arc<AtomicU64>,
+}
+
+impl Lines {
+    fn push(&self, line: String) {
+        self.lines.lock().unwrap().push(line);
+    }
+
+    /// Returns the lines so far, and forgets them.
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.lines.lock().unwrap())
+    }
+}
+
+/// The fields of a span or event. What differs from run to run is left out.
+#[derive(Default)]
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        match field.name() {
+            "waited_ms" | "held_ms" | "token" => write!(self.0, " {field}"),
+            _ => write!(self.0, " {field}={value:?}"),
+        }
+        .unwrap();
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "lockkeeper" || metadata.target() == "shop"
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let mut fields = Fields::default();
+        span.record(&mut fields);
+        let id = self.spans.fetch_add(1, Ordering::SeqCst) + 1;
+        let (level, name) = (span.metadata().level(), span.metadata().name());
+        self.push(format!("span {id} {level} {name}{}", fields.0));
+        Id::from_u64(id)
+    }
+
+    fn record(&self, span: &Id, values: &Record<'_>) {
+        let mut fields = Fields::default();
+        values.record(&mut fields);
+        self.push(format!("span {}{}", span.into_u64(), fields.0));
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        self.push(format!("{}{}", event.metadata().level(), fields.0));
+    }
+
+    fn enter(&self, span: &Id) {
+        self.push(format!("enter {}", span.into_u64()));
+    }
+
+    fn exit(&self, span: &Id) {
+        self.push(format!("exit {}", span.into_u64()));
+    }
+}
+
+fn keeper() -> LockKeeper {
+    let config = Config::from_url("memory:traced?wait=10ms").unwrap();
+    lockkeeper::open_config(&config.observer(Arc::new(TracingObserver::new()))).unwrap()
+}
+
+#[test]
+fn acquisition_is_a_span_and_its_end_is_recorded() {
+    let (keeper, lines) = (keeper(), Lines::default());
+    let store = keeper.location();
+    tracing::subscriber::with_default(lines.clone(), || {
+        let guard = keeper.lock("a").unwrap();
+        assert_eq!(
+            lines.take(),
+            [
+                &format!("span 1 DEBUG acquire name=a mode=exclusive store={store:?}"),
+                "enter 1",
+                "span 1 outcome=\"acquired\"",
+                "span 1 waited_ms",
+                "span 1 token",
+                "span 1 handed_over=false",
+                "exit 1",
+            ]
+        );
+        keeper.lock("a").unwrap_err();
+        assert_eq!(
+            lines.take(),
+            [
+                &format!("span 2 DEBUG acquire name=a mode=exclusive store={store:?}"),
+                "enter 2",
+                &format!("DEBUG message=another holder has the lock name=\"a\" store={store:?}"),
+                "span 2 outcome=\"busy\"",
+                "span 2 waited_ms",
+                "exit 2",
+            ]
+        );
+        drop(guard);
+        let released = format!(
+            "DEBUG message=the lock was released name=\"a\" store={store:?} token held_ms found=Done"
+        );
+        assert_eq!(lines.take(), [released]);
+    });
+}
+
+#[test]
+fn failure_is_a_warning_and_a_cancel_is_not() {
+    let (keeper, lines) = (keeper(), Lines::default());
+    tracing::subscriber::with_default(lines.clone(), || {
+        let _two = keeper.semaphore("a", 2).unwrap().acquire().unwrap();
+        lines.take();
+        keeper.semaphore("a", 3).unwrap().acquire().unwrap_err();
+        let told = lines.take().join("\n");
+        assert!(
+            told.contains("WARN message=the lock was not acquired"),
+            "{told}"
+        );
+        assert!(told.contains("outcome=\"error\""), "{told}");
+
+        let cancel = CancelToken::new();
+        cancel.cancel();
+        let options = lockkeeper::AcquireOptions::new().cancel(&cancel);
+        keeper.acquire("b", &options).unwrap_err();
+        let told = lines.take().join("\n");
+        assert!(!told.contains("WARN"), "{told}");
+        assert!(told.contains("outcome=\"cancelled\""), "{told}");
+    });
+}
+
+#[test]
+fn trouble_of_the_store_is_told_at_its_level() {
+    let (observer, lines) = (TracingObserver::new(), Lines::default());
+    let gone = Error::new(ErrorKind::Unavailable, "no connection");
+    tracing::subscriber::with_default(lines.clone(), || {
+        observer.outage_began("far:", &gone);
+        observer.outage_ended("far:", Duration::from_secs(2));
+        observer.warning("far:", "its clock is slow");
+        observer.open_waits("far:", &gone);
+        observer.fallback("far:", "memory:", &gone);
+    });
+    assert_eq!(
+        lines.take(),
+        [
+            "WARN message=the store cannot be reached store=\"far:\" reason=no connection",
+            "INFO message=the store answers again store=\"far:\" lasted_ms=2000",
+            "WARN message=its clock is slow store=\"far:\"",
+            "INFO message=the store is not up yet; opening waits for it store=\"far:\" reason=no connection",
+            "WARN message=a fallback is used, which excludes no holder on the first store from=\"far:\" to=\"memory:\" reason=no connection",
+        ]
+    );
+}
