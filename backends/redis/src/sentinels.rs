@@ -155,7 +155,7 @@ impl Sentinels {
         let address: Option<(String, u16)> = read(next()?)?;
         let Some((host, port)) = address else {
             let text = format!(
-                "{} is a sentinel and watches no primary of the name in the URL; check the name",
+                "{} is a sentinel and watches no primary of the name {name:?}; check the name",
                 connection.server()
             );
             return Err(Error::new(ErrorKind::Unavailable, text));
@@ -308,4 +308,22 @@ fn not_primary(server: &Server, says: &str) -> Error {
 
 fn read<T: redis::FromRedisValue>(answer: Value) -> Result<T, Error> {
     parse(answer).map_err(Failure::into_error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_as_primary_is_that_of_the_named_server() {
+        let known = |port: &str, time: &str| {
+            let known = [("ip", "a"), ("port", port), ("role-reported-time", time)];
+            let known = known.map(|(field, value)| (field.to_owned(), value.to_owned()));
+            primary_for(&known.into(), "a", 1)
+        };
+        assert_eq!(known("1", "2500").unwrap(), Duration::from_millis(2_500));
+        // The sentinel leads a fail-over that has not ended.
+        assert_eq!(known("2", "2500").unwrap(), Duration::ZERO);
+        assert!(known("1", "long").is_err());
+    }
 }

@@ -225,7 +225,7 @@ fn names_scheme(url: &str, scheme: &str) {
 }
 
 /// All permissions that a user needs.
-const ALLOWED: [&str; 22] = [
+pub(super) const ALLOWED: [&str; 22] = [
     "~lockkeeper:*",
     "&lockkeeper:*",
     "+eval",

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
 use lockkeeper_testkit::{Fault, RedisKind, SentinelSet, until};
@@ -10,7 +10,7 @@ use lockkeeper_testkit::{Fault, RedisKind, SentinelSet, until};
 use super::Case;
 use super::store::{keys_left, listening, open, start_waiter};
 use crate::faults::contended::SetOnDrop;
-use crate::faults::{FaultServer as _, WAIT_LIMIT, Witness};
+use crate::faults::{FaultServer as _, HANG, WAIT_LIMIT, Witness};
 
 pub(super) const CASES: &[Case] = &[
     ("sentinel_primary_killed", |kind| {
@@ -31,6 +31,7 @@ pub(super) const CASES: &[Case] = &[
         sentinel_stopped_before_fail_over,
     ),
     ("sentinels_killed", sentinels_killed),
+    ("sentinels_stopped", sentinels_stopped),
     ("sentinel_fail_over_contended", sentinel_fail_over_contended),
     ("sentinel_promotion_has_grace", sentinel_promotion_has_grace),
 ];
@@ -205,14 +206,52 @@ fn sentinel_fail_over_contended(kind: RedisKind) {
 /// A former holder that cannot look has given up by its own clock before the next primary grants anything.
 fn sentinel_promotion_has_grace(kind: RedisKind) {
     let set = start(kind);
-    let keys = "restart_grace=20s";
+    let has_run = |at: usize, seconds: u64| {
+        let uptime = set.server(at).info("server").unwrap();
+        let uptime = uptime
+            .get("uptime_in_seconds")
+            .and_then(|it| it.parse().ok());
+        uptime > Some(seconds)
+    };
+    // It is not the start of a server that counts.
+    until("the replicas have run for longer", || {
+        has_run(1, 15) && has_run(2, 15)
+    });
+    let cut_off = open(&set.url(), "ttl=10m");
+    let held = cut_off.lock("a").unwrap();
+    wait_until_replicated(&set, 0);
+    drop(open(&set.url(), "restart_grace=14s").lock("b").unwrap());
     set.server(0).kill();
     let next = set.wait_for_fail_over(0).unwrap();
-    // The server itself has been up for longer.
-    let before = open(&set.url(), "restart_grace=1s");
-    drop(before.try_lock_for("a", WAIT_LIMIT).unwrap().expect("free"));
-    let error = open(&set.url(), keys).try_lock("a").unwrap_err();
+    let error = open(&set.url(), "restart_grace=14s").try_lock("b");
+    let error = error.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
     assert!(error.to_string().contains("restart_grace"), "{error}");
-    assert_eq!(keys_left(set.server(next)), Vec::<String>::new());
+    assert_eq!(keys_left(set.server(next)), ["lockkeeper:{default:a}"]);
+    // A lease that the replica has is renewed meanwhile.
+    held.renew().unwrap();
+    let waiting = open(&set.url(), "restart_grace=5s");
+    let granted = waiting.try_lock_for("b", WAIT_LIMIT).unwrap();
+    drop(granted.expect("its time is over"));
+}
+
+/// A caller returns by its deadline though no sentinel answers.
+fn sentinels_stopped(kind: RedisKind) {
+    let set = start(kind);
+    let keeper = open(&set.url(), "");
+    for sentinel in [0, 1, 2].map(|at| set.sentinel(at)) {
+        sentinel.stop().unwrap();
+    }
+    set.proxy(0).cut();
+    let began = Instant::now();
+    let error = keeper.try_lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    let waited = keeper.try_lock_for("a", Duration::from_secs(1));
+    assert_eq!(waited.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(began.elapsed() < Duration::from_secs(1) + HANG);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.try_lock_for("a", WAIT_LIMIT).unwrap());
+        set.sentinel(2).cont().unwrap();
+        drop(waiting.join().unwrap().expect("it is free"));
+    });
 }

@@ -8,6 +8,7 @@ use lockkeeper::{ErrorKind, LockKeeper};
 use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, SentinelSet, until};
 
 use super::Case;
+use super::opening::ALLOWED;
 use super::sentinel::start;
 use super::store::{keys_left, open};
 use crate::faults::{WAIT_LIMIT, fake_server, refused};
@@ -15,6 +16,7 @@ use crate::faults::{WAIT_LIMIT, fake_server, refused};
 pub(super) const CASES: &[Case] = &[
     ("sentinel_that_lies", sentinel_that_lies),
     ("sentinel_logins", sentinel_logins),
+    ("sentinel_users", sentinel_users),
     ("sentinel_with_tls", sentinel_with_tls),
     ("sentinel_urls", sentinel_urls),
     ("sentinel_doctor", sentinel_doctor),
@@ -75,10 +77,37 @@ fn sentinel_logins(kind: RedisKind) {
     for user in ["", ":open-sesame@"] {
         refused(&format!("{}{keys}", url(user)), denied, &["`password`"]);
     }
-    // Without the permission to ask a server whether it is the primary.
-    let rules = ["ACL", "SETUSER", "default", "-role"];
-    server.command(&rules).unwrap();
-    refused(&format!("{}{keys}", url(":s3cret@")), denied, &["+role"]);
+}
+
+/// Users with no more permissions than the docs list.
+fn sentinel_users(kind: RedisKind) {
+    let server = RedisServer::start(kind, &RedisOptions::new()).unwrap();
+    let options = RedisOptions::new().sentinel_of(&server, server.addr(), 1, WAIT_LIMIT);
+    let sentinel = RedisServer::start(kind, &options).unwrap();
+    let allow = |server: &RedisServer, user: &str, rules: &[&str]| {
+        let new = ["ACL", "SETUSER", user, "on", ">s3cret", "resetchannels"];
+        server.command(&[&new[..], rules].concat()).unwrap();
+    };
+    let asks = ["+sentinel", "+subscribe", "+ping", "&+switch-master"];
+    allow(&sentinel, "asks", &asks);
+    allow(&sentinel, "asks-nothing", &["+subscribe", "+ping"]);
+    allow(&server, "locks", &ALLOWED);
+    allow(&server, "finds", &[&ALLOWED[..], &["+role"]].concat());
+    let url = |user: &str, asking: &str| {
+        let (host, keys) = (sentinel.addr(), "restart_grace=0s&sentinel_password=s3cret");
+        format!("redis+sentinel://{user}:s3cret@{host}/mymaster?{keys}&sentinel_user={asking}")
+    };
+    let keeper = lockkeeper::open(&url("finds", "asks")).unwrap();
+    let held = keeper.lock("a").unwrap();
+    until("the keeper listens to the sentinel", || {
+        let listeners = ["CLIENT", "LIST", "TYPE", "pubsub"];
+        let listeners = sentinel.command(&listeners).unwrap().text();
+        listeners.is_some_and(|list| list.contains("user=asks "))
+    });
+    drop(held);
+    let denied = ErrorKind::PermissionDenied;
+    refused(&url("locks", "asks"), denied, &["+role"]);
+    refused(&url("finds", "asks-nothing"), denied, &["+sentinel"]);
 }
 
 fn sentinel_with_tls(kind: RedisKind) {
