@@ -118,12 +118,11 @@ impl Engine {
     fn end_guard(&self, acquired: &Acquired, now: HostInstant) -> Option<(Ending, Ended)> {
         let hold = &acquired.hold;
         // Other guards of a lost lease may still live, and this one reports the loss.
-        if hold.mode == Mode::Shared
-            && hold.state(now) == HoldState::Lost
-            && hold.must_notify_loss()
-        {
+        if hold.mode == Mode::Shared && hold.state(now) == HoldState::Lost {
             self.queue.detach(hold.key(), hold);
-            self.notify_lost(hold);
+            if hold.must_notify_loss() {
+                self.notify_lost(hold);
+            }
         }
         let linger = || match self.lingers.load(Ordering::Acquire) {
             true => hold.linger(now, &self.settings),
