@@ -1,12 +1,12 @@
 //! Shared locks and permits.
 
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireOptions, ErrorKind, LockGuard, Mode, Released, WaitOutcome};
 
 use crate::answers::Renewals;
+use crate::events::{Event, observed};
 use crate::scripted_store::{SECOND, ScriptedStore, eventually, fixed, give_time};
 
 const LINGER: Duration = Duration::from_millis(5);
@@ -156,14 +156,14 @@ fn permits_need_one_limit_and_the_lock_of_the_name_is_another_thing() {
 #[test]
 fn waiting_permits_cost_no_request_each() {
     let store = ScriptedStore::new();
-    let keeper = Arc::new(store.keeper());
+    let (keeper, events) = observed(store.builder());
     let semaphore = keeper.semaphore("a", 2).unwrap();
     let held = [(); 2].map(|()| semaphore.acquire().unwrap());
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| drop(semaphore.acquire().unwrap()));
+            events.expect(Event::Contended);
         }
-        give_time();
         drop(held);
     });
     assert!(store.count("a", "acquire") <= 4);
