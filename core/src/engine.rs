@@ -20,6 +20,8 @@ pub(crate) mod opening;
 mod outage;
 mod queue;
 mod release;
+mod release_all;
+mod release_lease;
 mod renewal;
 mod report;
 pub(crate) mod retry;

@@ -164,6 +164,12 @@ impl LockGuard {
         proof.map(|proof| CommitProof::new(proof, self))
     }
 
+    /// Leaves the release of the lock to the caller.
+    pub(crate) fn into_acquired(mut self) -> Acquired {
+        self.is_released = true;
+        self.acquired.clone()
+    }
+
     /// Releases the lock and returns what was found.
     ///
     /// # Errors

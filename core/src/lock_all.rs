@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Shared;
+use crate::engine::hold::acquired::Acquired;
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::keeper::LockKeeper;
@@ -160,20 +161,35 @@ impl LockGuards {
         LostSignal::of_several(guards.collect(), &self.engine.clock)
     }
 
-    /// Releases all locks and returns what was found: [`Released::AlreadyLost`] if one was lost before.
+    /// Releases all locks and returns what was found: [`Released::AlreadyLost`] if one was lost before. It costs
+    /// one request to the store where that takes several at once, as does a drop.
     ///
     /// # Errors
     /// The store's answer is unknown for one of them; it frees the lock by itself after the ttl. The others
     /// were released all the same.
-    pub fn release(self) -> Result<Released, Error> {
-        let answers: Vec<_> = self.guards.into_iter().map(LockGuard::release).collect();
+    pub fn release(mut self) -> Result<Released, Error> {
+        let acquired = self.take_acquired();
         let mut found = Released::Done;
-        for answer in answers {
+        for answer in self.engine.release_all(&acquired) {
             if answer? == Released::AlreadyLost {
                 found = Released::AlreadyLost;
             }
         }
         Ok(found)
+    }
+
+    fn take_acquired(&mut self) -> Vec<Acquired> {
+        self.guards
+            .drain(..)
+            .map(LockGuard::into_acquired)
+            .collect()
+    }
+}
+
+impl Drop for LockGuards {
+    fn drop(&mut self) {
+        let acquired = self.take_acquired();
+        self.engine.release_all_dropped(&acquired);
     }
 }
 

@@ -23,7 +23,8 @@ use super::hold::Hold;
 use super::hold::acquired::Acquired;
 use super::hold::lease::Unwanted;
 use super::queue::Key;
-use super::release::{DROP_LIMIT, Ending, RELEASE_LIMIT, ReleaseAttempt};
+use super::release::{DROP_LIMIT, Ending};
+use super::release_lease::{RELEASE_LIMIT, ReleaseAttempt};
 use super::retry::Retry;
 
 /// The most threads that release leases: so many releases may hang without delaying the others.

@@ -183,6 +183,32 @@ impl Engine {
         let deadline = ask.deadline;
         let entry = batch::Entry::new(ask, self.requests.callers());
         let number = self.follow(self.requests.push_second(slice::from_ref(&entry)));
+        self.wait_for_lease(entry, number, deadline)
+    }
+
+    /// Asks the store about several leases in one batch, and waits for the answers until the deadline.
+    pub(super) fn ask_together(
+        self: &Arc<Self>,
+        asks: Vec<LeaseAsk>,
+        deadline: HostInstant,
+    ) -> impl Iterator<Item = LeaseReply> {
+        let entry = |ask| batch::Entry::new(ask, self.requests.callers());
+        let entries: Vec<_> = asks.into_iter().map(entry).collect();
+        let number = match entries.is_empty() {
+            true => 0,
+            false => self.follow(self.requests.push_second(&entries)),
+        };
+        let entries = entries.into_iter();
+        entries.map(move |entry| self.wait_for_lease(entry, number, deadline))
+    }
+
+    /// Waits for the answer about a lease that goes with a batch.
+    fn wait_for_lease(
+        self: &Arc<Self>,
+        entry: Arc<batch::Entry<Leases>>,
+        number: u64,
+        deadline: HostInstant,
+    ) -> LeaseReply {
         match self.wait_for_reply(&entry, number, deadline, None) {
             Waited::Answered((lease, answer)) => LeaseReply::Answered(lease, answer),
             Waited::NotSent(ask) => LeaseReply::Answered(ask.lease, Err(not_sent())),

@@ -41,9 +41,7 @@ impl<'a> Taken<'a> {
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
-        for acquired in self.acquired.drain(..).rev() {
-            self.engine.release_dropped(&acquired);
-        }
+        self.engine.release_all_dropped(&self.acquired);
     }
 }
 

@@ -3,7 +3,6 @@
 //! What a release and a drop share is always inlined: left to the compiler, it costs a lock within the
 //! process 20 ns of 370.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,20 +13,13 @@ use crate::mode::Mode;
 use crate::provider::{ErasedLease, Released};
 use crate::sync::run_caught;
 
+use super::Engine;
 use super::background_release::DroppedGuard;
-use super::backoff::Limits;
-use super::batch::Entry;
-use super::exchange::{LeaseAsk, LeaseVerb};
-use super::group::{LeaseReply, Leases, LeftLease, released, unanswered};
 use super::hold::acquired::Acquired;
 use super::hold::lease::Ended;
 use super::hold::{Callbacks, Hold, HoldState};
 use super::queue::{Finished, Key};
-use super::retry::Retry;
-use super::{ATTEMPT_LIMIT, Engine};
-
-/// The longest that a release waits for the store.
-pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+use super::release_lease::ReleaseAttempt;
 
 /// The longest that a drop waits for the store. If it also ends the keeper, that takes 20 ms at most
 /// where the store did not answer, so that a drop takes 100 ms.
@@ -42,16 +34,6 @@ pub(crate) struct Ending {
     in_time: bool,
     /// For how long the guard had the lease, if the observers were told of the guard.
     held: Option<Duration>,
-}
-
-/// The outcome of one attempt to release a lease.
-pub(super) enum ReleaseAttempt {
-    Answered(Result<Released, Error>),
-    /// The store did not answer; it may have released the lease if the error is
-    /// [`ErrorKind::Unknown`].
-    NoAnswer(ErasedLease, Error),
-    /// The deadline came while the request was under way: [leave](Engine::leave_lease) it.
-    UnderWay(Arc<Entry<Leases>>),
 }
 
 impl Engine {
@@ -70,19 +52,51 @@ impl Engine {
     /// keeper's own threads release the lease.
     pub(crate) fn release_dropped(self: &Arc<Self>, acquired: &Acquired) {
         let now = self.clock.now();
-        let Some((mut ending, mut ended)) = self.end_guard(acquired, now) else {
+        let Some((ending, mut ended)) = self.end_dropped_guard(acquired, now) else {
             return;
         };
+        let lease = self.take_to_drop(ending, &mut ended);
+        let attempt = lease.map(|lease| self.attempt_release(lease, now + DROP_LIMIT, None));
+        self.finish_drop(acquired, ending, ended, attempt);
+    }
+
+    /// Ends a guard that is dropped, in this process. `None` if its lease was handed over.
+    #[inline(always)]
+    pub(super) fn end_dropped_guard(
+        &self,
+        acquired: &Acquired,
+        now: HostInstant,
+    ) -> Option<(Ending, Ended)> {
+        let (mut ending, ended) = self.end_guard(acquired, now)?;
         if !ending.keeps_name {
             // The lease was lost before. The store may still have it, so its release comes first.
             ending.keeps_name = self.queue.begin_release(acquired.hold.key());
         }
+        Some((ending, ended))
+    }
+
+    /// Takes the lease of a guard that is dropped if its own thread is to ask the store.
+    #[inline(always)]
+    pub(super) fn take_to_drop(&self, ending: Ending, ended: &mut Ended) -> Option<ErasedLease> {
+        match ending.in_time && !self.is_silent() {
+            true => ended.lease.take(),
+            false => None,
+        }
+    }
+
+    /// Concludes the drop of a guard, or leaves its release to the keeper's threads. `attempt` is what its own
+    /// thread found.
+    #[inline(always)]
+    pub(super) fn finish_drop(
+        self: &Arc<Self>,
+        acquired: &Acquired,
+        ending: Ending,
+        mut ended: Ended,
+        attempt: Option<ReleaseAttempt>,
+    ) {
         let (mut lost_reply, mut under_way) = (None, None);
-        if ending.in_time
-            && !self.is_silent()
-            && let Some(lease) = ended.lease.take()
-        {
-            match self.attempt_release(lease, now + DROP_LIMIT, None) {
+        if let Some(attempt) = attempt {
+            match attempt {
                 ReleaseAttempt::Answered(answer) => {
                     // The observer has the error.
                     let _ = self.conclude(acquired, ending, ended.callbacks, answer);
@@ -115,7 +129,11 @@ impl Engine {
 
     /// Ends a guard in this process. `None` if its lease was handed over, which is reported.
     #[inline(always)] // See the module.
-    fn end_guard(&self, acquired: &Acquired, now: HostInstant) -> Option<(Ending, Ended)> {
+    pub(super) fn end_guard(
+        &self,
+        acquired: &Acquired,
+        now: HostInstant,
+    ) -> Option<(Ending, Ended)> {
         let hold = &acquired.hold;
         // Other guards of a lost lease may still live, and this one reports the loss.
         if hold.mode == Mode::Shared && hold.state(now) == HoldState::Lost {
@@ -148,7 +166,7 @@ impl Engine {
     }
 
     /// Passes the name of an ended guard on, calls the user's code, and reports the end.
-    fn conclude(
+    pub(super) fn conclude(
         &self,
         acquired: &Acquired,
         ending: Ending,
@@ -230,108 +248,6 @@ impl Engine {
                 .notify(|o| o.released(&lock, token, held, result));
         }
     }
-
-    /// Releases a lease that a renewal may have.
-    fn return_lease(
-        self: &Arc<Self>,
-        hold: &Hold,
-        lease: Option<ErasedLease>,
-        now: HostInstant,
-    ) -> Result<Released, Error> {
-        let deadline = now + RELEASE_LIMIT.min(hold.policy.ttl());
-        let (mut lease, now) = match lease {
-            Some(lease) => (lease, now),
-            None => match hold.take_to_release(deadline, &*self.clock)? {
-                Some(lease) => (lease, self.clock.now()),
-                None => return Ok(Released::AlreadyLost),
-            },
-        };
-        let limits = Limits {
-            clock: &*self.clock,
-            until: deadline.min(now + ATTEMPT_LIMIT),
-            cancel: None,
-        };
-        let mut retry = Retry::new(limits, now);
-        loop {
-            match self.attempt_release(lease, deadline, retry.lost_reply()) {
-                ReleaseAttempt::Answered(answer) => return answer,
-                ReleaseAttempt::NoAnswer(again, error) => {
-                    retry.after(&error, None)?;
-                    lease = again;
-                }
-                ReleaseAttempt::UnderWay(entry) => {
-                    let (ttl, guard) = (hold.policy.ttl(), None);
-                    self.leave_lease(&entry, LeftLease::Release { ttl, guard });
-                    return Err(unanswered());
-                }
-            }
-        }
-    }
-
-    /// Asks the store once to release a lease. `lost_reply` is the error of an attempt before it whose
-    /// reply was lost.
-    #[inline(always)] // See the module.
-    pub(super) fn attempt_release(
-        self: &Arc<Self>,
-        lease: ErasedLease,
-        deadline: HostInstant,
-        lost_reply: Option<&Error>,
-    ) -> ReleaseAttempt {
-        let ask = LeaseAsk {
-            lease,
-            verb: LeaseVerb::Release,
-            deadline,
-        };
-        // A guard may be dropped while its thread panics; a second panic would abort.
-        let (lease, answer) = match catch_unwind(AssertUnwindSafe(|| self.ask_about(ask))) {
-            Ok(LeaseReply::Answered(lease, answer)) => (lease, answer.map(released)),
-            Ok(LeaseReply::UnderWay(entry)) => return ReleaseAttempt::UnderWay(entry),
-            Err(_) => {
-                return ReleaseAttempt::Answered(Err(Error::new(
-                    ErrorKind::Unknown,
-                    "the backend panicked while it released; the store frees the lock after its ttl",
-                )));
-            }
-        };
-        match (answer, lost_reply) {
-            (Err(error), _) if is_no_answer(error.kind()) => {
-                self.unanswered(&error);
-                ReleaseAttempt::NoAnswer(lease, error)
-            }
-            (answer, lost_reply) => {
-                self.answered();
-                ReleaseAttempt::Answered(match (answer, lost_reply) {
-                    (Ok(Released::AlreadyLost), Some(lost)) => Err(unknown_release(lost)),
-                    (answer, _) => answer,
-                })
-            }
-        }
-    }
-
-    /// Releases a lease that no guard has, and returns the reason for that. If the release fails,
-    /// the ttl frees the name.
-    pub(super) fn discard<E>(&self, mut lease: ErasedLease, reason: E) -> E {
-        let deadline = self.clock.now() + RELEASE_LIMIT;
-        run_caught(|| drop(self.provider.release(&mut lease, deadline)));
-        reason
-    }
-}
-
-/// Returns whether a release that failed with this kind got no answer from the store.
-fn is_no_answer(kind: ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::PoolExhausted
-    )
-}
-
-/// Returns the error of a release that was repeated after a lost reply and found nothing.
-fn unknown_release(lost_reply: &Error) -> Error {
-    Error::new(
-        ErrorKind::Unknown,
-        "the reply to the release did not come, and the lock was gone when it was asked for again: it was released, or it had been lost before; where that matters, have the data refuse smaller tokens",
-    )
-    .with_source(lost_reply.clone())
 }
 
 /// Drops callbacks that are not called any more: what they captured is the user's code.

@@ -56,6 +56,14 @@ fn lock_all<const N: usize>(keeper: &LockKeeper, names: [&str; N]) -> [LockGuard
     names.map(|name| keeper.lock(name).unwrap())
 }
 
+/// Waits until the lease was verified: a store that answers again is asked for all leases, and the drop of a
+/// guard does not wait for that.
+fn wait_until_verified(store: &ScriptedStore, guard: &LockGuard) {
+    store.wait_for(guard.name().as_str(), "renew", 1);
+    // It waits for the renewal that has the lease.
+    guard.renew().unwrap();
+}
+
 #[test]
 fn drop_releases_on_its_own_thread_while_the_store_answers() {
     let store = ScriptedStore::new();
@@ -96,23 +104,68 @@ fn release_that_fails_is_finished_before_the_name_is_requested_again() {
 fn drop_asks_on_its_own_thread_again_once_the_store_answers() {
     let store = ScriptedStore::new();
     let (keeper, ends) = observed(store.builder());
-    let [a, b, c] = lock_all(&keeper, ["a", "b", "c"]);
+    let [a, b] = lock_all(&keeper, ["a", "b"]);
     store.releases(Releases::Hang);
     drop(a);
     store.wait_for("a", "release", 2);
     assert_eq!(store.releases_by_keepers("a"), [false, true]);
     // Answers to other requests say nothing about releases.
-    let d = keeper.lock("d").unwrap();
-    drop(b);
-    store.wait_for("b", "release", 1);
-    assert_eq!(store.releases_by_keepers("b"), [true]);
+    drop(keeper.lock("c").unwrap());
+    store.wait_for("c", "release", 1);
+    assert_eq!(store.releases_by_keepers("c"), [true]);
     store.releases(Releases::Work);
     for _ in 0..2 {
         assert_eq!(ends.0.recv_timeout(LIMIT).unwrap().1, Ok(Released::Done));
     }
-    drop((c, d));
-    assert_eq!(store.releases_by_keepers("c"), [false]);
-    assert_eq!(store.releases_by_keepers("d"), [false]);
+    wait_until_verified(&store, &b);
+    drop(b);
+    assert_eq!(store.releases_by_keepers("b"), [false]);
+}
+
+#[test]
+fn drop_of_a_set_asks_once_and_each_name_is_released_and_reported() {
+    let store = ScriptedStore::with_batches();
+    let (keeper, ends) = observed(store.builder());
+    let guards = keeper.lock_all(["a", "b", "c"]).unwrap();
+    store.releases(Releases::Hang);
+    drop(guards);
+    assert!(ends.is_empty());
+    assert_eq!(keeper.pending_releases(), 3);
+    store.set(|state| assert!(state.batches.starts_with(&[3, 3])));
+    store.releases(Releases::Work);
+    let mut names = ["a", "b", "c"].map(|_| {
+        let (name, result) = ends.0.recv_timeout(LIMIT).unwrap();
+        assert_eq!(result, Ok(Released::Done));
+        name
+    });
+    names.sort_unstable();
+    assert_eq!(names, ["a", "b", "c"]);
+    drop(keeper.lock_all(["a", "b", "c"]).unwrap());
+    for _ in names {
+        assert_eq!(ends.0.recv_timeout(LIMIT).unwrap().1, Ok(Released::Done));
+    }
+    assert!(ends.is_empty());
+}
+
+#[test]
+fn drop_of_a_set_with_a_lost_name_releases_the_others() {
+    let store = ScriptedStore::with_batches();
+    let (keeper, ends) = observed(store.builder());
+    let guards = keeper.lock_all(["a", "b", "c"]).unwrap();
+    store.renewals("b", Renewals::Lost);
+    store.next_renewal("b");
+    eventually("the guards are lost", || !guards.is_held());
+    // They wait for the renewals that have the leases.
+    assert!(guards.renew().is_err());
+    drop(guards);
+    for _ in 0..3 {
+        let (name, result) = ends.0.recv_timeout(LIMIT).unwrap();
+        let found = match name.as_str() {
+            "b" => Released::AlreadyLost,
+            _ => Released::Done,
+        };
+        assert_eq!(result, Ok(found), "{name}");
+    }
 }
 
 #[test]
@@ -304,6 +357,7 @@ fn last_keeper_waits_for_releases_and_loses_none_that_hangs() {
     assert_eq!(ends.0.try_recv().unwrap(), ("a".into(), Ok(Released::Done)));
 
     // Neither waits forever. A guard that ends the keeper leaves its release to the keeper's threads.
+    wait_until_verified(&store, &b);
     store.releases(Releases::Hang);
     drop(b);
     store.wait_for("b", "release", 2);

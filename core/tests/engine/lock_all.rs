@@ -7,7 +7,8 @@ use lockkeeper_core::{
     AcquireOptions, CancelToken, ErrorKind, Outage, Released, Wait, WaitOutcome,
 };
 
-use crate::answers::{Grants, Renewals};
+use crate::answers::{Grants, Releases, Renewals};
+use crate::events::{Event, observed};
 use crate::scripted_store::{SECOND, ScriptedStore, eventually, give_time};
 
 #[test]
@@ -28,6 +29,73 @@ fn free_names_are_locked_in_one_batch_in_order_and_once() {
     guards.renew().unwrap();
     assert_eq!(guards.release().unwrap(), Released::Done);
     assert!(keeper.try_lock_all(["a", "b", "c"]).unwrap().is_some());
+}
+
+#[test]
+fn released_or_dropped_set_goes_back_in_one_batch() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let guards = keeper.lock_all(["a", "b", "c"]).unwrap();
+    assert_eq!(guards.release().unwrap(), Released::Done);
+    store.set(|state| assert_eq!(state.batches, [3, 3]));
+    drop(keeper.lock_all(["a", "b", "c"]).unwrap());
+    store.set(|state| assert_eq!(state.batches, [3, 3, 3, 3]));
+    for name in ["a", "b", "c"] {
+        assert_eq!(store.count(name, "release"), 2, "{name}");
+    }
+}
+
+#[test]
+fn released_set_goes_to_waiters_of_the_process_and_else_to_the_store() {
+    let store = ScriptedStore::with_batches();
+    let (keeper, events) = observed(store.builder());
+    let guards = keeper.lock_all(["a", "b", "c"]).unwrap();
+    let token = guards.token("b").unwrap().get();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| keeper.lock("b").unwrap());
+        events.expect(Event::Contended);
+        assert_eq!(guards.release().unwrap(), Released::Done);
+        let guard = waiter.join().unwrap();
+        assert_eq!(guard.token().get(), token + 1);
+        store.set(|state| assert_eq!(state.batches, [3, 2]));
+    });
+    assert_eq!(store.count("b", "acquire"), 1);
+}
+
+#[test]
+fn lost_reply_to_the_release_of_a_set_concerns_one_name() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    for (how, is_known) in [(Releases::RequestLost, true), (Releases::ReplyLost, false)] {
+        let guards = keeper.lock_all(["a", "b", "c"]).unwrap();
+        store.releases(how);
+        match guards.release() {
+            Ok(found) => assert!(is_known && found == Released::Done),
+            Err(error) => {
+                assert!(!is_known, "{error}");
+                assert_eq!(error.kind(), ErrorKind::Unknown);
+            }
+        }
+    }
+    let releases = ["a", "b", "c"].map(|name| store.count(name, "release"));
+    assert_eq!(releases.iter().sum::<usize>(), 3 + 1 + 3 + 1);
+    assert!(keeper.try_lock_all(["a", "b", "c"]).unwrap().is_some());
+}
+
+#[test]
+fn wait_for_later_names_takes_what_is_left_of_the_one_wait() {
+    for store in [ScriptedStore::new(), ScriptedStore::with_batches()] {
+        let (keeper, events) = observed(store.builder());
+        let [a, _b] = ["a", "b"].map(|name| keeper.lock(name).unwrap());
+        let waiting = thread::spawn(move || keeper.try_lock_all_for(["a", "b"], 10 * SECOND));
+        events.expect(Event::Contended);
+        store.clock.advance(6 * SECOND);
+        drop(a);
+        events.expect(Event::Contended);
+        store.clock.advance(4 * SECOND);
+        eventually("the wait ends", || waiting.is_finished());
+        assert!(waiting.join().unwrap().unwrap().is_none());
+    }
 }
 
 #[test]
@@ -158,15 +226,15 @@ fn reply_that_is_lost_costs_no_name_its_ttl() {
 #[test]
 fn cancel_ends_the_wait_for_the_second_name_and_gives_the_first_back() {
     let store = ScriptedStore::with_batches();
-    let (keeper, other) = (store.keeper(), store.keeper());
+    let (keeper, events) = observed(store.builder());
+    let other = store.keeper();
     let held = keeper.lock("b").unwrap();
     let cancel = CancelToken::new();
     let options = AcquireOptions::new().wait_forever().cancel(&cancel);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| keeper.acquire_all(["a", "b"], &options));
-        eventually("it holds the first name", || {
-            other.try_lock("a").unwrap().is_none()
-        });
+        events.expect(Event::Contended);
+        assert!(other.try_lock("a").unwrap().is_none());
         cancel.cancel();
         let error = waiting.join().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);

@@ -149,8 +149,8 @@ fn every_name_of_a_set_has_a_beginning_and_an_end() {
     store.grants(Grants::Unreachable(Duration::ZERO));
     keeper.try_lock_all(["a", "b"]).unwrap_err();
     told.expect([
-        "Ok(Done) after 0s exclusive a",
         "Ok(Done) after 0s exclusive b",
+        "Ok(Done) after 0s exclusive a",
         "requested exclusive a",
         "Some(Unavailable) exclusive a",
     ]);

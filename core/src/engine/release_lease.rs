@@ -1,0 +1,165 @@
+//! Giving a lease back to the store: one attempt, and its repetition.
+//!
+//! What a release and a drop share is always inlined: see `release.rs`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::HostInstant;
+use crate::error::{Error, ErrorKind};
+use crate::provider::{ErasedLease, Released};
+use crate::sync::run_caught;
+
+use super::backoff::Limits;
+use super::batch::Entry;
+use super::exchange::{LeaseAsk, LeaseVerb};
+use super::group::{LeaseReply, Leases, LeftLease, released, unanswered};
+use super::hold::Hold;
+use super::retry::Retry;
+use super::{ATTEMPT_LIMIT, Engine};
+
+/// The longest that a release waits for the store.
+pub(super) const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
+/// The outcome of one attempt to release a lease.
+pub(super) enum ReleaseAttempt {
+    Answered(Result<Released, Error>),
+    /// The store did not answer; it may have released the lease if the error is
+    /// [`ErrorKind::Unknown`].
+    NoAnswer(ErasedLease, Error),
+    /// The deadline came while the request was under way: [leave](Engine::leave_lease) it.
+    UnderWay(Arc<Entry<Leases>>),
+}
+
+impl Engine {
+    /// Releases a lease that a renewal may have.
+    pub(super) fn return_lease(
+        self: &Arc<Self>,
+        hold: &Hold,
+        lease: Option<ErasedLease>,
+        now: HostInstant,
+    ) -> Result<Released, Error> {
+        let deadline = release_deadline(hold, now);
+        let (lease, now) = match lease {
+            Some(lease) => (lease, now),
+            None => match hold.take_to_release(deadline, &*self.clock)? {
+                Some(lease) => (lease, self.clock.now()),
+                None => return Ok(Released::AlreadyLost),
+            },
+        };
+        let attempt = self.attempt_release(lease, deadline, None);
+        self.repeat_release(hold, attempt, deadline, now)
+    }
+
+    /// Repeats a release that began at `now` while the store does not answer.
+    #[inline(always)]
+    pub(super) fn repeat_release(
+        self: &Arc<Self>,
+        hold: &Hold,
+        mut attempt: ReleaseAttempt,
+        deadline: HostInstant,
+        now: HostInstant,
+    ) -> Result<Released, Error> {
+        let limits = Limits {
+            clock: &*self.clock,
+            until: deadline.min(now + ATTEMPT_LIMIT),
+            cancel: None,
+        };
+        let mut retry = Retry::new(limits, now);
+        loop {
+            match attempt {
+                ReleaseAttempt::Answered(answer) => return answer,
+                ReleaseAttempt::NoAnswer(lease, error) => {
+                    retry.after(&error, None)?;
+                    attempt = self.attempt_release(lease, deadline, retry.lost_reply());
+                }
+                ReleaseAttempt::UnderWay(entry) => {
+                    let (ttl, guard) = (hold.policy.ttl(), None);
+                    self.leave_lease(&entry, LeftLease::Release { ttl, guard });
+                    return Err(unanswered());
+                }
+            }
+        }
+    }
+
+    /// Asks the store once to release a lease. `lost_reply` is the error of an attempt before it whose
+    /// reply was lost.
+    #[inline(always)] // See the module.
+    pub(super) fn attempt_release(
+        self: &Arc<Self>,
+        lease: ErasedLease,
+        deadline: HostInstant,
+        lost_reply: Option<&Error>,
+    ) -> ReleaseAttempt {
+        let ask = LeaseAsk {
+            lease,
+            verb: LeaseVerb::Release,
+            deadline,
+        };
+        // A guard may be dropped while its thread panics; a second panic would abort.
+        match catch_unwind(AssertUnwindSafe(|| self.ask_about(ask))) {
+            Ok(reply) => self.note_release(reply, lost_reply),
+            Err(_) => ReleaseAttempt::Answered(Err(Error::new(
+                ErrorKind::Unknown,
+                "the backend panicked while it released; the store frees the lock after its ttl",
+            ))),
+        }
+    }
+
+    /// Notes what the store replied to a release, and returns what that means.
+    #[inline(always)]
+    pub(super) fn note_release(
+        self: &Arc<Self>,
+        reply: LeaseReply,
+        lost_reply: Option<&Error>,
+    ) -> ReleaseAttempt {
+        let (lease, answer) = match reply {
+            LeaseReply::Answered(lease, answer) => (lease, answer.map(released)),
+            LeaseReply::UnderWay(entry) => return ReleaseAttempt::UnderWay(entry),
+        };
+        match (answer, lost_reply) {
+            (Err(error), _) if is_no_answer(error.kind()) => {
+                self.unanswered(&error);
+                ReleaseAttempt::NoAnswer(lease, error)
+            }
+            (answer, lost_reply) => {
+                self.answered();
+                ReleaseAttempt::Answered(match (answer, lost_reply) {
+                    (Ok(Released::AlreadyLost), Some(lost)) => Err(unknown_release(lost)),
+                    (answer, _) => answer,
+                })
+            }
+        }
+    }
+
+    /// Releases a lease that no guard has, and returns the reason for that. If the release fails,
+    /// the ttl frees the name.
+    pub(super) fn discard<E>(&self, mut lease: ErasedLease, reason: E) -> E {
+        let deadline = self.clock.now() + RELEASE_LIMIT;
+        run_caught(|| drop(self.provider.release(&mut lease, deadline)));
+        reason
+    }
+}
+
+/// Returns the end of a release whose holder waits for it.
+pub(super) fn release_deadline(hold: &Hold, now: HostInstant) -> HostInstant {
+    now + RELEASE_LIMIT.min(hold.policy.ttl())
+}
+
+/// Returns whether a release that failed with this kind got no answer from the store.
+fn is_no_answer(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::PoolExhausted
+    )
+}
+
+/// Returns the error of a release that was repeated after a lost reply and found nothing.
+fn unknown_release(lost_reply: &Error) -> Error {
+    Error::new(
+        ErrorKind::Unknown,
+        "the reply to the release did not come, and the lock was gone when it was asked for again: it was released, or it had been lost before; where that matters, have the data refuse smaller tokens",
+    )
+    .with_source(lost_reply.clone())
+}
