@@ -81,9 +81,13 @@ impl Daemon {
         self.process().as_ref().map(Process::id)
     }
 
-    /// Kills the server (SIGKILL) and returns when it has ended. Does nothing if it was killed before.
+    /// Kills the server and its own processes (SIGKILL), all at one moment, and returns when it has ended. Does
+    /// nothing if it was killed before.
     pub fn kill(&self) {
-        *self.process() = None;
+        if let Some(mut process) = self.process().take() {
+            // Otherwise a process of it could still answer when the other ones have ended.
+            let _ = process.stop();
+        }
     }
 
     /// Stops the server (SIGSTOP) and returns when it has stopped. Connections stay open without replies.

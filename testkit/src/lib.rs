@@ -1,6 +1,6 @@
 //! Real servers and a proxy that misbehaves, for the tests of lockkeeper's backends.
 //!
-//! [`RedisServer`] and [`MySqlServer`] start a server that is installed on this machine (`scripts/servers`
+//! [`RedisServer`], [`MySqlServer`] and [`PostgresServer`] start a server that is installed on this machine (`scripts/servers`
 //! of the project's repository installs them) as a child process on a free port of 127.0.0.1 in a
 //! throw-away folder. The server ends with its owner: at drop, at a panic, and also when the owner's process
 //! is killed.
@@ -34,6 +34,8 @@ mod mysql;
 #[cfg(unix)]
 mod pool;
 #[cfg(unix)]
+mod postgres;
+#[cfg(unix)]
 mod process;
 #[cfg(feature = "proxy")]
 mod proxy;
@@ -41,6 +43,8 @@ mod proxy;
 mod redis;
 #[cfg(all(unix, feature = "suite"))]
 pub mod suite;
+#[cfg(unix)]
+mod template;
 #[cfg(unix)]
 mod tls;
 mod until;
@@ -53,6 +57,8 @@ pub use mysql::{MySqlClient, MySqlSession};
 pub use mysql::{MySqlKind, MySqlOptions, MySqlServer};
 #[cfg(unix)]
 pub use pool::{PooledServer, ServerPool};
+#[cfg(unix)]
+pub use postgres::{PgBouncer, PoolMode, PostgresKind, PostgresOptions, PostgresServer};
 #[cfg(feature = "proxy")]
 pub use proxy::{Counts, Fault, Proxy};
 #[cfg(all(unix, feature = "proxy"))]

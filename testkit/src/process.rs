@@ -20,6 +20,8 @@ rm -rf -- "$2""#;
 pub(crate) struct Process {
     child: Child,
     watchdog: Child,
+    /// The server's own processes, while they are stopped: they would not notice its end.
+    stopped: Vec<Pid>,
 }
 
 impl Process {
@@ -46,7 +48,11 @@ impl Process {
             .process_group(0)
             .spawn();
         match watchdog {
-            Ok(watchdog) => Ok(Self { child, watchdog }),
+            Ok(watchdog) => Ok(Self {
+                child,
+                watchdog,
+                stopped: Vec::new(),
+            }),
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -64,18 +70,32 @@ impl Process {
         self.child.try_wait()
     }
 
-    /// Sends SIGSTOP, and returns when all threads of the server have stopped.
+    /// Sends SIGSTOP to the server and to its own processes, and returns when all threads have stopped.
     pub(crate) fn stop(&mut self) -> io::Result<()> {
         self.signal(Signal::STOP)?;
         let id = WaitId::Pid(Pid::from_child(&self.child));
         // NOWAIT leaves the status to `exited`.
         let what = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         waitid(id, what)?;
-        Ok(())
+        // It starts no further one now.
+        loop {
+            let children = children_of(self.child.id())?;
+            if children.iter().all(|(_, is_stopped)| *is_stopped) {
+                self.stopped = children.into_iter().map(|(pid, _)| pid).collect();
+                return Ok(());
+            }
+            for (pid, _) in children {
+                // It may have ended meanwhile; until the server has waited for it, no other process gets its id.
+                let _ = kill_process(pid, Signal::STOP);
+            }
+        }
     }
 
     /// Sends SIGCONT.
     pub(crate) fn cont(&mut self) -> io::Result<()> {
+        for pid in self.stopped.drain(..) {
+            let _ = kill_process(pid, Signal::CONT);
+        }
         self.signal(Signal::CONT)
     }
 
@@ -96,7 +116,26 @@ impl Drop for Process {
         // The watchdog first: once the server was waited for, its process id may be reused.
         let _ = self.watchdog.kill();
         let _ = self.watchdog.wait();
+        for pid in self.stopped.drain(..) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Returns the processes that `parent` has started and that have not ended, and whether each is stopped.
+fn children_of(parent: u32) -> io::Result<Vec<(Pid, bool)>> {
+    let out = Command::new("ps")
+        .args(["-A", "-o", "pid=,ppid=,stat="])
+        .output()?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    let child = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let pid = Pid::from_raw(fields.next()?.parse().ok()?)?;
+        let is_child = fields.next()?.parse() == Ok(parent);
+        let state = fields.next()?;
+        (is_child && !state.starts_with('Z')).then(|| (pid, state.starts_with('T')))
+    };
+    Ok(text.lines().filter_map(child).collect())
 }

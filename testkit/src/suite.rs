@@ -4,7 +4,7 @@ use std::fmt;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-use crate::{MySqlKind, RedisKind};
+use crate::{MySqlKind, PostgresKind, RedisKind};
 
 /// How many cases run at a time unless `--test-threads` says otherwise; most of a case is waiting.
 const THREADS: usize = 8;
@@ -22,6 +22,16 @@ pub trait ServerKind: Copy + fmt::Display + Send + 'static {
 }
 
 impl ServerKind for MySqlKind {
+    fn all() -> &'static [Self] {
+        &Self::ALL
+    }
+
+    fn ignored(self) -> Option<String> {
+        self.ignored()
+    }
+}
+
+impl ServerKind for PostgresKind {
     fn all() -> &'static [Self] {
         &Self::ALL
     }

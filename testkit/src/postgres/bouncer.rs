@@ -1,0 +1,116 @@
+//! PgBouncer, which hands out a server's sessions to its clients.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::ops::Deref;
+use std::path::PathBuf;
+
+use super::PostgresServer;
+use super::user::ServerUser;
+use crate::daemon::{self, Daemon};
+use crate::find;
+
+/// How long a client keeps a session of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolMode {
+    /// Until it disconnects.
+    Session,
+    /// Until its transaction ends.
+    Transaction,
+    /// Until its statement ends.
+    Statement,
+}
+
+impl PoolMode {
+    /// All modes.
+    pub const ALL: [Self; 3] = [Self::Session, Self::Transaction, Self::Statement];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Session => "session",
+            Self::Transaction => "transaction",
+            Self::Statement => "statement",
+        }
+    }
+}
+
+/// A PgBouncer in front of a server, which runs until this is dropped.
+pub struct PgBouncer {
+    port: u16,
+    daemon: Daemon,
+}
+
+impl PgBouncer {
+    /// Starts a PgBouncer and returns when it takes connections.
+    ///
+    /// # Errors
+    /// There is no PgBouncer on this machine (see [`PgBouncer::ignored`]), or it did not start: its log is in the
+    /// error.
+    pub fn start(server: &PostgresServer, mode: PoolMode) -> io::Result<Self> {
+        let program = program().map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
+        let user = ServerUser::find()?;
+        let mut bouncer = Self {
+            port: 0,
+            daemon: Daemon::new("pgbouncer", program)?,
+        };
+        let folder = bouncer.daemon.folder().to_owned();
+        let (name, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
+        fs::write(folder.join("users"), format!("\"{name}\" \"{password}\"\n"))?;
+        let to = server.addr().port();
+        daemon::retry_on_taken_port(|| {
+            [bouncer.port] = daemon::free_ports()?;
+            let (port, mode) = (bouncer.port, mode.name());
+            fs::write(
+                folder.join("conf"),
+                format!(
+                    "[databases]\n* = host=127.0.0.1 port={to}\n[pgbouncer]\nlisten_addr=127.0.0.1\n\
+                     listen_port={port}\nunix_socket_dir=\npool_mode={mode}\nauth_type=scram-sha-256\n\
+                     auth_file=users\n"
+                ),
+            )?;
+            user.give(&folder)?;
+            let mut command = user.command(bouncer.daemon.program());
+            command.arg("conf");
+            let addr = bouncer.addr();
+            bouncer
+                .daemon
+                .launch(command, || TcpStream::connect(addr).map(drop))
+        })?;
+        Ok(bouncer)
+    }
+
+    /// Returns why tests with PgBouncer are shown as ignored, `None` when they run. In continuous integration
+    /// (`CI` is set) they always run, and fail where it is missing.
+    #[must_use]
+    pub fn ignored() -> Option<String> {
+        find::ignored(program)
+    }
+
+    /// Returns the address that it listens on, for [`PostgresServer::url_via`].
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+}
+
+fn program() -> Result<PathBuf, String> {
+    let found = find::on_path("pgbouncer").into_iter().next();
+    found.ok_or_else(|| "no pgbouncer on this machine; scripts/servers sets it up".to_owned())
+}
+
+impl Deref for PgBouncer {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
+    }
+}
+
+impl fmt::Debug for PgBouncer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("PgBouncer");
+        shown.field("port", &self.port).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,53 @@
+//! The data folder of a PostgreSQL server.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use super::user::ServerUser;
+use super::{PostgresKind, PostgresServer};
+use crate::template::{self, run};
+
+/// Makes the data folder `into` of a server that has never run.
+pub(super) fn fill(
+    kind: PostgresKind,
+    program: &Path,
+    user: ServerUser,
+    into: &Path,
+) -> io::Result<()> {
+    let make = |into: &Path| make(program, user, into);
+    template::fill(kind.name(), program, setup(), into, make)?;
+    // The server refuses a folder that others can read.
+    fs::set_permissions(into, Permissions::from_mode(0o700))?;
+    user.give(into)
+}
+
+/// Returns the SQL that creates the user and the database, a statement a line.
+fn setup() -> String {
+    let (user, password, database) = (
+        PostgresServer::USER,
+        PostgresServer::PASSWORD,
+        PostgresServer::DATABASE,
+    );
+    format!(
+        "CREATE ROLE {user} LOGIN PASSWORD '{password}'\nCREATE DATABASE {database} OWNER {user}\n"
+    )
+}
+
+fn make(program: &Path, user: ServerUser, into: &Path) -> io::Result<()> {
+    // The server's user may not come to the cache folder.
+    let folder = tempfile::Builder::new().prefix("lk-").tempdir()?;
+    user.give(folder.path())?;
+    let data = folder.path().join("data");
+    let mut initdb = user.command(&program.with_file_name("initdb"));
+    initdb.arg("-D").arg(&data);
+    initdb.args(["--username=postgres", "--auth=trust", "--no-sync"]);
+    initdb.args(["--encoding=UTF8", "--locale=C"]);
+    run(&mut initdb, "")?;
+    let mut single = user.command(program);
+    single.arg("--single").arg("-D").arg(&data);
+    single.args(["-c", "fsync=off", "postgres"]);
+    run(&mut single, &setup())?;
+    template::copy(&data, into)
+}

@@ -1,0 +1,62 @@
+//! Options for starting a server.
+
+use std::io;
+use std::path::Path;
+
+use crate::tls::Certificates;
+
+/// Options for starting a server.
+#[derive(Debug, Clone)]
+pub struct PostgresOptions {
+    pub(super) settings: Vec<(String, String)>,
+    /// How [`PostgresServer::USER`](crate::PostgresServer::USER) logs in, in the words of pg_hba.conf.
+    pub(super) login: &'static str,
+    /// Makes the certificates, if the server speaks TLS.
+    pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
+}
+
+impl Default for PostgresOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PostgresOptions {
+    /// Returns the default: login by SCRAM, no TLS, no durability.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            settings: Vec::new(),
+            login: "scram-sha-256",
+            tls: None,
+        }
+    }
+
+    /// Adds a setting: `config("max_connections", "10")`. It comes after those of this crate.
+    #[must_use]
+    pub fn config(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Has the user log in by another method of pg_hba.conf than `scram-sha-256`: `md5`, `password`, `trust`.
+    #[must_use]
+    pub fn login(mut self, method: &'static str) -> Self {
+        self.login = method;
+        self
+    }
+
+    /// Keeps what was committed over a crash (`fsync`).
+    #[must_use]
+    pub fn durable(self) -> Self {
+        self.config("fsync", "on")
+    }
+
+    /// Offers TLS on the same port, with certificates made for the server; clients need none.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = Some(Certificates::make);
+        self
+    }
+}

@@ -1,0 +1,208 @@
+//! A running PostgreSQL.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::client::Superuser;
+use super::user::ServerUser;
+use super::{PostgresKind, PostgresOptions, data};
+use crate::daemon::{self, Daemon};
+use crate::tls::Certificates;
+
+/// A server that runs until this is dropped. All methods can be called from any thread.
+///
+/// The server has one database ([`PostgresServer::DATABASE`]) and one user who owns it. The superuser `postgres` logs
+/// in by the unix socket only, without a password.
+pub struct PostgresServer {
+    kind: PostgresKind,
+    options: PostgresOptions,
+    port: u16,
+    user: ServerUser,
+    certificates: Option<Certificates>,
+    daemon: Daemon,
+}
+
+impl PostgresServer {
+    /// The user of [`PostgresServer::url`], who owns [`PostgresServer::DATABASE`] and has no other rights.
+    pub const USER: &'static str = "keeper";
+    /// The user's password.
+    pub const PASSWORD: &'static str = "open-sesame";
+    /// The database of [`PostgresServer::url`], empty at first.
+    pub const DATABASE: &'static str = "shop";
+
+    /// Starts a server and returns when it replies.
+    ///
+    /// # Errors
+    /// There is no such server on this machine (see [`PostgresKind::ignored`]), or it did not start: its log is
+    /// in the error.
+    pub fn start(kind: PostgresKind, options: &PostgresOptions) -> io::Result<Self> {
+        let program = kind
+            .program()
+            .map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
+        let user = ServerUser::find()?;
+        let daemon = Daemon::new(kind.name(), program)?;
+        let folder = daemon.folder().join("data");
+        data::fill(kind, daemon.program(), user, &folder)?;
+        fs::write(folder.join("pg_hba.conf"), logins(options.login))?;
+        let certificates = match options.tls {
+            Some(make) => Some(make(daemon.folder())?),
+            None => None,
+        };
+        if let Some(certificates) = &certificates {
+            private(&certificates.key)?;
+        }
+        user.give(daemon.folder())?;
+        let mut server = Self {
+            kind,
+            options: options.clone(),
+            port: 0,
+            user,
+            certificates,
+            daemon,
+        };
+        daemon::retry_on_taken_port(|| {
+            [server.port] = daemon::free_ports()?;
+            server.launch()
+        })?;
+        Ok(server)
+    }
+
+    /// Returns which server this is.
+    #[must_use]
+    pub fn kind(&self) -> PostgresKind {
+        self.kind
+    }
+
+    /// Returns the address that the server listens on.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Returns the path of the unix socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.folder().join(format!(".s.PGSQL.{}", self.port))
+    }
+
+    /// Returns the certificates, if the server speaks TLS.
+    #[must_use]
+    pub fn certificates(&self) -> Option<&Certificates> {
+        self.certificates.as_ref()
+    }
+
+    /// Returns `postgres://USER:PASSWORD@127.0.0.1:PORT/DATABASE`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_via(self.addr())
+    }
+
+    /// As [`PostgresServer::url`], but by way of another address, such as a proxy's.
+    #[must_use]
+    pub fn url_via(&self, addr: SocketAddr) -> String {
+        let (user, password, database) = (Self::USER, Self::PASSWORD, Self::DATABASE);
+        format!("postgres://{user}:{password}@{addr}/{database}")
+    }
+
+    /// Kills the server if it runs, and starts it on the same port with its data: rows stay; advisory locks and
+    /// sessions do not.
+    ///
+    /// # Errors
+    /// The server did not start: its log is in the error.
+    pub fn restart(&self) -> io::Result<()> {
+        self.kill();
+        daemon::retry_on_former_port(|| {
+            self.launch().map_err(|error| {
+                // The sessions of a killed server end by themselves, and the next server waits for that.
+                if error.to_string().contains(STILL_THERE) {
+                    io::Error::new(io::ErrorKind::AddrInUse, error)
+                } else {
+                    error
+                }
+            })
+        })
+    }
+
+    fn launch(&self) -> io::Result<()> {
+        // By the unix socket in the server's own folder, since another process might listen on the TCP port.
+        let ready = || Superuser::connect(&self.socket(), "postgres").map(drop);
+        self.daemon.launch(self.server(), ready)
+    }
+
+    fn server(&self) -> Command {
+        let mut command = self.user.command(self.daemon.program());
+        command.arg("-D").arg(self.folder().join("data"));
+        let socket_folder = self.folder().display().to_string();
+        let port = self.port.to_string();
+        let own = [
+            ("port", &*port),
+            ("unix_socket_directories", &*socket_folder),
+            ("listen_addresses", "127.0.0.1"),
+        ];
+        let quick = [
+            ("fsync", "off"),
+            ("shared_buffers", "16MB"),
+            ("max_connections", "250"),
+            // What a test looks at is there at once.
+            ("stats_fetch_consistency", "none"),
+            ("timezone", "UTC"),
+            ("log_timezone", "UTC"),
+        ];
+        let chosen = &self.options.settings;
+        let chosen = chosen.iter().map(|(name, value)| (&**name, &**value));
+        for (name, value) in own.into_iter().chain(quick).chain(chosen) {
+            command.arg("-c").arg(format!("{name}={value}"));
+        }
+        if let Some(certificates) = &self.certificates {
+            command.args(["-c", "ssl=on"]);
+            for (name, file) in [
+                ("ssl_cert_file", &certificates.certificate),
+                ("ssl_key_file", &certificates.key),
+            ] {
+                command.arg("-c").arg(format!("{name}={}", file.display()));
+            }
+        }
+        command
+    }
+}
+
+/// What a server says that was started before the last session of its killed predecessor had ended.
+const STILL_THERE: &str = "pre-existing shared memory block";
+
+/// Returns a pg_hba.conf by which the user logs in by `method`.
+fn logins(method: &str) -> String {
+    let user = PostgresServer::USER;
+    format!(
+        "local all postgres trust\nlocal all all {method}\nhost all {user} 127.0.0.1/32 {method}\n"
+    )
+}
+
+/// Makes a file readable by its owner alone.
+fn private(file: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(file, fs::Permissions::from_mode(0o600))
+}
+
+impl Deref for PostgresServer {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
+    }
+}
+
+impl fmt::Debug for PostgresServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("PostgresServer");
+        shown
+            .field("kind", &self.kind)
+            .field("port", &self.port)
+            .field("pid", &self.pid())
+            .finish_non_exhaustive()
+    }
+}
