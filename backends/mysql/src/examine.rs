@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::Finding;
-use lockkeeper_remote::{Failure, RemoteOptions, senseless};
+use lockkeeper_remote::{Failure, RemoteOptions, connections_finding, restart_finding, senseless};
 
 use crate::connection::{Connection, number, text};
 use crate::opening;
@@ -28,8 +28,8 @@ pub(crate) fn examine(
         Finding::fine("version", format!("{name} {version}")),
         clock(connection)?,
         idle(connection)?,
-        connections(open, most, own, options.pool_size.into()),
-        restart(options.restart_grace),
+        connections_finding(open, most, own, "max_user_connections", options.pool_size),
+        restart_finding(options.restart_grace),
     ];
     let warnings = opening::warnings(connection)?;
     if warnings.is_empty() {
@@ -68,43 +68,4 @@ fn idle(connection: &mut Connection) -> Result<Finding, Failure> {
         "a holder that has stopped keeps its lock for hours",
         "find out what sets it: init_connect, a proxy, a limit of the provider's",
     ))
-}
-
-/// No named lock survives a restart of the server.
-fn restart(grace: Duration) -> Finding {
-    let topic = "restart";
-    if grace.is_zero() {
-        return Finding::warning(
-            topic,
-            "restart_grace is off",
-            "a server that restarts has forgotten who holds what; a holder that was stopped or cut off \
-             meanwhile does not know of that, and another process can get its lock",
-            "set restart_grace to the longest ttl, or have the data refuse smaller tokens",
-        );
-    }
-    Finding::fine(topic, format!("restart_grace is {grace:?}"))
-        .meaning("nothing is granted for that long after a restart, which forgets all locks")
-}
-
-/// Compares the pool's size with the server's limits: `most` of all users, `own` of each user.
-fn connections(open: u64, most: u64, own: u64, pool_size: u64) -> Finding {
-    let topic = "connections";
-    let what = format!("{open} connections are open, of at most {most}");
-    if own > 0 && own < pool_size {
-        return Finding::warning(
-            topic,
-            format!("a user may have {own} connections, and pool_size is {pool_size}"),
-            "a program that waits for many names runs into that",
-            "raise max_user_connections, or lower pool_size",
-        );
-    }
-    if most == 0 || open.saturating_add(pool_size) <= most {
-        return Finding::fine(topic, what);
-    }
-    Finding::warning(
-        topic,
-        what,
-        format!("a program that waits for many names needs up to {pool_size} of them"),
-        "raise max_connections, or lower pool_size",
-    )
 }

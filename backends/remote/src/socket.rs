@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 #[cfg(unix)]
 use std::os::{fd::OwnedFd, unix::net::UnixStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::Error;
@@ -65,6 +66,7 @@ impl Dialer {
         };
         let tls = self.tls.as_ref().map(TlsClient::session).transpose();
         let tls = tls.map_err(failed)?;
+        let socket = Arc::new(socket);
         Ok(Stream { socket, tls })
     }
 }
@@ -85,13 +87,13 @@ fn prepare(socket: TcpStream) -> io::Result<TcpStream> {
 
 /// A connection to a server. Dropping it closes it.
 pub struct Stream {
-    socket: TcpStream,
+    socket: Arc<TcpStream>,
     tls: Option<TlsSession>,
 }
 
 impl Stream {
-    /// Returns the socket, for [`set_timeout`] and [`is_quiet`].
-    pub fn socket(&self) -> &TcpStream {
+    /// Returns the socket, for [`set_timeout`], [`is_quiet`] and [`SocketWatch`](crate::SocketWatch).
+    pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
 }
@@ -124,25 +126,28 @@ pub fn is_quiet(socket: &TcpStream) -> bool {
 
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut socket = &*self.socket;
         match &mut self.tls {
-            Some(tls) => tls.over(&mut self.socket).read(buffer),
-            None => self.socket.read(buffer),
+            Some(tls) => tls.over(&mut socket).read(buffer),
+            None => socket.read(buffer),
         }
     }
 }
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut socket = &*self.socket;
         match &mut self.tls {
-            Some(tls) => tls.over(&mut self.socket).write(bytes),
-            None => self.socket.write(bytes),
+            Some(tls) => tls.over(&mut socket).write(bytes),
+            None => socket.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        let mut socket = &*self.socket;
         match &mut self.tls {
-            Some(tls) => tls.over(&mut self.socket).flush(),
-            None => self.socket.flush(),
+            Some(tls) => tls.over(&mut socket).flush(),
+            None => socket.flush(),
         }
     }
 }

@@ -58,7 +58,7 @@ pub(crate) struct TlsSession(Box<ClientConnection>);
 
 impl TlsSession {
     /// Returns the encrypted stream over `socket`.
-    pub(crate) fn over<'a>(&'a mut self, socket: &'a mut TcpStream) -> impl Read + Write + 'a {
+    pub(crate) fn over<'a>(&'a mut self, socket: &'a mut &TcpStream) -> impl Read + Write {
         rustls::Stream::new(&mut *self.0, socket)
     }
 }

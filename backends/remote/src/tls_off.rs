@@ -24,7 +24,7 @@ impl TlsClient {
 pub(crate) struct TlsSession(Infallible);
 
 impl TlsSession {
-    pub(crate) fn over<'a>(&'a mut self, _socket: &'a mut TcpStream) -> &'a mut TcpStream {
+    pub(crate) fn over<'a, 's>(&'a mut self, _: &'a mut &'s TcpStream) -> &'a mut &'s TcpStream {
         match self.0 {}
     }
 }

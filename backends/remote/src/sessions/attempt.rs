@@ -34,8 +34,10 @@ impl<C: SessionConnection> SessionStore<C> {
         until: HostInstant,
     ) -> Result<Arc<Session<C>>, Failure> {
         let id = self.run(&mut slot, until, |connection| {
-            if let Err(refused) = connection.check_start() {
-                return Ok(Err(refused));
+            match connection.check_start() {
+                // The connection is still good.
+                Err(refused @ Failure::Refused(_)) => return Ok(Err(refused)),
+                checked => checked?,
             }
             connection.set_idle(idle)?;
             Ok(Ok(connection.session()))

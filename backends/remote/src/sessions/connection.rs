@@ -73,7 +73,8 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
     /// Refuses to request a name while the server, which was just started, grants none.
     ///
     /// # Errors
-    /// [`Failure::Refused`], which says for how long still.
+    /// [`Failure::Refused`], which says for how long still. [`Failure::Closed`] if the connection leads to a wrong
+    /// server, such as a replica.
     fn check_start(&self) -> Result<(), Failure>;
 
     /// Returns what ends the session from another thread, also while a request waits in the server.
