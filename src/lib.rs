@@ -22,6 +22,7 @@
 //! | `redis://HOST`, `rediss://HOST` (TLS), `unix:/run/redis.sock` | all processes that reach the server |
 //! | `redis+sentinel://HOST,HOST,HOST/mymaster`, `rediss+sentinel://…` | all processes that reach the primary that Redis Sentinel names |
 //! | `mysql://USER:PASSWORD@HOST`, `mariadb://…` | all processes that reach the server |
+//! | `postgres://USER:PASSWORD@HOST/DATABASE`, `postgresql://…` | all processes that reach the server, in one database |
 //!
 //! The query of the URL has the settings, such as `?ttl=30s&wait=5s&namespace=shop`; the [table of
 //! keys](#keys) has all of them. An unknown key is an error that names the nearest known key.
@@ -276,6 +277,7 @@
 //! | `sqlite` | yes | `sqlite:`; builds SQLite's C source, so it needs a C compiler. With rusqlite 0.32 to 0.41, so it resolves beside Diesel 2.2 and 2.3, sqlx 0.8 and your own rusqlite |
 //! | `redis` | yes | `redis:`, `rediss:`, `unix:`, `redis+sentinel:` and `rediss+sentinel:` |
 //! | `mysql` | yes | `mysql:` and `mariadb:` |
+//! | `postgres` | no | `postgres:` and `postgresql:` |
 //! | `tls` | yes | encrypted connections to servers, by rustls with ring, which needs a C compiler |
 //! | `metrics` | no | `observers::MetricsObserver`: gauges, histograms and counters for the crate `metrics` |
 //! | `tracing` | no | `observers::TracingObserver`: spans and events for the crate `tracing` |
@@ -356,6 +358,10 @@ pub mod backend {
         let drivers = drivers.with(lockkeeper_mysql::MySqlDriver);
         #[cfg(not(feature = "mysql"))]
         let drivers = drivers.without(&["mysql", "mariadb"], "mysql");
+        #[cfg(feature = "postgres")]
+        let drivers = drivers.with(lockkeeper_postgres::PostgresDriver);
+        #[cfg(not(feature = "postgres"))]
+        let drivers = drivers.without(&["postgres", "postgresql"], "postgres");
         drivers
     }
 }
@@ -366,10 +372,12 @@ pub mod backends {
     pub use lockkeeper_local as local;
     #[cfg(feature = "mysql")]
     pub use lockkeeper_mysql as mysql;
+    #[cfg(feature = "postgres")]
+    pub use lockkeeper_postgres as postgres;
     #[cfg(feature = "redis")]
     pub use lockkeeper_redis as redis;
     /// The keys that every store behind a network takes.
-    #[cfg(any(feature = "mysql", feature = "redis"))]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
     pub use lockkeeper_remote::keys as remote;
 }
 

@@ -16,7 +16,7 @@ pub struct Proof {
     pub dialect: &'static str,
     /// One SQL statement, complete.
     pub sql: String,
-    /// The statement with `?` for each value.
+    /// The statement with `?` for each value, or with `$1` and so on where the dialect has that.
     pub statement: &'static str,
     /// The values, in order.
     pub params: Vec<ProofValue>,
@@ -69,10 +69,10 @@ impl fmt::Display for ProofValue {
 /// another kind of database, the statement fails and its error names the dialect.
 ///
 /// # Stores without a proof
-/// MySQL and MariaDB have a proof: `IS_USED_LOCK` answers for the time at which it is asked. Leases
-/// that are rows, as on SQLite, cannot be proved by SQL: a transaction sees them as they were when it
-/// first read, so such a statement would return 1 after the loss. On every store, also if data and
-/// locks are on different servers, this works:
+/// MySQL, MariaDB and PostgreSQL have a proof: `IS_USED_LOCK` and `pg_locks` answer for the time at
+/// which they are asked. Leases that are rows, as on SQLite, cannot be proved by SQL: a transaction sees
+/// them as they were when it first read, so such a statement would return 1 after the loss. On every
+/// store, also if data and locks are on different servers, this works:
 ///
 /// 1. Begin the transaction as a writer, on the data's own connection: `BEGIN IMMEDIATE` on SQLite.
 ///    Do not attach the lock file: that would lock it for all processes.
@@ -102,7 +102,7 @@ impl<'g> CommitProof<'g> {
         &self.proof.sql
     }
 
-    /// Returns the statement with `?` for each value, to be prepared.
+    /// Returns the statement with `?` for each value (PostgreSQL: `$1` and so on), to be prepared.
     pub fn statement(&self) -> &'static str {
         self.proof.statement
     }
@@ -112,7 +112,7 @@ impl<'g> CommitProof<'g> {
         &self.proof.params
     }
 
-    /// Returns the kind of database that understands the statement: `MySQL` or `MariaDB`.
+    /// Returns the kind of database that understands the statement: `MySQL`, `MariaDB` or `PostgreSQL`.
     pub fn dialect(&self) -> &'static str {
         self.proof.dialect
     }

@@ -1,0 +1,202 @@
+//! The operators' commands: who holds what, forced release, and examination.
+
+use std::collections::HashMap;
+
+use lockkeeper_core::{
+    Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName, Mode,
+};
+use lockkeeper_remote::sessions::SessionName;
+
+use crate::connection::{MARKS, NAMESPACES, Row, SessionId};
+use crate::examine;
+use crate::login::PROGRAM;
+use crate::names::{LockKey, namespace_mark};
+use crate::shown;
+use crate::statements::END_HOLDER;
+use crate::store::Store;
+
+impl Admin for Store {
+    fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
+        let namespace = &self.locks.namespace;
+        let mark = namespace_mark(namespace);
+        let wanted = name.map(|name| {
+            [Mode::Exclusive, Mode::Permit { limit: 1 }]
+                .map(|mode| LockKey::requested(namespace, name.as_str(), mode))
+        });
+        let listed = self.listed(deadline)?.into_iter();
+        let own = listed.filter(|lock| lock.namespace_mark == mark);
+        let mut held: Vec<_> = match (name, wanted) {
+            (Some(name), Some(wanted)) => own
+                .filter(|lock| wanted.iter().any(|wanted| wanted.is_akin(&lock.key)))
+                .map(|lock| HeldName {
+                    name: name.to_string(),
+                    is_whole: true,
+                    ..lock.held
+                })
+                .collect(),
+            _ => own.map(|lock| lock.held).collect(),
+        };
+        held.sort_by(|a, b| (&a.name, a.slot).cmp(&(&b.name, b.slot)));
+        Ok(held)
+    }
+
+    fn held_in_all_namespaces(
+        &self,
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        let listed = self.listed(deadline)?.into_iter();
+        let mut held: Vec<_> = listed.map(|lock| (lock.namespace, lock.held)).collect();
+        held.sort_by(|(a, first), (b, second)| {
+            (a, &first.name, first.slot).cmp(&(b, &second.name, second.slot))
+        });
+        Ok(held)
+    }
+
+    /// Ends the session, since only that can free a single name of its own. So all its names are freed.
+    fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
+        let (key, SessionId { pid, mark }) = read_mark(&held.mark).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidValue,
+                "this hold was not shown by a PostgreSQL store; ask again who holds the name",
+            )
+        })?;
+        let mark = mark.cast_unsigned();
+        let ended = self.locks.run_apart(deadline, |connection| {
+            // The server replies as soon as the session has ended, at the latest after this time.
+            let limit = connection.limit.as_millis() / 2;
+            connection.execute(&END_HOLDER, &[&key, &pid, &mark, &limit])
+        })?;
+        match ended.first().map(|row| row.is_true(0)) {
+            None => Ok(false),
+            Some(true) => Ok(true),
+            Some(false) => Err(Error::new(
+                ErrorKind::Unknown,
+                "the server is ending the session that holds the lock, and has not finished; ask again who holds the name",
+            )),
+        }
+    }
+
+    fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
+        self.locks.run_apart(deadline, |connection| {
+            examine::examine(connection, &self.locks.options)
+        })
+    }
+
+    fn cannot_tell(&self) -> &'static [&'static str] {
+        &[
+            "since when it is held",
+            "the token",
+            "how long it is kept without a renewal",
+            "the holder's thread",
+            "the names and processes of other users' sessions, without pg_read_all_stats",
+        ]
+    }
+}
+
+/// A lock of the database that a session of lockkeeper holds.
+struct HeldLock {
+    key: LockKey,
+    namespace_mark: i32,
+    /// The namespace, as far as it is known.
+    namespace: String,
+    held: HeldName,
+}
+
+/// Returns all advisory locks of this database that sessions of lockkeeper hold or wait for: the session's number, its
+/// mark, the hash of its namespace, the halves of the key, the mode, whether it is held, and what `pg_stat_activity`
+/// says of the session to this user.
+fn list() -> String {
+    format!(
+        "WITH locks AS MATERIALIZED (SELECT pid, classid, objid, objsubid, mode, granted FROM pg_locks \
+         WHERE locktype = 'advisory' \
+         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())), \
+         marks AS (SELECT pid, classid, objid FROM locks WHERE objsubid = 2) \
+         SELECT pid, mark.objid, namespace.objid, locks.classid, locks.objid, locks.mode, granted, \
+         host(client_addr), application_name, query \
+         FROM locks JOIN marks AS mark USING (pid) JOIN marks AS namespace USING (pid) \
+         LEFT JOIN pg_stat_activity USING (pid) \
+         WHERE objsubid = 1 AND mark.classid = {MARKS} AND namespace.classid = {NAMESPACES}"
+    )
+}
+
+impl Store {
+    /// Returns the locks that are held in this database.
+    fn listed(&self, deadline: HostInstant) -> Result<Vec<HeldLock>, Error> {
+        let list = list();
+        let rows = self
+            .locks
+            .run_apart(deadline, |connection| connection.execute(&list, &[]))?;
+        let mut waiting: HashMap<LockKey, u64> = HashMap::new();
+        for row in &rows {
+            // The first session that waits for a permit holds the bell, and the others wait for that.
+            if let Some(key) = key(row)
+                && (!row.is_true(6) || key.is_bell())
+            {
+                let key = key.gate().unwrap_or(key);
+                *waiting.entry(key).or_default() += 1;
+            }
+        }
+        let granted = rows.iter().filter(|row| row.is_true(6));
+        Ok(granted.filter_map(|row| lock(row, &waiting)).collect())
+    }
+}
+
+fn key(row: &Row) -> Option<LockKey> {
+    Some(LockKey::of_halves([row.number(3)?, row.number(4)?]))
+}
+
+/// Reads a row of [`list`]. A gate and a bell are no lock of a user.
+fn lock(row: &Row, waiting: &HashMap<LockKey, u64>) -> Option<HeldLock> {
+    let key = key(row)?;
+    let gate = key.gate();
+    let permit = key.of_permit();
+    if gate.is_some() && permit.is_none() {
+        return None;
+    }
+    let mode = match (permit, row.text(5)) {
+        (Some((limit, _)), _) => Mode::Permit { limit },
+        (None, Some("ShareLock")) => Mode::Shared,
+        _ => Mode::Exclusive,
+    };
+    let half = |at| Some(row.number::<u32>(at)?.cast_signed());
+    let (pid, mark, namespace_mark) = (row.number::<i32>(0)?, half(1)?, half(2)?);
+    // A session shows what it likes, so its word counts only where it has the key.
+    let shown = shown::decode(row.text(9).unwrap_or_default());
+    let known = shown
+        .into_iter()
+        .find(|(namespace, name)| LockKey::requested(namespace, name, mode).is_akin(&key));
+    let is_whole = known.is_some();
+    let (namespace, name) = known.unwrap_or_else(|| {
+        (
+            format!("~{namespace_mark:08x}"),
+            format!("~{:016x}", key.number()),
+        )
+    });
+    let mut held = HeldName::new(name, format!("{} {pid} {mark}", key.number()));
+    held.is_whole = is_whole;
+    held.mode = mode;
+    held.slot = permit.map(|(_, slot)| slot);
+    let waited = gate.as_ref().unwrap_or(&key);
+    held.waiting = Some(waiting.get(waited).copied().unwrap_or(0));
+    let program = row.text(8).and_then(|text| text.strip_prefix(PROGRAM));
+    held.holder = Holder {
+        host: row.text(7).map(str::to_owned),
+        pid: program.and_then(|pid| pid.parse().ok()),
+        session: Some(pid.to_string()),
+        ..Holder::default()
+    };
+    Some(HeldLock {
+        key,
+        namespace_mark,
+        namespace,
+        held,
+    })
+}
+
+/// Reads the mark of a held name: the key and the session.
+fn read_mark(mark: &str) -> Option<(i64, SessionId)> {
+    let mut parts = mark.split(' ');
+    let key = parts.next()?.parse().ok()?;
+    let (pid, mark) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    Some((key, SessionId { pid, mark }))
+}

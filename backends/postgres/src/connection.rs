@@ -1,0 +1,392 @@
+//! One connection to a server, and requests on it.
+
+use std::collections::HashMap;
+use std::fmt::{Display, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use fallible_iterator::FallibleIterator;
+use lockkeeper_core::HostInstant;
+use lockkeeper_remote::{
+    Failure, OpenConnection, RestartGrace, SocketWatch, WatchedSocket, senseless,
+};
+use postgres_protocol::IsNull;
+use postgres_protocol::message::backend::{DataRowBody, Message};
+use postgres_protocol::message::frontend::{self, BindError};
+
+use crate::connector::Shared;
+use crate::failure::{ServerError, classify, unavailable};
+use crate::login::Greeting;
+use crate::shown::ShownNames;
+use crate::statements::{GATE_LIMIT, LIMIT_WAITS};
+use crate::wire::Wire;
+
+/// The first half of the keys of [`SessionId::mark`].
+pub(crate) const MARKS: i32 = i32::from_be_bytes(*b"lock");
+
+/// The first half of the key by which a session says which namespace its locks are of; a hash of that is the second one.
+pub(crate) const NAMESPACES: i32 = MARKS + 1;
+
+/// The identity of a session. A server gives the number of a session again after its end, so each session
+/// holds a lock of its own that tells it from the next one, and that every user sees in `pg_locks`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionId {
+    /// The number that `pg_locks` shows, and that ends the session.
+    pub(crate) pid: i32,
+    /// The second half of the key of the session's lock; [`MARKS`] is the first.
+    pub(crate) mark: i32,
+}
+
+/// Asks for what [`Connection::new`] reads.
+///
+/// `pg_stat_bgwriter` is reset when the server recovers from the crash of a session, which forgets all locks and leaves
+/// the time of the start as it was.
+const GREETING: &str = "SELECT pg_backend_pid(), pg_is_in_recovery(), (1000 * date_part('epoch', clock_timestamp() - greatest(pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time())))::int8";
+
+/// Prepares a session. The limits of time that a database or a user may have are for applications: they would end
+/// a wait.
+const PREPARE: &str = "SELECT pg_advisory_lock_shared($1::int4, $2::int4), pg_advisory_lock_shared($3::int4, $4::int4), set_config('statement_timeout', '0', false), set_config('idle_in_transaction_session_timeout', '0', false), set_config('default_transaction_isolation', 'read committed', false), set_config('plan_cache_mode', 'force_generic_plan', false)";
+
+/// Asks for the server's own number of the session.
+const PID: &str = "SELECT pg_backend_pid()";
+
+/// Has the server look, while a session waits for a lock, whether its client is still there. Not every system that
+/// PostgreSQL runs on can, so a refusal is ignored: the wait then ends with its `lock_timeout`.
+const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '100', false)";
+
+/// A connection; dropping it closes it, and the server frees what its session holds.
+pub struct Connection {
+    wire: Wire,
+    open: OpenConnection,
+    pub(crate) shared: Arc<Shared>,
+    /// Notices its end, outside of Windows.
+    watched: Option<WatchedSocket>,
+    session: SessionId,
+    /// Whether the server's own number of the session is another one than the client was told.
+    is_pooled: bool,
+    pub(crate) version: String,
+    pub(crate) is_replica: bool,
+    grace: RestartGrace,
+    /// Whether a reply is missing.
+    pub(crate) is_in_doubt: bool,
+    /// The longest that a reply may take.
+    pub(crate) limit: Duration,
+    /// The session's idle_session_timeout, if it was set.
+    pub(crate) idle: Option<Duration>,
+    /// The names of the prepared statements, none of them used twice.
+    prepared: HashMap<String, String>,
+    last_prepared: u64,
+    /// What `pg_stat_activity` shows of the session.
+    pub(crate) shown: ShownNames,
+}
+
+/// A row of a reply: texts, as PostgreSQL writes values.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Row(Vec<Option<Bytes>>);
+
+impl Row {
+    fn read(body: &DataRowBody) -> std::io::Result<Self> {
+        let range = |range: Option<std::ops::Range<usize>>| {
+            Ok(range.and_then(|range| body.buffer().get(range).map(Bytes::copy_from_slice)))
+        };
+        body.ranges().map(range).collect().map(Self)
+    }
+
+    /// Returns a text, `None` for NULL.
+    pub(crate) fn text(&self, at: usize) -> Option<&str> {
+        std::str::from_utf8(self.0.get(at)?.as_deref()?).ok()
+    }
+
+    /// Returns a number, `None` for NULL and for what is none.
+    pub(crate) fn number<T: std::str::FromStr>(&self, at: usize) -> Option<T> {
+        self.text(at)?.parse().ok()
+    }
+
+    /// Returns whether a value is true.
+    pub(crate) fn is_true(&self, at: usize) -> bool {
+        self.text(at) == Some("t")
+    }
+}
+
+/// The values of a statement. They are sent as text, so the statement gives their type, such as `$1::int8`, unless the
+/// server infers it.
+pub(crate) type Values<'a> = &'a [&'a dyn Display];
+
+/// What the server replied to one statement.
+pub(crate) type Reply = Result<Vec<Row>, ServerError>;
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(idle) = self.idle
+            && self.is_in_doubt
+            && let Some(sessions) = self.shared.sessions.upgrade()
+        {
+            sessions.abandon(self.session, idle);
+        }
+    }
+}
+
+impl lockkeeper_remote::Connection for Connection {
+    fn is_quiet(&self) -> bool {
+        self.wire.is_quiet()
+    }
+}
+
+impl Connection {
+    /// A connection that is logged in. Before its first lock it needs [`prepare`](Self::prepare).
+    pub(crate) fn new(
+        wire: Wire,
+        greeting: Greeting,
+        shared: &Arc<Shared>,
+        limit: Duration,
+    ) -> Result<Self, Failure> {
+        let mark = fastrand::i32(..);
+        let mut connection = Self {
+            wire,
+            open: shared.counts.add_connection(),
+            shared: Arc::clone(shared),
+            watched: None,
+            session: SessionId { pid: 0, mark },
+            is_pooled: false,
+            version: greeting.version,
+            is_replica: false,
+            grace: RestartGrace::new(Duration::ZERO, Duration::ZERO, HostInstant::NEVER),
+            is_in_doubt: false,
+            limit,
+            idle: None,
+            prepared: HashMap::new(),
+            last_prepared: 0,
+            shown: ShownNames::default(),
+        };
+        let row = connection.query(GREETING, &[])?;
+        let now = shared.clock.now();
+        let numbers = row.number(0).zip(row.number::<i64>(2));
+        let (pid, up) = numbers.ok_or_else(|| Failure::Refused(senseless()))?;
+        connection.session.pid = pid;
+        connection.is_pooled = pid != greeting.pid;
+        connection.is_replica = row.is_true(1);
+        let up = Duration::from_millis(up.try_into().unwrap_or(0));
+        connection.grace = RestartGrace::new(shared.restart_grace, up, now);
+        Ok(connection)
+    }
+
+    /// Prepares the session for locks.
+    pub(crate) fn prepare(&mut self) -> Result<(), Failure> {
+        let mark = self.session.mark;
+        let namespace = self.shared.namespace_mark;
+        let marked: Values<'_> = &[&MARKS, &mark, &NAMESPACES, &namespace];
+        let replies = self.pipeline(&[
+            (PREPARE, marked),
+            (LIMIT_WAITS, &[&GATE_LIMIT]),
+            (CHECK_CLIENT, &[]),
+        ])?;
+        let prepared = replies.into_iter().next().unwrap_or(Ok(Vec::new()));
+        self.first(prepared).map(drop)
+    }
+
+    /// Returns whether the server ran a statement of this connection in another session than the first one.
+    ///
+    /// `other` is another connection by the same way. A transaction on it keeps one of the server's sessions from this
+    /// connection, if sessions are handed out for a transaction or a statement.
+    pub(crate) fn is_multiplexed(&mut self, other: &mut Self) -> Result<bool, Failure> {
+        let begun = other.execute("BEGIN", &[]);
+        let pids = begun.and_then(|_| Ok((self.query(PID, &[])?, other.query(PID, &[])?)));
+        match pids {
+            Ok((own, theirs)) => {
+                let pid = Some(self.session.pid);
+                Ok(own.number(0) != pid || theirs.number(0) == pid)
+            }
+            // No transaction, or no prepared statement, outlives a statement.
+            Err(Failure::Refused(_)) => Ok(true),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Has `on_end` called when the server closes the connection: see [`SocketWatch::watch`].
+    pub(crate) fn watch(
+        &mut self,
+        watch: &SocketWatch,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Failure> {
+        let watched = watch.watch(self.wire.socket(), on_end);
+        self.watched = Some(watched.map_err(|error| {
+            let text = "the thread that watches connections cannot be started; is the limit of threads or of open files reached?";
+            Failure::NotSent(unavailable(text).with_source(error))
+        })?);
+        Ok(())
+    }
+
+    /// Returns whether the server was seen to have closed the connection.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.watched.as_ref().is_some_and(WatchedSocket::has_ended)
+    }
+
+    /// Returns the socket. Shutting it down ends the session, and a wait on it, from any thread.
+    pub(crate) fn socket(&self) -> &Arc<TcpStream> {
+        self.wire.socket()
+    }
+
+    /// Returns the identity of the session.
+    pub(crate) fn session(&self) -> SessionId {
+        self.session
+    }
+
+    /// Returns whether something between this program and the server hands out the server's sessions.
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.is_pooled
+    }
+
+    /// Refuses to request a lock of a replica, and while a server that was just started grants none.
+    pub(crate) fn check_start(&self) -> Result<(), Failure> {
+        let Shared { server, clock, .. } = &*self.shared;
+        if self.is_replica {
+            return Err(Failure::Closed(unavailable(format!(
+                "{server} is a replica; if its address does not lead to the primary soon, name that one"
+            ))));
+        }
+        self.grace
+            .check(server, clock.now())
+            .map_err(Failure::Refused)
+    }
+
+    /// Sets the time after which the server ends the idle session, in whole milliseconds from 1 on, unless it
+    /// is set already.
+    pub(crate) fn set_idle(&mut self, idle: Duration) -> Result<(), Failure> {
+        if self.idle != Some(idle) {
+            let millis = idle.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
+            self.execute(SET_IDLE, &[&millis])?;
+            self.idle = Some(idle);
+        }
+        Ok(())
+    }
+
+    /// Runs a statement, which is prepared once, and returns its rows.
+    pub(crate) fn execute(&mut self, sql: &str, values: Values<'_>) -> Result<Vec<Row>, Failure> {
+        let reply = self.pipeline(&[(sql, values)])?.pop();
+        let reply = reply.unwrap_or(Ok(Vec::new()));
+        reply.map_err(|error| error.into_failure(&self.shared.server))
+    }
+
+    /// Runs a statement as [`execute`](Self::execute) does, and returns its first row.
+    pub(crate) fn query(&mut self, sql: &str, values: Values<'_>) -> Result<Row, Failure> {
+        let rows = self.execute(sql, values)?;
+        self.first(Ok(rows))
+    }
+
+    fn first(&self, reply: Reply) -> Result<Row, Failure> {
+        let rows = reply.map_err(|error| error.into_failure(&self.shared.server))?;
+        let row = rows.into_iter().next();
+        row.ok_or_else(|| Failure::Refused(senseless()))
+    }
+
+    /// Runs several statements in one round trip, each in a transaction of its own, and returns the replies in
+    /// their order. The statements are prepared once.
+    pub(crate) fn pipeline(
+        &mut self,
+        statements: &[(&str, Values<'_>)],
+    ) -> Result<Vec<Reply>, Failure> {
+        self.open.counts().add_commands(statements.len());
+        let mut unprepared = Vec::new();
+        for (at, (sql, values)) in statements.iter().enumerate() {
+            let name = match self.prepared.get(*sql) {
+                Some(name) => name,
+                None => {
+                    self.last_prepared += 1;
+                    let name = format!("lockkeeper{}", self.last_prepared);
+                    let parsed = frontend::parse(&name, sql, [], &mut self.wire.out);
+                    parsed.map_err(|error| self.failed(error))?;
+                    unprepared.push(*sql);
+                    self.prepared.entry((*sql).to_owned()).or_insert(name)
+                }
+            };
+            let shown = self.shown.sql.as_deref();
+            let shown = shown.filter(|_| at + 1 == statements.len());
+            let written = write_statement(name, values, shown, &mut self.wire.out);
+            written.map_err(|error| self.failed(error))?;
+        }
+        let replies = self.exchange(statements.len())?;
+        for ((sql, _), reply) in statements.iter().zip(&replies) {
+            // The statement itself may be what the server refused.
+            if reply.is_err() && unprepared.contains(sql) {
+                self.prepared.remove(*sql);
+            }
+        }
+        Ok(replies)
+    }
+
+    /// Sends what was written, and reads the replies to so many statements.
+    fn exchange(&mut self, statements: usize) -> Result<Vec<Reply>, Failure> {
+        self.is_in_doubt = true;
+        let sent = self.wire.send(self.limit);
+        sent.map_err(|error| self.failed(error))?;
+        let replies = (0..statements)
+            .map(|_| self.reply())
+            .collect::<Result<_, _>>()?;
+        self.is_in_doubt = false;
+        Ok(replies)
+    }
+
+    /// Reads the reply to one statement.
+    fn reply(&mut self) -> Result<Reply, Failure> {
+        let mut reply = Ok(Vec::new());
+        loop {
+            let message = self.wire.receive();
+            match message.map_err(|error| self.failed(error))? {
+                Message::DataRow(body) => {
+                    let row = Row::read(&body).map_err(|error| self.failed(error))?;
+                    if let Ok(rows) = &mut reply {
+                        rows.push(row);
+                    }
+                }
+                Message::ErrorResponse(body) => {
+                    let error = ServerError::read(&body).map_err(|error| self.failed(error))?;
+                    if error.is_fatal {
+                        self.is_in_doubt = false;
+                        return Err(error.into_failure(&self.shared.server));
+                    }
+                    reply = Err(error);
+                }
+                Message::ReadyForQuery(_) => return Ok(reply),
+                Message::ParseComplete
+                | Message::BindComplete
+                | Message::CommandComplete(_)
+                | Message::EmptyQueryResponse
+                | Message::NoticeResponse(_)
+                | Message::ParameterStatus(_) => {}
+                _ => return Err(Failure::Unanswered(senseless())),
+            }
+        }
+    }
+
+    fn failed(&self, error: std::io::Error) -> Failure {
+        classify(error, &self.shared.server)
+    }
+}
+
+const SET_IDLE: &str = "SELECT set_config('idle_session_timeout', $1::int8::text, false)";
+
+/// Appends the messages that run a prepared statement, and tell the server what to show as the last one.
+fn write_statement(
+    name: &str,
+    values: Values<'_>,
+    shown: Option<&str>,
+    out: &mut BytesMut,
+) -> std::io::Result<()> {
+    let as_text = |value: &&dyn Display, out: &mut BytesMut| {
+        write!(out, "{value}")?;
+        Ok(IsNull::No)
+    };
+    let bound = frontend::bind("", name, [], values, as_text, [], out);
+    bound.map_err(|error| match error {
+        BindError::Conversion(error) => std::io::Error::other(error),
+        BindError::Serialization(error) => error,
+    })?;
+    frontend::execute("", 0, out)?;
+    if let Some(shown) = shown {
+        frontend::parse("", shown, [], out)?;
+    }
+    frontend::sync(out);
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! The meaning of errors of the server and of the connection, with advice.
+
+use std::io;
+
+use fallible_iterator::FallibleIterator;
+use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{Failure, Server, is_timeout, senseless};
+use postgres_protocol::message::backend::ErrorResponseBody;
+
+/// What hands out the sessions of the server is no good for locks.
+pub(crate) const MULTIPLEXED: &str = "something between this program and the server hands out the server's sessions for a transaction at a time (PgBouncer with pool_mode=transaction, or the like), and a lock belongs to one session; connect to the server itself, or to a pool with pool_mode=session";
+
+/// An error that the server replied with.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ServerError {
+    /// The SQLSTATE, five letters.
+    pub(crate) state: String,
+    message: String,
+    /// Whether the session is over.
+    pub(crate) is_fatal: bool,
+}
+
+impl ServerError {
+    /// The time of a wait is over (`lock_timeout`).
+    pub(crate) const LOCK_TIMEOUT: &str = "55P03";
+
+    /// Returns whether another session or an operator has ended the statement, and not its session.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.state == "57014"
+    }
+
+    pub(crate) fn read(body: &ErrorResponseBody) -> io::Result<Self> {
+        let mut error = Self::default();
+        let mut fields = body.fields();
+        while let Some(field) = fields.next()? {
+            let text = || String::from_utf8_lossy(field.value_bytes()).into_owned();
+            match field.type_() {
+                b'C' => error.state = text(),
+                b'M' => error.message = text(),
+                // Unlike `S`, it is never translated. PgBouncer sends `S` alone.
+                b'V' | b'S' => error.is_fatal |= matches!(&*text(), "FATAL" | "PANIC"),
+                _ => {}
+            }
+        }
+        Ok(error)
+    }
+
+    /// Returns the failure of a request on a connection that was open.
+    pub(crate) fn into_failure(self, server: &Server) -> Failure {
+        if self.is_fatal {
+            Failure::Closed(server.closed().with_source(self.explain(server)))
+        } else {
+            Failure::Refused(self.explain(server))
+        }
+    }
+
+    /// Returns the error for the user: its kind, and the advice.
+    pub(crate) fn explain(&self, server: &Server) -> Error {
+        let Self { state, message, .. } = self;
+        let (kind, advice) = match state.as_str() {
+            "28P01" | "28000" => (
+                ErrorKind::PermissionDenied,
+                "the server does not accept this user and password from here; check `user` and `password`, the server's pg_hba.conf, and `tls=on` if the user must come by TLS",
+            ),
+            "3D000" => (
+                ErrorKind::InvalidValue,
+                "the server has no database of that name; correct the URL's path or `db`",
+            ),
+            "42501" => (
+                ErrorKind::PermissionDenied,
+                "the user may not do what it was asked for; a lock needs CONNECT on the database, and `unlock` needs pg_signal_backend",
+            ),
+            "53300" => (
+                ErrorKind::Unavailable,
+                "the server has all the connections that it allows; raise its `max_connections` (or the limit of the user or database), or lower `pool_size`",
+            ),
+            "53200" => (
+                ErrorKind::Unavailable,
+                "the server has no room for another lock; raise its `max_locks_per_transaction`",
+            ),
+            "57P03" => return server.unreachable(message),
+            "40P01" => (
+                ErrorKind::Deadlock,
+                "the server found that this wait would never end: others wait for each other in a circle; take names in one order everywhere",
+            ),
+            "57014" | "57P01" | "57P02" | "57P04" | "57P05" | Self::LOCK_TIMEOUT => (
+                ErrorKind::Unavailable,
+                "the statement or its session was ended by an operator or a limit; try again",
+            ),
+            "0A000" | "42601" | "42704" | "42883" => (
+                ErrorKind::Incompatible,
+                "the server does not know what a lock needs; PostgreSQL from 14 on does",
+            ),
+            // A statement was prepared in one session of the server, and run or prepared again in another.
+            "26000" | "42P05" => (ErrorKind::Incompatible, MULTIPLEXED),
+            _ => (ErrorKind::Incompatible, "the server refuses"),
+        };
+        Error::new(
+            kind,
+            format!("{advice} (the server says: {state} {message})"),
+        )
+    }
+}
+
+/// Classifies an error of the socket on a connection that was open.
+pub(crate) fn classify(error: io::Error, server: &Server) -> Failure {
+    match error.kind() {
+        kind if is_timeout(kind) => Failure::Unanswered(server.silent().with_source(error)),
+        // A message that cannot be read.
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
+            Failure::Unanswered(senseless().with_source(error))
+        }
+        _ => Failure::Closed(server.closed().with_source(error)),
+    }
+}
+
+/// Returns the error for an error of the socket while a connection is opened.
+pub(crate) fn not_connected(error: io::Error, server: &Server, tls: bool) -> Error {
+    let text = error.to_string();
+    let described = match error.kind() {
+        // rustls' own errors come through the reading.
+        _ if tls && text.contains("certificate") => return server.untrusted(&text),
+        kind if is_timeout(kind) => server.says_nothing(""),
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => server.wrong_protocol("?"),
+        _ => server.unreachable("it broke off while the connection was opened"),
+    };
+    described.with_source(error)
+}
+
+pub(crate) fn unavailable(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unavailable, text)
+}
+
+pub(crate) fn incompatible(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Incompatible, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lockkeeper_remote::Endpoint;
+
+    #[test]
+    fn errors_are_classified_by_what_is_left_on_the_server() {
+        let server = Server::new("PostgreSQL", &Endpoint::tcp("here", 1));
+        let error = |state: &str, is_fatal| ServerError {
+            state: state.to_owned(),
+            message: "so it is".to_owned(),
+            is_fatal,
+        };
+        for state in ["57P05", "57P01", "XX000"] {
+            let failure = error(state, true).into_failure(&server);
+            assert!(matches!(failure, Failure::Closed(_)), "{failure:?}");
+        }
+        for (state, kind) in [
+            ("40P01", ErrorKind::Deadlock),
+            ("57014", ErrorKind::Unavailable),
+            ("53200", ErrorKind::Unavailable),
+            ("42501", ErrorKind::PermissionDenied),
+            ("99999", ErrorKind::Incompatible),
+        ] {
+            let failure = error(state, false).into_failure(&server);
+            assert!(
+                matches!(&failure, Failure::Refused(error) if error.kind() == kind),
+                "{failure:?}"
+            );
+        }
+        for (kind, is_closed) in [
+            (io::ErrorKind::WouldBlock, false),
+            (io::ErrorKind::InvalidData, false),
+            (io::ErrorKind::UnexpectedEof, true),
+            (io::ErrorKind::BrokenPipe, true),
+        ] {
+            let failure = classify(kind.into(), &server);
+            let closed = matches!(failure, Failure::Closed(_));
+            let unanswered = matches!(failure, Failure::Unanswered(_));
+            assert_eq!((closed, unanswered), (is_closed, !is_closed), "{kind}");
+        }
+    }
+}

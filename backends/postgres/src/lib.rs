@@ -1,0 +1,33 @@
+//! The PostgreSQL backend: `postgres:` and `postgresql:`, for PostgreSQL from 14 on.
+//!
+//! A lock is an advisory lock of a session that does nothing else. The server itself ends that session, and with it
+//! the lock, after it was idle for the lease's ttl. Each renewal is a statement on it. Free names are taken on sessions
+//! that already hold some; only a caller that waits has a session of its own.
+//!
+//! Epochs are the server's clock, read while the lock is held.
+
+mod admin;
+mod connection;
+mod connector;
+mod driver;
+mod epoch;
+mod examine;
+mod failure;
+mod locks;
+mod login;
+mod names;
+mod opening;
+mod options;
+mod permits;
+mod provider;
+mod shown;
+mod statements;
+mod store;
+mod wire;
+
+pub use driver::PostgresDriver;
+pub use options::PostgresOptions;
+pub use provider::PostgresProvider;
+
+/// The backend's name in errors and capabilities.
+const BACKEND: &str = "postgres";

@@ -1,0 +1,200 @@
+//! Logging in: TLS, the start-up message and the password.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+use bytes::BytesMut;
+use fallible_iterator::FallibleIterator;
+use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{RemoteOptions, Server};
+use postgres_protocol::authentication::md5_hash;
+use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
+use postgres_protocol::message::backend::Message;
+use postgres_protocol::message::frontend;
+
+use crate::failure::{ServerError, incompatible};
+use crate::wire::Wire;
+
+/// The first version with `idle_session_timeout`, and with `client_connection_check_interval`.
+const OLDEST_VERSION: u32 = 14;
+
+/// How sessions are named, before the id of the process: what `pg_stat_activity` shows as `application_name`.
+pub(crate) const PROGRAM: &str = "lockkeeper ";
+
+/// What a server says of itself and of the session while a client logs in.
+#[derive(Debug, Default)]
+pub(crate) struct Greeting {
+    pub(crate) version: String,
+    /// The number of the session by which it is cancelled.
+    pub(crate) pid: i32,
+}
+
+/// Why a login failed.
+pub(crate) enum LoginError {
+    /// The socket failed.
+    Socket(io::Error),
+    /// The server or this program refuses.
+    Refused(Error),
+}
+
+impl From<io::Error> for LoginError {
+    fn from(error: io::Error) -> Self {
+        Self::Socket(error)
+    }
+}
+
+impl From<Error> for LoginError {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// Asks for TLS on a socket on which nothing was sent yet. The handshake takes place with the first message.
+pub(crate) fn ask_for_tls(mut socket: &TcpStream, server: &Server) -> Result<(), LoginError> {
+    let mut request = BytesMut::new();
+    frontend::ssl_request(&mut request);
+    socket.write_all(&request)?;
+    let mut reply = [0];
+    socket.read_exact(&mut reply)?;
+    match &reply {
+        b"S" => Ok(()),
+        b"N" => Err(incompatible(format!(
+            "{server} does not offer TLS; set `ssl = on` there, or write tls=off"
+        ))
+        .into()),
+        _ => Err(server.wrong_protocol("?").into()),
+    }
+}
+
+/// Logs in, and returns when the server is ready. The limit of time is that of the last message sent.
+/// `is_private` says that nobody else can read what is sent.
+pub(crate) fn log_in(
+    wire: &mut Wire,
+    options: &RemoteOptions,
+    database: &str,
+    is_private: bool,
+    server: &Server,
+    mut send: impl FnMut(&mut Wire) -> io::Result<()>,
+) -> Result<Greeting, LoginError> {
+    let user = options.user.as_deref().unwrap_or_default();
+    let password = || options.password.as_deref().ok_or_else(no_password);
+    let parameters = [
+        ("user", user),
+        ("database", database),
+        ("client_encoding", "UTF8"),
+        (
+            "application_name",
+            &*format!("{PROGRAM}{}", std::process::id()),
+        ),
+    ];
+    frontend::startup_message(parameters, &mut wire.out)?;
+    send(wire)?;
+    let mut greeting = Greeting::default();
+    let mut scram = None;
+    loop {
+        match wire.receive()? {
+            Message::AuthenticationOk if scram.is_none() => {}
+            Message::AuthenticationCleartextPassword if is_private => {
+                frontend::password_message(password()?.as_bytes(), &mut wire.out)?;
+                send(wire)?;
+            }
+            Message::AuthenticationCleartextPassword => return Err(readable().into()),
+            Message::AuthenticationMd5Password(body) => {
+                let hash = md5_hash(user.as_bytes(), password()?.as_bytes(), body.salt());
+                frontend::password_message(hash.as_bytes(), &mut wire.out)?;
+                send(wire)?;
+            }
+            Message::AuthenticationSasl(body) => {
+                if !body.mechanisms().any(|name| Ok(name == SCRAM_SHA_256))? {
+                    return Err(unsupported().into());
+                }
+                let password = password()?.as_bytes();
+                let begun = ScramSha256::new(password, ChannelBinding::unsupported());
+                frontend::sasl_initial_response(SCRAM_SHA_256, begun.message(), &mut wire.out)?;
+                scram = Some(begun);
+                send(wire)?;
+            }
+            Message::AuthenticationSaslContinue(body) => {
+                let begun = scram
+                    .as_mut()
+                    .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+                begun.update(body.data())?;
+                frontend::sasl_response(begun.message(), &mut wire.out)?;
+                send(wire)?;
+            }
+            // Only a server that knows the password comes to AuthenticationOk.
+            Message::AuthenticationSaslFinal(body) => {
+                let mut begun = scram
+                    .take()
+                    .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+                begun.finish(body.data())?;
+            }
+            Message::AuthenticationGss
+            | Message::AuthenticationSspi
+            | Message::AuthenticationKerberosV5
+            | Message::AuthenticationScmCredential => return Err(unsupported().into()),
+            Message::ErrorResponse(body) => {
+                return Err(ServerError::read(&body)?.explain(server).into());
+            }
+            Message::ParameterStatus(body) if body.name()? == "server_version" => {
+                body.value()?.clone_into(&mut greeting.version);
+                check_version(&greeting.version)?;
+            }
+            Message::BackendKeyData(body) => greeting.pid = body.process_id(),
+            Message::ParameterStatus(_) | Message::NoticeResponse(_) => {}
+            Message::ReadyForQuery(_) => return Ok(greeting),
+            _ => return Err(server.wrong_protocol("?").into()),
+        }
+    }
+}
+
+/// Refuses a server of a version such as `13.22 (Debian 13.22-0)`.
+fn check_version(version: &str) -> Result<(), Error> {
+    let is_digit = |letter: char| letter.is_ascii_digit();
+    let major = version.split(|letter| !is_digit(letter)).next();
+    // A version that does not begin with a number is that of a vendor.
+    match major.and_then(|major| major.parse().ok()) {
+        Some(0..OLDEST_VERSION) => Err(incompatible(format!(
+            "version {version} of the server does not end idle sessions, so a dead holder would keep its lock; PostgreSQL from {OLDEST_VERSION} on does"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn no_password() -> Error {
+    Error::new(
+        ErrorKind::PermissionDenied,
+        "the server wants a password; give one in the URL or as `password`",
+    )
+}
+
+fn readable() -> Error {
+    Error::new(
+        ErrorKind::PermissionDenied,
+        "the server wants the password as it is, and the network could read it; add tls=on, or set `scram-sha-256` in the server's pg_hba.conf",
+    )
+}
+
+fn unsupported() -> Error {
+    Error::new(
+        ErrorKind::PermissionDenied,
+        "the server wants a way to log in that is not supported; set `scram-sha-256` for this user in the server's pg_hba.conf",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_without_a_limit_for_idle_sessions_are_refused() {
+        for version in ["14.0", "15.18 (Debian 15.18-0+deb12u1)", "18devel", "cloud"] {
+            check_version(version).unwrap();
+        }
+        for version in ["13.22", "9.6.24"] {
+            let error = check_version(version).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Incompatible, "{version}");
+            assert!(error.message().contains(version), "{error}");
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Inspects a server on opening: does it keep locks correctly?
+
+use std::time::Duration;
+
+use lockkeeper_core::Error;
+use lockkeeper_remote::{Failure, nothing_granted};
+
+use crate::connection::Connection;
+use crate::failure::incompatible;
+
+/// The topic of findings about the server's place among others.
+pub(crate) const TOPOLOGY: &str = "topology";
+/// What is wrong where a silent session is not ended.
+pub(crate) const NOT_KEPT: &str = "the server does not keep a session's own idle_session_timeout";
+const IDLE: &str = "SELECT setting::int8 FROM pg_settings WHERE name = 'idle_session_timeout'";
+
+/// Inspects the server.
+///
+/// # Errors
+/// [`ErrorKind::Incompatible`](lockkeeper_core::ErrorKind::Incompatible) for a server on which locks would break.
+pub(crate) fn inspect(connection: &mut Connection) -> Result<(), Error> {
+    if connection.is_replica {
+        return Err(incompatible(
+            "this server is a replica, and its locks and its primary's never meet; connect to the primary",
+        ));
+    }
+    if keeps_idle(connection).map_err(nothing_granted)? {
+        return Ok(());
+    }
+    Err(incompatible(format!(
+        "{NOT_KEPT}; a holder that has stopped would keep its lock"
+    )))
+}
+
+/// Returns whether the server ends the session of a silent holder: leases rely on it. Sets the default ttl, so
+/// that it is not set again for the first lock.
+pub(crate) fn keeps_idle(connection: &mut Connection) -> Result<bool, Failure> {
+    const TTL: Duration = Duration::from_secs(30);
+    connection.set_idle(TTL)?;
+    let row = connection.query(IDLE, &[])?;
+    Ok(row.number(0) == Some(TTL.as_millis()))
+}

@@ -1,0 +1,73 @@
+//! The options of a PostgreSQL server.
+
+use std::path::PathBuf;
+
+use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{Endpoint, RemoteOptions, check_certificates, remote_setters};
+
+/// Where a server is, and how to talk to it. `Debug` shows no password.
+#[derive(Clone, Debug)]
+pub struct PostgresOptions {
+    pub(crate) remote: RemoteOptions,
+    database: Option<String>,
+}
+
+impl PostgresOptions {
+    /// The port of a server by default.
+    pub const DEFAULT_PORT: u16 = 5432;
+
+    pub(crate) fn new(remote: RemoteOptions) -> Self {
+        Self {
+            remote,
+            database: None,
+        }
+    }
+
+    /// A server at a host and port.
+    pub fn tcp(host: impl Into<String>, port: u16) -> Self {
+        Self::new(RemoteOptions::new(Endpoint::tcp(host, port)))
+    }
+
+    /// A server at a Unix socket, such as `/run/postgresql/.s.PGSQL.5432`.
+    pub fn unix(path: impl Into<PathBuf>) -> Self {
+        Self::new(RemoteOptions::new(Endpoint::Unix(path.into())))
+    }
+
+    remote_setters!(
+        "Encrypts, and checks the server's certificate by the certificates in `ca_file` (PEM), or by the system's if that is `None`. Not for Unix sockets."
+    );
+
+    /// The database to be in. Default: the one with the user's name. Each database has locks of its own.
+    #[must_use]
+    pub fn database(mut self, database: impl Into<String>) -> Self {
+        self.database = Some(database.into());
+        self
+    }
+
+    /// Returns the database: an advisory lock belongs to one.
+    pub(crate) fn name_of_database(&self) -> &str {
+        let user = self.remote.user.as_deref();
+        self.database.as_deref().or(user).unwrap_or_default()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.remote.check()?;
+        let texts = [&self.remote.user, &self.remote.password, &self.database];
+        if texts.into_iter().flatten().any(|text| text.contains('\0')) {
+            return Err(invalid(
+                "`user`, `password` and `db` take no NUL; leave it out",
+            ));
+        }
+        if self.remote.user.as_deref().unwrap_or_default().is_empty() {
+            return Err(invalid(
+                "the URL names no user; write postgres://USER:PASSWORD@HOST/DATABASE, or give `user`",
+            ));
+        }
+        let ca_file = self.remote.ca_file.as_deref();
+        ca_file.map_or(Ok(()), check_certificates)
+    }
+}
+
+fn invalid(text: &str) -> Error {
+    Error::new(ErrorKind::InvalidValue, text)
+}

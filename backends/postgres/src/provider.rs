@@ -1,0 +1,162 @@
+//! The provider.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
+    LeaseVerifier, Operation, Proof, Released, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
+};
+use lockkeeper_remote::Endpoint;
+use lockkeeper_remote::sessions::SessionLease;
+
+use crate::connection::Connection;
+use crate::names::MAX_PERMITS;
+use crate::statements;
+use crate::store::Store;
+use crate::{BACKEND, PostgresOptions};
+
+/// How many operations travel together.
+const BATCH: usize = 256;
+
+/// A grant of a [`PostgresProvider`].
+type Lease = SessionLease<Connection>;
+
+/// Locks on one PostgreSQL server, in one database, for all programs that reach it. Clones share their connections.
+///
+/// Connections are opened when they are needed, at most [`PostgresOptions::pool_size`] of them, and serve
+/// locks alone. A wait takes a connection of its own, and a name that was waited for keeps that connection
+/// while it is held. Names that were free share half of the pool, many on one connection; the names on one
+/// connection have the same ttl.
+///
+/// Waits never take the last connection, so a free name can be locked whatever is waited for. While a
+/// caller finds no connection for its wait, it asks the server again after pauses of at most 250 ms. A
+/// name gets [`ErrorKind::PoolExhausted`](lockkeeper_core::ErrorKind::PoolExhausted) if all connections are
+/// in use for longer than the response timeout, and none of them holds names of its ttl.
+///
+/// Exclusive and shared locks wait in the server, first come, first served. The first process that waits for a permit
+/// keeps one connection and an advisory lock, behind which the others wait in the server. A release ends its pause by
+/// `pg_cancel_backend`, which a user may do to sessions of its own; without that, for two users or after the end of
+/// a session, a free permit is found after at most 1 s.
+///
+/// # Limits
+/// - A name is a key of 63 bits, and a semaphore one of 43. Of a million names, two have the same key with a probability
+///   of 1 in 18 million, and of a thousand semaphores with 1 in 17 million. Then one waits for the other.
+/// - A semaphore has at most 1000 permits, and each acquisition reads the server's list of locks: some 30 us, and more on
+///   a server with thousands of locks.
+/// - Each lock takes a place in the server's table of locks, whose size is `max_locks_per_transaction` times
+///   `max_connections` (6,400 by default).
+/// - One server is the truth: a replica that takes over knows none of its primary's locks.
+/// - Ending a session (`pg_terminate_backend`) or the server frees all that the session holds; its guards are lost at
+///   once, since the provider watches its connections on one thread (on Windows at their next renewal).
+///   A holder that is stopped or cut off then finds out later, while others are granted its names: see
+///   [`restart_grace`](PostgresOptions::restart_grace) for a restart.
+/// - A server that does not answer for the rest of a lease costs all leases of that session.
+/// - Tokens are the server's clock. A clock that is set back takes them back, unless a provider noticed it.
+/// - Processes that take the same names in different orders can wait for each other. The server finds no
+///   such deadlock, since a session that waits holds no name; the waits end at their deadlines. Take names
+///   in one order.
+/// - A ttl of more than 24 days needs a renewal in each 24 days.
+/// - Do not use it on both sides of a fork; open it after forking.
+#[derive(Clone, Debug)]
+pub struct PostgresProvider(Arc<Store>);
+
+impl PostgresProvider {
+    /// Connects, logs in, looks at what the server is, and does once what a lock needs, all within
+    /// a few times the connect timeout. Locks of two namespaces never meet.
+    ///
+    /// # Errors
+    /// [`ErrorKind`](lockkeeper_core::ErrorKind): `Unavailable` when the server is out of reach or
+    /// has no connection left, `PermissionDenied` for a wrong password, a missing permission or a
+    /// certificate that is not trusted, `Incompatible` for what is no PostgreSQL server, offers no TLS,
+    /// is too old, is a replica or is behind a pooler that shares out sessions,
+    /// `InvalidValue` for options out of bounds or a database that there is not.
+    pub fn open(options: &PostgresOptions, namespace: &str) -> Result<Self, Error> {
+        Self::with_clock(options, namespace, Arc::new(SystemClock))
+    }
+
+    /// Opens a provider on the clock that its keepers count on.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn with_clock(
+        options: &PostgresOptions,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        let opened = Store::open(options, namespace, clock);
+        let store = opened.map_err(|error| error.with_backend(BACKEND))?;
+        Ok(Self(Arc::new(store)))
+    }
+}
+
+impl StoreInfo for PostgresProvider {
+    fn backend(&self) -> &'static str {
+        BACKEND
+    }
+
+    fn location(&self) -> String {
+        let namespace = ("namespace", self.0.locks.namespace.as_str());
+        match &self.0.locks.options.endpoint {
+            Endpoint::Unix(path) => {
+                let socket = ("socket", &*path.to_string_lossy());
+                StoreUrl::location("postgres:", "", &[socket, namespace])
+            }
+            tcp => StoreUrl::location(&format!("postgres://{tcp}"), "", &[namespace]),
+        }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+            .with(Capability::CrossProcess)
+            .with(Capability::CrossHost)
+            .with(Capability::DeadOwnerTakeOver)
+            .with(Capability::CommitProof)
+            .with(Capability::Permits)
+            .with(Capability::Shared)
+            .with_max_permits(MAX_PERMITS)
+            .with_batch(BATCH)
+            .with_attempt_limit(self.0.locks.options.attempt_time())
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        Some(self.0.counts.usage())
+    }
+
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(&*self.0)
+    }
+}
+
+impl Backend for PostgresProvider {
+    type Lease = Lease;
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Lease>>, Error> {
+        self.0.locks.acquire(request)
+    }
+
+    fn renew(
+        &self,
+        lease: &mut Lease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        self.0.locks.renew(lease, ttl, deadline)
+    }
+
+    fn release(&self, lease: &mut Lease, deadline: HostInstant) -> Result<Released, Error> {
+        self.0.locks.release(lease, deadline)
+    }
+
+    fn batch(&self, operations: &mut [Operation<'_, Lease>]) {
+        self.0.locks.batch(operations);
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.0.locks.watch_leases(verifier);
+    }
+
+    fn proof(&self, lease: &Lease) -> Option<Proof> {
+        Some(statements::proof(lease))
+    }
+}

@@ -1,0 +1,154 @@
+//! The names that a session shows to operators: the key of a lock is a hash, and cannot say its name.
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// What the shown names begin with. They are a comment, so the statement is an empty one.
+const BEGIN: &str = "--lockkeeper";
+/// `pg_stat_activity` cuts a statement off here by default (`track_activity_query_size`).
+const MOST_BYTES: usize = 1_023;
+
+/// The names that a session holds or requests, the newest first. Those that do not fit into a statement are not shown.
+///
+/// They follow each request as a statement of which the server is told, and which it never runs: that costs some 1 µs,
+/// where running it would cost 10.
+#[derive(Debug, Default)]
+pub(crate) struct ShownNames {
+    names: VecDeque<Arc<str>>,
+    /// What the server is told, if there is a name.
+    pub(crate) sql: Option<String>,
+}
+
+impl ShownNames {
+    /// Adds names, which [`encode`] has written. A name that is not granted after all may stay: it is shown only while
+    /// the session holds its lock.
+    pub(crate) fn add<'a>(&mut self, names: impl IntoIterator<Item = &'a Arc<str>>) {
+        for name in names {
+            self.names.push_front(Arc::clone(name));
+        }
+        self.write();
+    }
+
+    /// Removes names.
+    pub(crate) fn remove<'a>(&mut self, names: impl IntoIterator<Item = &'a Arc<str>>) {
+        for name in names {
+            let found = self.names.iter().position(|shown| shown == name);
+            found.and_then(|at| self.names.remove(at));
+        }
+        self.write();
+    }
+
+    fn write(&mut self) {
+        let mut sql = BEGIN.to_owned();
+        for name in &self.names {
+            if sql.len() + 1 + name.len() <= MOST_BYTES {
+                sql.push(' ');
+                sql.push_str(name);
+            }
+        }
+        self.sql = (sql.len() > BEGIN.len()).then_some(sql);
+    }
+}
+
+/// Writes a namespace and a name as sessions show them: `shop:a%20b` for the name `a b` in the namespace `shop`.
+pub(crate) fn encode(namespace: &str, name: &str) -> Arc<str> {
+    let mut text = String::with_capacity(namespace.len() + 1 + name.len());
+    let mut add = |part: &str, is_plain: fn(u8) -> bool| {
+        for byte in part.bytes() {
+            match is_plain(byte) {
+                true => text.push(byte.into()),
+                // Writing to a string does not fail.
+                false => drop(write!(text, "%{byte:02x}")),
+            }
+        }
+    };
+    add(namespace, |byte| {
+        byte.is_ascii_graphic() && !matches!(byte, b'%' | b':')
+    });
+    add(":", |_| true);
+    add(name, |byte| byte.is_ascii_graphic() && byte != b'%');
+    text.into()
+}
+
+/// Returns the namespaces and names that a session shows by its last statement.
+pub(crate) fn decode(sql: &str) -> Vec<(String, String)> {
+    let shown = sql.strip_prefix(BEGIN).unwrap_or_default();
+    let names = shown.split_ascii_whitespace();
+    let pair = |text: &str| {
+        let (namespace, name) = text.split_once(':')?;
+        Some((decode_part(namespace)?, decode_part(name)?))
+    };
+    names.filter_map(pair).collect()
+}
+
+fn decode_part(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let (hex, rest) = part.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(hex, 16).ok()?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(names: &ShownNames) -> Vec<(String, String)> {
+        decode(names.sql.as_deref().unwrap_or_default())
+    }
+
+    #[test]
+    fn names_are_read_as_they_were_written() {
+        let mut names = ShownNames::default();
+        let pairs = [("shop", "a:b"), ("s:\u{c790}%", "--\0 */\n'x")];
+        let encoded = pairs.map(|(namespace, name)| encode(namespace, name));
+        names.add(&encoded);
+        assert!(
+            names
+                .sql
+                .as_ref()
+                .is_some_and(|sql| sql.is_ascii() && !sql.contains('\n'))
+        );
+        let owned = |(namespace, name): (&str, &str)| (namespace.to_owned(), name.to_owned());
+        assert_eq!(shown(&names), [owned(pairs[1]), owned(pairs[0])]);
+        names.remove(&encoded[1..]);
+        assert_eq!(shown(&names), [owned(pairs[0])]);
+        names.remove(&encoded);
+        assert_eq!(names.sql, None);
+    }
+
+    #[test]
+    fn statements_of_others_and_cut_off_names_are_no_names() {
+        for sql in [
+            "",
+            "SELECT 1",
+            "--lockkeeper",
+            "--lockkeeper a b%0 a:b%fz a:%ff",
+        ] {
+            assert_eq!(decode(sql), [], "{sql}");
+        }
+    }
+
+    #[test]
+    fn names_that_do_not_fit_are_left_out() {
+        let mut names = ShownNames::default();
+        let long = encode("shop", &"x".repeat(512));
+        let encoded = [encode("shop", "a"), long.clone(), long, encode("shop", "b")];
+        names.add(&encoded);
+        assert!(
+            names
+                .sql
+                .as_ref()
+                .is_some_and(|sql| sql.len() <= MOST_BYTES)
+        );
+        let shown: Vec<_> = shown(&names)
+            .into_iter()
+            .map(|(_, name)| name.len())
+            .collect();
+        assert_eq!(shown, [1, 512, 1]);
+    }
+}

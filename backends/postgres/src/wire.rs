@@ -1,0 +1,90 @@
+//! Messages to and from a server. Each exchange has a limit of time.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use lockkeeper_remote::{Stream, set_timeout};
+use postgres_protocol::message::backend::{Header, Message};
+
+/// No reply to a lock is longer. What claims to be longer is no PostgreSQL server.
+const MOST_BYTES: i32 = 1 << 20;
+
+/// A connection's messages.
+pub(crate) struct Wire {
+    stream: Stream,
+    /// The messages to send next.
+    pub(crate) out: BytesMut,
+    received: BytesMut,
+    until: Instant,
+    /// The time-out that is set on the socket.
+    timeout: Option<Duration>,
+}
+
+impl Wire {
+    pub(crate) fn new(stream: Stream) -> Self {
+        Self {
+            stream,
+            out: BytesMut::new(),
+            received: BytesMut::new(),
+            until: Instant::now(),
+            timeout: None,
+        }
+    }
+
+    pub(crate) fn socket(&self) -> &Arc<TcpStream> {
+        self.stream.socket()
+    }
+
+    /// Sends what `out` has. The whole reply has to be there within `limit`.
+    pub(crate) fn send(&mut self, limit: Duration) -> io::Result<()> {
+        self.until = Instant::now() + limit;
+        self.limit_to(limit)?;
+        let sent = self.stream.write_all(&self.out);
+        self.out.clear();
+        sent?;
+        self.stream.flush()
+    }
+
+    /// Returns the next message.
+    pub(crate) fn receive(&mut self) -> io::Result<Message> {
+        let mut is_first = true;
+        loop {
+            let header = Header::parse(&self.received)?;
+            if header.is_some_and(|header| header.len() > MOST_BYTES) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            if let Some(message) = Message::parse(&mut self.received)? {
+                return Ok(message);
+            }
+            // A server that sends its reply in drops gets no more time for that.
+            if !is_first {
+                self.limit_to(self.until.saturating_duration_since(Instant::now()))?;
+            }
+            is_first = false;
+            let mut bytes = [0; 4096];
+            let read = self.stream.read(&mut bytes)?;
+            match bytes.get(..read) {
+                Some(bytes @ [_, ..]) => self.received.extend_from_slice(bytes),
+                _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+    }
+
+    /// Returns whether the server has sent nothing since its last reply.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.received.is_empty() && lockkeeper_remote::is_quiet(self.stream.socket())
+    }
+
+    fn limit_to(&mut self, limit: Duration) -> io::Result<()> {
+        // The kernel takes zero for no limit.
+        let limit = limit.max(Duration::from_millis(1));
+        if self.timeout != Some(limit) {
+            set_timeout(self.stream.socket(), limit)?;
+            self.timeout = Some(limit);
+        }
+        Ok(())
+    }
+}

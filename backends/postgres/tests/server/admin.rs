@@ -1,0 +1,184 @@
+//! Administration, on servers where other clients take advisory locks, too.
+
+use std::thread;
+
+use lockkeeper_core::{ErrorKind, HeldName, LockKeeper, LockName, Mode, Released, Severity};
+use lockkeeper_testkit::{PostgresKind, PostgresServer, until};
+
+use crate::store::{Case, open, soon, start, start_own, try_open};
+
+pub(crate) const CASES: &[Case] = &[
+    ("holder_and_mode_are_shown", holder_and_mode_are_shown),
+    (
+        "locks_of_other_programs_are_not_shown",
+        locks_of_other_programs_are_not_shown,
+    ),
+    (
+        "names_that_are_not_shown_are_hashes",
+        names_that_are_not_shown_are_hashes,
+    ),
+    (
+        "another_user_sees_hashes_without_a_right",
+        another_user_sees_hashes_without_a_right,
+    ),
+    (
+        "forced_release_ends_only_the_hold_that_was_shown",
+        forced_release_ends_only_the_hold_that_was_shown,
+    ),
+    ("nothing_of_a_mark_is_run", nothing_of_a_mark_is_run),
+    (
+        "doctor_finds_what_breaks_locks",
+        doctor_finds_what_breaks_locks,
+    ),
+];
+
+fn listed(keeper: &LockKeeper) -> Vec<HeldName> {
+    keeper.admin().unwrap().held(None, soon()).unwrap()
+}
+
+fn asked(keeper: &LockKeeper, name: &str) -> Vec<HeldName> {
+    let name = LockName::new(name).unwrap();
+    keeper.admin().unwrap().held(Some(&name), soon()).unwrap()
+}
+
+fn holder_and_mode_are_shown(kind: PostgresKind) {
+    let server = start(kind);
+    let (holding, asking) = (open(&server, ""), open(&server, ""));
+    let _exclusive = holding.lock("a b").unwrap();
+    let _shared = holding.lock_shared("b").unwrap();
+    let _permit = holding.semaphore("c", 7).unwrap().acquire().unwrap();
+    let held = listed(&asking);
+    let shown: Vec<_> = held
+        .iter()
+        .map(|held| (&*held.name, held.mode, held.slot, held.is_whole))
+        .collect();
+    let permit = Mode::Permit { limit: 7 };
+    assert_eq!(
+        shown,
+        [
+            ("a b", Mode::Exclusive, None, true),
+            ("b", Mode::Shared, None, true),
+            ("c", permit, Some(0), true)
+        ]
+    );
+    for held in held {
+        assert_eq!(held.holder.pid, Some(std::process::id()));
+        assert_eq!(held.holder.host.as_deref(), Some("127.0.0.1"));
+        assert_eq!(asked(&asking, &held.name), [held]);
+    }
+}
+
+fn locks_of_other_programs_are_not_shown(kind: PostgresKind) {
+    let server = start(kind);
+    let asking = open(&server, "");
+    thread::scope(|scope| {
+        let other = "SELECT pg_advisory_lock(7), pg_sleep(600) --lockkeeper default:a";
+        let ended = scope.spawn(|| server.execute(other));
+        let holder = "SELECT pid FROM pg_locks WHERE objsubid = 1 AND objid = 7";
+        until("the other program holds its lock", || {
+            !server.value(holder).unwrap().is_empty()
+        });
+        assert_eq!(listed(&asking), []);
+        let end = format!("SELECT pg_terminate_backend(({holder}))");
+        server.execute(&end).unwrap();
+        ended.join().unwrap().unwrap_err();
+    });
+}
+
+/// A statement has room for some 1,000 bytes of names.
+fn names_that_are_not_shown_are_hashes(kind: PostgresKind) {
+    let server = start(kind);
+    let (holding, asking) = (open(&server, "pool_size=2"), open(&server, ""));
+    let name = |number: usize| format!("{number}{}", "x".repeat(400));
+    let _held: Vec<_> = (0..4)
+        .map(|number| holding.lock(&name(number)).unwrap())
+        .collect();
+    let held = listed(&asking);
+    assert_eq!(held.len(), 4, "{held:?}");
+    assert!(
+        held.iter()
+            .any(|held| !held.is_whole && held.name.starts_with('~'))
+    );
+    for number in 0..4 {
+        assert_eq!(asked(&asking, &name(number)).len(), 1, "{number}");
+    }
+    let elsewhere = open(&server, "namespace=elsewhere");
+    assert_eq!(listed(&elsewhere), []);
+}
+
+fn another_user_sees_hashes_without_a_right(kind: PostgresKind) {
+    let server = start_own(kind);
+    server
+        .execute("CREATE ROLE other LOGIN PASSWORD 's3cret'")
+        .unwrap();
+    // pg_hba.conf lets this user in by the socket.
+    let socket = server.socket().display().to_string();
+    let url = format!("postgres:?socket={socket}&user=other&password=s3cret&db=shop");
+    let holding = open(&server, "");
+    let _held = holding.lock("a").unwrap();
+    let asking = try_open(&url).unwrap();
+    let shown = || -> (String, bool) {
+        let held = listed(&asking).remove(0);
+        (held.name, held.is_whole)
+    };
+    assert!(!shown().1, "{:?}", shown());
+    assert_eq!(asked(&asking, "a").len(), 1);
+    let error = asking
+        .admin()
+        .unwrap()
+        .force_release(&listed(&asking)[0], soon());
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    server.execute("GRANT pg_read_all_stats TO other").unwrap();
+    assert_eq!(shown(), ("a".to_owned(), true));
+}
+
+/// The server identifies a holder by its session, and a pool reuses sessions.
+fn forced_release_ends_only_the_hold_that_was_shown(kind: PostgresKind) {
+    let server = start(kind);
+    let (keeper, asking) = (open(&server, ""), open(&server, ""));
+    let admin = asking.admin().unwrap();
+    let held = keeper.lock("a").unwrap();
+    let shown = listed(&asking).remove(0);
+    assert_eq!(held.release().unwrap(), Released::Done);
+    assert!(!admin.force_release(&shown, soon()).unwrap());
+    let held = keeper.lock("a").unwrap();
+    let shown = listed(&asking).remove(0);
+    assert!(admin.force_release(&shown, soon()).unwrap());
+    assert_eq!(listed(&asking), []);
+    assert_eq!(held.release().unwrap(), Released::AlreadyLost);
+}
+
+fn nothing_of_a_mark_is_run(kind: PostgresKind) {
+    let server = start(kind);
+    let asking = open(&server, "");
+    for mark in ["", "1", "1 2", "1 2 x", "1; DROP TABLE t 2 3"] {
+        let held = HeldName::new("a", mark);
+        let error = asking.admin().unwrap().force_release(&held, soon());
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidValue, "{mark}");
+    }
+}
+
+fn severity(server: &PostgresServer, keys: &str, topic: &str) -> Severity {
+    let findings = open(server, keys).admin().unwrap().examine(soon()).unwrap();
+    let found = findings.iter().find(|found| found.topic == topic);
+    found.unwrap_or_else(|| panic!("{findings:?}")).severity
+}
+
+fn doctor_finds_what_breaks_locks(kind: PostgresKind) {
+    let server = start_own(kind);
+    for (keys, topic, expected) in [
+        ("", "restart", Severity::Warning),
+        ("restart_grace=30s", "restart", Severity::Fine),
+        ("", "idle_session_timeout", Severity::Fine),
+        ("", "topology", Severity::Fine),
+        ("", "clock", Severity::Fine),
+        ("", "connections", Severity::Fine),
+        ("pool_size=500", "connections", Severity::Warning),
+    ] {
+        assert_eq!(severity(&server, keys, topic), expected, "{topic}");
+    }
+    server
+        .execute("ALTER ROLE keeper CONNECTION LIMIT 5")
+        .unwrap();
+    assert_eq!(severity(&server, "", "connections"), Severity::Warning);
+}

@@ -1,0 +1,342 @@
+//! Errors on opening: each names the cause, and none contains a secret.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, until};
+
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open};
+
+pub(crate) const CASES: &[Case] = &[
+    (
+        "settings_are_checked_before_connecting",
+        settings_are_checked_before_connecting,
+    ),
+    ("ways_to_log_in", ways_to_log_in),
+    ("missing_rights", missing_rights),
+    ("opening_without_server", opening_without_server),
+    ("stopped_server", stopped_server),
+    ("tls", tls),
+    (
+        "server_without_free_connections",
+        server_without_free_connections,
+    ),
+    ("replica_is_refused", replica_is_refused),
+    ("unix_socket", unix_socket),
+    (
+        "limits_for_applications_do_not_count",
+        limits_for_applications_do_not_count,
+    ),
+    (
+        "tokens_grow_over_restarts_and_crashes",
+        tokens_grow_over_restarts_and_crashes,
+    ),
+    (
+        "restart_grace_counts_from_a_crash",
+        restart_grace_counts_from_a_crash,
+    ),
+];
+
+#[track_caller]
+fn refused(url: &str, kind: ErrorKind, says: &[&str]) {
+    let began = Instant::now();
+    let error = try_open(url).map(drop).expect_err(url);
+    // Opening that takes this long waits for something else.
+    assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
+    says_why(url, &error, kind, says);
+}
+
+#[track_caller]
+fn says_why(url: &str, error: &Error, kind: ErrorKind, says: &[&str]) {
+    assert_eq!(error.kind(), kind, "{url}: {error:?}");
+    let text = format!("{error:?}");
+    for word in says {
+        assert!(text.contains(word), "{url}: {word:?} is not in {text}");
+    }
+    assert!(
+        !text.contains("s3cret") && !text.contains(PostgresServer::PASSWORD),
+        "{text}"
+    );
+}
+
+fn settings_are_checked_before_connecting(_: PostgresKind) {
+    // No server listens on the port, and none is needed.
+    use ErrorKind::{InvalidUrl, InvalidValue, UnknownKey};
+    for (rest, kind, word) in [
+        ("", InvalidUrl, "host"),
+        ("//u@127.0.0.1:1/?socket=/x", InvalidUrl, "socket"),
+        ("//127.0.0.1:1/", InvalidValue, "user"),
+        ("//u@127.0.0.1:1/a?db=b", InvalidValue, "db"),
+        ("//u@127.0.0.1:1/a%00b", InvalidValue, "NUL"),
+        (
+            "//u:s3cret@127.0.0.1:1/?password=s3cret",
+            InvalidValue,
+            "password",
+        ),
+        ("//u@127.0.0.1:1/?pool_size=0", InvalidValue, "pool_size"),
+        ("//u@127.0.0.1:1/?tls=maybe", InvalidValue, "tls"),
+        ("//u@127.0.0.1:1/?ca_file=/x", InvalidValue, "tls=on"),
+        (
+            "//u@127.0.0.1:1/?tls=on&ca_file=/nowhere",
+            InvalidValue,
+            "ca_file",
+        ),
+        ("?socket=/x&user=u&tls=on", InvalidValue, "socket"),
+        ("//u@127.0.0.1:1/?poolsize=2", UnknownKey, "pool_size"),
+    ] {
+        for scheme in ["postgres", "postgresql"] {
+            refused(&format!("{scheme}:{rest}"), kind, &[word]);
+        }
+    }
+}
+
+fn ways_to_log_in(kind: PostgresKind) {
+    for (login, works) in [
+        ("scram-sha-256", true),
+        ("trust", true),
+        // It would send the password as it is, and the network is not private.
+        ("password", false),
+    ] {
+        let server = PostgresServer::start(kind, &PostgresOptions::new().login(login)).unwrap();
+        if works {
+            drop(open(&server, "").lock("a").unwrap());
+        } else {
+            refused(&server.url(), ErrorKind::PermissionDenied, &["tls=on"]);
+            let (user, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
+            let socket = server.socket().display().to_string();
+            let url = format!("postgres:?socket={socket}&user={user}&password={password}&db=shop");
+            drop(try_open(&url).unwrap().lock("a").unwrap());
+        }
+    }
+    let server = PostgresServer::start(kind, &PostgresOptions::new().login("md5")).unwrap();
+    let password = PostgresServer::PASSWORD;
+    server
+        .execute(&format!(
+            "SET password_encryption = 'md5'; ALTER ROLE keeper PASSWORD '{password}'"
+        ))
+        .unwrap();
+    drop(open(&server, "").lock("a").unwrap());
+}
+
+fn missing_rights(kind: PostgresKind) {
+    let server = start_own(kind);
+    let at = server.addr();
+    let denied = ErrorKind::PermissionDenied;
+    for user in ["keeper:s3cret", "unknown:s3cret", "postgres:s3cret"] {
+        let url = format!("postgres://{user}@{at}/shop");
+        refused(&url, denied, &["`user` and `password`", "pg_hba.conf"]);
+    }
+    refused(
+        &format!("postgres://keeper@{at}/shop"),
+        denied,
+        &["password"],
+    );
+    let url = format!("postgres://keeper:{}@{at}", PostgresServer::PASSWORD);
+    refused(
+        &format!("{url}/nowhere"),
+        ErrorKind::InvalidValue,
+        &["no database", "nowhere", "`db`"],
+    );
+    // Without a database, it is the one with the user's name.
+    refused(&url, ErrorKind::InvalidValue, &["no database", "keeper"]);
+    server
+        .execute("REVOKE CONNECT ON DATABASE postgres FROM public")
+        .unwrap();
+    refused(&format!("{url}/postgres"), denied, &["CONNECT"]);
+    server
+        .execute("ALTER ROLE keeper CONNECTION LIMIT 1")
+        .unwrap();
+    let keeper = open(&server, "");
+    let _held = keeper.lock("a").unwrap();
+    refused(
+        &server.url(),
+        ErrorKind::Unavailable,
+        &["limit", "pool_size"],
+    );
+}
+
+fn opening_without_server(_: PostgresKind) {
+    let unavailable = ErrorKind::Unavailable;
+    refused(
+        "postgres://u@127.0.0.1:1/",
+        unavailable,
+        &["127.0.0.1:1", "refused"],
+    );
+    refused(
+        "postgres://u@no-such-host.invalid/",
+        unavailable,
+        &["no-such-host"],
+    );
+    refused(
+        "postgres:?socket=/nowhere.sock&user=u",
+        unavailable,
+        &["/nowhere.sock"],
+    );
+}
+
+fn stopped_server(kind: PostgresKind) {
+    let server = start(kind);
+    server.stop().unwrap();
+    let url = format!("{}?connect_timeout=300ms", server.url());
+    refused(&url, ErrorKind::Unavailable, &["says nothing"]);
+    server.cont().unwrap();
+    drop(open(&server, "").lock("a").unwrap());
+}
+
+fn tls(kind: PostgresKind) {
+    let server = PostgresServer::start(kind, &PostgresOptions::new().tls()).unwrap();
+    let trusted = server
+        .certificates()
+        .unwrap()
+        .authority
+        .display()
+        .to_string();
+    let keeper = open(&server, &format!("tls=on&ca_file={trusted}"));
+    let held = keeper.lock("a").unwrap();
+    let session = format!(
+        "SELECT ssl FROM pg_stat_ssl WHERE pid = {}",
+        crate::store::holder(&server)
+    );
+    assert_eq!(server.value(&session).unwrap(), "t");
+    refused(
+        &format!("{}?tls=on", server.url()),
+        ErrorKind::PermissionDenied,
+        &["certificate", "ca_file"],
+    );
+    // The end of a wait is read beneath TLS.
+    let other = open(&server, &format!("tls=on&ca_file={trusted}"));
+    let none = other.try_lock_for("a", Duration::from_millis(50)).unwrap();
+    assert!(none.is_none());
+    drop(held);
+    drop(other.lock("a").unwrap());
+
+    let plain = start(kind);
+    let url = format!("{}?tls=on&ca_file={trusted}", plain.url());
+    refused(&url, ErrorKind::Incompatible, &["TLS", "tls=off"]);
+}
+
+fn server_without_free_connections(kind: PostgresKind) {
+    let options = PostgresOptions::new()
+        .config("max_connections", "8")
+        .config("superuser_reserved_connections", "3")
+        .config("max_wal_senders", "0");
+    let server = PostgresServer::start(kind, &options).unwrap();
+    let mut all = Vec::new();
+    let mut refusal = None;
+    until("the server has no free connection", || {
+        match try_open(&server.url()) {
+            Ok(keeper) => all.push(keeper),
+            Err(error) => refusal = Some(error),
+        }
+        refusal.is_some()
+    });
+    says_why(
+        &server.url(),
+        &refusal.unwrap(),
+        ErrorKind::Unavailable,
+        &["max_connections", "pool_size"],
+    );
+    // A keeper that holds a session locks free names on it.
+    let held = ["a", "b"].map(|name| all[0].lock(name).unwrap());
+    drop(held);
+}
+
+fn replica_is_refused(kind: PostgresKind) {
+    let server = start_own(kind);
+    let keeper = open(&server, "");
+    let before = keeper.lock("a").unwrap().token();
+    fs::write(server.folder().join("data/standby.signal"), "").unwrap();
+    server.restart().unwrap();
+    until("the replica takes sessions", || server.sessions().is_ok());
+    refused(
+        &server.url(),
+        ErrorKind::Incompatible,
+        &["replica", "primary"],
+    );
+    // A keeper that was open rides it out, since its address may soon lead to the primary again.
+    let error = keeper.try_lock("a").unwrap_err();
+    says_why("", &error, ErrorKind::Unavailable, &["replica"]);
+    server.execute("SELECT pg_promote()").unwrap();
+    assert!(keeper.lock("a").unwrap().token() > before);
+}
+
+fn unix_socket(kind: PostgresKind) {
+    let server = start(kind);
+    let (user, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
+    let socket = server.socket().display().to_string();
+    let url = format!("postgresql:?socket={socket}&user={user}&password={password}&db=shop");
+    let keeper = try_open(&url).unwrap();
+    let held = keeper.lock("a").unwrap();
+    let other = open(&server, "");
+    let none = other.try_lock_for("a", Duration::from_millis(20)).unwrap();
+    assert!(none.is_none());
+    drop(held);
+    drop(other.lock("a").unwrap());
+}
+
+/// A database and a user can have limits of time, which would end a wait.
+fn limits_for_applications_do_not_count(kind: PostgresKind) {
+    let server = start_own(kind);
+    for limit in ["statement_timeout", "lock_timeout"] {
+        server
+            .execute(&format!("ALTER ROLE keeper SET {limit} = '500ms'"))
+            .unwrap();
+    }
+    let (holder, waiter) = (open(&server, ""), open(&server, ""));
+    let held = holder.lock("a").unwrap();
+    let none = waiter.try_lock_for("a", Duration::from_millis(800));
+    assert!(none.unwrap().is_none());
+    drop(held);
+}
+
+fn tokens_grow_over_restarts_and_crashes(kind: PostgresKind) {
+    let server = PostgresServer::start(kind, &PostgresOptions::new().durable()).unwrap();
+    let mut last = None;
+    for again in 0..4 {
+        let keeper = open(&server, "wait=30s");
+        for _ in 0..3 {
+            let token = keeper.lock("a").unwrap().token();
+            assert!(Some(token) > last, "{token} after {last:?}");
+            last = Some(token);
+        }
+        if again % 2 == 0 {
+            // The server is killed, and recovers from its log.
+            server.restart().unwrap();
+        } else {
+            // A session crashes, and the server ends all others and recovers.
+            crash_session(&server);
+        }
+    }
+}
+
+/// Kills a session, after which the server ends all others, forgets their locks and recovers.
+fn crash_session(server: &PostgresServer) {
+    let started = server.value(RESET).unwrap();
+    let pid = i32::try_from(server.sessions().unwrap()[0]).unwrap();
+    let killed = std::process::Command::new("kill")
+        .args(["-9", &pid.to_string()])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    until("the server has recovered", || {
+        server.value(RESET).is_ok_and(|reset| reset != started)
+    });
+}
+
+const RESET: &str = "SELECT pg_stat_get_bgwriter_stat_reset_time()";
+
+fn restart_grace_counts_from_a_crash(kind: PostgresKind) {
+    let server = start_own(kind);
+    let old = open(&server, "");
+    let _held = old.lock("a").unwrap();
+    crash_session(&server);
+    let keeper = open(&server, "restart_grace=1h");
+    let error = keeper.try_lock("a").unwrap_err();
+    says_why("", &error, ErrorKind::Unavailable, &["restart_grace"]);
+    drop(
+        open(&server, "restart_grace=1ms&wait=30s")
+            .lock("a")
+            .unwrap(),
+    );
+}

@@ -1,0 +1,68 @@
+//! Commit proofs on connections of the application's own.
+
+use lockkeeper_core::{CommitProof, ProofValue, Released};
+use lockkeeper_testkit::{PostgresKind, PostgresServer};
+
+use crate::store::{Case, holder, open, start, start_own};
+
+pub(crate) const CASES: &[Case] = &[
+    (
+        "proof_holds_until_the_end_of_the_lease",
+        proof_holds_until_the_end_of_the_lease,
+    ),
+    (
+        "proof_is_for_one_lease_on_one_server",
+        proof_is_for_one_lease_on_one_server,
+    ),
+];
+
+/// Returns what the proof says, whose two forms must agree.
+fn held(server: &PostgresServer, proof: &CommitProof<'_>) -> String {
+    let text = server.value(proof.sql()).unwrap();
+    let types = proof
+        .params()
+        .iter()
+        .map(|_| "int8")
+        .collect::<Vec<_>>()
+        .join(",");
+    let values: Vec<_> = proof.params().iter().map(ProofValue::to_string).collect();
+    let prepared = server
+        .rows(&format!(
+            "PREPARE proof ({types}) AS {}; EXECUTE proof ({})",
+            proof.statement(),
+            values.join(",")
+        ))
+        .unwrap();
+    assert_eq!(prepared, [[text.clone()]], "{proof:?}");
+    text
+}
+
+fn proof_holds_until_the_end_of_the_lease(kind: PostgresKind) {
+    let server = start(kind);
+    let keeper = open(&server, "");
+    let guard = keeper.lock("a").unwrap();
+    let proof = guard.commit_proof().unwrap();
+    assert_eq!(proof.dialect(), "PostgreSQL");
+    assert_eq!(held(&server, &proof), "1");
+    proof.check(1).unwrap();
+    let session = holder(&server);
+    server
+        .execute(&format!("SELECT pg_terminate_backend({session}, 10000)"))
+        .unwrap();
+    assert_eq!(held(&server, &proof), "0");
+    proof.check(0).unwrap_err();
+}
+
+fn proof_is_for_one_lease_on_one_server(kind: PostgresKind) {
+    let (server, elsewhere) = (start(kind), start_own(kind));
+    let keeper = open(&server, "");
+    let guard = keeper.lock("a").unwrap();
+    let proof = guard.commit_proof().unwrap();
+    let (sql, here) = (proof.sql().to_owned(), held(&server, &proof));
+    assert_eq!(
+        (here.as_str(), held(&elsewhere, &proof).as_str()),
+        ("1", "0")
+    );
+    assert_eq!(guard.release().unwrap(), Released::Done);
+    assert_eq!(server.value(&sql).unwrap(), "0");
+}

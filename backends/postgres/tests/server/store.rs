@@ -1,0 +1,99 @@
+//! Servers, and keepers on them.
+
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireRequest, Backend, Clock as _, Config, Drivers, Error, Grant, HostInstant, LockKeeper,
+    LockName, Mode, Released, SystemClock,
+};
+use lockkeeper_postgres::{PostgresDriver, PostgresOptions, PostgresProvider};
+use lockkeeper_testkit::{PooledServer, PostgresKind, PostgresServer, ServerPool, suite};
+
+/// A limit far longer than anything here takes.
+pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
+
+pub(crate) type Case = suite::Case<PostgresKind>;
+
+/// Cases that leave a server as it was share it.
+static SERVERS: ServerPool<PostgresKind, PostgresServer> =
+    ServerPool::new(start_own_result, PostgresServer::end_sessions);
+
+fn start_own_result(kind: PostgresKind) -> std::io::Result<PostgresServer> {
+    PostgresServer::start(kind, &lockkeeper_testkit::PostgresOptions::new())
+}
+
+/// Takes a server for a case that leaves users and settings as they are.
+pub(crate) fn start(kind: PostgresKind) -> PooledServer<PostgresKind, PostgresServer> {
+    SERVERS.take(kind).unwrap()
+}
+
+/// Starts a server for a case that changes users or settings.
+pub(crate) fn start_own(kind: PostgresKind) -> PostgresServer {
+    start_own_result(kind).unwrap()
+}
+
+pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
+    Drivers::new()
+        .with(PostgresDriver)
+        .open(&Config::from_url(url)?)
+}
+
+/// Opens a keeper on a server, with more keys.
+pub(crate) fn open(server: &PostgresServer, keys: &str) -> LockKeeper {
+    try_open(&format!("{}?{keys}", server.url())).unwrap()
+}
+
+/// Returns a deadline for what an operator asks.
+pub(crate) fn soon() -> HostInstant {
+    SystemClock.now() + WAIT_LIMIT
+}
+
+/// Returns the session that holds the only lock of a server. A session has two shared locks of its own.
+pub(crate) fn holder(server: &PostgresServer) -> String {
+    server
+        .value("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted")
+        .unwrap()
+}
+
+/// A ttl that does not end within a case.
+pub(crate) const TTL: Duration = Duration::from_secs(30);
+
+pub(crate) type Lease = <PostgresProvider as Backend>::Lease;
+
+/// Opens a provider on a server.
+pub(crate) fn provider(server: &PostgresServer, pool_size: u32) -> PostgresProvider {
+    let options = PostgresOptions::unix(server.socket())
+        .user(PostgresServer::USER)
+        .password(PostgresServer::PASSWORD)
+        .database(PostgresServer::DATABASE)
+        .pool_size(pool_size);
+    PostgresProvider::open(&options, "shop").unwrap()
+}
+
+/// Makes one attempt at the name `seat:42`.
+pub(crate) fn attempt(
+    provider: &PostgresProvider,
+    mode: Mode,
+) -> Result<Option<Grant<Lease>>, Error> {
+    let name = LockName::new("seat:42").unwrap();
+    let request = AcquireRequest::attempt(&name, TTL, &SystemClock);
+    provider.acquire(&request.with_mode(mode))
+}
+
+/// Returns a grant of the name `seat:42`, which is to be free.
+pub(crate) fn granted(provider: &PostgresProvider, mode: Mode) -> Grant<Lease> {
+    attempt(provider, mode)
+        .unwrap()
+        .expect("the name is free in this mode")
+}
+
+pub(crate) fn release(provider: &PostgresProvider, mut grant: Grant<Lease>) {
+    let released = provider.release(&mut grant.lease, HostInstant::NEVER);
+    assert_eq!(released.unwrap(), Released::Done);
+}
+
+/// Returns the number of locks that are held or waited for, without those of each session.
+pub(crate) fn locks(server: &PostgresServer) -> usize {
+    let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1";
+    server.value(locks).unwrap().parse().unwrap()
+}
