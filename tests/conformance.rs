@@ -19,9 +19,18 @@ fn main() -> ExitCode {
     {
         run = fixtures::mysql::suites().fold(run, Run::suite);
     }
+    #[cfg(all(feature = "postgres", unix))]
+    {
+        run = fixtures::postgres::suites().fold(run, Run::suite);
+    }
     #[cfg(all(feature = "redis", unix))]
     {
         run = fixtures::redis::suites().fold(run, Run::suite);
+    }
+    // Off by default.
+    #[cfg(not(feature = "postgres"))]
+    {
+        run = run.except("lockkeeper-postgres");
     }
     run.every_package_under(Path::new(env!("CARGO_MANIFEST_DIR")).join("backends"))
         .except("lockkeeper-remote")

@@ -7,12 +7,12 @@ use std::time::Instant;
 use ::mysql::prelude::Queryable as _;
 use hashbrown::HashMap;
 use lockkeeper::{LockKeeper, LockName};
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_testkit::{MySqlKind, PostgresKind};
 use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 
 use crate::pinning::Pinned;
-use crate::{Row, Rows, median, mysql, server};
+use crate::{Row, Rows, median, mysql, postgres, server};
 
 /// Many short rounds, so that other load of the machine falls on both.
 const ROUNDS: usize = 150;
@@ -190,6 +190,32 @@ pub(crate) fn mysql(kind: MySqlKind) -> Rows {
         for statement in [&lock, &release] {
             let done: Option<Option<i64>> = raw.exec_first(statement, ("raw:seat:42",))?;
             if done != Some(Some(1)) {
+                return Err("the name is taken, or was lost".into());
+            }
+        }
+        Ok(())
+    };
+    let times = alternately(100, floor, || pair(&keeper, &name))?;
+    Ok(vec![row(
+        &format!("acquire + release, {kind}"),
+        times,
+        1.05,
+    )])
+}
+
+/// The two statements `pg_try_advisory_lock` and `pg_advisory_unlock`, prepared, without lease and token.
+pub(crate) fn postgres(kind: PostgresKind) -> Rows {
+    let server = postgres::start(kind)?;
+    let _pinned = Pinned::to_own_cores(server.pid())?;
+    let keeper = lockkeeper::open(&server.url())?;
+    let name = LockName::new("seat:42")?;
+
+    let mut raw = postgres::Raw::open(&server)?;
+    raw.prepare("lock", "SELECT pg_try_advisory_lock($1::int8)")?;
+    raw.prepare("release", "SELECT pg_advisory_unlock($1::int8)")?;
+    let floor = || {
+        for statement in ["lock", "release"] {
+            if raw.run(statement, "4242424242424242424")? != 1 {
                 return Err("the name is taken, or was lost".into());
             }
         }

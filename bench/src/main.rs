@@ -20,6 +20,7 @@ mod pairs;
 mod passes;
 mod peers;
 mod pinning;
+mod postgres;
 mod process;
 mod scale;
 mod server;
@@ -30,7 +31,7 @@ mod wakes;
 use std::error::Error;
 use std::process::ExitCode;
 
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_testkit::{MySqlKind, PostgresKind};
 
 /// A row of the table.
 struct Row {
@@ -84,17 +85,20 @@ type Group = fn() -> Rows;
 
 const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
+const POSTGRES: PostgresKind = PostgresKind::Postgres15;
 
-const GROUPS: [(&str, Group); 43] = [
+const GROUPS: [(&str, Group); 45] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
     ("free mariadb", || free::mysql(MARIADB)),
     ("free mysql", || free::mysql(MYSQL)),
+    ("free postgres", || free::postgres(POSTGRES)),
     ("many sqlite", many::sqlite),
     ("many redis", many::redis),
     ("many mariadb", || many::mysql(MARIADB)),
     ("many mysql", || many::mysql(MYSQL)),
+    ("many postgres", || many::postgres(POSTGRES)),
     ("passes memory", passes::memory),
     ("passes sqlite", passes::sqlite),
     ("passes redis", passes::redis),

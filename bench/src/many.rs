@@ -4,12 +4,12 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockKeeper, LockName};
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_testkit::{MySqlKind, PostgresKind};
 use mysql::prelude::Queryable as _;
 
 use crate::threads::together;
 use crate::wakes::beside_blocked;
-use crate::{Row, Rows, median, mysql as mysql_server, server};
+use crate::{Row, Rows, median, mysql as mysql_server, postgres as postgres_server, server};
 
 const THREADS: usize = 64;
 const RUNS: usize = 5;
@@ -200,6 +200,27 @@ pub(crate) fn mysql(kind: MySqlKind) -> Rows {
             let row = row.ok_or("no row")?;
             let done = (0..row.len()).all(|at| row.get(at) == Some(1_i64));
             if !done {
+                return Err("a name is taken, or was lost".into());
+            }
+        }
+        Ok(NAMES_PER_STATEMENT)
+    };
+    rows(kind.name(), &keeper, floor)
+}
+
+/// The floor has one session, and [`NAMES_PER_STATEMENT`] names in a statement.
+pub(crate) fn postgres(kind: PostgresKind) -> Rows {
+    let server = postgres_server::start(kind)?;
+    let keeper = lockkeeper::open(&server.url())?;
+    let mut raw = postgres_server::Raw::open(&server)?;
+    let each = |call: &str| format!("SELECT {call}(key) FROM unnest($1::int8[]) AS keys (key)");
+    raw.prepare("lock", &each("pg_try_advisory_lock"))?;
+    raw.prepare("release", &each("pg_advisory_unlock"))?;
+    let keys = (0..NAMES_PER_STATEMENT).map(|it| (it + 4_242_424_242_424_242_424).to_string());
+    let keys = format!("{{{}}}", keys.collect::<Vec<_>>().join(","));
+    let floor = || {
+        for statement in ["lock", "release"] {
+            if raw.run(statement, &keys)? != NAMES_PER_STATEMENT {
                 return Err("a name is taken, or was lost".into());
             }
         }

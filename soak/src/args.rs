@@ -73,17 +73,19 @@ pub(crate) enum StoreChoice {
     MariaDb,
     #[value(name = "mysql")]
     MySql,
+    Postgres,
     /// All of them, one after the other.
     All,
 }
 
 impl StoreChoice {
-    const EACH: [Self; 5] = [
+    const EACH: [Self; 6] = [
         Self::Memory,
         Self::Sqlite,
         Self::Redis,
         Self::MariaDb,
         Self::MySql,
+        Self::Postgres,
     ];
 
     /// Returns the word that `--store` takes.
@@ -94,6 +96,7 @@ impl StoreChoice {
             Self::Redis => "redis",
             Self::MariaDb => "mariadb",
             Self::MySql => "mysql",
+            Self::Postgres => "postgres",
             Self::All => "all",
         }
     }

@@ -2,6 +2,7 @@
 
 mod memory;
 mod mysql;
+mod postgres;
 mod redis;
 mod sqlite;
 
@@ -9,7 +10,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use lockkeeper_testkit::{Daemon, MySqlKind, Proxy, RedisKind};
+use lockkeeper_testkit::{Daemon, MySqlKind, PostgresKind, Proxy, RedisKind};
 
 use crate::args::{Args, StoreChoice};
 use crate::faults::Lane;
@@ -77,6 +78,7 @@ pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
         StoreChoice::Redis => RedisKind::Redis7.ignored(),
         StoreChoice::MariaDb => MySqlKind::MariaDb10.ignored(),
         StoreChoice::MySql => MySqlKind::MySql9.ignored(),
+        StoreChoice::Postgres => PostgresKind::Postgres15.ignored(),
         StoreChoice::Memory | StoreChoice::Sqlite | StoreChoice::All => None,
     }
 }
@@ -90,6 +92,10 @@ pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Box<dyn Stor
         StoreChoice::Redis => Box::new(redis::Redis::start(RedisKind::Redis7, settings)?),
         StoreChoice::MariaDb => Box::new(mysql::MySql::start(MySqlKind::MariaDb10, settings)?),
         StoreChoice::MySql => Box::new(mysql::MySql::start(MySqlKind::MySql9, settings)?),
+        StoreChoice::Postgres => {
+            let kind = PostgresKind::Postgres15;
+            Box::new(postgres::Postgres::start(kind, settings)?)
+        }
         StoreChoice::All => return Err(io::Error::other("`all` is not one store")),
     })
 }

@@ -388,7 +388,7 @@ fn opening_without_server<S: FaultServer>(kind: S::Kind) {
         let keeper = lockkeeper::open(&format!("{url}fallback=memory:")).unwrap();
         assert_eq!(keeper.backend(), "memory");
     }
-    refused(&server.socket_url(), unavailable, &["sock"]);
+    refused(&server.socket_url(), unavailable, &["/lk-"]);
     // No packet returns from this address (RFC 5737); some networks say so at once.
     let [silent, _] = S::urls_of("192.0.2.1:6379");
     refused(

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Trial};
 use lockkeeper_testkit::{
-    MySqlKind, MySqlOptions, MySqlServer, RedisKind, RedisOptions, RedisServer,
+    MySqlKind, MySqlOptions, MySqlServer, PostgresKind, PostgresOptions, PostgresServer, RedisKind,
+    RedisOptions, RedisServer,
 };
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
@@ -32,12 +33,14 @@ enum Kind {
     Sqlite,
     Redis(RedisKind),
     MySql(MySqlKind),
+    Postgres(PostgresKind),
 }
 
 /// A store that is a server.
 pub(crate) enum Server {
     Redis(RedisServer),
     MySql(MySqlServer),
+    Postgres(PostgresServer),
 }
 
 impl Server {
@@ -45,6 +48,7 @@ impl Server {
         match self {
             Self::Redis(server) => server.url(),
             Self::MySql(server) => server.url(),
+            Self::Postgres(server) => server.url(),
         }
     }
 
@@ -52,6 +56,7 @@ impl Server {
         match self {
             Self::Redis(server) => server.kill(),
             Self::MySql(server) => server.kill(),
+            Self::Postgres(server) => server.kill(),
         }
     }
 
@@ -60,15 +65,17 @@ impl Server {
         match self {
             Self::Redis(server) => server.restart().unwrap(),
             Self::MySql(server) => server.restart().unwrap(),
+            Self::Postgres(server) => server.restart().unwrap(),
         }
     }
 }
 
 impl Kind {
     fn all() -> Vec<Self> {
-        // One Redis: the conformance suite covers how the others differ.
+        // One Redis and one PostgreSQL: the conformance suite covers how the others differ.
         let mysql = MySqlKind::ALL.into_iter().map(Self::MySql);
-        [Self::Sqlite, Self::Redis(RedisKind::Redis7)]
+        let postgres = Self::Postgres(PostgresKind::Postgres15);
+        [Self::Sqlite, Self::Redis(RedisKind::Redis7), postgres]
             .into_iter()
             .chain(mysql)
             .collect()
@@ -79,6 +86,7 @@ impl Kind {
             Self::Sqlite => "sqlite".to_owned(),
             Self::Redis(kind) => kind.to_string(),
             Self::MySql(kind) => kind.name().to_owned(),
+            Self::Postgres(kind) => kind.name().to_owned(),
         }
     }
 
@@ -87,6 +95,7 @@ impl Kind {
             Self::Sqlite => None,
             Self::Redis(kind) => kind.ignored(),
             Self::MySql(kind) => kind.ignored(),
+            Self::Postgres(kind) => kind.ignored(),
         }
     }
 
@@ -107,6 +116,10 @@ impl Kind {
                     server.execute(&grant).unwrap();
                 }
                 Server::MySql(server)
+            }
+            Self::Postgres(kind) => {
+                let options = PostgresOptions::new();
+                Server::Postgres(PostgresServer::start(kind, &options).unwrap())
             }
         };
         Some(Arc::new(server))

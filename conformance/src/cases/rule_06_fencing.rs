@@ -131,7 +131,7 @@ pub(super) fn commit_proof_matches_the_capability(rig: &Rig<'_>) -> Outcome {
     match guard.commit_proof() {
         Ok(proof) => {
             assert!(keeper.capabilities().has(Capability::CommitProof));
-            let placeholders = proof.statement().matches('?').count();
+            let placeholders = proof.statement().matches(['?', '$']).count();
             assert_eq!(placeholders, proof.params().len(), "{proof:?}");
         }
         Err(error) => {
