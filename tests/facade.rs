@@ -8,7 +8,12 @@ use std::sync::Arc;
 #[allow(unused_imports)]
 use lockkeeper::{admin::*, backend::*, backends::*, clock::*, *};
 
-#[cfg(all(feature = "mysql", feature = "redis", feature = "sqlite"))]
+#[cfg(all(
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sqlite"
+))]
 #[test]
 fn docs_list_every_key() {
     let drivers = drivers();

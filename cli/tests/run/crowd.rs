@@ -96,6 +96,12 @@ fn many_runs(rig: &mut Rig) -> Outcome {
                 server.sessions().unwrap().is_empty()
             });
         }
+        // A lock is a session's, so none is left either.
+        Some(Server::Postgres(server)) => {
+            rig.until("all sessions have ended", || {
+                server.sessions().unwrap().is_empty()
+            });
+        }
     }
     Ok(())
 }

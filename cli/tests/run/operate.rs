@@ -258,6 +258,19 @@ fn doctor_of_defects(rig: &mut Rig) -> Outcome {
             );
             return Ok(());
         }
+        Server::Postgres(server) => {
+            server
+                .execute("ALTER ROLE keeper CONNECTION LIMIT 9")
+                .unwrap();
+            let output = rig.lockkeeper(&["doctor"]).output().unwrap();
+            assert_eq!(code(&output), 1, "{}", out(&output));
+            assert!(
+                out(&output).contains("CONNECTION LIMIT"),
+                "{}",
+                out(&output)
+            );
+            return Ok(());
+        }
     };
     server
         .command(&["CONFIG", "SET", "maxmemory", "100mb"])
@@ -327,22 +340,29 @@ fn doctor_without_rights(rig: &mut Rig) -> Outcome {
 }
 
 fn unlock_without_right(rig: &mut Rig) -> Outcome {
-    let Some(Server::MySql(server)) = rig.server.as_deref() else {
-        return Err(Skip("every user that may lock there may also free"));
+    let (url, right) = match rig.server.as_deref() {
+        Some(Server::MySql(server)) => {
+            server
+                .execute("CREATE USER looker@'%' IDENTIFIED BY 'secret'")
+                .unwrap();
+            let url = format!("mysql://looker:secret@{}/", server.addr());
+            (url, "CONNECTION")
+        }
+        Some(Server::Postgres(server)) => {
+            server
+                .execute("CREATE ROLE looker LOGIN PASSWORD 'secret'")
+                .unwrap();
+            let socket = server.socket().display().to_string();
+            let url = format!("postgres:?socket={socket}&user=looker&password=secret&db=shop");
+            (url, "pg_signal_backend")
+        }
+        _ => return Err(Skip("every user that may lock there may also free")),
     };
-    server
-        .execute("CREATE USER looker@'%' IDENTIFIED BY 'secret'")
-        .unwrap();
     let holder = rig.hold("a");
-    let url = format!("mysql://looker:secret@{}/", server.addr());
     let mut unlock = rig.lockkeeper(&["unlock", "--force", "--yes", "a"]);
     let output = unlock.env("LOCKKEEPER_URL", &url).output().unwrap();
     assert_eq!(code(&output), 78, "{}", stderr_of(&output));
-    assert!(
-        stderr_of(&output).contains("CONNECTION"),
-        "{}",
-        stderr_of(&output)
-    );
+    assert!(stderr_of(&output).contains(right), "{}", stderr_of(&output));
     rig.write("release", "");
     assert_eq!(holder.code(), 0);
     Ok(())

@@ -158,7 +158,7 @@ fn state(pid: rustix::process::Pid) -> char {
 }
 
 fn stopped_command(rig: &mut Rig) -> Outcome {
-    if let Some(Server::MySql(_)) = rig.server.as_deref() {
+    if let Some(Server::MySql(_) | Server::Postgres(_)) = rig.server.as_deref() {
         return Err(Skip("the store does not show the age of a lease"));
     }
     // Without a terminal no process would continue a stopped `run`, so `run` goes on renewing.
