@@ -13,6 +13,7 @@ use crate::connection::{number, text};
 use crate::examine;
 use crate::names::EncodedName;
 use crate::permits::Permits;
+use crate::readers::Readers;
 use crate::statements::{self, SessionId};
 use crate::store::Store;
 
@@ -33,10 +34,13 @@ impl Admin for Store {
             Some(name) => {
                 let gate = EncodedName::semaphore(&self.locks.namespace, name.as_str());
                 let mut names = Permits::all_leases(&gate);
-                names.push(EncodedName::new(&self.locks.namespace, name.as_str()));
-                let holders = self
+                let lock = EncodedName::new(&self.locks.namespace, name.as_str());
+                names.extend(Readers::of(&lock).slots());
+                names.push(lock);
+                let mut holders = self
                     .locks
                     .run_apart(deadline, |connection| connection.holders_of(&names))?;
+                Readers::retain_leases(&mut holders);
                 let held =
                     |(encoded, session): &(_, _)| held_name(name.as_str(), encoded, *session);
                 holders.iter().map(held).collect()
@@ -132,6 +136,9 @@ fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName 
         held.mode = Mode::Permit { limit };
         held.slot = Some(slot);
     }
+    if Readers::is_slot(encoded) {
+        held.mode = Mode::Shared;
+    }
     held
 }
 
@@ -174,11 +181,14 @@ impl Store {
         let (rows, start) = listed.map_err(unlisted)?;
         let named = rows.iter().filter_map(|row| {
             let (encoded, id) = (EncodedName::parse(&text(row, 0)?)?, number(row, 1)?);
-            let is_lease =
-                encoded.semaphore_part().is_none() || Permits::of_lease(&encoded).is_some();
+            let is_lease = encoded.semaphore_part().is_none()
+                || Permits::of_lease(&encoded).is_some()
+                || Readers::is_slot(&encoded);
             is_lease.then_some((encoded, SessionId { id, start }))
         });
-        Ok(named.collect())
+        let mut leases: Vec<_> = named.collect();
+        Readers::retain_leases(&mut leases);
+        Ok(leases)
     }
 
     /// Adds the holders and the numbers of waiters, as far as this user may see them.
@@ -203,11 +213,14 @@ impl Store {
             };
             // Without a permission, a user sees neither sessions nor statements of other users.
             if hosts.contains_key(&id) {
+                let statement = |name: EncodedName| format!("GET_LOCK('{name}',");
                 let [request, pause] = match Permits::of_lease(&encoded) {
-                    Some((permits, _)) => [permits.gate.clone(), permits.gate.bell()],
-                    None => [encoded.clone(), encoded],
+                    Some((permits, _)) => {
+                        [permits.gate.clone(), permits.gate.bell()].map(statement)
+                    }
+                    None if Readers::is_slot(&encoded) => Readers::waits(&encoded),
+                    None => [encoded.clone(), encoded].map(statement),
                 };
-                let [request, pause] = [request, pause].map(|name| format!("GET_LOCK('{name}',"));
                 let waits = |sql: &&String| sql.contains(&request) || sql.contains(&pause);
                 held.waiting = u64::try_from(statements.iter().filter(waits).count()).ok();
             }

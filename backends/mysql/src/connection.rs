@@ -15,6 +15,7 @@ use mysql::{Conn, Row, Statement, Value};
 use crate::connector::Shared;
 use crate::dialect::Dialect;
 use crate::failure::{classify, is_time_over};
+use crate::guardian::Flag;
 use crate::names::EncodedName;
 use crate::statements::{self, SessionId};
 use crate::wire::Wire;
@@ -41,7 +42,7 @@ pub struct Connection {
     /// The longest that a reply may take.
     pub(crate) limit: Duration,
     /// The session's wait_timeout, if it was set.
-    idle_seconds: Option<u64>,
+    pub(crate) idle_seconds: Option<u64>,
     /// The time-out that is set on the socket.
     timeout: Option<Duration>,
     prepared: BTreeMap<String, Statement>,
@@ -98,24 +99,31 @@ impl Connection {
         connection.grace = RestartGrace::new(shared.restart_grace, up.saturating_sub(START), now);
         let [version, comment] = [2, 3].map(|at| text(&row, at).unwrap_or_default());
         connection.dialect = Dialect::of(&version, &comment);
-        connection.watch()?;
-        Ok(connection)
-    }
-
-    /// Has the sessions learn of the end of the connection at once.
-    fn watch(&mut self) -> Result<(), Failure> {
-        let (sessions, id) = (Weak::clone(&self.shared.sessions), self.id());
-        let on_end = move || {
+        // The sessions learn of the end of the connection at once.
+        let (sessions, id) = (Weak::clone(&shared.sessions), connection.id());
+        connection.watched = connection.watch(move || {
             if let Some(sessions) = sessions.upgrade() {
                 sessions.end(id);
             }
-        };
+        })?;
+        Ok(connection)
+    }
+
+    /// Has `on_end` called when the server closes the connection.
+    pub(crate) fn watch(
+        &self,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> Result<Option<WatchedSocket>, Failure> {
         let watched = self.wire.watch(&self.shared.watch, on_end);
-        self.watched = watched.map_err(|error| {
+        watched.map_err(|error| {
             let text = "the thread that watches connections cannot be started; is the limit of threads or of open files reached?";
             Failure::NotSent(unavailable(text).with_source(error))
-        })?;
-        Ok(())
+        })
+    }
+
+    /// Returns what the connections of the provider know of its readers.
+    pub(crate) fn flag(&self) -> Arc<Flag> {
+        Arc::clone(&self.shared.flag)
     }
 
     /// Returns whether the server was seen to have closed the connection.

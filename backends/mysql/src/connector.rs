@@ -13,6 +13,7 @@ use mysql::{Conn, Opts, OptsBuilder};
 
 use crate::connection::Connection;
 use crate::failure::not_connected;
+use crate::guardian::Flag;
 use crate::options::{MySqlOptions, bracketed};
 use crate::wire::Wire;
 
@@ -35,11 +36,13 @@ pub(crate) struct Shared {
     /// Notices the end of each connection, for the sessions.
     pub(crate) watch: SocketWatch,
     pub(crate) sessions: Weak<Sessions<Connection>>,
+    pub(crate) flag: Arc<Flag>,
 }
 
 impl Connector {
     pub(crate) fn new(
         options: &MySqlOptions,
+        namespace: &str,
         clock: Arc<dyn Clock>,
         sessions: &Arc<Sessions<Connection>>,
     ) -> Self {
@@ -71,6 +74,7 @@ impl Connector {
                 restart_grace: remote.restart_grace,
                 watch: SocketWatch::new("lockkeeper-mysql-watch"),
                 sessions: Arc::downgrade(sessions),
+                flag: Arc::new(Flag::new(namespace)),
             }),
         }
     }

@@ -14,6 +14,30 @@ pub(crate) enum Dialect {
 /// The longest wait of one statement: MySQL counts its milliseconds in 32 bits.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1_000_000);
 
+/// The parts of a statement that waits: the verb with a limit for the statement, and that of `GET_LOCK`.
+pub(crate) struct Timed {
+    pub(crate) select: String,
+    pub(crate) seconds: String,
+}
+
+impl Timed {
+    /// Waits for a lock. The columns are that of [`TRY`](crate::statements::TRY).
+    pub(crate) fn wait(&self, name: &EncodedName, flag: &EncodedName) -> String {
+        let Self { select, seconds } = self;
+        format!(
+            "{select} CASE GET_LOCK('{name}', {seconds}) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END, IS_FREE_LOCK('{flag}')"
+        )
+    }
+
+    /// Waits until another session has released a name.
+    pub(crate) fn outlast(&self, name: &EncodedName) -> String {
+        let Self { select, seconds } = self;
+        format!(
+            "{select} CASE GET_LOCK('{name}', {seconds}) WHEN 1 THEN RELEASE_LOCK('{name}') WHEN 0 THEN 0 END"
+        )
+    }
+}
+
 impl Dialect {
     /// Returns the kind of a server with these variables `version` and `version_comment`.
     pub(crate) fn of(version: &str, comment: &str) -> Self {
@@ -49,23 +73,22 @@ impl Dialect {
         format!("SET SESSION wait_timeout = {seconds}, {unbounded} = 0")
     }
 
-    /// Waits for a lock for at most `wait`, to the millisecond. Returns what
-    /// [`TRY`](crate::statements::TRY) does; MySQL ends the wait with error 3024.
-    pub(crate) fn wait(self, name: &EncodedName, wait: Duration) -> String {
+    /// Returns the parts of a statement that waits for a lock for at most `wait`, to the millisecond. MySQL ends the
+    /// statement with error 3024.
+    pub(crate) fn timed(self, wait: Duration) -> Timed {
         let wait = wait.min(LONGEST_WAIT);
-        let reply = "WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
         match self {
-            Self::MariaDb => {
-                let seconds = wait.as_secs_f64();
-                format!("SELECT CASE GET_LOCK('{name}', {seconds:.6}) {reply}")
-            }
+            Self::MariaDb => Timed {
+                select: "SELECT".to_owned(),
+                seconds: format!("{:.6}", wait.as_secs_f64()),
+            },
             // MySQL rounds to whole seconds, so the statement gets the exact limit.
             Self::MySql => {
                 let millis = wait.as_nanos().div_ceil(1_000_000).max(1);
-                let seconds = wait.as_secs() + 2;
-                format!(
-                    "SELECT /*+ MAX_EXECUTION_TIME({millis}) */ CASE GET_LOCK('{name}', {seconds}) {reply}"
-                )
+                Timed {
+                    select: format!("SELECT /*+ MAX_EXECUTION_TIME({millis}) */"),
+                    seconds: (wait.as_secs() + 2).to_string(),
+                }
             }
         }
     }
@@ -108,7 +131,7 @@ mod tests {
                 ", 0.001500)",
             ),
         ] {
-            let sql = dialect.wait(&name, wait);
+            let sql = dialect.timed(wait).wait(&name, &EncodedName::flag("shop"));
             assert!(
                 sql.contains(part) && sql.contains("GET_LOCK('shop:a', "),
                 "{sql}"

@@ -4,7 +4,7 @@
 //! A lock is a named lock (`GET_LOCK`) of a session that does nothing else. The server itself ends
 //! that session, and with it the lock, after it was idle for the lease's ttl in whole seconds. Each
 //! renewal is a query on it. Free names are taken on sessions that already hold some; only a caller
-//! that waits has a session of its own.
+//! that waits has a session of its own. A shared lock is one of several such names beside the lock's.
 //!
 //! Epochs are the server's `UUID_SHORT()`: the second of its start and a counter. They grow over a
 //! restart however quick it is, unless the server's clock was set back over it.
@@ -16,13 +16,16 @@ mod dialect;
 mod driver;
 mod examine;
 mod failure;
+mod guardian;
 mod locks;
 mod names;
 mod opening;
 mod options;
 mod permits;
 mod provider;
+mod readers;
 mod semaphore;
+mod shared;
 mod statements;
 mod store;
 mod wire;

@@ -2,7 +2,7 @@
 
 use std::slice;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{ErrorKind, Mode};
 use lockkeeper_remote::sessions::{
@@ -15,6 +15,7 @@ use crate::connection::{Connection, number};
 use crate::dialect;
 use crate::names::EncodedName;
 use crate::permits::Permits;
+use crate::readers::Readers;
 use crate::statements::{self, EPOCH_BITS, SessionId};
 use crate::wire;
 
@@ -99,25 +100,38 @@ impl SessionConnection for Connection {
         wait: Duration,
         grace: Duration,
     ) -> Attempted<EncodedName> {
-        let name = &wanted.name;
-        self.limit = wait + grace;
-        let row = self.query_until(&self.dialect.wait(name, wait))?;
-        self.limit = grace;
-        match row {
-            Some(row) => epoch(name, number(&row, 0)),
-            None => {
-                // The lock may have been granted just before the statement was ended.
-                self.execute(statements::RELEASE, slice::from_ref(name))?;
-                Ok(None)
-            }
+        let (name, flag, began) = (&wanted.name, self.flag(), Instant::now());
+        if wanted.mode == Mode::Shared {
+            return self.wait_shared(name, wait, grace);
         }
+        self.limit = wait + grace;
+        let row = self.query_until(&self.dialect.timed(wait).wait(name, &flag.name))?;
+        self.limit = grace;
+        let Some(row) = row else {
+            // The lock may have been granted just before the statement was ended.
+            self.execute(statements::RELEASE, slice::from_ref(name))?;
+            return Ok(None);
+        };
+        let taken = epoch(name, number(&row, 0))?;
+        let is_read = number(&row, 1) != Some(1);
+        flag.note(is_read);
+        if taken.is_none() || !is_read || name.semaphore_part().is_some() {
+            return Ok(taken);
+        }
+        let left = wait.saturating_sub(began.elapsed());
+        let has_it = self.outlast_readers(name, left, grace)?;
+        Ok(taken.filter(|_| has_it))
     }
 
     fn holders(
         &mut self,
         wanted: &Attempt<EncodedName>,
     ) -> Result<Vec<(EncodedName, SessionId)>, Failure> {
-        self.holders_of(&Permits::excluding(&wanted.name))
+        let mut names = Permits::excluding(&wanted.name);
+        if wanted.mode == Mode::Exclusive {
+            names.extend(Readers::of(&wanted.name).slots());
+        }
+        self.holders_of(&names)
     }
 
     fn end_holder(&mut self, name: &EncodedName, session: SessionId) -> Result<(), Failure> {
@@ -137,14 +151,16 @@ impl SessionConnection for Connection {
         self.permit(&permits, &row)
     }
 
-    fn undo_permit(
+    fn undo(
         &mut self,
-        gate: &EncodedName,
-        limit: u32,
+        attempt: &Attempt<EncodedName>,
         keep: &[EncodedName],
     ) -> Result<(), Failure> {
-        let gate = gate.clone();
-        let mut names = Permits { gate, limit }.taken_by_attempt();
+        let gate = attempt.name.clone();
+        let mut names = match attempt.mode {
+            Mode::Permit { limit } => Permits { gate, limit }.taken_by_attempt(),
+            _ => Readers::of(&gate).taken_by_attempt(),
+        };
         let keep: Vec<_> = keep.iter().flat_map(Permits::names_of).collect();
         names.retain(|name| !keep.contains(name));
         self.release_all(&names)
@@ -166,25 +182,43 @@ impl Connection {
             checks,
             ..
         } = requests;
+        let flag = self.flag();
+        let is_read = flag.is_used() && !attempts.is_empty();
         let row = match (releases.as_slice(), attempts.as_slice(), checks.as_slice()) {
             ([name], [], []) => match Permits::of_lease(name) {
-                None => self.execute(statements::RELEASE, slice::from_ref(name))?,
+                None => self.execute(statements::RELEASE, slice::from_ref(name)),
                 Some((permits, slot)) => {
                     let column = permits.release(slot);
-                    self.execute(&format!("SELECT {}", column.sql), &column.names)?
+                    self.execute(&format!("SELECT {}", column.sql), &column.names)
                 }
             },
-            ([], [attempt], []) => match attempt.mode {
+            ([], [Attempt { name, mode }], []) => match *mode {
                 Mode::Permit { limit } => {
-                    let gate = attempt.name.clone();
+                    let gate = name.clone();
                     let permits = Permits { gate, limit };
                     return Ok(Replies::attempt(self.attempt_permit(&permits)?));
                 }
-                _ => self.execute(statements::TRY, slice::from_ref(&attempt.name))?,
+                Mode::Shared => return Ok(Replies::attempt(self.attempt_shared(name)?)),
+                _ if is_read => {
+                    let template = Readers::of(name).try_exclusive(&flag.name);
+                    self.execute(&template.sql, &template.names)
+                }
+                _ => self.execute(statements::TRY, &[name.clone(), flag.name.clone()]),
             },
-            _ => self.query(&statements::several(requests))?,
+            _ => self.query(&statements::several(requests, &flag.name, is_read)),
         };
-        if row.len() != requests.count() {
+        if is_read && matches!(row, Err(Failure::Refused(_))) {
+            let gates = attempts.iter().map(|it| Readers::of(&it.name).gate());
+            let gates: Vec<_> = gates.collect();
+            repeat(self, |it| it.release_all(&gates))?;
+        }
+        let row = row?;
+        let more = match (attempts.len(), is_read) {
+            (0, _) => 0,
+            (_, false) => 1,
+            (count, true) => count + 1,
+        };
+        if row.len() != requests.count() + more {
             return Err(Failure::Unanswered(senseless()));
         }
         let mut columns = (0..row.len()).map(|at| number(&row, at));
@@ -197,18 +231,30 @@ impl Connection {
                 self.notify(name, column / 2)?;
             }
         }
-        let attempted = attempts.iter().zip(columns.by_ref());
+        let mut attempted = Vec::with_capacity(attempts.len());
+        for attempt in attempts {
+            attempted.push(epoch(&attempt.name, columns.next().flatten()));
+            if is_read {
+                columns.next();
+            }
+        }
+        let held = columns.by_ref().take(checks.len());
+        let held = held.map(|number| number == Some(1)).collect();
+        if let Some(is_free) = columns.next() {
+            flag.note(is_free != Some(1));
+            if flag.is_used() && !is_read {
+                self.make_way_for_readers(attempts, &mut attempted)?;
+            }
+        }
         Ok(Replies {
             released,
-            attempted: attempted
-                .map(|(attempt, reply)| epoch(&attempt.name, reply))
-                .collect(),
-            held: columns.map(|number| number == Some(1)).collect(),
+            attempted,
+            held,
         })
     }
 
     /// Releases those of the names that the session holds.
-    fn release_all(&mut self, names: &[EncodedName]) -> Result<(), Failure> {
+    pub(crate) fn release_all(&mut self, names: &[EncodedName]) -> Result<(), Failure> {
         self.query(&statements::each("RELEASE_LOCK", names))
             .map(drop)
     }

@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::readers::Readers;
 use lockkeeper_core::Mode;
 use lockkeeper_remote::sessions::SessionName;
 use sha2::{Digest, Sha256};
@@ -33,9 +34,26 @@ impl EncodedName {
         Self(encode(namespace, name, 0).into())
     }
 
+    /// Returns the name of a namespace by which its readers are known: see
+    /// [`Guardian`](crate::guardian::Guardian). No lock has an empty name.
+    pub(crate) fn flag(namespace: &str) -> Self {
+        Self::semaphore(namespace, "").with("f")
+    }
+
     /// Returns the name of a semaphore, which the names of its permits begin with.
     pub(crate) fn semaphore(namespace: &str, name: &str) -> Self {
         Self((encode(namespace, name, SUFFIX) + SEMAPHORE.encode_utf8(&mut [0; 4])).into())
+    }
+
+    /// Returns what the names of the readers of a lock begin with, which is the name of the semaphore of its name.
+    pub(crate) fn base(&self) -> Self {
+        let (before, hash) = match (self.split_once('~'), self.split_once(':')) {
+            (Some(hashed), _) => hashed,
+            (None, Some((namespace, name))) => return Self::semaphore(namespace, name),
+            (None, None) => (&**self, ""),
+        };
+        let readable = before.get(..LEGIBLE - SUFFIX).unwrap_or(before);
+        Self(format!("{readable}~{hash}{SEMAPHORE}").into())
     }
 
     /// Appends what tells the names of one semaphore apart.
@@ -110,14 +128,21 @@ impl SessionName for EncodedName {
 
     fn gate(&self) -> Option<Self> {
         let (gate, _) = self.semaphore_part()?;
-        Some(Self(gate.into()))
+        (!Readers::is_slot(self)).then(|| Self(gate.into()))
     }
 
     fn is_akin(&self, other: &Self) -> bool {
+        let is_reader_of = |slot: &Self, lock: &Self| {
+            let slot = slot.semaphore_part().filter(|_| Readers::is_slot(slot));
+            slot.is_some_and(|(base, _)| *base == *lock.base())
+        };
         match (self.semaphore_part(), other.semaphore_part()) {
-            (Some((one, _)), Some((other, _))) => one == other,
+            (Some((one, _)), Some((another, _))) => {
+                one == another && Readers::is_slot(self) == Readers::is_slot(other)
+            }
+            (Some(_), None) => is_reader_of(self, other),
+            (None, Some(_)) => is_reader_of(other, self),
             (None, None) => self == other,
-            _ => false,
         }
     }
 

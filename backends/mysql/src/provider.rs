@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, Operation, Proof, Released, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
+    LeaseVerifier, Mode, Operation, Proof, Released, Renewal, StoreInfo, StoreUrl, SystemClock,
+    Usage,
 };
 use lockkeeper_remote::Endpoint;
 use lockkeeper_remote::sessions::SessionLease;
 
 use crate::connection::Connection;
+use crate::guardian;
 use crate::permits::MAX_PERMITS;
 use crate::statements;
 use crate::store::Store;
@@ -40,7 +42,15 @@ type Lease = SessionLease<Connection>;
 /// A release ends its pause by `KILL QUERY`, which a user may send to sessions of its own; without that, for
 /// two users or after the end of a session, a free permit is found after at most 1 s.
 ///
+/// A shared lease is one of 32 named locks beside the lock's own, held by a session as a lock is. A provider that reads has
+/// one connection more, beside its pool, which says that the namespace has readers until the provider is dropped. If the
+/// server ends that connection, all shared leases of the provider are lost at once.
+///
 /// # Limits
+/// - A name has at most 32 shared leases, one for each process that reads it; a further process waits up to a second
+///   longer than for one to end. While anything is read in a namespace, its exclusive locks take longer: the server looks up
+///   32 names for each.
+/// - Programs of versions that had no shared locks here do not see readers. Replace all of them before one reads.
 /// - A semaphore has at most 32 permits: each attempt asks the server about every slot.
 /// - One server is the truth: a replica that takes over knows none of its primary's locks. Tokens of
 ///   two servers do not compare.
@@ -114,7 +124,7 @@ impl StoreInfo for MySqlProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new()
+        let capabilities = Capabilities::new()
             .with(Capability::CrossProcess)
             .with(Capability::CrossHost)
             .with(Capability::DeadOwnerTakeOver)
@@ -122,7 +132,12 @@ impl StoreInfo for MySqlProvider {
             .with(Capability::Permits)
             .with_max_permits(MAX_PERMITS)
             .with_batch(BATCH)
-            .with_attempt_limit(self.0.locks.options.attempt_time())
+            .with_attempt_limit(self.0.locks.options.attempt_time());
+        // Readers rely on the end of their guardian's session being noticed.
+        match cfg!(unix) {
+            true => capabilities.with(Capability::Shared),
+            false => capabilities,
+        }
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -138,7 +153,20 @@ impl Backend for MySqlProvider {
     type Lease = Lease;
 
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<Lease>>, Error> {
-        self.0.locks.acquire(request)
+        let (locks, guardian) = (&self.0.locks, &self.0.guardian);
+        if request.mode() != Mode::Shared {
+            return locks.acquire(request);
+        }
+        let session = guardian.stand(locks.options.attempt_time())?;
+        match locks.acquire(request)? {
+            // It may have ended before this lease was there to be lost with it.
+            Some(mut grant) if !guardian.stands(session) => {
+                let deadline = request.now() + locks.options.response_timeout;
+                let released = locks.release(&mut grant.lease, deadline);
+                released.and(Err(guardian::ended()))
+            }
+            granted => Ok(granted),
+        }
     }
 
     fn renew(
@@ -155,7 +183,9 @@ impl Backend for MySqlProvider {
     }
 
     fn batch(&self, operations: &mut [Operation<'_, Lease>]) {
-        self.0.locks.batch(operations);
+        self.0
+            .locks
+            .batch(operations, |request| Backend::acquire(self, request));
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {

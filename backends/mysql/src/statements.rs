@@ -8,12 +8,13 @@ use lockkeeper_remote::sessions::{Requests, SessionLease};
 use crate::connection::Connection;
 use crate::dialect::Dialect;
 use crate::names::EncodedName;
-use crate::permits::Permits;
+use crate::permits::{Permits, Template};
+use crate::readers::Readers;
 
 /// Tries to take a lock, prepared. Returns the epoch, 0 if the lock is held, NULL if the server was
-/// disturbed.
+/// disturbed; then 1 if nothing is read in the namespace, whose flag is the second name.
 pub(crate) const TRY: &str =
-    "SELECT CASE GET_LOCK(?, 0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
+    "SELECT CASE GET_LOCK(?, 0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END, IS_FREE_LOCK(?)";
 
 /// Releases a lock, prepared. Returns 1, 0 if another session holds it, NULL if none does.
 pub(crate) const RELEASE: &str = "SELECT RELEASE_LOCK(?)";
@@ -52,14 +53,34 @@ pub(crate) fn each(function: &str, names: &[EncodedName]) -> String {
     format!("SELECT {}", calls.collect::<Vec<_>>().join(","))
 }
 
+/// Takes a name within `seconds`. Returns 1 if it did.
+pub(crate) fn take(name: &EncodedName, seconds: u64) -> String {
+    format!("SELECT GET_LOCK('{name}', {seconds})")
+}
+
+/// Returns a number above 0 if a session holds the name, or has begun to wait for a named lock in the server. Users see
+/// sessions of their own.
+pub(crate) fn holds_or_waits(name: &EncodedName, session: SessionId) -> String {
+    let id = session.id;
+    format!(
+        "SELECT COUNT(*) + COALESCE(IS_USED_LOCK('{name}') & 4294967295 = {id}, 0) FROM information_schema.processlist WHERE id & 4294967295 = {id} AND state = 'User lock'"
+    )
+}
+
 /// Ends the statement of the session that holds the bell. If it does not hold it, the reply is error 1094.
 pub(crate) fn end_pause(bell: &EncodedName, session: u64) -> String {
     format!("KILL QUERY IF(IS_USED_LOCK('{bell}') = {session}, {session}, 0)")
 }
 
 /// Returns what [`RELEASE`] and [`TRY`] do for each name to release and to try, and 1 for each other name
-/// that this session holds. Both kinds of server evaluate the columns from left to right.
-pub(crate) fn several(requests: &Requests<EncodedName>) -> String {
+/// that this session holds. Both kinds of server evaluate the columns from left to right, and the flag after the attempts.
+///
+/// If anything is read, the attempts have two columns, and look for readers: see [`Readers`].
+pub(crate) fn several(
+    requests: &Requests<EncodedName>,
+    flag: &EncodedName,
+    is_read: bool,
+) -> String {
     let mut sql = "SELECT ".to_owned();
     let mut add = |before: &str, name: &str, after: &str| {
         if sql.len() > "SELECT ".len() {
@@ -77,10 +98,20 @@ pub(crate) fn several(requests: &Requests<EncodedName>) -> String {
     }
     for attempt in &requests.attempts {
         let epoch = "',0) WHEN 1 THEN UUID_SHORT() WHEN 0 THEN 0 END";
-        add("CASE GET_LOCK('", &attempt.name, epoch);
+        match is_read {
+            false => add("CASE GET_LOCK('", &attempt.name, epoch),
+            true => {
+                let mut template = Template::default();
+                Readers::of(&attempt.name).attempt_exclusive(&mut template);
+                add("", &template.pasted(), "");
+            }
+        }
     }
     for name in &requests.checks {
         add("IS_USED_LOCK('", name, "')=CONNECTION_ID()");
+    }
+    if !requests.attempts.is_empty() {
+        add("IS_FREE_LOCK('", flag, "')");
     }
     sql
 }

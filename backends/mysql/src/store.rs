@@ -9,6 +9,7 @@ use lockkeeper_remote::sessions::{SessionStore, Sessions};
 use crate::connection::Connection;
 use crate::connector::Connector;
 use crate::dialect::Dialect;
+use crate::guardian::Guardian;
 use crate::opening;
 use crate::options::MySqlOptions;
 
@@ -17,6 +18,8 @@ pub(crate) struct Store {
     pub(crate) locks: SessionStore<Connection>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) dialect: Dialect,
+    /// Stands while the provider reads.
+    pub(crate) guardian: Arc<Guardian>,
     /// The conditions found on opening that may break locks, for people.
     pub(crate) warnings: Vec<String>,
 }
@@ -30,13 +33,14 @@ impl Store {
     ) -> Result<Self, Error> {
         options.check()?;
         let sessions = Sessions::new(Arc::clone(&clock))?;
-        let connector = Connector::new(options, clock, &sessions);
+        let connector = Arc::new(Connector::new(options, namespace, clock, &sessions));
         let limit = options.remote.connect_timeout;
         let mut connection = connector.connect(limit)?;
         let found = opening::inspect(&mut connection, limit)?;
         let text = |found: &Finding| format!("{}: {}; {}", found.what, found.meaning, found.advice);
         let shared = Arc::clone(&connector.shared);
         let dialect = connection.dialect;
+        let guardian = Guardian::new(&connector, &sessions);
         let connect = move |limit| connector.connect(limit);
         let server = shared.server.clone();
         let (remote, first) = (&options.remote, connection);
@@ -44,6 +48,7 @@ impl Store {
             locks: SessionStore::new(remote, namespace, sessions, server, first, connect),
             counts: Arc::clone(&shared.counts),
             dialect,
+            guardian: Arc::new(guardian),
             warnings: found.iter().map(text).collect(),
         })
     }

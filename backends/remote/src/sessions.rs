@@ -108,6 +108,18 @@ impl<C: SessionConnection> Sessions<C> {
         ended.iter().for_each(|session| session.end());
     }
 
+    /// Ends all leases with certain names: they are lost as if their sessions had ended, and the names are released
+    /// soon.
+    pub fn end_leases(&self, is_ended: impl Fn(&C::Name) -> bool) {
+        let now = self.clock.now();
+        let sessions = self.live().clone();
+        let end = |session: &Arc<Session<C>>| session.state().end_leases(now, &is_ended);
+        if sessions.iter().filter(|session| end(session)).count() > 0 {
+            self.sweeper.note(now);
+            self.verifiers.verify_all();
+        }
+    }
+
     /// Records that a connection is closed on which a reply is missing, and which may be idle for a time. Until the
     /// server notices the end, the session may hold the name that it requested: that name is not busy then.
     pub fn abandon(&self, id: C::Id, idle: Duration) {

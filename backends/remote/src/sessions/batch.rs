@@ -9,21 +9,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
+    AcquireRequest, AttemptRequest, Error, HostInstant, Operation, ReleaseRequest, Released,
+    RenewRequest, Renewal,
 };
 
 use crate::LAST_ATTEMPT;
 use crate::failure::Failure;
 use crate::pool::{Found, PooledConn};
 
-use super::acquire::acquire;
 use super::attempt::Made;
 use super::connection::{SessionConnection, SessionName};
 use super::detached::Call;
 use super::lease::SessionLease;
 use super::requests::{Attempt, Replies, Requests};
 use super::session::Session;
-use super::store::SessionStore;
+use super::store::{Acquired, SessionStore};
 
 /// An attempt of the batch.
 struct Try<'a, 'b, C: SessionConnection> {
@@ -65,17 +65,18 @@ struct Limits {
 }
 
 /// Carries out a batch: see [`Backend::batch`](lockkeeper_core::Backend::batch). Attempts of a mode that
-/// does not share statements come after the others.
+/// does not share statements come after the others, by `acquire`.
 pub(crate) fn batch<C: SessionConnection>(
     store: &SessionStore<C>,
     operations: &mut [Operation<'_, SessionLease<C>>],
+    acquire: impl Fn(&AcquireRequest<'_>) -> Acquired<C>,
 ) {
     carry_out(store, operations);
     for operation in operations {
         if let Operation::Acquire(it) = operation
             && !C::shares_statements(it.request.mode())
         {
-            it.answer = Some(acquire(store, it.request));
+            it.answer = Some(acquire(it.request));
         }
     }
 }

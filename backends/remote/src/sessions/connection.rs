@@ -22,7 +22,7 @@ pub trait SessionName: Clone + Debug + Eq + Hash + Send + Sync + 'static {
     /// Returns the gate of the semaphore of which this is a name; `None` for the name of a lock.
     fn gate(&self) -> Option<Self>;
 
-    /// Returns whether both are names of one semaphore, or of the same lock.
+    /// Returns whether both are names of one semaphore, or of the same lock and its shared leases.
     fn is_akin(&self, other: &Self) -> bool;
 
     /// Returns the bell of the semaphore of which this is the gate.
@@ -132,17 +132,12 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
         pause: Duration,
     ) -> Attempted<Self::Name>;
 
-    /// Releases all that an attempt at a permit may have taken, except the names by which the session holds
-    /// permits, or the bell, in `keep`.
+    /// Releases all that an attempt at a permit or a shared lock may have taken, except the names by which the session
+    /// holds other leases, or the bell, in `keep`.
     ///
     /// # Errors
     /// The session may still hold it.
-    fn undo_permit(
-        &mut self,
-        gate: &Self::Name,
-        limit: u32,
-        keep: &[Self::Name],
-    ) -> Result<(), Failure>;
+    fn undo(&mut self, attempt: &Attempt<Self::Name>, keep: &[Self::Name]) -> Result<(), Failure>;
 
     /// Releases the bell and the gate of a semaphore.
     ///

@@ -45,8 +45,9 @@ pub(crate) fn wait_for_permit<C: SessionConnection>(
             Ok(None) => {}
             // The end of the pause.
             Err(Failure::Refused(_)) => {
-                let keep = slice::from_ref(&bell.name);
-                repeat(connection, |it| it.undo_permit(gate, limit, keep))?;
+                let (name, mode) = (gate.clone(), Mode::Permit { limit });
+                let (wanted, keep) = (Attempt { name, mode }, slice::from_ref(&bell.name));
+                repeat(connection, |it| it.undo(&wanted, keep))?;
             }
             Err(failure @ (Failure::Closed(_) | Failure::Unanswered(_))) => return Err(failure),
             taken => break taken,

@@ -195,12 +195,12 @@ impl<C: SessionConnection> Session<C> {
         }
         let mut replies = connection.ask(requests)?;
         for (attempt, attempted) in requests.attempts.iter().zip(&mut replies.attempted) {
-            if let Mode::Permit { limit } = attempt.mode
+            if attempt.mode != Mode::Exclusive
                 && let Err(Failure::Refused(error)) = attempted
             {
                 // The session may have taken a part of it.
                 let held = self.state().akin(&attempt.name);
-                connection.undo_permit(&attempt.name, limit, &held)?;
+                connection.undo(attempt, &held)?;
                 *attempted = Err(Failure::NotSent(error.clone()));
             }
         }

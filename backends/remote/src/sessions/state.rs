@@ -49,6 +49,8 @@ pub(crate) struct State<N> {
     was_shown: bool,
     /// Names with an expired lease: a late proof of such a lease must not hold for a later one.
     expired: HashSet<N>,
+    /// Whether leases were entered by other names than those that were requested.
+    has_renamed: bool,
     /// Names about which a reply is missing: the server may hold them until the session ends.
     unanswered: HashSet<N>,
     /// A server grants a session a name that it holds already, so no name is requested twice.
@@ -63,6 +65,7 @@ impl<N: SessionName> State<N> {
             is_spent: false,
             was_shown: false,
             expired: HashSet::new(),
+            has_renamed: false,
             unanswered: HashSet::new(),
             names: names.into_iter().map(|name| (name, UNCLAIMED)).collect(),
         }
@@ -114,27 +117,44 @@ impl<N: SessionName> State<N> {
             && !self.is_spent
             && self.has_leases()
             && !self.names.contains_key(name)
-            && !self.expired.contains(name);
+            && !self.has_expired(name);
         if takes_name {
             self.names.insert(name.clone(), UNCLAIMED);
         }
         takes_name
     }
 
-    /// Returns the names by which the session holds permits of the semaphore with this gate.
-    pub(crate) fn akin(&self, gate: &N) -> Vec<N> {
+    fn has_expired(&self, name: &N) -> bool {
+        let is_akin = |expired: &N| expired.is_akin(name);
+        self.expired.contains(name) || self.has_renamed && self.expired.iter().any(is_akin)
+    }
+
+    /// Returns the names by which the session holds leases that were requested by this name.
+    pub(crate) fn akin(&self, requested: &N) -> Vec<N> {
         let names = self.names.keys();
-        let akin = names.filter(|name| *name != gate && name.is_akin(gate));
+        let akin = names.filter(|name| *name != requested && name.is_akin(requested));
         akin.cloned().collect()
     }
 
-    /// Enters the lease of a permit instead of the name that was requested.
+    /// Enters the name by which a lease is held instead of the one that was requested.
     pub(crate) fn rename(&mut self, requested: &N, held: &N) {
         if requested != held
             && let Some(entry) = self.names.remove(requested)
         {
+            self.has_renamed = true;
             self.names.insert(held.clone(), entry);
         }
+    }
+
+    /// Ends the leases with certain names, and leaves the names to the sweeper. Returns whether there were any.
+    pub(crate) fn end_leases(&mut self, until: HostInstant, is_ended: impl Fn(&N) -> bool) -> bool {
+        let entries = self.names.iter_mut();
+        let leases = entries.filter(|(name, entry)| entry.granted.is_some() && is_ended(name));
+        let ended = leases.map(|(_, entry)| {
+            let granted = None;
+            *entry = Entry { granted, until };
+        });
+        ended.count() > 0
     }
 
     /// Changes the entry of a name that was entered. Returns whether the session has ended before.
@@ -175,11 +195,11 @@ impl<N: SessionName> State<N> {
         Some(now < until)
     }
 
-    /// Returns whether the server may hold the name, or a permit of it, on this session while no guard of this
+    /// Returns whether the server may hold the name, or one akin to it, on this session while no guard of this
     /// process does: it is being requested, it is to be released, or the reply about it is missing.
     pub(crate) fn has_unclaimed(&self, name: &N, now: HostInstant) -> bool {
         let is_unclaimed = |entry: &Entry| entry.granted.is_none() || entry.until <= now;
-        if name.gate().is_none() {
+        if name.gate().is_none() && !self.has_renamed {
             return self.unanswered.contains(name)
                 || self.names.get(name).is_some_and(is_unclaimed);
         }
@@ -235,7 +255,8 @@ mod tests {
         }
 
         fn is_akin(&self, other: &Self) -> bool {
-            self == other
+            let lock = |name: &Self| name.0.trim_end_matches('+').to_owned();
+            lock(self) == lock(other)
         }
 
         fn bell(&self) -> Self {
@@ -277,6 +298,31 @@ mod tests {
         assert!(!state.is_over(), "closing it would free the other name");
         assert!(state.has_unclaimed(&name("b"), now));
         assert!(!state.has_unclaimed(&name("a"), now));
+    }
+
+    /// A shared lease has another name than the lock.
+    #[test]
+    fn lease_by_another_name_belongs_to_its_lock() {
+        let now = HostInstant::default();
+        let mut state = held(now);
+        assert!(state.enter(&name("b")));
+        state.rename(&name("b"), &name("b+"));
+        let entry = Entry {
+            granted: Some((8, now)),
+            until: now + SECOND,
+        };
+        state.set(&name("b+"), entry);
+        assert_eq!(state.akin(&name("b")), [name("b+")]);
+        assert!(!state.has_unclaimed(&name("b"), now), "a guard has it");
+        assert!(state.enter(&name("b")), "a second lease of the lock");
+        state.names.remove(&name("b"));
+        assert!(state.end_leases(now, |name| name.0.ends_with('+')));
+        assert!(!state.extend(&name("b+"), 8, now + SECOND), "it is lost");
+        assert!(state.lasts(&name("a"), 7, now));
+        assert!(state.has_unclaimed(&name("b"), now));
+        assert_eq!(state.take_expired(now).0, [name("b+")]);
+        state.names.remove(&name("b+"));
+        assert!(!state.enter(&name("b")), "a late proof would hold for it");
     }
 
     #[test]

@@ -21,6 +21,9 @@ use super::connection::SessionConnection;
 use super::lease::SessionLease;
 use super::session::Session;
 
+/// The grant, `None` if another holder has the name, or why neither is known.
+pub(crate) type Acquired<C> = Result<Option<Grant<SessionLease<C>>>, Error>;
+
 /// Opens a connection within a limit.
 type Connect<C> = Box<dyn Fn(Duration) -> Result<C, Error> + Send + Sync>;
 
@@ -88,9 +91,14 @@ impl<C: SessionConnection> SessionStore<C> {
         acquire(self, request)
     }
 
-    /// Carries out several operations: see [`Backend::batch`](lockkeeper_core::Backend::batch).
-    pub fn batch(&self, operations: &mut [Operation<'_, SessionLease<C>>]) {
-        batch(self, operations);
+    /// Carries out several operations: see [`Backend::batch`](lockkeeper_core::Backend::batch). Attempts of a mode that
+    /// does not share statements are made by `acquire`.
+    pub fn batch(
+        &self,
+        operations: &mut [Operation<'_, SessionLease<C>>],
+        acquire: impl Fn(&AcquireRequest<'_>) -> Result<Option<Grant<SessionLease<C>>>, Error>,
+    ) {
+        batch(self, operations, acquire);
     }
 
     /// Renews a lease: see [`Backend::renew`](lockkeeper_core::Backend::renew).
@@ -110,7 +118,7 @@ impl<C: SessionConnection> SessionStore<C> {
             answer: None,
         };
         let mut one = [Operation::Renew(renewal)];
-        self.batch(&mut one);
+        batch(self, &mut one, |request| self.acquire(request));
         match one {
             [Operation::Renew(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
             _ => Err(senseless()),
@@ -132,7 +140,7 @@ impl<C: SessionConnection> SessionStore<C> {
             answer: None,
         };
         let mut one = [Operation::Release(release)];
-        self.batch(&mut one);
+        batch(self, &mut one, |request| self.acquire(request));
         match one {
             [Operation::Release(it)] => it.answer.unwrap_or_else(|| Err(senseless())),
             _ => Err(senseless()),

@@ -1,0 +1,258 @@
+//! The guardian of a provider: a session that says for all its shared leases that the namespace has readers.
+//!
+//! A writer would have to look up every slot of a name, which takes longer than the lock itself. So it looks at one name
+//! of the namespace, the flag, and looks for readers only if that is in use. Every provider that reads has a guardian,
+//! which holds the flag or waits for it in the server. When the session that holds the flag ends, the server passes it to
+//! the next that waits before any look can find it free. So it is in use as long as one guardian lives.
+//!
+//! When a guardian's session ends, a writer may be granted what the provider's readers have. So their leases are lost at
+//! once then, as with the end of their own sessions.
+
+use std::fmt;
+use std::mem::replace;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::Error;
+use lockkeeper_remote::sessions::Sessions;
+use lockkeeper_remote::{Failure, WatchedSocket, nothing_granted, unavailable};
+use parking_lot::{Condvar, Mutex};
+
+use crate::connection::{Connection, number};
+use crate::connector::Connector;
+use crate::names::EncodedName;
+use crate::readers::Readers;
+use crate::statements::{self, SessionId};
+use crate::wire::Wire;
+
+/// How long the server lets a guardian wait for the flag, and then be idle: a year, the longest that it can.
+const YEAR: u64 = 31_536_000;
+
+/// The text of the error of a guardian that does not stand in time.
+const NOT_STARTED: &str =
+    "the session that shared locks need could not be started in time; try again";
+
+/// Returns the error of a shared lock that was granted while the guardian's session ended.
+pub(crate) fn ended() -> Error {
+    unavailable("the server has ended the session that shared locks need; try again")
+}
+
+/// The pause between two questions whether a guardian waits in the server.
+const ASK_EVERY: Duration = Duration::from_millis(1);
+
+/// The flag of a namespace, as its connections know it.
+#[derive(Debug)]
+pub(crate) struct Flag {
+    pub(crate) name: EncodedName,
+    /// Whether it was in use when it was looked at last.
+    is_used: AtomicBool,
+}
+
+impl Flag {
+    pub(crate) fn new(namespace: &str) -> Self {
+        Self {
+            name: EncodedName::flag(namespace),
+            is_used: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note(&self, is_used: bool) {
+        self.is_used.store(is_used, Ordering::Relaxed);
+    }
+}
+
+pub(crate) struct Guardian {
+    connector: Arc<Connector>,
+    sessions: Arc<Sessions<Connection>>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+enum State {
+    Off,
+    /// A thread starts it.
+    Starting,
+    Standing(Post),
+}
+
+/// A session that holds the flag or waits for it. Dropping it ends the session.
+struct Post {
+    id: SessionId,
+    wire: Arc<Wire>,
+    session: Arc<Mutex<Progress>>,
+    watched: Option<WatchedSocket>,
+}
+
+/// How far a guardian's session has come.
+enum Progress {
+    /// A thread waits for the server's reply.
+    Waits,
+    /// It holds the flag.
+    Holds(#[expect(dead_code, reason = "it holds the flag while it is open")] Connection),
+    Failed,
+}
+
+impl Post {
+    fn has_ended(&self) -> bool {
+        let has_ended = self.watched.as_ref().is_some_and(WatchedSocket::has_ended);
+        has_ended || matches!(&*self.session.lock(), Progress::Failed)
+    }
+}
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        // A thread may wait for a reply on it.
+        self.wire.close();
+    }
+}
+
+impl fmt::Debug for Guardian {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guardian").finish_non_exhaustive()
+    }
+}
+
+impl Guardian {
+    pub(crate) fn new(connector: &Arc<Connector>, sessions: &Arc<Sessions<Connection>>) -> Self {
+        Self {
+            connector: Arc::clone(connector),
+            sessions: Arc::clone(sessions),
+            state: Mutex::new(State::Off),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Returns the session that stands guard. Starts it within `left` if there is none.
+    pub(crate) fn stand(self: &Arc<Self>, left: Duration) -> Result<SessionId, Error> {
+        let until = Instant::now() + left;
+        let mut state = self.state.lock();
+        let starts = |state: &mut State| matches!(state, State::Starting);
+        let waited = self.changed.wait_while_until(&mut state, starts, until);
+        match &*state {
+            State::Standing(post) => return Ok(post.id),
+            State::Starting if waited.timed_out() => return Err(unavailable(NOT_STARTED)),
+            State::Off | State::Starting => {}
+        }
+        *state = State::Starting;
+        drop(state);
+        let started = self.start(until).map_err(nothing_granted);
+        let mut state = self.state.lock();
+        let (next, result) = match started {
+            // `end` did not find it before it stood.
+            Ok(post) if post.has_ended() => (State::Off, Err(unavailable(NOT_STARTED))),
+            Ok(post) => {
+                let id = post.id;
+                (State::Standing(post), Ok(id))
+            }
+            Err(error) => (State::Off, Err(error)),
+        };
+        *state = next;
+        self.changed.notify_all();
+        result
+    }
+
+    /// Returns whether the session still stands guard.
+    pub(crate) fn stands(&self, id: SessionId) -> bool {
+        matches!(&*self.state.lock(), State::Standing(post) if post.id == id)
+    }
+
+    /// Records that a session has ended. If it stood guard, all shared leases are lost.
+    fn end(&self, id: SessionId) {
+        let mut state = self.state.lock();
+        if !matches!(&*state, State::Standing(post) if post.id == id) {
+            return;
+        }
+        let ended = replace(&mut *state, State::Off);
+        drop(state);
+        drop(ended);
+        self.sessions.end_leases(Readers::is_slot);
+    }
+
+    /// Has a new session hold the flag, or wait for it in the server.
+    fn start(self: &Arc<Self>, until: Instant) -> Result<Post, Failure> {
+        let mut connection = self.connect(until)?;
+        let id = connection.id();
+        // Not by `set_idle_seconds`: nothing that this session may hold makes a name busy.
+        connection.run(&connection.dialect.set_idle(YEAR))?;
+        let guardian = Arc::downgrade(self);
+        let on_end = move || {
+            if let Some(guardian) = guardian.upgrade() {
+                guardian.end(id);
+            }
+        };
+        let watched = connection.watch(on_end)?;
+        let wire = Arc::clone(&connection.wire);
+        let flag = &self.connector.shared.flag;
+        let is_free = number(&connection.query(&statements::take(&flag.name, 0))?, 0) == Some(1);
+        flag.note(true);
+        let session = Arc::new(Mutex::new(Progress::Waits));
+        let post = Post {
+            id,
+            wire,
+            session: Arc::clone(&session),
+            watched,
+        };
+        if is_free {
+            *session.lock() = Progress::Holds(connection);
+        } else {
+            self.wait_for_flag(connection, session)?;
+            self.confirm_wait(&post, until)?;
+        }
+        Ok(post)
+    }
+
+    fn connect(&self, until: Instant) -> Result<Connection, Failure> {
+        let left = || until.saturating_duration_since(Instant::now());
+        let connection = self.connector.connect(left());
+        let mut connection = connection.map_err(Failure::NotSent)?;
+        connection.limit = left();
+        Ok(connection)
+    }
+
+    /// Starts a thread on which the session waits for the flag.
+    fn wait_for_flag(
+        self: &Arc<Self>,
+        mut connection: Connection,
+        session: Arc<Mutex<Progress>>,
+    ) -> Result<(), Failure> {
+        let (guardian, id) = (Arc::downgrade(self), connection.id());
+        let take = statements::take(&self.connector.shared.flag.name, YEAR);
+        connection.limit = Duration::from_secs(YEAR);
+        let wait = move || match connection.query(&take) {
+            Ok(row) if number(&row, 0) == Some(1) => {
+                *session.lock() = Progress::Holds(connection);
+            }
+            _ => {
+                *session.lock() = Progress::Failed;
+                if let Some(guardian) = guardian.upgrade() {
+                    guardian.end(id);
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("lockkeeper-mysql-guard".to_owned());
+        thread.spawn(wait).map(drop).map_err(|error| {
+            let text = "the thread on which the session for shared locks waits cannot be started; is the limit of threads reached?";
+            Failure::NotSent(unavailable(text).with_source(error))
+        })
+    }
+
+    /// Returns once the server has the session in its queue for the flag: until then, the flag would be free if its
+    /// holder ended.
+    fn confirm_wait(&self, post: &Post, until: Instant) -> Result<(), Failure> {
+        let mut connection = self.connect(until)?;
+        let waits = statements::holds_or_waits(&self.connector.shared.flag.name, post.id);
+        while number(&connection.query(&waits)?, 0) == Some(0) {
+            if post.has_ended() || Instant::now() >= until {
+                return Err(Failure::NotSent(unavailable(NOT_STARTED)));
+            }
+            thread::sleep(ASK_EVERY);
+        }
+        Ok(())
+    }
+}
