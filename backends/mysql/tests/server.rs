@@ -37,6 +37,9 @@ mod reuse;
 #[path = "server/sessions.rs"]
 mod sessions;
 #[cfg(unix)]
+#[path = "server/shared.rs"]
+mod shared;
+#[cfg(unix)]
 #[path = "server/store.rs"]
 mod store;
 
@@ -54,6 +57,7 @@ fn main() -> std::process::ExitCode {
         reuse::CASES,
         batches::CASES,
         permits::CASES,
+        shared::CASES,
     ];
     libtest_mimic::run(
         &suite::arguments(),
