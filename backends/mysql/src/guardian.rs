@@ -34,11 +34,6 @@ const YEAR: u64 = 31_536_000;
 const NOT_STARTED: &str =
     "the session that shared locks need could not be started in time; try again";
 
-/// Returns the error of a shared lock that was granted while the guardian's session ended.
-pub(crate) fn ended() -> Error {
-    unavailable("the server has ended the session that shared locks need; try again")
-}
-
 /// The pause between two questions whether a guardian waits in the server.
 const ASK_EVERY: Duration = Duration::from_millis(1);
 
@@ -255,4 +250,9 @@ impl Guardian {
         }
         Ok(())
     }
+}
+
+/// Returns the error of a shared lock that was granted while the guardian's session ended.
+pub(crate) fn ended() -> Error {
+    unavailable("the server has ended the session that shared locks need; try again")
 }
