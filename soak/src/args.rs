@@ -7,9 +7,13 @@ use clap::{Parser, ValueEnum};
 /// Breaks processes, networks and servers for a while, and checks what guards said meanwhile.
 ///
 /// Worker processes lock names on one store at a time, and record what each guard said. A store runs in rounds of
-/// at most a minute. After each round a checker reads the records: the times at which guards were held must not
-/// overlap and must be in the order of their tokens, no token may come twice, waits must end on time, and nothing
-/// may be left in the store. The first round that breaks a rule is the last on its store, and is shown with the evidence.
+/// at most a minute. After each round a checker reads the records: the times of guards that exclude each
+/// other must not overlap and must be in the order of their tokens, no token may come twice, waits must end on time, and
+/// nothing may be left in the store. The first round that breaks a rule is the last on its store, and is shown with the
+/// evidence.
+///
+/// Every fourth name is a semaphore with three permits, the others are locks. Half of the calls for a lock with an odd
+/// number share it, where the store can. Some calls lock up to three names together.
 ///
 /// The seed decides which faults come when, and what each thread does. The machine decides the rest, so a seed
 /// repeats a campaign, but not to the microsecond.

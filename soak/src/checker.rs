@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::forgot::{Excuses, Forgot};
 use crate::history::{Call, Grant, History};
+use crate::plan::Plan;
 
 /// A call that ends so much later than it must has hung. Less depends on how busy the machine is, and is only
 /// reported.
@@ -19,8 +20,10 @@ pub(crate) struct Violation {
 /// The rules, each as it is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Rule {
-    /// Two guards were held at one time.
+    /// Two guards were held at one time that exclude each other.
     Overlap,
+    /// A permit has a slot beyond the limit.
+    Slot,
     /// A later grant has a smaller token.
     TokenOrder,
     /// Two grants have one token.
@@ -62,8 +65,8 @@ pub(crate) struct Found {
 pub(crate) struct Checker {
     /// The ttl of all leases, in nanoseconds.
     ttl: u64,
-    /// The largest token of each name in the rounds before.
-    largest: HashMap<u32, u64>,
+    /// The largest token of each name and slot in the rounds before.
+    largest: HashMap<(u32, u32), u64>,
 }
 
 impl Checker {
@@ -76,14 +79,17 @@ impl Checker {
 
     /// Checks a round.
     pub(crate) fn check(&mut self, history: &History, forgot: &[Forgot]) -> Found {
-        let mut names: HashMap<u32, Vec<&Grant>> = HashMap::new();
+        // A slot excludes its own holders, as a lock does, and so there are no more holders than slots.
+        let mut names: HashMap<(u32, u32), Vec<&Grant>> = HashMap::new();
         for grant in &history.grants {
-            names.entry(grant.name).or_default().push(grant);
+            let name = (grant.name, grant.slot);
+            names.entry(name).or_default().push(grant);
         }
         let mut found = Found::default();
         for (name, mut grants) in names {
             grants.sort_by_key(|grant| (grant.token, grant.asked));
-            let floor = self.largest.get(&name).copied().unwrap_or(0);
+            let key = name;
+            let floor = self.largest.get(&key).copied().unwrap_or(0);
             let mut name = Name {
                 excuses: Excuses::new(self.ttl, &grants, forgot),
                 grants,
@@ -93,8 +99,12 @@ impl Checker {
             name.check_held();
             name.check_requests();
             if let Some(last) = name.grants.last() {
-                self.largest.insert(last.name, last.token.max(floor));
+                self.largest.insert(key, last.token.max(floor));
             }
+        }
+        let is_beyond = |grant: &&Grant| grant.slot >= Plan::permits(grant.name).unwrap_or(1);
+        for grant in history.grants.iter().filter(is_beyond) {
+            found.add(Rule::Slot, Evidence::Grant(Box::new(grant.clone())));
         }
         for grant in history.grants.iter().filter(|grant| grant.is_revived) {
             found.add(Rule::Revived, Evidence::Grant(Box::new(grant.clone())));
@@ -123,7 +133,7 @@ impl Found {
     }
 }
 
-/// The grants of one name, in the order of their tokens.
+/// The grants of one lock, or of one slot of a semaphore, in the order of their tokens.
 struct Name<'a> {
     grants: Vec<&'a Grant>,
     excuses: Excuses<'a>,
@@ -146,7 +156,7 @@ impl Name<'_> {
         }
     }
 
-    /// The times at which guards were held do not overlap, and are in the order of the tokens.
+    /// The times of guards that exclude each other do not overlap, and are in the order of the tokens.
     fn check_held(&mut self) {
         // The grants with smaller tokens, by the time until which they were held.
         let mut before: BTreeSet<(u64, usize)> = BTreeSet::new();
@@ -159,6 +169,9 @@ impl Name<'_> {
                 let Some(earlier) = self.grants.get(*earlier) else {
                     continue;
                 };
+                if !earlier.excludes(later) {
+                    continue;
+                }
                 let overlap = held.min(&until).saturating_sub(from.max(earlier.granted));
                 if self.excuses.has(earlier, later, *held) {
                     excused.insert(earlier.epoch());
@@ -174,8 +187,8 @@ impl Name<'_> {
         self.found.excused += excused.len() as u64;
     }
 
-    /// A request that begins after another was granted gets a larger token. This holds also for guards that
-    /// were lost before they could say anything.
+    /// A request that begins after another was granted gets a larger token, except that readers have no order
+    /// among themselves. This holds also for guards that were lost before they could say anything.
     fn check_requests(&mut self) {
         let mut by_request = self.grants.clone();
         by_request.sort_by_key(|grant| grant.asked);
@@ -190,7 +203,10 @@ impl Name<'_> {
             for (_, larger) in before.range(grant.token + 1..) {
                 // Where both were held, `check_held` has judged them.
                 let is_judged = grant.interval().is_some() && larger.interval().is_some();
-                if !is_judged && !self.excuses.has(grant, larger, grant.granted) {
+                if grant.excludes(larger)
+                    && !is_judged
+                    && !self.excuses.has(grant, larger, grant.granted)
+                {
                     self.found.add_pair(Rule::TokenOrder, grant, larger);
                 }
             }
@@ -211,6 +227,8 @@ mod tests {
             thread: 1,
             keeper: 1,
             name: 3,
+            is_shared: false,
+            slot: 0,
             token,
             asked: granted - 5,
             granted,
@@ -274,6 +292,53 @@ mod tests {
         let mut grants = [grant(128, 100, Some(200)), grant(256, 150, Some(160))];
         grants[1].name = 4;
         assert_eq!(check(&grants, &[]), Found::default());
+    }
+
+    #[test]
+    fn readers_overlap_and_exclude_writers() {
+        let mut grants = [
+            grant(128, 100, Some(200)),
+            grant(129, 120, Some(160)),
+            // Granted later, with the smaller token of another process's lease.
+            grant(64, 170, Some(210)),
+            grant(65, 180, None),
+        ];
+        for reader in &mut grants {
+            reader.is_shared = true;
+        }
+        assert_eq!(check(&grants, &[]), Found::default());
+        let writer = |token, granted, held| [&grants[..], &[grant(token, granted, held)]].concat();
+        assert_eq!(rules(&check(&writer(256, 190, Some(195)), &[])).len(), 2);
+        assert_eq!(check(&writer(256, 220, Some(225)), &[]), Found::default());
+        let found = check(&writer(60, 220, None), &[]);
+        assert!(rules(&found).iter().all(|rule| *rule == Rule::TokenOrder));
+        assert_eq!(
+            found.violations.len(),
+            4,
+            "its token is smaller than each before"
+        );
+    }
+
+    #[test]
+    fn permits_overlap_in_different_slots_up_to_the_limit() {
+        let permit = |token, granted, slot| Grant {
+            name: 2,
+            slot,
+            ..grant(token, granted, Some(200))
+        };
+        let permits = [
+            permit(384, 100, 0),
+            permit(256, 110, 1),
+            permit(128, 120, 2),
+        ];
+        assert_eq!(check(&permits, &[]), Found::default());
+        let with = |more| [&permits[..], &[more]].concat();
+        let beyond = check(&with(permit(512, 130, 3)), &[]);
+        assert_eq!(rules(&beyond), [Rule::Slot]);
+        let twice = check(&with(permit(512, 130, 1)), &[]);
+        assert_eq!(rules(&twice), [Rule::Overlap]);
+        let again = check(&with(permit(300, 210, 0)), &[]);
+        assert_eq!(rules(&again), [Rule::TokenOrder], "tokens of a slot grow");
     }
 
     #[test]

@@ -27,6 +27,10 @@ pub(crate) struct Grant {
     /// The number of the thread's keeper in the process.
     pub(crate) keeper: u32,
     pub(crate) name: u32,
+    /// Whether it was shared.
+    pub(crate) is_shared: bool,
+    /// The slot of a permit; 0 of a lock.
+    pub(crate) slot: u32,
     pub(crate) token: u64,
     /// Before the lock was requested.
     pub(crate) asked: u64,
@@ -45,6 +49,11 @@ impl Grant {
     pub(crate) fn interval(&self) -> Option<(u64, u64)> {
         // A time before the grant's return says that the guard was held then, and so at its return.
         self.held.map(|held| (self.granted, held.max(self.granted)))
+    }
+
+    /// Returns whether it and another grant of the same name and slot must not be held together.
+    pub(crate) fn excludes(&self, other: &Self) -> bool {
+        !(self.is_shared && other.is_shared)
     }
 
     /// Returns the number of the store's lease: hand-overs within a process keep it.
@@ -96,8 +105,16 @@ pub(crate) struct History {
 /// Where a thread is between its records.
 #[derive(Default)]
 struct Progress {
-    asked: Option<(u64, u32, u64)>,
+    asked: Option<Asked>,
     grant: Option<Grant>,
+}
+
+/// A request that has no answer so far.
+struct Asked {
+    at: u64,
+    name: u32,
+    wait: u64,
+    is_shared: bool,
 }
 
 impl History {
@@ -113,8 +130,8 @@ impl History {
                 .ok_or_else(|| format!("process {}: {record:?} cannot come here", log.process))?;
         }
         for (thread, progress) in threads {
-            if let Some((began, name, limit)) = progress.asked {
-                let call = (What::Acquire, thread, name, began, limit);
+            if let Some(asked) = progress.asked {
+                let call = (What::Acquire, thread, asked.name, asked.at, asked.wait);
                 self.call(log, call, log.ended, "nothing");
             }
             self.grants.extend(progress.grant);
@@ -125,21 +142,32 @@ impl History {
     fn follow(&mut self, log: &ProcessLog, record: &Record, progress: &mut Progress) -> Option<()> {
         let (at, thread) = (record.at, record.thread);
         match &record.event {
-            Event::Asked { name, wait } => {
+            Event::Asked {
+                name,
+                wait,
+                is_shared,
+            } => {
                 self.grants.extend(progress.grant.take());
-                progress.asked = Some((at, *name, *wait));
+                progress.asked = Some(Asked {
+                    at,
+                    name: *name,
+                    wait: *wait,
+                    is_shared: *is_shared,
+                });
             }
-            Event::Granted { token } => {
-                let (asked, name, wait) = progress.asked.take()?;
-                let call = (What::Acquire, thread, name, asked, wait);
+            Event::Granted { token, slot } => {
+                let asked = progress.asked.take()?;
+                let call = (What::Acquire, thread, asked.name, asked.at, asked.wait);
                 self.call(log, call, at, "granted");
                 progress.grant = Some(Grant {
                     process: log.process.clone(),
                     thread,
                     keeper: thread % log.keepers.max(1),
-                    name,
+                    name: asked.name,
+                    is_shared: asked.is_shared,
+                    slot: *slot,
                     token: *token,
-                    asked,
+                    asked: asked.at,
                     granted: at,
                     held: None,
                     lost: None,
@@ -147,12 +175,13 @@ impl History {
                 });
             }
             Event::NotGranted { why } => {
-                let (asked, name, wait) = progress.asked.take()?;
+                let asked = progress.asked.take()?;
                 let why = match why {
                     Refusal::Busy => "busy".to_owned(),
                     Refusal::Error(kind) => self.error(log, thread, "acquire", kind),
                 };
-                self.call(log, (What::Acquire, thread, name, asked, wait), at, &why);
+                let call = (What::Acquire, thread, asked.name, asked.at, asked.wait);
+                self.call(log, call, at, &why);
                 *self.refusals.entry(why).or_default() += 1;
             }
             Event::Held => {
@@ -239,6 +268,18 @@ impl History {
 mod tests {
     use super::*;
 
+    fn asked() -> Event {
+        Event::Asked {
+            name: 4,
+            wait: 10,
+            is_shared: false,
+        }
+    }
+
+    fn granted(token: u64) -> Event {
+        Event::Granted { token, slot: 0 }
+    }
+
     fn log(events: impl IntoIterator<Item = (u64, Event)>) -> ProcessLog {
         let record = |(at, event)| Record {
             at,
@@ -262,8 +303,7 @@ mod tests {
 
     #[test]
     fn guard_is_held_from_its_grant_to_the_last_time_it_said_so() {
-        let asked = Event::Asked { name: 4, wait: 10 };
-        let mut events = vec![(1, asked), (5, Event::Granted { token: 900 })];
+        let mut events = vec![(1, asked()), (5, granted(900))];
         let unheld = history(&log(events.clone()));
         assert_eq!(unheld.grants[0].interval(), None, "it never said so");
         events.extend([(6, Event::Held), (9, Event::Held), (30, Event::Lost)]);
@@ -277,9 +317,8 @@ mod tests {
 
     #[test]
     fn overrun_leaves_out_the_time_in_which_the_process_was_stopped() {
-        let asked = Event::Asked { name: 4, wait: 10 };
         let why = Refusal::Busy;
-        let mut log = log([(100, asked), (150, Event::NotGranted { why })]);
+        let mut log = log([(100, asked()), (150, Event::NotGranted { why })]);
         assert_eq!(history(&log).calls[0].overrun, 40);
         // Half of the first stop is before the call had to return.
         log.stops = vec![(105, 115), (120, 140), (149, 200)];
@@ -288,15 +327,15 @@ mod tests {
 
     #[test]
     fn call_that_never_returned_overruns_until_its_process_ended() {
-        let log = log([(100, Event::Asked { name: 4, wait: 10 })]);
+        let log = log([(100, asked())]);
         assert_eq!(history(&log).calls[0].overrun, 890);
     }
 
     #[test]
     fn drop_and_release_are_calls_without_a_wait() {
         let log = log([
-            (1, Event::Asked { name: 4, wait: 10 }),
-            (5, Event::Granted { token: 900 }),
+            (1, asked()),
+            (5, granted(900)),
             (
                 80,
                 Event::Ended {
@@ -318,7 +357,6 @@ mod tests {
             is_expected,
             text: Some("why".to_owned()),
         };
-        let asked = || Event::Asked { name: 4, wait: 10 };
         let refused = |is_expected| Event::NotGranted {
             why: Refusal::Error(kind(is_expected)),
         };
@@ -337,7 +375,7 @@ mod tests {
 
     #[test]
     fn records_in_another_order_are_refused() {
-        for event in [Event::Held, Event::Lost, Event::Granted { token: 1 }] {
+        for event in [Event::Held, Event::Lost, granted(1)] {
             assert!(History::default().add(&log([(1, event)])).is_err());
         }
     }

@@ -5,7 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::clock::{Clock as _, SystemClock};
+use lockkeeper::{AcquireOptions, LockKeeper};
 
+use crate::guards::Guards;
 use crate::history::ProcessLog;
 use crate::log::{Event, Kind, Record, Refusal, now};
 use crate::plan::Plan;
@@ -22,7 +24,8 @@ pub(crate) struct Leftovers {
     pub(crate) attempts: ProcessLog,
 }
 
-/// Waits until the leases of killed workers are over, looks for what is left, and locks each name once.
+/// Waits until the leases of killed workers are over, looks for what is left, and locks each name once, or takes all of
+/// its permits.
 pub(crate) fn find(
     store: &dyn Store,
     key: &str,
@@ -53,23 +56,7 @@ pub(crate) fn find(
         );
     }
     for name in 0..names {
-        found.attempt(Event::Asked { name, wait: 0 });
-        match keeper.try_lock(Plan::name(name)) {
-            Ok(Some(guard)) => {
-                let token = guard.token().get();
-                found.attempt(Event::Granted { token });
-                drop(guard);
-            }
-            answer => {
-                let (why, text) = match answer {
-                    Err(error) => (Refusal::Error(Kind::from(&error)), error.to_string()),
-                    Ok(_) => (Refusal::Busy, "it is busy".to_owned()),
-                };
-                found.attempt(Event::NotGranted { why });
-                let name = Plan::name(name);
-                found.left.push(format!("{name} cannot be locked: {text}"));
-            }
-        }
+        found.acquire(&keeper, name);
     }
     drop(keeper);
     found.attempts.ended = now();
@@ -84,9 +71,40 @@ impl Leftovers {
         self.left.extend(all);
     }
 
-    fn attempt(&mut self, event: Event) {
+    /// Locks a name, or takes all permits of it.
+    fn acquire(&mut self, keeper: &LockKeeper, name: u32) {
+        let mut held = Vec::new();
+        for thread in 0..Plan::permits(name).unwrap_or(1) {
+            self.record(
+                thread,
+                Event::Asked {
+                    name,
+                    wait: 0,
+                    is_shared: false,
+                },
+            );
+            let options = AcquireOptions::new().wait(Duration::ZERO);
+            match Guards::acquire(keeper, &[name], &options) {
+                Ok(Some(guards)) => {
+                    let (token, slot) = guards.grant(name);
+                    self.record(thread, Event::Granted { token, slot });
+                    held.push(guards);
+                }
+                answer => {
+                    let (why, text) = match answer {
+                        Err(error) => (Refusal::Error(Kind::from(&error)), error.to_string()),
+                        Ok(_) => (Refusal::Busy, "it is busy".to_owned()),
+                    };
+                    self.record(thread, Event::NotGranted { why });
+                    let name = Plan::name(name);
+                    self.left.push(format!("{name} cannot be locked: {text}"));
+                }
+            }
+        }
+    }
+
+    fn record(&mut self, thread: u32, event: Event) {
         let at = now();
-        let thread = 0;
         self.attempts.records.push(Record { at, thread, event });
     }
 }

@@ -23,7 +23,8 @@ pub(crate) fn nanos(duration: Duration) -> u64 {
 pub(crate) struct Record {
     /// The time, as [`now`] returns it; each event says whether it was read before or after the call.
     pub(crate) at: u64,
-    /// The number of the thread in its process.
+    /// The number of the thread in its process. A call for several names has one more for each further name: the
+    /// records of each name are then in order.
     pub(crate) thread: u32,
     /// What the thread saw.
     pub(crate) event: Event,
@@ -39,11 +40,15 @@ pub(crate) enum Event {
         name: u32,
         /// The longest wait, in nanoseconds.
         wait: u64,
+        /// Whether the lock may be shared with others.
+        is_shared: bool,
     },
     /// The lock was granted. The time is after the call.
     Granted {
         /// The guard's token.
         token: u64,
+        /// The slot of a permit; 0 of a lock.
+        slot: u32,
     },
     /// The lock was not granted. The time is after the call.
     NotGranted {
@@ -175,9 +180,14 @@ mod tests {
         let log = LogWriter::create(&path).unwrap();
         assert_eq!(read(&path).unwrap(), []);
         let events = [
-            Event::Asked { name: 3, wait: 0 },
+            Event::Asked {
+                name: 3,
+                wait: 0,
+                is_shared: true,
+            },
             Event::Granted {
                 token: u64::MAX >> 1,
+                slot: 2,
             },
             Event::NotGranted { why: Refusal::Busy },
             Event::Held,

@@ -9,6 +9,7 @@ mod args;
 mod checker;
 mod faults;
 mod forgot;
+mod guards;
 mod history;
 mod leftovers;
 mod log;

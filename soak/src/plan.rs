@@ -29,6 +29,9 @@ pub(crate) struct Plan {
     pub(crate) is_alone: bool,
 }
 
+/// The limit of each semaphore.
+const PERMITS: u32 = 3;
+
 /// The longest wait of a worker.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(3);
 
@@ -44,6 +47,11 @@ impl Plan {
     /// These are the last quarter of the names.
     pub(crate) fn is_held_long(&self, name: u32) -> bool {
         name >= self.names - self.names / 4
+    }
+
+    /// Returns the limit of a semaphore: every fourth name is one, and the others are locks.
+    pub(crate) fn permits(name: u32) -> Option<u32> {
+        (name % 4 == 2).then_some(PERMITS)
     }
 
     /// Returns the name with this number.

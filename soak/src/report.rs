@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::checker::{Evidence, Rule, Violation};
 use crate::faults::Fault;
 use crate::history::{Call, Grant, What};
+use crate::plan::Plan;
 use crate::round::Outcome;
 
 /// How many violations of one rule are printed.
@@ -94,6 +95,7 @@ impl Tally {
             ("released", counts(&self.released)),
             ("faults", counts(&self.faults)),
             ("overlaps", broken(Rule::Overlap)),
+            ("slots beyond the limit", broken(Rule::Slot)),
             (
                 "allowed overlaps",
                 format!(
@@ -206,8 +208,11 @@ fn grant(grant: &Grant, outcome: &Outcome) -> String {
     let lost = grant
         .lost
         .map_or_else(String::new, |lost| format!(", lost by {}", at(lost)));
+    let shared = if grant.is_shared { ", shared" } else { "" };
+    let slot =
+        Plan::permits(grant.name).map_or_else(String::new, |_| format!(", slot {}", grant.slot));
     format!(
-        "token {} (lease {:x}, hand-over {}) of process {}, thread {}: asked {}, granted {}, {held}{lost}",
+        "token {} (lease {:x}, hand-over {}{shared}{slot}) of process {}, thread {}: asked {}, granted {}, {held}{lost}",
         grant.token,
         grant.epoch(),
         grant.token & 127,
@@ -260,6 +265,8 @@ mod tests {
             thread: 2,
             keeper: 0,
             name: 7,
+            is_shared: true,
+            slot: 2,
             token,
             asked,
             granted: asked + 1_000_000,
@@ -291,8 +298,8 @@ mod tests {
         let text = evidence(&outcome);
         for part in [
             "Overlap of seat:7",
-            "token 128 (lease 1, hand-over 0) of process 128 (pid 1), thread 2",
-            "token 257 (lease 2, hand-over 1)",
+            "token 128 (lease 1, hand-over 0, shared) of process 128 (pid 1), thread 2",
+            "token 257 (lease 2, hand-over 1, shared)",
             "asked 4.000000, granted 4.001000, held until 4.002000",
             "fault from 4.000000 to 4.000000: near",
         ] {

@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use lockkeeper::clock::{Clock as _, SystemClock};
-use lockkeeper::{AcquireOptions, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Outage, Released};
+use lockkeeper::{
+    AcquireOptions, Capability, ErrorKind, LeasePolicy, LockKeeper, Mode, Outage, Released,
+};
 
+use crate::guards::Guards;
 use crate::log::{Ending, Event, Kind, LogWriter, Refusal, nanos, now};
 use crate::plan::{LONGEST_WAIT, Plan};
 use crate::threads::join_all;
@@ -148,39 +151,81 @@ struct Thread<'a> {
 impl Thread<'_> {
     fn run(mut self) -> io::Result<()> {
         while !self.worker.is_over() {
-            let names = self.worker.plan.names;
-            // Small numbers come more often: some names are contended, and others are free for a while.
-            let name = self.rng.u32(..names).min(self.rng.u32(..names));
+            let names = self.names();
             let wait = self.wait();
-            let options = self.options(wait);
+            let is_shared = self.is_shared(&names);
+            let mode = if is_shared {
+                Mode::Shared
+            } else {
+                Mode::Exclusive
+            };
+            let options = self.options(wait).mode(mode);
             let wait = nanos(wait);
-            self.record(now(), Event::Asked { name, wait })?;
-            let answer = self.keeper.acquire(Plan::name(name), &options);
+            let asked = |name| Event::Asked {
+                name,
+                wait,
+                is_shared,
+            };
+            self.record(&names, now(), asked)?;
+            let answer = Guards::acquire(self.keeper, &names, &options);
             let at = now();
             let why = match answer {
-                Ok(Some(guard)) => {
-                    let token = guard.token().get();
-                    self.record(at, Event::Granted { token })?;
-                    self.hold(guard, self.worker.plan.is_held_long(name))?;
+                Ok(Some(guards)) => {
+                    self.record(&names, at, |name| {
+                        let (token, slot) = guards.grant(name);
+                        Event::Granted { token, slot }
+                    })?;
+                    self.hold(guards, &names)?;
                     continue;
                 }
                 Ok(None) => Refusal::Busy,
                 Err(error) if error.kind() == ErrorKind::Cancelled => {
                     let why = Refusal::Error(Kind::from(&error));
-                    return self.record(at, Event::NotGranted { why });
+                    return self.record(&names, at, |_| Event::NotGranted { why: why.clone() });
                 }
                 Err(error) => {
                     thread::sleep(Duration::from_millis(self.rng.u64(PAUSE_MS)));
                     Refusal::Error(Kind::from(&error))
                 }
             };
-            self.record(at, Event::NotGranted { why })?;
+            self.record(&names, at, |_| Event::NotGranted { why: why.clone() })?;
         }
         Ok(())
     }
 
-    fn record(&self, at: u64, event: Event) -> io::Result<()> {
-        self.worker.log.write(self.thread, at, event)
+    /// Records an event of each name, as that of a thread of its own on the same keeper.
+    fn record(&self, names: &[u32], at: u64, event: impl Fn(u32) -> Event) -> io::Result<()> {
+        let plan = &self.worker.plan;
+        let threads = (self.thread..).step_by(plan.threads as usize * plan.urls.len());
+        for (name, thread) in names.iter().zip(threads) {
+            self.worker.log.write(thread, at, event(*name))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the names of a call: mostly one lock or semaphore, and else up to three locks.
+    fn names(&mut self) -> Vec<u32> {
+        let first = self.name();
+        if Plan::permits(first).is_some() || self.rng.u8(..10) > 0 {
+            return vec![first];
+        }
+        let mut names = vec![first, self.name(), self.name()];
+        names.retain(|name| Plan::permits(*name).is_none());
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Returns a name. Small numbers come more often: some names are contended, and others are free for a while.
+    fn name(&mut self) -> u32 {
+        let names = self.worker.plan.names;
+        self.rng.u32(..names).min(self.rng.u32(..names))
+    }
+
+    /// Returns whether to share the locks: half of the calls for one with an odd number do, where the store can.
+    fn is_shared(&mut self, names: &[u32]) -> bool {
+        let may_share = names.iter().all(|name| name % 2 == 1);
+        may_share && self.keeper.capabilities().has(Capability::Shared) && self.rng.bool()
     }
 
     /// Returns a wait: none, a short one or a long one.
@@ -208,47 +253,49 @@ impl Thread<'_> {
         }
     }
 
-    /// Holds a guard for a random time or until its loss, records what it says, and ends it.
-    fn hold(&mut self, guard: LockGuard, is_long: bool) -> io::Result<()> {
+    /// Holds guards for a random time or until their loss, records what they say, and ends them.
+    fn hold(&mut self, guards: Guards, names: &[u32]) -> io::Result<()> {
         let plan = &self.worker.plan;
-        let (longest, pause) = match is_long {
+        let (longest, pause) = match names.iter().any(|name| plan.is_held_long(*name)) {
             true => (2 * plan.ttl, Duration::from_millis(20)),
             false => (plan.hold, plan.hold / 4),
         };
         let until = Instant::now() + longest.mul_f64(self.rng.f64());
         loop {
             let at = now();
-            if !guard.is_held() {
-                self.record(now(), Event::Lost)?;
+            if !guards.is_held() {
+                self.record(names, now(), |_| Event::Lost)?;
                 break;
             }
-            self.record(at, Event::Held)?;
+            self.record(names, at, |_| Event::Held)?;
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
             if self.rng.u8(..50) == 0 {
-                let error = guard.renew().err().as_ref().map(Kind::from);
-                self.record(now(), Event::Renewed { error })?;
+                let error = guards.renew().err().as_ref().map(Kind::from);
+                self.record(names, now(), |_| Event::Renewed {
+                    error: error.clone(),
+                })?;
             }
             thread::sleep(left.min(pause));
         }
         // A guard that was lost must say so for ever.
         let at = now();
-        if guard.is_held() {
-            self.record(at, Event::Held)?;
+        if guards.is_held() {
+            self.record(names, at, |_| Event::Held)?;
         }
         let began = now();
         let how = if self.rng.bool() {
-            drop(guard);
+            drop(guards);
             Ending::Dropped
         } else {
-            match guard.release() {
+            match guards.release() {
                 Ok(Released::Done) => Ending::Released,
                 Ok(Released::AlreadyLost) => Ending::AlreadyLost,
                 Err(_) => Ending::Unknown,
             }
         };
-        self.record(now(), Event::Ended { began, how })
+        self.record(names, now(), |_| Event::Ended { began, how })
     }
 }
