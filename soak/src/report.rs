@@ -19,6 +19,8 @@ pub(crate) struct Tally {
     rounds: u64,
     grants: u64,
     handed_over: u64,
+    shared: u64,
+    permits: u64,
     lost: u64,
     refusals: BTreeMap<String, u64>,
     released: BTreeMap<&'static str, u64>,
@@ -42,6 +44,8 @@ impl Tally {
         for grant in &history.grants {
             self.grants += 1;
             self.handed_over += u64::from(grant.token & 127 != 0);
+            self.shared += u64::from(grant.is_shared);
+            self.permits += u64::from(Plan::permits(grant.name).is_some());
             self.lost += u64::from(grant.lost.is_some());
         }
         for (why, count) in &history.refusals {
@@ -88,7 +92,10 @@ impl Tally {
         let mut rows = vec![
             (
                 "grants",
-                format!("{} ({} handed over)", self.grants, self.handed_over),
+                format!(
+                    "{} ({} handed over, {} shared, {} permits)",
+                    self.grants, self.handed_over, self.shared, self.permits
+                ),
             ),
             ("not granted", counts(&self.refusals)),
             ("guards lost", self.lost.to_string()),
@@ -336,7 +343,7 @@ mod tests {
         assert!(!tally.is_broken());
         let lines = tally.lines();
         for part in [
-            "6 (3 handed over)",
+            "6 (3 handed over, 6 shared, 0 permits)",
             "7.0 ms beyond a wait of 5.0 ms, busy (process 1, thread 2, seat:3)",
             "longest single attempt 0.0 ms",
         ] {
