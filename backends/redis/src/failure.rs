@@ -110,7 +110,7 @@ pub(crate) fn sentinel_refused(error: &ServerError) -> Error {
         ),
         "NOPERM" => (
             ErrorKind::PermissionDenied,
-            "the sentinels' user may not ask for the primary; allow it +sentinel +subscribe +ping and the channel &+switch-master",
+            "the sentinels' user may not ask for the primary; allow it +sentinel +subscribe +ping and the channels &+switch-master &+promoted-slave",
         ),
         "ERR" => (
             ErrorKind::Incompatible,

@@ -20,6 +20,9 @@ use crate::connector::of_server;
 use crate::failure::{accepted_by_primary, parse, sentinel_refused};
 use crate::options::RedisOptions;
 
+/// A sentinel publishes here when it names another server. That which leads the fail-over does so at the promotion, and
+/// tells of the switch only when the other replicas follow.
+const CHANNELS: [&str; 2] = ["+switch-master", "+promoted-slave"];
 /// A sentinel is asked this often whether the primary has moved: a message may be lost, or the sentinel.
 const ASK_EVERY: Duration = Duration::from_secs(5);
 /// The thread checks this often whether it is still needed.
@@ -247,7 +250,9 @@ impl Sentinels {
         let seen = self.moves.load(Ordering::Acquire);
         let mut connection = sentinel.connect(FOLLOW_TIME)?;
         let mut subscribe = pipe();
-        subscribe.cmd("SUBSCRIBE").arg("+switch-master");
+        for channel in CHANNELS {
+            subscribe.cmd("SUBSCRIBE").arg(channel);
+        }
         let named = self.ask(&mut connection, &subscribe, FOLLOW_TIME)?;
         let primary = self.primary.lock().clone();
         if primary.is_none_or(|it| it.endpoint != named.endpoint) {

@@ -88,8 +88,9 @@ fn sentinel_users(kind: RedisKind) {
         let new = ["ACL", "SETUSER", user, "on", ">s3cret", "resetchannels"];
         server.command(&[&new[..], rules].concat()).unwrap();
     };
-    let asks = ["+sentinel", "+subscribe", "+ping", "&+switch-master"];
-    allow(&sentinel, "asks", &asks);
+    let asks = ["+sentinel", "+subscribe", "+ping"];
+    let channels = ["&+switch-master", "&+promoted-slave"];
+    allow(&sentinel, "asks", &[&asks[..], &channels].concat());
     allow(&sentinel, "asks-nothing", &["+subscribe", "+ping"]);
     allow(&server, "locks", &ALLOWED);
     allow(&server, "finds", &[&ALLOWED[..], &["+role"]].concat());
