@@ -107,11 +107,11 @@ pub(crate) fn isolation(info: &InfoDict, replicas: u32) -> Finding {
         ),
         (false, 1..) => Finding::fine(
             "min-replicas-to-write",
-            "is not set, but grants and renewals wait for replicas (`replicas`)",
+            "min-replicas-to-write is not set, but grants and renewals wait for replicas (`replicas`)",
         ),
         (false, 0) => Finding::warning(
             "min-replicas-to-write",
-            "is not set",
+            "min-replicas-to-write is not set",
             "a primary that is cut off goes on granting, and another one that replaces it does so, too",
             "set min-replicas-to-write 1, and min-replicas-max-lag to less than the ttl, on all servers; or replicas=1 in the URL",
         ),

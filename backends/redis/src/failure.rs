@@ -131,7 +131,7 @@ fn explain(code: &str, details: &str, command: &str) -> Error {
     } else if has("Unknown Redis command") || has("unknown command") {
         (
             ErrorKind::Incompatible,
-            "the server lacks a command that a lock needs; Redis from 6.2 on and Valkey have them all",
+            "the server lacks a command that a lock needs; Redis from 6.2 on and Valkey have them all, and a sentinel is reached by redis+sentinel:",
         )
     } else {
         (ErrorKind::Incompatible, "the server refuses")

@@ -147,6 +147,8 @@ fn sentinel_urls(kind: RedisKind) {
     refused(&named("mymaster/1"), ErrorKind::InvalidUrl, &["`db`"]);
     let server = format!("redis+sentinel://{}/mymaster", set.server(0).addr());
     refused(&server, ErrorKind::Incompatible, &["no sentinel"]);
+    let reverse = format!("redis://{sentinel}/");
+    refused(&reverse, ErrorKind::Incompatible, &["redis+sentinel:"]);
     let [zero, one] = ["0", "1"].map(|db| open(&set.url(), &format!("db={db}")));
     let held = zero.lock("a").unwrap();
     drop(one.try_lock("a").unwrap().expect("another database"));
