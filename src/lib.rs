@@ -265,7 +265,8 @@
 //!
 //! Every call blocks its thread. In an async program, call it on a thread for blocking work, such as
 //! tokio's `spawn_blocking`. A guard can be moved to another thread and shared by several. Dropping a
-//! guard may send a request to the store, so drop it on such a thread as well.
+//! guard may send a request to the store, so drop it on such a thread as well. The page `docs/async.md` has the
+//! rules, and `examples/axum` a service with tokio.
 //!
 //! After a `fork`, open a keeper in the child, and do not use the parent's: its threads do not exist
 //! there. On SQLite a store that was opened before the fork is refused in the child.
@@ -281,6 +282,7 @@
 //! | `tls` | yes | encrypted connections to servers, by rustls with ring, which needs a C compiler |
 //! | `metrics` | no | `observers::MetricsObserver`: gauges, histograms and counters for the crate `metrics` |
 //! | `tracing` | no | `observers::TracingObserver`: spans and events for the crate `tracing` |
+//! | `macros` | no | the attribute `#[locked]`, which runs a function under a lock |
 //! | `serde` | no | [`Config`] implements `serde::Deserialize`; tokens and names serialize |
 //!
 //! `memory:` is always there. A scheme whose feature is not compiled in is an error that names the
@@ -383,6 +385,10 @@ pub mod backends {
 
 #[cfg(any(feature = "metrics", feature = "tracing"))]
 pub mod observers;
+
+#[cfg(feature = "macros")]
+#[doc(inline)]
+pub use lockkeeper_macros::locked;
 
 static DRIVERS: LazyLock<backend::Drivers> = LazyLock::new(backend::drivers);
 

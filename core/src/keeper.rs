@@ -72,19 +72,36 @@ impl LockKeeper {
     /// Acquires as [`lock`](Self::lock) does, in any mode.
     #[inline]
     pub(crate) fn lock_in(&self, name: &LockName, mode: Mode) -> Result<LockGuard, Error> {
-        let guard = self.acquire(name, &AcquireOptions::new().mode(mode))?;
+        self.lock_with(name, &AcquireOptions::new().mode(mode))
+    }
+
+    /// Acquires the lock with `options`, and takes a lock that stays busy for an error.
+    ///
+    /// [`acquire`](Self::acquire) returns `None` for a busy lock.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), and [`ErrorKind::TimedOut`] when another holder had it until the end of
+    /// the wait.
+    #[inline]
+    pub fn lock_with(
+        &self,
+        name: impl AsLockName,
+        options: &AcquireOptions,
+    ) -> Result<LockGuard, Error> {
+        let name = name.as_lock_name()?;
+        let guard = self.acquire(&*name, options)?;
         guard.ok_or_else(|| {
-            let wait = match self.engine.settings.wait {
+            let wait = match options.wait.unwrap_or(self.engine.settings.wait) {
                 Wait::AtMost(wait) => format!("{wait:?}"),
                 Wait::Forever => "the wait".to_owned(),
             };
-            let what = match mode {
+            let what = match options.mode {
                 Mode::Permit { .. } => "all permits were held",
                 Mode::Exclusive | Mode::Shared => "another holder had the lock",
             };
             let text = format!("{what} for all of {wait}; wait longer, or try later");
             let error = Error::new(ErrorKind::TimedOut, text);
-            self.engine.located(name, error)
+            self.engine.located(&name, error)
         })
     }
 

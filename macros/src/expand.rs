@@ -1,0 +1,118 @@
+//! The function with the lock around its body.
+
+use proc_macro2::TokenStream;
+use quote::{quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::{Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType};
+
+use crate::arguments::{Arguments, Mode};
+use crate::time::Time;
+
+pub(crate) fn expand(arguments: &Arguments, mut function: ItemFn) -> Result<TokenStream> {
+    check(&function)?;
+    let acquired = acquire(arguments, &function);
+    let moved = move_in(&mut function);
+    let seen = arguments.guard.as_ref().map(|guard| {
+        quote_spanned!(guard.span() => let #guard: &::lockkeeper::LockGuard = &__lockkeeper_guard;)
+    });
+    let ItemFn {
+        attrs,
+        vis,
+        sig,
+        block,
+    } = function;
+    Ok(quote! {
+        #(#attrs)* #vis #sig {
+            // The keeper may be a reference already.
+            #[allow(clippy::needless_borrow)]
+            let __lockkeeper_guard = #acquired;
+            // What the body's last expression borrows ends with this statement, before the lock does.
+            #[allow(clippy::let_and_return)]
+            let __lockkeeper_result = {
+                #moved
+                #seen
+                #block
+            };
+            __lockkeeper_result
+        }
+    })
+}
+
+fn check(function: &ItemFn) -> Result<()> {
+    let sig = &function.sig;
+    if let Some(token) = &sig.asyncness {
+        let text = "`#[locked]` would block the thread of an async task while it waits; put the attribute on a plain function, and call that in `spawn_blocking`";
+        return Err(Error::new(token.span(), text));
+    }
+    if let Some(token) = &sig.constness {
+        return Err(Error::new(
+            token.span(),
+            "a const function cannot wait for a lock",
+        ));
+    }
+    if let ReturnType::Default = sig.output {
+        let text = "`#[locked]` needs a function that returns a `Result`, since the lock may not be acquired";
+        return Err(Error::new(sig.ident.span(), text));
+    }
+    Ok(())
+}
+
+/// Returns the expression that acquires the lock, or returns its error.
+fn acquire(arguments: &Arguments, function: &ItemFn) -> TokenStream {
+    let Arguments {
+        name,
+        values,
+        keeper,
+        ..
+    } = arguments;
+    let name = match values.is_empty() && !name.value().contains(['{', '}']) {
+        true => quote!(#name),
+        false => quote_spanned!(name.span() => ::std::format!(#name #(, #values)*)),
+    };
+    let mode = match &arguments.mode {
+        Mode::Exclusive => None,
+        Mode::Shared => Some(quote!(::lockkeeper::Mode::Shared)),
+        Mode::Permits(limit) => Some(quote!(::lockkeeper::Mode::Permit { limit: #limit })),
+    };
+    let mode = mode.map(|mode| quote!(.mode(#mode)));
+    let wait = arguments.wait.as_ref().map(|wait| match wait {
+        Time::Forever => quote!(.wait_forever()),
+        Time::Duration(wait) => quote!(.wait(#wait)),
+    });
+    let ttl = arguments.ttl.as_ref().map(|ttl| match ttl {
+        Time::Duration(ttl) => quote!(.lease(::lockkeeper::LeasePolicy::Renewed { ttl: #ttl })),
+        Time::Forever => TokenStream::new(),
+    });
+    let guard = quote_spanned! { keeper.span() =>
+        ::lockkeeper::LockKeeper::lock_with(
+            &#keeper,
+            #name,
+            &::lockkeeper::AcquireOptions::new() #mode #wait #ttl,
+        )
+    };
+    // A function without a `Result`, or with an error that a lock's does not become, is reported there.
+    quote_spanned!(function.sig.output.span() => #guard?)
+}
+
+/// Moves the arguments into the body, so that they are dropped before the lock is released.
+fn move_in(function: &mut ItemFn) -> TokenStream {
+    let mut moved = TokenStream::new();
+    for input in &mut function.sig.inputs {
+        let FnArg::Typed(input) = input else {
+            continue;
+        };
+        if let Pat::Ident(pattern) = &mut *input.pat
+            && pattern.by_ref.is_none()
+            && pattern.subpat.is_none()
+        {
+            let name: &Ident = &pattern.ident;
+            let mutability = pattern.mutability.take();
+            // An argument may be there for the lock's name alone.
+            moved.extend(quote! {
+                #[allow(unused_variables)]
+                let #mutability #name = #name;
+            });
+        }
+    }
+    moved
+}

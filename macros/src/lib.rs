@@ -1,0 +1,75 @@
+//! The attribute `#[locked]` of `lockkeeper`, which re-exports it with the feature `macros`.
+
+mod arguments;
+mod expand;
+mod time;
+
+use proc_macro::TokenStream;
+use syn::parse_macro_input;
+
+use arguments::Arguments;
+
+/// Runs a function or method while a lock is held.
+///
+/// The function returns a `Result` with an error that implements `From<lockkeeper::Error>`. If the lock is not
+/// acquired, the function's body does not run, and the function returns the error: `ErrorKind::TimedOut` if
+/// another holder had the lock until the end of the wait.
+///
+/// The lock is released when the function has returned: after its local variables and its arguments were
+/// dropped, and so after a transaction that ends in the function. Only a `self` that is taken by value, and
+/// arguments that are taken apart by a pattern, are dropped later.
+///
+/// ```
+/// use lockkeeper::{Error, LockKeeper, locked};
+///
+/// struct Seats {
+///     keeper: LockKeeper,
+/// }
+///
+/// impl Seats {
+///     #[locked("seat:{id}", keeper = self.keeper, wait = "5s", guard = lock)]
+///     fn book(&self, id: u32) -> Result<u64, Error> {
+///         // begin a transaction, sell the seat, commit
+///         lock.ensure_held()?;
+///         Ok(lock.token().get())
+///     }
+/// }
+///
+/// let seats = Seats { keeper: lockkeeper::open("memory:")? };
+/// assert!(seats.book(42)? > 0);
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Arguments
+/// The first one is the name of the lock, with the syntax of `format!`: it sees the function's arguments, and
+/// an unknown one does not compile. Further values, such as `"seat:{}", seat.id`, follow it. The others, in any
+/// order:
+///
+/// | argument | meaning |
+/// |---|---|
+/// | `keeper = self.keeper` | required: an expression for the `LockKeeper`, a reference to it, or an `Arc` of it |
+/// | `wait = "5s"` | how long the function waits for the lock; `"forever"`; else the keeper's default |
+/// | `ttl = "30s"` | the ttl of the renewed lease; else the keeper's default |
+/// | `shared` | the lock is shared with other shared holders |
+/// | `permits = 5` | up to five hold a permit of the name, in all programs together |
+/// | `guard = lock` | the name by which the body sees the `&LockGuard`, for its token and `ensure_held` |
+///
+/// Times are a number and `ms`, `s`, `m` or `h`, or an expression of the type `Duration`.
+///
+/// An `async fn` is refused, since waiting for a lock blocks the thread.
+#[proc_macro_attribute]
+pub fn locked(arguments: TokenStream, item: TokenStream) -> TokenStream {
+    let unchanged = item.clone();
+    let function = parse_macro_input!(item as syn::ItemFn);
+    let arguments = syn::parse::<Arguments>(arguments);
+    let expanded = arguments.and_then(|arguments| expand::expand(&arguments, function));
+    expanded.map_or_else(
+        |error| {
+            // The function as it is: its absence would be further errors.
+            let mut tokens = TokenStream::from(error.to_compile_error());
+            tokens.extend(unchanged);
+            tokens
+        },
+        TokenStream::from,
+    )
+}

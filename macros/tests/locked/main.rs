@@ -1,0 +1,156 @@
+//! The attribute `#[locked]`.
+
+#![allow(clippy::unwrap_used)]
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::{ErrorKind, LockKeeper, Mode, locked};
+
+/// An application's error.
+#[derive(Debug)]
+enum ShopError {
+    Lock(lockkeeper::Error),
+    SoldOut,
+}
+
+impl From<lockkeeper::Error> for ShopError {
+    fn from(error: lockkeeper::Error) -> Self {
+        Self::Lock(error)
+    }
+}
+
+impl fmt::Display for ShopError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:?}")
+    }
+}
+
+/// Records, when it is dropped, whether the name is still locked.
+struct Probe<'a> {
+    keeper: &'a LockKeeper,
+    name: &'static str,
+    was_locked: &'a RefCell<Vec<bool>>,
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        let is_locked = self.keeper.try_lock(self.name).unwrap().is_none();
+        self.was_locked.borrow_mut().push(is_locked);
+    }
+}
+
+impl Probe<'_> {
+    fn seats(&self) -> Vec<u32> {
+        vec![1, 2]
+    }
+}
+
+struct Shop {
+    keeper: Arc<LockKeeper>,
+}
+
+impl Shop {
+    fn open() -> Self {
+        Self {
+            keeper: Arc::new(lockkeeper::open("memory:").unwrap()),
+        }
+    }
+
+    #[locked("seat:{id}", keeper = self.keeper, wait = "10ms", ttl = "30s", guard = lock)]
+    fn book(&self, id: u32) -> Result<String, ShopError> {
+        assert_eq!(lock.mode(), Mode::Exclusive);
+        assert!(lock.remaining() > Duration::from_secs(20));
+        if id == 0 {
+            return Err(ShopError::SoldOut);
+        }
+        Ok(lock.name().to_string())
+    }
+
+    fn is_locked(&self, name: &str) -> bool {
+        self.keeper.try_lock(name).unwrap().is_none()
+    }
+}
+
+#[test]
+fn name_is_made_of_the_arguments_and_free_after_the_call() {
+    let shop = Shop::open();
+    assert_eq!(shop.book(42).unwrap(), "seat:42");
+    assert!(!shop.is_locked("seat:42"));
+    assert!(matches!(shop.book(0), Err(ShopError::SoldOut)));
+    assert!(!shop.is_locked("seat:0"));
+}
+
+#[test]
+fn busy_lock_is_an_error_of_the_function() {
+    let shop = Shop::open();
+    let _held = shop.keeper.lock("seat:42").unwrap();
+    let ShopError::Lock(error) = shop.book(42).unwrap_err() else {
+        unreachable!("the body did not run");
+    };
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("for all of 10ms"), "{error}");
+}
+
+#[test]
+fn lock_is_held_until_locals_arguments_and_the_last_expression_have_ended() {
+    #[locked("a", keeper = keeper)]
+    fn work<'a>(
+        keeper: &'a LockKeeper,
+        mut _taken: Probe<'a>,
+        fails: bool,
+    ) -> Result<usize, lockkeeper::Error> {
+        let _local = copy(&_taken);
+        if fails {
+            let _ = keeper.lock("")?;
+        }
+        // The temporary lives until the end of the statement.
+        Ok(copy(&_taken).seats().len())
+    }
+    fn copy<'a>(probe: &Probe<'a>) -> Probe<'a> {
+        Probe {
+            keeper: probe.keeper,
+            name: probe.name,
+            was_locked: probe.was_locked,
+        }
+    }
+    let (keeper, was_locked) = (lockkeeper::open("memory:").unwrap(), RefCell::default());
+    let probe = || Probe {
+        keeper: &keeper,
+        name: "a",
+        was_locked: &was_locked,
+    };
+    assert_eq!(work(&keeper, probe(), false).unwrap(), 2);
+    assert_eq!(was_locked.take(), [true; 3]);
+    assert_eq!(
+        work(&keeper, probe(), true).unwrap_err().kind(),
+        ErrorKind::InvalidName
+    );
+    assert_eq!(was_locked.take(), [true; 2]);
+    assert!(keeper.try_lock("a").unwrap().is_some());
+}
+
+#[test]
+fn modes_are_those_of_the_attribute() {
+    #[locked("{}:{what}", 1 + 1, keeper = &keeper, shared, guard = lock)]
+    fn read(keeper: LockKeeper, what: &str) -> Result<(String, Mode), lockkeeper::Error> {
+        assert!(keeper.try_lock_shared("2:prices")?.is_some());
+        Ok((lock.name().to_string(), lock.mode()))
+    }
+    #[locked("reports", keeper = keeper, permits = 2, wait = Duration::ZERO, guard = lock)]
+    fn report(keeper: &LockKeeper) -> Result<Mode, lockkeeper::Error> {
+        assert!(keeper.semaphore("reports", 2)?.try_acquire()?.is_some());
+        Ok(lock.mode())
+    }
+    let keeper = lockkeeper::open("memory:").unwrap();
+    let read = read(keeper.clone(), "prices").unwrap();
+    assert_eq!(read, ("2:prices".to_owned(), Mode::Shared));
+    assert_eq!(report(&keeper).unwrap(), Mode::Permit { limit: 2 });
+}
+
+#[test]
+fn mistakes_do_not_compile() {
+    trybuild::TestCases::new().compile_fail("tests/locked/ui/*.rs");
+}
