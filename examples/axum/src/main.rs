@@ -1,0 +1,113 @@
+//! A booking service with axum. Run it with `scripts/examples axum`; it serves itself, and ends.
+
+mod blocking;
+
+use std::collections::HashSet;
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::post;
+use lockkeeper::{ErrorKind, LockKeeper};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use blocking::{AsyncGuard, with_lock};
+
+#[derive(Clone)]
+struct Shop {
+    keeper: LockKeeper,
+    /// Stands for a database.
+    sold: Arc<Mutex<HashSet<u32>>>,
+}
+
+impl Shop {
+    /// Sells a seat, if nobody has it.
+    fn sell(&self, seat: u32) -> StatusCode {
+        let mut sold = self.sold.lock().unwrap_or_else(PoisonError::into_inner);
+        match sold.insert(seat) {
+            true => StatusCode::CREATED,
+            false => StatusCode::CONFLICT,
+        }
+    }
+}
+
+/// The status of a request whose lock was not acquired.
+fn refused(error: &lockkeeper::Error) -> StatusCode {
+    match error.kind() {
+        ErrorKind::TimedOut => StatusCode::TOO_MANY_REQUESTS,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+/// The work blocks, as Diesel and rusqlite do: lock, work and release are on one thread.
+async fn book(State(shop): State<Shop>, Path(seat): Path<u32>) -> StatusCode {
+    let seller = shop.clone();
+    let booked = with_lock(&shop.keeper, format!("seat:{seat}"), move |_lock| {
+        seller.sell(seat)
+    });
+    booked.await.unwrap_or_else(|error| refused(&error))
+}
+
+/// The work is async, and the lock is held meanwhile: it is given up when the lock is lost.
+async fn book_with_payment(State(shop): State<Shop>, Path(seat): Path<u32>) -> StatusCode {
+    let lock = match AsyncGuard::lock(&shop.keeper, format!("seat:{seat}")).await {
+        Ok(lock) => lock,
+        Err(error) => return refused(&error),
+    };
+    let payment = tokio::time::sleep(Duration::from_millis(10));
+    tokio::select! {
+        () = payment => shop.sell(seat),
+        () = lock.lost() => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let shop = Shop {
+        // Opening talks to the store, so it blocks as well.
+        keeper: tokio::task::spawn_blocking(|| lockkeeper::open("memory:?wait=5s")).await??,
+        sold: Arc::default(),
+    };
+    let app = Router::new()
+        .route("/seats/{seat}", post(book))
+        .route("/seats/{seat}/paid", post(book_with_payment))
+        .with_state(shop.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move { axum::serve(listener, app).await });
+
+    // Five customers want each of two seats, and one gets it.
+    for path in ["/seats/42", "/seats/43/paid"] {
+        let requests = (0..5).map(|_| tokio::spawn(request(address, path)));
+        let mut created = 0;
+        for request in requests.collect::<Vec<_>>() {
+            created += u32::from(request.await??.contains("201 Created"));
+        }
+        println!("{path}: {created} of 5 customers got it");
+        assert_eq!(created, 1);
+    }
+
+    // A future that is dropped ends its wait, and the lock is not taken later.
+    let held = AsyncGuard::lock(&shop.keeper, "seat:44".to_owned()).await?;
+    let waiting = with_lock(&shop.keeper, "seat:44".to_owned(), |_lock| ());
+    let ended = tokio::time::timeout(Duration::from_millis(50), waiting).await;
+    assert!(ended.is_err(), "the lock is held");
+    drop(held);
+    with_lock(&shop.keeper, "seat:44".to_owned(), |_lock| ()).await?;
+    println!("/seats/44: the wait of a request that was dropped has ended");
+    Ok(())
+}
+
+/// Sends a request, and returns the answer as text.
+async fn request(address: std::net::SocketAddr, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let head = format!("POST {path} HTTP/1.1\r\nhost: shop\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
+}
