@@ -1,10 +1,10 @@
 //! The text of a lease: the epoch, the mode and the owner for the scripts, and the holder for people.
 
 use std::borrow::Cow;
-use std::sync::OnceLock;
 use std::time::{Duration, UNIX_EPOCH};
 
 use lockkeeper_core::{AcquireRequest, Holder, Mode};
+use lockkeeper_remote::host_name;
 
 /// Returns a mode as the scripts know it.
 pub(crate) fn code(mode: Mode) -> Cow<'static, str> {
@@ -17,8 +17,7 @@ pub(crate) fn code(mode: Mode) -> Cow<'static, str> {
 
 /// Returns the mode and the owner of a request.
 pub(crate) fn owner(request: &AcquireRequest<'_>) -> String {
-    static HOST: OnceLock<String> = OnceLock::new();
-    let host = HOST.get_or_init(host);
+    let host = host_name();
     let owner = request.owner();
     let thread = std::thread::current();
     let thread = thread.name().unwrap_or("unnamed");
@@ -68,17 +67,6 @@ pub(crate) fn minted(lease: &str) -> Option<i64> {
     seconds
         .checked_mul(1_000_000)?
         .checked_add(micros.parse().ok()?)
-}
-
-#[cfg(unix)]
-fn host() -> String {
-    let name = rustix::system::uname();
-    name.nodename().to_string_lossy().into_owned()
-}
-
-#[cfg(not(unix))]
-fn host() -> String {
-    std::env::var("COMPUTERNAME").unwrap_or_else(|_| "unknown".to_owned())
 }
 
 /// Reads the holder of a lease; empty if another program wrote it.

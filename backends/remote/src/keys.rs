@@ -62,3 +62,19 @@ pub const CA_FILE: Key<String> = Key::new(
     "the system's certificates",
     "with TLS: a PEM file of certificates to trust",
 );
+
+/// A file with the certificate of this client.
+pub const CERT_FILE: Key<String> = Key::new(
+    "cert_file",
+    Takes::Text("a path"),
+    "none",
+    "with TLS: a PEM file of this client's certificate; needs `key_file`",
+);
+
+/// A file with the private key of this client's certificate.
+pub const KEY_FILE: Key<String> = Key::new(
+    "key_file",
+    Takes::Text("a path"),
+    "none",
+    "with TLS: a PEM file of the private key for `cert_file`",
+);

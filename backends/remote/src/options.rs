@@ -7,7 +7,8 @@ use std::time::Duration;
 use lockkeeper_core::{Error, ErrorKind, Key, KeyValue, OpenContext, StoreUrl};
 
 use crate::keys::{
-    CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, RESTART_GRACE, USER,
+    CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT,
+    RESTART_GRACE, USER,
 };
 
 /// The address of a server.
@@ -71,6 +72,8 @@ pub struct RemoteOptions {
     pub tls: bool,
     /// A PEM file of certificates to trust.
     pub ca_file: Option<PathBuf>,
+    /// PEM files of the certificate by which the server knows this client, and of its private key.
+    pub client_certificate: Option<(PathBuf, PathBuf)>,
     /// The largest number of connections, from 1 to 1000. Default: 10.
     pub pool_size: u32,
     /// The longest time to open a connection, from 1 ms to a day. Default: 2 s.
@@ -103,6 +106,7 @@ impl RemoteOptions {
             password: None,
             tls: false,
             ca_file: None,
+            client_certificate: None,
             pool_size: 10,
             connect_timeout: Duration::from_secs(2),
             response_timeout: Duration::from_secs(1),
@@ -139,6 +143,20 @@ impl RemoteOptions {
                 "`ca_file` is for TLS; {how_to_tls}, or leave it out"
             )));
         }
+        self.client_certificate = match (context.value(&CERT_FILE)?, context.value(&KEY_FILE)?) {
+            (Some(_), Some(_)) if !tls => {
+                return Err(invalid(format!(
+                    "`cert_file` is for TLS; {how_to_tls}, or leave it out"
+                )));
+            }
+            (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
+            (None, None) => None,
+            _ => {
+                return Err(invalid(
+                    "`cert_file` and `key_file` belong together; give both, or none",
+                ));
+            }
+        };
         self.user = given_once(context, &USER, url.username())?;
         self.password = given_once(context, &PASSWORD, url.password())?;
         let or = |key, default| Ok::<_, Error>(context.value(key)?.unwrap_or(default));

@@ -31,9 +31,7 @@ impl Dialer {
     /// [`ErrorKind::Unsupported`](lockkeeper_core::ErrorKind::Unsupported) for TLS without the feature `tls`.
     pub fn new(options: &RemoteOptions) -> Result<Self, Error> {
         let tls = match &options.endpoint {
-            Endpoint::Tcp { host, .. } if options.tls => {
-                Some(TlsClient::new(host, options.ca_file.as_deref())?)
-            }
+            Endpoint::Tcp { host, .. } if options.tls => Some(TlsClient::new(host, options)?),
             _ => None,
         };
         Ok(Self {

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use lockkeeper_core::Error;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
-use crate::options::invalid;
+use crate::options::{RemoteOptions, invalid};
 
 /// The TLS settings for the connections to one host.
 pub(crate) struct TlsClient {
@@ -22,11 +22,11 @@ pub(crate) struct TlsClient {
 
 impl TlsClient {
     /// Trusts the certificates in `ca_file`, or the system's if it is `None`.
-    pub(crate) fn new(host: &str, ca_file: Option<&Path>) -> Result<Self, Error> {
+    pub(crate) fn new(host: &str, options: &RemoteOptions) -> Result<Self, Error> {
         let name = ServerName::try_from(host.to_owned()).map_err(|error| {
             invalid(format!("{host:?} is no host's name or address")).with_source(error)
         })?;
-        let roots = match ca_file {
+        let roots = match &options.ca_file {
             Some(file) => certificates_of(file)?,
             None => system_certificates()?,
         };
@@ -39,7 +39,17 @@ impl TlsClient {
             invalid("the cryptography that this program chose for rustls does not do for TLS")
                 .with_source(error)
         })?;
-        let config = config.with_root_certificates(roots).with_no_client_auth();
+        let config = config.with_root_certificates(roots);
+        let config = match &options.client_certificate {
+            None => config.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let (chain, key) = client_certificate(certificate, key)?;
+                let config = config.with_client_auth_cert(chain, key);
+                config.map_err(|error| {
+                    invalid("`key_file` has not the key for `cert_file`").with_source(error)
+                })?
+            }
+        };
         Ok(Self {
             config: Arc::new(config),
             host: name,
@@ -70,6 +80,25 @@ impl TlsSession {
 /// be read.
 pub fn check_certificates(file: &Path) -> Result<(), Error> {
     certificates_of(file).map(drop)
+}
+
+/// Reads the certificate of this client, with those that lead to its authority, and its private key.
+fn client_certificate(
+    certificate: &Path,
+    key: &Path,
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), Error> {
+    let unreadable = |name: &str, file: &Path, error| {
+        let text = format!(
+            "`{name}` {} cannot be read; it takes a PEM file",
+            file.display()
+        );
+        invalid(text).with_source(error)
+    };
+    let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
+    let chain = chain.map_err(|error| unreadable("cert_file", certificate, error))?;
+    let key =
+        PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable("key_file", key, error))?;
+    Ok((chain, key))
 }
 
 fn certificates_of(file: &Path) -> Result<RootCertStore, Error> {

@@ -7,12 +7,12 @@ use std::path::Path;
 
 use lockkeeper_core::Error;
 
-use crate::options::without_tls;
+use crate::options::{RemoteOptions, without_tls};
 
 pub(crate) struct TlsClient(Infallible);
 
 impl TlsClient {
-    pub(crate) fn new(_host: &str, _ca_file: Option<&Path>) -> Result<Self, Error> {
+    pub(crate) fn new(_host: &str, _options: &RemoteOptions) -> Result<Self, Error> {
         Err(without_tls())
     }
 

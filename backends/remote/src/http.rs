@@ -1,0 +1,274 @@
+//! Requests by HTTP/1.1 on one connection, for stores that are asked that way.
+//!
+//! An HTTP client of its own would bring some 20 crates, a pool without the caller's deadline, and errors that do
+//! not tell whether a request was sent. What stores need of HTTP is small.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::Error;
+
+use crate::failure::{Failure, Server, is_timeout};
+use crate::socket::{Stream, is_quiet, set_timeout};
+
+/// The longest line of a head, and the largest body, that is read.
+const MAX_LINE: u64 = 64 << 10;
+const MAX_BODY: usize = 64 << 20;
+
+/// The reply to a request.
+#[derive(Debug)]
+pub struct HttpReply {
+    /// The status code, such as 200.
+    pub status: u16,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// A connection to a server that speaks HTTP/1.1. After a failure it is not used again: a reply may still
+/// arrive on it.
+pub struct Http {
+    reader: BufReader<Timed>,
+    /// The lines of the head that are the same in every request.
+    common: String,
+    server: Server,
+    tls: bool,
+    has_replied: bool,
+}
+
+/// How long a body is.
+#[derive(Clone, Copy)]
+enum Length {
+    Bytes(usize),
+    Chunked,
+}
+
+impl Http {
+    /// Speaks HTTP on a stream. `host` is the server's host and port.
+    pub fn new(stream: Stream, server: Server, host: &str, tls: bool) -> Self {
+        let timed = Timed {
+            stream,
+            until: None,
+        };
+        Self {
+            reader: BufReader::new(timed),
+            common: format!("Host: {host}\r\nContent-Type: application/json\r\n"),
+            server,
+            tls,
+            has_replied: false,
+        }
+    }
+
+    /// Adds a header to all further requests. The value must have no line break.
+    pub fn add_header(&mut self, name: &str, value: &str) {
+        self.common.push_str(&format!("{name}: {value}\r\n"));
+    }
+
+    /// Returns the socket.
+    pub fn socket(&self) -> &TcpStream {
+        self.reader.get_ref().stream.socket()
+    }
+
+    /// Returns whether the connection is open and nothing waits to be read.
+    pub fn is_quiet(&self) -> bool {
+        self.reader.buffer().is_empty() && is_quiet(self.socket())
+    }
+
+    /// Posts a body and reads the whole reply within `limit`.
+    ///
+    /// # Errors
+    /// [`Failure::NotSent`] if the server cannot have read the request, else [`Failure::Unanswered`].
+    pub fn post(&mut self, path: &str, body: &[u8], limit: Duration) -> Result<HttpReply, Failure> {
+        let (status, length) = self.send(path, body, limit)?;
+        let body = match length {
+            Length::Bytes(count) => self.read_bytes(count),
+            Length::Chunked => self.read_chunks(),
+        };
+        let body = body.map_err(|error| self.unread(error))?;
+        Ok(HttpReply { status, body })
+    }
+
+    /// Posts a body, and reads the head of a reply without an end within `limit`: [`next_chunk`](Self::next_chunk)
+    /// reads the rest. A reply with an end is an error of the server, and is returned.
+    ///
+    /// # Errors
+    /// As [`post`](Self::post).
+    pub fn post_for_stream(
+        &mut self,
+        path: &str,
+        body: &[u8],
+        limit: Duration,
+    ) -> Result<Option<HttpReply>, Failure> {
+        let (status, length) = self.send(path, body, limit)?;
+        let body = match length {
+            Length::Bytes(count) => self.read_bytes(count),
+            Length::Chunked if status != 200 => self.read_chunks(),
+            Length::Chunked => {
+                self.reader.get_mut().until = None;
+                return Ok(None);
+            }
+        };
+        let body = body.map_err(|error| self.unread(error))?;
+        Ok(Some(HttpReply { status, body }))
+    }
+
+    /// Waits for the next part of a stream. `None` is its end. [`TcpStream::shutdown`] on a clone of the
+    /// [socket](Self::socket) ends the wait.
+    ///
+    /// # Errors
+    /// The connection has failed.
+    pub fn next_chunk(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        let chunk = self.read_chunk();
+        chunk.map_err(|error| self.unread(error))
+    }
+
+    /// Sends a request and reads the head of the reply: the status and the length of the body.
+    fn send(&mut self, path: &str, body: &[u8], limit: Duration) -> Result<(u16, Length), Failure> {
+        let mut request = format!(
+            "POST {path} HTTP/1.1\r\n{}Content-Length: {}\r\n\r\n",
+            self.common,
+            body.len()
+        )
+        .into_bytes();
+        request.extend_from_slice(body);
+        let timed = self.reader.get_mut();
+        timed.until = Some(Instant::now() + limit.max(Duration::from_millis(1)));
+        let sent = timed
+            .limit()
+            .and_then(|()| timed.stream.write_all(&request));
+        if let Err(error) = sent {
+            // A plain socket takes a short request completely or not at all.
+            let is_unsent = !self.tls && !is_timeout(error.kind());
+            return Err(match is_unsent {
+                true => Failure::NotSent(self.server.closed().with_source(error)),
+                false => self.unread(error),
+            });
+        }
+        let head = self.read_head();
+        head.map_err(|error| self.unread(error))
+    }
+
+    fn read_head(&mut self) -> io::Result<(u16, Length)> {
+        let line = self.read_line()?;
+        let status = line
+            .strip_prefix("HTTP/1.")
+            .and_then(|rest| rest.split(' ').nth(1));
+        let status = status.and_then(|code| code.parse().ok()).ok_or_else(bad)?;
+        self.has_replied = true;
+        let mut length = Length::Bytes(0);
+        loop {
+            let line = self.read_line()?;
+            let Some((name, value)) = line.split_once(':') else {
+                return Ok((status, length));
+            };
+            if name.eq_ignore_ascii_case("content-length") {
+                let count = value.trim().parse().ok();
+                length = Length::Bytes(count.filter(|it| *it <= MAX_BODY).ok_or_else(bad)?);
+            } else if name.eq_ignore_ascii_case("transfer-encoding") {
+                length = Length::Chunked;
+            }
+        }
+    }
+
+    fn read_bytes(&mut self, count: usize) -> io::Result<Vec<u8>> {
+        let mut body = vec![0; count];
+        self.reader.read_exact(&mut body)?;
+        Ok(body)
+    }
+
+    fn read_chunks(&mut self) -> io::Result<Vec<u8>> {
+        let mut body = Vec::new();
+        while let Some(chunk) = self.read_chunk()? {
+            body.extend(chunk);
+            if body.len() > MAX_BODY {
+                return Err(bad());
+            }
+        }
+        Ok(body)
+    }
+
+    /// Reads a chunk; `None` after the last one, and the headers behind it.
+    fn read_chunk(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let line = self.read_line()?;
+        let size = line.split(';').next().unwrap_or_default();
+        let size = usize::from_str_radix(size.trim(), 16).ok();
+        match size.filter(|size| *size <= MAX_BODY).ok_or_else(bad)? {
+            0 => {
+                while !self.read_line()?.is_empty() {}
+                Ok(None)
+            }
+            size => {
+                let chunk = self.read_bytes(size)?;
+                self.read_line()?;
+                Ok(Some(chunk))
+            }
+        }
+    }
+
+    /// Reads a line without its end.
+    fn read_line(&mut self) -> io::Result<String> {
+        let mut line = Vec::new();
+        (&mut self.reader)
+            .take(MAX_LINE)
+            .read_until(b'\n', &mut line)?;
+        if line.pop() != Some(b'\n') {
+            return Err(match line.is_empty() {
+                true => io::ErrorKind::UnexpectedEof.into(),
+                false => bad(),
+            });
+        }
+        let line = String::from_utf8(line).map_err(|_| bad())?;
+        Ok(line.trim_end_matches('\r').to_owned())
+    }
+
+    fn unread(&self, error: io::Error) -> Failure {
+        Failure::Unanswered(self.describe(error))
+    }
+
+    fn describe(&self, error: io::Error) -> Error {
+        use io::ErrorKind::{ConnectionReset, InvalidData, UnexpectedEof};
+        let is_first = !self.has_replied;
+        let described = match error.kind() {
+            kind if is_timeout(kind) => self.server.silent(),
+            InvalidData if self.tls && error.to_string().contains("certificate") => {
+                return self.server.untrusted(&error.to_string());
+            }
+            InvalidData | UnexpectedEof | ConnectionReset if self.tls && is_first => self
+                .server
+                .wrong_protocol(" with TLS, and does it accept this client's certificate?"),
+            InvalidData => self.server.wrong_protocol(", and without TLS?"),
+            _ => self.server.cut(),
+        };
+        described.with_source(error)
+    }
+}
+
+fn bad() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+/// A stream whose reads all end at one time.
+struct Timed {
+    stream: Stream,
+    until: Option<Instant>,
+}
+
+impl Timed {
+    /// Sets the time that is left on the socket.
+    fn limit(&self) -> io::Result<()> {
+        let Some(until) = self.until else {
+            return self.stream.socket().set_read_timeout(None);
+        };
+        match until.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+            left => set_timeout(self.stream.socket(), left),
+        }
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.limit()?;
+        self.stream.read(buffer)
+    }
+}
