@@ -97,10 +97,13 @@ impl<'a> Rig<'a> {
         (self.builder_on(Arc::clone(&tap) as _), tap)
     }
 
-    /// Returns a ttl of `millis`, or the shortest ttl that this store supports.
+    /// Returns a ttl of `millis`, or the shortest one above it that this store supports.
     pub(crate) fn ttl(&self, millis: u64) -> Duration {
-        let least = self.provider().capabilities().min_ttl();
-        Duration::from_millis(millis).max(least)
+        let capabilities = self.provider().capabilities();
+        let ttl = Duration::from_millis(millis).max(capabilities.min_ttl());
+        let step = capabilities.ttl_step().as_nanos().max(1);
+        let nanos = ttl.as_nanos().next_multiple_of(step);
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
     pub(crate) fn renewed(&self, millis: u64) -> LeasePolicy {

@@ -78,6 +78,7 @@ impl FromStr for Capability {
 pub struct Capabilities {
     has: u32,
     min_ttl: Duration,
+    ttl_step: Duration,
     batch: usize,
     attempt_limit: Duration,
     max_permits: u32,
@@ -92,6 +93,7 @@ impl Capabilities {
         Self {
             has: 0,
             min_ttl: Self::MIN_TTL,
+            ttl_step: Duration::from_nanos(1),
             batch: 1,
             attempt_limit: Duration::from_secs(2),
             max_permits: MAX_PERMITS,
@@ -109,6 +111,13 @@ impl Capabilities {
     #[must_use]
     pub fn with_min_ttl(mut self, min_ttl: Duration) -> Self {
         self.min_ttl = min_ttl.max(Self::MIN_TTL);
+        self
+    }
+
+    /// Sets the unit of every ttl of this store. Default: 1 ns, which any ttl is a multiple of.
+    #[must_use]
+    pub const fn with_ttl_step(mut self, step: Duration) -> Self {
+        self.ttl_step = step;
         self
     }
 
@@ -142,6 +151,11 @@ impl Capabilities {
     /// Returns the smallest ttl that this store can keep.
     pub const fn min_ttl(&self) -> Duration {
         self.min_ttl
+    }
+
+    /// Returns the unit of which every ttl of this store is a multiple.
+    pub const fn ttl_step(&self) -> Duration {
+        self.ttl_step
     }
 
     /// Returns how long the engine repeats a single attempt whose reply was lost.

@@ -63,6 +63,7 @@ impl LeasePolicy {
 
     pub(crate) fn check(self, capabilities: &Capabilities) -> Result<(), Error> {
         let (ttl, least) = (self.ttl(), capabilities.min_ttl());
+        let step = capabilities.ttl_step();
         let (kind, text) = if ttl.is_zero() {
             let text =
                 format!("a ttl of zero would be over before it begins; use {least:?} or more");
@@ -75,6 +76,11 @@ impl LeasePolicy {
             let text =
                 format!("a ttl of {ttl:?} is too short for this store; use {least:?} or more");
             (ErrorKind::TtlTooShort, text)
+        } else if ttl.as_nanos() % step.as_nanos().max(1) != 0 {
+            let text = format!(
+                "a ttl of {ttl:?} is no multiple of {step:?}, in which this store counts; use one"
+            );
+            (ErrorKind::InvalidTtl, text)
         } else {
             return Ok(());
         };
