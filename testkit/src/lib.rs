@@ -6,6 +6,7 @@
 //! is killed.
 //!
 //! # Features
+//! - `etcd`: etcd servers.
 //! - `mysql`: `MySqlClient`, with which a test looks at a MySQL or MariaDB server.
 //! - `proxy`: `Proxy`, which drops, delays and cuts messages, and `SentinelSet`.
 //! - `suite`: test programs whose cases run on every kind of server, by libtest-mimic.
@@ -27,6 +28,8 @@
 
 #[cfg(unix)]
 mod daemon;
+#[cfg(all(unix, feature = "etcd"))]
+mod etcd;
 #[cfg(unix)]
 mod find;
 #[cfg(unix)]
@@ -51,6 +54,8 @@ mod until;
 
 #[cfg(unix)]
 pub use daemon::Daemon;
+#[cfg(all(unix, feature = "etcd"))]
+pub use etcd::{EtcdKey, EtcdKind, EtcdOptions, EtcdServer};
 #[cfg(all(unix, feature = "mysql"))]
 pub use mysql::{MySqlClient, MySqlSession};
 #[cfg(unix)]

@@ -4,6 +4,8 @@ use std::fmt;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
+#[cfg(feature = "etcd")]
+use crate::EtcdKind;
 use crate::{MySqlKind, PostgresKind, RedisKind};
 
 /// How many cases run at a time unless `--test-threads` says otherwise; most of a case is waiting.
@@ -19,6 +21,17 @@ pub trait ServerKind: Copy + fmt::Display + Send + 'static {
 
     /// Returns why cases on this server are shown as ignored, `None` when they run.
     fn ignored(self) -> Option<String>;
+}
+
+#[cfg(feature = "etcd")]
+impl ServerKind for EtcdKind {
+    fn all() -> &'static [Self] {
+        &Self::ALL
+    }
+
+    fn ignored(self) -> Option<String> {
+        self.ignored()
+    }
 }
 
 impl ServerKind for MySqlKind {

@@ -1,0 +1,212 @@
+//! A running etcd.
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Deref;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::client::{encoded, keys, post, under};
+use super::{EtcdKey, EtcdKind, EtcdOptions};
+use crate::daemon::{self, Daemon};
+use crate::tls::Certificates;
+
+/// A server that runs until this is dropped. All methods can be called from any thread.
+///
+/// Its data are in memory where the system has a folder for that (`/dev/shm`): they outlive a restart of the
+/// server, and no write waits for a disk.
+pub struct EtcdServer {
+    kind: EtcdKind,
+    options: EtcdOptions,
+    port: u16,
+    peer_port: u16,
+    tls: Option<(u16, Certificates)>,
+    daemon: Daemon,
+    data: TempDir,
+}
+
+impl EtcdServer {
+    /// Starts a cluster of one member and returns when it replies.
+    ///
+    /// # Errors
+    /// There is no such server on this machine (see [`EtcdKind::ignored`]), or it did not start: its log is in
+    /// the error.
+    pub fn start(kind: EtcdKind, options: &EtcdOptions) -> io::Result<Self> {
+        let program = kind
+            .program()
+            .map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
+        let daemon = Daemon::new(kind.name(), program)?;
+        let tls = match options.tls {
+            Some(make) => Some((0, make(daemon.folder())?)),
+            None => None,
+        };
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.is_dir() {
+            memory
+        } else {
+            daemon.folder()
+        };
+        let data = tempfile::Builder::new().prefix("lk-").tempdir_in(folder)?;
+        let mut server = Self {
+            kind,
+            options: options.clone(),
+            port: 0,
+            peer_port: 0,
+            tls,
+            daemon,
+            data,
+        };
+        daemon::retry_on_taken_port(|| {
+            let [plain, peer, encrypted] = daemon::free_ports()?;
+            (server.port, server.peer_port) = (plain, peer);
+            if let Some((port, _)) = &mut server.tls {
+                *port = encrypted;
+            }
+            server.launch()
+        })?;
+        Ok(server)
+    }
+
+    /// Returns which server this is.
+    #[must_use]
+    pub fn kind(&self) -> EtcdKind {
+        self.kind
+    }
+
+    /// Returns the address that the server listens on without TLS.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.port).into()
+    }
+
+    /// Returns the certificates of the TLS port, if there is one.
+    #[must_use]
+    pub fn certificates(&self) -> Option<&Certificates> {
+        self.tls.as_ref().map(|(_, certificates)| certificates)
+    }
+
+    /// Returns `etcd://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("etcd://{}", self.addr())
+    }
+
+    /// Returns `etcds://localhost:PORT`, if the server listens for TLS. The authority to trust is in
+    /// [`EtcdServer::certificates`].
+    #[must_use]
+    pub fn tls_url(&self) -> Option<String> {
+        let port = self.tls.as_ref().map(|(port, _)| port);
+        port.map(|port| format!("etcds://localhost:{port}"))
+    }
+
+    /// Kills the server if it runs, and starts it on the same ports. It has its data.
+    ///
+    /// # Errors
+    /// The server did not start: its log is in the error.
+    pub fn restart(&self) -> io::Result<()> {
+        self.kill();
+        daemon::retry_on_former_port(|| self.launch())
+    }
+
+    /// Posts a JSON object to the gateway and returns the reply's: `call("/v3/maintenance/status", &json!({}))`.
+    ///
+    /// # Errors
+    /// The server's own error, no answer within 10 s, or no connection.
+    pub fn call(&self, path: &str, body: &Value) -> io::Result<Value> {
+        post(self.addr(), path, body)
+    }
+
+    /// Returns the keys that begin with `prefix`, which ends with `/`.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn keys(&self, prefix: &str) -> io::Result<Vec<EtcdKey>> {
+        Ok(keys(&self.call("/v3/kv/range", &under(prefix))?))
+    }
+
+    /// Writes a key.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn put(&self, key: &str, value: &str) -> io::Result<()> {
+        let body = json!({ "key": encoded(key), "value": encoded(value) });
+        self.call("/v3/kv/put", &body).map(drop)
+    }
+
+    /// Deletes the keys that begin with `prefix`, which ends with `/`, and returns how many there were.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn delete(&self, prefix: &str) -> io::Result<u64> {
+        self.delete_all(&under(prefix))
+    }
+
+    /// Deletes one key, and returns how many there were.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn delete_key(&self, key: &str) -> io::Result<u64> {
+        self.delete_all(&json!({ "key": encoded(key) }))
+    }
+
+    fn delete_all(&self, keys: &Value) -> io::Result<u64> {
+        let reply = self.call("/v3/kv/deleterange", keys)?;
+        let deleted = reply.get("deleted").and_then(Value::as_str);
+        Ok(deleted.and_then(|count| count.parse().ok()).unwrap_or(0))
+    }
+
+    fn launch(&self) -> io::Result<()> {
+        // A write, so that the member has a leader.
+        self.daemon.launch(self.server(), || self.put("ready", ""))
+    }
+
+    fn server(&self) -> Command {
+        let mut command = Command::new(self.daemon.program());
+        let client = format!("http://{}", self.addr());
+        let peer = format!("http://127.0.0.1:{}", self.peer_port);
+        let mut listen = client.clone();
+        if let Some((port, certificates)) = &self.tls {
+            listen = format!("{listen},https://127.0.0.1:{port}");
+            command.arg("--cert-file").arg(&certificates.certificate);
+            command.arg("--key-file").arg(&certificates.key);
+            if self.options.wants_client_certificate {
+                command.arg("--client-cert-auth");
+                command
+                    .arg("--trusted-ca-file")
+                    .arg(&certificates.authority);
+            }
+        }
+        command.args(["--name", "one", "--logger", "zap"]);
+        command.arg("--data-dir").arg(self.data.path());
+        command.args(["--listen-client-urls", &listen]);
+        command.args(["--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer]);
+        command.args(["--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &format!("one={peer}")]);
+        command.args(&self.options.args);
+        command
+    }
+}
+
+impl Deref for EtcdServer {
+    type Target = Daemon;
+
+    fn deref(&self) -> &Daemon {
+        &self.daemon
+    }
+}
+
+impl fmt::Debug for EtcdServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("EtcdServer");
+        shown
+            .field("kind", &self.kind)
+            .field("port", &self.port)
+            .field("pid", &self.pid())
+            .finish_non_exhaustive()
+    }
+}
