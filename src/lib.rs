@@ -23,6 +23,7 @@
 //! | `redis+sentinel://HOST,HOST,HOST/mymaster`, `rediss+sentinel://…` | all processes that reach the primary that Redis Sentinel names |
 //! | `mysql://USER:PASSWORD@HOST`, `mariadb://…` | all processes that reach the server |
 //! | `postgres://USER:PASSWORD@HOST/DATABASE`, `postgresql://…` | all processes that reach the server, in one database |
+//! | `etcd://HOST,HOST,HOST`, `etcds://…` (TLS) | all processes that reach the cluster, also when it loses a server |
 //!
 //! The query of the URL has the settings, such as `?ttl=30s&wait=5s&namespace=shop`; the [table of
 //! keys](#keys) has all of them. An unknown key is an error that names the nearest known key.
@@ -250,7 +251,7 @@
 //! and `require=cross_host` exclude each other. A server that answers and cannot serve is an error and
 //! opens no fallback.
 //!
-//! Tokens keep growing in a move to memory, SQLite or Redis, also to a fallback of these kinds: their
+//! Tokens keep growing in a move to memory, SQLite, Redis or etcd, also to a fallback of these kinds: their
 //! tokens follow the clock. MySQL and MariaDB count tokens from the start of the server, so tokens become
 //! smaller in a move to a server that has been up for long, such as the way back to it from a fallback.
 //! Opening warns of that, and [`Config::epoch_offset`] prevents it.
@@ -279,6 +280,7 @@
 //! | `redis` | yes | `redis:`, `rediss:`, `unix:`, `redis+sentinel:` and `rediss+sentinel:` |
 //! | `mysql` | yes | `mysql:` and `mariadb:` |
 //! | `postgres` | no | `postgres:` and `postgresql:` |
+//! | `etcd` | no | `etcd:` and `etcds:` |
 //! | `tls` | yes | encrypted connections to servers, by rustls with ring, which needs a C compiler |
 //! | `metrics` | no | `observers::MetricsObserver`: gauges, histograms and counters for the crate `metrics` |
 //! | `tracing` | no | `observers::TracingObserver`: spans and events for the crate `tracing` |
@@ -356,6 +358,10 @@ pub mod backend {
             ],
             "redis",
         );
+        #[cfg(feature = "etcd")]
+        let drivers = drivers.with(lockkeeper_etcd::EtcdDriver);
+        #[cfg(not(feature = "etcd"))]
+        let drivers = drivers.without(&["etcd", "etcds"], "etcd");
         #[cfg(feature = "mysql")]
         let drivers = drivers.with(lockkeeper_mysql::MySqlDriver);
         #[cfg(not(feature = "mysql"))]
@@ -371,6 +377,8 @@ pub mod backend {
 /// The types of each backend: keys for [`Config::with`], and options for programs that build their
 /// keeper without a URL ([`LockKeeper::builder`]).
 pub mod backends {
+    #[cfg(feature = "etcd")]
+    pub use lockkeeper_etcd as etcd;
     pub use lockkeeper_local as local;
     #[cfg(feature = "mysql")]
     pub use lockkeeper_mysql as mysql;
@@ -379,7 +387,12 @@ pub mod backends {
     #[cfg(feature = "redis")]
     pub use lockkeeper_redis as redis;
     /// The keys that every store behind a network takes.
-    #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
+    #[cfg(any(
+        feature = "etcd",
+        feature = "mysql",
+        feature = "postgres",
+        feature = "redis"
+    ))]
     pub use lockkeeper_remote::keys as remote;
 }
 

@@ -15,6 +15,10 @@ fn main() -> ExitCode {
     {
         run = run.suite(fixtures::sqlite::suite());
     }
+    #[cfg(all(feature = "etcd", unix))]
+    {
+        run = fixtures::etcd::suites().fold(run, Run::suite);
+    }
     #[cfg(all(feature = "mysql", unix))]
     {
         run = fixtures::mysql::suites().fold(run, Run::suite);
@@ -28,6 +32,10 @@ fn main() -> ExitCode {
         run = fixtures::redis::suites().fold(run, Run::suite);
     }
     // Off by default.
+    #[cfg(not(feature = "etcd"))]
+    {
+        run = run.except("lockkeeper-etcd");
+    }
     #[cfg(not(feature = "postgres"))]
     {
         run = run.except("lockkeeper-postgres");

@@ -1,0 +1,119 @@
+//! Acquires a name: one attempt, or a wait in the queue of its keys.
+
+use std::time::Duration;
+
+use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant};
+use lockkeeper_remote::Failure;
+
+use crate::attempt::{Answer, Attempt, Queued};
+use crate::provider::EtcdLease;
+use crate::store::Store;
+
+/// A waiter looks this often for its turn, at the most, where no notification came.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The time of an attempt near the end of a wait.
+const MIN_ATTEMPT_TIME: Duration = Duration::from_millis(500);
+/// The time for a clean-up whose result no caller needs.
+pub(crate) const CLEANUP_TIME: Duration = Duration::from_millis(250);
+
+/// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
+pub(crate) fn acquire(
+    store: &Store,
+    request: &AcquireRequest<'_>,
+) -> Result<Option<Grant<EtcdLease>>, Error> {
+    let attempt = Attempt::new(store, request);
+    let acquired = match request.deadline() {
+        None => attempt_once(&attempt),
+        Some(deadline) => wait(&attempt, deadline),
+    };
+    acquired.map_err(Failure::into_error)
+}
+
+fn attempt_once(attempt: &Attempt<'_>) -> Result<Option<Grant<EtcdLease>>, Failure> {
+    let until = attempt.request.now() + attempt.store.client.attempt();
+    match attempt.ask(None, until)? {
+        Answer::Granted(grant) => Ok(Some(grant)),
+        Answer::Queued(_) | Answer::Busy => {
+            attempt.request.contended();
+            Ok(None)
+        }
+    }
+}
+
+fn wait(attempt: &Attempt<'_>, deadline: HostInstant) -> Result<Option<Grant<EtcdLease>>, Failure> {
+    let request = attempt.request;
+    let mut queued: Option<Queued> = None;
+    let mut is_woken = true;
+    // Busy is the answer only if the store said so last.
+    let mut has_failed = false;
+    loop {
+        if let Some(queued) = &queued
+            && !(has_failed && !request.is_cancelled())
+            && (request.is_cancelled() || request.now() >= deadline)
+        {
+            leave(attempt, queued.created);
+            return Ok(None);
+        }
+        let until = deadline.max(request.now() + MIN_ATTEMPT_TIME);
+        let created = queued.as_ref().map(|it| it.created);
+        let answer = match is_woken {
+            true => attempt.ask(created, until).map(Some),
+            false => attempt.look(until),
+        };
+        has_failed = answer.is_err();
+        match answer {
+            Ok(Some(Answer::Granted(grant))) => return Ok(Some(grant)),
+            Ok(Some(Answer::Queued(position))) => {
+                request.contended();
+                is_woken = park(attempt, &position, deadline);
+                queued = Some(position);
+            }
+            Ok(Some(Answer::Busy) | None) => is_woken = true,
+            Err(failure) => {
+                // Its key may be in the queue. If it asks again at once, it keeps its position.
+                let may_be_queued = queued.is_some() || matches!(failure, Failure::Unanswered(_));
+                if may_be_queued && request.retry(failure.error()) {
+                    is_woken = true;
+                    continue;
+                }
+                // A key that stays behind ends with its lease.
+                if queued.is_some() {
+                    retire_waiting(attempt);
+                }
+                return Err(failure);
+            }
+        }
+    }
+}
+
+/// Waits until the keys ahead are deleted, or for the time after which to look. Returns whether they are.
+fn park(attempt: &Attempt<'_>, position: &Queued, deadline: HostInstant) -> bool {
+    let request = attempt.request;
+    let waiter = attempt.store.listener.enter(position);
+    let unparker = waiter.unparker();
+    let cancel = request.cancel();
+    let _wake = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));
+    let look = request.now() + LOOK_EVERY.mul_f64(0.8 + fastrand::f64() / 5.0);
+    while !waiter.is_due() && !request.is_cancelled() {
+        let left = look.min(deadline).saturating_since(request.now());
+        if left.is_zero() {
+            return false;
+        }
+        waiter.park(left);
+    }
+    true
+}
+
+/// Gives the position up. A waiter behind learns of it as of a release.
+fn leave(attempt: &Attempt<'_>, created: i64) {
+    let until = attempt.request.now() + CLEANUP_TIME;
+    if attempt.store.delete(&attempt.key, created, until).is_err() {
+        retire_waiting(attempt);
+    }
+}
+
+/// Has the keys of this process that wait end soon, unless their waiters move them to another lease.
+fn retire_waiting(attempt: &Attempt<'_>) {
+    let store = attempt.store;
+    store.leases.retire_for(store.min_ttl());
+}

@@ -1,0 +1,163 @@
+//! The operators' commands: held locks and their holders, forced release, and examination.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lockkeeper_core::{Admin, Error, Finding, HeldName, HostInstant, LockName};
+use lockkeeper_remote::{Failure, nothing_granted};
+use serde_json::{Value, json};
+
+use crate::entry::Entry;
+use crate::examine::examine;
+use crate::keys::{CommonKeys, KeyRange, NameKeys, decode, namespace_prefix};
+use crate::store::Store;
+use crate::wire::{KeyValue, Txn, TxnReply, exists_since, key_values, number, put, read_at};
+
+/// What is known of the leases and of the epochs, asked for once.
+#[derive(Default)]
+struct Known {
+    /// How long each lease lives.
+    left: BTreeMap<i64, Option<Duration>>,
+    /// The number that epochs add to the revision, by namespace and revision.
+    bases: BTreeMap<(String, i64), Option<u64>>,
+}
+
+impl Admin for Store {
+    fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
+        let ranges = match name {
+            Some(name) => [false, true]
+                .map(|of_permits| NameKeys::new(&self.namespace, name, of_permits).all())
+                .to_vec(),
+            None => vec![KeyRange::under(namespace_prefix(&self.namespace))],
+        };
+        let held = self.held_in(&ranges, deadline)?.into_iter();
+        Ok(held.map(|(_, held)| held).collect())
+    }
+
+    fn held_in_all_namespaces(
+        &self,
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        self.held_in(&[KeyRange::all()], deadline)
+    }
+
+    fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
+        let Some((created, key)) = held.mark.split_once(' ') else {
+            return Ok(false);
+        };
+        let txn = Txn {
+            compare: vec![exists_since(key, created.parse().unwrap_or(0))],
+            then: vec![crate::wire::delete(key), put(&self.keys.ended, key, 0)],
+            otherwise: Vec::new(),
+        };
+        let until = self.client.at_least_one_attempt(deadline);
+        let reply = self.client.txn(txn, until).map_err(Failure::into_error)?;
+        Ok(TxnReply(&reply).succeeded())
+    }
+
+    fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
+        examine(self, deadline)
+    }
+}
+
+impl Store {
+    /// Asks for what no lock needs.
+    pub(crate) fn ask(
+        &self,
+        path: &str,
+        body: &Value,
+        deadline: HostInstant,
+    ) -> Result<Value, Error> {
+        let until = self.client.at_least_one_attempt(deadline);
+        self.client.call(path, body, until).map_err(nothing_granted)
+    }
+
+    fn held_in(
+        &self,
+        ranges: &[KeyRange],
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        let until = self.client.at_least_one_attempt(deadline);
+        let mut held = Vec::new();
+        let mut waiting: BTreeMap<String, u64> = BTreeMap::new();
+        let mut known = Known::default();
+        for range in ranges {
+            let (all, _) = self.read(range, until).map_err(nothing_granted)?;
+            for found in all {
+                let Some((namespace, name)) = decode(&found.key) else {
+                    continue;
+                };
+                let entry = Entry::read(&found.value);
+                if entry.is_held() {
+                    let shown = self.shown(&namespace, name, &entry, &found, &mut known, until)?;
+                    held.push((namespace, found.key, shown));
+                } else {
+                    *waiting.entry(queue_of(&found.key)).or_default() += 1;
+                }
+            }
+        }
+        let mut held: Vec<_> = held
+            .into_iter()
+            .map(|(namespace, key, mut held)| {
+                held.waiting = Some(waiting.get(&queue_of(&key)).copied().unwrap_or(0));
+                (namespace, held)
+            })
+            .collect();
+        held.sort_by(|(namespace, a), (other, b)| {
+            let order = |held: &HeldName| (held.name.clone(), held.slot, held.epoch);
+            (namespace, order(a)).cmp(&(other, order(b)))
+        });
+        Ok(held)
+    }
+
+    fn shown(
+        &self,
+        namespace: &str,
+        name: String,
+        entry: &Entry,
+        found: &KeyValue,
+        known: &mut Known,
+        until: HostInstant,
+    ) -> Result<HeldName, Error> {
+        let left = match known.left.get(&found.lease) {
+            Some(left) => *left,
+            None => {
+                let body = json!({ "ID": found.lease.to_string() });
+                let reply = self.ask("/v3/lease/timetolive", &body, until)?;
+                let left = u64::try_from(reply.get("TTL").map_or(-1, number));
+                let left = left.ok().map(Duration::from_secs);
+                *known.left.entry(found.lease).or_insert(left)
+            }
+        };
+        // Of the time of the grant: openings raise it.
+        let at = (namespace.to_owned(), found.modified);
+        let base = match known.bases.get(&at) {
+            Some(base) => *base,
+            None => {
+                let base = read_at(&CommonKeys::new(namespace).base, found.modified);
+                // It may be compacted.
+                let reply = self.ask("/v3/kv/range", &base, until).unwrap_or_default();
+                let base = key_values(&reply)
+                    .first()
+                    .and_then(|kv| kv.value.parse().ok());
+                *known.bases.entry(at).or_insert(base)
+            }
+        };
+        let granted = u64::try_from(found.modified).unwrap_or(0);
+        let epoch = base.map(|base| base.saturating_add(granted));
+        Ok(HeldName {
+            mode: entry.mode(),
+            slot: entry.mode().limit().and(entry.slot()),
+            holder: entry.holder(),
+            epoch: entry.epoch().or(epoch),
+            remaining: left,
+            ..HeldName::new(name, format!("{} {}", found.created, found.key))
+        })
+    }
+}
+
+/// Returns the part of a key that the requests of one queue share.
+fn queue_of(key: &str) -> String {
+    let parts: Vec<_> = key.split('/').take(4).collect();
+    parts.join("/")
+}

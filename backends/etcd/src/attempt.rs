@@ -1,0 +1,370 @@
+//! The transactions that ask for a grant, and what their replies mean.
+
+use std::time::Duration;
+
+use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant, MAX_EPOCH, Mode};
+use lockkeeper_remote::{Failure, senseless};
+use serde_json::Value;
+
+use crate::connection::is_lease_gone;
+use crate::entry::value;
+use crate::keys::{KeyRange, NameKeys};
+use crate::leases::Lease;
+use crate::provider::EtcdLease;
+use crate::queue::{Ahead, Turn, check_limit, turn};
+use crate::store::{Store, base_in};
+use crate::wire::{KeyValue, Txn, TxnReply, exists_since, get, none_before, none_of, put};
+use crate::wire::{revision, unchanged_since};
+
+/// An acquisition binds its key to a lease that was kept alive not longer ago than this, or a part of its
+/// ttl. It is less than the margin by default: a grant that is older is renewed before it is relied on.
+const FRESH: Duration = Duration::from_millis(500);
+
+/// The time within which the lease for `ttl` was kept alive, when a key is bound to it.
+pub(crate) fn fresh(ttl: Duration) -> Duration {
+    FRESH.min(ttl / 16)
+}
+
+/// The position of a request that waits.
+pub(crate) struct Queued {
+    /// The revision at which its key was created.
+    pub(crate) created: i64,
+    /// The revision at which this was its position.
+    pub(crate) revision: i64,
+    pub(crate) ahead: Ahead,
+}
+
+/// What a request was answered.
+pub(crate) enum Answer {
+    Granted(Grant<EtcdLease>),
+    Queued(Queued),
+    /// It has no key, and does not wait.
+    Busy,
+}
+
+/// The leases to which a request binds its key.
+#[derive(Clone, Copy)]
+pub(crate) struct Bound {
+    /// That of a grant.
+    pub(crate) held: Lease,
+    /// That of a key that waits, if the request may wait. It is short, so that a waiter that is gone does not
+    /// hold up the others for long.
+    pub(crate) waiting: Option<i64>,
+}
+
+/// One request, in the form that every attempt needs.
+pub(crate) struct Attempt<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) request: &'a AcquireRequest<'a>,
+    pub(crate) key: String,
+    keys: NameKeys,
+}
+
+impl<'a> Attempt<'a> {
+    pub(crate) fn new(store: &'a Store, request: &'a AcquireRequest<'a>) -> Self {
+        let keys = store.name_keys(request.name(), request.mode());
+        Self {
+            store,
+            request,
+            key: keys.of(request),
+            keys,
+        }
+    }
+
+    /// Asks until the request is granted, waits, or is busy. `queued` is the revision at which its key was
+    /// created, if it has one and its turn may have come.
+    pub(crate) fn ask(&self, queued: Option<i64>, until: HostInstant) -> Result<Answer, Failure> {
+        let mut queued = queued;
+        loop {
+            let bound = self.bind(until)?;
+            let asked = match self.request.mode() {
+                Mode::Permit { .. } => self.ask_permit(queued, &bound, until),
+                _ => self.ask_lock(queued, &bound, until),
+            };
+            match asked {
+                Ok(Step::Answer(answer)) => return Ok(answer),
+                Ok(Step::Again(created)) => queued = created,
+                Err(failure) if is_lease_gone(&failure) => self.retire(&bound),
+                Err(failure) => {
+                    // A request that is still under way must not bind a key to a lease that lives on.
+                    if matches!(failure, Failure::Unanswered(_)) {
+                        self.retire(&bound);
+                    }
+                    return Err(failure);
+                }
+            }
+            if self.request.now() >= until {
+                let text = "other requests for the name kept coming in between; ask again";
+                let error = Error::new(ErrorKind::Unavailable, text);
+                return Err(Failure::Refused(error));
+            }
+        }
+    }
+
+    /// Returns the leases to bind a key to, kept alive lately.
+    pub(crate) fn bind(&self, until: HostInstant) -> Result<Bound, Failure> {
+        let (leases, now) = (&self.store.leases, self.request.now());
+        let current = |ttl, age| {
+            let kept = HostInstant::from_nanos(now.as_nanos().saturating_sub(nanos(age)));
+            leases.current(self.store, ttl, kept, until)
+        };
+        let ttl = self.request.ttl();
+        let held = current(ttl, fresh(ttl))?;
+        let waiting = self.request.deadline().map(|_| {
+            let least = self.store.min_ttl();
+            current(least, least / 4)
+        });
+        let waiting = waiting.transpose()?.map(|lease| lease.id);
+        Ok(Bound { held, waiting })
+    }
+
+    /// Has no more keys bound to these leases.
+    pub(crate) fn retire(&self, bound: &Bound) {
+        self.store.leases.retire(bound.held.id);
+        if let Some(id) = bound.waiting {
+            self.store.leases.retire(id);
+        }
+    }
+
+    /// Returns the operations of a grant: it reads the base of the epoch.
+    fn take(&self, slot: u32, bound: &Bound) -> Vec<Value> {
+        let value = value(self.request, Some((slot, None)));
+        let base = get(&KeyRange::one(self.store.keys.base.as_str()));
+        vec![base, put(&self.key, &value, bound.held.id)]
+    }
+
+    /// Returns the transaction that takes the name if no rival is there, and otherwise reads who is. A request
+    /// that waits enters the queue with it.
+    pub(crate) fn first(&self, bound: &Bound) -> Txn {
+        let enter = bound
+            .waiting
+            .map(|lease| put(&self.key, &value(self.request, None), lease));
+        let mut otherwise: Vec<_> = enter.into_iter().collect();
+        otherwise.push(get(&self.keys.all()));
+        Txn {
+            compare: vec![none_of(&self.keys.rivals(self.request.mode()))],
+            then: self.take(0, bound),
+            otherwise,
+        }
+    }
+
+    /// Returns the transaction that takes the name if it is the turn of the key created at this revision, and
+    /// otherwise reads who is before it.
+    fn on_turn(&self, created: i64, bound: &Bound) -> Txn {
+        let mode = self.request.mode();
+        let rivals = self.keys.rivals(mode);
+        let take_if = |free, otherwise| Txn {
+            compare: vec![exists_since(&self.key, created), free],
+            then: self.take(0, bound),
+            otherwise,
+        };
+        let read = vec![get(&self.keys.all())];
+        let none_before = take_if(none_before(&rivals, created), read);
+        match mode {
+            // The comparison is false if there is no writer at all.
+            Mode::Shared => take_if(none_of(&rivals), vec![none_before.nested()]),
+            // The request's own key is among them.
+            _ => none_before,
+        }
+    }
+
+    fn ask_lock(
+        &self,
+        queued: Option<i64>,
+        bound: &Bound,
+        until: HostInstant,
+    ) -> Result<Step, Failure> {
+        let txn = match queued {
+            Some(created) => self.on_turn(created, bound),
+            None => self.first(bound),
+        };
+        let reply = self.store.client.txn(txn, until)?;
+        let at = revision(&reply);
+        match self.read(&reply, TxnReply(&reply), queued, bound, until)? {
+            Ok(grant) => Ok(Step::Answer(Answer::Granted(grant))),
+            Err(all) => self.place(&all, at, bound, until),
+        }
+    }
+
+    /// Reads the reply to a transaction in the reply to a request: the grant of the key that was created at a
+    /// revision or by the transaction, or the keys of the name.
+    pub(crate) fn read(
+        &self,
+        whole: &Value,
+        reply: TxnReply<'_>,
+        created: Option<i64>,
+        bound: &Bound,
+        until: HostInstant,
+    ) -> Result<Result<Grant<EtcdLease>, Vec<KeyValue>>, Failure> {
+        if reply.succeeded() {
+            let grant = self.grant(whole, reply, created, 0, bound, until);
+            return grant.map(Ok);
+        }
+        if let Some(nested) = reply.nested(0) {
+            return self.read(whole, nested, created, bound, until);
+        }
+        // It is the last operation.
+        let all = reply.keys(1).or_else(|| reply.keys(0));
+        Ok(Err(all.ok_or_else(|| Failure::Refused(senseless()))?))
+    }
+
+    /// Finds the request among the keys of its name.
+    fn place(
+        &self,
+        all: &[KeyValue],
+        revision: i64,
+        bound: &Bound,
+        until: HostInstant,
+    ) -> Result<Step, Failure> {
+        let own = all.iter().find(|it| it.key == self.key);
+        let Some(own) = own else {
+            return Ok(match bound.waiting {
+                // The key has ended: this process was stopped or cut off for long. It queues anew.
+                Some(_) => Step::Again(None),
+                None => Step::Answer(Answer::Busy),
+            });
+        };
+        let created = own.created;
+        match turn(self.request.mode(), &self.keys, all, Some(created)) {
+            Turn::Granted(_) => Ok(Step::Again(Some(created))),
+            Turn::Waits(ahead) => {
+                if let Some(lease) = bound.waiting.filter(|lease| own.lease != *lease) {
+                    self.keep_place(created, lease, until)?;
+                }
+                Ok(Step::Answer(Answer::Queued(Queued {
+                    created,
+                    revision,
+                    ahead,
+                })))
+            }
+        }
+    }
+
+    /// Moves a key that waits to another lease. It keeps its position.
+    fn keep_place(&self, created: i64, lease: i64, until: HostInstant) -> Result<(), Failure> {
+        let txn = Txn {
+            compare: vec![exists_since(&self.key, created)],
+            then: vec![put(&self.key, &value(self.request, None), lease)],
+            otherwise: Vec::new(),
+        };
+        self.store.client.txn(txn, until).map(drop)
+    }
+
+    /// Looks whether the turn of a request that waits has come, without writing.
+    pub(crate) fn look(&self, until: HostInstant) -> Result<Option<Answer>, Failure> {
+        let bound = self.bind(until)?;
+        let (all, revision) = self.store.read(&self.keys.all(), until)?;
+        check_limit(self.request.mode(), &all).map_err(Failure::Refused)?;
+        match self.place(&all, revision, &bound, until)? {
+            Step::Answer(answer) => Ok(Some(answer)),
+            Step::Again(_) => Ok(None),
+        }
+    }
+
+    /// A permit is granted by the number of keys before it, which no comparison tells. So its key is granted in a
+    /// second transaction, if no key of the name was written meanwhile.
+    fn ask_permit(
+        &self,
+        queued: Option<i64>,
+        bound: &Bound,
+        until: HostInstant,
+    ) -> Result<Step, Failure> {
+        let mode = self.request.mode();
+        let (all, revision) = match bound.waiting.filter(|_| queued.is_none()) {
+            Some(lease) => self.enter(lease, until)?,
+            None => self.store.read(&self.keys.all(), until)?,
+        };
+        if let Err(error) = check_limit(mode, &all) {
+            // Its key is not to wait for permits that it never gets.
+            let _ = self.store.forget(&self.key, until);
+            return Err(Failure::Refused(error));
+        }
+        let own = all.iter().find(|it| it.key == self.key);
+        let created = own.map(|it| it.created);
+        let Turn::Granted(slot) = turn(mode, &self.keys, &all, created) else {
+            return self.place(&all, revision, bound, until);
+        };
+        let mut compare = vec![unchanged_since(&self.keys.all(), revision)];
+        compare.extend(created.map(|created| exists_since(&self.key, created)));
+        let txn = Txn {
+            compare,
+            then: self.take(slot, bound),
+            otherwise: Vec::new(),
+        };
+        let reply = self.store.client.txn(txn, until)?;
+        if !TxnReply(&reply).succeeded() {
+            return Ok(Step::Again(created));
+        }
+        let grant = self.grant(&reply, TxnReply(&reply), created, slot, bound, until)?;
+        Ok(Step::Answer(Answer::Granted(grant)))
+    }
+
+    /// Enters the queue, and reads it.
+    fn enter(&self, lease: i64, until: HostInstant) -> Result<(Vec<KeyValue>, i64), Failure> {
+        let enter = Txn {
+            then: vec![
+                put(&self.key, &value(self.request, None), lease),
+                get(&self.keys.all()),
+            ],
+            ..Txn::default()
+        };
+        let reply = self.store.client.txn(enter, until)?;
+        let all = TxnReply(&reply).keys(1);
+        Ok((
+            all.ok_or_else(|| Failure::Refused(senseless()))?,
+            revision(&reply),
+        ))
+    }
+
+    /// Returns the grant of the key that was created at a revision, or by the transaction.
+    ///
+    /// The epoch counts the revision of the grant: permits need not be granted in the order of their creation.
+    fn grant(
+        &self,
+        whole: &Value,
+        reply: TxnReply<'_>,
+        created: Option<i64>,
+        slot: u32,
+        bound: &Bound,
+        until: HostInstant,
+    ) -> Result<Grant<EtcdLease>, Failure> {
+        let base = match base_in(reply, 0) {
+            Some(base) => base,
+            // The cluster was wiped.
+            None => self.store.raise_base(until)?,
+        };
+        let granted = revision(whole);
+        let created = created.unwrap_or(granted);
+        let passed = u64::try_from(granted).unwrap_or(0);
+        let epoch = base.saturating_add(passed).min(MAX_EPOCH);
+        let (ttl, Lease { id, kept_at }) = (self.request.ttl(), bound.held);
+        let now = self.request.now();
+        self.store.expiry.enter(&self.key, created, id, now + ttl);
+        if kept_at < self.request.started() {
+            self.store.expiry.refresh(ttl, now);
+        }
+        self.store.listener.note_grant();
+        Ok(Grant {
+            lease: EtcdLease {
+                key: self.key.clone(),
+                created,
+                lease: id,
+                value: value(self.request, Some((slot, Some(epoch)))),
+            },
+            epoch,
+            asked_at: kept_at,
+            slot,
+        })
+    }
+}
+
+/// What is to be done after a reply.
+enum Step {
+    Answer(Answer),
+    /// Ask again, for the key that was created at this revision.
+    Again(Option<i64>),
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,217 @@
+//! Operations of many callers in one transaction.
+
+use std::time::Duration;
+
+use lockkeeper_core::{Error, Grant, HostInstant, Mode, Operation, Released, Renewal};
+use lockkeeper_remote::{Failure, senseless};
+use serde_json::Value;
+
+use crate::acquire::acquire;
+use crate::attempt::{Attempt, Bound};
+use crate::connection::is_lease_gone;
+use crate::keys::KeyRange;
+use crate::leases::Lease;
+use crate::provider::EtcdLease;
+use crate::store::{Store, delete_if};
+use crate::wire::{Txn, TxnReply, exists_since, get, put};
+
+/// How many operations travel together. etcd takes 128 in a transaction by default, and counts those of the largest
+/// transaction inside of it as well.
+pub(crate) const BATCH: usize = 120;
+
+/// What an operation of a batch is about, beside the operation.
+enum Part<'a> {
+    Attempt(Attempt<'a>, Bound),
+    /// The lease to be bound to, and when the operation was asked for.
+    Renewal(Lease, HostInstant),
+    Release,
+    /// It is answered already, or on its own.
+    None,
+}
+
+/// Carries out all operations, and answers each.
+pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) {
+    let Some(latest) = operations.iter().map(Operation::deadline).max() else {
+        return;
+    };
+    let until = store.client.at_least_one_attempt(latest);
+    // Once more if a lease of this process turned out to have ended: then nothing was done.
+    for is_last in [false, true] {
+        let parts: Vec<_> = operations
+            .iter_mut()
+            .map(|operation| prepare(store, operation, until))
+            .collect();
+        let asked = operations.iter().zip(&parts);
+        let then: Vec<_> = asked.filter_map(|(it, part)| request(it, part)).collect();
+        if then.is_empty() {
+            return;
+        }
+        let txn = Txn {
+            then,
+            ..Txn::default()
+        };
+        let reply = store.client.txn(txn, until);
+        if let Err(failure) = &reply
+            && (matches!(failure, Failure::Unanswered(_)) || is_lease_gone(failure))
+        {
+            parts.iter().for_each(retire);
+            if !is_last && is_lease_gone(failure) {
+                continue;
+            }
+        }
+        let mut at = 0;
+        for (operation, part) in operations.iter_mut().zip(parts) {
+            if matches!(part, Part::None) {
+                continue;
+            }
+            match &reply {
+                Ok(reply) => read(store, operation, part, (reply, at), until),
+                Err(failure) => operation.fail(failure.error().clone()),
+            }
+            at += 1;
+        }
+        return;
+    }
+}
+
+/// Makes sure of the lease that an operation needs. An operation that cannot be part of a transaction is carried
+/// out here.
+fn prepare<'s, 'o: 's>(
+    store: &'s Store,
+    operation: &mut Operation<'o, EtcdLease>,
+    until: HostInstant,
+) -> Part<'s> {
+    if operation.is_answered() {
+        return Part::None;
+    }
+    let failure = match operation {
+        Operation::Acquire(it) if matches!(it.request.mode(), Mode::Permit { .. }) => {
+            it.answer = Some(acquire(store, it.request));
+            return Part::None;
+        }
+        Operation::Acquire(it) => {
+            let attempt = Attempt::new(store, it.request);
+            match attempt.bind(until) {
+                Ok(bound) => return Part::Attempt(attempt, bound),
+                Err(failure) => failure,
+            }
+        }
+        Operation::Renew(it) => {
+            let now = store.clock.now();
+            // The rest of a fixed lease is verified on the lease that it has.
+            let bound = store.leases.ttl_of(it.lease.lease);
+            let ttl = bound.map_or(it.ttl, |bound| bound.max(it.ttl));
+            match store.leases.current(store, ttl, now, until) {
+                Ok(lease) => return Part::Renewal(lease, now),
+                Err(failure) => failure,
+            }
+        }
+        Operation::Release(_) => return Part::Release,
+    };
+    operation.fail(failure.into_error());
+    Part::None
+}
+
+/// Returns the request for an operation.
+fn request(operation: &Operation<'_, EtcdLease>, part: &Part<'_>) -> Option<Value> {
+    Some(match (operation, part) {
+        (Operation::Acquire(_), Part::Attempt(attempt, bound)) => attempt.first(bound).nested(),
+        (Operation::Renew(it), Part::Renewal(lease, _)) if it.lease.lease == lease.id => {
+            get(&KeyRange::one(it.lease.key.as_str()))
+        }
+        (Operation::Renew(it), Part::Renewal(lease, _)) => Txn {
+            compare: vec![exists_since(&it.lease.key, it.lease.created)],
+            then: vec![put(&it.lease.key, &it.lease.value, lease.id)],
+            otherwise: Vec::new(),
+        }
+        .nested(),
+        (Operation::Release(it), Part::Release) => {
+            delete_if(&it.lease.key, it.lease.created).nested()
+        }
+        _ => return None,
+    })
+}
+
+fn retire(part: &Part<'_>) {
+    if let Part::Attempt(attempt, bound) = part {
+        attempt.retire(bound);
+    }
+}
+
+/// Answers an operation by the reply to the request number `at` of the transaction.
+fn read(
+    store: &Store,
+    operation: &mut Operation<'_, EtcdLease>,
+    part: Part<'_>,
+    (reply, at): (&Value, usize),
+    until: HostInstant,
+) {
+    let nested = TxnReply(reply).nested(at);
+    let succeeded = nested.is_some_and(TxnReply::succeeded);
+    match (operation, part) {
+        (Operation::Acquire(it), Part::Attempt(attempt, bound)) => {
+            let answer = nested.ok_or_else(senseless);
+            let answer = answer.and_then(|nested| {
+                let read = attempt.read(reply, nested, None, &bound, until);
+                let read = read.map_err(Failure::into_error)?;
+                settle(&attempt, read)
+            });
+            it.answer = Some(answer);
+        }
+        (Operation::Renew(it), Part::Renewal(lease, asked_at)) => {
+            let found = TxnReply(reply).keys(at).unwrap_or_default();
+            let is_bound = |created, id| created == it.lease.created && id == lease.id;
+            let is_held = succeeded
+                || found
+                    .first()
+                    .is_some_and(|kv| is_bound(kv.created, kv.lease));
+            it.answer = Some(Ok(renewed(
+                store, it.lease, lease, it.ttl, asked_at, is_held,
+            )));
+        }
+        (Operation::Release(it), Part::Release) => {
+            store.expiry.remove(&it.lease.key);
+            it.answer = Some(Ok(match succeeded {
+                true => Released::Done,
+                false => Released::AlreadyLost,
+            }));
+        }
+        _ => {}
+    }
+}
+
+/// Answers an attempt. If the name was not free, an earlier attempt of the same request may have taken it.
+fn settle(
+    attempt: &Attempt<'_>,
+    read: Result<Grant<EtcdLease>, Vec<crate::wire::KeyValue>>,
+) -> Result<Option<Grant<EtcdLease>>, Error> {
+    match read {
+        Ok(grant) => Ok(Some(grant)),
+        Err(all) if all.iter().any(|it| it.key == attempt.key) => {
+            acquire(attempt.store, attempt.request)
+        }
+        Err(_) => {
+            attempt.request.contended();
+            Ok(None)
+        }
+    }
+}
+
+fn renewed(
+    store: &Store,
+    held: &mut EtcdLease,
+    lease: Lease,
+    ttl: Duration,
+    asked_at: HostInstant,
+    is_held: bool,
+) -> Renewal {
+    if !is_held {
+        store.expiry.remove(&held.key);
+        return Renewal::Lost;
+    }
+    held.lease = lease.id;
+    store
+        .expiry
+        .enter(&held.key, held.created, lease.id, asked_at + ttl);
+    Renewal::Renewed
+}

@@ -1,0 +1,264 @@
+//! One connection to a member, and how it is opened.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::Error;
+use lockkeeper_remote::{
+    Counts, Dialer, Failure, Http, HttpReply, OpenConnection, Server, nothing_granted, senseless,
+};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::failure::{Meaning, meaning};
+use crate::options::EtcdOptions;
+
+/// A member of the cluster.
+struct Member {
+    dialer: Dialer,
+    server: Server,
+    /// As it is named in the head of a request.
+    host: String,
+}
+
+/// Opens connections to the members in turn.
+pub(crate) struct Connector {
+    members: Vec<Member>,
+    /// The member that is asked first, a number that only grows.
+    preferred: Arc<AtomicUsize>,
+    login: Option<Value>,
+    /// What the last login gave. A login costs the server some 50 ms of CPU.
+    token: Arc<Mutex<Option<String>>>,
+    tls: bool,
+    limit: Duration,
+    pub(crate) counts: Arc<Counts>,
+}
+
+impl Connector {
+    pub(crate) fn new(options: &EtcdOptions) -> Result<Self, Error> {
+        let remote = &options.remote;
+        let member = |endpoint: &lockkeeper_remote::Endpoint| {
+            Ok(Member {
+                dialer: Dialer::new(&remote.at(endpoint.clone()))?,
+                server: Server::new("etcd", endpoint),
+                host: endpoint.to_string(),
+            })
+        };
+        let login = remote.user.as_ref().zip(remote.password.as_ref());
+        Ok(Self {
+            members: options
+                .members
+                .iter()
+                .map(member)
+                .collect::<Result<_, Error>>()?,
+            preferred: Arc::default(),
+            login: login.map(|(name, password)| json!({ "name": name, "password": password })),
+            token: Arc::default(),
+            tls: remote.tls,
+            limit: remote.connect_timeout,
+            counts: Arc::default(),
+        })
+    }
+
+    /// Returns the number of members.
+    pub(crate) fn members(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Opens a connection to the first member that takes it, within `left` and the connect timeout.
+    pub(crate) fn connect(&self, left: Duration) -> Result<Connection, Error> {
+        let limit = left.min(self.limit);
+        let began = Instant::now();
+        let mut failed = None;
+        for untried in (1..=self.members.len()).rev() {
+            let preferred = self.preferred.load(Ordering::Relaxed);
+            let Some(member) = self.members.get(preferred % self.members.len()) else {
+                break;
+            };
+            let share = limit.saturating_sub(began.elapsed());
+            let share = share / u32::try_from(untried).unwrap_or(u32::MAX);
+            let connected = match share.is_zero() {
+                true => Err(member.server.no_time_to_connect()),
+                false => self.connect_to(member, preferred, share),
+            };
+            match connected {
+                Ok(connection) => return Ok(connection),
+                Err(error) if error.is_retryable() => {
+                    self.avoid(preferred);
+                    failed = failed.or(Some(error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failed.unwrap_or_else(senseless))
+    }
+
+    fn connect_to(
+        &self,
+        member: &Member,
+        preferred: usize,
+        limit: Duration,
+    ) -> Result<Connection, Error> {
+        let began = Instant::now();
+        let stream = member.dialer.dial(&member.server, limit)?;
+        let server = member.server.clone();
+        let mut http = Http::new(stream, server.clone(), &member.host, self.tls);
+        // A member without a leader says so at once.
+        http.add_header("Grpc-Metadata-hasleader", "true");
+        let mut connection = Connection {
+            http,
+            open: self.counts.add_connection(),
+            server,
+            member: preferred,
+            preferred: Arc::clone(&self.preferred),
+            token: None,
+            tokens: Arc::clone(&self.token),
+            unread: Vec::new(),
+        };
+        if let Some(login) = &self.login {
+            let known = self.token.lock().clone();
+            let token = match known {
+                Some(token) => token,
+                None => {
+                    let left = limit.saturating_sub(began.elapsed());
+                    let reply = connection.call("/v3/auth/authenticate", login, left);
+                    let reply = reply.map_err(nothing_granted)?;
+                    let token = reply.get("token").and_then(Value::as_str);
+                    token.ok_or_else(senseless)?.to_owned()
+                }
+            };
+            connection.http.add_header("Authorization", &token);
+            *self.token.lock() = Some(token.clone());
+            connection.token = Some(token);
+        }
+        Ok(connection)
+    }
+
+    /// Has the next connection lead to another member than the one of this number.
+    fn avoid(&self, member: usize) {
+        avoid(&self.preferred, member);
+    }
+}
+
+fn avoid(preferred: &AtomicUsize, member: usize) {
+    let (set, next) = (Ordering::Relaxed, member.wrapping_add(1));
+    // It fails if another thread has done so.
+    let _ = preferred.compare_exchange(member, next, set, set);
+}
+
+/// A connection; dropping it closes it.
+pub(crate) struct Connection {
+    http: Http,
+    open: OpenConnection,
+    server: Server,
+    member: usize,
+    preferred: Arc<AtomicUsize>,
+    token: Option<String>,
+    tokens: Arc<Mutex<Option<String>>>,
+    /// What came of the next message of a watch.
+    unread: Vec<u8>,
+}
+
+impl lockkeeper_remote::Connection for Connection {
+    /// A connection to a member that another one has replaced takes no more requests.
+    fn is_quiet(&self) -> bool {
+        self.member == self.preferred.load(Ordering::Relaxed) && self.http.is_quiet()
+    }
+}
+
+impl Connection {
+    /// Returns the socket.
+    pub(crate) fn socket(&self) -> &TcpStream {
+        self.http.socket()
+    }
+
+    /// Sends a request and reads the reply.
+    pub(crate) fn call(
+        &mut self,
+        path: &str,
+        body: &Value,
+        limit: Duration,
+    ) -> Result<Value, Failure> {
+        self.open.counts().add_commands(1);
+        let reply = self.http.post(path, body.to_string().as_bytes(), limit);
+        let reply = self.noted(reply)?;
+        if reply.status == 200 {
+            let value = serde_json::from_slice(&reply.body);
+            return value.map_err(|_| Failure::Refused(self.server.wrong_protocol("?")));
+        }
+        Err(self.refused(&reply))
+    }
+
+    /// Begins to watch; [`next_message`](Self::next_message) reads what comes.
+    pub(crate) fn watch(&mut self, requests: &str, limit: Duration) -> Result<(), Failure> {
+        self.open.counts().add_commands(1);
+        let reply = self
+            .http
+            .post_for_stream("/v3/watch", requests.as_bytes(), limit);
+        match self.noted(reply)? {
+            None => Ok(()),
+            Some(reply) => Err(self.refused(&reply)),
+        }
+    }
+
+    /// Waits for the next message of a watch. `None` is its end.
+    pub(crate) fn next_message(&mut self) -> Result<Option<Value>, Failure> {
+        loop {
+            // A message is a line, and a long one comes in several chunks.
+            if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.unread.drain(..=end).collect();
+                let message = serde_json::from_slice(&line);
+                return message.map_err(|_| Failure::Refused(senseless()));
+            }
+            match self.http.next_chunk()? {
+                Some(chunk) => self.unread.extend(chunk),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Leaves a member that does not reply to the connections that come.
+    fn noted<T>(&self, reply: Result<T, Failure>) -> Result<T, Failure> {
+        if reply.is_err() {
+            avoid(&self.preferred, self.member);
+        }
+        reply
+    }
+
+    fn refused(&self, reply: &HttpReply) -> Failure {
+        match meaning(&self.server, reply.status, &reply.body) {
+            Meaning::Other(failure) => {
+                if matches!(failure, Failure::Unanswered(_)) {
+                    avoid(&self.preferred, self.member);
+                }
+                failure
+            }
+            Meaning::MemberUnfit(error) => {
+                avoid(&self.preferred, self.member);
+                Failure::Closed(error)
+            }
+            Meaning::LoginGone => {
+                let mut token = self.tokens.lock();
+                if *token == self.token {
+                    *token = None;
+                }
+                Failure::Closed(self.server.closed())
+            }
+            Meaning::LeaseGone => Failure::Refused(lease_gone()),
+        }
+    }
+}
+
+/// The error's text alone identifies it: it never reaches a caller.
+const LEASE_GONE: &str = "the lease of this process has ended";
+
+fn lease_gone() -> Error {
+    Error::new(lockkeeper_core::ErrorKind::Unavailable, LEASE_GONE)
+}
+
+/// Returns whether a request failed since its lease has ended.
+pub(crate) fn is_lease_gone(failure: &Failure) -> bool {
+    matches!(failure, Failure::Refused(error) if error.to_string().contains(LEASE_GONE))
+}

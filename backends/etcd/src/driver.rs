@@ -1,0 +1,69 @@
+//! Opens a provider by its URL and keys.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{Driver, Error, ErrorKind, KeySpec, LockProvider, OpenContext};
+use lockkeeper_remote::keys::{
+    CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, USER,
+};
+use lockkeeper_remote::{Endpoint, RemoteOptions};
+
+use crate::{BACKEND, EtcdOptions, EtcdProvider};
+
+/// Opens `etcd://HOST:PORT,HOST:PORT` and `etcds://…` (with TLS).
+///
+/// [`keys`](Driver::keys) lists its config keys.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EtcdDriver;
+
+impl Driver for EtcdDriver {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["etcd", "etcds"]
+    }
+
+    fn keys(&self) -> &'static [KeySpec] {
+        const {
+            &[
+                USER.spec,
+                PASSWORD.spec,
+                POOL_SIZE.spec,
+                CONNECT_TIMEOUT.spec,
+                RESPONSE_TIMEOUT.spec,
+                CA_FILE.spec,
+                CERT_FILE.spec,
+                KEY_FILE.spec,
+            ]
+        }
+    }
+
+    /// Each opening raises the epochs of the namespace to the clock.
+    fn epochs_follow_clock(&self) -> bool {
+        true
+    }
+
+    fn takes_several_hosts(&self, _: &str) -> bool {
+        true
+    }
+
+    fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        let options = options(context).map_err(|error| error.with_backend(BACKEND))?;
+        let clock = Arc::clone(context.clock());
+        let provider = EtcdProvider::with_clock(&options, context.namespace(), clock)?;
+        Ok(Arc::new(provider))
+    }
+}
+
+fn options(context: &OpenContext<'_>) -> Result<EtcdOptions, Error> {
+    let url = context.url();
+    let invalid = |text| Err(Error::new(ErrorKind::InvalidUrl, text));
+    let members = Endpoint::all_of_url(url, EtcdOptions::DEFAULT_PORT);
+    let Some(first) = members.first().cloned() else {
+        return invalid("the URL names no host; write etcd://127.0.0.1:2379");
+    };
+    if !url.path().trim_matches('/').is_empty() {
+        return invalid("an etcd URL has no path; separate applications by `namespace`");
+    }
+    let is_tls = url.scheme() == "etcds";
+    let remote = RemoteOptions::new(first).read(context, is_tls, "write etcds:// instead")?;
+    Ok(EtcdOptions::new(remote, members))
+}

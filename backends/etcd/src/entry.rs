@@ -1,0 +1,83 @@
+//! The value of a request's key: whether it is granted, and the holder for people.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use lockkeeper_core::{AcquireRequest, Holder, Mode};
+use lockkeeper_remote::host_name;
+use serde_json::{Value, json};
+
+/// The value of a key, as it is read.
+#[derive(Debug)]
+pub(crate) struct Entry(Value);
+
+/// Returns the value of a request: one that waits, or one that is granted a slot. The epoch of a grant follows from
+/// the revision at which the key is written, and is in the value if it was another one.
+pub(crate) fn value(request: &AcquireRequest<'_>, granted: Option<(u32, Option<u64>)>) -> String {
+    let owner = request.owner();
+    let since = owner.since.duration_since(UNIX_EPOCH).unwrap_or_default();
+    json!({
+        "held": granted.is_some(),
+        "shared": request.mode() == Mode::Shared,
+        "limit": request.mode().limit(),
+        "slot": granted.map(|(slot, _)| slot),
+        "epoch": granted.and_then(|(_, epoch)| epoch),
+        "host": host_name(),
+        "pid": owner.pid,
+        "thread": std::thread::current().name().unwrap_or("unnamed"),
+        "since": u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
+    })
+    .to_string()
+}
+
+impl Entry {
+    /// Reads a value; one from another program has no fields.
+    pub(crate) fn read(value: &str) -> Self {
+        Self(serde_json::from_str(value).unwrap_or_default())
+    }
+
+    fn number(&self, name: &str) -> Option<u32> {
+        let number = self.0.get(name)?.as_u64()?;
+        number.try_into().ok()
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        Some(self.0.get(name)?.as_str()?.to_owned())
+    }
+
+    fn is(&self, name: &str) -> bool {
+        self.0.get(name).and_then(Value::as_bool) == Some(true)
+    }
+
+    /// Returns whether the request is granted. One that waits becomes so when it has seen that it is its turn.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is("held")
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        match self.number("limit") {
+            Some(limit) => Mode::Permit { limit },
+            None if self.is("shared") => Mode::Shared,
+            None => Mode::Exclusive,
+        }
+    }
+
+    pub(crate) fn slot(&self) -> Option<u32> {
+        self.number("slot")
+    }
+
+    pub(crate) fn epoch(&self) -> Option<u64> {
+        self.0.get("epoch").and_then(Value::as_u64)
+    }
+
+    pub(crate) fn holder(&self) -> Holder {
+        let since = self.0.get("since").and_then(Value::as_u64);
+        let since = since.map(Duration::from_millis);
+        Holder {
+            host: self.text("host"),
+            pid: self.number("pid"),
+            thread: self.text("thread"),
+            since: since.and_then(|since| UNIX_EPOCH.checked_add(since)),
+            session: None,
+        }
+    }
+}

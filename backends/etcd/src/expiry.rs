@@ -1,0 +1,119 @@
+//! Ends the keys of leases that were not renewed in time, while other locks keep the shared lease in etcd alive.
+//!
+//! A lock with a fixed lease, or one whose guard was forgotten, is renewed no more, and its process lives on.
+//! One thread deletes such keys at their own end. When the process is gone, the lease in etcd ends with all keys.
+
+use std::collections::HashMap;
+use std::sync::Weak;
+use std::time::Duration;
+
+use lockkeeper_core::{Error, HostInstant, Timer};
+use parking_lot::Mutex;
+
+use crate::store::Store;
+
+/// A key that ends unless it is renewed.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    ends: HostInstant,
+    created: i64,
+    lease: i64,
+}
+
+/// The keys of a provider with their ends, and the thread that deletes them.
+pub(crate) struct Expiry {
+    timer: Timer,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    keys: HashMap<String, Entry>,
+    /// The leases to keep alive soon: each ttl, since when, and the time for it.
+    refresh: Vec<(Duration, HostInstant, HostInstant)>,
+    next: Option<HostInstant>,
+}
+
+impl Expiry {
+    pub(crate) fn new(timer: Timer) -> Self {
+        let state = Mutex::default();
+        Self { timer, state }
+    }
+
+    /// Starts the thread.
+    pub(crate) fn start(&self, store: Weak<Store>) -> Result<(), Error> {
+        self.timer.start("lockkeeper-etcd", move |_| {
+            let store = store.upgrade()?;
+            Some(store.expiry.run(&store))
+        })
+    }
+
+    /// Enters a granted key, or moves its end to a later time.
+    ///
+    /// A fixed lease is verified for the rest of its ttl, which the keeper counts from the last keep-alive before
+    /// its grant. The key is to have its whole ttl all the same.
+    pub(crate) fn enter(&self, key: &str, created: i64, lease: i64, ends: HostInstant) {
+        let entry = Entry {
+            ends,
+            created,
+            lease,
+        };
+        let mut state = self.state.lock();
+        let known = state.keys.entry(key.to_owned()).or_insert(entry);
+        known.ends = known.ends.max(ends);
+        known.lease = lease;
+        self.note(&mut state, ends);
+    }
+
+    /// Removes a key that was released or has ended.
+    pub(crate) fn remove(&self, key: &str) {
+        self.state.lock().keys.remove(key);
+    }
+
+    /// Has the lease for `ttl` kept alive soon, so that a key that was bound to it at `granted` has its whole ttl.
+    pub(crate) fn refresh(&self, ttl: Duration, granted: HostInstant) {
+        let due = granted + ttl / 64;
+        let mut state = self.state.lock();
+        if !state.refresh.iter().any(|(other, ..)| *other == ttl) {
+            state.refresh.push((ttl, granted, due));
+            self.note(&mut state, due);
+        }
+    }
+
+    fn note(&self, state: &mut State, due: HostInstant) {
+        if state.next.is_none_or(|next| due < next) {
+            state.next = Some(due);
+            self.timer.note(due);
+        }
+    }
+
+    /// Does what is due, and returns when something is due next.
+    fn run(&self, store: &Store) -> HostInstant {
+        let now = store.clock.now();
+        let mut state = self.state.lock();
+        let (due, later) = state.refresh.drain(..).partition(|(.., due)| *due <= now);
+        state.refresh = later;
+        let due: Vec<(Duration, HostInstant, HostInstant)> = due;
+        let over = state.keys.extract_if(|_, entry| entry.ends <= now);
+        let over: Vec<(String, Entry)> = over.collect();
+        drop(state);
+        for (ttl, ..) in due {
+            // Also for the grants that came since: it is sent now.
+            if !store.leases.refresh(store, ttl, now) {
+                self.refresh(ttl, store.clock.now());
+            }
+        }
+        for (key, entry) in over {
+            let until = store.clock.now() + store.client.attempt();
+            if store.delete(&key, entry.created, until).is_err() {
+                // The key is to end all the same. The keys of the other locks move to another lease.
+                store.leases.retire(entry.lease);
+            }
+        }
+        let mut state = self.state.lock();
+        let ends = state.keys.values().map(|entry| entry.ends);
+        let next = ends.chain(state.refresh.iter().map(|(.., due)| *due)).min();
+        state.next = next;
+        next.unwrap_or(HostInstant::NEVER)
+    }
+}

@@ -1,0 +1,84 @@
+//! The meaning of the server's errors, with advice.
+
+use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{Failure, Server};
+use serde_json::Value;
+
+/// What an error of the server says about the request.
+pub(crate) enum Meaning {
+    /// The lease that a key was to be bound to has ended; nothing was done.
+    LeaseGone,
+    /// The login has expired; nothing was done.
+    LoginGone,
+    /// This member cannot serve, and another one may; nothing was done.
+    MemberUnfit(Error),
+    Other(Failure),
+}
+
+/// Reads an error of the gateway: a status other than 200, and a JSON object with the text.
+pub(crate) fn meaning(server: &Server, status: u16, body: &[u8]) -> Meaning {
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
+    let said = |name| body.get(name).and_then(Value::as_str);
+    let Some(said) = said("message").or_else(|| said("error")) else {
+        let hint = format!(" (HTTP status {status}), from 3.4 on");
+        return Meaning::Other(Failure::Refused(server.wrong_protocol(&hint)));
+    };
+    let has = |text| said.contains(text);
+    let error = |kind, advice: &str| Error::new(kind, format!("{advice} (etcd says: {said})"));
+    let refused = |kind, advice| Meaning::Other(Failure::Refused(error(kind, advice)));
+    let unfit = |advice: &str| {
+        let text = format!("{server} {advice} (etcd says: {said})");
+        Meaning::MemberUnfit(Error::new(ErrorKind::Unavailable, text))
+    };
+    if has("requested lease not found") {
+        Meaning::LeaseGone
+    } else if has("invalid auth token")
+        || has("revision of auth store is old")
+        || has("auth: revision")
+    {
+        Meaning::LoginGone
+    } else if has("no leader") || has("not leader") {
+        unfit("has no leader to follow; are most of the members up and connected?")
+    } else if has("too many requests") {
+        unfit("has more requests under way than it takes")
+    } else if has("server stopped") || has("not ready") || has("unhealthy cluster") {
+        unfit("is not ready")
+    } else if has("timed out") || has("leader changed") || has("context") || has("transport") {
+        let text = format!(
+            "{server} could not tell in time whether it carried out the request; what that granted ends with its ttl (etcd says: {said})"
+        );
+        Meaning::Other(Failure::Unanswered(Error::new(ErrorKind::Unknown, text)))
+    } else if has("database space exceeded") || has("NOSPACE") {
+        refused(
+            ErrorKind::Unavailable,
+            "the cluster's database is full and takes no writes; compact and defragment it, or raise its quota, and then disarm the alarm",
+        )
+    } else if has("authentication failed") {
+        refused(
+            ErrorKind::PermissionDenied,
+            "the cluster does not accept this user and password; check `user` and `password`",
+        )
+    } else if has("authentication is not enabled") {
+        refused(
+            ErrorKind::PermissionDenied,
+            "the cluster has no authentication; leave `user` and `password` out, or enable it there",
+        )
+    } else if has("user name is empty") {
+        refused(
+            ErrorKind::PermissionDenied,
+            "the cluster wants a user and a password; give them in the URL",
+        )
+    } else if has("permission denied") {
+        refused(
+            ErrorKind::PermissionDenied,
+            "the user may not read and write the keys of the locks; grant its role readwrite on the prefix lockkeeper/",
+        )
+    } else if status == 404 || has("unknown field") || has("Not Found") {
+        refused(
+            ErrorKind::Incompatible,
+            "the server lacks what a lock needs; etcd from 3.4 on has it",
+        )
+    } else {
+        refused(ErrorKind::Incompatible, "the server refuses")
+    }
+}

@@ -1,0 +1,31 @@
+//! The etcd backend of [`lockkeeper`](https://docs.rs/lockkeeper): locks that outlive the loss of a server.
+//!
+//! All requests of a name are keys under one prefix, in the order of their creation. The keys before a request
+//! decide whether it is granted: a writer waits for all of them, a reader for the writers, a permit for as many
+//! as there are too many. A key is bound to a lease, which etcd ends when its process is gone.
+
+mod acquire;
+mod admin;
+mod attempt;
+mod batch;
+mod client;
+mod connection;
+mod driver;
+mod entry;
+mod examine;
+mod expiry;
+mod failure;
+mod keys;
+mod leases;
+mod listener;
+mod options;
+mod provider;
+mod queue;
+mod store;
+mod wire;
+
+pub use driver::EtcdDriver;
+pub use options::EtcdOptions;
+pub use provider::{EtcdLease, EtcdProvider};
+
+const BACKEND: &str = "etcd";

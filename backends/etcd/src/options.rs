@@ -1,0 +1,73 @@
+//! The options of an etcd cluster.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{Endpoint, RemoteOptions, remote_setters};
+
+/// Where the members of a cluster are, and how to talk to them. `Debug` shows no password.
+#[derive(Clone)]
+pub struct EtcdOptions {
+    pub(crate) remote: RemoteOptions,
+    /// All members, in the order in which they are tried.
+    pub(crate) members: Vec<Endpoint>,
+}
+
+impl EtcdOptions {
+    /// The port of an etcd server for clients by default.
+    pub const DEFAULT_PORT: u16 = 2379;
+
+    pub(crate) fn new(remote: RemoteOptions, members: Vec<Endpoint>) -> Self {
+        Self { remote, members }
+    }
+
+    /// A cluster of which one member is at a host and port.
+    pub fn tcp(host: impl Into<String>, port: u16) -> Self {
+        let member = Endpoint::tcp(host, port);
+        Self::new(RemoteOptions::new(member.clone()), vec![member])
+    }
+
+    /// Adds another member, which is asked while those before it are out of reach or without a leader.
+    #[must_use]
+    pub fn member(mut self, host: impl Into<String>, port: u16) -> Self {
+        self.members.push(Endpoint::tcp(host, port));
+        self
+    }
+
+    remote_setters!(
+        "Encrypts, and checks the servers' certificates by the certificates in `ca_file` (PEM), or by the system's where it is `None`."
+    );
+
+    /// The certificate and its private key (PEM) by which the servers know this client. Default: none. Only with
+    /// [`tls`](Self::tls).
+    #[must_use]
+    pub fn client_certificate(
+        mut self,
+        certificate: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> Self {
+        self.remote.client_certificate = Some((certificate.into(), key.into()));
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.remote.check()?;
+        if self.remote.user.is_some() != self.remote.password.is_some() {
+            return Err(Error::new(
+                ErrorKind::InvalidValue,
+                "etcd logs in with a user and a password; give both `user` and `password`, or none",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for EtcdOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdOptions")
+            .field("remote", &self.remote)
+            .field("members", &self.members)
+            .finish_non_exhaustive()
+    }
+}

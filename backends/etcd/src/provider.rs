@@ -1,0 +1,182 @@
+//! The provider.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+#[cfg(doc)]
+use lockkeeper_core::ErrorKind;
+use lockkeeper_core::{
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
+    LeaseVerifier, Operation, ReleaseRequest, Released, RenewRequest, Renewal, StoreInfo, StoreUrl,
+    SystemClock, Usage,
+};
+use lockkeeper_remote::senseless;
+
+use crate::acquire::{CLEANUP_TIME, acquire};
+use crate::batch::{BATCH, batch};
+use crate::store::Store;
+use crate::{BACKEND, EtcdOptions};
+
+/// The largest limit of a semaphore: each attempt reads all its permits.
+const MAX_PERMITS: u32 = 1_000;
+
+/// Locks in one etcd cluster, for all programs that connect to it. Clones share their connections.
+///
+/// The cluster decides by majority, so the loss of a member neither loses nor doubles a lock. A member that is
+/// down, or has no leader, is an outage to the requests that it had; the next ones go to another member.
+///
+/// Connections are opened when they are needed, at most [`EtcdOptions::pool_size`] of them, and kept. A thread
+/// watches on a connection of its own: for releases while callers wait, and for what ends leases from 50 ms after
+/// the first grant. Another thread ends leases that are no longer renewed.
+///
+/// # Limits
+/// - The ttl is a whole number of seconds. Its minimum is 1.5 times the election time-out of the cluster: 2 s by
+///   default.
+/// - After an election, the new leader lets every lease live for its whole ttl and one election time-out more. So
+///   the name of a holder that has died is free that much later.
+/// - A client that outlives its lease can still write elsewhere. No lock prevents that (Jepsen has shown it for
+///   etcd 3.4.3 as well): a guard is lost at its own deadline before the cluster frees the name, and the token lets
+///   the data refuse a late write.
+/// - A semaphore has at most 1,000 permits.
+/// - Finding a host's addresses takes as long as the system's resolver does.
+/// - Do not use it on both sides of a fork; open it after forking.
+#[derive(Clone, Debug)]
+pub struct EtcdProvider {
+    store: Arc<Store>,
+}
+
+/// A lock as etcd keeps it: its key, and the lease to which the key is bound.
+#[derive(Clone, Debug)]
+pub struct EtcdLease {
+    pub(crate) key: String,
+    /// The revision at which the key was created.
+    pub(crate) created: i64,
+    pub(crate) lease: i64,
+    /// The value of the key.
+    pub(crate) value: String,
+}
+
+impl EtcdProvider {
+    /// Connects, logs in and tries whether the user may do what a lock needs, within the connect timeout. Locks
+    /// of two namespaces never meet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] when no member can be reached or there is no leader,
+    /// [`ErrorKind::PermissionDenied`] for a wrong password, a missing permission or a certificate that is not
+    /// trusted, [`ErrorKind::Incompatible`] for what is no etcd server or speaks no TLS,
+    /// [`ErrorKind::InvalidValue`] for options out of bounds.
+    pub fn open(options: &EtcdOptions, namespace: &str) -> Result<Self, Error> {
+        Self::with_clock(options, namespace, Arc::new(SystemClock))
+    }
+
+    /// Opens a provider that counts time on the clock of its keepers: see [`open`](Self::open).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn with_clock(
+        options: &EtcdOptions,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        let store = Store::open(options, namespace, clock);
+        let store = store.map_err(|error| error.with_backend(BACKEND))?;
+        Ok(Self { store })
+    }
+
+    /// Carries out one operation.
+    fn single<'a>(&self, operation: Operation<'a, EtcdLease>) -> Operation<'a, EtcdLease> {
+        let mut operations = [operation];
+        batch(&self.store, &mut operations);
+        let [operation] = operations;
+        operation
+    }
+}
+
+impl StoreInfo for EtcdProvider {
+    fn backend(&self) -> &'static str {
+        BACKEND
+    }
+
+    fn location(&self) -> String {
+        let options = &self.store.options;
+        let members: Vec<_> = options.members.iter().map(ToString::to_string).collect();
+        let query = [("namespace", self.store.namespace.as_str())];
+        StoreUrl::location(&format!("etcd://{}", members.join(",")), "", &query)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+            .with(Capability::CrossProcess)
+            .with(Capability::CrossHost)
+            .with(Capability::Shared)
+            .with(Capability::Permits)
+            .with_max_permits(MAX_PERMITS)
+            .with_min_ttl(self.store.min_ttl())
+            .with_ttl_step(Duration::from_secs(1))
+            .with_batch(BATCH)
+            .with_attempt_limit(self.store.client.attempt())
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        Some(self.store.client.connector.counts.usage())
+    }
+
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(&*self.store)
+    }
+}
+
+impl Backend for EtcdProvider {
+    type Lease = EtcdLease;
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<EtcdLease>>, Error> {
+        acquire(&self.store, request)
+    }
+
+    /// Deletes the key of the request. What arrives later is bound to a lease that is not kept alive.
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        let keys = self.store.name_keys(request.name(), request.mode());
+        let until = request.now() + CLEANUP_TIME;
+        let _ = self.store.forget(&keys.of(request), until);
+    }
+
+    fn renew(
+        &self,
+        lease: &mut EtcdLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        let answer = None;
+        let renew = RenewRequest {
+            lease,
+            ttl,
+            deadline,
+            answer,
+        };
+        match self.single(Operation::Renew(renew)) {
+            Operation::Renew(it) => it.answer.unwrap_or_else(|| Err(senseless())),
+            _ => Err(senseless()),
+        }
+    }
+
+    fn release(&self, lease: &mut EtcdLease, deadline: HostInstant) -> Result<Released, Error> {
+        let answer = None;
+        let release = ReleaseRequest {
+            lease,
+            deadline,
+            answer,
+        };
+        match self.single(Operation::Release(release)) {
+            Operation::Release(it) => it.answer.unwrap_or_else(|| Err(senseless())),
+            _ => Err(senseless()),
+        }
+    }
+
+    fn batch(&self, operations: &mut [Operation<'_, EtcdLease>]) {
+        batch(&self.store, operations);
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.store.listener.verifiers.add(verifier);
+    }
+}

@@ -1,0 +1,164 @@
+//! The parts that a provider, its leases and its threads share.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, SystemTime};
+
+use lockkeeper_core::{Clock, Error, HostInstant, LockName, Mode, Timer, epoch_at};
+use lockkeeper_remote::{Failure, nothing_granted, senseless};
+use serde_json::json;
+
+use crate::client::Client;
+use crate::expiry::Expiry;
+use crate::keys::{CommonKeys, KeyRange, NameKeys};
+use crate::leases::{Leases, grant};
+use crate::listener::Listener;
+use crate::options::EtcdOptions;
+use crate::wire::{KeyValue, Txn, TxnReply, delete, exists_since, get, is_less, key_values};
+use crate::wire::{none_of, put, read, revision};
+
+pub(crate) struct Store {
+    pub(crate) client: Client,
+    pub(crate) options: EtcdOptions,
+    pub(crate) namespace: String,
+    pub(crate) keys: CommonKeys,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) leases: Leases,
+    pub(crate) expiry: Expiry,
+    pub(crate) listener: Arc<Listener>,
+    /// The shortest lease that the cluster grants: 1.5 × its election time-out, rounded up to seconds.
+    pub(crate) min_ttl: OnceLock<Duration>,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("options", &self.options)
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.listener.close();
+    }
+}
+
+impl Store {
+    /// Connects, and finds out the shortest lease.
+    pub(crate) fn open(
+        options: &EtcdOptions,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Self>, Error> {
+        let client = Client::new(options, Arc::clone(&clock))?;
+        let keys = CommonKeys::new(namespace);
+        let store = Arc::new_cyclic(|store: &Weak<Self>| Self {
+            listener: Listener::new(Arc::clone(&client.connector), keys.clone(), store.clone()),
+            client,
+            options: options.clone(),
+            namespace: namespace.to_owned(),
+            keys,
+            expiry: Expiry::new(Timer::new(Arc::clone(&clock))),
+            clock,
+            leases: Leases::default(),
+            min_ttl: OnceLock::new(),
+        });
+        let until = store.clock.now() + options.remote.connect_timeout;
+        let (lease, least) = grant(&store, 1, until).map_err(nothing_granted)?;
+        store.leases.add(least, lease);
+        let _ = store.min_ttl.set(Duration::from_secs(least));
+        store.raise_base(until).map_err(nothing_granted)?;
+        store.expiry.start(Arc::downgrade(&store))?;
+        Ok(store)
+    }
+
+    pub(crate) fn min_ttl(&self) -> Duration {
+        self.min_ttl.get().copied().unwrap_or_default()
+    }
+
+    pub(crate) fn name_keys(&self, name: &LockName, mode: Mode) -> NameKeys {
+        NameKeys::new(&self.namespace, name, mode.is_permit())
+    }
+
+    /// Reads keys, in the order of their creation, with the revision of the store.
+    pub(crate) fn read(
+        &self,
+        keys: &KeyRange,
+        until: HostInstant,
+    ) -> Result<(Vec<KeyValue>, i64), Failure> {
+        let reply = self.client.call("/v3/kv/range", &read(keys), until)?;
+        Ok((key_values(&reply), revision(&reply)))
+    }
+
+    /// Raises the number that epochs add to the revision to the clock, and returns it.
+    ///
+    /// Revisions count from 1, and those of a cluster that was made anew begin again. With this number,
+    /// epochs are larger than those of any other store and of a former cluster. Every grant reads the
+    /// number in its own transaction, so a later grant never has a smaller one.
+    pub(crate) fn raise_base(&self, until: HostInstant) -> Result<u64, Failure> {
+        let reply = self.client.call(
+            "/v3/kv/range",
+            &read(&KeyRange::one(&self.keys.base)),
+            until,
+        )?;
+        let passed = u64::try_from(revision(&reply)).unwrap_or(0);
+        let base = epoch_at(SystemTime::now()).saturating_sub(passed);
+        let text = format!("{base:020}");
+        let write = || vec![put(&self.keys.base, &text, 0)];
+        let first = Txn {
+            compare: vec![none_of(&KeyRange::one(&self.keys.base))],
+            then: write(),
+            otherwise: vec![get(&KeyRange::one(&self.keys.base))],
+        };
+        let raise = Txn {
+            compare: vec![is_less(&self.keys.base, &text)],
+            then: write(),
+            otherwise: vec![first.nested()],
+        };
+        let reply = self.client.txn(raise, until)?;
+        let reply = TxnReply(&reply);
+        let nested = reply.nested(0);
+        if reply.succeeded() || nested.is_some_and(TxnReply::succeeded) {
+            return Ok(base);
+        }
+        let stored = nested.and_then(|nested| base_in(nested, 0));
+        stored.ok_or_else(|| Failure::Refused(senseless()))
+    }
+
+    /// Deletes a key if it was created at this revision, and returns whether it was there.
+    pub(crate) fn delete(
+        &self,
+        key: &str,
+        created: i64,
+        until: HostInstant,
+    ) -> Result<bool, Failure> {
+        let reply = self.client.txn(delete_if(key, created), until)?;
+        Ok(TxnReply(&reply).succeeded())
+    }
+
+    /// Deletes the key of a request, whenever it was created.
+    pub(crate) fn forget(&self, key: &str, until: HostInstant) -> Result<(), Failure> {
+        let body = delete(key);
+        let body = body.get("request_delete_range").cloned();
+        let body = body.unwrap_or_else(|| json!({}));
+        self.client
+            .call("/v3/kv/deleterange", &body, until)
+            .map(drop)
+    }
+}
+
+/// Returns the transaction that deletes a key if it was created at this revision.
+pub(crate) fn delete_if(key: &str, created: i64) -> Txn {
+    Txn {
+        compare: vec![exists_since(key, created)],
+        then: vec![delete(key)],
+        otherwise: Vec::new(),
+    }
+}
+
+/// Returns the number that epochs add to the revision, which the operation number `at` has read.
+pub(crate) fn base_in(reply: TxnReply<'_>, at: usize) -> Option<u64> {
+    reply.keys(at)?.first()?.value.parse().ok()
+}

@@ -1,0 +1,199 @@
+//! Requests and replies in the JSON of etcd's gateway: bytes are base64, and 64-bit numbers are text.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+use crate::keys::KeyRange;
+
+fn encoded(text: &str) -> String {
+    BASE64_STANDARD.encode(text)
+}
+
+/// Reads a number, which is left out if it is zero.
+pub(crate) fn number(value: &Value) -> i64 {
+    let text = value.as_str().and_then(|text| text.parse().ok());
+    text.or_else(|| value.as_i64()).unwrap_or(0)
+}
+
+fn text(value: &Value) -> String {
+    let bytes = BASE64_STANDARD.decode(value.as_str().unwrap_or_default());
+    String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+}
+
+fn range(range: &KeyRange) -> Value {
+    let mut value = json!({ "key": encoded(&range.first) });
+    if !range.end.is_empty()
+        && let Some(fields) = value.as_object_mut()
+    {
+        fields.insert("range_end".to_owned(), encoded(&range.end).into());
+    }
+    value
+}
+
+fn with(mut value: Value, fields: Value) -> Value {
+    if let (Some(value), Value::Object(fields)) = (value.as_object_mut(), fields) {
+        value.extend(fields);
+    }
+    value
+}
+
+/// Returns a comparison that is true if no key of `keys` exists.
+pub(crate) fn none_of(keys: &KeyRange) -> Value {
+    created(keys, "EQUAL", 0)
+}
+
+/// Returns a comparison that is true if `key` exists since `revision`.
+pub(crate) fn exists_since(key: &str, revision: i64) -> Value {
+    created(&KeyRange::one(key), "EQUAL", revision)
+}
+
+/// Returns a comparison that is true if there are keys in `keys`, and none from before `revision`.
+pub(crate) fn none_before(keys: &KeyRange, revision: i64) -> Value {
+    created(keys, "GREATER", revision - 1)
+}
+
+fn created(keys: &KeyRange, result: &str, revision: i64) -> Value {
+    let compare =
+        json!({ "target": "CREATE", "result": result, "create_revision": revision.to_string() });
+    with(range(keys), compare)
+}
+
+/// Returns a comparison that is true if no key of `keys` was written after `revision`.
+pub(crate) fn unchanged_since(keys: &KeyRange, revision: i64) -> Value {
+    let after = (revision + 1).to_string();
+    let compare = json!({ "target": "MOD", "result": "LESS", "mod_revision": after });
+    with(range(keys), compare)
+}
+
+/// Returns a comparison that is true if `key` exists with a smaller value.
+pub(crate) fn is_less(key: &str, value: &str) -> Value {
+    let compare = json!({ "target": "VALUE", "result": "LESS", "value": encoded(value) });
+    with(range(&KeyRange::one(key)), compare)
+}
+
+/// The body of a request that reads keys, in the order of their creation.
+pub(crate) fn read(keys: &KeyRange) -> Value {
+    let order = json!({ "sort_order": "ASCEND", "sort_target": "CREATE" });
+    match keys.end.is_empty() {
+        true => range(keys),
+        false => with(range(keys), order),
+    }
+}
+
+/// The body of a request that reads a key as it was at a revision.
+pub(crate) fn read_at(key: &str, revision: i64) -> Value {
+    let at = json!({ "revision": revision.to_string() });
+    with(range(&KeyRange::one(key)), at)
+}
+
+/// Returns the operation that reads keys.
+pub(crate) fn get(keys: &KeyRange) -> Value {
+    json!({ "request_range": read(keys) })
+}
+
+/// Returns the operation that writes a key, bound to a lease unless that is 0.
+pub(crate) fn put(key: &str, value: &str, lease: i64) -> Value {
+    json!({ "request_put": {
+        "key": encoded(key), "value": encoded(value), "lease": lease.to_string()
+    } })
+}
+
+/// Returns the operation that deletes a key.
+pub(crate) fn delete(key: &str) -> Value {
+    json!({ "request_delete_range": { "key": encoded(key) } })
+}
+
+/// Operations that are carried out together, or others instead of them.
+#[derive(Default)]
+pub(crate) struct Txn {
+    /// All of them must be true for `then`.
+    pub(crate) compare: Vec<Value>,
+    pub(crate) then: Vec<Value>,
+    pub(crate) otherwise: Vec<Value>,
+}
+
+impl Txn {
+    /// Returns the body of a request.
+    pub(crate) fn body(self) -> Value {
+        json!({ "compare": self.compare, "success": self.then, "failure": self.otherwise })
+    }
+
+    /// Returns the operation of another transaction.
+    pub(crate) fn nested(self) -> Value {
+        json!({ "request_txn": self.body() })
+    }
+}
+
+/// Returns a request for the deletions of keys from a revision on, or of now if that is 0.
+pub(crate) fn watch_deletions(keys: &KeyRange, revision: i64) -> Value {
+    watch(keys, revision, "NOPUT")
+}
+
+/// Returns a request for the writes of a key from a revision on, or of now if that is 0.
+pub(crate) fn watch_writes(key: &str, revision: i64) -> Value {
+    watch(&KeyRange::one(key), revision, "NODELETE")
+}
+
+fn watch(keys: &KeyRange, revision: i64, filter: &str) -> Value {
+    let fields = json!({ "start_revision": revision.to_string(), "filters": [filter] });
+    json!({ "create_request": with(range(keys), fields) })
+}
+
+/// A key that was read.
+#[derive(Clone, Debug)]
+pub(crate) struct KeyValue {
+    pub(crate) key: String,
+    pub(crate) value: String,
+    /// The revision at which it was created.
+    pub(crate) created: i64,
+    /// The revision at which it was last written.
+    pub(crate) modified: i64,
+    pub(crate) lease: i64,
+}
+
+/// Reads the keys in the reply to a read.
+pub(crate) fn key_values(range: &Value) -> Vec<KeyValue> {
+    let found = range.get("kvs").and_then(Value::as_array);
+    let read = |kv: &Value| {
+        let field = |name| kv.get(name).unwrap_or(&Value::Null);
+        KeyValue {
+            key: text(field("key")),
+            value: text(field("value")),
+            created: number(field("create_revision")),
+            modified: number(field("mod_revision")),
+            lease: number(field("lease")),
+        }
+    };
+    found.into_iter().flatten().map(read).collect()
+}
+
+/// Returns the revision of the store at which a request was carried out.
+pub(crate) fn revision(reply: &Value) -> i64 {
+    number(reply.pointer("/header/revision").unwrap_or(&Value::Null))
+}
+
+/// The reply to a transaction, or to one inside of another.
+#[derive(Clone, Copy)]
+pub(crate) struct TxnReply<'a>(pub(crate) &'a Value);
+
+impl<'a> TxnReply<'a> {
+    /// Returns whether the comparisons were true.
+    pub(crate) fn succeeded(self) -> bool {
+        self.0.get("succeeded").and_then(Value::as_bool) == Some(true)
+    }
+
+    fn response(self, at: usize, kind: &str) -> Option<&'a Value> {
+        self.0.get("responses")?.get(at)?.get(kind)
+    }
+
+    /// Returns the keys that the operation number `at` has read.
+    pub(crate) fn keys(self, at: usize) -> Option<Vec<KeyValue>> {
+        self.response(at, "response_range").map(key_values)
+    }
+
+    /// Returns the reply to the transaction that is the operation number `at`.
+    pub(crate) fn nested(self, at: usize) -> Option<TxnReply<'a>> {
+        self.response(at, "response_txn").map(TxnReply)
+    }
+}
