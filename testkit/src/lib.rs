@@ -55,7 +55,7 @@ mod until;
 #[cfg(unix)]
 pub use daemon::Daemon;
 #[cfg(all(unix, feature = "etcd"))]
-pub use etcd::{EtcdKey, EtcdKind, EtcdOptions, EtcdServer};
+pub use etcd::{EtcdCluster, EtcdKey, EtcdKind, EtcdOptions, EtcdServer};
 #[cfg(all(unix, feature = "mysql"))]
 pub use mysql::{MySqlClient, MySqlSession};
 #[cfg(unix)]

@@ -39,6 +39,10 @@ pub(crate) trait FaultServer: Sized + Sync {
     const MID_REPLY: usize;
     /// Whether a lease outlives the connection on which it was granted.
     const LEASE_OUTLIVES_CONNECTION: bool;
+    /// Whether the server knows its leases after [`restart`](Self::restart).
+    const RESTARTED: Memory = Memory::Lost;
+    /// The shortest ttl, in seconds; it takes the place of `ttl=1s` in URLs.
+    const MIN_TTL: u64 = 1;
 
     fn start(kind: Self::Kind) -> Self;
     fn addr(&self) -> SocketAddr;
@@ -49,8 +53,11 @@ pub(crate) trait FaultServer: Sized + Sync {
     fn base_url(&self, addr: SocketAddr) -> String;
     /// Returns the URLs of an address without and with TLS, ready for `key=value`.
     fn urls_of(addr: &str) -> [String; 2];
-    /// Returns a URL by this server's unix socket.
-    fn socket_url(&self) -> String;
+    /// Returns a URL by this server's unix socket, if it has one.
+    fn socket_url(&self) -> Option<String> {
+        None
+    }
+
     /// Returns how many keepers wait for the lock in the store.
     fn queue_length(&self, name: &str) -> usize;
     /// Waits until nothing of any keeper is left on the server.
@@ -58,6 +65,7 @@ pub(crate) trait FaultServer: Sized + Sync {
 
     /// Returns a URL with keys, and with time for a reply on a busy machine where the keys do not say it.
     fn url_with(&self, addr: SocketAddr, keys: &str) -> String {
+        let keys = keys.replace("ttl=1s", &format!("ttl={}s", Self::MIN_TTL));
         let timeout = match keys.contains("response_timeout") {
             true => "",
             false => "&response_timeout=5s",

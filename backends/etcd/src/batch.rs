@@ -35,7 +35,8 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
         return;
     };
     let until = store.client.at_least_one_attempt(latest);
-    // Once more if a lease of this process turned out to have ended: then nothing was done.
+    // Once more if a lease of this process turned out to have ended: then nothing was done. And once more for
+    // renewals whose reply is missing: to repeat one does no harm.
     for is_last in [false, true] {
         let parts: Vec<_> = operations
             .iter_mut()
@@ -66,11 +67,12 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
             }
             match &reply {
                 Ok(reply) => read(store, operation, part, (reply, at), until),
+                Err(Failure::Unanswered(_))
+                    if !is_last && matches!(operation, Operation::Renew(_)) => {}
                 Err(failure) => operation.fail(failure.error().clone()),
             }
             at += 1;
         }
-        return;
     }
 }
 

@@ -20,6 +20,10 @@ pub(crate) fn meaning(server: &Server, status: u16, body: &[u8]) -> Meaning {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
     let said = |name| body.get(name).and_then(Value::as_str);
     let Some(said) = said("message").or_else(|| said("error")) else {
+        if status == 503 {
+            let text = format!("{server} is not ready");
+            return Meaning::MemberUnfit(Error::new(ErrorKind::Unavailable, text));
+        }
         let hint = format!(" (HTTP status {status}), from 3.4 on");
         return Meaning::Other(Failure::Refused(server.wrong_protocol(&hint)));
     };

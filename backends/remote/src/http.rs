@@ -212,7 +212,8 @@ impl Http {
             .take(MAX_LINE)
             .read_until(b'\n', &mut line)?;
         if line.pop() != Some(b'\n') {
-            return Err(match line.is_empty() {
+            let is_cut = (line.len() as u64) < MAX_LINE - 1;
+            return Err(match is_cut {
                 true => io::ErrorKind::UnexpectedEof.into(),
                 false => bad(),
             });

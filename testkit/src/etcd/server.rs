@@ -23,10 +23,20 @@ pub struct EtcdServer {
     kind: EtcdKind,
     options: EtcdOptions,
     port: u16,
-    peer_port: u16,
+    peers: Peers,
     tls: Option<(u16, Certificates)>,
     daemon: Daemon,
     data: TempDir,
+}
+
+/// How a member is reached by the others.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Peers {
+    pub(super) name: String,
+    /// The port that it listens on.
+    pub(super) port: u16,
+    /// All members: `NAME=URL,NAME=URL`.
+    pub(super) all: String,
 }
 
 impl EtcdServer {
@@ -36,6 +46,15 @@ impl EtcdServer {
     /// There is no such server on this machine (see [`EtcdKind::ignored`]), or it did not start: its log is in
     /// the error.
     pub fn start(kind: EtcdKind, options: &EtcdOptions) -> io::Result<Self> {
+        Self::start_among(kind, options, None)
+    }
+
+    /// Starts a member of a cluster; `None` is the only one of its own.
+    pub(super) fn start_among(
+        kind: EtcdKind,
+        options: &EtcdOptions,
+        peers: Option<Peers>,
+    ) -> io::Result<Self> {
         let program = kind
             .program()
             .map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
@@ -55,14 +74,21 @@ impl EtcdServer {
             kind,
             options: options.clone(),
             port: 0,
-            peer_port: 0,
+            peers: peers.clone().unwrap_or_default(),
             tls,
             daemon,
             data,
         };
         daemon::retry_on_taken_port(|| {
             let [plain, peer, encrypted] = daemon::free_ports()?;
-            (server.port, server.peer_port) = (plain, peer);
+            server.port = plain;
+            if peers.is_none() {
+                server.peers = Peers {
+                    name: "one".to_owned(),
+                    port: peer,
+                    all: format!("one=http://127.0.0.1:{peer}"),
+                };
+            }
             if let Some((port, _)) = &mut server.tls {
                 *port = encrypted;
             }
@@ -110,6 +136,16 @@ impl EtcdServer {
     pub fn restart(&self) -> io::Result<()> {
         self.kill();
         daemon::retry_on_former_port(|| self.launch())
+    }
+
+    /// Kills the server if it runs, and starts it on the same ports without its data, as another cluster.
+    ///
+    /// # Errors
+    /// The server did not start: its log is in the error.
+    pub fn restart_empty(&self) -> io::Result<()> {
+        self.kill();
+        std::fs::remove_dir_all(self.data.path().join("member"))?;
+        self.restart()
     }
 
     /// Posts a JSON object to the gateway and returns the reply's: `call("/v3/maintenance/status", &json!({}))`.
@@ -160,14 +196,23 @@ impl EtcdServer {
     }
 
     fn launch(&self) -> io::Result<()> {
-        // A write, so that the member has a leader.
-        self.daemon.launch(self.server(), || self.put("ready", ""))
+        self.daemon.launch(self.server(), || {
+            let status = self.call("/v3/maintenance/status", &json!({}))?;
+            let has_leader = status.get("leader").is_some();
+            has_leader
+                .then_some(())
+                .ok_or_else(|| io::Error::other("it has no leader"))
+        })
     }
 
     fn server(&self) -> Command {
         let mut command = Command::new(self.daemon.program());
         let client = format!("http://{}", self.addr());
-        let peer = format!("http://127.0.0.1:{}", self.peer_port);
+        let Peers { name, port, all } = &self.peers;
+        let named = |member: &&str| member.starts_with(&format!("{name}="));
+        let own = all.split(',').find(named);
+        let own = own.and_then(|own| own.split_once('='));
+        let own = own.map_or("", |(_, url)| url);
         let mut listen = client.clone();
         if let Some((port, certificates)) = &self.tls {
             listen = format!("{listen},https://127.0.0.1:{port}");
@@ -180,13 +225,13 @@ impl EtcdServer {
                     .arg(&certificates.authority);
             }
         }
-        command.args(["--name", "one", "--logger", "zap"]);
+        command.args(["--name", name, "--logger", "zap"]);
         command.arg("--data-dir").arg(self.data.path());
         command.args(["--listen-client-urls", &listen]);
         command.args(["--advertise-client-urls", &client]);
-        command.args(["--listen-peer-urls", &peer]);
-        command.args(["--initial-advertise-peer-urls", &peer]);
-        command.args(["--initial-cluster", &format!("one={peer}")]);
+        command.args(["--listen-peer-urls", &format!("http://127.0.0.1:{port}")]);
+        command.args(["--initial-advertise-peer-urls", own]);
+        command.args(["--initial-cluster", all]);
         command.args(&self.options.args);
         command
     }

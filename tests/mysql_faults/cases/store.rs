@@ -49,8 +49,8 @@ impl FaultServer for Server {
         ["", "tls=on&"].map(|tls| format!("mysql://me:s3cret@{addr}/?{tls}"))
     }
 
-    fn socket_url(&self) -> String {
-        format!("mysql:?socket={}&user=me", self.socket().display())
+    fn socket_url(&self) -> Option<String> {
+        Some(format!("mysql:?socket={}&user=me", self.socket().display()))
     }
 
     fn queue_length(&self, name: &str) -> usize {

@@ -40,8 +40,8 @@ impl FaultServer for RedisServer {
         ["redis", "rediss"].map(|scheme| format!("{scheme}://{addr}/?"))
     }
 
-    fn socket_url(&self) -> String {
-        format!("unix:{}", self.socket().display())
+    fn socket_url(&self) -> Option<String> {
+        Some(format!("unix:{}", self.socket().display()))
     }
 
     fn queue_length(&self, name: &str) -> usize {

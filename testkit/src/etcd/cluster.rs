@@ -1,0 +1,138 @@
+//! A cluster of three members.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::network::Network;
+use super::server::Peers;
+use super::{EtcdKind, EtcdOptions, EtcdServer};
+use crate::daemon::{START, free_ports};
+
+/// Three members that run until this is dropped. All methods can be called from any thread.
+#[derive(Debug)]
+pub struct EtcdCluster {
+    members: Vec<EtcdServer>,
+    network: Arc<Network>,
+}
+
+impl EtcdCluster {
+    /// Starts three members and returns when they have a leader.
+    ///
+    /// # Errors
+    /// As [`EtcdServer::start`].
+    pub fn start(kind: EtcdKind, options: &EtcdOptions) -> io::Result<Self> {
+        let network = Arc::<Network>::default();
+        let ports: [u16; 3] = free_ports()?;
+        let mut doors = Vec::new();
+        for (number, port) in ports.into_iter().enumerate() {
+            let door = network.lead_to(number, port)?;
+            doors.push(format!("m{number}=http://{door}"));
+        }
+        let all = doors.join(",");
+        let start = |number: usize, port| {
+            let peers = Peers {
+                name: format!("m{number}"),
+                port,
+                all: all.clone(),
+            };
+            EtcdServer::start_among(kind, options, Some(peers))
+        };
+        // None of them replies before most of them run.
+        let members = thread::scope(|scope| {
+            let numbered = ports.into_iter().enumerate();
+            let starting: Vec<_> = numbered
+                .map(|(number, port)| scope.spawn(move || start(number, port)))
+                .collect();
+            let members = starting.into_iter().map(|member| {
+                let panicked = |_| Err(io::Error::other("a thread has panicked"));
+                member.join().unwrap_or_else(panicked)
+            });
+            members.collect::<io::Result<Vec<_>>>()
+        });
+        let cluster = Self {
+            members: members.inspect_err(|_| network.close())?,
+            network,
+        };
+        let ids = cluster
+            .members
+            .iter()
+            .map(|member| Ok(format!("{:x}", id(member)?)));
+        cluster.network.know(ids.collect::<io::Result<_>>()?);
+        Ok(cluster)
+    }
+
+    /// Returns the members.
+    #[must_use]
+    pub fn members(&self) -> &[EtcdServer] {
+        &self.members
+    }
+
+    /// Returns `etcd://HOST:PORT,HOST:PORT,HOST:PORT`, with the member number `first` first.
+    #[must_use]
+    pub fn url(&self, first: usize) -> String {
+        let mut hosts: Vec<_> = self
+            .members
+            .iter()
+            .map(|it| it.addr().to_string())
+            .collect();
+        hosts.rotate_left(first % 3);
+        format!("etcd://{}", hosts.join(","))
+    }
+
+    /// Waits until the members have a leader, and returns its number. Members of the numbers `but` are not asked,
+    /// since they are stopped or cut off.
+    ///
+    /// # Errors
+    /// There is none within 30 s.
+    pub fn leader(&self, but: &[usize]) -> io::Result<usize> {
+        let until = Instant::now() + START;
+        loop {
+            let mut others = (0..self.members.len()).filter(|number| !but.contains(number));
+            let leads = |number: &usize| self.members.get(*number).is_some_and(is_leader);
+            if let Some(found) = others.find(leads) {
+                return Ok(found);
+            }
+            if Instant::now() > until {
+                return Err(io::Error::other("the members elect no leader"));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Cuts a member off from the others; clients still reach it.
+    pub fn cut_off(&self, member: usize) {
+        self.network.cut_off(member);
+    }
+
+    /// Ends [`cut_off`](Self::cut_off).
+    pub fn join(&self) {
+        self.network.join();
+    }
+}
+
+impl Drop for EtcdCluster {
+    fn drop(&mut self) {
+        self.members.iter().for_each(|member| member.kill());
+        self.network.close();
+    }
+}
+
+fn number(reply: &Value, at: &str) -> u64 {
+    let text = reply.pointer(at).and_then(Value::as_str);
+    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+fn id(member: &EtcdServer) -> io::Result<u64> {
+    let status = member.call("/v3/maintenance/status", &json!({}))?;
+    Ok(number(&status, "/header/member_id"))
+}
+
+fn is_leader(member: &EtcdServer) -> bool {
+    let status = member.call("/v3/maintenance/status", &json!({}));
+    let leads = |status: Value| number(&status, "/leader") == number(&status, "/header/member_id");
+    status.is_ok_and(leads)
+}

@@ -1,0 +1,19 @@
+//! The cases of etcd alone.
+
+mod cluster;
+mod loss;
+mod opening;
+mod store;
+
+use std::process::ExitCode;
+
+use lockkeeper_testkit::{EtcdKind, EtcdServer, suite};
+
+use crate::faults::run;
+
+type Case = suite::Case<EtcdKind>;
+
+pub(crate) fn main() -> ExitCode {
+    let cases = [cluster::CASES, loss::CASES, opening::CASES];
+    run::<EtcdServer>(cases.into_iter().flatten().copied())
+}

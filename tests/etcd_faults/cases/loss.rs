@@ -1,0 +1,137 @@
+//! Losses that a holder is told of long before its next renewal, and leases that end while others go on.
+
+use lockkeeper::admin::Severity;
+use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::{AcquireOptions, LeasePolicy, LockKeeper, Released, WaitOutcome};
+use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, until};
+
+use super::Case;
+use crate::faults::common::lose_all_leases;
+use crate::faults::{FaultServer, Memory, WAIT_LIMIT, Witness, contend_during};
+
+pub(super) const CASES: &[Case] = &[
+    ("loss_by_new_cluster_is_noticed", loss_by_new_cluster),
+    ("loss_by_unlock_is_noticed", loss_by_unlock),
+    ("tokens_grow_over_a_new_cluster", tokens_grow),
+    ("forgotten_fixed_lease_ends", forgotten_fixed_lease_ends),
+    ("late_request_binds_no_lock_for_long", late_request),
+    ("full_database_is_told", full_database),
+];
+
+fn start(kind: EtcdKind) -> EtcdServer {
+    EtcdServer::start(kind, &EtcdOptions::new()).unwrap()
+}
+
+/// With this ttl a renewal is due after all limits of the suite.
+fn open_long(server: &EtcdServer) -> LockKeeper {
+    FaultServer::open(server, "ttl=10m")
+}
+
+fn loss_by_new_cluster(kind: EtcdKind) {
+    let server = start(kind);
+    let keeper = open_long(&server);
+    for _ in 0..2 {
+        let held = keeper.lock("a").unwrap();
+        server.restart_empty().unwrap();
+        assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+        assert_eq!(held.release().unwrap(), Released::AlreadyLost);
+    }
+    lose_all_leases(&server, || server.restart_empty().unwrap());
+    contend_during(&server, Memory::Lost, || server.restart_empty().unwrap());
+}
+
+fn loss_by_unlock(kind: EtcdKind) {
+    let server = start(kind);
+    let (keeper, operator) = (open_long(&server), open_long(&server));
+    let held = ["a", "b"].map(|name| keeper.lock(name).unwrap());
+    let admin = operator.admin().unwrap();
+    let deadline = SystemClock.now() + WAIT_LIMIT;
+    let shown = admin.held(Some(held[0].name()), deadline).unwrap();
+    let [shown] = &shown[..] else {
+        panic!("it is held once: {shown:?}");
+    };
+    assert_eq!(shown.token(), Some(held[0].token()));
+    assert!(admin.force_release(shown, deadline).unwrap());
+    let [taken, kept] = held;
+    assert_eq!(taken.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    assert!(kept.is_held());
+    assert!(!admin.force_release(shown, deadline).unwrap());
+    drop((taken, kept, keeper, operator));
+    server.assert_clean();
+}
+
+/// Revisions begin again, and tokens do not.
+fn tokens_grow(kind: EtcdKind) {
+    let server = start(kind);
+    let keeper = FaultServer::open(&server, "ttl=2s&wait=20s");
+    let mut last = keeper.lock("a").unwrap().token();
+    for round in 0..3 {
+        if round < 2 {
+            server.restart_empty().unwrap();
+        } else {
+            server.delete("lockkeeper/").unwrap();
+        }
+        let next = keeper.lock("a").unwrap().token();
+        assert!(next > last, "{next} after {last}");
+        last = next;
+    }
+}
+
+/// A lock that is not renewed ends while another lock of its process keeps their lease in etcd alive.
+fn forgotten_fixed_lease_ends(kind: EtcdKind) {
+    let server = start(kind);
+    let (keeper, rival) = (
+        FaultServer::open(&server, "ttl=2s"),
+        FaultServer::open(&server, "wait=20s"),
+    );
+    let witness = Witness::new(true);
+    let renewed = keeper.lock("b").unwrap();
+    let ttl = std::time::Duration::from_secs(2);
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+    let forgotten = keeper.acquire("a", &fixed).unwrap().unwrap();
+    witness.enter(&forgotten);
+    let next = rival.lock("a").unwrap();
+    witness.enter(&next);
+    assert!(renewed.is_held());
+    drop((next, forgotten, renewed, keeper, rival));
+    server.assert_clean();
+}
+
+/// A request that was held up, and that its caller has given up, binds no lock to a lease that lives on.
+fn late_request(kind: EtcdKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keeper = server.open_via(
+        &proxy,
+        "ttl=2s&response_timeout=300ms&connect_timeout=300ms",
+    );
+    let renewed = keeper.lock("b").unwrap();
+    proxy.once(EtcdServer::LOCK_REQUEST, Fault::Dark);
+    assert!(keeper.try_lock("a").is_err());
+    proxy.set(Fault::Pass);
+    until("the late request has ended", || {
+        server.queue_length("a") == 0
+    });
+    let rival = FaultServer::open(&server, "wait=20s");
+    drop(rival.lock("a").unwrap());
+    drop((renewed, keeper, rival));
+    server.assert_clean();
+}
+
+fn full_database(kind: EtcdKind) {
+    let server = start(kind);
+    let keeper = open_long(&server);
+    let alarm = |action: &str| {
+        let body = serde_json::json!({ "action": action, "alarm": "NOSPACE" });
+        server.call("/v3/maintenance/alarm", &body).unwrap();
+    };
+    alarm("ACTIVATE");
+    let error = keeper.try_lock("a").unwrap_err();
+    assert!(error.to_string().contains("full"), "{error:?}");
+    let admin = keeper.admin().unwrap();
+    let found = admin.examine(SystemClock.now() + WAIT_LIMIT).unwrap();
+    let found = found.iter().find(|it| it.topic == "alarms").unwrap();
+    assert_eq!(found.severity, Severity::Unusable, "{found:?}");
+    alarm("DEACTIVATE");
+    drop(keeper.try_lock("a").unwrap().expect("it is free"));
+}

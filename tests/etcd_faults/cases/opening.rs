@@ -1,0 +1,183 @@
+//! Users, certificates and other servers.
+
+use std::time::Duration;
+
+use lockkeeper::{ErrorKind, Released};
+use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, RedisKind, RedisServer};
+use serde_json::{Value, json};
+
+use super::Case;
+use crate::faults::{fake_server, refused};
+
+pub(super) const CASES: &[Case] = &[
+    ("users_and_roles", users_and_roles),
+    ("login_is_renewed", login_is_renewed),
+    ("certificates", certificates),
+    ("client_certificates", client_certificates),
+    ("other_servers_are_refused", other_servers),
+    ("members_are_tried_in_turn", members_in_turn),
+];
+
+/// Adds the users root and me (`open-sesame`), of whom me may use the keys of locks alone, and turns logins on.
+fn add_users(server: &EtcdServer) {
+    let call = |path: &str, body: Value| server.call(path, &body).unwrap();
+    let user = |name, roles: &[&str]| {
+        call(
+            "/v3/auth/user/add",
+            json!({ "name": name, "password": "open-sesame" }),
+        );
+        for role in roles {
+            call("/v3/auth/role/add", json!({ "name": role }));
+            call("/v3/auth/user/grant", json!({ "user": name, "role": role }));
+        }
+    };
+    user("root", &["root"]);
+    user("me", &["locks"]);
+    user("other", &[]);
+    // `lockkeeper/` to `lockkeeper0`, in base64.
+    let perm = json!({ "permType": "READWRITE", "key": "bG9ja2tlZXBlci8=", "range_end": "bG9ja2tlZXBlcjA=" });
+    call(
+        "/v3/auth/role/grant",
+        json!({ "name": "locks", "perm": perm }),
+    );
+    call("/v3/auth/enable", json!({}));
+}
+
+fn with_login(server: &EtcdServer, login: &str, keys: &str) -> String {
+    format!("etcd://{login}@{}/?{keys}", server.addr())
+}
+
+fn users_and_roles(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let denied = ErrorKind::PermissionDenied;
+    refused(
+        &with_login(&server, "me:open-sesame", ""),
+        denied,
+        &["no authentication"],
+    );
+    add_users(&server);
+    refused(
+        &format!("{}/", server.url()),
+        denied,
+        &["user and a password"],
+    );
+    refused(
+        &with_login(&server, "me:s3cret", ""),
+        denied,
+        &["`password`"],
+    );
+    refused(
+        &with_login(&server, "other:open-sesame", ""),
+        denied,
+        &["lockkeeper/"],
+    );
+    refused(
+        &with_login(&server, "me", ""),
+        ErrorKind::InvalidValue,
+        &["`password`"],
+    );
+    let [keeper, rival] = ["", "wait=20s"]
+        .map(|keys| lockkeeper::open(&with_login(&server, "me:open-sesame", keys)).unwrap());
+    let held = keeper.lock("a").unwrap();
+    assert!(rival.try_lock("a").unwrap().is_none());
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| rival.lock("a").unwrap());
+        assert_eq!(held.release().unwrap(), Released::Done);
+        drop(waiting.join().unwrap());
+    });
+}
+
+/// etcd forgets logins after a time.
+fn login_is_renewed(kind: EtcdKind) {
+    let options = EtcdOptions::new().arg("--auth-token-ttl=1");
+    let server = EtcdServer::start(kind, &options).unwrap();
+    add_users(&server);
+    let keeper = lockkeeper::open(&with_login(&server, "me:open-sesame", "wait=20s")).unwrap();
+    let held = keeper.lock("a").unwrap();
+    // A restarted server knows no login.
+    server.restart().unwrap();
+    held.renew().unwrap();
+    drop(held);
+    drop(keeper.lock("a").unwrap());
+}
+
+fn certificates(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new().tls()).unwrap();
+    let url = server.tls_url().unwrap();
+    let trusted = server.certificates().unwrap().authority.clone();
+    let keeper = lockkeeper::open(&format!("{url}?ca_file={}", trusted.display())).unwrap();
+    let held = keeper.lock("a").unwrap();
+    held.renew().unwrap();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    refused(&url, ErrorKind::PermissionDenied, &["ca_file"]);
+    let plain = server.url().replace("etcd:", "etcds:");
+    refused(&plain, ErrorKind::Incompatible, &["TLS"]);
+    refused(
+        &url.replace("etcds:", "etcd:"),
+        ErrorKind::Unavailable,
+        &["cut"],
+    );
+}
+
+fn client_certificates(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new().client_certificates()).unwrap();
+    let files = server.certificates().unwrap().clone();
+    let url = format!(
+        "{}?ca_file={}",
+        server.tls_url().unwrap(),
+        files.authority.display()
+    );
+    let own = format!(
+        "&cert_file={}&key_file={}",
+        files.certificate.display(),
+        files.key.display()
+    );
+    let keeper = lockkeeper::open(&format!("{url}{own}")).unwrap();
+    drop(keeper.lock("a").unwrap());
+    assert!(lockkeeper::open(&url).is_err());
+    let invalid = ErrorKind::InvalidValue;
+    refused(&format!("{url}&cert_file=/x"), invalid, &["`key_file`"]);
+    refused(&format!("{url}&cert_file=/x&key_file=/y"), invalid, &["/x"]);
+    refused(
+        &format!("{}?cert_file=/x&key_file=/y", server.url()),
+        invalid,
+        &["etcds"],
+    );
+}
+
+fn other_servers(kind: EtcdKind) {
+    let garbage = fake_server(b"", b"hello\r\n", 1);
+    refused(
+        &format!("etcd://{garbage}"),
+        ErrorKind::Incompatible,
+        &["etcd"],
+    );
+    let page = fake_server(b"", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", 9);
+    refused(
+        &format!("etcd://{page}"),
+        ErrorKind::Incompatible,
+        &["etcd"],
+    );
+    let silent = fake_server(b"", b"", 0);
+    let url = format!("etcd://{silent}/?response_timeout=300ms&connect_timeout=300ms");
+    refused(&url, ErrorKind::Unavailable, &["did not answer"]);
+    if RedisKind::Redis7.ignored().is_none() {
+        let redis = RedisServer::start(RedisKind::Redis7, &lockkeeper_testkit::RedisOptions::new());
+        let url = redis.unwrap().url().replace("redis:", "etcd:");
+        let error = lockkeeper::open(&url).unwrap_err();
+        assert!(
+            error.to_string().contains("etcd") || error.is_unreachable(),
+            "{error:?}"
+        );
+    }
+    let _ = kind;
+}
+
+fn members_in_turn(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    // Nothing listens there, and no packet returns from the other address (RFC 5737).
+    let hosts = format!("127.0.0.1:1,192.0.2.1,{}", server.addr());
+    let keeper = lockkeeper::open(&format!("etcd://{hosts}/?connect_timeout=2s&ttl=10s")).unwrap();
+    let held = keeper.try_lock_for("a", Duration::from_secs(10)).unwrap();
+    drop(held.expect("it is free"));
+}
