@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 
 use crate::pinning::Pinned;
-use crate::{Row, Rows, median, mysql, postgres, server};
+use crate::{Row, Rows, etcd, median, mysql, postgres, server};
 
 /// Many short rounds, so that other load of the machine falls on both.
 const ROUNDS: usize = 150;
@@ -227,4 +227,45 @@ pub(crate) fn postgres(kind: PostgresKind) -> Rows {
         times,
         1.05,
     )])
+}
+
+/// The two transactions: the key is written with a lease if it is not there, and deleted if it is.
+pub(crate) fn etcd() -> Rows {
+    let server = etcd::start()?;
+    let _pinned = Pinned::to_own_cores(server.pid())?;
+    let keeper = lockkeeper::open(&server.url())?;
+    let name = LockName::new("seat:42")?;
+
+    let mut raw = etcd::Raw::connect(&server)?;
+    let lease = raw.send(&etcd::Raw::request(
+        "/v3/lease/grant",
+        r#"{"TTL":3600,"ID":42}"#,
+    ))?;
+    if !lease.contains(r#""ID":"42""#) {
+        return Err(format!("no lease: {lease}").into());
+    }
+    // `raw/seat:42`, and the host of a holder, in base64.
+    let key = "cmF3L3NlYXQ6NDI=";
+    let value = "M2YwYzhkYmUtNWQ5Yi00YzNjLTlhNWUtMGE0YjdjMWQyZTNmLzQwMjY1MzE4MzY=";
+    let compare = |result| format!(r#"{{"key":"{key}","target":"CREATE","result":"{result}"}}"#);
+    let lock = format!(
+        r#"{{"compare":[{}],"success":[{{"request_put":{{"key":"{key}","value":"{value}","lease":42}}}}]}}"#,
+        compare("EQUAL")
+    );
+    let release = format!(
+        r#"{{"compare":[{}],"success":[{{"request_delete_range":{{"key":"{key}"}}}}]}}"#,
+        compare("GREATER")
+    );
+    let requests = [lock, release].map(|body| etcd::Raw::request("/v3/kv/txn", &body));
+    let floor = || {
+        for request in &requests {
+            let reply = raw.send(request)?;
+            if !reply.contains(r#""succeeded":true"#) {
+                return Err(format!("the name is taken, or was lost: {reply}").into());
+            }
+        }
+        Ok(())
+    };
+    let times = alternately(50, floor, || pair(&keeper, &name))?;
+    Ok(vec![row("acquire + release, etcd", times, 1.1)])
 }

@@ -7,6 +7,7 @@
 //! worse.
 
 mod contended;
+mod etcd;
 mod free;
 mod held;
 mod keepers;
@@ -87,13 +88,14 @@ const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
 const POSTGRES: PostgresKind = PostgresKind::Postgres15;
 
-const GROUPS: [(&str, Group); 45] = [
+const GROUPS: [(&str, Group); 46] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
     ("free mariadb", || free::mysql(MARIADB)),
     ("free mysql", || free::mysql(MYSQL)),
     ("free postgres", || free::postgres(POSTGRES)),
+    ("free etcd", free::etcd),
     ("many sqlite", many::sqlite),
     ("many redis", many::redis),
     ("many mariadb", || many::mysql(MARIADB)),

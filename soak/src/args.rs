@@ -78,6 +78,7 @@ pub(crate) enum StoreChoice {
     #[value(name = "mysql")]
     MySql,
     Postgres,
+    Etcd,
     /// All of them, one after the other.
     All,
 }
@@ -90,6 +91,7 @@ impl StoreChoice {
         Self::MariaDb,
         Self::MySql,
         Self::Postgres,
+        Self::Etcd,
     ];
 
     /// Returns the word that `--store` takes.
@@ -101,6 +103,7 @@ impl StoreChoice {
             Self::MariaDb => "mariadb",
             Self::MySql => "mysql",
             Self::Postgres => "postgres",
+            Self::Etcd => "etcd",
             Self::All => "all",
         }
     }

@@ -1,5 +1,6 @@
 //! The stores that a campaign runs on, and how each is broken.
 
+mod etcd;
 mod memory;
 mod mysql;
 mod postgres;
@@ -10,7 +11,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use lockkeeper_testkit::{Daemon, MySqlKind, PostgresKind, Proxy, RedisKind};
+use lockkeeper_testkit::{Daemon, EtcdKind, MySqlKind, PostgresKind, Proxy, RedisKind};
 
 use crate::args::{Args, StoreChoice};
 use crate::faults::Lane;
@@ -79,6 +80,7 @@ pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
         StoreChoice::MariaDb => MySqlKind::MariaDb10.ignored(),
         StoreChoice::MySql => MySqlKind::MySql9.ignored(),
         StoreChoice::Postgres => PostgresKind::Postgres15.ignored(),
+        StoreChoice::Etcd => EtcdKind::Etcd3_4.ignored(),
         StoreChoice::Memory | StoreChoice::Sqlite | StoreChoice::All => None,
     }
 }
@@ -96,6 +98,7 @@ pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Box<dyn Stor
             let kind = PostgresKind::Postgres15;
             Box::new(postgres::Postgres::start(kind, settings)?)
         }
+        StoreChoice::Etcd => Box::new(etcd::Etcd::start(EtcdKind::Etcd3_4)?),
         StoreChoice::All => return Err(io::Error::other("`all` is not one store")),
     })
 }
@@ -119,7 +122,7 @@ impl ServerSettings {
     /// Adds keys to the URL of a server. Replies that take longer than this are lost, so that outages end within
     /// a round.
     fn with_keys(&self, url: &str) -> String {
-        let mut url = format!("{url}?response_timeout=500ms&connect_timeout=500ms&");
+        let mut url = with_timeouts(url);
         if let Some(grace) = self.restart_grace {
             url.push_str(&format!("restart_grace={}ms&", grace.as_millis()));
         }
@@ -138,6 +141,11 @@ impl ServerSettings {
             lane.journal.forget(kill)
         }
     }
+}
+
+/// Adds the keys after which a reply is lost.
+fn with_timeouts(url: &str) -> String {
+    format!("{url}?response_timeout=500ms&connect_timeout=500ms&")
 }
 
 /// How often a fault looks for what it waits for.

@@ -48,7 +48,7 @@ fn wait(attempt: &Attempt<'_>, deadline: HostInstant) -> Result<Option<Grant<Etc
     let mut has_failed = false;
     loop {
         if let Some(queued) = &queued
-            && !(has_failed && !request.is_cancelled())
+            && (!has_failed || request.is_cancelled())
             && (request.is_cancelled() || request.now() >= deadline)
         {
             leave(attempt, queued.created);

@@ -38,10 +38,14 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
     // Once more if a lease of this process turned out to have ended: then nothing was done. And once more for
     // renewals whose reply is missing: to repeat one does no harm.
     for is_last in [false, true] {
-        let parts: Vec<_> = operations
-            .iter_mut()
-            .map(|operation| prepare(store, operation, until))
-            .collect();
+        let mut binder = Binder {
+            store,
+            asked_at: store.clock.now(),
+            until,
+            failed: None,
+        };
+        let parts = operations.iter_mut().map(|it| binder.prepare(it));
+        let parts: Vec<_> = parts.collect();
         let asked = operations.iter().zip(&parts);
         let then: Vec<_> = asked.filter_map(|(it, part)| request(it, part)).collect();
         if then.is_empty() {
@@ -76,42 +80,54 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
     }
 }
 
-/// Makes sure of the lease that an operation needs. An operation that cannot be part of a transaction is carried
-/// out here.
-fn prepare<'s, 'o: 's>(
+/// Makes sure of the leases that the operations of a batch need.
+struct Binder<'s> {
     store: &'s Store,
-    operation: &mut Operation<'o, EtcdLease>,
+    /// One keep-alive serves all renewals with the same ttl.
+    asked_at: HostInstant,
     until: HostInstant,
-) -> Part<'s> {
-    if operation.is_answered() {
-        return Part::None;
-    }
-    let failure = match operation {
-        Operation::Acquire(it) if matches!(it.request.mode(), Mode::Permit { .. }) => {
-            it.answer = Some(acquire(store, it.request));
+    /// The first failure, which is that of all further operations: they are not to wait for another one.
+    failed: Option<Failure>,
+}
+
+impl<'s> Binder<'s> {
+    /// Makes an operation ready for the transaction. One that cannot be part of it is carried out here.
+    fn prepare<'o: 's>(&mut self, operation: &mut Operation<'o, EtcdLease>) -> Part<'s> {
+        let (store, until) = (self.store, self.until);
+        if operation.is_answered() {
             return Part::None;
         }
-        Operation::Acquire(it) => {
-            let attempt = Attempt::new(store, it.request);
-            match attempt.bind(until) {
-                Ok(bound) => return Part::Attempt(attempt, bound),
-                Err(failure) => failure,
+        let part = match operation {
+            Operation::Release(_) => return Part::Release,
+            Operation::Acquire(it) if matches!(it.request.mode(), Mode::Permit { .. }) => {
+                it.answer = Some(acquire(store, it.request));
+                return Part::None;
             }
-        }
-        Operation::Renew(it) => {
-            let now = store.clock.now();
-            // The rest of a fixed lease is verified on the lease that it has.
-            let bound = store.leases.ttl_of(it.lease.lease);
-            let ttl = bound.map_or(it.ttl, |bound| bound.max(it.ttl));
-            match store.leases.current(store, ttl, now, until) {
-                Ok(lease) => return Part::Renewal(lease, now),
-                Err(failure) => failure,
+            _ if self.failed.is_some() => None,
+            Operation::Acquire(it) => {
+                let attempt = Attempt::new(store, it.request);
+                let bound = self.noted(attempt.bind(until));
+                bound.map(|bound| Part::Attempt(attempt, bound))
             }
-        }
-        Operation::Release(_) => return Part::Release,
-    };
-    operation.fail(failure.into_error());
-    Part::None
+            Operation::Renew(it) => {
+                // The rest of a fixed lease is verified on the lease that it has.
+                let bound = store.leases.ttl_of(it.lease.lease);
+                let ttl = bound.map_or(it.ttl, |bound| bound.max(it.ttl));
+                let lease = store.leases.current(store, ttl, self.asked_at, until);
+                let lease = self.noted(lease);
+                lease.map(|lease| Part::Renewal(lease, self.asked_at))
+            }
+        };
+        part.unwrap_or_else(|| {
+            let failed = self.failed.as_ref().map(|failure| failure.error().clone());
+            operation.fail(failed.unwrap_or_else(senseless));
+            Part::None
+        })
+    }
+
+    fn noted<T>(&mut self, result: Result<T, Failure>) -> Option<T> {
+        result.map_err(|failure| self.failed = Some(failure)).ok()
+    }
 }
 
 /// Returns the request for an operation.

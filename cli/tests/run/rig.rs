@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Trial};
 use lockkeeper_testkit::{
-    MySqlKind, MySqlOptions, MySqlServer, PostgresKind, PostgresOptions, PostgresServer, RedisKind,
-    RedisOptions, RedisServer,
+    EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
+    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer,
 };
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
@@ -34,6 +34,7 @@ enum Kind {
     Redis(RedisKind),
     MySql(MySqlKind),
     Postgres(PostgresKind),
+    Etcd(EtcdKind),
 }
 
 /// A store that is a server.
@@ -41,6 +42,7 @@ pub(crate) enum Server {
     Redis(RedisServer),
     MySql(MySqlServer),
     Postgres(PostgresServer),
+    Etcd(EtcdServer),
 }
 
 impl Server {
@@ -49,6 +51,7 @@ impl Server {
             Self::Redis(server) => server.url(),
             Self::MySql(server) => server.url(),
             Self::Postgres(server) => server.url(),
+            Self::Etcd(server) => server.url(),
         }
     }
 
@@ -57,6 +60,7 @@ impl Server {
             Self::Redis(server) => server.kill(),
             Self::MySql(server) => server.kill(),
             Self::Postgres(server) => server.kill(),
+            Self::Etcd(server) => server.kill(),
         }
     }
 
@@ -66,6 +70,7 @@ impl Server {
             Self::Redis(server) => server.restart().unwrap(),
             Self::MySql(server) => server.restart().unwrap(),
             Self::Postgres(server) => server.restart().unwrap(),
+            Self::Etcd(server) => server.restart_empty().unwrap(),
         }
     }
 }
@@ -78,6 +83,7 @@ impl Kind {
         [Self::Sqlite, Self::Redis(RedisKind::Redis7), postgres]
             .into_iter()
             .chain(mysql)
+            .chain(EtcdKind::ALL.map(Self::Etcd))
             .collect()
     }
 
@@ -87,6 +93,7 @@ impl Kind {
             Self::Redis(kind) => kind.to_string(),
             Self::MySql(kind) => kind.name().to_owned(),
             Self::Postgres(kind) => kind.name().to_owned(),
+            Self::Etcd(kind) => kind.name().to_owned(),
         }
     }
 
@@ -96,6 +103,7 @@ impl Kind {
             Self::Redis(kind) => kind.ignored(),
             Self::MySql(kind) => kind.ignored(),
             Self::Postgres(kind) => kind.ignored(),
+            Self::Etcd(kind) => kind.ignored(),
         }
     }
 
@@ -121,6 +129,7 @@ impl Kind {
                 let options = PostgresOptions::new();
                 Server::Postgres(PostgresServer::start(kind, &options).unwrap())
             }
+            Self::Etcd(kind) => Server::Etcd(EtcdServer::start(kind, &EtcdOptions::new()).unwrap()),
         };
         Some(Arc::new(server))
     }

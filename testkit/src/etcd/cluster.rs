@@ -39,7 +39,7 @@ impl EtcdCluster {
                 port,
                 all: all.clone(),
             };
-            EtcdServer::start_among(kind, options, Some(peers))
+            EtcdServer::start_among(kind, options, Some(&peers))
         };
         // None of them replies before most of them run.
         let members = thread::scope(|scope| {

@@ -53,7 +53,7 @@ impl EtcdServer {
     pub(super) fn start_among(
         kind: EtcdKind,
         options: &EtcdOptions,
-        peers: Option<Peers>,
+        peers: Option<&Peers>,
     ) -> io::Result<Self> {
         let program = kind
             .program()
@@ -74,7 +74,7 @@ impl EtcdServer {
             kind,
             options: options.clone(),
             port: 0,
-            peers: peers.clone().unwrap_or_default(),
+            peers: peers.cloned().unwrap_or_default(),
             tls,
             daemon,
             data,

@@ -31,6 +31,9 @@ const KEYS: &str = "ttl=20s&response_timeout=1s&connect_timeout=1s&wait=25s";
 /// The holder's lease does not outlive what happens.
 const SHORT: &str = "ttl=3s&response_timeout=1s&connect_timeout=1s&wait=25s";
 
+/// No election concerns the holder.
+const PATIENT: &str = "ttl=20s&response_timeout=5s&wait=25s";
+
 fn start(kind: EtcdKind) -> EtcdCluster {
     EtcdCluster::start(kind, &EtcdOptions::new()).unwrap()
 }
@@ -117,7 +120,7 @@ fn waiter_in_minority(kind: EtcdKind) {
     let cluster = start(kind);
     let leader = cluster.leader(&[]).unwrap();
     let off = (leader + 1) % 3;
-    let holder = open(&cluster.url(leader), KEYS);
+    let holder = open(&cluster.url(leader), PATIENT);
     let witness = Witness::new(true);
     let held = holder.lock("a").unwrap();
     witness.enter(&held);

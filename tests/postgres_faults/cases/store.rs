@@ -50,8 +50,9 @@ impl FaultServer for Server {
         ["", "tls=on&"].map(|tls| format!("postgres://me:s3cret@{addr}/?{tls}"))
     }
 
-    fn socket_url(&self) -> String {
-        format!("postgres:?socket={}&user=me", self.socket().display())
+    fn socket_url(&self) -> Option<String> {
+        let socket = self.socket();
+        Some(format!("postgres:?socket={}&user=me", socket.display()))
     }
 
     fn queue_length(&self, name: &str) -> usize {
