@@ -9,6 +9,7 @@ use std::sync::Arc;
 use lockkeeper::{admin::*, backend::*, backends::*, clock::*, *};
 
 #[cfg(all(
+    feature = "etcd",
     feature = "mysql",
     feature = "postgres",
     feature = "redis",

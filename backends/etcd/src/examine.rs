@@ -62,7 +62,10 @@ fn members(list: &Result<Value, Error>) -> Finding {
     match members.map_or(0, Vec::len) {
         count @ 0..3 => Finding::warning(
             topic,
-            format!("the cluster has {count} members"),
+            match count {
+                1 => "the cluster has 1 member".to_owned(),
+                count => format!("the cluster has {count} members"),
+            },
             "the loss of one is an outage until it is back",
             "run three members or five",
         ),

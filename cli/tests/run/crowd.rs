@@ -102,6 +102,12 @@ fn many_runs(rig: &mut Rig) -> Outcome {
                 server.sessions().unwrap().is_empty()
             });
         }
+        Some(Server::Etcd(server)) => {
+            let prefix = format!("lockkeeper/{}/", rig.namespace);
+            let left = server.keys(&prefix).unwrap().into_iter().map(|it| it.key);
+            // What a namespace has once.
+            assert_eq!(left.collect::<Vec<_>>(), [format!("{prefix}base")]);
+        }
     }
     Ok(())
 }

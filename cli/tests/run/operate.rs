@@ -271,6 +271,17 @@ fn doctor_of_defects(rig: &mut Rig) -> Outcome {
             );
             return Ok(());
         }
+        Server::Etcd(server) => {
+            let output = rig.lockkeeper(&["doctor"]).output().unwrap();
+            assert_eq!(code(&output), 1, "{}", out(&output));
+            assert!(out(&output).contains("1 member"), "{}", out(&output));
+            let alarm = serde_json::json!({ "action": "ACTIVATE", "alarm": "NOSPACE" });
+            server.call("/v3/maintenance/alarm", &alarm).unwrap();
+            let output = rig.lockkeeper(&["doctor"]).output().unwrap();
+            assert_eq!(code(&output), 2, "{}", out(&output));
+            assert!(out(&output).contains("full"), "{}", out(&output));
+            return Ok(());
+        }
     };
     server
         .command(&["CONFIG", "SET", "maxmemory", "100mb"])
