@@ -91,7 +91,9 @@ impl StoreInfo for Slow {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new().with_min_ttl(std::time::Duration::from_secs(60))
+        Capabilities::new()
+            .with_min_ttl(Duration::from_secs(60))
+            .with_ttl_step(Duration::from_secs(1))
     }
 }
 
@@ -156,6 +158,7 @@ fn each_mistake_has_its_own_kind_and_reaches_no_store() {
             "a hundred years or less",
         ),
         ("far:?ttl=99ms", ErrorKind::TtlTooShort, "100ms or more"),
+        ("slow:?ttl=60500ms", ErrorKind::InvalidTtl, "multiple of 1s"),
         ("slow:?ttl=59s", ErrorKind::TtlTooShort, "60s or more"),
         (
             "far:?wait=1000years",
