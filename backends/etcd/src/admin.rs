@@ -125,7 +125,8 @@ impl Store {
                 let body = json!({ "ID": found.lease.to_string() });
                 let reply = self.ask("/v3/lease/timetolive", &body, until)?;
                 let left = u64::try_from(reply.get("TTL").map_or(-1, number));
-                let left = left.ok().map(Duration::from_secs);
+                // etcd rounds down.
+                let left = left.ok().map(|seconds| Duration::from_secs(seconds + 1));
                 *known.left.entry(found.lease).or_insert(left)
             }
         };

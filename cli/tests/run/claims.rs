@@ -133,7 +133,7 @@ fn take_free_claim(rig: &Rig) -> UnixListener {
 fn too_late(rig: &mut Rig) -> Outcome {
     let _claim = take_free_claim(rig);
     let output = rig.run(
-        &["--lease", "1s", "--kill-after", "100ms", "a"],
+        &["--lease", "2s", "--kill-after", "100ms", "a"],
         "touch started",
     );
     assert_eq!(code(&output), 79, "{}", stderr_of(&output));
@@ -153,7 +153,7 @@ fn renewed(rig: &mut Rig) -> Outcome {
 
 fn lost_before_start(rig: &mut Rig) -> Outcome {
     let _claim = take_free_claim(rig);
-    let args = ["--lease", "1s", "--on-lost", "warn", "a"];
+    let args = ["--lease", "2s", "--on-lost", "warn", "a"];
     let output = rig.run(&args, "touch started");
     assert_eq!(code(&output), 79, "{}", stderr_of(&output));
     assert_eq!(

@@ -191,7 +191,7 @@ fn usage(rig: &mut Rig) -> Outcome {
                 "--",
                 "true",
             ],
-            "100ms",
+            "or more",
         ),
         (&["who", "a", "b"], "b"),
         (&["who", "--all-namespaces", "a"], "--all-namespaces"),
