@@ -132,8 +132,8 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
         pause: Duration,
     ) -> Attempted<Self::Name>;
 
-    /// Releases all that an attempt at a permit or a shared lock may have taken, except the names by which the session
-    /// holds other leases, or the bell, in `keep`.
+    /// Releases all that an attempt of a mode that does not share statements may have taken, except the names by which
+    /// the session holds other leases, or the bell, in `keep`.
     ///
     /// # Errors
     /// The session may still hold it.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{LeaseVerifiers, Mode};
+use lockkeeper_core::LeaseVerifiers;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::failure::{Failure, unavailable, unknown};
@@ -195,7 +195,7 @@ impl<C: SessionConnection> Session<C> {
         }
         let mut replies = connection.ask(requests)?;
         for (attempt, attempted) in requests.attempts.iter().zip(&mut replies.attempted) {
-            if attempt.mode != Mode::Exclusive
+            if !C::shares_statements(attempt.mode)
                 && let Err(Failure::Refused(error)) = attempted
             {
                 // The session may have taken a part of it.
