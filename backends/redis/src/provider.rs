@@ -39,7 +39,8 @@ const MAX_PERMITS: u32 = 1_000;
 /// acquisition that has to wait, and for what ends leases from 50 ms after the first grant. When the
 /// server goes, is flushed, or a lock is taken away by [`Admin::force_release`], the keepers verify
 /// their leases at once. The notice of a flush needs the permission `+client|tracking`; without it
-/// the next renewal notices.
+/// the next renewal notices. Another thread listens to a sentinel, if there are any: see
+/// [`RedisOptions::sentinel`].
 ///
 /// # Limits
 /// - One server is the truth: that of the options, or the primary that sentinels name. When a replica takes over that had not heard of a grant yet, a name
