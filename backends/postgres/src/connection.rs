@@ -75,7 +75,8 @@ pub struct Connection {
     pub(crate) limit: Duration,
     /// The session's idle_session_timeout, if it was set.
     pub(crate) idle: Option<Duration>,
-    /// The names of the prepared statements, none of them used twice.
+    /// The names of the prepared statements. Behind a pooler, two connections with one name for two statements would
+    /// run the wrong one.
     prepared: HashMap<String, String>,
     last_prepared: u64,
     /// What `pg_stat_activity` shows of the session.
@@ -294,7 +295,7 @@ impl Connection {
                 Some(name) => name,
                 None => {
                     self.last_prepared += 1;
-                    let name = format!("lockkeeper{}", self.last_prepared);
+                    let name = format!("lockkeeper{:x}_{}", self.session.mark, self.last_prepared);
                     let parsed = frontend::parse(&name, sql, [], &mut self.wire.out);
                     parsed.map_err(|error| self.failed(error))?;
                     unprepared.push(*sql);

@@ -47,7 +47,8 @@ impl ServerError {
 
     /// Returns the failure of a request on a connection that was open.
     pub(crate) fn into_failure(self, server: &Server) -> Failure {
-        if self.is_fatal {
+        // A pool with pool_mode=statement refuses a transaction by 08P01, and closes the connection.
+        if self.is_fatal && self.state != "08P01" {
             Failure::Closed(server.closed().with_source(self.explain(server)))
         } else {
             Failure::Refused(self.explain(server))

@@ -91,7 +91,7 @@ fn names_that_are_not_shown_are_hashes(kind: PostgresKind) {
     let (holding, asking) = (open(&server, "pool_size=2"), open(&server, ""));
     let name = |number: usize| format!("{number}{}", "x".repeat(400));
     let _held: Vec<_> = (0..4)
-        .map(|number| holding.lock(&name(number)).unwrap())
+        .map(|number| holding.lock(name(number)).unwrap())
         .collect();
     let held = listed(&asking);
     assert_eq!(held.len(), 4, "{held:?}");

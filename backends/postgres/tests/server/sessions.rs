@@ -63,7 +63,8 @@ fn cancelled_wait_leaves_the_servers_queue(kind: PostgresKind) {
     let token = CancelToken::new();
     thread::scope(|scope| {
         let wait = scope.spawn(|| {
-            let options = AcquireOptions::new().wait(WAIT_LIMIT).cancel(&token);
+            // Longer than the test waits for the end of the wait in the server.
+            let options = AcquireOptions::new().wait(10 * WAIT_LIMIT).cancel(&token);
             waiter.acquire("a", &options).map(drop)
         });
         until("it waits in the server", || {
