@@ -115,7 +115,7 @@ impl Backend for Slow {
 
 fn drivers(far: &Unreachable) -> Drivers {
     let drivers = lockkeeper::backend::drivers().with(far.clone()).with(Slow);
-    drivers.without(&["etcd"], "etcd")
+    drivers.without(&["later"], "later")
 }
 
 fn refused(drivers: &Drivers, url: &str) -> Error {
@@ -134,7 +134,7 @@ fn each_mistake_has_its_own_kind_and_reaches_no_store() {
         ("far://h1:1,h2/", ErrorKind::InvalidUrl, "several hosts"),
         ("far:?ttl=-1s", ErrorKind::InvalidTtl, "from 100ms"),
         ("reddis://h", ErrorKind::UnknownScheme, "memory:, sqlite:"),
-        ("etcd://h", ErrorKind::FeatureDisabled, "feature `etcd`"),
+        ("later://h", ErrorKind::FeatureDisabled, "feature `later`"),
         ("far:?tll=5s", ErrorKind::UnknownKey, "did you mean `ttl`?"),
         (
             "far:?pasword=x",

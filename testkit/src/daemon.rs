@@ -151,7 +151,7 @@ impl Daemon {
             }
             thread::sleep(Duration::from_millis(2));
         };
-        let taken = self.log().contains("Address already in use");
+        let taken = self.log().to_lowercase().contains("address already in use");
         drop(process);
         if taken {
             last.push_str(", its port was taken");

@@ -94,6 +94,15 @@ impl Server {
         }
     }
 
+    /// Returns what the server is, such as "a Redis server".
+    fn kind(&self) -> String {
+        let article = match self.protocol.starts_with(['a', 'e', 'i', 'o', 'u']) {
+            true => "an",
+            false => "a",
+        };
+        format!("{article} {} server", self.protocol)
+    }
+
     /// The address, for people.
     pub fn address(&self) -> &str {
         &self.address
@@ -102,8 +111,8 @@ impl Server {
     /// The server cannot be reached, so a listed fallback may be used.
     pub fn unreachable(&self, why: impl fmt::Display) -> Error {
         Error::unreachable(format!(
-            "{self} cannot be reached: {why}; is it running, a {} server, and the address right?",
-            self.protocol
+            "{self} cannot be reached: {why}; is it running, {}, and the address right?",
+            self.kind()
         ))
     }
 
@@ -157,7 +166,8 @@ impl Server {
     pub fn wrong_protocol(&self, hint: &str) -> Error {
         let Self { protocol, address } = self;
         let text = format!(
-            "what answers at {address} does not speak the {protocol} protocol; is it a {protocol} server{hint}"
+            "what answers at {address} does not speak the {protocol} protocol; is it {}{hint}",
+            self.kind()
         );
         Error::new(ErrorKind::Incompatible, text)
     }
