@@ -6,7 +6,7 @@ use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Failure, Server, senseless};
 use redis::{FromRedisValue, RedisError, ServerError, Value};
 
-const NO_PERMISSION: &str = "the user may not do what a lock needs; allow it the keys ~lockkeeper:*, the channels &lockkeeper:* and the commands +eval +evalsha +set +mget +exists +del +pexpire +pttl +time +zadd +zrem +zremrangebyscore +zrangebyscore +zrank +zscore +pubsub|numsub +publish +subscribe +unsubscribe +ping +select +wait";
+const NO_PERMISSION: &str = "the user may not do what a lock needs; allow it the keys ~lockkeeper:*, the channels &lockkeeper:* and the commands +eval +evalsha +set +mget +del +pexpire +pttl +time +zadd +zrem +zremrangebyscore +zrangebyscore +zrank +zscore +pubsub|numsub +publish +subscribe +unsubscribe +ping +select +wait";
 
 /// Returns the kind of an error and the advice for the user, by the error's code.
 fn meaning(code: &str, details: &str) -> Option<(ErrorKind, &'static str)> {

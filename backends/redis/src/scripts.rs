@@ -105,11 +105,11 @@ local function wake(first, channel)
   local fit, other = fits(match(first, '[^.]*$'))
   if fit or other then
     call('ZREM', key, first)
-    if call('EXISTS', key) == 1 then
-      call('ZADD', key, ms + {RESERVED_MS}, 'kept ' .. first)
+    local reserved = 'kept ' .. first
+    if call('SET', key, reserved, 'NX', 'PX', '{RESERVED_MS}') then
+      single = reserved
     else
-      single = 'kept ' .. first
-      call('SET', key, single, 'PX', '{RESERVED_MS}')
+      call('ZADD', key, ms + {RESERVED_MS}, reserved)
     end
     call('PUBLISH', channel, first .. ' ' .. key)
   end
@@ -260,7 +260,8 @@ if call('ZREM', key, lease) == 0 then
 end
 local first, channel = first_waiter()
 if channel then
-  read()
+  -- Beside an exclusive lease there is no other.
+  if match(lease, '^%S+ x ') then live = {{}} else read() end
   if not kept then wake(first, channel) end
 end
 return 1
@@ -331,7 +332,6 @@ try('DEL', KEYS[1])
 try('ZADD', KEYS[1], 'NX', 0, ARGV[1])
 try('PEXPIRE', KEYS[1], 1000)
 try('ZREMRANGEBYSCORE', KEYS[1], 1, 1)
-try('EXISTS', KEYS[1])
 try('ZRANGEBYSCORE', KEYS[1], 0, '+inf', 'WITHSCORES')
 try('ZRANK', KEYS[1], ARGV[1])
 try('ZSCORE', KEYS[1], ARGV[1])

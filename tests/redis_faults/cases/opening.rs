@@ -225,14 +225,13 @@ fn names_scheme(url: &str, scheme: &str) {
 }
 
 /// All permissions that a user needs.
-pub(super) const ALLOWED: [&str; 22] = [
+pub(super) const ALLOWED: [&str; 21] = [
     "~lockkeeper:*",
     "&lockkeeper:*",
     "+eval",
     "+evalsha",
     "+set",
     "+mget",
-    "+exists",
     "+del",
     "+pexpire",
     "+pttl",
