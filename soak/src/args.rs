@@ -84,7 +84,7 @@ pub(crate) enum StoreChoice {
 }
 
 impl StoreChoice {
-    const EACH: [Self; 6] = [
+    const EACH: [Self; 7] = [
         Self::Memory,
         Self::Sqlite,
         Self::Redis,

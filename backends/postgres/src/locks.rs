@@ -150,14 +150,9 @@ impl SessionConnection for Connection {
         self.showing(gate, |it| it.take_permit(sql, gate, limit, pause))
     }
 
-    fn undo_permit(
-        &mut self,
-        gate: &LockKey,
-        _limit: u32,
-        keep: &[LockKey],
-    ) -> Result<(), Failure> {
+    fn undo(&mut self, attempt: &Attempt<LockKey>, keep: &[LockKey]) -> Result<(), Failure> {
         let keep = Array(keep.iter().map(LockKey::number).collect());
-        self.execute(&statements::UNDO_PERMIT, &[&gate.number(), &keep])
+        self.execute(&statements::UNDO_PERMIT, &[&attempt.name.number(), &keep])
             .map(drop)
     }
 

@@ -149,7 +149,9 @@ impl Backend for PostgresProvider {
     }
 
     fn batch(&self, operations: &mut [Operation<'_, Lease>]) {
-        self.0.locks.batch(operations);
+        self.0
+            .locks
+            .batch(operations, |request| Backend::acquire(self, request));
     }
 
     fn watch_leases(&self, verifier: LeaseVerifier) {
