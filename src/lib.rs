@@ -142,6 +142,12 @@
 //! # Ok::<(), lockkeeper::Error>(())
 //! ```
 //!
+//! ## One of many processes
+//!
+//! [`run_tick`](LockKeeper::run_tick) has one process do the work of each tick of a schedule, and
+//! [`lead`](LockKeeper::lead) makes one process the leader for as long as it holds the lock. The page
+//! `docs/schedules.md` has the rules.
+//!
 //! The page `docs/shapes.md` says what each shape is for and what it costs. On a store that cannot grant one,
 //! asking for it is [`ErrorKind::Unsupported`]; require [`Capability::Shared`] or [`Capability::Permits`], and
 //! opening fails instead.
@@ -309,7 +315,7 @@ use std::sync::LazyLock;
 #[doc(inline)]
 pub use lockkeeper_core::{
     AcquireOptions, AsLockName, CancelRegistration, CancelToken, Capability, CommitProof, Config,
-    Error, ErrorKind, FencingToken, LeasePolicy, LockGuard, LockGuards, LockKeeper,
+    Error, ErrorKind, FencingToken, Leader, LeasePolicy, LockGuard, LockGuards, LockKeeper,
     LockKeeperBuilder, LockName, LostSignal, MAX_PERMITS, Mode, ObservedLock, Observer, Outage,
     Permit, ReentrantGuard, ReentrantKeeper, Released, Semaphore, Usage, Wait, WaitOutcome,
     WithLock,

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::Shared;
 use crate::engine::hold::HoldState;
 use crate::engine::hold::acquired::Acquired;
+use crate::engine::{Engine, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::lost_signal::LostSignal;
 use crate::mode::Mode;
@@ -67,6 +67,10 @@ impl LockGuard {
     /// Returns the mode in which it is held.
     pub fn mode(&self) -> Mode {
         self.acquired.hold.mode
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     pub(crate) fn slot(&self) -> u32 {

@@ -27,6 +27,7 @@ mod options;
 mod proof;
 mod provider;
 mod reentrant;
+mod schedule;
 mod semaphore;
 mod sync;
 mod timer;
@@ -58,6 +59,7 @@ pub use provider::{
     AcquireRequest, ErasedLease, Grant, LockProvider, Owner, Released, Renewal, StoreInfo, Usage,
 };
 pub use reentrant::{ReentrantGuard, ReentrantKeeper};
+pub use schedule::Leader;
 pub use semaphore::{Permit, Semaphore};
 pub use timer::{Tick, Timer};
 pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS, epoch_at};

@@ -4,9 +4,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use crate::cancel::CancelToken;
+use crate::clock::HostInstant;
 use crate::error::{Error, ErrorKind};
 use crate::sync::{lock, wait};
 
+use super::backoff::{Limits, backoff};
 use super::{ATTEMPT_LIMIT, Engine};
 
 /// Whether a keeper was closed, and the threads that wait until its acquisitions have ended.
@@ -58,6 +60,24 @@ impl Engine {
             }
             waiting = wait(&self.closing.changed, waiting, Some(left));
         }
+    }
+
+    /// Returns a token that is cancelled when the keeper is closed, and with `own`.
+    pub(crate) fn ending(&self, own: Option<&CancelToken>) -> CancelToken {
+        match own {
+            Some(own) => own.with_parent(&self.closing.token),
+            None => self.closing.child.clone(),
+        }
+    }
+
+    /// Pauses after this many failures in a row, or until a cancel.
+    pub(crate) fn back_off(&self, cancel: &CancelToken, failures: u32) {
+        let limits = Limits {
+            clock: &*self.clock,
+            until: HostInstant::NEVER,
+            cancel: Some(cancel),
+        };
+        limits.pause(backoff(failures.saturating_add(1)));
     }
 
     /// Returns the error of an acquisition that its token or the keeper's end has cancelled.

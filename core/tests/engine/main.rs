@@ -23,6 +23,7 @@ mod reentrant;
 mod renewal;
 mod reports;
 mod retry;
+mod schedule;
 mod scripted_store;
 mod verify;
 mod wait_queue;

@@ -48,7 +48,11 @@ impl AsyncGuard {
     pub async fn lock(keeper: &LockKeeper, name: String) -> Result<Self, Error> {
         let (keeper, cancel) = (keeper.clone(), CancelOnDrop(CancelToken::new()));
         let options = AcquireOptions::new().cancel(&cancel.0);
-        let acquire = move || keeper.lock_with(name, &options).map(|guard| Self(Some(guard)));
+        let acquire = move || {
+            keeper
+                .lock_with(name, &options)
+                .map(|guard| Self(Some(guard)))
+        };
         joined(spawn_blocking(acquire).await)
     }
 

@@ -1,0 +1,124 @@
+//! Leadership and ticks.
+
+use std::ops::ControlFlow;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind};
+
+use crate::answers::{Grants, Renewals};
+use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually};
+
+/// A pause that only an event ends, on a clock that the test moves.
+const LONG: Duration = Duration::from_secs(3_600);
+
+#[test]
+fn leader_steps_down_when_its_lock_is_lost_and_leads_again() {
+    let store = ScriptedStore::new();
+    let (sender, terms) = mpsc::channel();
+    let keeper = store.keeper();
+    let leading = thread::spawn(move || {
+        let mut count = 0;
+        keeper.lead("a", |leader| {
+            count += 1;
+            sender.send(leader.token()).unwrap();
+            match leader.pause(LONG) {
+                true => ControlFlow::Break(0),
+                false if count < 2 => ControlFlow::Continue(()),
+                false => ControlFlow::Break(count),
+            }
+        })
+    });
+    let first = terms.recv_timeout(LIMIT).unwrap();
+    store.renewals("a", Renewals::Lost);
+    store.clock.advance(4 * SECOND);
+    let second = terms.recv_timeout(LIMIT).unwrap();
+    assert!(second > first);
+    store.clock.advance(4 * SECOND);
+    assert_eq!(leading.join().unwrap().unwrap(), 2);
+    eventually("the lock is released", || {
+        store.keeper().try_lock("a").unwrap().is_some()
+    });
+}
+
+#[test]
+fn cancel_and_close_end_the_term_and_the_campaign() {
+    for leads in [true, false] {
+        for closes in [true, false] {
+            let store = ScriptedStore::new();
+            let other = (!leads).then(|| store.keeper().lock("a").unwrap());
+            let (keeper, cancel) = (store.keeper(), CancelToken::new());
+            let options = AcquireOptions::new().cancel(&cancel);
+            let (sender, terms) = mpsc::channel();
+            let leading = {
+                let keeper = keeper.clone();
+                thread::spawn(move || {
+                    keeper.lead_with("a", &options, |leader| {
+                        sender.send(()).unwrap();
+                        assert!(!leader.pause(LONG));
+                        ControlFlow::<()>::Continue(())
+                    })
+                })
+            };
+            if leads {
+                terms.recv_timeout(LIMIT).unwrap();
+            } else {
+                store.wait_for("a", "acquire", 2);
+            }
+            match closes {
+                true => keeper.close(),
+                false => cancel.cancel(),
+            }
+            let error = leading.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+            drop(other);
+        }
+    }
+}
+
+#[test]
+fn campaign_goes_on_after_failures_that_pass_and_ends_with_others() {
+    let store = ScriptedStore::new();
+    store.grants(Grants::Late(13 * SECOND));
+    let ended = store.keeper().lead("a", |_| ControlFlow::Break(()));
+    ended.unwrap();
+    store.grants(Grants::Unreachable(Duration::ZERO));
+    let keeper = store.builder().outage(lockkeeper_core::Outage::Fail);
+    let keeper = keeper.build().unwrap();
+    let leading = thread::spawn(move || keeper.lead("a", |_| ControlFlow::Break(())));
+    let before = store.count("a", "acquire");
+    store.wait_for("a", "acquire", before + 3);
+    store.grants(Grants::Work);
+    leading.join().unwrap().unwrap();
+    let refused = store.keeper().lead("", |_| ControlFlow::Break(()));
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidName);
+}
+
+#[test]
+fn tick_is_held_for_its_time_and_run_once() {
+    let store = ScriptedStore::new();
+    let (keeper, other) = (store.keeper(), store.keeper());
+    let running = thread::spawn(move || keeper.run_tick("a", 3 * SECOND, |guard| guard.token()));
+    eventually("the tick runs", || store.count("a", "acquire") == 1);
+    // A process whose clock is behind.
+    let late = || other.run_tick("a", SECOND, |_| ()).unwrap();
+    assert_eq!(late(), None);
+    store.clock.advance(2 * SECOND);
+    assert_eq!(late(), None);
+    assert_eq!(store.count("a", "release"), 0);
+    store.clock.advance(SECOND);
+    assert!(running.join().unwrap().unwrap().is_some());
+    assert_eq!(
+        other.run_tick("a", Duration::ZERO, |_| ()).unwrap(),
+        Some(())
+    );
+}
+
+#[test]
+fn work_that_takes_longer_than_its_time_is_not_followed_by_a_pause() {
+    let store = ScriptedStore::new();
+    let work = |_: &_| store.clock.advance(2 * SECOND);
+    let ran = store.keeper().run_tick("a", SECOND, work).unwrap();
+    assert_eq!(ran, Some(()));
+}
