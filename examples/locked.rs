@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Mutex;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 
 use lockkeeper::{LockKeeper, locked};
 
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
     let booked = thread::scope(|scope| {
         let seats = &seats;
         let threads = customers.map(|customer| scope.spawn(move || seats.book(42, customer)));
-        let joined = threads.into_iter().map(|thread| thread.join());
+        let joined = threads.into_iter().map(ScopedJoinHandle::join);
         joined
             .filter(|booked| matches!(booked, Ok(Ok(true))))
             .count()

@@ -18,34 +18,35 @@ use lockkeeper_testkit::{RedisKind, RedisOptions, RedisServer, suite};
 const KEEPERS: usize = 4;
 
 type Keepers = [LockKeeper; KEEPERS];
+type Check = fn(&Keepers);
 
 fn open(url: &str) -> Keepers {
     [(); KEEPERS].map(|()| lockkeeper::open(url).unwrap())
 }
 
-fn on_memory(check: fn(&Keepers)) {
+fn on_memory(check: Check) {
     check(&open("memory:schedules"));
 }
 
-fn on_sqlite(check: fn(&Keepers)) {
+fn on_sqlite(check: Check) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     check(&open(&format!("sqlite:{}", path.display())));
 }
 
-fn on_redis(check: fn(&Keepers)) {
+fn on_redis(check: Check) {
     let server = RedisServer::start(RedisKind::Redis7, &RedisOptions::new()).unwrap();
     check(&open(&server.url()));
 }
 
 fn main() -> ExitCode {
-    type Store = (&'static str, fn(fn(&Keepers)), Option<String>);
+    type Store = (&'static str, fn(Check), Option<String>);
     let stores: [Store; 3] = [
         ("memory", on_memory, None),
         ("sqlite", on_sqlite, None),
         ("redis", on_redis, RedisKind::Redis7.ignored()),
     ];
-    let cases: [(&str, fn(&Keepers)); 2] = [
+    let cases: [(&str, Check); 2] = [
         (
             "one_keeper_leads_at_a_time_and_another_one_follows",
             leaders,

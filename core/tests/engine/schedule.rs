@@ -99,8 +99,10 @@ fn campaign_goes_on_after_failures_that_pass_and_ends_with_others() {
 fn tick_is_held_for_its_time_and_run_once() {
     let store = ScriptedStore::new();
     let (keeper, other) = (store.keeper(), store.keeper());
-    let running = thread::spawn(move || keeper.run_tick("a", 3 * SECOND, |guard| guard.token()));
-    eventually("the tick runs", || store.count("a", "acquire") == 1);
+    let (sender, begun) = mpsc::channel();
+    let work = move |_: &_| sender.send(()).unwrap();
+    let running = thread::spawn(move || keeper.run_tick("a", 3 * SECOND, work));
+    begun.recv_timeout(LIMIT).unwrap();
     // A process whose clock is behind.
     let late = || other.run_tick("a", SECOND, |_| ()).unwrap();
     assert_eq!(late(), None);
