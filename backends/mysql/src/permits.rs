@@ -3,8 +3,8 @@
 //! A permit is two names of one session: its slot, which excludes other permits, and its lease, which is the
 //! slot with the limit. A session takes them while it holds the semaphore's name, so only one session at a time
 //! looks for a free slot and compares limits. Sessions that wait do so for the semaphore's bell in the server, first
-//! come, first served. The first of them holds the bell, and keeps the semaphore's name, while all slots are in use: a
-//! session that releases a permit finds its number there, and ends its pause (`KILL QUERY`).
+//! come, first served. The first of them holds the bell while all slots are in use, and pauses: a session that releases a
+//! permit finds its number there, and ends its pause (`KILL QUERY`).
 //!
 //! While the bell is held, an attempt takes nothing and waits for nothing: it would pass those that wait, and keep other
 //! leases of its session from being released.
@@ -131,7 +131,9 @@ impl Permits {
             .add(&format!(") THEN {UNKNOWN} ELSE CASE GET_LOCK("))
             .name(&self.gate)
             .add(",1) WHEN 1 THEN ");
-        self.take(&mut template, "0");
+        self.take(&mut template, |template| {
+            template.add("0");
+        });
         template.add(&format!(
             " WHEN 0 THEN {UNKNOWN} END END,UUID_SHORT(),RELEASE_LOCK("
         ));
@@ -139,27 +141,29 @@ impl Permits {
         template
     }
 
-    /// Takes a permit on the session that holds the bell, or pauses with the gate. The pause ends early when a
+    /// Takes a permit on the session that holds the bell, or pauses without the gate. The pause ends early when a
     /// permit is released: the session holds the bell before it looks at the slots.
     pub(crate) fn attempt_or_pause(&self, seconds: f64) -> Template {
         let mut template = Template::default();
-        template
-            .add("SELECT CASE WHEN IF(IS_USED_LOCK(")
-            .name(&self.gate);
-        template
-            .add(")=CONNECTION_ID(),1,GET_LOCK(")
-            .name(&self.gate);
         // Only an attempt may hold it, for the time of its statement.
-        template.add(",1))=1 THEN ");
-        self.take(&mut template, &format!("0*SLEEP({seconds:.3})"));
-        template.add(" ELSE 0 END,UUID_SHORT()");
+        template.add("SELECT CASE WHEN GET_LOCK(").name(&self.gate);
+        template.add(",1)=1 THEN ");
+        self.take(&mut template, |template| {
+            // An attempt that found the bell free just before may wait for the gate, and with it its session's releases.
+            template
+                .add("0*COALESCE(RELEASE_LOCK(")
+                .name(&self.gate)
+                .add(&format!("),0)+0*SLEEP({seconds:.3})"));
+        });
+        template.add(" ELSE 0 END,UUID_SHORT(),RELEASE_LOCK(");
+        template.name(&self.gate).add(")");
         template
     }
 
     /// Adds a column for the session that holds the gate: 1 and the number of a free slot, which the session
     /// takes with its lease; `otherwise` if no slot is free; [`UNKNOWN`] if a slot is used without a lease of this
     /// limit, which is also so for a short time while a session ends.
-    fn take(&self, template: &mut Template, otherwise: &str) {
+    fn take(&self, template: &mut Template, otherwise: impl FnOnce(&mut Template)) {
         let slots: Vec<_> = (0..MAX_PERMITS).map(|slot| self.slot(slot)).collect();
         let leases: Vec<_> = (0..self.limit).map(|slot| self.lease(slot)).collect();
         let mut before = "CASE WHEN ";
@@ -179,7 +183,9 @@ impl Permits {
             template.add(",0)+GET_LOCK(").name(lease);
             template.add(&format!(",1) WHEN 2 THEN {number} END"));
         }
-        template.add(" ELSE ").add(otherwise).add(" END");
+        template.add(" ELSE ");
+        otherwise(template);
+        template.add(" END");
     }
 
     /// Returns what the column of [`take`](Self::take) says.

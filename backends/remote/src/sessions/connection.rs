@@ -120,8 +120,8 @@ pub trait SessionConnection: Connection + Send + Sized + 'static {
     fn end_holder(&mut self, name: &Self::Name, session: Self::Id) -> Result<(), Failure>;
 
     /// Tries to take a permit on the session that holds the bell. If none is free, the statement pauses for at
-    /// most `pause`, and holds the gate from then on. A session that releases a permit ends the pause, which is
-    /// [`Failure::Refused`] here. The look and the pause are one statement, so no notification is lost between them.
+    /// most `pause`, without the gate: an attempt may still wait for that. A session that releases a permit ends the pause,
+    /// which is [`Failure::Refused`] here. The look and the pause are one statement, so no notification is lost between them.
     ///
     /// # Errors
     /// [`Failure::NotSent`] if permits of another limit are live. Otherwise the session may hold a part of a permit.

@@ -1,8 +1,8 @@
 //! Waiting for a permit.
 //!
 //! Sessions that wait do so for the semaphore's bell in the server, first come, first served. The first of them holds
-//! the bell, and the gate while all permits are in use: a session that releases a permit finds its number there, and
-//! ends its pause.
+//! the bell, and pauses while all permits are in use: a session that releases a permit finds its number there, and ends
+//! its pause.
 
 use std::slice;
 use std::time::Duration;
