@@ -1,6 +1,7 @@
 //! Errors on opening: each names the cause, and none contains a secret.
 
 use std::fs;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind};
@@ -275,7 +276,7 @@ fn unix_socket(kind: PostgresKind) {
     drop(other.lock("a").unwrap());
 }
 
-/// A database and a user can have limits of time, which would end a wait.
+/// A database and a user can have limits of time, which would end a wait and begin it anew at the queue's end.
 fn limits_for_applications_do_not_count(kind: PostgresKind) {
     let server = start_own(kind);
     for limit in ["statement_timeout", "lock_timeout"] {
@@ -285,9 +286,23 @@ fn limits_for_applications_do_not_count(kind: PostgresKind) {
     }
     let (holder, waiter) = (open(&server, ""), open(&server, ""));
     let held = holder.lock("a").unwrap();
-    let none = waiter.try_lock_for("a", Duration::from_millis(800));
-    assert!(none.unwrap().is_none());
-    drop(held);
+    let waits = |more: &str| {
+        let sql = format!(
+            "SELECT waitstart FROM pg_locks WHERE locktype = 'advisory' AND NOT granted {more}"
+        );
+        server.value(&sql).unwrap()
+    };
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| waiter.try_lock_for("a", WAIT_LIMIT).map(drop));
+        until("it waits", || !waits("").is_empty());
+        let since = waits("");
+        until("it waits for longer than the limits, in one piece", || {
+            let is_over = "AND waitstart < clock_timestamp() - interval '1 s'";
+            waits(is_over) == since
+        });
+        drop(held);
+        waiting.join().unwrap().unwrap();
+    });
 }
 
 fn tokens_grow_over_restarts_and_crashes(kind: PostgresKind) {
@@ -330,10 +345,23 @@ fn restart_grace_counts_from_a_crash(kind: PostgresKind) {
     let server = start_own(kind);
     let old = open(&server, "");
     let _held = old.lock("a").unwrap();
+    let up = || -> f64 {
+        let sql = "SELECT date_part('epoch', clock_timestamp() - pg_postmaster_start_time())";
+        server.value(sql).unwrap().parse().unwrap()
+    };
+    let before = up();
+    until("the server is up for longer than its start takes", || {
+        up() > before + 1.0
+    });
     crash_session(&server);
+    let up = up();
     let keeper = open(&server, "restart_grace=1h");
     let error = keeper.try_lock("a").unwrap_err();
     says_why("", &error, ErrorKind::Unavailable, &["restart_grace"]);
+    let text = error.to_string();
+    let left = text.split("for another ").nth(1).unwrap();
+    let left: f64 = left.split('s').next().unwrap().parse().unwrap();
+    assert!(left > 3_600.0 - up + 0.5, "up for {up} s: {text}");
     drop(
         open(&server, "restart_grace=1ms&wait=30s")
             .lock("a")
