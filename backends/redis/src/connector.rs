@@ -24,7 +24,7 @@ pub(crate) struct Connector {
 
 enum Target {
     Server(Access),
-    Sentinels(Sentinels),
+    Sentinels(Box<Sentinels>),
 }
 
 impl Connector {
@@ -33,7 +33,7 @@ impl Connector {
         let counts = Arc::default();
         let target = match options.sentinels.is_empty() {
             true => Target::Server(of_server(options, &counts)?),
-            false => Target::Sentinels(Sentinels::new(options, &counts)?),
+            false => Target::Sentinels(Box::new(Sentinels::new(options, &counts)?)),
         };
         Ok(Self {
             target,

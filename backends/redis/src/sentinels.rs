@@ -25,6 +25,9 @@ use crate::options::RedisOptions;
 const CHANNELS: [&str; 2] = ["+switch-master", "+promoted-slave"];
 /// A sentinel is asked this often whether the primary has moved: a message may be lost, or the sentinel.
 const ASK_EVERY: Duration = Duration::from_secs(5);
+/// The answer of a sentinel serves further connections for this long, such as those of several threads that begin at the
+/// same time. Each of them checks it by ROLE all the same.
+const ANSWER_SERVES: Duration = Duration::from_millis(250);
 /// The thread checks this often whether it is still needed.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// The longest time to ask a sentinel, and to connect to the server that it names.
@@ -42,12 +45,15 @@ pub(crate) struct Sentinels {
     preferred: AtomicUsize,
     /// The way to the last primary that was confirmed.
     primary: Mutex<Option<Arc<Access>>>,
+    /// The last answer that was confirmed, and when it came.
+    answer: Mutex<Option<(Named, Instant)>>,
     /// How often another server than before was confirmed.
     moves: Arc<AtomicU64>,
     counts: Arc<Counts>,
 }
 
 /// What a sentinel says.
+#[derive(Clone)]
 pub(crate) struct Named {
     pub(crate) endpoint: Endpoint,
     /// How long the server has been the primary, as far as the sentinel knows.
@@ -70,6 +76,7 @@ impl Sentinels {
             all: all.collect::<Result<_, _>>()?,
             preferred: AtomicUsize::new(0),
             primary: Mutex::new(None),
+            answer: Mutex::new(None),
             moves: Arc::default(),
             counts: Arc::clone(counts),
         })
@@ -85,6 +92,9 @@ impl Sentinels {
     pub(crate) fn connect(&self, limit: Duration) -> Result<(Connection, Duration), Error> {
         let began = Instant::now();
         let left = || limit.saturating_sub(began.elapsed());
+        if let Some(known) = self.connect_as_answered(left() / 2) {
+            return Ok(known);
+        }
         let mut failed: Option<Error> = None;
         for untried in (1..=self.all.len()).rev() {
             let Some((at, sentinel)) = self.preferred() else {
@@ -92,10 +102,13 @@ impl Sentinels {
             };
             let seen = self.moves.load(Ordering::Acquire);
             let untried = u32::try_from(untried).unwrap_or(u32::MAX);
+            let asked_at = Instant::now();
             let named = self.named_by(sentinel, left() / untried);
             let confirmed = named.and_then(|named| {
                 let connection = self.confirm(&named.endpoint, left(), seen)?;
-                Ok((connection, named.primary_for))
+                let primary_for = named.primary_for;
+                *self.answer.lock() = Some((named, asked_at));
+                Ok((connection, primary_for))
             });
             match confirmed {
                 Ok(confirmed) => return Ok(confirmed),
@@ -107,6 +120,22 @@ impl Sentinels {
             self.avoid(at);
         }
         Err(failed.unwrap_or_else(senseless))
+    }
+
+    /// Connects to the primary by an answer that came just now. `None` if there is none, or it does not hold good.
+    fn connect_as_answered(&self, limit: Duration) -> Option<(Connection, Duration)> {
+        let seen = self.moves.load(Ordering::Acquire);
+        let primary = self.primary.lock().clone()?;
+        let (named, asked_at) = self.answer.lock().clone()?;
+        let age = asked_at.elapsed();
+        if age > ANSWER_SERVES || named.endpoint != primary.endpoint {
+            return None;
+        }
+        let connection = self.confirm(&named.endpoint, limit, seen).ok();
+        if connection.is_none() {
+            *self.answer.lock() = None;
+        }
+        Some((connection?, named.primary_for))
     }
 
     /// Returns the sentinel that is asked first, and its number.
