@@ -149,7 +149,21 @@ impl Listener {
     /// again by themselves, leases are renewed in time, and the next caller starts it.
     fn start(self: &Arc<Self>, delay: Duration) -> Option<Thread> {
         let listener = Arc::clone(self);
-        let started = named_thread().spawn(move || listener.run(delay));
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&has_ended);
+        let started = named_thread().spawn(move || {
+            thread::park_timeout(delay);
+            listener.run();
+            ends.store(true, Ordering::Release);
+        });
+        if started.is_ok() && self.connector.sentinels().is_some() {
+            let listener = Arc::clone(self);
+            // Where the system has no thread, connections that break lead to the new primary.
+            let _ = named_thread().spawn(move || {
+                thread::park_timeout(delay);
+                listener.follow(&has_ended);
+            });
+        }
         Some(started.ok()?.thread().clone())
     }
 
@@ -171,26 +185,16 @@ impl Listener {
             && !(self.verifiers.is_empty() && self.waiting.lock().is_empty())
     }
 
-    /// Listens, and follows the sentinels, until the store is dropped, or its keepers have ended.
-    fn run(&self, delay: Duration) {
-        let rests = AtomicBool::new(false);
-        thread::scope(|scope| {
-            if let Some(sentinels) = self.connector.sentinels() {
-                let is_over = || rests.load(Ordering::Acquire) || !self.is_used();
-                let follow = move || {
-                    thread::park_timeout(delay);
-                    sentinels.follow(is_over, || self.verifiers.verify_all());
-                };
-                // Where the system has no thread, connections that break lead to the new primary.
-                let _ = named_thread().spawn_scoped(scope, follow);
-            }
-            thread::park_timeout(delay);
-            self.listen_and_reconnect();
-            rests.store(true, Ordering::Release);
-        });
+    /// Follows the sentinels, if there are any, until the listening has ended.
+    fn follow(&self, has_ended: &AtomicBool) {
+        if let Some(sentinels) = self.connector.sentinels() {
+            let is_over = || has_ended.load(Ordering::Acquire) || !self.is_used();
+            sentinels.follow(is_over, || self.verifiers.verify_all());
+        }
     }
 
-    fn listen_and_reconnect(&self) {
+    /// Listens until the store is dropped, or its keepers have ended.
+    fn run(&self) {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
         *self.state.lock() = State::Connecting;
         while !self.rests() {
