@@ -74,16 +74,19 @@ impl<'a> Attempt<'a> {
     /// Asks until the request is granted, waits, or is busy. `queued` is the revision at which its key was
     /// created, if it has one and its turn may have come.
     pub(crate) fn ask(&self, queued: Option<i64>, until: HostInstant) -> Result<Answer, Failure> {
-        let mut queued = queued;
+        let is_permit = self.request.mode().is_permit();
+        let mut stage = queued.map_or(Stage::Free, Stage::Queued);
         loop {
-            let bound = self.bind(until)?;
-            let asked = match self.request.mode() {
-                Mode::Permit { .. } => self.ask_permit(queued, &bound, until),
-                _ => self.ask_lock(queued, &bound, until),
+            // A name that is free needs no lease for a key that waits.
+            let may_queue = is_permit || stage != Stage::Free;
+            let bound = self.bind(may_queue, until)?;
+            let asked = match is_permit {
+                true => self.ask_permit(stage, &bound, until),
+                false => self.ask_lock(stage, &bound, until),
             };
             match asked {
                 Ok(Step::Answer(answer)) => return Ok(answer),
-                Ok(Step::Again(created)) => queued = created,
+                Ok(Step::Again(next)) => stage = next,
                 Err(failure) if is_lease_gone(&failure) => self.retire(&bound),
                 Err(failure) => {
                     // A request that is still under way must not bind a key to a lease that lives on.
@@ -102,7 +105,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Returns the leases to bind a key to, kept alive lately.
-    pub(crate) fn bind(&self, until: HostInstant) -> Result<Bound, Failure> {
+    pub(crate) fn bind(&self, may_queue: bool, until: HostInstant) -> Result<Bound, Failure> {
         let (leases, now) = (&self.store.leases, self.request.now());
         let current = |ttl, age| {
             let kept = HostInstant::from_nanos(now.as_nanos().saturating_sub(nanos(age)));
@@ -110,7 +113,7 @@ impl<'a> Attempt<'a> {
         };
         let ttl = self.request.ttl();
         let held = current(ttl, fresh(ttl))?;
-        let waiting = self.request.deadline().map(|_| {
+        let waiting = self.request.deadline().filter(|_| may_queue).map(|_| {
             let least = self.store.min_ttl();
             current(least, least / 4)
         });
@@ -133,18 +136,12 @@ impl<'a> Attempt<'a> {
         vec![base, put(&self.key, &value, bound.held.id)]
     }
 
-    /// Returns the transaction that takes the name if no rival is there, and otherwise reads who is. A request
-    /// that waits enters the queue with it.
+    /// Returns the transaction that takes the name if no rival is there, and otherwise reads who is.
     pub(crate) fn first(&self, bound: &Bound) -> Txn {
-        let enter = bound
-            .waiting
-            .map(|lease| put(&self.key, &value(self.request, None), lease));
-        let mut otherwise: Vec<_> = enter.into_iter().collect();
-        otherwise.push(get(&self.keys.all()));
         Txn {
             compare: vec![none_of(&self.keys.rivals(self.request.mode()))],
             then: self.take(0, bound),
-            otherwise,
+            otherwise: vec![get(&self.keys.all())],
         }
     }
 
@@ -168,21 +165,22 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn ask_lock(
-        &self,
-        queued: Option<i64>,
-        bound: &Bound,
-        until: HostInstant,
-    ) -> Result<Step, Failure> {
-        let txn = match queued {
-            Some(created) => self.on_turn(created, bound),
-            None => self.first(bound),
+    fn ask_lock(&self, stage: Stage, bound: &Bound, until: HostInstant) -> Result<Step, Failure> {
+        let (txn, queued) = match (stage, bound.waiting) {
+            (Stage::Queued(created), _) => (self.on_turn(created, bound), Some(created)),
+            (Stage::Enter, Some(lease)) => {
+                let (all, revision) = self.enter(lease, until)?;
+                return self.place(&all, revision, bound, until);
+            }
+            _ => (self.first(bound), None),
         };
         let reply = self.store.client.txn(txn, until)?;
-        let at = revision(&reply);
         match self.read(&reply, TxnReply(&reply), queued, bound, until)? {
             Ok(grant) => Ok(Step::Answer(Answer::Granted(grant))),
-            Err(all) => self.place(&all, at, bound, until),
+            Err(_) if stage == Stage::Free && self.request.deadline().is_some() => {
+                Ok(Step::Again(Stage::Enter))
+            }
+            Err(all) => self.place(&all, revision(&reply), bound, until),
         }
     }
 
@@ -220,13 +218,13 @@ impl<'a> Attempt<'a> {
         let Some(own) = own else {
             return Ok(match bound.waiting {
                 // The key has ended: this process was stopped or cut off for long. It queues anew.
-                Some(_) => Step::Again(None),
+                Some(_) => Step::Again(Stage::Enter),
                 None => Step::Answer(Answer::Busy),
             });
         };
         let created = own.created;
         match turn(self.request.mode(), &self.keys, all, Some(created)) {
-            Turn::Granted(_) => Ok(Step::Again(Some(created))),
+            Turn::Granted(_) => Ok(Step::Again(Stage::Queued(created))),
             Turn::Waits(ahead) => {
                 if let Some(lease) = bound.waiting.filter(|lease| own.lease != *lease) {
                     self.keep_place(created, lease, until)?;
@@ -252,7 +250,7 @@ impl<'a> Attempt<'a> {
 
     /// Looks whether the turn of a request that waits has come, without writing.
     pub(crate) fn look(&self, until: HostInstant) -> Result<Option<Answer>, Failure> {
-        let bound = self.bind(until)?;
+        let bound = self.bind(true, until)?;
         let (all, revision) = self.store.read(&self.keys.all(), until)?;
         check_limit(self.request.mode(), &all).map_err(Failure::Refused)?;
         match self.place(&all, revision, &bound, until)? {
@@ -263,14 +261,9 @@ impl<'a> Attempt<'a> {
 
     /// A permit is granted by the number of keys before it, which no comparison tells. So its key is granted in a
     /// second transaction, if no key of the name was written meanwhile.
-    fn ask_permit(
-        &self,
-        queued: Option<i64>,
-        bound: &Bound,
-        until: HostInstant,
-    ) -> Result<Step, Failure> {
+    fn ask_permit(&self, stage: Stage, bound: &Bound, until: HostInstant) -> Result<Step, Failure> {
         let mode = self.request.mode();
-        let (all, revision) = match bound.waiting.filter(|_| queued.is_none()) {
+        let (all, revision) = match bound.waiting.filter(|_| !matches!(stage, Stage::Queued(_))) {
             Some(lease) => self.enter(lease, until)?,
             None => self.store.read(&self.keys.all(), until)?,
         };
@@ -293,7 +286,7 @@ impl<'a> Attempt<'a> {
         };
         let reply = self.store.client.txn(txn, until)?;
         if !TxnReply(&reply).succeeded() {
-            return Ok(Step::Again(created));
+            return Ok(Step::Again(created.map_or(Stage::Enter, Stage::Queued)));
         }
         let grant = self.grant(&reply, TxnReply(&reply), created, slot, bound, until)?;
         Ok(Step::Answer(Answer::Granted(grant)))
@@ -361,8 +354,19 @@ impl<'a> Attempt<'a> {
 /// What is to be done after a reply.
 enum Step {
     Answer(Answer),
-    /// Ask again, for the key that was created at this revision.
-    Again(Option<i64>),
+    /// Ask again, from this stage on.
+    Again(Stage),
+}
+
+/// How far a request is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It has no key, and the name may be free.
+    Free,
+    /// It is to enter the queue.
+    Enter,
+    /// Its key was created at this revision, and its turn may have come.
+    Queued(i64),
 }
 
 fn nanos(time: Duration) -> u64 {
