@@ -139,7 +139,10 @@ impl<'a> Attempt<'a> {
     /// Returns the transaction that takes the name if no rival is there, and otherwise reads who is.
     pub(crate) fn first(&self, bound: &Bound) -> Txn {
         Txn {
-            compare: vec![none_of(&self.keys.rivals(self.request.mode()))],
+            compare: vec![
+                none_of(&self.keys.rivals(self.request.mode())),
+                exists_since(&self.key, 0),
+            ],
             then: self.take(0, bound),
             otherwise: vec![get(&self.keys.all())],
         }
@@ -292,17 +295,20 @@ impl<'a> Attempt<'a> {
         Ok(Step::Answer(Answer::Granted(grant)))
     }
 
-    /// Enters the queue, and reads it.
+    /// Enters the queue, and reads it. A key that is there stays as it is: this request may be a late one, and the
+    /// key be granted meanwhile.
     fn enter(&self, lease: i64, until: HostInstant) -> Result<(Vec<KeyValue>, i64), Failure> {
         let enter = Txn {
             then: vec![
                 put(&self.key, &value(self.request, None), lease),
                 get(&self.keys.all()),
             ],
-            ..Txn::default()
+            compare: vec![exists_since(&self.key, 0)],
+            otherwise: vec![get(&self.keys.all())],
         };
         let reply = self.store.client.txn(enter, until)?;
-        let all = TxnReply(&reply).keys(1);
+        let reply_of = TxnReply(&reply);
+        let all = reply_of.keys(1).or_else(|| reply_of.keys(0));
         Ok((
             all.ok_or_else(|| Failure::Refused(senseless()))?,
             revision(&reply),
