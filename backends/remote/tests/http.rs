@@ -40,9 +40,9 @@ fn connect(answer: &'static [u8], after: impl FnOnce(TcpStream) + Send + 'static
     Http::new(stream, server, "host", false)
 }
 
-fn stays_open(stream: TcpStream) {
+fn stays_open(mut stream: TcpStream) {
     // Until the client closes it.
-    let _ = (&stream).read(&mut [0]);
+    let _ = stream.read(&mut [0]);
 }
 
 #[test]

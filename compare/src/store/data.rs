@@ -20,7 +20,7 @@ pub(crate) enum Data {
     Memory(Arc<Cells>),
     Sqlite(Arc<Rows<rusqlite::Connection>>),
     Redis(Arc<Keys>),
-    MySql(MySqlConfig, Arc<Rows<::mysql::Conn>>),
+    MySql(Box<MySqlConfig>, Arc<Rows<::mysql::Conn>>),
 }
 
 impl Data {
@@ -46,7 +46,7 @@ impl Data {
                 let prefix = format!("lockkeeper_compare_{:016x}_{number}", random());
                 let rows = Arc::new(config.rows(prefix)?);
                 // Dropped, and the tables with it, if one of them cannot be created.
-                let data = Self::MySql(config.clone(), Arc::clone(&rows));
+                let data = Self::MySql(Box::new(config.clone()), Arc::clone(&rows));
                 rows.create()?;
                 data
             }

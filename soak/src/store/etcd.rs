@@ -16,7 +16,7 @@ impl Etcd {
     pub(super) fn start(kind: EtcdKind) -> io::Result<Self> {
         let cluster = EtcdCluster::start(kind, &EtcdOptions::new())?;
         let members = cluster.members().iter();
-        let addr = members.map(|member| member.addr()).next();
+        let addr = members.map(EtcdServer::addr).next();
         Ok(Self {
             proxy: Proxy::new(addr.ok_or_else(none)?)?,
             cluster,
