@@ -75,7 +75,7 @@ fn every_row_has_its_expected_verdict() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(!report.to_string().contains(MySqlServer::PASSWORD));
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 189);
+    assert_eq!(rows.len(), 197);
     for row in rows {
         assert_eq!(row["verdict"], row["expected"], "{row:#}");
         let wrong = row["verdict"] == "wrong";
