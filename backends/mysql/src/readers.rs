@@ -139,7 +139,8 @@ impl Readers {
         template.add(&format!(") ELSE {kept} END"));
     }
 
-    /// Takes one of the first `slots` slots without a wait. The columns are what was found, and the epoch.
+    /// Takes one of the first `slots` slots without a wait. The columns are what was found, the epoch, two without a
+    /// meaning, and the session that has the lock's name afterwards.
     pub(crate) fn attempt_shared(&self, slots: u32, flag: &EncodedName) -> Template {
         let mut template = Template::default();
         template.add("SELECT CASE GET_LOCK(").name(&self.gate());
@@ -162,7 +163,8 @@ impl Readers {
             .add(&format!(") THEN {PASSING} ELSE {BUSY} END END END"));
         // The epoch comes before the name is free for a writer, which gets a larger one.
         template.add(",UUID_SHORT(),RELEASE_LOCK(").name(&self.lock);
-        template.add("),RELEASE_LOCK(").name(&self.gate()).add(")");
+        template.add("),RELEASE_LOCK(").name(&self.gate());
+        template.add("),IS_USED_LOCK(").name(&self.lock).add(")");
         template
     }
 

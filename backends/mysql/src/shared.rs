@@ -1,12 +1,13 @@
 //! Shared locks, requested and waited for on a connection, and exclusive ones beside readers.
 
 use std::slice;
+use std::thread;
 use std::time::{Duration, Instant};
 
 #[cfg(doc)]
 use lockkeeper_remote::sessions::SessionConnection;
 use lockkeeper_remote::sessions::{Attempt, Attempted, Taken};
-use lockkeeper_remote::{Failure, unavailable};
+use lockkeeper_remote::{Backoff, Failure, unavailable};
 use mysql::Row;
 
 use crate::connection::{Connection, number};
@@ -21,6 +22,11 @@ use crate::statements::EPOCH_BITS;
 const TURN: Duration = Duration::from_secs(1);
 const LONGEST_SILENCE: u64 = 2;
 
+/// How long an attempt makes way for readers that waited, and its pauses meanwhile.
+const LONGEST_PASSING: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_micros(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
 impl Connection {
     /// Tries to take a slot of the lock's readers. An attempt that the server refused may have taken a part of it.
     pub(crate) fn attempt_shared(
@@ -29,8 +35,10 @@ impl Connection {
     ) -> Result<Attempted<EncodedName>, Failure> {
         let readers = Readers::of(lock);
         let mut slots = FIRST_SLOTS;
-        // As many readers as there are slots may pass at a time.
-        for _ in 0..MAX_READERS {
+        let mut holder = None;
+        let mut pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        let began = Instant::now();
+        while began.elapsed() < LONGEST_PASSING {
             let template = readers.attempt_shared(slots, &self.flag().name);
             let row = match self.execute(&template.sql, &template.names) {
                 Err(failure @ Failure::Refused(_)) => return Ok(Err(failure)),
@@ -39,12 +47,17 @@ impl Connection {
             match found(&row, 0) {
                 Ok(Found::Slot(slot)) => return Ok(taken(&readers, slot, &row, 1)),
                 Ok(Found::Full) if slots < MAX_READERS => slots = MAX_READERS,
-                Ok(Found::Passing) => {}
+                // It keeps the name for the time of a statement, and nothing tells when that is over.
+                Ok(Found::Passing) => thread::sleep(pauses.next_pause()),
+                // One reader may have passed after the other while the statement looked: a writer is there twice.
+                Ok(Found::Busy) if holder.is_none() || holder != number(&row, 4) => {
+                    holder = number(&row, 4);
+                }
                 Ok(Found::Full | Found::Busy) => return Ok(Ok(None)),
                 Err(failure) => return Ok(Err(failure)),
             }
         }
-        Ok(Ok(None))
+        Ok(Err(Failure::Refused(unavailable(DISTURBED))))
     }
 
     /// Waits for a slot of the lock's readers: see [`SessionConnection::wait`]. If all slots are in use, the wait ends
