@@ -1,6 +1,7 @@
 //! The cases of etcd alone.
 
 mod cluster;
+mod late;
 mod loss;
 mod opening;
 mod store;
@@ -14,6 +15,6 @@ use crate::faults::run;
 type Case = suite::Case<EtcdKind>;
 
 pub(crate) fn main() -> ExitCode {
-    let cases = [cluster::CASES, loss::CASES, opening::CASES];
+    let cases = [cluster::CASES, late::CASES, loss::CASES, opening::CASES];
     run::<EtcdServer>(cases.into_iter().flatten().copied())
 }

@@ -51,13 +51,13 @@ fn wait(attempt: &Attempt<'_>, deadline: HostInstant) -> Result<Option<Grant<Etc
             && (!has_failed || request.is_cancelled())
             && (request.is_cancelled() || request.now() >= deadline)
         {
-            leave(attempt, queued.created);
+            leave(attempt, queued.seen.created);
             return Ok(None);
         }
         let until = deadline.max(request.now() + MIN_ATTEMPT_TIME);
-        let created = queued.as_ref().map(|it| it.created);
+        let seen = queued.as_ref().map(|it| it.seen);
         let answer = match is_woken {
-            true => attempt.ask(created, until).map(Some),
+            true => attempt.ask(seen, until).map(Some),
             false => attempt.look(until),
         };
         has_failed = answer.is_err();

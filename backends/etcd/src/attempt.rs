@@ -13,8 +13,8 @@ use crate::leases::Lease;
 use crate::provider::EtcdLease;
 use crate::queue::{Ahead, Turn, check_limit, turn};
 use crate::store::{Store, base_in};
-use crate::wire::{KeyValue, Txn, TxnReply, exists_since, get, none_before, none_of, put};
-use crate::wire::{revision, unchanged_since};
+use crate::wire::{KeyValue, Seen, Txn, TxnReply, exists_since, get, none_before, none_of, put};
+use crate::wire::{revision, unchanged, unchanged_since};
 
 /// An acquisition binds its key to a lease that was kept alive not longer ago than this, or a part of its
 /// ttl. It is less than the margin by default: a grant that is older is renewed before it is relied on.
@@ -27,8 +27,7 @@ pub(crate) fn fresh(ttl: Duration) -> Duration {
 
 /// The position of a request that waits.
 pub(crate) struct Queued {
-    /// The revision at which its key was created.
-    pub(crate) created: i64,
+    pub(crate) seen: Seen,
     /// The revision at which this was its position.
     pub(crate) revision: i64,
     pub(crate) ahead: Ahead,
@@ -71,9 +70,9 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Asks until the request is granted, waits, or is busy. `queued` is the revision at which its key was
-    /// created, if it has one and its turn may have come.
-    pub(crate) fn ask(&self, queued: Option<i64>, until: HostInstant) -> Result<Answer, Failure> {
+    /// Asks until the request is granted, waits, or is busy. `queued` is its key as it was last seen, if it has one
+    /// and its turn may have come.
+    pub(crate) fn ask(&self, queued: Option<Seen>, until: HostInstant) -> Result<Answer, Failure> {
         let is_permit = self.request.mode().is_permit();
         let mut stage = queued.map_or(Stage::Free, Stage::Queued);
         loop {
@@ -148,18 +147,21 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Returns the transaction that takes the name if it is the turn of the key created at this revision, and
-    /// otherwise reads who is before it.
-    fn on_turn(&self, created: i64, bound: &Bound) -> Txn {
+    /// Returns the transaction that takes the name if it is the turn of the request's key, and otherwise reads who
+    /// is before it.
+    ///
+    /// A late request must not bind a key that was granted meanwhile to a retired lease. So the key is to be as it
+    /// was last seen.
+    fn on_turn(&self, seen: Seen, bound: &Bound) -> Txn {
         let mode = self.request.mode();
         let rivals = self.keys.rivals(mode);
         let take_if = |free, otherwise| Txn {
-            compare: vec![exists_since(&self.key, created), free],
+            compare: vec![unchanged(&self.key, seen), free],
             then: self.take(0, bound),
             otherwise,
         };
         let read = vec![get(&self.keys.all())];
-        let none_before = take_if(none_before(&rivals, created), read);
+        let none_before = take_if(none_before(&rivals, seen.created), read);
         match mode {
             // The comparison is false if there is no writer at all.
             Mode::Shared => take_if(none_of(&rivals), vec![none_before.nested()]),
@@ -170,7 +172,7 @@ impl<'a> Attempt<'a> {
 
     fn ask_lock(&self, stage: Stage, bound: &Bound, until: HostInstant) -> Result<Step, Failure> {
         let (txn, queued) = match (stage, bound.waiting) {
-            (Stage::Queued(created), _) => (self.on_turn(created, bound), Some(created)),
+            (Stage::Queued(seen), _) => (self.on_turn(seen, bound), Some(seen.created)),
             (Stage::Enter, Some(lease)) => {
                 let (all, revision) = self.enter(lease, until)?;
                 return self.place(&all, revision, bound, until);
@@ -225,15 +227,15 @@ impl<'a> Attempt<'a> {
                 None => Step::Answer(Answer::Busy),
             });
         };
-        let created = own.created;
-        match turn(self.request.mode(), &self.keys, all, Some(created)) {
-            Turn::Granted(_) => Ok(Step::Again(Stage::Queued(created))),
+        let mut seen = own.seen();
+        match turn(self.request.mode(), &self.keys, all, Some(seen.created)) {
+            Turn::Granted(_) => Ok(Step::Again(Stage::Queued(seen))),
             Turn::Waits(ahead) => {
                 if let Some(lease) = bound.waiting.filter(|lease| own.lease != *lease) {
-                    self.keep_place(created, lease, until)?;
+                    seen = self.keep_place(seen, lease, until)?;
                 }
                 Ok(Step::Answer(Answer::Queued(Queued {
-                    created,
+                    seen,
                     revision,
                     ahead,
                 })))
@@ -241,14 +243,20 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Moves a key that waits to another lease. It keeps its position.
-    fn keep_place(&self, created: i64, lease: i64, until: HostInstant) -> Result<(), Failure> {
+    /// Moves a key that waits to another lease, unless a request has written it since. It keeps its position.
+    fn keep_place(&self, seen: Seen, lease: i64, until: HostInstant) -> Result<Seen, Failure> {
         let txn = Txn {
-            compare: vec![exists_since(&self.key, created)],
+            compare: vec![unchanged(&self.key, seen)],
             then: vec![put(&self.key, &value(self.request, None), lease)],
             otherwise: Vec::new(),
         };
-        self.store.client.txn(txn, until).map(drop)
+        let reply = self.store.client.txn(txn, until)?;
+        let modified = match TxnReply(&reply).succeeded() {
+            true => revision(&reply),
+            // The next attempt reads it anew.
+            false => seen.modified,
+        };
+        Ok(Seen { modified, ..seen })
     }
 
     /// Looks whether the turn of a request that waits has come, without writing.
@@ -276,7 +284,8 @@ impl<'a> Attempt<'a> {
             return Err(Failure::Refused(error));
         }
         let own = all.iter().find(|it| it.key == self.key);
-        let created = own.map(|it| it.created);
+        let seen = own.map(KeyValue::seen);
+        let created = seen.map(|it| it.created);
         let Turn::Granted(slot) = turn(mode, &self.keys, &all, created) else {
             return self.place(&all, revision, bound, until);
         };
@@ -289,7 +298,7 @@ impl<'a> Attempt<'a> {
         };
         let reply = self.store.client.txn(txn, until)?;
         if !TxnReply(&reply).succeeded() {
-            return Ok(Step::Again(created.map_or(Stage::Enter, Stage::Queued)));
+            return Ok(Step::Again(seen.map_or(Stage::Enter, Stage::Queued)));
         }
         let grant = self.grant(&reply, TxnReply(&reply), created, slot, bound, until)?;
         Ok(Step::Answer(Answer::Granted(grant)))
@@ -334,6 +343,10 @@ impl<'a> Attempt<'a> {
         };
         let granted = revision(whole);
         let created = created.unwrap_or(granted);
+        let seen = Seen {
+            created,
+            modified: granted,
+        };
         let passed = u64::try_from(granted).unwrap_or(0);
         let epoch = base.saturating_add(passed).min(MAX_EPOCH);
         let (ttl, Lease { id, kept_at }) = (self.request.ttl(), bound.held);
@@ -346,7 +359,7 @@ impl<'a> Attempt<'a> {
         Ok(Grant {
             lease: EtcdLease {
                 key: self.key.clone(),
-                created,
+                seen,
                 lease: id,
                 value: value(self.request, Some((slot, Some(epoch)))),
             },
@@ -371,8 +384,8 @@ enum Stage {
     Free,
     /// It is to enter the queue.
     Enter,
-    /// Its key was created at this revision, and its turn may have come.
-    Queued(i64),
+    /// It has a key, and its turn may have come.
+    Queued(Seen),
 }
 
 fn nanos(time: Duration) -> u64 {

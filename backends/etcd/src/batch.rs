@@ -1,8 +1,8 @@
 //! Operations of many callers in one transaction.
 
-use std::time::Duration;
-
-use lockkeeper_core::{Error, Grant, HostInstant, Mode, Operation, Released, Renewal};
+use lockkeeper_core::{
+    Error, ErrorKind, Grant, HostInstant, Mode, Operation, Released, RenewRequest, Renewal,
+};
 use lockkeeper_remote::{Failure, senseless};
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ use crate::keys::KeyRange;
 use crate::leases::Lease;
 use crate::provider::EtcdLease;
 use crate::store::{Store, delete_if};
-use crate::wire::{Txn, TxnReply, exists_since, get, put};
+use crate::wire::{KeyValue, Txn, TxnReply, get, put, revision, unchanged};
 
 /// How many operations travel together. etcd takes 128 in a transaction by default, and counts those of the largest
 /// transaction inside of it as well.
@@ -36,7 +36,7 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
     };
     let until = store.client.at_least_one_attempt(latest);
     // Once more if a lease of this process turned out to have ended: then nothing was done. And once more for
-    // renewals whose reply is missing: to repeat one does no harm.
+    // renewals whose reply is missing, or whose key an earlier renewal has moved: to repeat one does no harm.
     for is_last in [false, true] {
         let mut binder = Binder {
             store,
@@ -66,7 +66,12 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
                 continue;
             }
             match &reply {
-                Ok(reply) => read(store, operation, part, (reply, at), until),
+                Ok(reply) => {
+                    read(store, operation, part, (reply, at), until);
+                    if is_last && !operation.is_answered() {
+                        operation.fail(moved());
+                    }
+                }
                 Err(Failure::Unanswered(_))
                     if !is_last && matches!(operation, Operation::Renew(_)) => {}
                 Err(failure) => operation.fail(failure.error().clone()),
@@ -151,13 +156,15 @@ fn request(operation: &Operation<'_, EtcdLease>, part: &Part<'_>) -> Option<Valu
             get(&KeyRange::one(it.lease.key.as_str()))
         }
         (Operation::Renew(it), Part::Renewal(lease, _)) => Txn {
-            compare: vec![exists_since(&it.lease.key, it.lease.created)],
+            // A late move must not bind the key to a lease that this process has retired.
+            compare: vec![unchanged(&it.lease.key, it.lease.seen)],
             then: vec![put(&it.lease.key, &it.lease.value, lease.id)],
-            otherwise: Vec::new(),
+            // An earlier move whose reply is missing may have written it.
+            otherwise: vec![get(&KeyRange::one(it.lease.key.as_str()))],
         }
         .nested(),
         (Operation::Release(it), Part::Release) => {
-            delete_if(&it.lease.key, it.lease.created).nested()
+            delete_if(&it.lease.key, it.lease.seen.created).nested()
         }
         _ => return None,
     })
@@ -190,15 +197,11 @@ fn read(
             it.answer = Some(answer);
         }
         (Operation::Renew(it), Part::Renewal(lease, asked_at)) => {
-            let found = TxnReply(reply).keys(at).unwrap_or_default();
-            let is_bound = |created, id| created == it.lease.created && id == lease.id;
-            let is_held = succeeded
-                || found
-                    .first()
-                    .is_some_and(|kv| is_bound(kv.created, kv.lease));
-            it.answer = Some(Ok(renewed(
-                store, it.lease, lease, it.ttl, asked_at, is_held,
-            )));
+            let of_move = nested.and_then(|nested| nested.keys(0));
+            let found = of_move.or_else(|| TxnReply(reply).keys(at));
+            let found = found.unwrap_or_default().into_iter().next();
+            let moved = succeeded.then(|| revision(reply));
+            it.answer = renewed(store, it, lease, asked_at, moved, found).map(Ok);
         }
         (Operation::Release(it), Part::Release) => {
             store.expiry.remove(&it.lease.key);
@@ -214,7 +217,7 @@ fn read(
 /// Answers an attempt. If the name was not free, an earlier attempt of the same request may have taken it.
 fn settle(
     attempt: &Attempt<'_>,
-    read: Result<Grant<EtcdLease>, Vec<crate::wire::KeyValue>>,
+    read: Result<Grant<EtcdLease>, Vec<KeyValue>>,
 ) -> Result<Option<Grant<EtcdLease>>, Error> {
     match read {
         Ok(grant) => Ok(Some(grant)),
@@ -228,21 +231,42 @@ fn settle(
     }
 }
 
+/// Returns what came of a renewal: its key was moved at a revision, or found. `None` if the key is bound to another
+/// lease: an earlier renewal has moved it, and it is to be moved again.
 fn renewed(
     store: &Store,
-    held: &mut EtcdLease,
+    renewal: &mut RenewRequest<'_, EtcdLease>,
     lease: Lease,
-    ttl: Duration,
     asked_at: HostInstant,
-    is_held: bool,
-) -> Renewal {
-    if !is_held {
-        store.expiry.remove(&held.key);
-        return Renewal::Lost;
+    moved: Option<i64>,
+    found: Option<KeyValue>,
+) -> Option<Renewal> {
+    let held = &mut *renewal.lease;
+    match (moved, found) {
+        (Some(modified), _) => {
+            held.seen.modified = modified;
+            held.lease = lease.id;
+        }
+        (None, Some(found)) if found.created == held.seen.created => {
+            held.seen = found.seen();
+            held.lease = found.lease;
+        }
+        _ => {
+            store.expiry.remove(&held.key);
+            return Some(Renewal::Lost);
+        }
     }
-    held.lease = lease.id;
+    if held.lease != lease.id {
+        return None;
+    }
+    let ends = asked_at + renewal.ttl;
     store
         .expiry
-        .enter(&held.key, held.created, lease.id, asked_at + ttl);
-    Renewal::Renewed
+        .enter(&held.key, held.seen.created, lease.id, ends);
+    Some(Renewal::Renewed)
+}
+
+fn moved() -> Error {
+    let text = "an earlier renewal of the lock was carried out late; renew again";
+    Error::new(ErrorKind::Unavailable, text)
 }

@@ -15,6 +15,7 @@ use lockkeeper_remote::senseless;
 use crate::acquire::{CLEANUP_TIME, acquire};
 use crate::batch::{BATCH, batch};
 use crate::store::Store;
+use crate::wire::Seen;
 use crate::{BACKEND, EtcdOptions};
 
 /// The largest limit of a semaphore: each attempt reads all its permits.
@@ -49,8 +50,7 @@ pub struct EtcdProvider {
 #[derive(Clone, Debug)]
 pub struct EtcdLease {
     pub(crate) key: String,
-    /// The revision at which the key was created.
-    pub(crate) created: i64,
+    pub(crate) seen: Seen,
     pub(crate) lease: i64,
     /// The value of the key.
     pub(crate) value: String,

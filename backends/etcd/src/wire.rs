@@ -48,6 +48,13 @@ pub(crate) fn exists_since(key: &str, revision: i64) -> Value {
     created(&KeyRange::one(key), "EQUAL", revision)
 }
 
+/// Returns a comparison that is true if `key` is as it was last seen: no request has written it since.
+pub(crate) fn unchanged(key: &str, seen: Seen) -> Value {
+    let written = seen.modified.to_string();
+    let compare = json!({ "target": "MOD", "result": "EQUAL", "mod_revision": written });
+    with(range(&KeyRange::one(key)), compare)
+}
+
 /// Returns a comparison that is true if there are keys in `keys`, and none from before `revision`.
 pub(crate) fn none_before(keys: &KeyRange, revision: i64) -> Value {
     created(keys, "GREATER", revision - 1)
@@ -140,6 +147,15 @@ fn watch(keys: &KeyRange, revision: i64, filter: &str) -> Value {
     json!({ "create_request": with(range(keys), fields) })
 }
 
+/// The revisions of a key as it was last seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// The revision at which it was created.
+    pub(crate) created: i64,
+    /// The revision at which it was last written.
+    pub(crate) modified: i64,
+}
+
 /// A key that was read.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyValue {
@@ -150,6 +166,13 @@ pub(crate) struct KeyValue {
     /// The revision at which it was last written.
     pub(crate) modified: i64,
     pub(crate) lease: i64,
+}
+
+impl KeyValue {
+    pub(crate) fn seen(&self) -> Seen {
+        let (created, modified) = (self.created, self.modified);
+        Seen { created, modified }
+    }
 }
 
 /// Reads the keys in the reply to a read.

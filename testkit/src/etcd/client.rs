@@ -18,6 +18,8 @@ pub struct EtcdKey {
     pub key: String,
     /// Its value.
     pub value: String,
+    /// The revision at which it was last written.
+    pub modified: u64,
 }
 
 /// Posts a JSON object and returns the reply's.
@@ -53,6 +55,12 @@ pub(super) fn under(prefix: &str) -> Value {
     json!({ "key": encoded(prefix), "range_end": encoded(&end) })
 }
 
+/// Reads a number, which is left out if it is zero.
+pub(super) fn number(reply: &Value, at: &str) -> u64 {
+    let text = reply.pointer(at).and_then(Value::as_str);
+    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
 /// Reads the keys in a reply.
 pub(super) fn keys(reply: &Value) -> Vec<EtcdKey> {
     let text = |kv: &Value, name| {
@@ -63,6 +71,7 @@ pub(super) fn keys(reply: &Value) -> Vec<EtcdKey> {
     let read = |kv: &Value| EtcdKey {
         key: text(kv, "key").unwrap_or_default(),
         value: text(kv, "value").unwrap_or_default(),
+        modified: number(kv, "/mod_revision"),
     };
     found.into_iter().flatten().map(read).collect()
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::client::number;
 use super::network::Network;
 use super::server::Peers;
 use super::{EtcdKind, EtcdOptions, EtcdServer};
@@ -119,11 +120,6 @@ impl Drop for EtcdCluster {
         self.members.iter().for_each(|member| member.kill());
         self.network.close();
     }
-}
-
-fn number(reply: &Value, at: &str) -> u64 {
-    let text = reply.pointer(at).and_then(Value::as_str);
-    text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
 fn id(member: &EtcdServer) -> io::Result<u64> {

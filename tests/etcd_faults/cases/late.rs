@@ -1,0 +1,224 @@
+//! Requests that are carried out after their repetition has succeeded, and those whose reply is lost.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::LockKeeper;
+use lockkeeper_testkit::{EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, until};
+
+use super::Case;
+use crate::faults::{FaultServer, WAIT_LIMIT};
+
+pub(super) const CASES: &[Case] = &[
+    ("late_grant_leaves_the_key", late_grant),
+    ("late_move_in_the_queue_leaves_the_key", late_move_in_queue),
+    ("late_renewal_leaves_the_key", late_renewal),
+    ("lost_reply_to_a_renewal_keeps_the_lock", lost_reply),
+    ("key_on_another_lease_is_moved_again", other_lease),
+];
+
+/// Only the request of a waiter whose turn may have come has it.
+const ON_TURN: &str = "GREATER";
+/// A request for `lockkeeper/default/l/a/w…` that writes `{"epoch":null,"held":false…`, in base64.
+const WAITS: [&str; 2] = [
+    "bG9ja2tlZXBlci9kZWZhdWx0L2wvYS93",
+    "eyJlcG9jaCI6bnVsbCwiaGVsZCI6ZmFs",
+];
+/// `lockkeeper/default/p/` in base64.
+const PERMIT_REQUEST: &str = "bG9ja2tlZXBlci9kZWZhdWx0L3Av";
+
+/// Requests that do not reach the server until the test sends them: each entry of `needles` is for one request, which
+/// contains all of them.
+///
+/// [`Fault::Dark`] does not suffice: after the request, the end of the connection passes as well, and etcd may then
+/// cancel the request.
+#[derive(Default)]
+struct Held {
+    needles: Vec<&'static [&'static str]>,
+    requests: Vec<Vec<u8>>,
+}
+
+impl Held {
+    /// Keeps a request if it is to be held.
+    fn takes(&mut self, request: &[u8]) -> bool {
+        let text = String::from_utf8_lossy(request);
+        let found = self
+            .needles
+            .iter()
+            .position(|all| all.iter().all(|it| text.contains(it)));
+        let Some(found) = found else { return false };
+        self.needles.remove(found);
+        self.requests.push(request.to_vec());
+        true
+    }
+}
+
+/// Leads connections to `target`, and returns the address for them.
+fn relay(held: &Arc<Mutex<Held>>, target: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let held = Arc::clone(held);
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            // The case is over.
+            let Ok(mut server) = TcpStream::connect(target) else {
+                return;
+            };
+            let mut ends = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            thread::spawn(move || {
+                let _ = std::io::copy(&mut ends.0, &mut ends.1);
+                let _ = ends.1.shutdown(Shutdown::Both);
+            });
+            let held = Arc::clone(&held);
+            thread::spawn(move || {
+                let mut buffer = vec![0; 64 << 10];
+                while let Ok(count @ 1..) = client.read(&mut buffer) {
+                    let request = buffer.get(..count).unwrap();
+                    if !held.lock().unwrap().takes(request) && server.write_all(request).is_err() {
+                        break;
+                    }
+                }
+                let _ = server.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    addr
+}
+
+struct Rig {
+    held: Arc<Mutex<Held>>,
+    server: EtcdServer,
+    proxy: Proxy,
+    keeper: LockKeeper,
+}
+
+impl Rig {
+    /// With this ttl no renewal is due.
+    fn start(kind: EtcdKind) -> Self {
+        let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+        let proxy = Proxy::new(server.addr()).unwrap();
+        let held = Arc::default();
+        let url = server.base_url(relay(&held, proxy.addr()));
+        // A busy machine replies within this time.
+        let keeper = lockkeeper::open(&format!("{url}ttl=10m&response_timeout=1s")).unwrap();
+        Self {
+            held,
+            server,
+            proxy,
+            keeper,
+        }
+    }
+
+    fn key(&self) -> Vec<EtcdKey> {
+        self.server.keys("lockkeeper/default/l/a/").unwrap()
+    }
+
+    /// Has the provider bind keys to another lease from now on.
+    fn retire_lease(&self) {
+        self.proxy
+            .once(EtcdServer::LOCK_REQUEST, Fault::DropRequests);
+        let dropped = || self.proxy.counts().dropped_requests;
+        let before = dropped();
+        // The keeper may ask again, with another lease.
+        drop(self.keeper.try_lock("b"));
+        assert!(dropped() > before);
+    }
+
+    /// Holds back the next request that contains all needles.
+    fn hold(&self, needles: &'static [&'static str]) {
+        self.held.lock().unwrap().needles.push(needles);
+    }
+
+    /// Has the held request carried out. The key stays as it is.
+    fn carry_out(&self) {
+        let before = self.key();
+        assert_eq!(before.len(), 1, "{before:?}");
+        let requests = std::mem::take(&mut self.held.lock().unwrap().requests);
+        let [request] = &requests[..] else {
+            panic!("one request is held: {requests:?}");
+        };
+        let mut server = TcpStream::connect(self.server.addr()).unwrap();
+        server.set_read_timeout(Some(WAIT_LIMIT)).unwrap();
+        server.write_all(request).unwrap();
+        let mut reply = [0; 12];
+        server.read_exact(&mut reply).unwrap();
+        assert_eq!(reply, *b"HTTP/1.1 200");
+        assert_eq!(self.key(), before);
+    }
+}
+
+fn late_grant(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let rival = FaultServer::open(&rig.server, "ttl=10m");
+    let held = rival.lock("a").unwrap();
+    let guard = thread::scope(|scope| {
+        let waiting = scope.spawn(|| rig.keeper.try_lock_for("a", WAIT_LIMIT));
+        until("it waits", || rig.server.queue_length("a") == 1);
+        rig.hold(&[ON_TURN]);
+        held.release().unwrap();
+        waiting.join().unwrap().unwrap().unwrap()
+    });
+    rig.carry_out();
+    guard.renew().unwrap();
+}
+
+fn late_renewal(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let guard = rig.keeper.lock("a").unwrap();
+    rig.retire_lease();
+    rig.hold(&[EtcdServer::LOCK_REQUEST]);
+    // Its repetition succeeds.
+    guard.renew().unwrap();
+    rig.retire_lease();
+    guard.renew().unwrap();
+    rig.carry_out();
+    guard.renew().unwrap();
+}
+
+/// The key of a waiter is moved when the lease of the waiters was retired.
+fn late_move_in_queue(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let rival = FaultServer::open(&rig.server, "ttl=10m");
+    let held = rival.lock("a").unwrap();
+    let guard = thread::scope(|scope| {
+        let waiting = scope.spawn(|| rig.keeper.try_lock_for("a", WAIT_LIMIT));
+        until("it waits", || rig.server.queue_length("a") == 1);
+        // Also the requests for permits bind keys to that lease.
+        rig.hold(&WAITS);
+        rig.proxy.once(PERMIT_REQUEST, Fault::DropRequests);
+        let permits = rig.keeper.semaphore("b", 1).unwrap();
+        let _ = permits.try_acquire_for(Duration::from_millis(1));
+        until("the move is held", || {
+            !rig.held.lock().unwrap().requests.is_empty()
+        });
+        held.release().unwrap();
+        waiting.join().unwrap().unwrap().unwrap()
+    });
+    rig.carry_out();
+    guard.renew().unwrap();
+}
+
+fn lost_reply(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let guard = rig.keeper.lock("a").unwrap();
+    rig.retire_lease();
+    rig.proxy.once(EtcdServer::LOCK_REQUEST, Fault::DropReplies);
+    guard.renew().unwrap();
+    assert!(guard.is_held());
+}
+
+/// An earlier renewal may have bound the key to a lease that was retired since.
+fn other_lease(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let guard = rig.keeper.lock("a").unwrap();
+    let key = rig.key().remove(0);
+    rig.server.put(&key.key, &key.value).unwrap();
+    let unbound = rig.key().remove(0);
+    guard.renew().unwrap();
+    assert!(guard.is_held());
+    assert!(rig.key().remove(0).modified > unbound.modified);
+}
