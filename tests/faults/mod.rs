@@ -43,6 +43,8 @@ pub(crate) trait FaultServer: Sized + Sync {
     const RESTARTED: Memory = Memory::Lost;
     /// The shortest ttl, in seconds; it takes the place of `ttl=1s` in URLs.
     const MIN_TTL: u64 = 1;
+    /// A thread that finds an outage opens fewer connections than this: to replace a pooled one, and for a new one.
+    const CONNECTIONS_TO_FIND_OUTAGE: u64 = 3;
 
     fn start(kind: Self::Kind) -> Self;
     fn addr(&self) -> SocketAddr;

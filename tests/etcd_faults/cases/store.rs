@@ -16,6 +16,8 @@ impl FaultServer for EtcdServer {
     const LEASE_OUTLIVES_CONNECTION: bool = true;
     const RESTARTED: Memory = Memory::Kept;
     const MIN_TTL: u64 = 2;
+    // The request for a lease comes before that for the lock, and each is repeated on a new connection.
+    const CONNECTIONS_TO_FIND_OUTAGE: u64 = 5;
 
     fn start(kind: EtcdKind) -> Self {
         Self::start(kind, &EtcdOptions::new()).unwrap()
