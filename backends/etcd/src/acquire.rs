@@ -13,7 +13,7 @@ use crate::store::Store;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The time of an attempt near the end of a wait.
 const MIN_ATTEMPT_TIME: Duration = Duration::from_millis(500);
-/// The time for a clean-up whose result no caller needs.
+/// The longest time for a clean-up. No caller waits for its result.
 pub(crate) const CLEANUP_TIME: Duration = Duration::from_millis(250);
 
 /// Acquires a name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.

@@ -35,8 +35,8 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
         return;
     };
     let until = store.client.at_least_one_attempt(latest);
-    // Once more if a lease of this process turned out to have ended: then nothing was done. And once more for
-    // renewals whose reply is missing, or whose key an earlier renewal has moved: to repeat one does no harm.
+    // Once more if a lease of this process turned out to have ended: then nothing was done. A renewal is
+    // repeated as well if its reply is missing, or if an earlier renewal has moved the key. That does no harm.
     for is_last in [false, true] {
         let mut binder = Binder {
             store,

@@ -20,7 +20,7 @@ use crate::server_clock::ServerClock;
 
 /// The server checks only this often whether the time of a WAIT is over.
 const TICK: Duration = Duration::from_millis(100);
-/// The time for a clean-up whose result no caller needs.
+/// The longest time for a clean-up. No caller waits for its result.
 pub(crate) const CLEANUP_TIME: Duration = Duration::from_millis(250);
 
 pub(crate) struct Store {

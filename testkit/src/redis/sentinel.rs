@@ -75,7 +75,10 @@ impl SentinelSet {
     /// # Panics
     /// There are fewer sentinels.
     #[must_use]
-    #[allow(clippy::indexing_slicing, reason = "documented")]
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a test passes a number of its own set"
+    )]
     pub fn sentinel(&self, at: usize) -> &RedisServer {
         &self.sentinels[at]
     }
@@ -85,7 +88,10 @@ impl SentinelSet {
     /// # Panics
     /// There are fewer servers.
     #[must_use]
-    #[allow(clippy::indexing_slicing, reason = "documented")]
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a test passes a number of its own set"
+    )]
     pub fn server(&self, at: usize) -> &RedisServer {
         &self.servers[at].0
     }
@@ -95,7 +101,10 @@ impl SentinelSet {
     /// # Panics
     /// There are fewer servers.
     #[must_use]
-    #[allow(clippy::indexing_slicing, reason = "documented")]
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a test passes a number of its own set"
+    )]
     pub fn proxy(&self, at: usize) -> &Proxy {
         &self.servers[at].1
     }
