@@ -143,6 +143,9 @@ impl Permits {
 
     /// Takes a permit on the session that holds the bell, or pauses without the gate. The pause ends early when a
     /// permit is released: the session holds the bell before it looks at the slots.
+    ///
+    /// It pauses by waiting for slot 0, which another session holds: MariaDB can stop for two seconds when it ends a
+    /// `SLEEP` that just begins.
     pub(crate) fn attempt_or_pause(&self, seconds: f64) -> Template {
         let mut template = Template::default();
         // Only an attempt may hold it, for the time of its statement.
@@ -153,7 +156,11 @@ impl Permits {
             template
                 .add("0*COALESCE(RELEASE_LOCK(")
                 .name(&self.gate)
-                .add(&format!("),0)+0*SLEEP({seconds:.3})"));
+                .add("),0)+0*COALESCE(GET_LOCK(")
+                .name(&self.slot(0))
+                .add(&format!(",{seconds:.3}),0)+0*COALESCE(RELEASE_LOCK("))
+                .name(&self.slot(0))
+                .add("),0)");
         });
         template.add(" ELSE 0 END,UUID_SHORT(),RELEASE_LOCK(");
         template.name(&self.gate).add(")");
@@ -198,7 +205,7 @@ impl Permits {
     }
 
     /// Releases a permit by one column: an odd number if the session held it, and twice the number of the
-    /// session that waits for one.
+    /// session that waits for one, unless it waits for this slot.
     ///
     /// The slot is released first: a lease that is free while its slot is used means another limit.
     pub(crate) fn release(&self, slot: u32) -> Template {
@@ -207,9 +214,11 @@ impl Permits {
             .add("COALESCE(RELEASE_LOCK(")
             .name(&self.slot(slot));
         template.add("),0)+0*COALESCE(RELEASE_LOCK(");
-        template.name(&self.lease(slot));
-        template.add("),0)+2*COALESCE(IS_USED_LOCK(");
-        template.name(&self.gate.bell()).add("),0)");
+        template.name(&self.lease(slot)).add("),0)");
+        if slot > 0 {
+            template.add("+2*COALESCE(IS_USED_LOCK(");
+            template.name(&self.gate.bell()).add("),0)");
+        }
         template
     }
 }
