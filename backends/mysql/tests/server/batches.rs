@@ -340,9 +340,10 @@ fn ttls_stay_apart(kind: MySqlKind) {
     let server = start(kind);
     let options = options(&server).pool_size(4).response_timeout(WAIT_LIMIT);
     let provider = MySqlProvider::open(&options, "default").unwrap();
-    let short = Duration::from_secs(5);
+    // A lease that ended before its release would show nothing.
+    let other = TTL * 2;
     let mut leases = Vec::new();
-    for (name, ttl) in [("a", TTL), ("b", short), ("c", TTL), ("d", short)] {
+    for (name, ttl) in [("a", TTL), ("b", other), ("c", TTL), ("d", other)] {
         leases.extend(tried(&provider, &[name], ttl).remove(0).unwrap());
     }
     let sessions = server.held().unwrap();
