@@ -1,18 +1,20 @@
 //! The process, the folder and the log that every server has.
 
+use std::env;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
 use crate::process::Process;
+use crate::watchdog::Watchdog;
 
 /// How long a server may take to answer for the first time; Redis needs some 20 ms, MySQL 800.
 pub(crate) const START: Duration = Duration::from_secs(30);
@@ -29,17 +31,26 @@ pub struct Daemon {
     /// folder is removed.
     process: Mutex<Option<Process>>,
     folder: TempDir,
+    /// Declared last, so that it outlives the folder.
+    watchdog: Arc<Watchdog>,
 }
 
 impl Daemon {
-    /// Makes the folder, and starts nothing yet.
+    /// Makes the folder, and starts no server yet.
     pub(crate) fn new(name: &'static str, program: PathBuf) -> io::Result<Self> {
+        Self::new_in(&env::temp_dir(), name, program)
+    }
+
+    /// Makes the folder inside another one, and starts no server yet.
+    pub(crate) fn new_in(parent: &Path, name: &'static str, program: PathBuf) -> io::Result<Self> {
+        // Short, because a unix socket's path is at most some 100 bytes.
+        let folder = tempfile::Builder::new().prefix("lk-").tempdir_in(parent)?;
         Ok(Self {
             name,
             program,
             process: Mutex::new(None),
-            // Short, because a unix socket's path is at most some 100 bytes.
-            folder: tempfile::Builder::new().prefix("lk-").tempdir()?,
+            watchdog: Arc::new(Watchdog::start(folder.path())?),
+            folder,
         })
     }
 
@@ -133,7 +144,12 @@ impl Daemon {
         let mut running = self.process();
         let _ = fs::remove_file(self.socket());
         let _ = fs::remove_file(self.log_file());
-        let mut process = Process::spawn(&mut command, self.folder(), &self.log_file())?;
+        let mut process = Process::spawn(
+            &mut command,
+            self.folder(),
+            &self.log_file(),
+            &self.watchdog,
+        )?;
         let until = Instant::now() + START;
         let mut last = loop {
             let error = match ready() {

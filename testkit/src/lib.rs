@@ -51,6 +51,8 @@ mod template;
 #[cfg(unix)]
 mod tls;
 mod until;
+#[cfg(unix)]
+mod watchdog;
 
 #[cfg(unix)]
 pub use daemon::Daemon;

@@ -5,60 +5,54 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
-/// Reads its standard input, whose other end closes however this process ends; then kills the server and
-/// removes the folder. Ignores the terminal's signals, since it has to outlive this process.
-const WATCHDOG: &str = r#"trap '' HUP INT TERM
-read -r _
-kill -9 "$1" 2>/dev/null
-rm -rf -- "$2""#;
+use crate::watchdog::Watchdog;
 
 /// A running server.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
-    watchdog: Child,
+    watchdog: Arc<Watchdog>,
     /// The server's own processes, while they are stopped: they would not notice its end.
     stopped: Vec<Pid>,
 }
 
 impl Process {
-    /// Starts `command` in `folder`, with its output in the file `log`. When this process is killed, the
-    /// watchdog removes the server and the folder.
-    pub(crate) fn spawn(command: &mut Command, folder: &Path, log: &Path) -> io::Result<Self> {
+    /// Starts `command` in `folder`, with its output in the file `log`. The watchdog ends it when this process is
+    /// killed.
+    pub(crate) fn spawn(
+        command: &mut Command,
+        folder: &Path,
+        log: &Path,
+        watchdog: &Arc<Watchdog>,
+    ) -> io::Result<Self> {
         let out = File::options().create(true).append(true).open(log)?;
-        // In process groups of their own, so that ^C and a runner's kill of the group reach this process
-        // only, which then ends them in order.
-        let mut child = command
+        // In a process group of its own, so that ^C and a runner's kill of the group reach this process
+        // only, which then ends the server in order.
+        let child = command
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(out.try_clone()?)
             .stderr(out)
             .process_group(0)
             .spawn()?;
-        let watchdog = Command::new("/bin/sh")
-            .args(["-c", WATCHDOG, "lockkeeper-watchdog"])
-            .arg(child.id().to_string())
-            .arg(folder)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn();
-        match watchdog {
-            Ok(watchdog) => Ok(Self {
-                child,
-                watchdog,
-                stopped: Vec::new(),
-            }),
-            Err(error) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                Err(error)
-            }
-        }
+        let process = Self {
+            child,
+            watchdog: Arc::clone(watchdog),
+            stopped: Vec::new(),
+        };
+        process.watch()?;
+        Ok(process)
+    }
+
+    /// Has the watchdog end the server, and its processes that are stopped.
+    fn watch(&self) -> io::Result<()> {
+        let mut running = self.stopped.clone();
+        running.push(Pid::from_child(&self.child));
+        self.watchdog.watch(&running)
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -82,7 +76,7 @@ impl Process {
             let children = children_of(self.child.id())?;
             if children.iter().all(|(_, is_stopped)| *is_stopped) {
                 self.stopped = children.into_iter().map(|(pid, _)| pid).collect();
-                return Ok(());
+                return self.watch();
             }
             for (pid, _) in children {
                 // It may have ended meanwhile; until the server has waited for it, no other process gets its id.
@@ -96,6 +90,7 @@ impl Process {
         for pid in self.stopped.drain(..) {
             let _ = kill_process(pid, Signal::CONT);
         }
+        self.watch()?;
         self.signal(Signal::CONT)
     }
 
@@ -113,13 +108,11 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The watchdog first: once the server was waited for, its process id may be reused.
-        let _ = self.watchdog.kill();
-        let _ = self.watchdog.wait();
         for pid in self.stopped.drain(..) {
             let _ = kill_process(pid, Signal::KILL);
         }
         let _ = self.child.kill();
+        let _ = self.watchdog.watch(&[]);
         let _ = self.child.wait();
     }
 }

@@ -73,7 +73,7 @@ pub(crate) fn run(command: &mut Command, input: &str) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::other(format!(
-        "{} did not make a data folder ({}). Its output:\n{}",
+        "{} failed ({}). Its output:\n{}",
         command.get_program().to_string_lossy(),
         ended.status,
         String::from_utf8_lossy(&ended.stderr)

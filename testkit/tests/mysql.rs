@@ -35,24 +35,11 @@ const CASES: &[suite::Case<MySqlKind>] = &[
         "held_locks_and_waiting_sessions",
         held_locks_and_waiting_sessions,
     ),
-    (
-        "server_ends_at_drop_and_panic",
-        server_ends_at_drop_and_panic,
-    ),
-    (
-        "server_ends_with_killed_owner",
-        server_ends_with_killed_owner,
-    ),
     ("failed_start_shows_the_log", failed_start_shows_the_log),
     ("proxy_in_front", proxy_in_front),
 ];
 
 fn main() -> ExitCode {
-    if let Some(name) = common::child() {
-        let kind = MySqlKind::ALL.into_iter().find(|kind| kind.name() == name);
-        let server = start(kind.unwrap(), &MySqlOptions::new());
-        return common::run_child(server.pid().unwrap(), server.folder());
-    }
     let trials = suite::trials(CASES.iter().copied());
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }
@@ -214,29 +201,6 @@ fn held_locks_and_waiting_sessions(kind: MySqlKind) {
     until("the sessions have ended", || {
         server.sessions().unwrap().is_empty()
     });
-}
-
-fn server_ends_at_drop_and_panic(kind: MySqlKind) {
-    let server = start(kind, &MySqlOptions::new());
-    let (pid, folder) = (server.pid().unwrap(), server.folder().to_owned());
-    drop(server);
-    assert!(!alive(pid) && !folder.exists());
-
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let panicked = thread::spawn(move || {
-        let server = start(kind, &MySqlOptions::new());
-        sender
-            .send((server.pid().unwrap(), server.folder().to_owned()))
-            .unwrap();
-        panic!("as a test does");
-    });
-    panicked.join().unwrap_err();
-    let (pid, folder) = receiver.recv().unwrap();
-    assert!(!alive(pid) && !folder.exists());
-}
-
-fn server_ends_with_killed_owner(kind: MySqlKind) {
-    common::server_ends_with_killed_owner(kind.name());
 }
 
 fn failed_start_shows_the_log(kind: MySqlKind) {

@@ -12,7 +12,6 @@ mod common;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, ExitCode, Stdio};
-use std::thread;
 use std::time::Duration;
 
 use common::{TIMEOUT, alive};
@@ -33,14 +32,6 @@ const CASES: &[suite::Case<RedisKind>] = &[
     ),
     ("replica_follows_primary", replica_follows_primary),
     ("call_counts", call_counts),
-    (
-        "server_ends_at_drop_and_panic",
-        server_ends_at_drop_and_panic,
-    ),
-    (
-        "server_ends_with_killed_owner",
-        server_ends_with_killed_owner,
-    ),
     ("failed_start_shows_the_log", failed_start_shows_the_log),
     ("proxy_in_front", proxy_in_front),
     (
@@ -50,11 +41,6 @@ const CASES: &[suite::Case<RedisKind>] = &[
 ];
 
 fn main() -> ExitCode {
-    if let Some(name) = common::child() {
-        let kind = RedisKind::ALL.into_iter().find(|kind| kind.name() == name);
-        let server = start(kind.unwrap(), &RedisOptions::new());
-        return common::run_child(server.pid().unwrap(), server.folder());
-    }
     let trials = suite::trials(CASES.iter().copied());
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }
@@ -210,29 +196,6 @@ fn call_counts(kind: RedisKind) {
             .map(String::as_str)
             == Some("1")
     });
-}
-
-fn server_ends_at_drop_and_panic(kind: RedisKind) {
-    let server = start(kind, &RedisOptions::new());
-    let (pid, folder) = (server.pid().unwrap(), server.folder().to_owned());
-    drop(server);
-    assert!(!alive(pid) && !folder.exists());
-
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let panicked = thread::spawn(move || {
-        let server = start(kind, &RedisOptions::new());
-        sender
-            .send((server.pid().unwrap(), server.folder().to_owned()))
-            .unwrap();
-        panic!("as a test does");
-    });
-    panicked.join().unwrap_err();
-    let (pid, folder) = receiver.recv().unwrap();
-    assert!(!alive(pid) && !folder.exists());
-}
-
-fn server_ends_with_killed_owner(kind: RedisKind) {
-    common::server_ends_with_killed_owner(kind.name());
 }
 
 fn failed_start_shows_the_log(kind: RedisKind) {

@@ -4,11 +4,10 @@ use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 use super::client::{encoded, keys, post, under};
 use super::{EtcdKey, EtcdKind, EtcdOptions};
@@ -17,8 +16,8 @@ use crate::tls::Certificates;
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
 ///
-/// Its data are in memory where the system has a folder for that (`/dev/shm`): they outlive a restart of the
-/// server, and no write waits for a disk.
+/// Its folder is in memory where the system has a folder for that (`/dev/shm`): the data outlive a restart of
+/// the server, and no write waits for a disk.
 pub struct EtcdServer {
     kind: EtcdKind,
     options: EtcdOptions,
@@ -26,7 +25,6 @@ pub struct EtcdServer {
     peers: Peers,
     tls: Option<(u16, Certificates)>,
     daemon: Daemon,
-    data: TempDir,
 }
 
 /// How a member is reached by the others.
@@ -58,18 +56,15 @@ impl EtcdServer {
         let program = kind
             .program()
             .map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
-        let daemon = Daemon::new(kind.name(), program)?;
+        let memory = Path::new("/dev/shm");
+        let daemon = match memory.is_dir() {
+            true => Daemon::new_in(memory, kind.name(), program)?,
+            false => Daemon::new(kind.name(), program)?,
+        };
         let tls = match options.tls {
             Some(make) => Some((0, make(daemon.folder())?)),
             None => None,
         };
-        let memory = Path::new("/dev/shm");
-        let folder = if memory.is_dir() {
-            memory
-        } else {
-            daemon.folder()
-        };
-        let data = tempfile::Builder::new().prefix("lk-").tempdir_in(folder)?;
         let mut server = Self {
             kind,
             options: options.clone(),
@@ -77,7 +72,6 @@ impl EtcdServer {
             peers: peers.cloned().unwrap_or_default(),
             tls,
             daemon,
-            data,
         };
         daemon::retry_on_taken_port(|| {
             let [plain, peer, encrypted] = daemon::free_ports()?;
@@ -144,7 +138,7 @@ impl EtcdServer {
     /// The server did not start: its log is in the error.
     pub fn restart_empty(&self) -> io::Result<()> {
         self.kill();
-        std::fs::remove_dir_all(self.data.path().join("member"))?;
+        std::fs::remove_dir_all(self.data().join("member"))?;
         self.restart()
     }
 
@@ -195,6 +189,10 @@ impl EtcdServer {
         Ok(deleted.and_then(|count| count.parse().ok()).unwrap_or(0))
     }
 
+    fn data(&self) -> PathBuf {
+        self.folder().join("data")
+    }
+
     fn launch(&self) -> io::Result<()> {
         self.daemon.launch(self.server(), || {
             let status = self.call("/v3/maintenance/status", &json!({}))?;
@@ -226,7 +224,7 @@ impl EtcdServer {
             }
         }
         command.args(["--name", name, "--logger", "zap"]);
-        command.arg("--data-dir").arg(self.data.path());
+        command.arg("--data-dir").arg(self.data());
         command.args(["--listen-client-urls", &listen]);
         command.args(["--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &format!("http://127.0.0.1:{port}")]);

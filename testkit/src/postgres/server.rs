@@ -12,6 +12,7 @@ use super::client::Superuser;
 use super::user::ServerUser;
 use super::{PostgresKind, PostgresOptions, data};
 use crate::daemon::{self, Daemon};
+use crate::template;
 use crate::tls::Certificates;
 
 /// A server that runs until this is dropped. All methods can be called from any thread.
@@ -131,7 +132,21 @@ impl PostgresServer {
     fn launch(&self) -> io::Result<()> {
         // By the unix socket in the server's own folder, since another process might listen on the TCP port.
         let ready = || Superuser::connect(&self.socket(), "postgres").map(drop);
-        self.daemon.launch(self.server(), ready)
+        self.daemon.launch(self.server(), ready)?;
+        self.free_segment()
+    }
+
+    /// Has the kernel remove the server's System V memory segment with the last process that uses it. A killed server
+    /// leaves it behind, and a system has 4,096 at most.
+    fn free_segment(&self) -> io::Result<()> {
+        let text = fs::read_to_string(self.folder().join("data/postmaster.pid"))?;
+        // The seventh line has the segment's key and id.
+        let id = text
+            .lines()
+            .nth(6)
+            .and_then(|line| line.split_whitespace().nth(1));
+        let id = id.ok_or_else(|| self.failed("its memory segment is unknown"))?;
+        template::run(Command::new("ipcrm").args(["-m", id]), "")
     }
 
     fn server(&self) -> Command {
@@ -148,6 +163,8 @@ impl PostgresServer {
             ("fsync", "off"),
             ("shared_buffers", "16MB"),
             ("max_connections", "250"),
+            // In the folder, which is removed also when the server is killed.
+            ("dynamic_shared_memory_type", "mmap"),
             // What a test looks at is there at once.
             ("stats_fetch_consistency", "none"),
             ("timezone", "UTC"),
@@ -193,6 +210,13 @@ impl Deref for PostgresServer {
 
     fn deref(&self) -> &Daemon {
         &self.daemon
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        // After the crash of a session, the server has a new one.
+        let _ = self.free_segment();
     }
 }
 
