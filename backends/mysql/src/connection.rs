@@ -1,23 +1,25 @@
 //! One connection to a server, and requests on it.
 
 use std::collections::BTreeMap;
+use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::HostInstant;
 use lockkeeper_remote::{
-    Failure, OpenConnection, RestartGrace, WatchedSocket, senseless, unavailable,
+    Failure, LAST_ATTEMPT, OpenConnection, RestartGrace, WatchedSocket, senseless, unavailable,
 };
 use mysql::prelude::Queryable;
 use mysql::{Conn, Row, Statement, Value};
 
 use crate::connector::Shared;
 use crate::dialect::Dialect;
-use crate::failure::{classify, is_time_over};
+use crate::failure::{classify, is_time_over, multiplexed};
 use crate::guardian::Flag;
 use crate::names::EncodedName;
 use crate::statements::{self, SessionId};
+use crate::supplied::{AnyConn, Before};
 use crate::wire::Wire;
 
 /// The second in which the server was started.
@@ -25,7 +27,9 @@ const START: Duration = Duration::from_secs(1);
 
 /// A connection; dropping it closes it, and the server frees what its session holds.
 pub struct Connection {
-    conn: Conn,
+    conn: AnyConn,
+    /// What a session was that the application lends. It is closed with its socket, since dropping it gives it back.
+    lent: Option<Box<Lent>>,
     pub(crate) wire: Arc<Wire>,
     open: OpenConnection,
     shared: Arc<Shared>,
@@ -48,9 +52,26 @@ pub struct Connection {
     prepared: BTreeMap<String, Statement>,
 }
 
+/// A session that the application lends, before it is used for locks.
+struct Lent {
+    timeouts: [Option<Duration>; 2],
+    /// `None` until it is known.
+    session: Option<Before>,
+}
+
 impl lockkeeper_remote::Connection for Connection {
     fn is_quiet(&self) -> bool {
         self.wire.is_quiet()
+    }
+
+    fn give_back(mut self) {
+        if let Some(lent) = self.lent.take() {
+            // Nothing that happens to the socket from here on concerns the locks.
+            self.watched = None;
+            if self.restore(&lent).is_err() {
+                self.lent = Some(lent);
+            }
+        }
     }
 }
 
@@ -62,18 +83,31 @@ impl Drop for Connection {
         {
             sessions.abandon(self.id(), Duration::from_secs(idle));
         }
+        if self.lent.is_some() {
+            self.wire.close();
+        }
     }
 }
 
 impl Connection {
     pub(crate) fn new(
-        conn: Conn,
+        conn: AnyConn,
         wire: Wire,
         shared: &Arc<Shared>,
         until: Instant,
     ) -> Result<Self, Failure> {
+        let lent = |timeouts| {
+            Box::new(Lent {
+                timeouts,
+                session: None,
+            })
+        };
+        let not_sent = |error| Failure::NotSent(shared.server.closed().with_source(error));
+        let timeouts = shared.is_lent.then(|| wire.timeouts()).transpose();
+        let lent = timeouts.map_err(not_sent)?.map(lent);
         let mut connection = Self {
             conn,
+            lent,
             wire: Arc::new(wire),
             open: shared.counts.add_connection(),
             shared: Arc::clone(shared),
@@ -99,6 +133,12 @@ impl Connection {
         connection.grace = RestartGrace::new(shared.restart_grace, up.saturating_sub(START), now);
         let [version, comment] = [2, 3].map(|at| text(&row, at).unwrap_or_default());
         connection.dialect = Dialect::of(&version, &comment);
+        if let Some(first) = &shared.first_server {
+            let before = Before::check(&mut connection, first)?;
+            if let Some(lent) = &mut connection.lent {
+                lent.session = Some(before);
+            }
+        }
         // The sessions learn of the end of the connection at once.
         let (sessions, id) = (Weak::clone(&shared.sessions), connection.id());
         connection.watched = connection.watch(move || {
@@ -107,6 +147,30 @@ impl Connection {
             }
         })?;
         Ok(connection)
+    }
+
+    /// Makes the session and the connection what they were when they were lent.
+    fn restore(&mut self, lent: &Lent) -> Result<(), Failure> {
+        if self.idle_seconds.is_some()
+            && let Some(before) = &lent.session
+        {
+            before.restore(self, LAST_ATTEMPT)?;
+        }
+        for statement in take(&mut self.prepared).into_values() {
+            self.call(|conn| conn.close(statement))?;
+        }
+        let restored = self.wire.restore_timeouts(lent.timeouts);
+        restored.map_err(|error| self.failed(error.into()))
+    }
+
+    /// Refuses a server that says another number of the session than its greeting: the requests of the connection go
+    /// to several sessions.
+    pub(crate) fn check_id(&self, seen: Option<u64>) -> Result<(), Failure> {
+        // The server may count further than its greeting can say.
+        match seen.map(|id| id & u64::from(u32::MAX)) == Some(self.id().id) {
+            true => Ok(()),
+            false => Err(Failure::Refused(multiplexed())),
+        }
     }
 
     /// Has `on_end` called when the server closes the connection.

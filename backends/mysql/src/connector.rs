@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::{Clock, Error};
 use lockkeeper_remote::{
     Counts, Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, SocketWatch,
-    connect_any, nothing_granted, senseless, sessions::Sessions, unavailable,
+    Supplier, connect_any, nothing_granted, senseless, sessions::Sessions, unavailable,
 };
 use mysql::{Conn, Opts, OptsBuilder};
 
@@ -15,6 +15,7 @@ use crate::connection::Connection;
 use crate::failure::not_connected;
 use crate::guardian::Flag;
 use crate::options::{MySqlOptions, bracketed};
+use crate::supplied::{AnyConn, FirstServer};
 use crate::wire::Wire;
 
 /// More than any request needs. Asking the server for its limit would cost a round trip.
@@ -24,6 +25,7 @@ pub(crate) struct Connector {
     opts: Opts,
     endpoint: Endpoint,
     limit: Duration,
+    supplier: Option<Supplier<AnyConn>>,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -37,6 +39,10 @@ pub(crate) struct Shared {
     pub(crate) watch: SocketWatch,
     pub(crate) sessions: Weak<Sessions<Connection>>,
     pub(crate) flag: Arc<Flag>,
+    /// Whether the application lends the connections.
+    pub(crate) is_lent: bool,
+    /// The server of the first connection, if the application makes or lends the connections.
+    pub(crate) first_server: Option<FirstServer>,
 }
 
 impl Connector {
@@ -67,6 +73,7 @@ impl Connector {
             opts: opts.into(),
             endpoint: remote.endpoint.clone(),
             limit: remote.connect_timeout,
+            supplier: options.supplier.clone(),
             shared: Arc::new(Shared {
                 server: Server::new("MySQL", &remote.endpoint),
                 counts: Arc::default(),
@@ -75,6 +82,8 @@ impl Connector {
                 watch: SocketWatch::new("lockkeeper-mysql-watch"),
                 sessions: Arc::downgrade(sessions),
                 flag: Arc::new(Flag::new(namespace)),
+                is_lent: remote.is_lent,
+                first_server: options.supplier.is_some().then(FirstServer::new),
             }),
         }
     }
@@ -84,6 +93,10 @@ impl Connector {
         let limit = left.min(self.limit);
         if limit.is_zero() {
             return Err(self.shared.server.no_time_to_connect());
+        }
+        if let Some(supplier) = &self.supplier {
+            let until = Instant::now() + limit;
+            return self.prepare(supplier.take(limit)?, until);
         }
         let opts = || OptsBuilder::from_opts(self.opts.clone());
         match &self.endpoint {
@@ -115,6 +128,11 @@ impl Connector {
         let conn = catch_unwind(AssertUnwindSafe(|| Conn::new(opts)))
             .map_err(|_| senseless())?
             .map_err(|error| not_connected(error, server, tls))?;
+        self.prepare(Box::new(Box::new(conn)), until)
+    }
+
+    /// Makes a connection ready for locks.
+    fn prepare(&self, conn: AnyConn, until: Instant) -> Result<Connection, Error> {
         let wire = Wire::of(&conn).map_err(|error| {
             unavailable(
                 "the connection's socket cannot be had twice; is the limit of open files reached?",

@@ -66,11 +66,16 @@ impl Dialect {
     /// Has the server end a session after `seconds` without a request, and removes the server's limit for
     /// the time of a statement.
     pub(crate) fn set_idle(self, seconds: u64) -> String {
-        let unbounded = match self {
+        let limit = self.statement_limit();
+        format!("SET SESSION wait_timeout = {seconds}, {limit} = 0")
+    }
+
+    /// Returns the variable of the server's limit for the time of a statement.
+    pub(crate) fn statement_limit(self) -> &'static str {
+        match self {
             Self::MariaDb => "max_statement_time",
             Self::MySql => "max_execution_time",
-        };
-        format!("SET SESSION wait_timeout = {seconds}, {unbounded} = 0")
+        }
     }
 
     /// Returns the parts of a statement that waits for a lock for at most `wait`, to the millisecond. MySQL ends the

@@ -111,6 +111,11 @@ pub(crate) fn refused(said: &mysql::MySqlError) -> Error {
         3057 | 4163 => incompatible(
             "the server does not take the name of the lock; this is a defect of the backend, please report it",
         ),
+        1568 => incompatible(
+            "a session that the application's function gave is in a transaction; have the function commit or roll back first",
+        ),
+        // The session has lost its prepared statements.
+        1243 => multiplexed(),
         1064 | 1193 | 1305 | 1235 => incompatible(
             "the server does not know what a lock needs; MySQL from 5.7.5 and MariaDB from 10.0.2 on do",
         ),
@@ -150,6 +155,13 @@ pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> 
         },
     };
     described.with_source(error)
+}
+
+/// Returns the error for requests of one connection that do not stay in one session.
+pub(crate) fn multiplexed() -> Error {
+    incompatible(
+        "something between this program and the server shares out its connections or resets their sessions (ProxySQL, MaxScale or the like), and a named lock belongs to one session; connect to the server itself",
+    )
 }
 
 #[cfg(test)]

@@ -28,10 +28,11 @@ mod semaphore;
 mod shared;
 mod statements;
 mod store;
+mod supplied;
 mod wire;
 
 pub use driver::MySqlDriver;
-pub use mysql::Opts;
+pub use mysql::{Conn, Opts};
 pub use options::MySqlOptions;
 pub use provider::MySqlProvider;
 

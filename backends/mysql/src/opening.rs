@@ -10,7 +10,7 @@ use mysql::Row;
 
 use crate::connection::{Connection, number, text};
 use crate::dialect::Dialect;
-use crate::failure::incompatible;
+use crate::failure::{incompatible, multiplexed};
 use crate::names::EncodedName;
 
 /// Lists the variables that matter; a server that lacks one leaves it out.
@@ -75,12 +75,6 @@ fn judge(variables: &HashMap<String, String>) -> Result<Vec<Finding>, Error> {
     Ok(warnings)
 }
 
-fn multiplexed() -> Error {
-    incompatible(
-        "something between this program and the server shares out its connections (ProxySQL, MaxScale or the like), and a named lock belongs to one connection; connect to the server itself",
-    )
-}
-
 /// Returns the three numbers of a version such as `10.11.19-MariaDB-…`, without an old prefix `5.5.5-`.
 fn numbers(version: &str) -> [u32; 3] {
     let version = match version.strip_prefix("5.5.5-") {
@@ -97,11 +91,7 @@ fn numbers(version: &str) -> [u32; 3] {
 /// connection between two of them, and a missing permission shows.
 fn rehearse(connection: &mut Connection) -> Result<(), Failure> {
     let row = connection.query("SELECT CONNECTION_ID() + 0")?;
-    // The server may count further than its greeting can say.
-    let id = number(&row, 0).map(|id| id & u64::from(u32::MAX));
-    if id != Some(connection.id().id) {
-        return Err(Failure::Refused(multiplexed()));
-    }
+    connection.check_id(number(&row, 0))?;
     connection.set_idle_seconds(IDLE)?;
     let probe = format!("probe:{}:{:x}", std::process::id(), fastrand::u64(..));
     let name = EncodedName::new("lockkeeper", &probe);

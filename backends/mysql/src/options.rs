@@ -1,11 +1,21 @@
 //! The options of a MySQL or MariaDB server.
 
+#[cfg(unix)]
+use std::error::Error as StdError;
 use std::fmt;
+#[cfg(unix)]
+use std::ops::DerefMut;
 use std::path::PathBuf;
+#[cfg(unix)]
+use std::time::Duration;
 
-use lockkeeper_core::Error;
-use lockkeeper_remote::{Endpoint, RemoteOptions, check_certificates, remote_setters};
+use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{Endpoint, RemoteOptions, Supplier, check_certificates, remote_setters};
+#[cfg(unix)]
+use mysql::Conn;
 use mysql::{Opts, OptsBuilder};
+
+use crate::supplied::AnyConn;
 
 /// Where a server is, and how to talk to it. `Debug` shows no password.
 #[derive(Clone)]
@@ -13,6 +23,7 @@ pub struct MySqlOptions {
     pub(crate) remote: RemoteOptions,
     /// All that `remote` does not say.
     base: Opts,
+    pub(crate) supplier: Option<Supplier<AnyConn>>,
 }
 
 impl MySqlOptions {
@@ -20,8 +31,11 @@ impl MySqlOptions {
     pub const DEFAULT_PORT: u16 = 3306;
 
     pub(crate) fn new(remote: RemoteOptions) -> Self {
-        let base = Opts::default();
-        Self { remote, base }
+        Self {
+            remote,
+            base: Opts::default(),
+            supplier: None,
+        }
     }
 
     /// A server that the application has connection options for. A pool of its own is made from
@@ -39,7 +53,10 @@ impl MySqlOptions {
             remote.tls = true;
             remote.ca_file = ssl.root_cert_path().map(PathBuf::from);
         }
-        Self { remote, base }
+        Self {
+            base,
+            ..Self::new(remote)
+        }
     }
 
     /// Returns the connection options, for connections of the application's own.
@@ -84,8 +101,85 @@ impl MySqlOptions {
         self
     }
 
+    /// Has the application make the connections: by a tunnel, with passwords that change, or with TLS of its choice. The
+    /// address of these options names the server for people only.
+    ///
+    /// `connect` gets the time that it may take: a connection that comes later is closed. A provider keeps up to
+    /// [`pool_size`](Self::pool_size) connections open, and one more for shared locks.
+    ///
+    /// A session is checked before it is used. [`ErrorKind::Incompatible`](lockkeeper_core::ErrorKind::Incompatible) is
+    /// the answer to a session without autocommit, in a transaction, or of another server than the first one, and to a
+    /// proxy that shares out sessions. While `connect` fails, the store is unavailable.
+    ///
+    /// ```no_run
+    /// use lockkeeper_mysql::{Conn, MySqlOptions, MySqlProvider, Opts};
+    ///
+    /// let opts = Opts::from_url("mysql://shop:secret@127.0.0.1:13306/").unwrap();
+    /// let options = MySqlOptions::tcp("db.internal", 3306)
+    ///     .connect_with(move |_limit| Conn::new(opts.clone()));
+    /// let provider = MySqlProvider::open(&options, "shop")?;
+    /// # Ok::<(), lockkeeper_core::Error>(())
+    /// ```
+    ///
+    /// Elsewhere than on Unix the mysql crate does not show its sockets, whose limits of time have to be set.
+    #[cfg(unix)]
+    #[must_use]
+    pub fn connect_with<E: StdError + Send + Sync + 'static>(
+        mut self,
+        connect: impl Fn(Duration) -> Result<Conn, E> + Send + Sync + 'static,
+    ) -> Self {
+        let boxed = move |limit| connect(limit).map(|conn| Box::new(Box::new(conn)) as AnyConn);
+        self.supplier = Some(Supplier::new(boxed));
+        self.remote.is_lent = false;
+        self
+    }
+
+    /// Has the application lend the connections of a pool, such as an `r2d2::Pool`. The address of these options names
+    /// the server for people only.
+    ///
+    /// `lend` gets the time that it may take. A provider borrows up to [`pool_size`](Self::pool_size) connections, and
+    /// one more for shared locks; the pool needs so many beside those that the application uses at the same time.
+    ///
+    /// A connection stays with the provider while its session holds a lock or waits for one. An idle one goes back at once,
+    /// except for one, which goes back with the end of the provider. What goes back has the session's former
+    /// `wait_timeout`, limit of statements and time-outs of the socket. A session that another holder may still know, such
+    /// as one that held a lock for a second, is closed instead, and the pool finds it broken.
+    ///
+    /// A session is checked each time it is lent, as by [`connect_with`](Self::connect_with). It does no harm if the pool
+    /// resets it when it is lent and when it comes back.
+    ///
+    /// ```ignore
+    /// let pool = r2d2::Pool::new(r2d2_mysql::MySqlConnectionManager::new(opts))?;
+    /// let options = MySqlOptions::tcp("db.internal", 3306)
+    ///     .borrow_with(move |limit| pool.get_timeout(limit));
+    /// ```
+    #[cfg(unix)]
+    #[must_use]
+    pub fn borrow_with<C, E>(
+        mut self,
+        lend: impl Fn(Duration) -> Result<C, E> + Send + Sync + 'static,
+    ) -> Self
+    where
+        C: DerefMut<Target = Conn> + Send + 'static,
+        E: StdError + Send + Sync + 'static,
+    {
+        let boxed = move |limit| lend(limit).map(|lent| Box::new(lent) as AnyConn);
+        self.supplier = Some(Supplier::new(boxed));
+        self.remote.is_lent = true;
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.remote.check()?;
+        if self.supplier.is_some() {
+            self.remote.check_supplied()?;
+            if self.base.get_db_name().is_some() {
+                return Err(Error::new(
+                    ErrorKind::InvalidValue,
+                    "the application's function chooses the database; leave `database` out",
+                ));
+            }
+        }
         // The mysql crate takes a file without a certificate in silence.
         let ca_file = self.remote.ca_file.as_deref();
         ca_file.map_or(Ok(()), check_certificates)

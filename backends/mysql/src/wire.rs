@@ -45,6 +45,23 @@ impl Wire {
         socket.map_or(Ok(()), |socket| remote::set_timeout(socket, limit))
     }
 
+    /// Returns the time-outs of reading and of writing.
+    pub(crate) fn timeouts(&self) -> io::Result<[Option<Duration>; 2]> {
+        let socket = self.0.as_ref();
+        socket.map_or(Ok([None; 2]), |socket| {
+            Ok([socket.read_timeout()?, socket.write_timeout()?])
+        })
+    }
+
+    /// Sets again what [`timeouts`](Self::timeouts) returned.
+    pub(crate) fn restore_timeouts(&self, [read, write]: [Option<Duration>; 2]) -> io::Result<()> {
+        let socket = self.0.as_ref();
+        socket.map_or(Ok(()), |socket| {
+            socket.set_read_timeout(read)?;
+            socket.set_write_timeout(write)
+        })
+    }
+
     /// Has `on_end` called when the server closes the connection: see [`SocketWatch::watch`].
     pub(crate) fn watch(
         &self,

@@ -42,6 +42,9 @@ mod shared;
 #[cfg(unix)]
 #[path = "server/store.rs"]
 mod store;
+#[cfg(unix)]
+#[path = "server/supplied.rs"]
+mod supplied;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {
@@ -58,6 +61,7 @@ fn main() -> std::process::ExitCode {
         batches::CASES,
         permits::CASES,
         shared::CASES,
+        supplied::CASES,
     ];
     libtest_mimic::run(
         &suite::arguments(),

@@ -22,6 +22,7 @@ pub mod sessions;
 mod socket;
 #[cfg_attr(not(unix), path = "socket_watch_off.rs")]
 mod socket_watch;
+mod supplier;
 #[cfg_attr(not(feature = "tls"), path = "tls_off.rs")]
 mod tls;
 
@@ -37,6 +38,7 @@ pub use options::{Endpoint, RemoteOptions, given_once};
 pub use pool::{Connection, Found, Pool, PooledConn, WaitPermit};
 pub use socket::{Dialer, Stream, is_quiet, set_timeout};
 pub use socket_watch::{SocketWatch, WatchedSocket};
+pub use supplier::Supplier;
 pub use tls::check_certificates;
 
 /// The time that one attempt gets when no time is left. It is not longer than a guard's drop waits.

@@ -83,6 +83,8 @@ pub struct RemoteOptions {
     /// How long a server that was just started grants nothing, from 0 to a century. Default: 0, which
     /// is off. See [`RestartGrace`](crate::RestartGrace).
     pub restart_grace: Duration,
+    /// Whether the application lends the connections: see [`Pool::of`](crate::Pool::of).
+    pub is_lent: bool,
 }
 
 impl fmt::Debug for RemoteOptions {
@@ -111,6 +113,7 @@ impl RemoteOptions {
             connect_timeout: Duration::from_secs(2),
             response_timeout: Duration::from_secs(1),
             restart_grace: Duration::ZERO,
+            is_lent: false,
         }
     }
 
@@ -183,6 +186,19 @@ impl RemoteOptions {
             return Err(without_tls());
         }
         Ok(())
+    }
+
+    /// Checks that the options say nothing that is decided by a function of the application's that connects.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidValue`].
+    pub fn check_supplied(&self) -> Result<(), Error> {
+        match self.user.is_some() || self.password.is_some() || self.tls {
+            true => Err(invalid(
+                "the application's function connects and logs in, so a user, a password and TLS have no effect; leave them out",
+            )),
+            false => Ok(()),
+        }
     }
 
     /// The time that a single attempt may take, which has no deadline of its own.

@@ -8,17 +8,26 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Clock, Error, HostInstant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::failure::Failure;
+use crate::options::RemoteOptions;
 
 /// A connection that a [`Pool`] keeps.
 pub trait Connection {
     /// Returns whether an idle connection can take a request: see [`is_quiet`](crate::is_quiet).
     fn is_quiet(&self) -> bool;
+
+    /// Gives the connection back to the application that lent it, in the state in which it was lent, or closes it.
+    fn give_back(self)
+    where
+        Self: Sized,
+    {
+    }
 }
 
 struct Shared<C> {
@@ -32,6 +41,17 @@ struct Shared<C> {
     most_waiting: u32,
     /// The number of slots that [`Pool::checkout_spare`] leaves: one, in a pool of several.
     kept: usize,
+    /// The largest number of idle connections that stay open.
+    most_idle: usize,
+    /// Takes the other ones, and at last all.
+    give_back: fn(C),
+}
+
+impl<C> Drop for Shared<C> {
+    fn drop(&mut self) {
+        let free = self.state.get_mut().free.drain(..);
+        free.flatten().for_each(self.give_back);
+    }
 }
 
 struct State<C> {
@@ -63,6 +83,22 @@ impl<C> Clone for Pool<C> {
 impl<C> Pool<C> {
     /// A pool of at most `size` connections, none of them open yet.
     pub fn new(size: u32) -> Self {
+        Self::giving_back(size, usize::MAX, drop)
+    }
+
+    /// The pool of a store with these options. If an application lends the connections, one stays while it is idle, and
+    /// [`Connection::give_back`] gets each other one.
+    pub fn of(options: &RemoteOptions) -> Self
+    where
+        C: Connection + Send + 'static,
+    {
+        match options.is_lent {
+            true => Self::giving_back(options.pool_size, 1, give_back_aside),
+            false => Self::new(options.pool_size),
+        }
+    }
+
+    fn giving_back(size: u32, most_idle: usize, give_back: fn(C)) -> Self {
         Self(Arc::new(Shared {
             state: Mutex::new(State {
                 free: (0..size).map(|_| None).collect(),
@@ -74,6 +110,8 @@ impl<C> Pool<C> {
             wait_possible: Condvar::new(),
             most_waiting: size.saturating_sub(1).max(1),
             kept: usize::from(size > 1),
+            most_idle,
+            give_back,
         }))
     }
 
@@ -187,6 +225,13 @@ impl<C> Pool<C> {
     }
 }
 
+/// Gives a connection back on a thread of its own: the application's pool may ask the server whether the connection works,
+/// and a guard's drop waits for no server. If there is no thread, the connection is closed.
+fn give_back_aside<C: Connection + Send + 'static>(connection: C) {
+    let thread = thread::Builder::new().name("lockkeeper-give-back".to_owned());
+    let _ = thread.spawn(move || connection.give_back());
+}
+
 impl<C> Shared<C> {
     fn has_spare(&self, state: &State<C>) -> bool {
         state.free.len() > self.kept
@@ -225,15 +270,24 @@ pub struct PooledConn<C> {
 impl<C> Drop for PooledConn<C> {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
-        match self.connection.take() {
-            Some(connection) => state.free.push_back(Some(connection)),
-            None => state.free.push_front(None),
-        }
+        let idle = || state.free.iter().flatten().count();
+        let surplus = match self.connection.take() {
+            Some(connection) if idle() < self.pool.most_idle => {
+                state.free.push_back(Some(connection));
+                None
+            }
+            closed_or_surplus => {
+                state.free.push_front(None);
+                closed_or_surplus
+            }
+        };
         self.pool.slot_freed.notify_one();
         if self.pool.has_spare(&state) {
             self.pool.spare_freed.notify_one();
         }
         self.pool.notify_wait(&state);
+        drop(state);
+        surplus.map(self.pool.give_back);
     }
 }
 

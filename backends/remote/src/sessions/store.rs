@@ -65,7 +65,7 @@ impl<C: SessionConnection> SessionStore<C> {
         first: C,
         connect: impl Fn(Duration) -> Result<C, Error> + Send + Sync + 'static,
     ) -> Self {
-        let pool = Pool::new(options.pool_size);
+        let pool = Pool::of(options);
         if let Some(mut slot) = pool.try_checkout() {
             slot.connection = Some(first);
         }

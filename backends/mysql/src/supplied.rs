@@ -1,0 +1,92 @@
+//! Connections that the application makes or lends: what is checked of them, and how they go back.
+
+use std::ops::DerefMut;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use lockkeeper_core::Error;
+use lockkeeper_remote::{Failure, senseless};
+use mysql::{Conn, Row};
+
+use crate::connection::{Connection, number, text};
+use crate::dialect::Dialect;
+use crate::failure::incompatible;
+
+/// A connection of whatever kind: a [`Conn`] in a box, or one that a pool lends.
+pub(crate) type AnyConn = Box<dyn DerefMut<Target = Conn> + Send>;
+
+/// What a session was before it was used for locks.
+#[derive(Debug)]
+pub(crate) struct Before {
+    /// The statement that sets the session's limits again.
+    restore: String,
+}
+
+/// The server to which the first connection of a provider led.
+pub(crate) type FirstServer = OnceLock<String>;
+
+impl Dialect {
+    /// Asks for what [`Before::read`] reads.
+    fn ask_before(self) -> String {
+        let limit = self.statement_limit();
+        format!(
+            "SELECT CONNECTION_ID() + 0, @@SESSION.autocommit, @@SESSION.wait_timeout, @@SESSION.{limit}, CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@datadir)"
+        )
+    }
+}
+
+/// Succeeds outside of a transaction only. What it sets for the next transaction is the default.
+const BETWEEN_TRANSACTIONS: &str = "SET TRANSACTION READ WRITE";
+
+impl Before {
+    /// Checks that locks can rely on a session, and returns what it was.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`] for a session on which locks would break.
+    pub(crate) fn check(connection: &mut Connection, first: &FirstServer) -> Result<Self, Failure> {
+        let dialect = connection.dialect;
+        let row = connection.query(&dialect.ask_before())?;
+        let before = Self::read(&row, dialect).ok_or_else(|| Failure::Refused(senseless()))?;
+        connection.check_id(number(&row, 0))?;
+        if number(&row, 1) != Some(1) {
+            return Err(Failure::Refused(incompatible(
+                "autocommit is off in a session that the application's function gave, so a lock's statements would open a transaction; have the function give sessions with autocommit",
+            )));
+        }
+        let server = text(&row, 4).ok_or_else(|| Failure::Refused(senseless()))?;
+        check_server(&server, first.get_or_init(|| server.clone())).map_err(Failure::Refused)?;
+        connection.run(BETWEEN_TRANSACTIONS)?;
+        Ok(before)
+    }
+
+    fn read(row: &Row, dialect: Dialect) -> Option<Self> {
+        let idle = number(row, 2)?;
+        // MariaDB has a fraction of seconds.
+        let limit = match number(row, 3) {
+            Some(limit) => limit.to_string(),
+            None => row.get::<f64, _>(3)?.to_string(),
+        };
+        let name = dialect.statement_limit();
+        let restore = format!("SET SESSION wait_timeout = {idle}, {name} = {limit}");
+        Some(Self { restore })
+    }
+
+    /// Makes the session what it was, within `limit`.
+    pub(crate) fn restore(
+        &self,
+        connection: &mut Connection,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        connection.limit = limit;
+        connection.run(&self.restore)
+    }
+}
+
+fn check_server(server: &str, first: &str) -> Result<(), Error> {
+    match server == first {
+        true => Ok(()),
+        false => Err(incompatible(&format!(
+            "the application's function gave connections to two servers ({first}; {server}), and their locks never meet; have it connect to one server, and open the keeper again after a move"
+        ))),
+    }
+}

@@ -1,0 +1,358 @@
+//! Connections that the application makes, or lends from a pool.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{AcquireOptions, CancelToken, Error, ErrorKind, LeasePolicy, LockKeeper};
+use lockkeeper_mysql::{Conn, MySqlOptions, MySqlProvider};
+use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
+use mysql::prelude::Queryable;
+use mysql::{Opts, OptsBuilder};
+use r2d2::{ManageConnection, Pool, PooledConnection};
+
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
+
+pub(crate) const CASES: &[Case] = &[
+    ("made_connections_hold_locks", made_connections_hold_locks),
+    (
+        "lent_sessions_come_back_as_they_were",
+        lent_sessions_come_back_as_they_were,
+    ),
+    (
+        "session_with_lock_is_not_given_back",
+        session_with_lock_is_not_given_back,
+    ),
+    (
+        "session_in_doubt_is_closed_and_replaced",
+        session_in_doubt_is_closed_and_replaced,
+    ),
+    (
+        "pool_that_resets_sessions_serves",
+        pool_that_resets_sessions_serves,
+    ),
+    ("unfit_sessions_are_refused", unfit_sessions_are_refused),
+    ("second_server_is_refused", second_server_is_refused),
+    (
+        "function_without_connection_is_outage",
+        function_without_connection_is_outage,
+    ),
+    (
+        "login_beside_function_is_refused",
+        login_beside_function_is_refused,
+    ),
+];
+
+/// Makes the sessions of an application's pool.
+struct Manager(Opts);
+
+impl ManageConnection for Manager {
+    type Connection = Conn;
+    type Error = mysql::Error;
+
+    fn connect(&self) -> Result<Conn, mysql::Error> {
+        Conn::new(self.0.clone())
+    }
+
+    fn is_valid(&self, conn: &mut Conn) -> Result<(), mysql::Error> {
+        conn.ping()
+    }
+
+    fn has_broken(&self, conn: &mut Conn) -> bool {
+        conn.ping().is_err()
+    }
+}
+
+fn opts(server: &MySqlServer) -> Opts {
+    Opts::from_url(&server.url()).unwrap()
+}
+
+/// What the sessions of the application have set for themselves.
+const IDLE: u64 = 1_234;
+
+/// Makes a pool of at most `size` sessions, none of them open yet.
+fn pool(server: &MySqlServer, size: u32) -> Pool<Manager> {
+    let opts = OptsBuilder::from_opts(opts(server))
+        .read_timeout(Some(WAIT_LIMIT))
+        .init(vec![format!("SET SESSION wait_timeout = {IDLE}")]);
+    let builder = Pool::builder().max_size(size).min_idle(Some(0));
+    builder.build(Manager(opts.into())).unwrap()
+}
+
+fn at(server: &MySqlServer) -> MySqlOptions {
+    MySqlOptions::tcp(server.addr().ip().to_string(), server.addr().port())
+}
+
+fn try_keeper(options: &MySqlOptions) -> Result<LockKeeper, Error> {
+    let provider = MySqlProvider::open(options, "default")?;
+    LockKeeper::builder(Arc::new(provider)).build()
+}
+
+fn borrowing(server: &MySqlServer, pool: &Pool<Manager>) -> LockKeeper {
+    let pool = pool.clone();
+    let options = at(server).borrow_with(move |limit| pool.get_timeout(limit));
+    try_keeper(&options).unwrap()
+}
+
+/// Returns how many connections the pool has open, and how many of them the application can have at once.
+fn counts(pool: &Pool<Manager>) -> (u32, u32) {
+    (pool.state().connections, pool.state().idle_connections)
+}
+
+fn made_connections_hold_locks(kind: MySqlKind) {
+    let server = start(kind);
+    let opts = opts(&server);
+    let options = at(&server).connect_with(move |_| Conn::new(opts.clone()));
+    let keeper = try_keeper(&options).unwrap();
+    let guard = keeper.lock("a").unwrap();
+    assert!(open(&server, "").try_lock("a").unwrap().is_none());
+    guard.release().unwrap();
+    let reading = keeper.lock_shared("a").unwrap();
+    assert!(open(&server, "").try_lock("a").unwrap().is_none());
+    drop(reading);
+    drop(keeper);
+    until("the connections are closed", || {
+        server.sessions().unwrap().is_empty()
+    });
+}
+
+fn lent_sessions_come_back_as_they_were(kind: MySqlKind) {
+    let server = start(kind);
+    let pool = pool(&server, 3);
+    let keeper = borrowing(&server, &pool);
+    let guards = ["a", "b", "c"].map(|name| keeper.lock(name).unwrap());
+    let [a, b, c] = guards;
+    assert_eq!(counts(&pool), (3, 0), "each name has a session");
+    for guard in [a, b, c] {
+        guard.release().unwrap();
+    }
+    until("all but one session are back", || counts(&pool) == (3, 2));
+    drop(keeper);
+    until("all sessions are back", || counts(&pool) == (3, 3));
+    let mut all = [(); 3].map(|()| pool.get().unwrap());
+    for conn in &mut all {
+        let idle: Option<u64> = conn.query_first("SELECT @@SESSION.wait_timeout").unwrap();
+        assert_eq!(idle, Some(IDLE));
+        assert_eq!(read_timeout(conn), Some(WAIT_LIMIT));
+    }
+    assert_eq!(server.held().unwrap(), []);
+    let mut client = server.client().unwrap();
+    assert_eq!(client.status("Prepared_stmt_count").unwrap(), 0);
+}
+
+fn read_timeout(conn: &Conn) -> Option<Duration> {
+    use std::os::fd::{AsRawFd, BorrowedFd};
+
+    #[expect(unsafe_code, reason = "the descriptor is open while `conn` is")]
+    let socket = unsafe { BorrowedFd::borrow_raw(conn.as_raw_fd()) };
+    let socket = std::net::TcpStream::from(socket.try_clone_to_owned().unwrap());
+    socket.read_timeout().unwrap()
+}
+
+fn session_with_lock_is_not_given_back(kind: MySqlKind) {
+    let server = start(kind);
+    let pool = pool(&server, 3);
+    let keeper = borrowing(&server, &pool);
+    let guard = keeper.lock("a").unwrap();
+    let (_, holder) = server.held().unwrap().pop().unwrap();
+    // The application uses all that the pool has left.
+    let rest = [pool.get().unwrap(), pool.get().unwrap()];
+    assert!(
+        rest.iter()
+            .all(|conn| u64::from(conn.connection_id()) != holder)
+    );
+    assert!(pool.try_get().is_none());
+    guard.renew().unwrap();
+    drop(rest);
+    guard.release().unwrap();
+    assert_eq!(server.held().unwrap(), []);
+}
+
+/// A wait is cancelled by shutting its socket down.
+fn session_in_doubt_is_closed_and_replaced(kind: MySqlKind) {
+    let server = start(kind);
+    let held = open(&server, "").lock("a").unwrap();
+    let pool = pool(&server, 2);
+    let keeper = borrowing(&server, &pool);
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().wait_forever().cancel(&cancel);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| keeper.acquire("a", &options).map(drop));
+        until("the keeper waits in the server", || {
+            let sessions = server.sessions().unwrap();
+            sessions.iter().any(|session| session.state == "User lock")
+        });
+        cancel.cancel();
+        let error = waits.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+    });
+    until("the pool has dropped it", || counts(&pool) == (0, 0));
+    held.release().unwrap();
+    keeper.lock("a").unwrap().release().unwrap();
+    drop(keeper);
+    until("a good session is back", || counts(&pool) == (1, 1));
+}
+
+/// The pool of the mysql crate resets a session that comes back, which releases its named locks.
+fn pool_that_resets_sessions_serves(kind: MySqlKind) {
+    let server = start(kind);
+    let pool = mysql::Pool::new(opts(&server)).unwrap();
+    let lent = move |limit| pool.try_get_conn(limit).map(Reset);
+    let keeper = try_keeper(&at(&server).borrow_with(lent)).unwrap();
+    for _ in 0..2 {
+        let guards = ["a", "b"].map(|name| keeper.lock(name).unwrap());
+        assert_eq!(server.held().unwrap().len(), 2);
+        for guard in guards {
+            guard.release().unwrap();
+        }
+    }
+}
+
+struct Reset(mysql::PooledConn);
+
+impl Deref for Reset {
+    type Target = Conn;
+
+    fn deref(&self) -> &Conn {
+        self.0.as_ref()
+    }
+}
+
+impl DerefMut for Reset {
+    fn deref_mut(&mut self) -> &mut Conn {
+        self.0.as_mut()
+    }
+}
+
+/// Resets the session between two statements, or changes it.
+struct Restless {
+    conns: Vec<Conn>,
+    resets: bool,
+}
+
+impl Deref for Restless {
+    type Target = Conn;
+
+    fn deref(&self) -> &Conn {
+        &self.conns[0]
+    }
+}
+
+impl DerefMut for Restless {
+    fn deref_mut(&mut self) -> &mut Conn {
+        if self.resets {
+            self.conns[0].reset().unwrap();
+        }
+        self.conns.rotate_left(1);
+        &mut self.conns[0]
+    }
+}
+
+#[track_caller]
+fn is_refused<T>(opened: Result<T, Error>, kind: ErrorKind, word: &str) {
+    let error = opened.map(drop).expect_err(word);
+    assert_eq!(error.kind(), kind, "{error:?}");
+    assert!(format!("{error:?}").contains(word), "{error:?}");
+}
+
+fn unfit_sessions_are_refused(kind: MySqlKind) {
+    let server = start(kind);
+    for (made, word) in [
+        ("SET autocommit = 0", "autocommit"),
+        ("START TRANSACTION", "in a transaction"),
+    ] {
+        let opts = OptsBuilder::from_opts(opts(&server)).init(vec![made]);
+        let make = move |_| Conn::new(opts.clone());
+        let opened = try_keeper(&at(&server).connect_with(make));
+        is_refused(opened, ErrorKind::Incompatible, word);
+    }
+    for (count, resets) in [(1, true), (2, false)] {
+        let opts = opts(&server);
+        let lend = move |_| -> mysql::Result<_> {
+            let conns = (0..count).map(|_| Conn::new(opts.clone()));
+            let conns = conns.collect::<mysql::Result<_>>()?;
+            Ok(Restless { conns, resets })
+        };
+        let opened = try_keeper(&at(&server).borrow_with(lend));
+        is_refused(opened, ErrorKind::Incompatible, "shares out");
+    }
+}
+
+fn second_server_is_refused(kind: MySqlKind) {
+    let (server, other) = (start(kind), start_own(kind));
+    let has_moved = Arc::new(AtomicBool::new(false));
+    let (moved, first, second) = (Arc::clone(&has_moved), opts(&server), opts(&other));
+    let make = move |_| match moved.load(Ordering::SeqCst) {
+        false => Conn::new(first.clone()),
+        true => Conn::new(second.clone()),
+    };
+    let keeper = try_keeper(&at(&server).connect_with(make)).unwrap();
+    let _held = keeper.lock("a").unwrap();
+    has_moved.store(true, Ordering::SeqCst);
+    // A lease of another ttl needs a session of its own.
+    let ttl = Duration::from_secs(7);
+    let options = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+    let acquired = keeper.acquire("b", &options);
+    is_refused(acquired, ErrorKind::Incompatible, "two servers");
+}
+
+#[derive(Debug)]
+struct Broken;
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the tunnel is down")
+    }
+}
+
+impl std::error::Error for Broken {}
+
+fn function_without_connection_is_outage(kind: MySqlKind) {
+    let server = start(kind);
+    let patient = || at(&server).connect_timeout(WAIT_LIMIT);
+    let outage = ErrorKind::Unavailable;
+    let fails = patient().connect_with(|_| Err(Broken));
+    is_refused(try_keeper(&fails), outage, "the tunnel is down");
+    let panics = patient().connect_with(|_| -> Result<Conn, Broken> { panic!("on purpose") });
+    is_refused(try_keeper(&panics), outage, "panicked");
+
+    // It hangs until the end of the case.
+    let (go, gone) = mpsc::channel::<()>();
+    let gone = Arc::new(Mutex::new(gone));
+    let hasty = at(&server).connect_timeout(Duration::from_millis(50));
+    let hangs = hasty.connect_with(move |_| {
+        let _ = gone.lock().unwrap().recv();
+        Err::<Conn, _>(Broken)
+    });
+    let began = Instant::now();
+    is_refused(try_keeper(&hangs), outage, "in time");
+    assert!(began.elapsed() < WAIT_LIMIT);
+    until("no more calls are made", || {
+        let error = try_keeper(&hangs).map(drop).unwrap_err();
+        error.message().contains("hangs in several")
+    });
+    drop(go);
+
+    let pool = pool(&server, 1);
+    let all: PooledConnection<Manager> = pool.get().unwrap();
+    let lender = pool.clone();
+    let lend = move |_| lender.get_timeout(Duration::from_millis(1));
+    let exhausted = try_keeper(&patient().borrow_with(lend));
+    is_refused(exhausted, outage, "pool large enough");
+    drop(all);
+    let keeper = borrowing(&server, &pool);
+    keeper.lock("a").unwrap().release().unwrap();
+}
+
+fn login_beside_function_is_refused(_: MySqlKind) {
+    let options = MySqlOptions::tcp("nowhere", 1)
+        .user("me")
+        .connect_with(|_| Err(Broken));
+    is_refused(try_keeper(&options), ErrorKind::InvalidValue, "user");
+    let base = MySqlOptions::tcp("nowhere", 1).database("shop");
+    let options = base.connect_with(|_| Err(Broken));
+    is_refused(try_keeper(&options), ErrorKind::InvalidValue, "database");
+}
