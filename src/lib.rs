@@ -408,6 +408,8 @@ pub mod observers;
 #[cfg(feature = "macros")]
 #[doc(inline)]
 pub use lockkeeper_macros::locked;
+#[cfg(feature = "transactions")]
+pub use lockkeeper_transactions as transactions;
 
 static DRIVERS: LazyLock<backend::Drivers> = LazyLock::new(backend::drivers);
 

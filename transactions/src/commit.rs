@@ -1,0 +1,76 @@
+//! One transaction under a guard, whatever the driver.
+
+use lockkeeper_core::{CommitProof, Error, ErrorKind, LockGuard};
+
+use crate::connection::{OpenTransaction, Transactional};
+use crate::error::CommitError;
+
+/// Returns 0 on every database, for a transaction that cannot be asked for the lock.
+///
+/// It fails in a transaction of PostgreSQL in which a statement has failed. `COMMIT` would roll that back, and report
+/// no error.
+const NO_PROOF: &str = "SELECT count(NULL) AS held";
+
+/// Commits under a guard.
+pub trait CommitIn {
+    /// Runs `work` in a transaction of the caller's connection, and commits it if the guard still holds its lock.
+    ///
+    /// The transaction is begun as a writer: `BEGIN IMMEDIATE` on SQLite. The proof of the lock is its last step. If
+    /// the lock is on the database's own server, a statement in the transaction proves it; otherwise
+    /// [`LockGuard::renew`] does. If `work` panics, the transaction is rolled back, and the panic goes on.
+    ///
+    /// Return every error of the database from `work`. Do not commit or roll back in it, also not by a statement that
+    /// commits implicitly, such as `CREATE TABLE` on MySQL. On SQLite the locks must be in another file than the data.
+    ///
+    /// # Errors
+    /// [`CommitError`] says why the transaction was rolled back, or that the database did not reply to the commit. A
+    /// guard that is lost already is [`CommitError::Lock`], and `work` does not run. A connection of Diesel on which a
+    /// transaction is open already is [`CommitError::Database`], and `work` does not run.
+    fn commit_in<Kind, C: Transactional<Kind>, T, E>(
+        &self,
+        connection: &mut C,
+        work: impl for<'c> FnOnce(&mut C::Transaction<'c>) -> Result<T, E>,
+    ) -> Result<T, CommitError<E, C::Error>>;
+}
+
+impl CommitIn for LockGuard {
+    fn commit_in<Kind, C: Transactional<Kind>, T, E>(
+        &self,
+        connection: &mut C,
+        work: impl for<'c> FnOnce(&mut C::Transaction<'c>) -> Result<T, E>,
+    ) -> Result<T, CommitError<E, C::Error>> {
+        self.ensure_held().map_err(CommitError::Lock)?;
+        connection.transaction_of(|transaction| {
+            let value = work(transaction).map_err(CommitError::Work)?;
+            prove(self, transaction)?;
+            Ok(value)
+        })
+    }
+}
+
+/// Proves the lock as the last step of the transaction.
+fn prove<Kind, X: OpenTransaction<Kind>, E>(
+    guard: &LockGuard,
+    transaction: &mut X,
+) -> Result<(), CommitError<E, X::Error>> {
+    let proof = proof_for::<Kind, X>(guard).map_err(CommitError::Lock)?;
+    let sql = proof.as_ref().map_or(NO_PROOF, CommitProof::sql);
+    let held = transaction.query(sql).map_err(CommitError::Database)?;
+    let proved = match proof {
+        Some(proof) if held == 1 => proof.check(held),
+        // The lock is lost, or is on another server than the transaction. Its store knows.
+        _ => guard.renew(),
+    };
+    proved.map_err(CommitError::Lock)
+}
+
+/// Returns the proof that the database of the transaction understands.
+fn proof_for<Kind, X: OpenTransaction<Kind>>(
+    guard: &LockGuard,
+) -> Result<Option<CommitProof<'_>>, Error> {
+    match guard.commit_proof() {
+        Ok(proof) => Ok(Some(proof).filter(|proof| X::database().understands(proof.dialect()))),
+        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,159 @@
+//! Connections of Diesel.
+
+use std::any::TypeId;
+
+use diesel::connection::{
+    Connection, LoadConnection, TransactionDepthChange, TransactionManager,
+    TransactionManagerStatus,
+};
+use diesel::mysql::Mysql;
+use diesel::pg::Pg;
+use diesel::query_builder::SqlQuery;
+use diesel::query_dsl::LoadQuery;
+use diesel::result::{DatabaseErrorKind, Error};
+use diesel::{QueryResult, QueryableByName, RunQueryDsl as _};
+
+use crate::connection::{Database, OpenTransaction, Transactional};
+use crate::error::CommitError;
+
+/// Marks what all connections of Diesel have in common.
+#[derive(Clone, Copy, Debug)]
+pub enum DieselKind {}
+
+/// The row of a statement.
+#[derive(QueryableByName)]
+struct Row {
+    #[diesel(sql_type = diesel::sql_types::BigInt)]
+    held: i64,
+}
+
+impl<C> Transactional<DieselKind> for C
+where
+    C: LoadConnection + 'static,
+    for<'q> SqlQuery: LoadQuery<'q, C, Row>,
+{
+    type Error = Error;
+    type Transaction<'c> = C;
+
+    fn transaction_of<T, E>(
+        &mut self,
+        work: impl for<'c> FnOnce(&mut C) -> Result<T, CommitError<E, Error>>,
+    ) -> Result<T, CommitError<E, Error>> {
+        let transaction = Open::begin(self).map_err(CommitError::Database)?;
+        let value = work(&mut *transaction.connection)?;
+        transaction.commit()?;
+        Ok(value)
+    }
+}
+
+impl<C> OpenTransaction<DieselKind> for C
+where
+    C: LoadConnection + 'static,
+    for<'q> SqlQuery: LoadQuery<'q, C, Row>,
+{
+    type Error = Error;
+
+    fn database() -> Database {
+        database_of::<C>()
+    }
+
+    fn query(&mut self, sql: &str) -> QueryResult<i64> {
+        let row: Row = diesel::sql_query(sql).get_result(self)?;
+        Ok(row.held)
+    }
+}
+
+/// Returns the kind of database. What is none of the servers is taken for SQLite, whose types Diesel has only if it
+/// is linked.
+fn database_of<C: Connection + 'static>() -> Database {
+    let backend = TypeId::of::<C::Backend>();
+    if backend == TypeId::of::<Pg>() {
+        Database::PostgreSql
+    } else if backend == TypeId::of::<Mysql>() {
+        Database::MySql
+    } else {
+        Database::Sqlite
+    }
+}
+
+/// A transaction that is rolled back when it is dropped.
+struct Open<'c, C: Connection + 'static> {
+    connection: &'c mut C,
+}
+
+impl<'c, C: Connection + 'static> Open<'c, C> {
+    /// Begins a transaction, as a writer on SQLite.
+    fn begin(connection: &'c mut C) -> QueryResult<Self> {
+        if depth(connection)? > 0 {
+            return Err(Error::AlreadyInTransaction);
+        }
+        if database_of::<C>() == Database::Sqlite {
+            connection.batch_execute("BEGIN IMMEDIATE")?;
+            if let TransactionManagerStatus::Valid(status) = status(connection) {
+                status.change_transaction_depth(TransactionDepthChange::IncreaseDepth)?;
+            }
+        } else {
+            C::TransactionManager::begin_transaction(connection)?;
+        }
+        Ok(Self { connection })
+    }
+
+    fn commit<E>(self) -> Result<(), CommitError<E, Error>> {
+        match C::TransactionManager::commit_transaction(&mut *self.connection) {
+            Ok(()) => Ok(()),
+            Err(error) if is_refusal(database_of::<C>(), &error) => {
+                Err(CommitError::Database(error))
+            }
+            Err(error) => Err(CommitError::Unknown(error)),
+        }
+    }
+}
+
+impl<C: Connection + 'static> Drop for Open<'_, C> {
+    fn drop(&mut self) {
+        // A panic leaves the savepoints of nested transactions.
+        while depth(self.connection).is_ok_and(|depth| depth > 0) {
+            if C::TransactionManager::rollback_transaction(self.connection).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn status<C: Connection>(connection: &mut C) -> &mut TransactionManagerStatus {
+    C::TransactionManager::transaction_manager_status_mut(connection)
+}
+
+/// Returns how many transactions are open within each other.
+fn depth<C: Connection>(connection: &mut C) -> QueryResult<u32> {
+    let depth = status(connection).transaction_depth()?;
+    Ok(depth.map_or(0, u32::from))
+}
+
+/// Returns whether the database itself refused to commit.
+///
+/// Diesel rolls back after a commit that failed. A server that replied to the rollback has replied to the commit. A
+/// proxy of MySQL may have replied itself, so there only known errors count.
+fn is_refusal(database: Database, error: &Error) -> bool {
+    use DatabaseErrorKind::{
+        CheckViolation, ClosedConnection, ForeignKeyViolation, NotNullViolation,
+        ReadOnlyTransaction, SerializationFailure, UnableToSendCommand, UniqueViolation,
+    };
+    match (database, error) {
+        (Database::Sqlite, _) => true,
+        (Database::PostgreSql, Error::DatabaseError(ClosedConnection | UnableToSendCommand, _)) => {
+            false
+        }
+        (Database::PostgreSql, Error::DatabaseError(..)) => true,
+        (Database::MySql, Error::DatabaseError(kind, _)) => matches!(
+            kind,
+            CheckViolation
+                | ForeignKeyViolation
+                | NotNullViolation
+                | ReadOnlyTransaction
+                | SerializationFailure
+                | UniqueViolation
+        ),
+        _ => false,
+    }
+}

@@ -1,0 +1,54 @@
+//! Connections of the crate `postgres`.
+
+use postgres::error::{Severity, SqlState};
+use postgres::{Client, Error, SimpleQueryMessage, Transaction};
+
+use crate::connection::{Database, OpenTransaction, Transactional};
+use crate::error::CommitError;
+
+impl Transactional for Client {
+    type Error = Error;
+    type Transaction<'c> = Transaction<'c>;
+
+    fn transaction_of<T, E>(
+        &mut self,
+        work: impl for<'c> FnOnce(&mut Transaction<'c>) -> Result<T, CommitError<E, Error>>,
+    ) -> Result<T, CommitError<E, Error>> {
+        let mut transaction = self.transaction().map_err(CommitError::Database)?;
+        // Dropping the transaction rolls it back.
+        let value = work(&mut transaction)?;
+        match transaction.commit() {
+            Ok(()) => Ok(value),
+            Err(error) if is_refusal(&error) => Err(CommitError::Database(error)),
+            Err(error) => Err(CommitError::Unknown(error)),
+        }
+    }
+}
+
+/// Returns whether the server itself refused to commit.
+///
+/// `FATAL` is no refusal: the server ends a session so, also just after a commit.
+fn is_refusal(error: &Error) -> bool {
+    error.as_db_error().is_some_and(|reply| {
+        reply.parsed_severity() == Some(Severity::Error)
+            && *reply.code() != SqlState::T_R_STATEMENT_COMPLETION_UNKNOWN
+    })
+}
+
+impl OpenTransaction for Transaction<'_> {
+    type Error = Error;
+
+    fn database() -> Database {
+        Database::PostgreSql
+    }
+
+    fn query(&mut self, sql: &str) -> Result<i64, Error> {
+        // Without a prepared statement, which a pooler may lose.
+        let rows = self.simple_query(sql)?;
+        let value = rows.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
+            _ => None,
+        });
+        Ok(value.unwrap_or(0))
+    }
+}

@@ -1,0 +1,36 @@
+//! Connections of rusqlite.
+
+use rusqlite::{Connection, Error, Transaction, TransactionBehavior};
+
+use crate::connection::{Database, OpenTransaction, Transactional};
+use crate::error::CommitError;
+
+impl Transactional for Connection {
+    type Error = Error;
+    type Transaction<'c> = Transaction<'c>;
+
+    fn transaction_of<T, E>(
+        &mut self,
+        work: impl for<'c> FnOnce(&mut Transaction<'c>) -> Result<T, CommitError<E, Error>>,
+    ) -> Result<T, CommitError<E, Error>> {
+        let begun = self.transaction_with_behavior(TransactionBehavior::Immediate);
+        let mut transaction = begun.map_err(CommitError::Database)?;
+        // Dropping the transaction rolls it back.
+        let value = work(&mut transaction)?;
+        // SQLite is no server: a commit that fails has not happened.
+        transaction.commit().map_err(CommitError::Database)?;
+        Ok(value)
+    }
+}
+
+impl OpenTransaction for Transaction<'_> {
+    type Error = Error;
+
+    fn database() -> Database {
+        Database::Sqlite
+    }
+
+    fn query(&mut self, sql: &str) -> Result<i64, Error> {
+        self.query_row(sql, (), |row| row.get(0))
+    }
+}

@@ -1,0 +1,60 @@
+//! Transactions of the application's own, under a lock.
+//!
+//! [`CommitIn::commit_in`] runs work in a transaction of the application's connection, proves the lock as the last
+//! step before the commit, and says how the transaction ended: committed, rolled back, or unknown.
+//!
+//! ```
+//! # #[cfg(feature = "rusqlite")] {
+//! use lockkeeper::transactions::{CommitError, CommitIn};
+//!
+//! let keeper = lockkeeper::open("memory:")?;
+//! let mut data = rusqlite::Connection::open_in_memory()?;
+//! data.execute_batch("CREATE TABLE seat (id INTEGER, free INTEGER); INSERT INTO seat VALUES (42, 1)")?;
+//!
+//! let guard = keeper.lock("seat:42")?;
+//! let sell = |transaction: &mut rusqlite::Transaction<'_>| {
+//!     transaction.execute("UPDATE seat SET free = 0 WHERE id = 42 AND free = 1", ())
+//! };
+//! match guard.commit_in(&mut data, sell) {
+//!     Ok(sold) => println!("committed: {sold} seat"),
+//!     Err(CommitError::Work(error)) => println!("rolled back, because the work failed: {error}"),
+//!     Err(CommitError::Lock(error)) => println!("rolled back, because the lock was lost: {error}"),
+//!     Err(CommitError::Database(error)) => println!("rolled back by the database: {error}"),
+//!     Err(CommitError::Unknown(error)) => println!("no reply to COMMIT, look at the data: {error}"),
+//! }
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Connections
+//! | feature | connection | the work gets |
+//! |---|---|---|
+//! | `diesel` | every Diesel connection to PostgreSQL, MySQL, MariaDB or SQLite, also from a pool | `&mut` the connection |
+//! | `mysql` | `mysql::Conn`, `mysql::PooledConn` | `&mut mysql::Transaction` |
+//! | `postgres` | `postgres::Client`; that crate runs tokio inside | `&mut postgres::Transaction` |
+//! | `rusqlite` | `rusqlite::Connection` | `&mut rusqlite::Transaction` |
+//!
+//! Pass what a pool returns as `&mut *pooled`. For another driver, implement [`Transactional`].
+//!
+//! None of these features needs a C library that lockkeeper does without: of Diesel, only the types are used.
+//!
+//! # How the lock is proved
+//! If the lock is on the server of the transaction, and that is MySQL, MariaDB or PostgreSQL, then the last
+//! statement of the transaction asks the server ([`LockGuard::commit_proof`](lockkeeper_core::LockGuard::commit_proof)).
+//! In every other case the last step renews the guard in its store
+//! ([`LockGuard::renew`](lockkeeper_core::LockGuard::renew)).
+//!
+//! Between the proof and the commit the process can be stopped for longer than the lease. If that must not matter,
+//! also write the guard's token beside the data, and refuse smaller tokens. The page
+//! `docs/fencing-and-commit-proofs.md` says how.
+
+mod commit;
+mod connection;
+mod drivers;
+mod error;
+
+pub use commit::CommitIn;
+pub use connection::{Database, OpenTransaction, Transactional};
+#[cfg(feature = "diesel")]
+pub use drivers::diesel::DieselKind;
+pub use error::CommitError;

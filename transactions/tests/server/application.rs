@@ -1,0 +1,48 @@
+//! An application: its connection, and what its work does.
+
+use lockkeeper::clock::{Clock as _, SystemClock};
+use lockkeeper::transactions::{CommitError, CommitIn as _, Transactional};
+use lockkeeper::{LockGuard, LockKeeper};
+use lockkeeper_testkit::until;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+/// A limit far longer than anything here takes.
+const WAIT_LIMIT: Duration = Duration::from_secs(30);
+
+/// A connection to a database with the table `sold`.
+pub(crate) trait Application: Transactional<Error: Debug> {
+    /// Inserts a row in the transaction.
+    fn sell(transaction: &mut Self::Transaction<'_>) -> Result<(), Self::Error>;
+
+    /// Returns the number of rows, outside of a transaction.
+    fn sold(&mut self) -> i64;
+}
+
+/// What a test sees of [`CommitError`].
+pub(crate) type Ended<T, E, A> = Result<T, CommitError<E, <A as Transactional>::Error>>;
+
+/// Sells under the guard, and does something more before the end of the work.
+pub(crate) fn sell<A: Application>(
+    guard: &LockGuard,
+    application: &mut A,
+    then: impl FnOnce(),
+) -> Ended<u8, A::Error, A> {
+    guard.commit_in(application, |transaction| {
+        A::sell(transaction)?;
+        then();
+        Ok(7)
+    })
+}
+
+/// Takes the lock away, as an operator does.
+pub(crate) fn take_away(operator: &LockKeeper, guard: &LockGuard) {
+    let soon = || SystemClock.now() + WAIT_LIMIT;
+    let admin = operator.admin().unwrap();
+    let held = admin.held(Some(guard.name()), soon()).unwrap().remove(0);
+    assert!(admin.force_release(&held, soon()).unwrap());
+    until("the lock is free", || {
+        admin.held(Some(guard.name()), soon()).unwrap().is_empty()
+    });
+}

@@ -1,0 +1,100 @@
+//! What holds for every driver: locks at `url`, and data behind the connection.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use lockkeeper::transactions::{CommitError, CommitIn as _};
+use lockkeeper::{ErrorKind, LockKeeper};
+
+use crate::application::{Application, sell, take_away};
+
+/// How the lock is proved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Proved {
+    /// By a statement in the transaction, which costs the keeper no request.
+    ByStatement,
+    /// By a renewal.
+    ByRenewal,
+}
+
+fn open(url: &str) -> LockKeeper {
+    lockkeeper::open(url).unwrap()
+}
+
+/// A held lock is proved once, and the work is committed with its value.
+pub(crate) fn commit<A: Application>(url: &str, application: &mut A, proved: Proved) {
+    let keeper = open(url);
+    let guard = keeper.lock("seat:42").unwrap();
+    let requests = || keeper.usage().unwrap().commands;
+    let before = requests();
+    assert_eq!(sell(&guard, application, || {}).unwrap(), 7);
+    assert_eq!(application.sold(), 1);
+    assert_eq!(requests() > before, proved == Proved::ByRenewal);
+    // The connection is free for the next transaction.
+    assert_eq!(sell(&guard, application, || {}).unwrap(), 7);
+    assert_eq!(application.sold(), 2);
+}
+
+/// The error of the work is returned with its type, and nothing is committed.
+pub(crate) fn failed_work<A: Application>(url: &str, application: &mut A) {
+    let keeper = open(url);
+    let guard = keeper.lock("seat:42").unwrap();
+    let ended = guard.commit_in(application, |transaction| {
+        A::sell(transaction).unwrap();
+        Err::<(), _>("sold out")
+    });
+    let Err(CommitError::Work("sold out")) = ended else {
+        panic!("{ended:?}");
+    };
+    assert_eq!(application.sold(), 0);
+    assert_eq!(sell(&guard, application, || {}).unwrap(), 7);
+}
+
+/// A lock that an operator takes away during the work is noticed before the commit.
+pub(crate) fn loss_during_the_work<A: Application>(url: &str, application: &mut A) {
+    let [keeper, operator] = [(); 2].map(|()| open(url));
+    let guard = keeper.lock("seat:42").unwrap();
+    let mut next = None;
+    let ended = sell(&guard, application, || {
+        take_away(&operator, &guard);
+        next = operator.try_lock("seat:42").unwrap();
+    });
+    assert!(next.is_some());
+    let Err(CommitError::Lock(error)) = ended else {
+        panic!("{ended:?}");
+    };
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    assert_eq!(application.sold(), 0);
+    // The guard is lost now, and the work does not run.
+    let ended = sell(&guard, application, || panic!("the work ran"));
+    assert!(matches!(ended, Err(CommitError::Lock(_))), "{ended:?}");
+}
+
+/// A panic of the work rolls back, goes on, and leaves the connection free.
+pub(crate) fn panic_in_the_work<A: Application>(url: &str, application: &mut A) {
+    let keeper = open(url);
+    let guard = keeper.lock("seat:42").unwrap();
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        let _ = sell(&guard, application, || {
+            std::panic::resume_unwind(Box::new("full"))
+        });
+    }));
+    assert_eq!(*result.unwrap_err().downcast::<&str>().unwrap(), "full");
+    assert_eq!(application.sold(), 0);
+    assert_eq!(sell(&guard, application, || {}).unwrap(), 7);
+    assert_eq!(application.sold(), 1);
+}
+
+/// The reply to the commit does not come: `is_lost` says whether it is.
+pub(crate) fn unanswered_commit<A: Application>(
+    url: &str,
+    application: &mut A,
+    lose: impl FnOnce(),
+) {
+    let keeper = open(url);
+    let guard = keeper.lock("seat:42").unwrap();
+    let ended = sell(&guard, application, lose);
+    let Err(error @ CommitError::Unknown(_)) = ended else {
+        panic!("{ended:?}");
+    };
+    assert!(!error.is_rolled_back());
+}

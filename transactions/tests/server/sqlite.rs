@@ -1,0 +1,93 @@
+//! The crate `rusqlite`, with locks in a file of their own.
+
+use libtest_mimic::Trial;
+use lockkeeper::transactions::CommitError;
+use rusqlite::{Connection, Error, Transaction};
+use tempfile::TempDir;
+
+use crate::application::{Application, sell};
+use crate::cases::{self, Proved};
+
+impl Application for Connection {
+    fn sell(transaction: &mut Transaction<'_>) -> Result<(), Error> {
+        transaction
+            .execute("INSERT INTO sold DEFAULT VALUES", ())
+            .map(drop)
+    }
+
+    fn sold(&mut self) -> i64 {
+        self.query_row("SELECT count(*) FROM sold", (), |row| row.get(0))
+            .unwrap()
+    }
+}
+
+/// Makes a file for data and returns it, open, and the URL of locks beside it.
+fn start() -> (TempDir, String, Connection) {
+    let folder = tempfile::tempdir().unwrap();
+    let data = Connection::open(folder.path().join("data.db")).unwrap();
+    data.execute_batch(
+        "PRAGMA foreign_keys = ON;
+         CREATE TABLE seat (id INTEGER PRIMARY KEY);
+         CREATE TABLE sold (id INTEGER PRIMARY KEY, seat INTEGER DEFAULT NULL
+             REFERENCES seat DEFERRABLE INITIALLY DEFERRED)",
+    )
+    .unwrap();
+    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+    (folder, url, data)
+}
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let trial = |name: &str, case: fn(&str, &mut Connection)| {
+        Trial::test(format!("sqlite::{name}"), move || {
+            let (_folder, url, mut data) = start();
+            case(&url, &mut data);
+            Ok(())
+        })
+    };
+    vec![
+        trial("lock_is_renewed", |url, data| {
+            cases::commit(url, data, Proved::ByRenewal)
+        }),
+        trial("failed_work_is_rolled_back", cases::failed_work),
+        trial(
+            "loss_during_the_work_is_rolled_back",
+            cases::loss_during_the_work,
+        ),
+        trial("panic_in_the_work_is_rolled_back", cases::panic_in_the_work),
+        trial(
+            "transaction_begins_as_a_writer",
+            transaction_begins_as_a_writer,
+        ),
+        trial(
+            "refused_commit_is_rolled_back",
+            refused_commit_is_rolled_back,
+        ),
+    ]
+}
+
+fn transaction_begins_as_a_writer(url: &str, data: &mut Connection) {
+    let keeper = lockkeeper::open(url).unwrap();
+    let guard = keeper.lock("seat:42").unwrap();
+    let other = Connection::open(data.path().unwrap()).unwrap();
+    other.busy_timeout(std::time::Duration::ZERO).unwrap();
+    sell(&guard, data, || {
+        other
+            .execute("INSERT INTO sold DEFAULT VALUES", ())
+            .unwrap_err();
+    })
+    .unwrap();
+    assert_eq!(data.sold(), 1);
+}
+
+fn refused_commit_is_rolled_back(url: &str, data: &mut Connection) {
+    use lockkeeper::transactions::CommitIn as _;
+
+    let keeper = lockkeeper::open(url).unwrap();
+    let guard = keeper.lock("seat:42").unwrap();
+    let ended = guard.commit_in(data, |transaction| {
+        transaction.execute("INSERT INTO sold (seat) VALUES (42)", ())
+    });
+    assert!(matches!(ended, Err(CommitError::Database(_))), "{ended:?}");
+    assert_eq!(data.sold(), 0);
+    assert_eq!(sell(&guard, data, || {}).unwrap(), 7);
+}
