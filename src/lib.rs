@@ -341,7 +341,7 @@ pub mod backend {
         AcquireRequest, AttemptRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant,
         Key, KeySpec, KeyValue, LeaseVerifier, LeaseVerifiers, LockProvider, OpenContext,
         OpenOptions, Operation, Owner, Proof, ProofValue, ReleaseRequest, RenewRequest, Renewal,
-        StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at, limit_mismatch,
+        StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at, epochs_in, limit_mismatch,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::admin::{Admin, OffsetAdmin};
 use crate::capabilities::Capabilities;
+use crate::engine::hold::acquired::Acquired;
 use crate::engine::{AwaitReleases, Shared};
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
@@ -72,7 +73,7 @@ impl LockKeeper {
     /// Acquires as [`lock`](Self::lock) does, in any mode.
     #[inline]
     pub(crate) fn lock_in(&self, name: &LockName, mode: Mode) -> Result<LockGuard, Error> {
-        self.lock_with(name, &AcquireOptions::new().mode(mode))
+        self.lock_named(name, &AcquireOptions::new().mode(mode))
     }
 
     /// Acquires the lock with `options`, and takes a lock that stays busy for an error.
@@ -88,21 +89,35 @@ impl LockKeeper {
         name: impl AsLockName,
         options: &AcquireOptions,
     ) -> Result<LockGuard, Error> {
-        let name = name.as_lock_name()?;
-        let guard = self.acquire(&*name, options)?;
-        guard.ok_or_else(|| {
-            let wait = match options.wait.unwrap_or(self.engine.settings.wait) {
-                Wait::AtMost(wait) => format!("{wait:?}"),
-                Wait::Forever => "the wait".to_owned(),
-            };
-            let what = match options.mode {
-                Mode::Permit { .. } => "all permits were held",
-                Mode::Exclusive | Mode::Shared => "another holder had the lock",
-            };
-            let text = format!("{what} for all of {wait}; wait longer, or try later");
-            let error = Error::new(ErrorKind::TimedOut, text);
-            self.engine.located(&name, error)
-        })
+        self.lock_named(&*name.as_lock_name()?, options)
+    }
+
+    #[inline]
+    fn lock_named(&self, name: &LockName, options: &AcquireOptions) -> Result<LockGuard, Error> {
+        match self.engine.acquire(name, options)? {
+            Some(acquired) => Ok(self.guard(acquired)),
+            None => Err(self.timed_out(name, options)),
+        }
+    }
+
+    fn guard(&self, acquired: Acquired) -> LockGuard {
+        LockGuard::new(Arc::clone(&self.engine), acquired)
+    }
+
+    /// Returns the error of a wait at whose end another holder had the name.
+    #[cold]
+    fn timed_out(&self, name: &LockName, options: &AcquireOptions) -> Error {
+        let wait = match options.wait.unwrap_or(self.engine.settings.wait) {
+            Wait::AtMost(wait) => format!("{wait:?}"),
+            Wait::Forever => "the wait".to_owned(),
+        };
+        let what = match options.mode {
+            Mode::Permit { .. } => "all permits were held",
+            Mode::Exclusive | Mode::Shared => "another holder had the lock",
+        };
+        let text = format!("{what} for all of {wait}; wait longer, or try later");
+        let error = Error::new(ErrorKind::TimedOut, text);
+        self.engine.located(name, error)
     }
 
     /// Acquires the lock if it is free, in one attempt. `None` if it is held.
@@ -206,7 +221,7 @@ impl LockKeeper {
         options: &AcquireOptions,
     ) -> Result<Option<LockGuard>, Error> {
         let acquired = self.engine.acquire(&*name.as_lock_name()?, options)?;
-        Ok(acquired.map(|acquired| LockGuard::new(Arc::clone(&self.engine), acquired)))
+        Ok(acquired.map(|acquired| self.guard(acquired)))
     }
 
     /// Acquires the lock as [`lock`](Self::lock) does, calls `work` with it, and releases it. The

@@ -62,5 +62,5 @@ pub use reentrant::{ReentrantGuard, ReentrantKeeper};
 pub use schedule::Leader;
 pub use semaphore::{Permit, Semaphore};
 pub use timer::{Tick, Timer};
-pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS, epoch_at};
+pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS, epoch_at, epochs_in};
 pub use url::StoreUrl;

@@ -36,8 +36,9 @@ pub fn epoch_at(time: SystemTime) -> u64 {
     epochs_in(since).clamp(1, MAX_EPOCH)
 }
 
-/// Returns how much an epoch that follows the clock grows in `time`, rounded down.
-fn epochs_in(time: Duration) -> u64 {
+/// Returns how much an epoch that follows the clock grows in `time`, rounded down: the number of 2^-24 s in
+/// it, at most `u64::MAX`.
+pub fn epochs_in(time: Duration) -> u64 {
     let nanos = (u64::from(time.subsec_nanos()) << SECOND_BITS) / 1_000_000_000;
     let seconds = time.as_secs().checked_mul(1 << SECOND_BITS);
     seconds.map_or(u64::MAX, |seconds| seconds | nanos)

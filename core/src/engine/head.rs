@@ -23,15 +23,8 @@ const CONFIRM_LIMIT: Duration = Duration::from_secs(1);
 impl Acquisition<'_, '_> {
     /// Acquires the name from the store as the head of its queue.
     pub(super) fn acquire_as_head(&self) -> Result<Option<Acquired>, Error> {
-        let mut permit = HeadPermit::new(self.engine, self.key);
-        let result = self.acquire_from_store();
-        permit.outcome = match &result {
-            Err(error) if error.kind() == ErrorKind::Cancelled => None,
-            Err(error) => Some(Err(error.clone())),
-            Ok(hold) => hold.clone().map(Ok),
-        };
-        drop(permit);
-        Ok(result?.map(Acquired::first))
+        let permit = HeadPermit::new(self.engine, self.key);
+        permit.end(self.acquire_from_store())
     }
 
     fn acquire_from_store(&self) -> Result<Option<Arc<Hold>>, Error> {
@@ -200,8 +193,8 @@ pub(super) struct HeadPermit<'a> {
     key: Key<'a>,
     /// The number of rounds of verification before the store was asked.
     round: u64,
-    /// The hold, or the error of a store that did not answer.
-    pub(super) outcome: Option<Result<Arc<Hold>, Error>>,
+    /// The error of a store that did not answer.
+    store_error: Option<Error>,
 }
 
 impl<'a> HeadPermit<'a> {
@@ -210,26 +203,47 @@ impl<'a> HeadPermit<'a> {
             engine,
             key,
             round: engine.doubts.rounds(),
-            outcome: None,
+            store_error: None,
+        }
+    }
+
+    /// Ends the right with what the store answered.
+    #[inline(always)] // As in `release.rs`.
+    pub(super) fn end(
+        mut self,
+        answer: Result<Option<Arc<Hold>>, Error>,
+    ) -> Result<Option<Acquired>, Error> {
+        match answer {
+            Ok(Some(hold)) => {
+                self.grant(&hold);
+                Ok(Some(Acquired::first(hold)))
+            }
+            Ok(None) => Ok(None),
+            Err(error) => {
+                let is_cancelled = error.kind() == ErrorKind::Cancelled;
+                self.store_error = (!is_cancelled).then(|| error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives the name to the hold instead of the next head.
+    #[inline(always)] // As in `release.rs`.
+    fn grant(self, hold: &Arc<Hold>) {
+        let (engine, round, due) = (self.engine, self.round, hold.due());
+        engine.queue.hold(self.key, Arc::clone(hold), due);
+        // The name has a hold now. Nothing is passed on, and there is no error to drop.
+        std::mem::forget(self);
+        engine.timer.note(HostInstant::from_nanos(due));
+        // A round that began before the hold was in the queue did not concern it.
+        if round != engine.doubts.rounds() {
+            engine.verify(hold);
         }
     }
 }
 
 impl Drop for HeadPermit<'_> {
     fn drop(&mut self) {
-        let queue = &self.engine.queue;
-        match self.outcome.take() {
-            None => queue.pass(self.key, None),
-            Some(Err(error)) => queue.pass(self.key, Some(error)),
-            Some(Ok(hold)) => {
-                let due = hold.due();
-                queue.hold(self.key, Arc::clone(&hold), due);
-                self.engine.timer.note(HostInstant::from_nanos(due));
-                // A round that began before the hold was in the queue did not concern it.
-                if self.round != self.engine.doubts.rounds() {
-                    self.engine.verify(&hold);
-                }
-            }
-        }
+        self.engine.queue.pass(self.key, self.store_error.take());
     }
 }

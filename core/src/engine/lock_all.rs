@@ -164,7 +164,7 @@ impl Engine {
     /// Takes the answer to an attempt.
     fn take_grant(
         &self,
-        mut permit: HeadPermit<'_>,
+        permit: HeadPermit<'_>,
         request: &AcquireRequest<'_>,
         terms: LeaseTerms,
         answer: AttemptAnswer,
@@ -185,8 +185,7 @@ impl Engine {
                 Err(self.located(request.name(), error))
             }
         };
-        permit.outcome = hold.clone().transpose();
-        Ok(hold?.map(Acquired::first))
+        permit.end(hold)
     }
 
     /// Enters the queues of the first names, as far as no thread is in them, and sends what is to be asked.

@@ -24,7 +24,8 @@ pub(crate) fn open_through_outage<T>(
     };
     let cancelled = || Error::new(ErrorKind::Cancelled, "opening the store was cancelled");
     let gate = OutageGate::new();
-    let mut retry = Retry::new(limits, clock.now()).through_outages(&gate);
+    let mut retry = Retry::new(limits, clock.now());
+    retry.ride_out(&gate);
     let mut waits = Some(waits);
     loop {
         if limits.is_cancelled() {

@@ -52,9 +52,25 @@ impl Engine {
         self.repeat_release(hold, attempt, deadline, now)
     }
 
-    /// Repeats a release that began at `now` while the store does not answer.
+    /// Returns the answer to a release that began at `now`, which is repeated while the store does not
+    /// answer.
     #[inline(always)]
     pub(super) fn repeat_release(
+        self: &Arc<Self>,
+        hold: &Hold,
+        attempt: ReleaseAttempt,
+        deadline: HostInstant,
+        now: HostInstant,
+    ) -> Result<Released, Error> {
+        match attempt {
+            ReleaseAttempt::Answered(answer) => answer,
+            attempt => self.repeat_unanswered(hold, attempt, deadline, now),
+        }
+    }
+
+    /// Repeats a release whose first attempt the store did not answer.
+    #[cold]
+    fn repeat_unanswered(
         self: &Arc<Self>,
         hold: &Hold,
         mut attempt: ReleaseAttempt,

@@ -59,9 +59,8 @@ impl<'a> Retry<'a> {
     }
 
     /// Has the operation retry while the store cannot be reached, together with all others of `gate`.
-    pub(super) fn through_outages(mut self, gate: &'a OutageGate) -> Self {
+    pub(super) fn ride_out(&mut self, gate: &'a OutageGate) {
         self.rider = Some(Rider::new(gate));
-        self
     }
 
     /// Has the operation retry also while all connections are in use. `lost_reply` is the error of an
@@ -78,9 +77,8 @@ impl<'a> Retry<'a> {
     }
 
     /// Has the operation retry for at most `limit` after its first failure.
-    pub(super) fn limited_to(mut self, limit: Duration) -> Self {
+    pub(super) fn limit_to(&mut self, limit: Duration) {
         self.resolve_limit = Some(limit);
-        self
     }
 
     /// Waits until the first attempt may be made: in an outage, until the store answers another thread,

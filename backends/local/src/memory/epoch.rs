@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
-use lockkeeper_core::{Clock, HostInstant, epoch_at};
+use lockkeeper_core::{Clock, HostInstant, epoch_at, epochs_in};
 
 /// How long a reading of the wall clock is used. A reading takes a third of the time of an uncontended
 /// acquisition.
@@ -18,8 +18,8 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 pub(super) struct EpochMint {
     /// The clock of the store.
     clock: Arc<dyn Clock>,
-    /// The last reading of the wall clock, and when it was made.
-    reading: Option<(SystemTime, HostInstant)>,
+    /// The epoch of the last reading of the wall clock, and when it was made.
+    reading: Option<(u64, HostInstant)>,
 }
 
 impl EpochMint {
@@ -35,11 +35,14 @@ impl EpochMint {
         let (wall, read_at) = match self.reading {
             Some(reading) if now.saturating_since(reading.1) < READING_LIFE => reading,
             // `now` may be some time ago, and the epochs would be ahead of the wall clock by that.
-            _ => *self.reading.insert((SystemTime::now(), self.clock.now())),
+            _ => {
+                let reading = (epoch_at(SystemTime::now()), self.clock.now());
+                *self.reading.insert(reading)
+            }
         };
-        let wall = wall.checked_add(now.saturating_since(read_at));
-        let epoch = epoch_at(wall.unwrap_or(UNIX_EPOCH));
-        LAST.fetch_max(epoch, Ordering::Relaxed);
-        LAST.fetch_add(1, Ordering::Relaxed) + 1
+        let epoch = wall.saturating_add(epochs_in(now.saturating_since(read_at)));
+        let next = |last: u64| last.max(epoch) + 1;
+        let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| Some(next(it)));
+        next(last.unwrap_or_else(|last| last))
     }
 }
