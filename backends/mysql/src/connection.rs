@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::HostInstant;
 use lockkeeper_remote::{
-    Failure, LAST_ATTEMPT, OpenConnection, RestartGrace, WatchedSocket, senseless, unavailable,
+    Failure, LAST_ATTEMPT, OpenConnection, RestartGrace, SocketTimeout, WatchedSocket, senseless,
+    unavailable,
 };
 use mysql::prelude::Queryable;
 use mysql::{Conn, Row, Statement, Value};
@@ -47,8 +48,7 @@ pub struct Connection {
     pub(crate) limit: Duration,
     /// The session's wait_timeout, if it was set.
     pub(crate) idle_seconds: Option<u64>,
-    /// The time-out that is set on the socket.
-    timeout: Option<Duration>,
+    timeout: SocketTimeout,
     prepared: BTreeMap<String, Statement>,
 }
 
@@ -119,7 +119,7 @@ impl Connection {
             is_in_doubt: false,
             limit: until.saturating_duration_since(Instant::now()),
             idle_seconds: None,
-            timeout: None,
+            timeout: SocketTimeout::default(),
             prepared: BTreeMap::new(),
         };
         let row = connection.query(statements::GREETING)?;
@@ -220,12 +220,8 @@ impl Connection {
     }
 
     fn call<T>(&mut self, work: impl FnOnce(&mut Conn) -> mysql::Result<T>) -> Result<T, Failure> {
-        let limit = self.limit.max(Duration::from_millis(1));
-        if self.timeout != Some(limit) {
-            let set = self.wire.set_timeout(limit);
-            set.map_err(|error| self.failed(error.into()))?;
-            self.timeout = Some(limit);
-        }
+        let set = self.wire.set_timeout(&mut self.timeout, self.limit);
+        set.map_err(|error| self.failed(error.into()))?;
         self.open.counts().add_commands(1);
         self.is_in_doubt = true;
         // The crate panics on packets of a wrong form.

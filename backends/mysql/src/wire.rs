@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_remote::{self as remote, SocketWatch, WatchedSocket};
+use lockkeeper_remote::{self as remote, SocketTimeout, SocketWatch, WatchedSocket};
 use mysql::Conn;
 
 /// A socket of any kind: the calls are the same. `None` outside of Unix, where the mysql crate does not
@@ -40,9 +40,13 @@ impl Wire {
         Ok(Self(None))
     }
 
-    pub(crate) fn set_timeout(&self, limit: Duration) -> io::Result<()> {
+    pub(crate) fn set_timeout(
+        &self,
+        timeout: &mut SocketTimeout,
+        limit: Duration,
+    ) -> io::Result<()> {
         let socket = self.0.as_ref();
-        socket.map_or(Ok(()), |socket| remote::set_timeout(socket, limit))
+        socket.map_or(Ok(()), |socket| timeout.set(socket, limit))
     }
 
     /// Returns the time-outs of reading and of writing.
@@ -80,7 +84,7 @@ impl Wire {
             return true;
         };
         let mut last = [0; 512];
-        self.set_timeout(Duration::from_millis(1)).is_ok()
+        remote::set_timeout(socket, Duration::from_millis(1)).is_ok()
             && loop {
                 match socket.read(&mut last) {
                     Ok(0) => break true,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use lockkeeper_remote::{Stream, set_timeout};
+use lockkeeper_remote::{SocketTimeout, Stream};
 use postgres_protocol::message::backend::{Header, Message};
 
 /// No reply to a lock is longer. What claims to be longer is no PostgreSQL server.
@@ -19,8 +19,7 @@ pub(crate) struct Wire {
     pub(crate) out: BytesMut,
     received: BytesMut,
     until: Instant,
-    /// The time-out that is set on the socket.
-    timeout: Option<Duration>,
+    timeout: SocketTimeout,
 }
 
 impl Wire {
@@ -30,7 +29,7 @@ impl Wire {
             out: BytesMut::new(),
             received: BytesMut::new(),
             until: Instant::now(),
-            timeout: None,
+            timeout: SocketTimeout::default(),
         }
     }
 
@@ -79,12 +78,6 @@ impl Wire {
     }
 
     fn limit_to(&mut self, limit: Duration) -> io::Result<()> {
-        // The kernel takes zero for no limit.
-        let limit = limit.max(Duration::from_millis(1));
-        if self.timeout != Some(limit) {
-            set_timeout(self.stream.socket(), limit)?;
-            self.timeout = Some(limit);
-        }
-        Ok(())
+        self.timeout.set(self.stream.socket(), limit)
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{
-    Failure, OpenConnection, RestartGrace, Server, Stream, is_quiet, nothing_granted, senseless,
-    set_timeout,
+    Failure, OpenConnection, RestartGrace, Server, SocketTimeout, Stream, is_quiet,
+    nothing_granted, senseless,
 };
 use redis::{Cmd, InfoDict, Parser, RedisError, Value, cmd};
 
@@ -27,8 +27,7 @@ pub(crate) struct Connection {
     pub(crate) is_new: bool,
     /// Whether the server has replied: then TLS works, and the server can be reached.
     has_replied: bool,
-    /// The time-out that is set on the socket.
-    timeout: Option<Duration>,
+    timeout: SocketTimeout,
     /// Whether the server was started lately, if the options ask for that.
     pub(crate) grace: Option<RestartGrace>,
     /// Whether the primary has moved since, if sentinels name it.
@@ -58,7 +57,7 @@ impl Connection {
             tls,
             is_new: true,
             has_replied: false,
-            timeout: None,
+            timeout: SocketTimeout::default(),
             grace: None,
             move_seen: None,
             server,
@@ -83,13 +82,8 @@ impl Connection {
 
     /// Sets the longest time that a read or a write may take.
     pub(crate) fn set_timeout(&mut self, limit: Duration) -> Result<(), Failure> {
-        let limit = limit.max(Duration::from_millis(1));
-        if self.timeout != Some(limit) {
-            set_timeout(self.stream.socket(), limit)
-                .map_err(|error| Failure::NotSent(self.server.closed().with_source(error)))?;
-            self.timeout = Some(limit);
-        }
-        Ok(())
+        let set = self.timeout.set(self.stream.socket(), limit);
+        set.map_err(|error| Failure::NotSent(self.server.closed().with_source(error)))
     }
 
     /// Sends one command and reads its reply.

@@ -36,7 +36,7 @@ pub use holder::host_name;
 pub use http::{Http, HttpReply};
 pub use options::{Endpoint, RemoteOptions, given_once};
 pub use pool::{Connection, Found, Pool, PooledConn, WaitPermit};
-pub use socket::{Dialer, Stream, is_quiet, set_timeout};
+pub use socket::{Dialer, SocketTimeout, Stream, is_quiet, set_timeout};
 pub use socket_watch::{SocketWatch, WatchedSocket};
 pub use supplier::Supplier;
 pub use tls::check_certificates;

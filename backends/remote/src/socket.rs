@@ -90,7 +90,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Returns the socket, for [`set_timeout`], [`is_quiet`] and [`SocketWatch`](crate::SocketWatch).
+    /// Returns the socket, for [`SocketTimeout`], [`is_quiet`] and [`SocketWatch`](crate::SocketWatch).
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
@@ -103,6 +103,27 @@ impl Stream {
 pub fn set_timeout(socket: &TcpStream, limit: Duration) -> io::Result<()> {
     socket.set_read_timeout(Some(limit))?;
     socket.set_write_timeout(Some(limit))
+}
+
+/// The longest time that one read or one write on a socket may take, as it was set last.
+#[derive(Debug, Default)]
+pub struct SocketTimeout(Option<Duration>);
+
+impl SocketTimeout {
+    /// Sets the time on the socket, rounded up to whole milliseconds, from 1 on. The rounding spares most requests
+    /// the two system calls: what is left of one response time-out then is the same for all of them.
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn set(&mut self, socket: &TcpStream, limit: Duration) -> io::Result<()> {
+        let millis = limit.as_nanos().div_ceil(1_000_000).max(1);
+        let limit = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
+        if self.0 != Some(limit) {
+            set_timeout(socket, limit)?;
+            self.0 = Some(limit);
+        }
+        Ok(())
+    }
 }
 
 /// Returns whether a connection is open and nothing waits to be read. Does not block.
@@ -147,5 +168,50 @@ impl Write for Stream {
             Some(tls) => tls.over(&mut socket).flush(),
             None => socket.flush(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn timeout_is_rounded_up_to_milliseconds_and_set_only_when_it_changes() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut timeout = SocketTimeout::default();
+        let ends = || {
+            (
+                socket.read_timeout().unwrap(),
+                socket.write_timeout().unwrap(),
+            )
+        };
+        let second = Duration::from_secs(1);
+        // The kernel may round up to its own ticks, of 10 ms at most.
+        let is_about = |limit| {
+            ends()
+                .0
+                .is_some_and(|it| it >= limit && it < limit + second / 50)
+        };
+
+        timeout.set(&socket, second).unwrap();
+        assert!(is_about(second) && ends().0 == ends().1, "{:?}", ends());
+
+        // As a neighbour of the type would, to see whether it is set again.
+        set_timeout(&socket, 5 * second).unwrap();
+        timeout
+            .set(&socket, second - Duration::from_nanos(1))
+            .unwrap();
+        assert!(is_about(5 * second), "{:?}", ends());
+
+        timeout
+            .set(&socket, second + Duration::from_nanos(1))
+            .unwrap();
+        assert!(is_about(second), "{:?}", ends());
+        // The kernel takes zero for no limit.
+        timeout.set(&socket, Duration::ZERO).unwrap();
+        assert!(is_about(Duration::ZERO), "{:?}", ends());
     }
 }
