@@ -53,6 +53,8 @@ pub struct Counts {
     pub dropped_replies: u64,
     /// Requests and replies that were held back by a delay or by [`Fault::Dark`].
     pub held: u64,
+    /// Those that were sent on after their delay.
+    pub late: u64,
     /// Bytes written to the server.
     pub request_bytes: u64,
     /// Bytes written to clients.

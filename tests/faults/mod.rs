@@ -3,6 +3,7 @@
 
 pub(crate) mod common;
 pub(crate) mod contended;
+mod late;
 mod opening;
 mod outage;
 mod waiter;
@@ -110,8 +111,12 @@ pub(crate) trait FaultServer: Sized + Sync {
 
 /// Runs the common cases and those of the server's own, and checks that no thread is left behind.
 pub(crate) fn run<S: FaultServer>(own: impl IntoIterator<Item = Case<S::Kind>>) -> ExitCode {
-    let shared = common::cases::<S>().into_iter().chain(outage::cases::<S>());
-    let cases = shared.chain(own);
+    let shared = [
+        common::cases::<S>(),
+        late::cases::<S>(),
+        outage::cases::<S>(),
+    ];
+    let cases = shared.into_iter().flatten().chain(own);
     let conclusion = libtest_mimic::run(&arguments(), trials(cases));
     if !conclusion.has_failed() {
         until("the threads of all keepers have ended", || !threads_run());

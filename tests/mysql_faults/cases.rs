@@ -2,9 +2,7 @@
 
 mod batches;
 mod clients;
-mod loss;
 mod network;
-mod opening;
 mod server;
 mod sessions;
 mod sharing;
@@ -15,6 +13,7 @@ use std::process::ExitCode;
 use lockkeeper_testkit::{MySqlKind, suite};
 
 use crate::faults::run;
+use crate::session_server;
 
 type Case = suite::Case<MySqlKind>;
 
@@ -25,12 +24,15 @@ pub(crate) fn main() -> ExitCode {
     let cases = [
         server::CASES,
         sessions::CASES,
-        loss::CASES,
         clients::CASES,
         sharing::CASES,
         network::CASES,
-        opening::CASES,
         batches::CASES,
     ];
-    run::<store::Server>(cases.into_iter().flatten().copied())
+    let own = cases.into_iter().flatten().copied();
+    run::<store::Server>(
+        session_server::cases::<store::Server>()
+            .into_iter()
+            .chain(own),
+    )
 }

@@ -1,8 +1,5 @@
 //! The cases of PostgreSQL alone.
 
-mod loss;
-mod network;
-mod opening;
 mod sessions;
 mod store;
 
@@ -11,10 +8,11 @@ use std::process::ExitCode;
 use lockkeeper_testkit::{PostgresKind, suite};
 
 use crate::faults::run;
+use crate::session_server;
 
 type Case = suite::Case<PostgresKind>;
 
 pub(crate) fn main() -> ExitCode {
-    let cases = [sessions::CASES, loss::CASES, network::CASES, opening::CASES];
-    run::<store::Server>(cases.into_iter().flatten().copied())
+    let cases = session_server::cases::<store::Server>().into_iter();
+    run::<store::Server>(cases.chain(sessions::CASES.iter().copied()))
 }

@@ -13,6 +13,9 @@ mod cases;
 #[cfg(unix)]
 #[path = "../faults/mod.rs"]
 mod faults;
+#[cfg(unix)]
+#[path = "../faults/session_server.rs"]
+mod session_server;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {

@@ -59,6 +59,8 @@ impl ServerError {
     pub(crate) fn explain(&self, server: &Server) -> Error {
         let Self { state, message, .. } = self;
         let (kind, advice) = match state.as_str() {
+            // Each error of a PostgreSQL server has a code.
+            "" => return server.wrong_protocol("?"),
             "28P01" | "28000" => (
                 ErrorKind::PermissionDenied,
                 "the server does not accept this user and password from here; check `user` and `password`, the server's pg_hba.conf, and `tls=on` if the user must come by TLS",

@@ -177,6 +177,9 @@ impl Shared {
                 Way::Reply => counts.reply_bytes += pass.len() as u64,
             });
             let written = to.write_all(pass);
+            if delay.is_some() {
+                self.count(|counts| counts.late += 1);
+            }
             let over = way == Way::Reply && matches!(fault, Fault::CutReplyAfter(_)) && cut.1 == 0;
             if over || written.is_err() {
                 let mut state = self.lock();

@@ -1,4 +1,4 @@
-//! Sessions that an operator or a limit ends or refuses.
+//! Limits that end or refuse sessions, and an operator who ends one too late.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,60 +9,17 @@ use lockkeeper_testkit::{Fault, MySqlClient, MySqlKind, MySqlOptions, MySqlServe
 use mysql::{Conn, Opts, OptsBuilder};
 
 use super::Case;
-use super::store::{assert_clean, holder_of, open, start, start_own, waiting_among, waiting_for};
-use crate::faults::{HANG, Memory, WAIT_LIMIT, contend_during};
+use super::store::{assert_clean, holder_of, open, start, start_own, waiting_among};
+use crate::faults::{HANG, WAIT_LIMIT};
 
 pub(super) const CASES: &[Case] = &[
-    ("holders_session_killed", holders_session_killed),
-    ("waiters_sessions_killed", |kind| {
-        waiters_killed(kind, "CONNECTION");
-    }),
-    ("waiters_statements_killed", |kind| {
-        waiters_killed(kind, "QUERY");
-    }),
     ("limits_lowered", limits_lowered),
     (
         "server_without_free_connections",
         server_without_free_connections,
     ),
-    ("two_names_in_opposite_order", two_names_in_opposite_order),
     ("late_kill_spares_next_lease", late_kill_spares_next_lease),
 ];
-
-fn kill(server: &MySqlServer, what: &str, id: u64) {
-    server.execute(&format!("KILL {what} {id}")).unwrap();
-}
-
-fn holders_session_killed(kind: MySqlKind) {
-    let server = start(kind);
-    contend_during(&server, Memory::Lost, || {
-        let id = holder_of(&server, "a").unwrap();
-        kill(&server, "CONNECTION", id);
-        // KILL does not wait for the end of the session; by then the waiters may have been granted it.
-        until("the session has ended", || {
-            holder_of(&server, "a") != Some(id)
-        });
-    });
-}
-
-fn waiters_killed(kind: MySqlKind, what: &str) {
-    let server = start(kind);
-    contend_during(&server, Memory::Kept, || kill_waiters(&server, what));
-}
-
-/// Kills the sessions or the statements of all waiters, and waits until all wait again.
-fn kill_waiters(server: &MySqlServer, what: &str) {
-    let old = waiting_for(server, "a");
-    assert_eq!(old.len(), 3);
-    for session in &old {
-        kill(server, what, session.id);
-    }
-    until("all wait again", || {
-        let now = waiting_for(server, "a");
-        let back = |id| what == "QUERY" || old.iter().all(|session| session.id != id);
-        now.iter().filter(|session| back(session.id)).count() == 3
-    });
-}
 
 /// The server's global limits do not end a keeper's session.
 fn limits_lowered(kind: MySqlKind) {
@@ -158,35 +115,6 @@ fn server_without_free_connections(kind: MySqlKind) {
         assert_eq!(guard.release().unwrap(), Released::Done);
     }
     drop((keeper, rival));
-    assert_clean(&server);
-}
-
-/// The server cannot detect this deadlock, since no waiting session holds a lock: the deadlines end it.
-fn two_names_in_opposite_order(kind: MySqlKind) {
-    let server = start(kind);
-    let wait = Duration::from_secs(2);
-    let keepers = [(); 2].map(|()| open(&server.url(), "ttl=9s"));
-    let [one, two] = &keepers;
-    let holds = [one.lock("a").unwrap(), two.lock("b").unwrap()];
-    thread::scope(|scope| {
-        let answers = [(one, "b"), (two, "a")].map(|(keeper, name)| {
-            scope.spawn(move || {
-                let began = Instant::now();
-                let answer = keeper.try_lock_for(name, wait);
-                assert!(began.elapsed() < wait + HANG, "{:?}", began.elapsed());
-                answer
-            })
-        });
-        for answer in answers {
-            let answer = answer.join().unwrap().unwrap();
-            assert!(answer.is_none(), "the other keeper holds it");
-        }
-    });
-    for guard in holds {
-        assert!(guard.is_held());
-        assert_eq!(guard.release().unwrap(), Released::Done);
-    }
-    drop(keepers);
     assert_clean(&server);
 }
 

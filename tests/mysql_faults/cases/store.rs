@@ -1,14 +1,16 @@
 //! MySQL and MariaDB servers as the common cases see them, and their sessions.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 
-use lockkeeper::LockKeeper;
+use lockkeeper::{ErrorKind, LockKeeper};
 use lockkeeper_testkit::{
     Daemon, MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PooledServer, ServerPool, until,
 };
 
 use crate::faults::FaultServer;
+use crate::session_server::SessionServer;
 
 /// Cases that leave a server as it was share it, since its start takes a second of processor time.
 static SERVERS: ServerPool<MySqlKind, MySqlServer> = ServerPool::new(
@@ -60,6 +62,38 @@ impl FaultServer for Server {
     /// No session of a keeper is left, and so no lock.
     fn assert_clean(&self) {
         assert_clean(self);
+    }
+}
+
+impl SessionServer for Server {
+    const SERVER: &'static str = "MySQL server";
+    const GREETINGS: &'static [&'static [u8]] = &[
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"220 mail.example.org ESMTP\r\n",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\0\0\0\0",
+        b"\x01\0\0\0\x09",
+        // MySQL 3.23, which hashed passwords in another way.
+        b"\x19\x00\x00\x00\x093.23.49\x00\x01\x00\x00\x00abcdefgh\x00\x2c\x00",
+    ];
+    const NOT_UNDERSTOOD: ErrorKind = ErrorKind::Unavailable;
+
+    fn holders(&self, names: &[&str]) -> BTreeSet<u64> {
+        let holders = names.iter().filter_map(|name| holder_of(self, name));
+        holders.collect()
+    }
+
+    fn waiters(&self, name: &str) -> BTreeSet<u64> {
+        let waiters = waiting_for(self, name);
+        waiters.iter().map(|session| session.id).collect()
+    }
+
+    fn kill(&self, session: u64) {
+        self.execute(&format!("KILL {session}")).unwrap();
+    }
+
+    fn cancel(&self, session: u64) {
+        self.execute(&format!("KILL QUERY {session}")).unwrap();
     }
 }
 

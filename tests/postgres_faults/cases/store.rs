@@ -1,14 +1,16 @@
 //! PostgreSQL servers as the common cases see them, and their sessions.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 
-use lockkeeper::LockKeeper;
+use lockkeeper::ErrorKind;
 use lockkeeper_testkit::{
     Daemon, PooledServer, PostgresKind, PostgresOptions, PostgresServer, ServerPool, until,
 };
 
 use crate::faults::FaultServer;
+use crate::session_server::SessionServer;
 
 /// Cases that leave a server as it was share it.
 static SERVERS: ServerPool<PostgresKind, PostgresServer> = ServerPool::new(
@@ -56,13 +58,56 @@ impl FaultServer for Server {
     }
 
     fn queue_length(&self, name: &str) -> usize {
-        waiters(self, name).len()
+        self.waiters(name).len()
     }
 
     /// No session of a keeper is left, and so no lock.
     fn assert_clean(&self) {
-        assert_clean(self);
+        until("no session is left", || self.sessions().unwrap().is_empty());
     }
+}
+
+impl SessionServer for Server {
+    const SERVER: &'static str = "PostgreSQL server";
+    const GREETINGS: &'static [&'static [u8]] = &[
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\0\0\0\0\0\0\0\0",
+        b"R\0\0\0\x01",
+        b"R\x7f\xff\xff\xff\0\0\0\0",
+        b"E\0\0\0\x05\0",
+    ];
+    const NOT_UNDERSTOOD: ErrorKind = ErrorKind::Incompatible;
+
+    fn holders(&self, names: &[&str]) -> BTreeSet<u64> {
+        sessions(self, &pids(names, "granted"))
+    }
+
+    fn waiters(&self, name: &str) -> BTreeSet<u64> {
+        sessions(self, &pids(&[name], "NOT granted"))
+    }
+
+    fn kill(&self, session: u64) {
+        let sql = format!("SELECT pg_terminate_backend({session}, 10000)");
+        self.execute(&sql).unwrap();
+    }
+
+    fn cancel(&self, session: u64) {
+        let sql = format!("SELECT pg_cancel_backend({session})");
+        self.execute(&sql).unwrap();
+    }
+}
+
+/// Returns the statement for the sessions whose locks of the names are as `state` says.
+fn pids(names: &[&str], state: &str) -> String {
+    let hash = "sha256('default'::bytea || '\\xff'::bytea || convert_to(name, 'UTF8'))";
+    let names = names.join("'), ('");
+    format!(
+        "SELECT pid FROM (VALUES ('{names}')) AS names (name), pg_locks \
+         WHERE locktype = 'advisory' AND objsubid = 1 AND {state} \
+         AND classid::int8 << 32 | objid::int8 \
+         = ('x' || encode({hash}, 'hex'))::bit(64)::int8 & 9223372036854775807"
+    )
 }
 
 /// Takes a server for a case that changes nothing but sessions and locks.
@@ -70,49 +115,7 @@ pub(super) fn start(kind: PostgresKind) -> Server {
     SERVERS.take(kind).unwrap()
 }
 
-/// Opens a keeper, with time for a reply on a busy machine where `keys` do not say it.
-pub(super) fn open(url: &str, keys: &str) -> LockKeeper {
-    let timeout = if keys.contains("response_timeout") {
-        ""
-    } else {
-        "&response_timeout=5s"
-    };
-    lockkeeper::open(&format!("{url}?{keys}{timeout}")).unwrap()
-}
-
-/// Returns the sessions that wait for a name.
-pub(super) fn waiters(server: &PostgresServer, name: &str) -> Vec<u32> {
-    let hash = "sha256('default'::bytea || '\\xff'::bytea || convert_to(name, 'UTF8'))";
-    sessions(
-        server,
-        &format!(
-            "SELECT pid FROM (VALUES ('{name}')) AS names (name), pg_locks WHERE NOT granted \
-             AND classid::int8 << 32 | objid::int8 \
-             = ('x' || encode({hash}, 'hex'))::bit(64)::int8 & 9223372036854775807"
-        ),
-    )
-}
-
-/// Returns the sessions that hold names.
-pub(super) fn holders(server: &PostgresServer) -> Vec<u32> {
-    let sql = "SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted";
-    sessions(server, sql)
-}
-
-fn sessions(server: &PostgresServer, sql: &str) -> Vec<u32> {
+fn sessions(server: &PostgresServer, sql: &str) -> BTreeSet<u64> {
     let rows = server.rows(sql).unwrap().into_iter().flatten();
     rows.map(|pid| pid.parse().unwrap()).collect()
-}
-
-pub(super) fn kill(server: &PostgresServer, pid: u32) {
-    server
-        .execute(&format!("SELECT pg_terminate_backend({pid}, 10000)"))
-        .unwrap();
-}
-
-#[track_caller]
-pub(super) fn assert_clean(server: &PostgresServer) {
-    until("no session is left", || {
-        server.sessions().unwrap().is_empty()
-    });
 }

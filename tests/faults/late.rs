@@ -1,0 +1,116 @@
+//! Messages that arrive late, and threads that wait for each other.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{ErrorKind, Released, WaitOutcome};
+use lockkeeper_testkit::suite::Case;
+use lockkeeper_testkit::{Counts, Fault, Proxy};
+
+use super::{FaultServer, HANG, WAIT_LIMIT, Witness, assert_closed};
+
+pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
+    vec![
+        (
+            "late_replies_are_not_matched_to_later_requests",
+            late_replies_are_not_matched_to_later_requests::<S>,
+        ),
+        ("renewal_later_than_ttl", renewal_later_than_ttl::<S>),
+        (
+            "two_names_in_opposite_order",
+            two_names_in_opposite_order::<S>,
+        ),
+    ]
+}
+
+/// The protocols have no ids that match replies to requests, so a late reply could be read as that to a later request.
+fn late_replies_are_not_matched_to_later_requests<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let slow = server.open_via(&proxy, "ttl=9s&response_timeout=1s&pool_size=2");
+    let rival = server.open("wait=20s");
+    let taken = rival.lock("b").unwrap();
+    let late = Fault::DelayReplies(Duration::from_millis(2500));
+    // Waits for the late reply, which is about `a`, and checks that it is not read as a grant of `b`.
+    let b_is_still_held = |what: &str, before: Counts| {
+        let came = proxy.wait_for(WAIT_LIMIT, |counts| counts.late > before.late);
+        assert!(came, "the late reply never came");
+        for _ in 0..3 {
+            let answer = slow.try_lock("b").unwrap();
+            assert!(answer.is_none(), "b is held by two after {what}");
+        }
+        assert!(taken.is_held());
+        taken.renew().unwrap();
+    };
+    for _ in 0..2 {
+        let before = proxy.counts();
+        proxy.once(S::LOCK_REQUEST, late);
+        let held = slow.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap();
+        b_is_still_held("an acquisition", before);
+        let before = proxy.counts();
+        proxy.once(S::LOCK_REQUEST, late);
+        if let Err(error) = held.release() {
+            assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+        }
+        b_is_still_held("a release", before);
+    }
+    drop((taken, slow, rival));
+    server.assert_clean();
+}
+
+/// A renewal that arrives after the lease has expired does not revive the lease.
+fn renewal_later_than_ttl<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let slow = server.open_via(&proxy, "ttl=2s&response_timeout=10s&wait=20s");
+    let rival = server.open("wait=20s");
+    let witness = Witness::new(true);
+    let held = slow.lock("a").unwrap();
+    witness.enter(&held);
+    proxy.set(Fault::DelayRequests(Duration::from_secs(4)));
+    // The witness checks that the former holder knows of its loss by now.
+    let next = rival.lock("a").unwrap();
+    witness.enter(&next);
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    assert!(
+        proxy.wait_for(WAIT_LIMIT, |counts| counts.held > 0),
+        "no renewal was late"
+    );
+    proxy.set(Fault::Pass);
+    let _ = held.release();
+    assert!(next.is_held());
+    next.renew().unwrap();
+    assert_eq!(next.release().unwrap(), Released::Done);
+    drop((slow, rival));
+    server.assert_clean();
+    assert_closed(&proxy);
+}
+
+/// A store cannot detect this deadlock, since it does not know which locks one keeper needs: the deadlines end it.
+fn two_names_in_opposite_order<S: FaultServer>(kind: S::Kind) {
+    let server = S::start(kind);
+    let wait = Duration::from_secs(2);
+    let keepers = [(); 2].map(|()| server.open("ttl=9s"));
+    let [one, two] = &keepers;
+    let holds = [one.lock("a").unwrap(), two.lock("b").unwrap()];
+    thread::scope(|scope| {
+        let answers = [(one, "b"), (two, "a")].map(|(keeper, name)| {
+            scope.spawn(move || {
+                let began = Instant::now();
+                let answer = keeper.try_lock_for(name, wait);
+                assert!(began.elapsed() < wait + HANG, "{:?}", began.elapsed());
+                answer
+            })
+        });
+        for answer in answers {
+            let answer = answer.join().unwrap().unwrap();
+            assert!(answer.is_none(), "the other keeper holds it");
+        }
+    });
+    for guard in holds {
+        assert!(guard.is_held());
+        assert_eq!(guard.release().unwrap(), Released::Done);
+    }
+    drop(keepers);
+    server.assert_clean();
+}
