@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::entry::Entry;
 use crate::examine::examine;
 use crate::keys::{CommonKeys, KeyRange, NameKeys, decode, namespace_prefix};
-use crate::store::Store;
+use crate::store::{Store, base_in};
 use crate::wire::{KeyValue, Txn, TxnReply, exists_since, key_values, number, put, read_at};
 
 /// What is known of the leases and of the epochs, asked for once.
@@ -138,9 +138,7 @@ impl Store {
                 let base = read_at(&CommonKeys::new(namespace).base, found.modified);
                 // It may be compacted.
                 let reply = self.ask("/v3/kv/range", &base, until).unwrap_or_default();
-                let base = key_values(&reply)
-                    .first()
-                    .and_then(|kv| kv.value.parse().ok());
+                let base = base_in(&key_values(&reply));
                 *known.bases.entry(at).or_insert(base)
             }
         };

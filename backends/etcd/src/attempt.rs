@@ -12,9 +12,9 @@ use crate::keys::{KeyRange, NameKeys};
 use crate::leases::Lease;
 use crate::provider::EtcdLease;
 use crate::queue::{Ahead, Turn, check_limit, turn};
-use crate::store::{Store, base_in};
-use crate::wire::{KeyValue, Seen, Txn, TxnReply, exists_since, get, none_before, none_of, put};
-use crate::wire::{revision, unchanged, unchanged_since};
+use crate::store::{Store, base_in, base_text};
+use crate::wire::{KeyValue, Seen, Txn, TxnReply, exists_since, get, is_equal, none_before};
+use crate::wire::{none_of, put, revision, unchanged, unchanged_since};
 
 /// An acquisition binds its key to a lease that was kept alive not longer ago than this, or a part of its
 /// ttl. It is less than the margin by default: a grant that is older is renewed before it is relied on.
@@ -49,6 +49,8 @@ pub(crate) struct Bound {
     /// That of a key that waits, if the request may wait. It is short, so that a waiter that is gone does not
     /// hold up the others for long.
     pub(crate) waiting: Option<i64>,
+    /// The number that epochs add to the revision, as it was last seen.
+    base: Option<u64>,
 }
 
 /// One request, in the form that every attempt needs.
@@ -117,7 +119,12 @@ impl<'a> Attempt<'a> {
             current(least, least / 4)
         });
         let waiting = waiting.transpose()?.map(|lease| lease.id);
-        Ok(Bound { held, waiting })
+        let base = self.store.base();
+        Ok(Bound {
+            held,
+            waiting,
+            base,
+        })
     }
 
     /// Has no more keys bound to these leases.
@@ -128,22 +135,44 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Returns the operations of a grant: it reads the base of the epoch.
-    fn take(&self, slot: u32, bound: &Bound) -> Vec<Value> {
+    /// Returns the operation that writes the key of a grant.
+    fn put(&self, slot: u32, bound: &Bound) -> Value {
         let value = value(self.request, Some((slot, None)));
-        let base = get(&KeyRange::one(self.store.keys.base.as_str()));
-        vec![base, put(&self.key, &value, bound.held.id)]
+        put(&self.key, &value, bound.held.id)
     }
 
-    /// Returns the transaction that takes the name if no rival is there, and otherwise reads who is.
+    /// Returns the operations of a grant: it reads the base of the epoch.
+    fn take(&self, slot: u32, bound: &Bound) -> Vec<Value> {
+        let base = get(&KeyRange::one(self.store.keys.base.as_str()));
+        vec![base, self.put(slot, bound)]
+    }
+
+    /// Returns the transaction that takes the name if no rival is there. Otherwise an attempt without a wait reads
+    /// the keys of the name. There is no rival if the base of the epoch is another one than the last that was seen.
+    ///
+    /// A free name is to cost little: a read of the base has a long reply, and a waiter reads the keys when it queues.
     pub(crate) fn first(&self, bound: &Bound) -> Txn {
+        let mode = self.request.mode();
+        let mut compare = vec![none_of(&self.keys.rivals(mode))];
+        // Else the request's own key is among the rivals.
+        if mode == Mode::Shared {
+            compare.push(exists_since(&self.key, 0));
+        }
+        let known = bound.base.map(base_text);
+        let same_base = known.map(|base| is_equal(&self.store.keys.base, &base));
+        let then = match same_base {
+            Some(_) => vec![self.put(0, bound)],
+            None => self.take(0, bound),
+        };
+        compare.extend(same_base);
+        let otherwise = match self.request.deadline() {
+            Some(_) => Vec::new(),
+            None => vec![get(&self.keys.all())],
+        };
         Txn {
-            compare: vec![
-                none_of(&self.keys.rivals(self.request.mode())),
-                exists_since(&self.key, 0),
-            ],
-            then: self.take(0, bound),
-            otherwise: vec![get(&self.keys.all())],
+            compare,
+            then,
+            otherwise,
         }
     }
 
@@ -206,9 +235,19 @@ impl<'a> Attempt<'a> {
         if let Some(nested) = reply.nested(0) {
             return self.read(whole, nested, created, bound, until);
         }
-        // It is the last operation.
-        let all = reply.keys(1).or_else(|| reply.keys(0));
-        Ok(Err(all.ok_or_else(|| Failure::Refused(senseless()))?))
+        let Some(all) = reply.keys(0) else {
+            return Ok(Err(Vec::new()));
+        };
+        if self.is_free(&all) {
+            // The base was raised.
+            self.store.note_base(None);
+        }
+        Ok(Err(all))
+    }
+
+    /// Returns whether no key of the name excludes a new request.
+    pub(crate) fn is_free(&self, all: &[KeyValue]) -> bool {
+        turn(self.request.mode(), &self.keys, all, None) == Turn::Granted(0)
     }
 
     /// Finds the request among the keys of its name.
@@ -224,6 +263,7 @@ impl<'a> Attempt<'a> {
             return Ok(match bound.waiting {
                 // The key has ended: this process was stopped or cut off for long. It queues anew.
                 Some(_) => Step::Again(Stage::Enter),
+                None if self.is_free(all) => Step::Again(Stage::Free),
                 None => Step::Answer(Answer::Busy),
             });
         };
@@ -336,11 +376,14 @@ impl<'a> Attempt<'a> {
         bound: &Bound,
         until: HostInstant,
     ) -> Result<Grant<EtcdLease>, Failure> {
-        let base = match base_in(reply, 0) {
+        let read = reply.keys(0);
+        let compared = bound.base.filter(|_| read.is_none());
+        let base = match compared.or_else(|| base_in(&read.unwrap_or_default())) {
             Some(base) => base,
             // The cluster was wiped.
             None => self.store.raise_base(until)?,
         };
+        self.store.note_base(Some(base));
         let granted = revision(whole);
         let created = created.unwrap_or(granted);
         let seen = Seen {

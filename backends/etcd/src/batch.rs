@@ -214,14 +214,15 @@ fn read(
     }
 }
 
-/// Answers an attempt. If the name was not free, an earlier attempt of the same request may have taken it.
+/// Answers an attempt. If the name was not free, an earlier attempt of the same request may have taken it. If it
+/// was free, the base of the epochs was raised.
 fn settle(
     attempt: &Attempt<'_>,
     read: Result<Grant<EtcdLease>, Vec<KeyValue>>,
 ) -> Result<Option<Grant<EtcdLease>>, Error> {
     match read {
         Ok(grant) => Ok(Some(grant)),
-        Err(all) if all.iter().any(|it| it.key == attempt.key) => {
+        Err(all) if attempt.is_free(&all) || all.iter().any(|it| it.key == attempt.key) => {
             acquire(attempt.store, attempt.request)
         }
         Err(_) => {

@@ -1,6 +1,7 @@
 //! The parts that a provider, its leases and its threads share.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +16,7 @@ use crate::leases::{Leases, grant};
 use crate::listener::Listener;
 use crate::options::EtcdOptions;
 use crate::wire::{KeyValue, Txn, TxnReply, delete, exists_since, get, is_less, key_values};
-use crate::wire::{none_of, put, read, revision};
+use crate::wire::{none_of, put, range, revision};
 
 pub(crate) struct Store {
     pub(crate) client: Client,
@@ -26,6 +27,8 @@ pub(crate) struct Store {
     pub(crate) leases: Leases,
     pub(crate) expiry: Expiry,
     pub(crate) listener: Arc<Listener>,
+    /// The number that epochs add to the revision, as it was last seen; 0 is unknown.
+    base: AtomicU64,
     /// The shortest lease that the cluster grants: 1.5 × its election time-out, rounded up to seconds.
     pub(crate) min_ttl: OnceLock<Duration>,
 }
@@ -63,6 +66,7 @@ impl Store {
             expiry: Expiry::new(Timer::new(Arc::clone(&clock))),
             clock,
             leases: Leases::default(),
+            base: AtomicU64::default(),
             min_ttl: OnceLock::new(),
         });
         let until = store.clock.now() + options.remote.connect_timeout;
@@ -88,24 +92,24 @@ impl Store {
         keys: &KeyRange,
         until: HostInstant,
     ) -> Result<(Vec<KeyValue>, i64), Failure> {
-        let reply = self.client.call("/v3/kv/range", &read(keys), until)?;
+        let reply = self.client.call("/v3/kv/range", &range(keys), until)?;
         Ok((key_values(&reply), revision(&reply)))
     }
 
     /// Raises the number that epochs add to the revision to the clock, and returns it.
     ///
     /// Revisions count from 1, and those of a cluster that was made anew begin again. With this number,
-    /// epochs are larger than those of any other store and of a former cluster. Every grant reads the
+    /// epochs are larger than those of any other store and of a former cluster. Every grant reads or compares the
     /// number in its own transaction, so a later grant never has a smaller one.
     pub(crate) fn raise_base(&self, until: HostInstant) -> Result<u64, Failure> {
         let reply = self.client.call(
             "/v3/kv/range",
-            &read(&KeyRange::one(&self.keys.base)),
+            &range(&KeyRange::one(&self.keys.base)),
             until,
         )?;
         let passed = u64::try_from(revision(&reply)).unwrap_or(0);
         let base = epoch_at(SystemTime::now()).saturating_sub(passed);
-        let text = format!("{base:020}");
+        let text = base_text(base);
         let write = || vec![put(&self.keys.base, &text, 0)];
         let first = Txn {
             compare: vec![none_of(&KeyRange::one(&self.keys.base))],
@@ -121,10 +125,23 @@ impl Store {
         let reply = TxnReply(&reply);
         let nested = reply.nested(0);
         if reply.succeeded() || nested.is_some_and(TxnReply::succeeded) {
+            self.note_base(Some(base));
             return Ok(base);
         }
-        let stored = nested.and_then(|nested| base_in(nested, 0));
-        stored.ok_or_else(|| Failure::Refused(senseless()))
+        let stored = nested.and_then(|nested| base_in(&nested.keys(0)?));
+        let stored = stored.ok_or_else(|| Failure::Refused(senseless()))?;
+        self.note_base(Some(stored));
+        Ok(stored)
+    }
+
+    /// Returns the number that epochs add to the revision, as it was last seen.
+    pub(crate) fn base(&self) -> Option<u64> {
+        Some(self.base.load(Ordering::Relaxed)).filter(|base| *base > 0)
+    }
+
+    /// Records the number that epochs add to the revision. `None` if another one took its place.
+    pub(crate) fn note_base(&self, base: Option<u64>) {
+        self.base.store(base.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Deletes a key if it was created at this revision, and returns whether it was there.
@@ -158,7 +175,12 @@ pub(crate) fn delete_if(key: &str, created: i64) -> Txn {
     }
 }
 
-/// Returns the number that epochs add to the revision, which the operation number `at` has read.
-pub(crate) fn base_in(reply: TxnReply<'_>, at: usize) -> Option<u64> {
-    reply.keys(at)?.first()?.value.parse().ok()
+/// Returns the number that epochs add to the revision, from the reply to a read of its key.
+pub(crate) fn base_in(found: &[KeyValue]) -> Option<u64> {
+    found.first()?.value.parse().ok()
+}
+
+/// Returns the number that epochs add to the revision as its key has it. Texts compare as the numbers do.
+pub(crate) fn base_text(base: u64) -> String {
+    format!("{base:020}")
 }

@@ -21,7 +21,8 @@ fn text(value: &Value) -> String {
     String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
 }
 
-fn range(range: &KeyRange) -> Value {
+/// Returns the body of a request that reads keys.
+pub(crate) fn range(range: &KeyRange) -> Value {
     let mut value = json!({ "key": encoded(&range.first) });
     if !range.end.is_empty()
         && let Some(fields) = value.as_object_mut()
@@ -39,8 +40,11 @@ fn with(mut value: Value, fields: Value) -> Value {
 }
 
 /// Returns a comparison that is true if no key of `keys` exists.
+///
+/// The fields that are left out say that the version is 0. The gateway reads a field once for each level of objects
+/// around it, so a grant has few of them.
 pub(crate) fn none_of(keys: &KeyRange) -> Value {
-    created(keys, "EQUAL", 0)
+    range(keys)
 }
 
 /// Returns a comparison that is true if `key` exists since `revision`.
@@ -75,17 +79,17 @@ pub(crate) fn unchanged_since(keys: &KeyRange, revision: i64) -> Value {
 
 /// Returns a comparison that is true if `key` exists with a smaller value.
 pub(crate) fn is_less(key: &str, value: &str) -> Value {
-    let compare = json!({ "target": "VALUE", "result": "LESS", "value": encoded(value) });
-    with(range(&KeyRange::one(key)), compare)
+    value_is(key, "LESS", value)
 }
 
-/// The body of a request that reads keys, in the order of their creation.
-pub(crate) fn read(keys: &KeyRange) -> Value {
-    let order = json!({ "sort_order": "ASCEND", "sort_target": "CREATE" });
-    match keys.end.is_empty() {
-        true => range(keys),
-        false => with(range(keys), order),
-    }
+/// Returns a comparison that is true if `key` exists with this value.
+pub(crate) fn is_equal(key: &str, value: &str) -> Value {
+    value_is(key, "EQUAL", value)
+}
+
+fn value_is(key: &str, result: &str, value: &str) -> Value {
+    let compare = json!({ "target": "VALUE", "result": result, "value": encoded(value) });
+    with(range(&KeyRange::one(key)), compare)
 }
 
 /// The body of a request that reads a key as it was at a revision.
@@ -96,7 +100,7 @@ pub(crate) fn read_at(key: &str, revision: i64) -> Value {
 
 /// Returns the operation that reads keys.
 pub(crate) fn get(keys: &KeyRange) -> Value {
-    json!({ "request_range": read(keys) })
+    json!({ "request_range": range(keys) })
 }
 
 /// Returns the operation that writes a key, bound to a lease unless that is 0.
@@ -123,7 +127,11 @@ pub(crate) struct Txn {
 impl Txn {
     /// Returns the body of a request.
     pub(crate) fn body(self) -> Value {
-        json!({ "compare": self.compare, "success": self.then, "failure": self.otherwise })
+        let body = json!({ "compare": self.compare, "success": self.then });
+        match self.otherwise.is_empty() {
+            true => body,
+            false => with(body, json!({ "failure": self.otherwise })),
+        }
     }
 
     /// Returns the operation of another transaction.
@@ -175,7 +183,7 @@ impl KeyValue {
     }
 }
 
-/// Reads the keys in the reply to a read.
+/// Reads the keys in the reply to a read, and returns them in the order of their creation.
 pub(crate) fn key_values(range: &Value) -> Vec<KeyValue> {
     let found = range.get("kvs").and_then(Value::as_array);
     let read = |kv: &Value| {
@@ -188,7 +196,9 @@ pub(crate) fn key_values(range: &Value) -> Vec<KeyValue> {
             lease: number(field("lease")),
         }
     };
-    found.into_iter().flatten().map(read).collect()
+    let mut found: Vec<_> = found.into_iter().flatten().map(read).collect();
+    found.sort_by_key(|it| it.created);
+    found
 }
 
 /// Returns the revision of the store at which a request was carried out.
