@@ -21,15 +21,15 @@ pub(crate) fn acquire(
     store: &Store,
     request: &AcquireRequest<'_>,
 ) -> Result<Option<Grant<EtcdLease>>, Error> {
-    let attempt = Attempt::new(store, request);
+    let mut attempt = Attempt::new(store, request);
     let acquired = match request.deadline() {
-        None => attempt_once(&attempt),
-        Some(deadline) => wait(&attempt, deadline),
+        None => attempt_once(&mut attempt),
+        Some(deadline) => wait(&mut attempt, deadline),
     };
     acquired.map_err(Failure::into_error)
 }
 
-fn attempt_once(attempt: &Attempt<'_>) -> Result<Option<Grant<EtcdLease>>, Failure> {
+fn attempt_once(attempt: &mut Attempt<'_>) -> Result<Option<Grant<EtcdLease>>, Failure> {
     let until = attempt.request.now() + attempt.store.client.attempt();
     match attempt.ask(None, until)? {
         Answer::Granted(grant) => Ok(Some(grant)),
@@ -40,7 +40,10 @@ fn attempt_once(attempt: &Attempt<'_>) -> Result<Option<Grant<EtcdLease>>, Failu
     }
 }
 
-fn wait(attempt: &Attempt<'_>, deadline: HostInstant) -> Result<Option<Grant<EtcdLease>>, Failure> {
+fn wait(
+    attempt: &mut Attempt<'_>,
+    deadline: HostInstant,
+) -> Result<Option<Grant<EtcdLease>>, Failure> {
     let request = attempt.request;
     let mut queued: Option<Queued> = None;
     let mut is_woken = true;

@@ -7,7 +7,7 @@ use lockkeeper_remote::{Failure, senseless};
 use serde_json::Value;
 
 use crate::connection::is_lease_gone;
-use crate::entry::value;
+use crate::entry::{Entry, value};
 use crate::keys::{KeyRange, NameKeys};
 use crate::leases::Lease;
 use crate::provider::EtcdLease;
@@ -64,17 +64,26 @@ pub(crate) struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     pub(crate) fn new(store: &'a Store, request: &'a AcquireRequest<'a>) -> Self {
         let keys = store.name_keys(request.name(), request.mode());
+        // An attempt without a reply may have written its key, and may still do so: this one is not to write it.
+        let key = match request.mode() {
+            Mode::Exclusive if !request.is_retry() => keys.reused(store.number),
+            _ => keys.of(request),
+        };
         Self {
             store,
             request,
-            key: keys.of(request),
+            key,
             keys,
         }
     }
 
     /// Asks until the request is granted, waits, or is busy. `queued` is its key as it was last seen, if it has one
     /// and its turn may have come.
-    pub(crate) fn ask(&self, queued: Option<Seen>, until: HostInstant) -> Result<Answer, Failure> {
+    pub(crate) fn ask(
+        &mut self,
+        queued: Option<Seen>,
+        until: HostInstant,
+    ) -> Result<Answer, Failure> {
         let is_permit = self.request.mode().is_permit();
         let mut stage = queued.map_or(Stage::Free, Stage::Queued);
         loop {
@@ -147,8 +156,8 @@ impl<'a> Attempt<'a> {
         vec![base, self.put(slot, bound)]
     }
 
-    /// Returns the transaction that takes the name if no rival is there. Otherwise an attempt without a wait reads
-    /// the keys of the name. There is no rival if the base of the epoch is another one than the last that was seen.
+    /// Returns the transaction that takes the name if no rival is there. Otherwise it reads the keys of
+    /// the name, unless the request goes on to queue. There is no rival if the base of the epoch was raised.
     ///
     /// A free name is to cost little: a read of the base has a long reply, and a waiter reads the keys when it queues.
     pub(crate) fn first(&self, bound: &Bound) -> Txn {
@@ -166,8 +175,8 @@ impl<'a> Attempt<'a> {
         };
         compare.extend(same_base);
         let otherwise = match self.request.deadline() {
-            Some(_) => Vec::new(),
-            None => vec![get(&self.keys.all())],
+            Some(_) if !self.request.is_retry() => Vec::new(),
+            _ => vec![get(&self.keys.all())],
         };
         Txn {
             compare,
@@ -199,7 +208,12 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn ask_lock(&self, stage: Stage, bound: &Bound, until: HostInstant) -> Result<Step, Failure> {
+    fn ask_lock(
+        &mut self,
+        stage: Stage,
+        bound: &Bound,
+        until: HostInstant,
+    ) -> Result<Step, Failure> {
         let (txn, queued) = match (stage, bound.waiting) {
             (Stage::Queued(seen), _) => (self.on_turn(seen, bound), Some(seen.created)),
             (Stage::Enter, Some(lease)) => {
@@ -211,8 +225,11 @@ impl<'a> Attempt<'a> {
         let reply = self.store.client.txn(txn, until)?;
         match self.read(&reply, TxnReply(&reply), queued, bound, until)? {
             Ok(grant) => Ok(Step::Answer(Answer::Granted(grant))),
-            Err(_) if stage == Stage::Free && self.request.deadline().is_some() => {
-                Ok(Step::Again(Stage::Enter))
+            Err(all) if stage == Stage::Free && self.request.deadline().is_some() => {
+                let own = self.adopt(&all);
+                Ok(Step::Again(
+                    own.map_or(Stage::Enter, |own| Stage::Queued(own.seen())),
+                ))
             }
             Err(all) => self.place(&all, revision(&reply), bound, until),
         }
@@ -250,16 +267,34 @@ impl<'a> Attempt<'a> {
         turn(self.request.mode(), &self.keys, all, None) == Turn::Granted(0)
     }
 
+    /// Returns the key of the request. An earlier attempt may have written another one than this one would.
+    pub(crate) fn own<'k>(&self, all: &'k [KeyValue]) -> Option<&'k KeyValue> {
+        let mut all = all.iter();
+        all.find(|it| Entry::read(&it.value).is_of(self.request))
+    }
+
+    /// Goes on with the key that the request has. If another request has that key, the next one is of its own.
+    fn adopt<'k>(&mut self, all: &'k [KeyValue]) -> Option<&'k KeyValue> {
+        let own = self.own(all);
+        match own {
+            Some(own) => self.key.clone_from(&own.key),
+            None if all.iter().any(|it| it.key == self.key) => {
+                self.key = self.keys.of(self.request);
+            }
+            None => {}
+        }
+        own
+    }
+
     /// Finds the request among the keys of its name.
     fn place(
-        &self,
+        &mut self,
         all: &[KeyValue],
         revision: i64,
         bound: &Bound,
         until: HostInstant,
     ) -> Result<Step, Failure> {
-        let own = all.iter().find(|it| it.key == self.key);
-        let Some(own) = own else {
+        let Some(own) = self.adopt(all) else {
             return Ok(match bound.waiting {
                 // The key has ended: this process was stopped or cut off for long. It queues anew.
                 Some(_) => Step::Again(Stage::Enter),
@@ -300,7 +335,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Looks whether the turn of a request that waits has come, without writing.
-    pub(crate) fn look(&self, until: HostInstant) -> Result<Option<Answer>, Failure> {
+    pub(crate) fn look(&mut self, until: HostInstant) -> Result<Option<Answer>, Failure> {
         let bound = self.bind(true, until)?;
         let (all, revision) = self.store.read(&self.keys.all(), until)?;
         check_limit(self.request.mode(), &all).map_err(Failure::Refused)?;
@@ -312,7 +347,12 @@ impl<'a> Attempt<'a> {
 
     /// A permit is granted by the number of keys before it, which no comparison tells. So its key is granted in a
     /// second transaction, if no key of the name was written meanwhile.
-    fn ask_permit(&self, stage: Stage, bound: &Bound, until: HostInstant) -> Result<Step, Failure> {
+    fn ask_permit(
+        &mut self,
+        stage: Stage,
+        bound: &Bound,
+        until: HostInstant,
+    ) -> Result<Step, Failure> {
         let mode = self.request.mode();
         let (all, revision) = match bound.waiting.filter(|_| !matches!(stage, Stage::Queued(_))) {
             Some(lease) => self.enter(lease, until)?,
@@ -320,11 +360,10 @@ impl<'a> Attempt<'a> {
         };
         if let Err(error) = check_limit(mode, &all) {
             // Its key is not to wait for permits that it never gets.
-            let _ = self.store.forget(&self.key, until);
+            let _ = self.store.forget(self.request, until);
             return Err(Failure::Refused(error));
         }
-        let own = all.iter().find(|it| it.key == self.key);
-        let seen = own.map(KeyValue::seen);
+        let seen = self.adopt(&all).map(KeyValue::seen);
         let created = seen.map(|it| it.created);
         let Turn::Granted(slot) = turn(mode, &self.keys, &all, created) else {
             return self.place(&all, revision, bound, until);

@@ -204,7 +204,7 @@ fn read(
             it.answer = renewed(store, it, lease, asked_at, moved, found).map(Ok);
         }
         (Operation::Release(it), Part::Release) => {
-            store.expiry.remove(&it.lease.key);
+            store.expiry.remove(&it.lease.key, it.lease.seen.created);
             it.answer = Some(Ok(match succeeded {
                 true => Released::Done,
                 false => Released::AlreadyLost,
@@ -222,7 +222,7 @@ fn settle(
 ) -> Result<Option<Grant<EtcdLease>>, Error> {
     match read {
         Ok(grant) => Ok(Some(grant)),
-        Err(all) if attempt.is_free(&all) || all.iter().any(|it| it.key == attempt.key) => {
+        Err(all) if attempt.is_free(&all) || attempt.own(&all).is_some() => {
             acquire(attempt.store, attempt.request)
         }
         Err(_) => {
@@ -253,7 +253,7 @@ fn renewed(
             held.lease = found.lease;
         }
         _ => {
-            store.expiry.remove(&held.key);
+            store.expiry.remove(&held.key, held.seen.created);
             return Some(Renewal::Lost);
         }
     }

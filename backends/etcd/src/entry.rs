@@ -13,26 +13,41 @@ pub(crate) struct Entry(Value);
 /// Returns the value of a request: one that waits, or one that is granted a slot. The epoch of a grant follows from
 /// the revision at which the key is written, and is in the value if it was another one.
 pub(crate) fn value(request: &AcquireRequest<'_>, granted: Option<(u32, Option<u64>)>) -> String {
-    let owner = request.owner();
+    let (owner, limit) = (request.owner(), request.mode().limit());
     let since = owner.since.duration_since(UNIX_EPOCH).unwrap_or_default();
-    json!({
+    let mut value = json!({
         "held": granted.is_some(),
-        "shared": request.mode() == Mode::Shared,
-        "limit": request.mode().limit(),
-        "slot": granted.map(|(slot, _)| slot),
+        "shared": (request.mode() == Mode::Shared).then_some(true),
+        "limit": limit,
+        "slot": limit.and(granted).map(|(slot, _)| slot),
         "epoch": granted.and_then(|(_, epoch)| epoch),
+        "owner": owner_text(request),
         "host": host_name(),
         "pid": owner.pid,
         "thread": std::thread::current().name().unwrap_or("unnamed"),
         "since": u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
-    })
-    .to_string()
+    });
+    if let Some(fields) = value.as_object_mut() {
+        fields.retain(|_, field| !field.is_null());
+    }
+    value.to_string()
+}
+
+/// Returns the owner of a request as values and keys have it.
+pub(crate) fn owner_text(request: &AcquireRequest<'_>) -> String {
+    let owner = request.owner();
+    format!("{:016x}-{}", owner.nonce, owner.request)
 }
 
 impl Entry {
     /// Reads a value; one from another program has no fields.
     pub(crate) fn read(value: &str) -> Self {
         Self(serde_json::from_str(value).unwrap_or_default())
+    }
+
+    /// Returns whether this is the value of a request.
+    pub(crate) fn is_of(&self, request: &AcquireRequest<'_>) -> bool {
+        self.text("owner") == Some(owner_text(request))
     }
 
     fn number(&self, name: &str) -> Option<u32> {

@@ -60,14 +60,22 @@ impl Expiry {
         };
         let mut state = self.state.lock();
         let known = state.keys.entry(key.to_owned()).or_insert(entry);
-        known.ends = known.ends.max(ends);
-        known.lease = lease;
+        if known.created == created {
+            known.ends = known.ends.max(ends);
+            known.lease = lease;
+        } else {
+            // An earlier request had the key, which has ended.
+            *known = entry;
+        }
         self.note(&mut state, ends);
     }
 
-    /// Removes a key that was released or has ended.
-    pub(crate) fn remove(&self, key: &str) {
-        self.state.lock().keys.remove(key);
+    /// Removes a key that was released or has ended. A later request may have it again.
+    pub(crate) fn remove(&self, key: &str, created: i64) {
+        let keys = &mut self.state.lock().keys;
+        if keys.get(key).is_some_and(|entry| entry.created == created) {
+            keys.remove(key);
+        }
     }
 
     /// Has the lease for `ttl` kept alive soon, so that a key that was bound to it at `granted` has its whole ttl.
@@ -115,5 +123,32 @@ impl Expiry {
         let next = ends.chain(state.refresh.iter().map(|(.., due)| *due)).min();
         state.next = next;
         next.unwrap_or(HostInstant::NEVER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use lockkeeper_core::{Clock, SystemClock};
+
+    use super::*;
+
+    #[test]
+    fn key_that_is_used_again_has_its_own_end() {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let (expiry, now) = (Expiry::new(Timer::new(Arc::clone(&clock))), clock.now());
+        let after = |seconds| now + Duration::from_secs(seconds);
+        let entry = || expiry.state.lock().keys.get("key").copied();
+        expiry.enter("key", 1, 7, after(9));
+        expiry.enter("key", 1, 7, after(8));
+        assert_eq!(entry().unwrap().ends, after(9));
+        expiry.enter("key", 2, 7, after(3));
+        let again = entry().unwrap();
+        assert_eq!((again.created, again.ends), (2, after(3)));
+        expiry.remove("key", 1);
+        assert!(entry().is_some());
+        expiry.remove("key", 2);
+        assert!(entry().is_none());
     }
 }

@@ -1,11 +1,13 @@
 //! Keys: the requests of a name, and what a namespace has once.
 //!
-//! `lockkeeper/NAMESPACE/l/NAME/w/OWNER` is a request for the lock (`r`: shared), and
+//! `lockkeeper/NAMESPACE/l/NAME/w/PROVIDER` is a request for the lock (`r/OWNER`: shared), and
 //! `lockkeeper/NAMESPACE/p/NAME/p/OWNER` one for a permit. An encoded part has no `/`, so keys of different names
 //! never meet.
 
 use lockkeeper_core::{AcquireRequest, LockName, Mode};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+use crate::entry::owner_text;
 
 const PART: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
@@ -98,16 +100,21 @@ impl NameKeys {
         }
     }
 
-    /// Returns the key of a request, which is the same for all its attempts.
+    /// Returns the key that no other request has.
     pub(crate) fn of(&self, request: &AcquireRequest<'_>) -> String {
         let kind = match request.mode() {
             Mode::Shared => 'r',
             Mode::Permit { .. } => 'p',
             _ => 'w',
         };
-        let owner = request.owner();
-        let (nonce, number) = (owner.nonce, owner.request);
-        format!("{}{kind}/{nonce:016x}-{number}", self.prefix)
+        format!("{}{kind}/{}", self.prefix, owner_text(request))
+    }
+
+    /// Returns the key that a provider's exclusive requests have one after the other.
+    ///
+    /// etcd remembers a deleted key until its history is compacted, and a read of a range visits such keys as well.
+    pub(crate) fn reused(&self, provider: u64) -> String {
+        format!("{}w/{provider:016x}", self.prefix)
     }
 }
 

@@ -133,11 +133,10 @@ impl Backend for EtcdProvider {
         acquire(&self.store, request)
     }
 
-    /// Deletes the key of the request. What arrives later is bound to a lease that is not kept alive.
+    /// Deletes the keys of the request. What arrives later is bound to a lease that is not kept alive.
     fn abandon(&self, request: &AcquireRequest<'_>) {
-        let keys = self.store.name_keys(request.name(), request.mode());
         let until = request.now() + CLEANUP_TIME;
-        let _ = self.store.forget(&keys.of(request), until);
+        let _ = self.store.forget(request, until);
     }
 
     fn renew(

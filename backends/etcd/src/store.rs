@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
-use lockkeeper_core::{Clock, Error, HostInstant, LockName, Mode, Timer, epoch_at};
+use lockkeeper_core::{AcquireRequest, Clock, Error, HostInstant, LockName, Mode, Timer, epoch_at};
 use lockkeeper_remote::{Failure, nothing_granted, senseless};
-use serde_json::json;
 
 use crate::client::Client;
+use crate::entry::Entry;
 use crate::expiry::Expiry;
 use crate::keys::{CommonKeys, KeyRange, NameKeys};
 use crate::leases::{Leases, grant};
@@ -29,6 +29,8 @@ pub(crate) struct Store {
     pub(crate) listener: Arc<Listener>,
     /// The number that epochs add to the revision, as it was last seen; 0 is unknown.
     base: AtomicU64,
+    /// Names the key that exclusive requests have. It need not differ from that of another provider.
+    pub(crate) number: u64,
     /// The shortest lease that the cluster grants: 1.5 × its election time-out, rounded up to seconds.
     pub(crate) min_ttl: OnceLock<Duration>,
 }
@@ -67,6 +69,7 @@ impl Store {
             clock,
             leases: Leases::default(),
             base: AtomicU64::default(),
+            number: fastrand::u64(..),
             min_ttl: OnceLock::new(),
         });
         let until = store.clock.now() + options.remote.connect_timeout;
@@ -155,14 +158,19 @@ impl Store {
         Ok(TxnReply(&reply).succeeded())
     }
 
-    /// Deletes the key of a request, whenever it was created.
-    pub(crate) fn forget(&self, key: &str, until: HostInstant) -> Result<(), Failure> {
-        let body = delete(key);
-        let body = body.get("request_delete_range").cloned();
-        let body = body.unwrap_or_else(|| json!({}));
-        self.client
-            .call("/v3/kv/deleterange", &body, until)
-            .map(drop)
+    /// Deletes the keys of a request.
+    pub(crate) fn forget(
+        &self,
+        request: &AcquireRequest<'_>,
+        until: HostInstant,
+    ) -> Result<(), Failure> {
+        let keys = self.name_keys(request.name(), request.mode());
+        let (all, _) = self.read(&keys.all(), until)?;
+        let own = |it: &&KeyValue| Entry::read(&it.value).is_of(request);
+        for found in all.iter().filter(own) {
+            self.delete(&found.key, found.created, until)?;
+        }
+        Ok(())
     }
 }
 

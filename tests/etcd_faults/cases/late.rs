@@ -22,11 +22,8 @@ pub(super) const CASES: &[Case] = &[
 
 /// Only the request of a waiter whose turn may have come has it.
 const ON_TURN: &str = "GREATER";
-/// A request for `lockkeeper/default/l/a/w…` that writes `{"epoch":null,"held":false…`, in base64.
-const WAITS: [&str; 2] = [
-    "bG9ja2tlZXBlci9kZWZhdWx0L2wvYS93",
-    "eyJlcG9jaCI6bnVsbCwiaGVsZCI6ZmFs",
-];
+/// A request for `lockkeeper/default/l/a/w…` that writes `{"held":fals…`, in base64.
+const WAITS: [&str; 2] = ["bG9ja2tlZXBlci9kZWZhdWx0L2wvYS93", "eyJoZWxkIjpmYWxz"];
 /// `lockkeeper/default/p/` in base64.
 const PERMIT_REQUEST: &str = "bG9ja2tlZXBlci9kZWZhdWx0L3Av";
 

@@ -13,6 +13,8 @@ pub(super) const CASES: &[Case] = &[
     ("loss_by_new_cluster_is_noticed", loss_by_new_cluster),
     ("loss_by_unlock_is_noticed", loss_by_unlock),
     ("tokens_grow_over_a_new_cluster", tokens_grow),
+    ("tokens_grow_over_a_raised_base", tokens_grow_when_raised),
+    ("released_name_leaves_one_key", one_key_is_reused),
     ("forgotten_fixed_lease_ends", forgotten_fixed_lease_ends),
     ("late_request_binds_no_lock_for_long", late_request),
     ("full_database_is_told", full_database),
@@ -78,6 +80,59 @@ fn tokens_grow(kind: EtcdKind) {
         assert!(next > last, "{next} after {last}");
         last = next;
     }
+}
+
+/// Another process raises the base of the epochs while this one has seen the former base.
+fn tokens_grow_when_raised(kind: EtcdKind) {
+    let server = start(kind);
+    let (keeper, reader) = (open_long(&server), open_long(&server));
+    let read = reader.lock_shared("read").unwrap();
+    let granted = |round: usize| match round {
+        0 => keeper.lock("a").unwrap(),
+        1 => keeper.try_lock("a").unwrap().expect("it is free"),
+        2 => keeper.try_lock_shared("read").unwrap().expect("it is read"),
+        _ => keeper.lock_shared("read").unwrap(),
+    };
+    for round in 0..4 {
+        let before = keeper.lock("b").unwrap().token();
+        let raised = server.keys("lockkeeper/default/").unwrap().into_iter();
+        let raised = raised.filter(|it| it.key.ends_with("/base"));
+        let raised: u64 = raised.map(|it| it.value.parse::<u64>().unwrap()).sum();
+        // More than all revisions of this case.
+        let raised = raised + 1_000_000;
+        let base = format!("{raised:020}");
+        server.put("lockkeeper/default/base", &base).unwrap();
+        let after = granted(round).token();
+        assert!(
+            after.get() - before.get() >= 1_000_000,
+            "{round}: {after} after {before}"
+        );
+    }
+    drop((read, reader, keeper));
+    server.assert_clean();
+}
+
+/// etcd visits the keys that were deleted when it reads a range, so a name is not to have a new one for each lock.
+fn one_key_is_reused(kind: EtcdKind) {
+    let server = start(kind);
+    let (keeper, rival) = (open_long(&server), open_long(&server));
+    let held_by = |keeper: &LockKeeper| {
+        let held = keeper.lock("a").unwrap();
+        let key = server.keys("lockkeeper/default/l/a/").unwrap().remove(0);
+        drop(held);
+        key.key
+    };
+    let first = held_by(&keeper);
+    assert_eq!(held_by(&keeper), first);
+    let held = rival.lock("a").unwrap();
+    let waited = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| held_by(&keeper));
+        until("it waits", || server.queue_length("a") == 1);
+        drop(held);
+        waiting.join().unwrap()
+    });
+    assert_eq!(waited, first);
+    assert_ne!(held_by(&rival), first);
 }
 
 /// A lock that is not renewed ends while another lock of its process keeps their lease in etcd alive.
