@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::LockKeeper;
+use lockkeeper::backends::{self, etcd::EtcdProvider};
+use lockkeeper::{LockKeeper, Released};
 use lockkeeper_testkit::{EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, until};
 
 use super::Case;
@@ -17,6 +18,8 @@ pub(super) const CASES: &[Case] = &[
     ("late_move_in_the_queue_leaves_the_key", late_move_in_queue),
     ("late_renewal_leaves_the_key", late_renewal),
     ("lost_reply_to_a_renewal_keeps_the_lock", lost_reply),
+    ("lost_reply_to_an_attempt_finds_its_grant", lost_grant),
+    ("keepers_of_one_provider_wait_in_turn", one_provider),
     ("key_on_another_lease_is_moved_again", other_lease),
 ];
 
@@ -206,6 +209,42 @@ fn lost_reply(kind: EtcdKind) {
     rig.proxy.once(EtcdServer::LOCK_REQUEST, Fault::DropReplies);
     guard.renew().unwrap();
     assert!(guard.is_held());
+}
+
+/// The repeated attempt has another key than the one that was granted.
+fn lost_grant(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    for round in 0..2 {
+        rig.proxy.once(EtcdServer::LOCK_REQUEST, Fault::DropReplies);
+        let guard = match round {
+            0 => rig.keeper.try_lock("a").unwrap(),
+            _ => rig.keeper.try_lock_for("a", WAIT_LIMIT).unwrap(),
+        };
+        let guard = guard.expect("it was granted before");
+        assert_eq!(rig.key().len(), 1);
+        guard.renew().unwrap();
+        assert_eq!(guard.release().unwrap(), Released::Done);
+        assert_eq!(rig.key().len(), 0);
+    }
+}
+
+/// The holder has the key that the waiter would have.
+fn one_provider(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let addr = server.addr();
+    let options = backends::etcd::EtcdOptions::tcp(addr.ip().to_string(), addr.port());
+    let provider = Arc::new(EtcdProvider::open(&options, "default").unwrap());
+    let open = || LockKeeper::builder(provider.clone()).build().unwrap();
+    let (keeper, other) = (open(), open());
+    let held = keeper.lock("a").unwrap();
+    assert!(other.try_lock("a").unwrap().is_none());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| other.try_lock_for("a", WAIT_LIMIT).unwrap().is_some());
+        until("it waits", || server.queue_length("a") == 1);
+        held.release().unwrap();
+        assert!(waiting.join().unwrap());
+    });
+    server.assert_clean();
 }
 
 /// An earlier renewal may have bound the key to a lease that was retired since.
