@@ -16,6 +16,17 @@ use crate::{BACKEND, EtcdOptions, EtcdProvider};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EtcdDriver;
 
+impl EtcdDriver {
+    /// Returns the options of a URL and its keys, for a program that uses the same cluster for more than
+    /// locks. Talks to no server.
+    ///
+    /// # Errors
+    /// As on opening, for everything that can be checked without the server.
+    pub fn options(context: &OpenContext<'_>) -> Result<EtcdOptions, Error> {
+        options(context).map_err(|error| error.with_backend(BACKEND))
+    }
+}
+
 impl Driver for EtcdDriver {
     fn schemes(&self) -> &'static [&'static str] {
         &["etcd", "etcds"]
@@ -46,7 +57,7 @@ impl Driver for EtcdDriver {
     }
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        let options = options(context).map_err(|error| error.with_backend(BACKEND))?;
+        let options = Self::options(context)?;
         let clock = Arc::clone(context.clock());
         let provider = EtcdProvider::with_clock(&options, context.namespace(), clock)?;
         Ok(Arc::new(provider))

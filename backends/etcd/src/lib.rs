@@ -19,6 +19,7 @@ mod keys;
 mod leases;
 mod listener;
 mod options;
+mod plain;
 mod provider;
 mod queue;
 mod store;
@@ -26,6 +27,8 @@ mod wire;
 
 pub use driver::EtcdDriver;
 pub use options::EtcdOptions;
+#[doc(hidden)]
+pub use plain::{PlainClient, decoded, encoded, number};
 pub use provider::{EtcdLease, EtcdProvider};
 
 const BACKEND: &str = "etcd";

@@ -6,17 +6,19 @@ use serde_json::{Value, json};
 
 use crate::keys::KeyRange;
 
-fn encoded(text: &str) -> String {
+/// Writes a text as bytes are written.
+pub fn encoded(text: &str) -> String {
     BASE64_STANDARD.encode(text)
 }
 
 /// Reads a number, which is left out if it is zero.
-pub(crate) fn number(value: &Value) -> i64 {
+pub fn number(value: &Value) -> i64 {
     let text = value.as_str().and_then(|text| text.parse().ok());
     text.or_else(|| value.as_i64()).unwrap_or(0)
 }
 
-fn text(value: &Value) -> String {
+/// Reads bytes as text.
+pub fn decoded(value: &Value) -> String {
     let bytes = BASE64_STANDARD.decode(value.as_str().unwrap_or_default());
     String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
 }
@@ -189,8 +191,8 @@ pub(crate) fn key_values(range: &Value) -> Vec<KeyValue> {
     let read = |kv: &Value| {
         let field = |name| kv.get(name).unwrap_or(&Value::Null);
         KeyValue {
-            key: text(field("key")),
-            value: text(field("value")),
+            key: decoded(field("key")),
+            value: decoded(field("value")),
             created: number(field("create_revision")),
             modified: number(field("mod_revision")),
             lease: number(field("lease")),

@@ -13,7 +13,7 @@ use lockkeeper_remote::{
 use crate::connection::Connection;
 use crate::epoch::LastEpoch;
 use crate::failure::{MULTIPLEXED, incompatible, not_connected};
-use crate::login::{self, LoginError};
+use crate::login::{self, Greeting, LoginError};
 use crate::names;
 use crate::options::PostgresOptions;
 use crate::wire::Wire;
@@ -102,30 +102,42 @@ impl Connector {
     }
 
     fn log_in(&self, until: Instant) -> Result<Connection, Error> {
-        let left = || until.saturating_duration_since(Instant::now());
         let server = &self.shared.server;
-        if left().is_zero() {
-            return Err(server.no_time_to_connect());
-        }
-        let tls = self.remote.tls;
-        let connected = || -> Result<Connection, LoginError> {
-            let stream = self.dialer.dial(server, left())?;
-            if tls {
-                // The kernel takes zero for no limit.
-                set_timeout(stream.socket(), left().max(Duration::from_millis(1)))?;
-                login::ask_for_tls(stream.socket(), server)?;
-            }
-            let mut wire = Wire::new(stream);
-            let is_private = tls || matches!(self.remote.endpoint, Endpoint::Unix(_));
-            let (remote, database) = (&self.remote, &self.database);
-            let send = |wire: &mut Wire| wire.send(left());
-            let greeting = login::log_in(&mut wire, remote, database, is_private, server, send)?;
-            Connection::new(wire, greeting, &self.shared, left())
-                .map_err(|failure| nothing_granted(failure).into())
-        };
-        connected().map_err(|error| match error {
-            LoginError::Socket(error) => not_connected(error, server, tls),
-            LoginError::Refused(error) => error,
-        })
+        let (remote, database) = (&self.remote, &self.database);
+        let (wire, greeting) = dial(&self.dialer, remote, database, server, until)?;
+        let left = until.saturating_duration_since(Instant::now());
+        Connection::new(wire, greeting, &self.shared, left).map_err(nothing_granted)
     }
+}
+
+/// Connects to the server and logs in, until `until`.
+pub(crate) fn dial(
+    dialer: &Dialer,
+    remote: &RemoteOptions,
+    database: &str,
+    server: &Server,
+    until: Instant,
+) -> Result<(Wire, Greeting), Error> {
+    let left = || until.saturating_duration_since(Instant::now());
+    if left().is_zero() {
+        return Err(server.no_time_to_connect());
+    }
+    let tls = remote.tls;
+    let connected = || -> Result<(Wire, Greeting), LoginError> {
+        let stream = dialer.dial(server, left())?;
+        if tls {
+            // The kernel takes zero for no limit.
+            set_timeout(stream.socket(), left().max(Duration::from_millis(1)))?;
+            login::ask_for_tls(stream.socket(), server)?;
+        }
+        let mut wire = Wire::new(stream);
+        let is_private = tls || matches!(remote.endpoint, Endpoint::Unix(_));
+        let send = |wire: &mut Wire| wire.send(left());
+        let greeting = login::log_in(&mut wire, remote, database, is_private, server, send)?;
+        Ok((wire, greeting))
+    };
+    connected().map_err(|error| match error {
+        LoginError::Socket(error) => not_connected(error, server, tls),
+        LoginError::Refused(error) => error,
+    })
 }

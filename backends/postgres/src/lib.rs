@@ -19,6 +19,7 @@ mod names;
 mod opening;
 mod options;
 mod permits;
+mod plain;
 mod provider;
 mod shown;
 mod statements;
@@ -27,6 +28,8 @@ mod wire;
 
 pub use driver::PostgresDriver;
 pub use options::PostgresOptions;
+#[doc(hidden)]
+pub use plain::{PlainClient, PlainError, PlainReply};
 pub use provider::PostgresProvider;
 
 /// The backend's name in errors and capabilities.
