@@ -1,8 +1,10 @@
 //! Every scenario finds the fault of a broken lock, and none in a good one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::{CancelToken, LockKeeper};
+use lockkeeper::{CancelToken, FencingToken, LockKeeper};
+use parking_lot::{Condvar, Mutex};
 
 use super::Scenario;
 use super::context::{Context, RunResult};
@@ -13,10 +15,15 @@ use crate::meter::Meter;
 use crate::settings::Settings;
 use crate::store::Store;
 use crate::store::spec::StoreSpec;
+use crate::store::state::State;
 use crate::strategy::Strategy;
 use crate::strategy::lock::{Held, Lock, LockRequest};
 use crate::strategy::none::NoLock;
 use crate::strategy::transaction::{Locked, Transactor};
+
+const THREADS: u32 = 20;
+/// Far longer than a busy machine takes to run a thread.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// A lock that grants every request, though with tokens that grow, as a half-right one would have.
 struct AlwaysGrants(LockKeeper);
@@ -39,24 +46,91 @@ impl Lock for CancelsOnGrant {
     }
 }
 
+/// A state that is written only after so many reads since its last reset. Without a lock there are that many, so
+/// the threads overlap however busy the machine is.
+struct WrittenLate {
+    state: Arc<dyn State>,
+    needed: u32,
+    reads: Mutex<u32>,
+    read: Condvar,
+}
+
+impl WrittenLate {
+    fn new(state: Arc<dyn State>, needed: u32) -> Arc<Self> {
+        Arc::new(Self {
+            state,
+            needed,
+            reads: Mutex::default(),
+            read: Condvar::new(),
+        })
+    }
+}
+
+impl State for WrittenLate {
+    fn reset(&self, values: &[i64]) -> Result<(), Error> {
+        *self.reads.lock() = 0;
+        self.state.reset(values)
+    }
+
+    fn read(&self, cell: u32) -> Result<i64, Error> {
+        let value = self.state.read(cell);
+        *self.reads.lock() += 1;
+        self.read.notify_all();
+        value
+    }
+
+    fn write(&self, cell: u32, value: i64) -> Result<(), Error> {
+        let mut reads = self.reads.lock();
+        while *reads < self.needed {
+            let waited = self.read.wait_for(&mut reads, LIMIT);
+            assert!(!waited.timed_out(), "{reads} reads of {}", self.needed);
+        }
+        drop(reads);
+        self.state.write(cell, value)
+    }
+
+    fn write_fenced(&self, value: i64, token: FencingToken) -> Result<bool, Error> {
+        self.state.write_fenced(value, token)
+    }
+
+    fn record(&self, user: u32) -> Result<(), Error> {
+        self.state.record(user)
+    }
+
+    fn recorded(&self) -> Result<i64, Error> {
+        self.state.recorded()
+    }
+}
+
+/// Returns how many reads come before the first write where no lock prevents them: of two threads, or of the
+/// three seats of every party.
+fn reads_before_writes(scenario: Scenario) -> u32 {
+    match scenario {
+        Scenario::Gather | Scenario::Stock | Scenario::Seat => 2,
+        Scenario::Party => 3 * THREADS,
+        // Their threads come in an order of events, or go on until they have overlapped.
+        _ => 0,
+    }
+}
+
 type Opened = Result<Box<dyn Transactor>, Error>;
 
 fn run(
     scenario: Scenario,
-    store: &Store,
+    state: &Arc<dyn State>,
     held: Duration,
     cancel: &Cancellation,
     open: impl Fn() -> Opened + Sync,
 ) -> Result<RunResult, Error> {
     scenario.run(&Context {
         settings: &Settings {
-            threads: 20,
+            threads: THREADS,
             items: 5,
             held,
             ..Settings::default()
         },
         lock: format!("test/{scenario}"),
-        state: store.data.state().as_ref(),
+        state: state.as_ref(),
         open: &|_| open(),
         meter: &Meter::new(Vec::new(), cancel)?,
         start_holder: &|hold| Holder::thread(open()?, hold),
@@ -64,8 +138,12 @@ fn run(
     })
 }
 
-/// Runs every scenario on every embedded store with the strategy that `open` returns.
-fn run_all(open: impl Fn(&Store, &Cancellation) -> Opened + Sync) -> Vec<(String, RunResult)> {
+/// Runs every scenario on every embedded store with the lock that `open` returns. `reads` says how many reads come
+/// before the first write.
+fn run_all(
+    reads: fn(Scenario) -> u32,
+    open: impl Fn(&Store, &Cancellation) -> Result<Box<dyn Lock>, Error> + Sync,
+) -> Vec<(String, RunResult)> {
     let folder = tempfile::tempdir().unwrap();
     let cancel = Cancellation::new(&CancelToken::new());
     let held = Duration::from_millis(5);
@@ -74,7 +152,11 @@ fn run_all(open: impl Fn(&Store, &Cancellation) -> Opened + Sync) -> Vec<(String
     for store in &Store::open_all(specs.into(), folder.path()).unwrap() {
         for scenario in Scenario::ALL {
             let what = format!("{scenario} on {}", store.label);
-            let run = run(scenario, store, held, &cancel, || open(store, &cancel));
+            let state: Arc<dyn State> = WrittenLate::new(store.data.state(), reads(scenario));
+            let run = run(scenario, &state, held, &cancel, || {
+                let lock = open(store, &cancel)?;
+                Ok(Box::new(Locked::new(lock, Arc::clone(&state))))
+            });
             runs.push((what, run.unwrap()));
         }
     }
@@ -91,22 +173,25 @@ fn assert_all_wrong(runs: Vec<(String, RunResult)>) {
 #[test]
 fn lock_that_always_grants_fails_every_scenario() {
     let tokens = lockkeeper::open("memory:").unwrap();
-    assert_all_wrong(run_all(|store, _| {
-        let lock = Box::new(AlwaysGrants(tokens.clone()));
-        Ok(Box::new(Locked::new(lock, store.data.state())))
+    assert_all_wrong(run_all(reads_before_writes, |_, _| {
+        Ok(Box::new(AlwaysGrants(tokens.clone())))
     }));
 }
 
 #[test]
 fn no_lock_fails_every_scenario() {
-    assert_all_wrong(run_all(|store, cancel| {
-        Strategy::None.open(store, 20, cancel)
+    assert_all_wrong(run_all(reads_before_writes, |store, cancel| {
+        Strategy::None.open_lock(&store.handle, THREADS, cancel)
     }));
 }
 
 #[test]
 fn good_lock_passes_every_scenario() {
-    for (what, run) in run_all(|store, cancel| Strategy::Lockkeeper.open(store, 20, cancel)) {
+    let runs = run_all(
+        |_| 0,
+        |store, cancel| Strategy::Lockkeeper.open_lock(&store.handle, THREADS, cancel),
+    );
+    for (what, run) in runs {
         assert_eq!(run.faults, Vec::<String>::new(), "{what}");
         assert_eq!(run.oversold, 0, "{what}");
         assert!(!run.cost.waits.is_empty(), "{what}");
@@ -121,9 +206,10 @@ fn cancelling_ends_a_scenario_while_its_threads_think() {
     let (store, token) = (stores.first().unwrap(), CancelToken::new());
     let cancel = Cancellation::new(&token);
     let forever = Duration::from_secs(3_600);
-    let error = run(Scenario::Gather, store, forever, &cancel, || {
+    let state = store.data.state();
+    let error = run(Scenario::Gather, &state, forever, &cancel, || {
         let lock = Box::new(CancelsOnGrant(token.clone()));
-        Ok(Box::new(Locked::new(lock, store.data.state())))
+        Ok(Box::new(Locked::new(lock, Arc::clone(&state))))
     })
     .unwrap_err();
     assert!(matches!(error, Error::Interrupted), "{error}");
