@@ -3,6 +3,7 @@
 use std::fmt;
 
 use lockkeeper::ErrorKind;
+use lockkeeper::backends::postgres::PlainError;
 
 /// Why a comparison failed. The texts are one line: the cause, and what to do.
 #[derive(Clone, Debug)]
@@ -86,6 +87,19 @@ impl From<mysql::Error> for Error {
         Self::failed(format!(
             "MySQL or MariaDB failed: {error}; does it run, may this user CREATE and DROP tables \
              in the URL's database, and does it take some more connections than there are threads?"
+        ))
+    }
+}
+
+impl From<PlainError> for Error {
+    fn from(error: PlainError) -> Self {
+        let error = match &error {
+            PlainError::LockTimeout => "a statement waited too long for a lock".to_owned(),
+            PlainError::Failed(error) => error.to_string(),
+        };
+        Self::failed(format!(
+            "PostgreSQL failed: {error}; does it run, may this user CREATE and DROP tables in the \
+             URL's database, and does it take some more connections than there are threads?"
         ))
     }
 }

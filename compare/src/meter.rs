@@ -2,7 +2,7 @@
 //!
 //! Redis counts the commands that the strategy sends (`commandstats`; what scripts run inside has
 //! other names), MySQL its `Questions` and `Threads_connected`. What the scenario's data and the
-//! counting sent is subtracted. On SQLite the provider counts. Connections are read when the run is
+//! counting sent is subtracted. On SQLite, PostgreSQL and etcd the strategy counts. Connections are read when the run is
 //! done and before anything is closed, since pools keep theirs open.
 
 use std::time::Duration;

@@ -3,7 +3,8 @@
 use std::io;
 
 use lockkeeper_testkit::{
-    MySqlKind, MySqlOptions, MySqlServer, RedisKind, RedisOptions, RedisServer,
+    EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
+    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer,
 };
 
 use crate::cancel::Cancellation;
@@ -22,6 +23,8 @@ pub(crate) struct Servers {
     /// The first one is the store; `redlock` uses all of them.
     redis: Vec<RedisServer>,
     mysql: Vec<MySqlServer>,
+    postgres: Option<PostgresServer>,
+    etcd: Option<EtcdServer>,
     /// What is not installed.
     pub(crate) missing: Vec<String>,
 }
@@ -56,9 +59,34 @@ impl Servers {
                 Err(why) => missing.push(why),
             }
         }
+        cancel.check()?;
+        let postgres = match PostgresKind::Postgres15.program() {
+            Ok(_) => {
+                let options = PostgresOptions::new().config("max_connections", &connections);
+                let server = PostgresServer::start(PostgresKind::Postgres15, &options);
+                Some(server.map_err(not_started)?)
+            }
+            Err(why) => {
+                missing.push(why);
+                None
+            }
+        };
+        cancel.check()?;
+        let etcd = match EtcdKind::Etcd3_4.program() {
+            Ok(_) => {
+                let server = EtcdServer::start(EtcdKind::Etcd3_4, &EtcdOptions::new());
+                Some(server.map_err(not_started)?)
+            }
+            Err(why) => {
+                missing.push(why);
+                None
+            }
+        };
         Ok(Self {
             redis,
             mysql,
+            postgres,
+            etcd,
             missing,
         })
     }
@@ -73,7 +101,15 @@ impl Servers {
         });
         let mysql = self.mysql.iter();
         let mysql = mysql.map(|server| StoreSpec::url(&server.url()));
-        let all = redis_spec.into_iter().chain(mysql);
+        let postgres = self.postgres.iter();
+        let postgres = postgres.map(|server| StoreSpec::url(&server.url()));
+        let etcd = self.etcd.iter();
+        let etcd = etcd.map(|server| StoreSpec::url(&server.url()));
+        let all = redis_spec
+            .into_iter()
+            .chain(mysql)
+            .chain(postgres)
+            .chain(etcd);
         all.map(|spec| spec.origin("the started servers")).collect()
     }
 

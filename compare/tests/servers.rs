@@ -8,8 +8,14 @@
 )]
 
 #[cfg(unix)]
+#[path = "servers/etcd.rs"]
+mod etcd;
+#[cfg(unix)]
 #[path = "servers/mysql.rs"]
 mod mysql;
+#[cfg(unix)]
+#[path = "servers/postgres.rs"]
+mod postgres;
 #[cfg(unix)]
 #[path = "servers/redis.rs"]
 mod redis;
@@ -28,6 +34,8 @@ fn main() -> std::process::ExitCode {
     let arguments = libtest_mimic::Arguments::from_args();
     let mut trials = suite::trials(redis::CASES.iter().copied());
     trials.extend(suite::trials(mysql::CASES.iter().copied()));
+    trials.extend(suite::trials(postgres::CASES.iter().copied()));
+    trials.extend(suite::trials(etcd::CASES.iter().copied()));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

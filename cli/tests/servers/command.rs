@@ -14,7 +14,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Trial};
-use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, MySqlSession, RedisKind};
+use lockkeeper_testkit::{
+    EtcdKind, MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PostgresKind, PostgresServer,
+    RedisKind,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -31,7 +34,11 @@ pub(crate) fn main() -> ExitCode {
     ];
     let missing = MySqlKind::ALL.map(MySqlKind::ignored).into_iter();
     let missing = missing
-        .chain([RedisKind::Redis7.ignored()])
+        .chain([
+            RedisKind::Redis7.ignored(),
+            PostgresKind::Postgres15.ignored(),
+            EtcdKind::Etcd3_4.ignored(),
+        ])
         .flatten()
         .next();
     let trial = |(name, case): (&str, fn())| {
@@ -73,9 +80,11 @@ fn every_row_has_its_expected_verdict() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(!report.to_string().contains(MySqlServer::PASSWORD));
+    for password in [MySqlServer::PASSWORD, PostgresServer::PASSWORD] {
+        assert!(!report.to_string().contains(password));
+    }
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 197);
+    assert_eq!(rows.len(), 275);
     for row in rows {
         assert_eq!(row["verdict"], row["expected"], "{row:#}");
         let wrong = row["verdict"] == "wrong";

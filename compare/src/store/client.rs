@@ -5,12 +5,16 @@ use std::sync::Arc;
 
 use lockkeeper::Config;
 use lockkeeper::backend::{Capabilities, Driver, Drivers, LockProvider, OpenContext};
+use lockkeeper::backends::etcd::EtcdDriver;
 use lockkeeper::backends::local::{MemoryDriver, SqliteDriver};
 use lockkeeper::backends::mysql::MySqlDriver;
+use lockkeeper::backends::postgres::PostgresDriver;
 use lockkeeper::backends::redis::RedisDriver;
 use parking_lot::Mutex;
 
+use super::etcd::EtcdConfig;
 use super::mysql::MySqlConfig;
+use super::postgres::PostgresConfig;
 use super::redis::client::RedisConfig;
 use crate::error::Error;
 
@@ -23,6 +27,10 @@ pub(crate) enum ClientConfig {
     Redis(RedisConfig),
     /// A MySQL or MariaDB server.
     MySql(MySqlConfig),
+    /// A PostgreSQL server.
+    Postgres(PostgresConfig),
+    /// An etcd cluster.
+    Etcd(EtcdConfig),
 }
 
 impl ClientConfig {
@@ -37,6 +45,14 @@ impl ClientConfig {
             }))
             .with(captured.by(MySqlDriver, |context| {
                 MySqlConfig::detect(MySqlDriver::options(context)?).map(Self::MySql)
+            }))
+            .with(captured.by(PostgresDriver, |context| {
+                let options = PostgresDriver::options(context)?;
+                Ok(Self::Postgres(PostgresConfig { options }))
+            }))
+            .with(captured.by(EtcdDriver, |context| {
+                let options = EtcdDriver::options(context)?;
+                Ok(Self::Etcd(EtcdConfig { options }))
             }));
         let capabilities = drivers.open(config)?.capabilities();
         let captured = captured.0.lock().take();
@@ -52,6 +68,8 @@ impl ClientConfig {
             Self::Sqlite => "sqlite",
             Self::Redis(_) => "redis",
             Self::MySql(config) => config.label,
+            Self::Postgres(_) => "postgres",
+            Self::Etcd(_) => "etcd",
         }
     }
 }
@@ -87,6 +105,10 @@ impl<D: Driver> Driver for CapturingDriver<D> {
 
     fn keys(&self) -> &'static [lockkeeper::backend::KeySpec] {
         self.driver.keys()
+    }
+
+    fn takes_several_hosts(&self, scheme: &str) -> bool {
+        self.driver.takes_several_hosts(scheme)
     }
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, lockkeeper::Error> {

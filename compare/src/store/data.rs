@@ -3,9 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use lockkeeper::backends::postgres::PlainClient;
+
 use super::client::ClientConfig;
+use super::etcd::EtcdKeys;
 use super::memory::Cells;
 use super::mysql::{self, MySqlConfig};
+use super::postgres::PostgresConfig;
 use super::redis::keys::Keys;
 use super::redis::stats::Stats;
 use super::sql::Rows;
@@ -13,7 +17,6 @@ use super::sqlite;
 use super::state::State;
 use crate::error::Error;
 use crate::meter::Counter;
-use crate::random::random;
 
 /// The state, by the kind of its store.
 pub(crate) enum Data {
@@ -21,35 +24,40 @@ pub(crate) enum Data {
     Sqlite(Arc<Rows<rusqlite::Connection>>),
     Redis(Arc<Keys>),
     MySql(Box<MySqlConfig>, Arc<Rows<::mysql::Conn>>),
+    Postgres(Box<PostgresConfig>, Arc<Rows<PlainClient>>),
+    Etcd(Arc<EtcdKeys>),
 }
 
 impl Data {
-    /// Creates the state beside the locks of a store. `folder` is thrown away after the run, and
-    /// `number` tells the stores of the run apart.
+    /// Creates the state beside the locks of a store. `folder` is thrown away after the run, and the names
+    /// of files, tables and keys begin with `prefix`.
     pub(crate) fn create(
         config: &ClientConfig,
         folder: &Path,
-        number: usize,
+        prefix: &str,
     ) -> Result<Self, Error> {
         Ok(match config {
             ClientConfig::Memory => Self::Memory(Arc::default()),
             ClientConfig::Sqlite => {
-                let rows = sqlite::open(folder.join(format!("state-{number}.db")))?;
+                let rows = sqlite::open(folder.join(format!("{prefix}.db")))?;
                 rows.create()?;
                 Self::Sqlite(Arc::new(rows))
             }
-            ClientConfig::Redis(config) => {
-                let prefix = format!("lockkeeper-compare-{:016x}-{number}", random());
-                Self::Redis(Arc::new(Keys::open(config, &prefix)?))
-            }
+            ClientConfig::Redis(config) => Self::Redis(Arc::new(Keys::open(config, prefix)?)),
             ClientConfig::MySql(config) => {
-                let prefix = format!("lockkeeper_compare_{:016x}_{number}", random());
                 let rows = Arc::new(config.rows(prefix)?);
                 // Dropped, and the tables with it, if one of them cannot be created.
                 let data = Self::MySql(Box::new(config.clone()), Arc::clone(&rows));
                 rows.create()?;
                 data
             }
+            ClientConfig::Postgres(config) => {
+                let rows = Arc::new(config.rows(prefix)?);
+                let data = Self::Postgres(Box::new(config.clone()), Arc::clone(&rows));
+                rows.create()?;
+                data
+            }
+            ClientConfig::Etcd(config) => Self::Etcd(Arc::new(EtcdKeys::open(config, prefix)?)),
         })
     }
 
@@ -65,7 +73,7 @@ impl Data {
                 Some(Box::new(Stats::open(&keys.config, commands, state)?))
             }
             Self::MySql(config, rows) => Some(Box::new(mysql::Stats::open(config, rows)?)),
-            Self::Memory(_) | Self::Sqlite(_) => None,
+            Self::Memory(_) | Self::Sqlite(_) | Self::Postgres(..) | Self::Etcd(_) => None,
         })
     }
 
@@ -76,6 +84,8 @@ impl Data {
             Self::Sqlite(rows) => Arc::<Rows<_>>::clone(rows),
             Self::Redis(keys) => Arc::<Keys>::clone(keys),
             Self::MySql(_, rows) => Arc::<Rows<_>>::clone(rows),
+            Self::Postgres(_, rows) => Arc::<Rows<_>>::clone(rows),
+            Self::Etcd(keys) => Arc::<EtcdKeys>::clone(keys),
         }
     }
 }
@@ -85,7 +95,9 @@ impl Drop for Data {
         match self {
             // What the server keeps. If it does not reply, the tables stay, and the keys expire.
             Self::MySql(_, rows) => drop(rows.remove()),
+            Self::Postgres(_, rows) => drop(rows.remove()),
             Self::Redis(keys) => drop(keys.remove()),
+            Self::Etcd(keys) => drop(keys.remove()),
             // The file is removed with its folder.
             Self::Memory(_) | Self::Sqlite(_) => {}
         }
@@ -108,7 +120,7 @@ mod tests {
         let url = url.replace("FOLDER", folder.path().to_str().unwrap());
         let [early, late] = tokens();
         let (config, _) = ClientConfig::find(&Config::from_url(&url).unwrap()).unwrap();
-        let data = Data::create(&config, folder.path(), 0).unwrap();
+        let data = Data::create(&config, folder.path(), "state").unwrap();
         let state = data.state();
         for _again in 0..2 {
             state.reset(&[7, 70]).unwrap();

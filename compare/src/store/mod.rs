@@ -2,9 +2,11 @@
 
 pub(crate) mod client;
 pub(crate) mod data;
+pub(crate) mod etcd;
 mod memory;
 pub(crate) mod mysql;
 pub(crate) mod pool;
+pub(crate) mod postgres;
 pub(crate) mod redis;
 pub(crate) mod spec;
 pub(crate) mod sql;
@@ -23,6 +25,7 @@ use self::redis::stats::Stats;
 use self::spec::{StoreSettings, StoreSpec};
 use crate::error::Error;
 use crate::meter::Counter;
+use crate::random::random;
 
 /// Everything that a program needs to lock on a store.
 pub(crate) struct StoreHandle {
@@ -68,8 +71,9 @@ impl Store {
     /// Opens all stores. What they need on disk is in `folder`.
     pub(crate) fn open_all(specs: Vec<StoreSpec>, folder: &Path) -> Result<Vec<Self>, Error> {
         let mut stores: Vec<Self> = Vec::new();
-        for (number, spec) in specs.into_iter().enumerate() {
+        for (number, mut spec) in specs.into_iter().enumerate() {
             let origin = spec.origin.clone();
+            spec.settings.state = format!("lockkeeper_compare_{:016x}_{number}", random());
             // A URL that cannot be parsed is not shown, since there may be a password in it.
             let handle = StoreHandle::open(spec.with_memory_name(number).settings)
                 .map_err(|error| error.about(&origin))?;
@@ -80,7 +84,7 @@ impl Store {
                 0 => kind.to_owned(),
                 before => format!("{kind}-{}", before + 1),
             };
-            let data = Data::create(&handle.client, folder, number);
+            let data = Data::create(&handle.client, folder, &handle.settings.state);
             stores.push(Self {
                 data: data.map_err(|error| error.about(&label))?,
                 label,

@@ -10,7 +10,7 @@ use mysql::prelude::Queryable;
 use mysql::{Conn, OptsBuilder};
 use parking_lot::Mutex;
 
-use super::pool::Pool;
+use super::pool::{APPLICATION, Pool};
 use super::sql::{Rows, SqlConnection};
 use crate::error::Error;
 use crate::meter::Counter;
@@ -27,9 +27,6 @@ pub(crate) struct MySqlConfig {
 }
 
 impl MySqlConfig {
-    /// The size of an application's pool, as HikariCP and r2d2 have it by default.
-    pub(crate) const POOL: u32 = 10;
-
     /// Finds out from the server whether it is MySQL or MariaDB.
     pub(crate) fn detect(options: MySqlOptions) -> Result<Self, Error> {
         let label = "mysql";
@@ -54,13 +51,13 @@ impl MySqlConfig {
     }
 
     /// Returns the rows of tables in the URL's database, with names that begin with `prefix`.
-    pub(crate) fn rows(&self, prefix: String) -> Result<Rows<Conn>, Error> {
+    pub(crate) fn rows(&self, prefix: &str) -> Result<Rows<Conn>, Error> {
         if self.options.opts().get_db_name().is_none() {
             return Err(Error::invalid(
                 "the URL names no database, and the scenario's data needs one; add /NAME",
             ));
         }
-        Ok(Rows::new(self.pool(Self::POOL..=Self::POOL)?, prefix))
+        Ok(Rows::new(self.pool(APPLICATION)?, prefix))
     }
 }
 

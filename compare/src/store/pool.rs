@@ -14,6 +14,8 @@ pub(crate) const POOL_TIMEOUT: Duration = Duration::from_secs(60);
 /// The size of a pool for the state: a connection for each of 10,000 threads would be too many, and
 /// with a single one the store would never see two writers.
 pub(crate) const FEW: RangeInclusive<u32> = 4..=4;
+/// The size of an application's pool, as HikariCP and r2d2 have it by default.
+pub(crate) const APPLICATION: RangeInclusive<u32> = 10..=10;
 /// How long a pool that is dropped waits for a thread that still connects.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -56,6 +58,11 @@ impl<C: Send + 'static> Pool<C> {
     /// Takes a connection; the error is the one that the application gets.
     pub(crate) fn get(&self, timeout: Duration) -> Result<Pooled<C>, Error> {
         Ok(self.connections.get_timeout(timeout)?)
+    }
+
+    /// Returns how many connections are open.
+    pub(crate) fn open_connections(&self) -> u32 {
+        self.connections.state().connections
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct StoreSettings {
     keys: Map<String, Value>,
     /// Ports of the Redis servers that `redlock` uses beside this one.
     pub(crate) redlock_ports: Vec<u16>,
+    /// The names of the tables and keys beside the locks begin with it; no other run has the same.
+    pub(crate) state: String,
 }
 
 impl StoreSpec {
@@ -49,12 +51,12 @@ impl StoreSpec {
     }
 
     fn new(origin: &str, keys: Map<String, Value>) -> Self {
-        let redlock_ports = Vec::new();
         Self {
             origin: origin.to_owned(),
             settings: StoreSettings {
                 keys,
-                redlock_ports,
+                redlock_ports: Vec::new(),
+                state: String::new(),
             },
         }
     }

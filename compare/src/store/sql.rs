@@ -1,4 +1,4 @@
-//! The state of `sqlite:` and `mysql:`: rows in two tables, behind a connection pool as in an
+//! The state of `sqlite:`, `mysql:` and `postgres:`: rows in two tables, behind a connection pool as in an
 //! application.
 
 use std::sync::Arc;
@@ -25,6 +25,11 @@ pub(crate) trait SqlConnection: Send + Sized + 'static {
     fn pair(&mut self, sql: &str) -> Result<(i64, i64), Error>;
 }
 
+/// Returns the name of the table of locks, which the strategy that has rows as locks creates.
+pub(crate) fn locks(prefix: &str) -> String {
+    format!("{prefix}_locks")
+}
+
 /// The rows, as a program with this pool sees them.
 pub(crate) struct Rows<C: SqlConnection> {
     pool: Arc<Pool<C>>,
@@ -35,11 +40,11 @@ pub(crate) struct Rows<C: SqlConnection> {
 
 impl<C: SqlConnection> Rows<C> {
     /// Returns the rows of tables with names that begin with `prefix`.
-    pub(crate) fn new(pool: Pool<C>, prefix: String) -> Self {
+    pub(crate) fn new(pool: Pool<C>, prefix: &str) -> Self {
         Self {
             pool: Arc::new(pool),
             timeout: POOL_TIMEOUT,
-            prefix,
+            prefix: prefix.to_owned(),
             sent: Arc::default(),
         }
     }
@@ -51,13 +56,13 @@ impl<C: SqlConnection> Rows<C> {
              token BIGINT NOT NULL DEFAULT 0, version BIGINT NOT NULL DEFAULT 0) {options}"
         ))?;
         self.change(&format!(
-            "CREATE TABLE {users} (user INTEGER NOT NULL) {options}"
+            "CREATE TABLE {users} (user_id INTEGER NOT NULL) {options}"
         ))?;
         Ok(())
     }
 
     pub(crate) fn remove(&self) -> Result<(), Error> {
-        for table in [self.cells(), self.users()] {
+        for table in [self.cells(), self.users(), locks(&self.prefix)] {
             self.change(&format!("DROP TABLE IF EXISTS {table}"))?;
         }
         Ok(())
@@ -143,7 +148,7 @@ impl<C: SqlConnection> State for Rows<C> {
 
     fn record(&self, user: u32) -> Result<(), Error> {
         let users = self.users();
-        self.change(&format!("INSERT INTO {users} (user) VALUES ({user})"))?;
+        self.change(&format!("INSERT INTO {users} (user_id) VALUES ({user})"))?;
         Ok(())
     }
 

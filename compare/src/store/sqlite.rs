@@ -24,7 +24,7 @@ pub(crate) fn open(file: PathBuf) -> Result<Rows<Connection>, Error> {
         Ok(connection)
     };
     let pool = Pool::open(FEW, connect)?;
-    Ok(Rows::new(pool, "state".to_owned()))
+    Ok(Rows::new(pool, "state"))
 }
 
 impl SqlConnection for Connection {

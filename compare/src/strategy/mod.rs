@@ -1,6 +1,8 @@
 //! Ways of keeping a transaction whole. Each is a file that can be read as the explanation of its
 //! technique; all but the last are as their write-ups have them, no better and no worse.
 
+mod advisory_lock;
+mod etcdctl_lock;
 mod exclusive;
 mod freed_early;
 mod incr_decr;
@@ -17,6 +19,8 @@ mod reader_counter;
 mod redis;
 mod redlock;
 mod reentrant_hash;
+mod row_lock;
+mod session_lock;
 mod setnx_once;
 mod setnx_spin;
 mod setnx_unsafe;
@@ -26,14 +30,15 @@ use std::iter::once;
 
 use serde::{Deserialize, Serialize};
 
+use self::etcdctl_lock::EtcdctlLock;
 use self::exclusive::Exclusive;
 use self::freed_early::FreedEarly;
 use self::incr_decr::IncrDecr;
 use self::lock::Lock;
 use self::lock_all::LockAll;
 use self::lockkeeper::Lockkeeper;
-use self::named_lock::NamedLock;
 use self::none::NoLock;
+use self::optimistic::etcd::Revisions;
 use self::optimistic::redis::Watch;
 use self::optimistic::sql::Versions;
 use self::polled_locks::PolledLocks;
@@ -42,6 +47,8 @@ use self::reader_counter::ReaderCounter;
 use self::redis::Client;
 use self::redlock::Redlock;
 use self::reentrant_hash::ReentrantHash;
+use self::row_lock::LockTable;
+use self::session_lock::SessionLock;
 use self::setnx_once::SetnxOnce;
 use self::setnx_spin::SetnxSpin;
 use self::setnx_unsafe::SetnxUnsafe;
@@ -51,7 +58,8 @@ use crate::error::Error;
 use crate::named::named_enum;
 use crate::store::client::ClientConfig;
 use crate::store::data::Data;
-use crate::store::mysql::MySqlConfig;
+use crate::store::pool::APPLICATION;
+use crate::store::sql::locks;
 use crate::store::{Store, StoreHandle};
 
 named_enum! {
@@ -69,9 +77,11 @@ named_enum! {
         ReentrantHash "reentrant-hash": "Redis: a hash of owner and count, with a watchdog",
         IncrDecr "incr-decr": "Redis: a counter of permits, with INCR and DECR",
         Redlock "redlock": "Redis: most of five servers",
-        NamedLock "named-lock": "MySQL: GET_LOCK, a connection for each thread",
-        NamedLockSharedPool "named-lock-shared-pool": "MySQL: GET_LOCK, on connections of the application's pool of ten",
-        PolledLocks "polled-locks": "MySQL: as many GET_LOCK names as permits, tried one after the other",
+        NamedLock "named-lock": "MySQL: GET_LOCK, PostgreSQL: pg_advisory_lock, a connection for each thread",
+        NamedLockSharedPool "named-lock-shared-pool": "The same locks, on connections of the application's pool of ten",
+        RowLock "row-lock": "PostgreSQL: SELECT FOR UPDATE, a connection for each thread",
+        PolledLocks "polled-locks": "MySQL, PostgreSQL: as many named locks as permits, tried one after the other",
+        EtcdctlLock "etcdctl-lock": "etcd: what etcdctl lock does, a lease for each hold",
         FreedEarly "freed-early": "A good lock that is released before the commit",
         Exclusive "exclusive": "A good lock that is exclusive for readers, too",
         ReaderCounter "reader-counter": "A good lock that the first reader acquires and the last one releases",
@@ -106,14 +116,18 @@ impl Strategy {
                 .is_empty()
                 .then_some("needs five Redis servers: --servers starts them"),
             Self::NamedLock | Self::NamedLockSharedPool | Self::PolledLocks
-                if !matches!(client, ClientConfig::MySql(_)) =>
+                if !matches!(client, ClientConfig::MySql(_) | ClientConfig::Postgres(_)) =>
             {
-                Some("needs MySQL or MariaDB: give its --url, or --servers")
+                Some("needs MySQL, MariaDB or PostgreSQL: give its --url, or --servers")
             }
             Self::NamedLock | Self::PolledLocks => None,
             // The pool must run dry every time.
-            Self::NamedLockSharedPool => (threads < 2 * MySqlConfig::POOL)
+            Self::NamedLockSharedPool => (threads < 2 * APPLICATION.end())
                 .then_some("needs twice as many --threads as its pool has connections: 20"),
+            Self::RowLock => (!matches!(client, ClientConfig::Postgres(_)))
+                .then_some("needs PostgreSQL: give its --url, or --servers"),
+            Self::EtcdctlLock => (!matches!(client, ClientConfig::Etcd(_)))
+                .then_some("needs etcd: give its --url, or --servers"),
         }
     }
 
@@ -121,7 +135,12 @@ impl Strategy {
     /// counted under other names.
     pub(crate) fn commands(self) -> &'static [&'static str] {
         match self {
-            Self::None | Self::NamedLock | Self::NamedLockSharedPool | Self::PolledLocks => &[],
+            Self::None
+            | Self::NamedLock
+            | Self::NamedLockSharedPool
+            | Self::RowLock
+            | Self::PolledLocks
+            | Self::EtcdctlLock => &[],
             Self::Optimistic => &["watch", "unwatch", "get", "multi", "set", "rpush", "exec"],
             Self::SetnxUnsafe => &["set", "del"],
             Self::IncrDecr => &["incr", "decr"],
@@ -158,9 +177,14 @@ impl Strategy {
         Ok(match (self, &store.data) {
             (Self::Optimistic, Data::Sqlite(rows)) => Box::new(Versions::new(rows, cancel)),
             (Self::Optimistic, Data::MySql(_, rows)) => Box::new(Versions::new(rows, cancel)),
+            (Self::Optimistic, Data::Postgres(_, rows)) => Box::new(Versions::new(rows, cancel)),
+            (Self::Optimistic, Data::Etcd(keys)) => Box::new(Revisions::new(keys, cancel)),
             (Self::Optimistic, Data::Redis(keys)) => Box::new(Watch::open(keys, threads, cancel)?),
             (Self::NamedLockSharedPool, Data::MySql(config, rows)) => {
-                Box::new(named_lock_shared_pool::open(config, rows, cancel)?)
+                Box::new(named_lock_shared_pool::open(config.as_ref(), rows, cancel)?)
+            }
+            (Self::NamedLockSharedPool, Data::Postgres(config, rows)) => {
+                Box::new(named_lock_shared_pool::open(config.as_ref(), rows, cancel)?)
             }
             (Self::FreedEarly, _) => {
                 let lock = Lockkeeper::open(&handle.config, cancel)?;
@@ -177,7 +201,7 @@ impl Strategy {
         threads: u32,
         cancel: &Cancellation,
     ) -> Result<Box<dyn Lock>, Error> {
-        use ClientConfig::{MySql, Redis};
+        use ClientConfig::{Etcd, MySql, Postgres, Redis};
         let client = |config| Client::open(config, cancel);
         let ours = || Lockkeeper::open(&handle.config, cancel);
         Ok(match (self, &handle.client) {
@@ -196,11 +220,22 @@ impl Strategy {
                 Box::new(Redlock::open(once(first).chain(&handle.redlock), cancel))
             }
             (Self::NamedLock | Self::NamedLockSharedPool, MySql(config)) => {
-                Box::new(NamedLock::dedicated(config, threads, cancel)?)
+                Box::new(SessionLock::dedicated(config, threads, cancel)?)
             }
-            (Self::PolledLocks, MySql(config)) => {
-                let lock = NamedLock::dedicated(config, threads, cancel)?;
+            (Self::NamedLock | Self::NamedLockSharedPool, Postgres(config)) => {
+                Box::new(SessionLock::dedicated(config, threads, cancel)?)
+            }
+            (Self::RowLock, Postgres(config)) => {
+                let table = LockTable::create(config, locks(&handle.settings.state))?;
+                Box::new(SessionLock::dedicated(&table, threads, cancel)?)
+            }
+            (Self::PolledLocks, MySql(_) | Postgres(_)) => {
+                let lock = Self::NamedLock.open_lock(handle, threads, cancel)?;
                 Box::new(PolledLocks::new(lock, cancel))
+            }
+            (Self::EtcdctlLock, Etcd(config)) => {
+                let min_ttl = handle.capabilities.min_ttl();
+                Box::new(EtcdctlLock::new(config, min_ttl, cancel))
             }
             (_, client) => {
                 let store = client.label();

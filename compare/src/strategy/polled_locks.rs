@@ -1,13 +1,14 @@
 //! As many named locks as there are permits, tried one after the other, again and again.
 //!
 //! A lock is free when its session ends, so a process that dies leaves its permits to the others at once.
-//! But `GET_LOCK` waits for one name only, so threads poll: each keeps a connection busy, sends a statement
+//! But a session waits for one name only, so threads poll: each keeps a connection busy, sends a statement
 //! for every permit that it tries, and gets in when it happens to try at the right time.
 
 use std::time::Duration;
 
+use lockkeeper::Usage;
+
 use super::lock::{Held, Lock, LockRequest};
-use super::named_lock::NamedLock;
 use crate::cancel::Cancellation;
 use crate::error::Error;
 
@@ -15,12 +16,12 @@ use crate::error::Error;
 const PACE: Duration = Duration::from_millis(100);
 
 pub(super) struct PolledLocks {
-    lock: NamedLock,
+    lock: Box<dyn Lock>,
     cancel: Cancellation,
 }
 
 impl PolledLocks {
-    pub(super) fn new(lock: NamedLock, cancel: &Cancellation) -> Self {
+    pub(super) fn new(lock: Box<dyn Lock>, cancel: &Cancellation) -> Self {
         let cancel = cancel.clone();
         Self { lock, cancel }
     }
@@ -40,6 +41,10 @@ impl Lock for PolledLocks {
             Ok(None)
         };
         self.cancel.retry(request.wait, || PACE, attempt)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        self.lock.usage()
     }
 
     fn has_fixed_lease(&self) -> bool {

@@ -44,7 +44,7 @@ impl<C: SqlConnection> Versions<C> {
             )
         });
         let user = transaction.user;
-        let insert = format!("INSERT INTO {users} (user) VALUES ({user})");
+        let insert = format!("INSERT INTO {users} (user_id) VALUES ({user})");
 
         let mut connection = self.rows.connection()?;
         self.change(&mut connection, C::BEGIN)?;

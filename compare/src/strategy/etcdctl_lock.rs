@@ -1,0 +1,200 @@
+//! What `etcdctl lock` does, over the JSON gateway: a lease for each hold, `/v3/lock/lock` with it, which waits in
+//! the cluster, first come, first served, and the end of the lease to release. A timer of the hold keeps the lease
+//! alive every third of its ttl.
+//!
+//! A thread that waits keeps a connection to itself. The holder is not told when the lease has ended, and there
+//! is no attempt without a wait: the recipe looks first whether there is a holder.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
+use lockkeeper::backends::etcd::{PlainClient, encoded};
+use lockkeeper::{CancelRegistration, Usage};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::lock::{Held, Lock, LockRequest};
+use crate::cancel::Cancellation;
+use crate::error::Error;
+use crate::store::etcd::{EtcdConfig, all_of, call, grant_lease};
+
+/// How often the timer keeps the lease alive within a ttl.
+const RENEWALS: u32 = 3;
+/// How long a lock that was free just now is waited for.
+const ONE_ATTEMPT: Duration = Duration::from_secs(1);
+
+pub(super) struct EtcdctlLock {
+    program: Arc<Program>,
+    min_ttl: Duration,
+    cancel: Cancellation,
+    /// Ends the waits inside the cluster when the comparison is cancelled.
+    _wake: CancelRegistration,
+}
+
+/// What the threads of a program share.
+struct Program {
+    config: EtcdConfig,
+    /// Connections that no thread uses.
+    idle: Mutex<Vec<PlainClient>>,
+    /// The sockets of the threads that wait, by the number of the request.
+    waiting: Mutex<HashMap<u64, TcpStream>>,
+    open: AtomicU32,
+    sent: AtomicU64,
+}
+
+impl EtcdctlLock {
+    /// Uses this cluster, where no lease can be shorter than `min_ttl`.
+    pub(super) fn new(config: &EtcdConfig, min_ttl: Duration, cancel: &Cancellation) -> Self {
+        let program = Arc::new(Program {
+            config: config.clone(),
+            idle: Mutex::default(),
+            waiting: Mutex::default(),
+            open: AtomicU32::new(0),
+            sent: AtomicU64::new(0),
+        });
+        let waiting = Arc::clone(&program);
+        Self {
+            program,
+            min_ttl,
+            cancel: cancel.clone(),
+            _wake: cancel.token().on_cancel(move || {
+                for socket in waiting.waiting.lock().values() {
+                    // It may have ended by itself.
+                    let _ = socket.shutdown(Shutdown::Both);
+                }
+            }),
+        }
+    }
+}
+
+impl Lock for EtcdctlLock {
+    fn acquire(&self, name: &str, request: LockRequest) -> Result<Option<Held>, Error> {
+        let program = &self.program;
+        if request.wait.is_zero() && program.is_held(name)? {
+            return Ok(None);
+        }
+        let ttl = request.lease.ttl().max(self.min_ttl);
+        let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
+        let lease = program.with_client(|client| grant_lease(client, seconds))?;
+        let timer = keep_alive(Arc::clone(program), lease.clone(), ttl)?;
+        let (program, locked) = (
+            Arc::clone(program),
+            program.lock(name, &lease, request.wait),
+        );
+        let release = move || {
+            drop(timer);
+            program
+                .send("/v3/lease/revoke", &json!({ "ID": lease }))
+                .map(drop)
+        };
+        if let Ok(true) = locked {
+            return Ok(Some(Held::new(release)));
+        }
+        // The key may be in the queue.
+        release()?;
+        self.cancel.check()?;
+        locked.map(|_| None)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        Some(Usage {
+            commands: self.program.sent.load(Ordering::Relaxed),
+            connections: self.program.open.load(Ordering::Relaxed),
+        })
+    }
+
+    fn min_ttl(&self) -> Duration {
+        self.min_ttl
+    }
+
+    fn has_fixed_lease(&self) -> bool {
+        false
+    }
+}
+
+impl Program {
+    /// Takes a connection that no thread uses, or opens one.
+    fn client(&self) -> Result<PlainClient, Error> {
+        if let Some(client) = self.idle.lock().pop() {
+            return Ok(client);
+        }
+        let client = self.config.connect()?;
+        self.open.fetch_add(1, Ordering::Relaxed);
+        Ok(client)
+    }
+
+    fn with_client<T>(
+        &self,
+        work: impl FnOnce(&mut PlainClient) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut client = self.client()?;
+        self.sent.fetch_add(1, Ordering::Relaxed);
+        let result = work(&mut client)?;
+        self.idle.lock().push(client);
+        Ok(result)
+    }
+
+    fn send(&self, path: &str, body: &Value) -> Result<Value, Error> {
+        self.with_client(|client| call(client, path, body))
+    }
+
+    /// Returns whether there is a holder or a waiter.
+    fn is_held(&self, name: &str) -> Result<bool, Error> {
+        let reply = self.send("/v3/kv/range", &all_of(&format!("{name}/")))?;
+        Ok(reply.get("kvs").is_some())
+    }
+
+    /// Waits for the lock, and returns whether it was granted.
+    fn lock(&self, name: &str, lease: &Value, wait: Duration) -> Result<bool, Error> {
+        let mut client = self.client()?;
+        let socket = client.socket().try_clone();
+        let socket = socket.map_err(|error| {
+            Error::failed(format!(
+                "a socket cannot be cloned: {error}; use fewer threads"
+            ))
+        })?;
+        let number = self.sent.fetch_add(1, Ordering::Relaxed);
+        self.waiting.lock().insert(number, socket);
+        let body = json!({ "name": encoded(name), "lease": lease });
+        let reply = client.call("/v3/lock/lock", &body, wait.max(ONE_ATTEMPT));
+        self.waiting.lock().remove(&number);
+        match reply {
+            Ok(Some(_)) => {
+                self.idle.lock().push(client);
+                Ok(true)
+            }
+            // A reply may still come on the connection.
+            Ok(None) => {
+                self.open.fetch_sub(1, Ordering::Relaxed);
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Starts the timer of a hold. It ends when the sender is dropped.
+fn keep_alive(
+    program: Arc<Program>,
+    lease: Value,
+    ttl: Duration,
+) -> Result<Sender<Infallible>, Error> {
+    let (held, released) = bounded(0);
+    let renew = move || {
+        while released.recv_timeout(ttl / RENEWALS) == Err(RecvTimeoutError::Timeout) {
+            // The recipe does not tell the holder what the timer finds.
+            let _ = program.send("/v3/lease/keepalive", &json!({ "ID": lease }));
+        }
+    };
+    let thread = thread::Builder::new().name("keep-alive".to_owned());
+    thread
+        .spawn(renew)
+        .map_err(|error| Error::failed(format!("cannot start a timer: {error}")))?;
+    Ok(held)
+}
