@@ -5,12 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::LockKeeper;
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_testkit::{MySqlKind, PostgresKind};
 
 use crate::pinning::Pinned;
 use crate::process::{Process, Role};
 use crate::threads::together;
-use crate::{Row, Rows, mysql, server};
+use crate::{Row, Rows, etcd, mysql, postgres, server};
 
 pub(crate) const HELD: Duration = Duration::from_millis(1);
 const RUNS: usize = 5;
@@ -63,10 +63,9 @@ pub(crate) fn threads() -> Rows {
         "sqlite:{}?wait=60s",
         folder.path().join("locks.db").display()
     );
-    let count = |keeper: &LockKeeper| Ok(keeper.usage().map(|usage| usage.commands));
     let mut rows = Vec::new();
     for (store, url) in [("memory", "memory:?wait=60s"), ("sqlite", &sqlite)] {
-        rows.extend(threads_on(url, store, "statements", &count)?);
+        rows.extend(threads_on(url, store, "statements", &own_count)?);
     }
     Ok(rows)
 }
@@ -86,6 +85,23 @@ pub(crate) fn threads_mysql(kind: MySqlKind) -> Rows {
     threads_on(&url, kind.name(), "statements", &|_| {
         Ok(Some(questions.sent()?))
     })
+}
+
+pub(crate) fn threads_postgres(kind: PostgresKind) -> Rows {
+    let server = postgres::start(kind)?;
+    let url = format!("{}?wait=60s", server.url());
+    threads_on(&url, kind.name(), "statements", &own_count)
+}
+
+pub(crate) fn threads_etcd() -> Rows {
+    let server = etcd::start()?;
+    let url = format!("{}?wait=60s", server.url());
+    threads_on(&url, "etcd", "requests", &own_count)
+}
+
+/// Counts what the keeper has sent, for stores that do not count, or only with a delay.
+pub(crate) fn own_count(keeper: &LockKeeper) -> Result<Option<u64>, Box<dyn Error>> {
+    Ok(keeper.usage().map(|usage| usage.commands))
 }
 
 /// Returns how many commands the store was sent so far, if it counts them.
@@ -152,6 +168,28 @@ pub(crate) fn processes_mysql(kind: MySqlKind) -> Rows {
     let store = kind.name();
     let way = by_round_trips(store);
     processes_on(&url, store, server.pid(), &mut round_trip, way)
+}
+
+pub(crate) fn processes_postgres(kind: PostgresKind) -> Rows {
+    let server = postgres::start(kind)?;
+    let url = format!("{}?wait=60s", server.url());
+    let mut raw = postgres::Raw::open(&server)?;
+    raw.prepare("ping", "SELECT $1::bool")?;
+    let mut round_trip = || raw.run("ping", "true").map(drop);
+    let store = kind.name();
+    let way = by_round_trips(store);
+    processes_on(&url, store, server.pid(), &mut round_trip, way)
+}
+
+pub(crate) fn processes_etcd() -> Rows {
+    let server = etcd::start()?;
+    let url = format!("{}?wait=60s", server.url());
+    let mut raw = etcd::Raw::connect(&server)?;
+    // A write, as the release is one.
+    let put = etcd::Raw::request("/v3/kv/put", r#"{"key":"cmF3","value":"cmF3"}"#);
+    let mut round_trip = || raw.send(&put).map(drop);
+    let way = by_round_trips("etcd");
+    processes_on(&url, "etcd", server.pid(), &mut round_trip, way)
 }
 
 /// Measures a hand-over between processes on a store where each step is a round trip.

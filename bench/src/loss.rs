@@ -7,9 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockGuard, LockKeeper};
-use lockkeeper_testkit::{MySqlKind, MySqlOptions, Proxy, RedisServer};
+use lockkeeper_testkit::{MySqlKind, MySqlOptions, PostgresKind, Proxy, RedisServer};
 
-use crate::{Row, Rows, mysql, server};
+use crate::{Row, Rows, etcd, mysql, postgres, server};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// DESIGN.md: from the moment at which the holder's host can know it.
@@ -136,4 +136,52 @@ pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
         server.restart()
     })?);
     Ok(rows)
+}
+
+pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
+    let (store, server) = (kind.name(), postgres::start(kind)?);
+    let (former, next) = (
+        lockkeeper::open(&server.url())?,
+        lockkeeper::open(&server.url())?,
+    );
+    // Of the locks that sessions hold, only those of names are exclusive.
+    let kill = || {
+        server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks \
+             WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted",
+        )
+    };
+    let (until_lost, both) = take_over(&former, &next, kill)?;
+    let mut rows = vec![
+        row(
+            format!("session killed to guard lost, {store}"),
+            until_lost,
+            BUDGET_MS,
+        ),
+        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
+    ];
+    let url_via = |addr| server.url_via(addr);
+    rows.extend(restart_rows(store, server.addr(), url_via, || {
+        server.restart()
+    })?);
+    Ok(rows)
+}
+
+/// A restart forgets nothing, so there are no rows of one.
+pub(crate) fn on_etcd() -> Rows {
+    let server = etcd::start()?;
+    let (former, next) = (
+        lockkeeper::open(&server.url())?,
+        lockkeeper::open(&server.url())?,
+    );
+    let delete = || server.delete("lockkeeper/").map(drop);
+    let (until_lost, both) = take_over(&former, &next, delete)?;
+    Ok(vec![
+        row(
+            "keys deleted to guard lost, etcd".to_owned(),
+            until_lost,
+            BUDGET_MS,
+        ),
+        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
+    ])
 }

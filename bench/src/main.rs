@@ -88,7 +88,7 @@ const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
 const POSTGRES: PostgresKind = PostgresKind::Postgres15;
 
-const GROUPS: [(&str, Group); 46] = [
+const GROUPS: [(&str, Group); 62] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
@@ -101,16 +101,21 @@ const GROUPS: [(&str, Group); 46] = [
     ("many mariadb", || many::mysql(MARIADB)),
     ("many mysql", || many::mysql(MYSQL)),
     ("many postgres", || many::postgres(POSTGRES)),
+    ("many etcd", many::etcd),
     ("passes memory", passes::memory),
     ("passes sqlite", passes::sqlite),
     ("passes redis", passes::redis),
     ("passes mariadb", || passes::on_mysql(MARIADB)),
     ("passes mysql", || passes::on_mysql(MYSQL)),
+    ("passes postgres", || passes::on_postgres(POSTGRES)),
+    ("passes etcd", passes::on_etcd),
     ("modes memory", modes::memory),
     ("modes sqlite", modes::sqlite),
     ("modes redis", modes::redis),
     ("modes mariadb", || modes::on_mysql(MARIADB)),
     ("modes mysql", || modes::on_mysql(MYSQL)),
+    ("modes postgres", || modes::on_postgres(POSTGRES)),
+    ("modes etcd", modes::on_etcd),
     ("contended threads", contended::threads),
     ("contended threads redis", contended::threads_redis),
     ("contended threads mariadb", || {
@@ -119,6 +124,10 @@ const GROUPS: [(&str, Group); 46] = [
     ("contended threads mysql", || {
         contended::threads_mysql(MYSQL)
     }),
+    ("contended threads postgres", || {
+        contended::threads_postgres(POSTGRES)
+    }),
+    ("contended threads etcd", contended::threads_etcd),
     ("contended processes", contended::processes),
     ("contended processes redis", contended::processes_redis),
     ("contended processes mariadb", || {
@@ -127,12 +136,19 @@ const GROUPS: [(&str, Group); 46] = [
     ("contended processes mysql", || {
         contended::processes_mysql(MYSQL)
     }),
+    ("contended processes postgres", || {
+        contended::processes_postgres(POSTGRES)
+    }),
+    ("contended processes etcd", contended::processes_etcd),
     ("pairs mariadb", || pairs::rows_mysql(MARIADB)),
     ("pairs mysql", || pairs::rows_mysql(MYSQL)),
+    ("pairs postgres", || pairs::rows_postgres(POSTGRES)),
     ("waiting", waiting::rows),
     ("waiting redis", waiting::rows_redis),
     ("waiting mariadb", || waiting::rows_mysql(MARIADB)),
     ("waiting mysql", || waiting::rows_mysql(MYSQL)),
+    ("waiting postgres", || waiting::rows_postgres(POSTGRES)),
+    ("waiting etcd", waiting::rows_etcd),
     ("scale held redis", held::redis),
     ("scale keepers redis", keepers::redis),
     ("scale memory", scale::memory),
@@ -140,9 +156,13 @@ const GROUPS: [(&str, Group); 46] = [
     ("scale redis", scale::redis),
     ("scale mariadb", || scale::on_mysql(MARIADB)),
     ("scale mysql", || scale::on_mysql(MYSQL)),
+    ("scale postgres", || scale::on_postgres(POSTGRES)),
+    ("scale etcd", scale::on_etcd),
     ("loss redis", loss::redis),
     ("loss mariadb", || loss::on_mysql(MARIADB)),
     ("loss mysql", || loss::on_mysql(MYSQL)),
+    ("loss postgres", || loss::on_postgres(POSTGRES)),
+    ("loss etcd", loss::on_etcd),
 ];
 
 fn main() -> ExitCode {

@@ -3,13 +3,18 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use lockkeeper::backends::etcd::{EtcdOptions, PlainClient, encoded};
 use lockkeeper::{LockKeeper, LockName};
 use lockkeeper_testkit::{MySqlKind, PostgresKind};
 use mysql::prelude::Queryable as _;
+use serde_json::{Value, json};
 
 use crate::threads::together;
 use crate::wakes::beside_blocked;
-use crate::{Row, Rows, median, mysql as mysql_server, postgres as postgres_server, server};
+use crate::{
+    Row, Rows, etcd as etcd_server, median, mysql as mysql_server, postgres as postgres_server,
+    server,
+};
 
 const THREADS: usize = 64;
 const RUNS: usize = 5;
@@ -17,6 +22,8 @@ const RUN: Duration = Duration::from_millis(400);
 /// How many requests of the floor travel together.
 const PIPELINE: usize = 64;
 const NAMES_PER_STATEMENT: usize = 32;
+/// How long a raw request may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What one thread did.
 pub(crate) struct Tally {
@@ -227,6 +234,41 @@ pub(crate) fn postgres(kind: PostgresKind) -> Rows {
         Ok(NAMES_PER_STATEMENT)
     };
     rows(kind.name(), &keeper, floor)
+}
+
+/// The floor has one connection, and [`PIPELINE`] names in a transaction.
+pub(crate) fn etcd() -> Rows {
+    let server = etcd_server::start()?;
+    let keeper = lockkeeper::open(&server.url())?;
+    let addr = server.addr();
+    let options = EtcdOptions::tcp(addr.ip().to_string(), addr.port());
+    let mut raw = PlainClient::connect(&options)?;
+    let mut call = |path: &str, body: &Value| -> Result<Value, Box<dyn Error>> {
+        Ok(raw.call(path, body, TIMEOUT)?.ok_or("no reply")?)
+    };
+    call("/v3/lease/grant", &json!({ "TTL": 3_600, "ID": 42 }))?;
+    let keys = (0..PIPELINE).map(|number| encoded(&format!("raw/seat:{number}")));
+    let keys: Vec<_> = keys.collect();
+    let txn = |result, operation: &dyn Fn(&str) -> Value| {
+        let compare = |key| json!({ "key": key, "target": "CREATE", "result": result });
+        let compare: Vec<_> = keys.iter().map(compare).collect();
+        let success: Vec<_> = keys.iter().map(|key| operation(key)).collect();
+        json!({ "compare": compare, "success": success })
+    };
+    let value = encoded("3f0c8dbe-5d9b-4c3c-9a5e-0a4b7c1d2e3f/4026531836");
+    let put = |key: &str| json!({ "request_put": { "key": key, "value": value, "lease": 42 } });
+    let delete = |key: &str| json!({ "request_delete_range": { "key": key } });
+    let (take, free) = (txn("EQUAL", &put), txn("GREATER", &delete));
+    let floor = || {
+        for body in [&take, &free] {
+            let reply = call("/v3/kv/txn", body)?;
+            if reply.get("succeeded") != Some(&Value::Bool(true)) {
+                return Err("a name is taken, or was lost".into());
+            }
+        }
+        Ok(PIPELINE)
+    };
+    rows("etcd", &keeper, floor)
 }
 
 /// The floor has one connection, and [`PIPELINE`] names in a transaction.

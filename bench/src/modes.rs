@@ -4,15 +4,15 @@ use std::error::Error;
 use std::time::Instant;
 
 use lockkeeper::{Capability, LockKeeper, LockName};
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_testkit::{MySqlKind, PostgresKind};
 
-use crate::contended::{Count, HELD, measured_sleep, times};
+use crate::contended::{Count, HELD, measured_sleep, own_count, times};
 use crate::free::{alternately, row};
 use crate::passes::{micros, token_pass};
 use crate::pinning::Pinned;
 use crate::process::{Process, Role};
 use crate::threads::together;
-use crate::{Row, Rows, median, mysql, server};
+use crate::{Row, Rows, etcd, median, mysql, postgres, server};
 
 /// Threads that read one name.
 const READERS: usize = 64;
@@ -225,7 +225,7 @@ pub(crate) fn sqlite() -> Rows {
         name: "sqlite",
         url: &format!("sqlite:{}?wait=60s", path.display()),
         server: None,
-        count: &|keeper| Ok(keeper.usage().map(|usage| usage.commands)),
+        count: &own_count,
         pairs: 500,
     }
     .rows()
@@ -252,6 +252,30 @@ pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
         server: server.pid(),
         count: &|_| Ok(Some(questions.sent()?)),
         pairs: 100,
+    }
+    .rows()
+}
+
+pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
+    let server = postgres::start(kind)?;
+    Store {
+        name: kind.name(),
+        url: &format!("{}?wait=60s", server.url()),
+        server: server.pid(),
+        count: &own_count,
+        pairs: 100,
+    }
+    .rows()
+}
+
+pub(crate) fn on_etcd() -> Rows {
+    let server = etcd::start()?;
+    Store {
+        name: "etcd",
+        url: &format!("{}?wait=60s", server.url()),
+        server: server.pid(),
+        count: &own_count,
+        pairs: 50,
     }
     .rows()
 }

@@ -3,10 +3,10 @@
 use std::error::Error;
 
 use lockkeeper::LockKeeper;
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_testkit::{MySqlKind, PostgresKind, PostgresOptions};
 
 use crate::threads::together;
-use crate::{Row, Rows, mysql};
+use crate::{Row, Rows, mysql, postgres};
 
 const RUNS: usize = 5;
 const THREADS: usize = 40;
@@ -33,7 +33,18 @@ fn lock_pairs(keeper: &LockKeeper) -> Result<f64, Box<dyn Error>> {
 
 pub(crate) fn rows_mysql(kind: MySqlKind) -> Rows {
     let server = mysql::start(kind)?;
-    let open = |keys: &str| lockkeeper::open(&format!("{}?wait=60s{keys}", server.url()));
+    rows_on(&server.url(), kind.name())
+}
+
+pub(crate) fn rows_postgres(kind: PostgresKind) -> Rows {
+    // The wide pool comes near the 100 connections of the default.
+    let options = PostgresOptions::new().config("max_connections", "200");
+    let server = postgres::start_with(kind, options)?;
+    rows_on(&server.url(), kind.name())
+}
+
+fn rows_on(url: &str, store: &str) -> Rows {
+    let open = |keys: &str| lockkeeper::open(&format!("{url}?wait=60s{keys}"));
     let (keeper, wide) = (open("")?, open("&pool_size=100")?);
     lock_pairs(&keeper)?;
     lock_pairs(&wide)?;
@@ -44,7 +55,7 @@ pub(crate) fn rows_mysql(kind: MySqlKind) -> Rows {
     }
     let (measured, floor) = (crate::median(all), crate::median(floors));
     Ok(vec![Row {
-        what: format!("40 threads x 10 pairs of names, {}", kind.name()),
+        what: format!("40 threads x 10 pairs of names, {store}"),
         measured: format!("{measured:.0} ms"),
         floor: format!("{floor:.0} ms"),
         value: measured / floor,

@@ -6,10 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockKeeper, LockName};
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_testkit::{MySqlKind, PostgresKind};
 
 use crate::threads::together;
-use crate::{Row, Rows, median, mysql, server};
+use crate::{Row, Rows, etcd, median, mysql, postgres, server};
 
 const THREADS: usize = 100;
 const PASSES: usize = 20_000;
@@ -125,4 +125,14 @@ pub(crate) fn redis() -> Rows {
 pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
     let server = mysql::start(kind)?;
     rows(kind.name(), &server.url())
+}
+
+pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
+    let server = postgres::start(kind)?;
+    rows(kind.name(), &server.url())
+}
+
+pub(crate) fn on_etcd() -> Rows {
+    let server = etcd::start()?;
+    rows("etcd", &server.url())
 }

@@ -14,9 +14,16 @@ use crate::server::Missing;
 
 /// Starts a server.
 pub(crate) fn start(kind: PostgresKind) -> Result<PostgresServer, Box<dyn Error>> {
+    start_with(kind, PostgresOptions::new())
+}
+
+/// Starts a server with options. Its user needs no password.
+pub(crate) fn start_with(
+    kind: PostgresKind,
+    options: PostgresOptions,
+) -> Result<PostgresServer, Box<dyn Error>> {
     kind.program().map_err(Missing::new)?;
-    let options = PostgresOptions::new().login("trust");
-    Ok(PostgresServer::start(kind, &options)?)
+    Ok(PostgresServer::start(kind, &options.login("trust"))?)
 }
 
 /// A session, by TCP like that of a keeper.

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use lockkeeper::LockKeeper;
-use lockkeeper_testkit::{MySqlKind, MySqlOptions};
+use lockkeeper_testkit::{MySqlKind, MySqlOptions, PostgresKind, PostgresOptions};
 
 use crate::once::{self, Left, Unit};
 use crate::process::{Process, Role};
-use crate::{Row, Rows, many, median, memory::resident, mysql, server};
+use crate::{Row, Rows, etcd, many, median, memory::resident, mysql, postgres, server};
 
 const THREADS: [usize; 4] = [1, 8, 64, 256];
 const PROCESSES: [usize; 3] = [1, 4, 16];
@@ -145,6 +145,44 @@ pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
             unit: Unit::Bytes,
         }));
         Ok(left)
+    })?);
+    Ok(rows)
+}
+
+pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
+    // Each process has a pool of its own.
+    let options = PostgresOptions::new().config("max_connections", "400");
+    let server = postgres::start_with(kind, options)?;
+    let (url, store) = (format!("{}?wait=60s", server.url()), kind.name());
+    let keeper = lockkeeper::open(&url)?;
+    let mut rows = threads(&keeper, store)?;
+    rows.extend(processes(&url, store)?);
+    // A session has shared locks as long as it lives; they tell it from other sessions.
+    let count =
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock'";
+    rows.extend(once::rows(&url, store, &|| {
+        Ok(vec![Left {
+            what: "advisory locks in the server",
+            amount: server.value(count)?.parse()?,
+            unit: Unit::Entries,
+        }])
+    })?);
+    Ok(rows)
+}
+
+pub(crate) fn on_etcd() -> Rows {
+    let server = etcd::start()?;
+    let url = format!("{}?wait=60s", server.url());
+    let keeper = lockkeeper::open(&url)?;
+    let mut rows = threads(&keeper, "etcd")?;
+    rows.extend(processes(&url, "etcd")?);
+    // Revisions of keys stay until the operator's compaction, as those of every etcd client do.
+    rows.extend(once::rows(&url, "etcd", &|| {
+        Ok(vec![Left {
+            what: "keys",
+            amount: server.keys("lockkeeper/")?.len() as f64,
+            unit: Unit::Entries,
+        }])
     })?);
     Ok(rows)
 }

@@ -4,10 +4,10 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::{AcquireOptions, CancelToken};
-use lockkeeper_testkit::MySqlKind;
+use lockkeeper_testkit::{MySqlKind, PostgresKind};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::{Row, Rows, mysql, server};
+use crate::{Row, Rows, etcd, mysql, postgres, server};
 
 /// Returns the processor time of this process so far, in milliseconds.
 fn cpu() -> f64 {
@@ -32,6 +32,17 @@ pub(crate) fn rows_redis() -> Rows {
 pub(crate) fn rows_mysql(kind: MySqlKind) -> Rows {
     let server = mysql::start(kind)?;
     rows_on(&server.url(), kind.name(), 1.0)
+}
+
+pub(crate) fn rows_postgres(kind: PostgresKind) -> Rows {
+    let server = postgres::start(kind)?;
+    rows_on(&server.url(), kind.name(), 1.0)
+}
+
+pub(crate) fn rows_etcd() -> Rows {
+    let server = etcd::start()?;
+    // One connection for requests, and one that watches.
+    rows_on(&server.url(), "etcd", 2.0)
 }
 
 fn rows_on(url: &str, store: &str, connections: f64) -> Rows {
