@@ -14,6 +14,7 @@ mod sentinel;
 mod sentinel_opening;
 mod server;
 mod store;
+mod supplied;
 mod topology;
 
 use std::process::ExitCode;
@@ -42,6 +43,7 @@ pub(crate) fn main() -> ExitCode {
         opening::CASES,
         sentinel::CASES,
         sentinel_opening::CASES,
+        supplied::CASES,
     ];
     run::<RedisServer>(cases.into_iter().flatten().copied())
 }

@@ -60,7 +60,7 @@ struct Lent {
 }
 
 impl lockkeeper_remote::Connection for Connection {
-    fn is_quiet(&self) -> bool {
+    fn is_quiet(&mut self) -> bool {
         self.wire.is_quiet()
     }
 

@@ -9,6 +9,7 @@ use redis::{ServerError, Value, cmd};
 
 use crate::connection::Connection;
 use crate::failure::refused;
+use crate::link::Link;
 
 /// Returns what it means that a server refused a command.
 type Meaning = fn(&ServerError) -> Error;
@@ -69,7 +70,8 @@ impl Access {
         }
         let stream = self.dialer.dial(&self.server, limit)?;
         let open = self.counts.add_connection();
-        let mut connection = Connection::new(stream, self.server.clone(), self.tls, open);
+        let mut connection =
+            Connection::new(Link::own(stream), self.server.clone(), self.tls, open);
         for (command, refused) in &self.greeting {
             let left = limit.saturating_sub(began.elapsed());
             let answer = connection.ask(command, left);

@@ -1,6 +1,5 @@
 //! One connection to a server, and requests on it.
 
-use std::io::{self, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,19 +7,17 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{
-    Failure, OpenConnection, RestartGrace, Server, SocketTimeout, Stream, is_quiet,
-    nothing_granted, senseless,
+    Failure, OpenConnection, RestartGrace, Server, SocketTimeout, nothing_granted, senseless,
 };
-use redis::{Cmd, InfoDict, Parser, RedisError, Value, cmd};
+use redis::{Cmd, InfoDict, RedisError, Value, cmd};
 
 use crate::failure::{accepted_by_primary, parse, unread};
+use crate::link::Link;
 
 /// A connection; dropping it closes it. A connection that failed is not used again: a reply may still
 /// arrive on it.
 pub(crate) struct Connection {
-    stream: Stream,
-    /// Keeps the part of a reply that was read already.
-    parser: Parser,
+    link: Link,
     open: OpenConnection,
     tls: bool,
     /// Whether nothing has succeeded on it yet.
@@ -42,17 +39,24 @@ pub(crate) struct MoveSeen {
 }
 
 impl lockkeeper_remote::Connection for Connection {
-    fn is_quiet(&self) -> bool {
-        self.is_current() && is_quiet(self.stream.socket())
+    fn is_quiet(&mut self) -> bool {
+        if self.link.socket().is_none() {
+            // A connection of the application's is asked with a time-out of its own.
+            self.timeout = SocketTimeout::default();
+        }
+        self.is_current() && self.link.is_quiet()
+    }
+
+    fn give_back(mut self) {
+        self.link.give_back();
     }
 }
 
 impl Connection {
     /// A connection on which nothing was asked yet.
-    pub(crate) fn new(stream: Stream, server: Server, tls: bool, open: OpenConnection) -> Self {
+    pub(crate) fn new(link: Link, server: Server, tls: bool, open: OpenConnection) -> Self {
         Self {
-            stream,
-            parser: Parser::new(),
+            link,
             open,
             tls,
             is_new: true,
@@ -75,14 +79,14 @@ impl Connection {
         &self.server
     }
 
-    /// Returns the socket.
-    pub(crate) fn socket(&self) -> &TcpStream {
-        self.stream.socket()
+    /// Returns the socket, if it can be had: not that of a connection of the application's.
+    pub(crate) fn socket(&self) -> Option<&TcpStream> {
+        self.link.socket()
     }
 
     /// Sets the longest time that a read or a write may take.
     pub(crate) fn set_timeout(&mut self, limit: Duration) -> Result<(), Failure> {
-        let set = self.timeout.set(self.stream.socket(), limit);
+        let set = self.timeout.set_by(limit, |limit| self.link.set_timeout(limit));
         set.map_err(|error| Failure::NotSent(self.server.closed().with_source(error)))
     }
 
@@ -100,10 +104,15 @@ impl Connection {
 
     /// Returns how long the server has been up, or somewhat less.
     pub(crate) fn uptime(&mut self, limit: Duration) -> Result<Duration, Failure> {
+        self.run_of_server(limit).map(|(uptime, _)| uptime)
+    }
+
+    /// Returns how long the server has been up, or somewhat less, and the identity of this run of the server.
+    pub(crate) fn run_of_server(&mut self, limit: Duration) -> Result<(Duration, String), Failure> {
         let info = cmd("INFO").arg("server").get_packed_command();
         let info = match self.ask(&info, limit)? {
             Value::ServerError(error) if error.code() == "NOPERM" => {
-                let text = "this user may not ask when the server was started, as `restart_grace` needs it; allow it +info";
+                let text = "this user may not ask when the server was started, as `restart_grace` and connections of the application's need it; allow it +info";
                 return Err(Failure::Refused(Error::new(
                     ErrorKind::PermissionDenied,
                     text,
@@ -116,7 +125,9 @@ impl Connection {
         let seconds = info.get("uptime_in_seconds");
         let seconds: u64 = seconds.ok_or_else(|| Failure::Refused(senseless()))?;
         // The server subtracts whole seconds of its clock, so it says up to one too much.
-        Ok(Duration::from_secs(seconds.saturating_sub(1)))
+        let uptime = Duration::from_secs(seconds.saturating_sub(1));
+        let run = info.get("run_id");
+        Ok((uptime, run.ok_or_else(|| Failure::Refused(senseless()))?))
     }
 
     /// Refuses to ask for a grant while the server grants nothing since it was started lately.
@@ -149,7 +160,7 @@ impl Connection {
         self.set_timeout(limit)?;
         let began = Instant::now();
         self.open.counts().add_commands(count);
-        if let Err(error) = self.stream.write_all(packed).map_err(RedisError::from) {
+        if let Err(error) = self.link.send(packed) {
             // A plain socket sends a short command completely or not at all.
             let is_unsent = !self.tls && count == 1;
             // The server may have sent its reason before it closed. A failed socket is read without
@@ -181,15 +192,15 @@ impl Connection {
     /// Reads one reply, or one message of a channel. After a time-out the next call continues where
     /// this one stopped.
     pub(crate) fn receive(&mut self) -> Result<Value, RedisError> {
-        let value = self.parser.parse_value(&mut self.stream)?;
+        let value = self.link.receive()?;
         self.has_replied = true;
         Ok(value)
     }
 
     /// Sends one command without reading its reply.
-    pub(crate) fn send(&mut self, command: &Cmd) -> io::Result<()> {
+    pub(crate) fn send(&mut self, command: &Cmd) -> Result<(), RedisError> {
         self.open.counts().add_commands(1);
-        self.stream.write_all(&command.get_packed_command())
+        self.link.send(&command.get_packed_command())
     }
 
     /// Returns the error of a request that cannot have granted anything, and that may have been the first

@@ -11,6 +11,7 @@ use crate::connection::Connection;
 use crate::failure::login_refused;
 use crate::options::RedisOptions;
 use crate::sentinels::Sentinels;
+use crate::supplied::Source;
 
 /// Opens connections.
 pub(crate) struct Connector {
@@ -25,15 +26,21 @@ pub(crate) struct Connector {
 enum Target {
     Server(Access),
     Sentinels(Box<Sentinels>),
+    Supplied(Box<Source>),
 }
 
 impl Connector {
     pub(crate) fn new(options: &RedisOptions, clock: Arc<dyn Clock>) -> Result<Self, Error> {
         let remote = &options.remote;
         let counts = Arc::default();
-        let target = match options.sentinels.is_empty() {
-            true => Target::Server(of_server(options, &counts)?),
-            false => Target::Sentinels(Box::new(Sentinels::new(options, &counts)?)),
+        let target = match &options.supplier {
+            Some(supplier) => {
+                let (is_lent, database) = (remote.is_lent, options.database);
+                let source = Source::new(supplier.clone(), is_lent, database, &counts);
+                Target::Supplied(Box::new(source))
+            }
+            None if options.sentinels.is_empty() => Target::Server(of_server(options, &counts)?),
+            None => Target::Sentinels(Box::new(Sentinels::new(options, &counts)?)),
         };
         Ok(Self {
             target,
@@ -48,7 +55,7 @@ impl Connector {
     /// Returns the sentinels that name the primary, if the options list any.
     pub(crate) fn sentinels(&self) -> Option<&Sentinels> {
         match &self.target {
-            Target::Server(_) => None,
+            Target::Server(_) | Target::Supplied(_) => None,
             Target::Sentinels(sentinels) => Some(sentinels),
         }
     }
@@ -60,6 +67,7 @@ impl Connector {
         let (mut connection, primary_for) = match &self.target {
             Target::Server(access) => (access.connect(limit)?, Duration::MAX),
             Target::Sentinels(sentinels) => sentinels.connect(limit)?,
+            Target::Supplied(source) => (source.connect(&self.server, limit)?, Duration::MAX),
         };
         if !self.restart_grace.is_zero() {
             let left = limit.saturating_sub(began.elapsed());

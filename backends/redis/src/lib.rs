@@ -19,6 +19,7 @@ mod examine_sentinels;
 mod failure;
 mod keys;
 mod lease;
+mod link;
 mod listener;
 mod options;
 mod owner;
@@ -30,6 +31,7 @@ mod sentinels;
 mod server_clock;
 mod store;
 mod subscription;
+mod supplied;
 
 pub use driver::RedisDriver;
 pub use options::RedisOptions;

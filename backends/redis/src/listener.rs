@@ -31,7 +31,7 @@ use crate::subscription::{Message, ask_for_flush_notice, read, subscribe};
 const AFTER_FIRST_GRANT: Duration = Duration::from_millis(50);
 /// The thread checks this often whether the store was dropped, or the primary found elsewhere.
 const CHECK_EVERY: Duration = Duration::from_millis(500);
-/// A silent server is sent a PING after so long.
+/// A silent server is asked to reply after so long.
 const PING_AFTER: Duration = Duration::from_secs(5);
 /// The longest time to wait for a reply.
 const REPLY_TIME: Duration = Duration::from_secs(2);
@@ -45,8 +45,8 @@ enum State {
     /// The thread connects after [`AFTER_FIRST_GRANT`], or when it is unparked.
     Delayed(Thread),
     Connecting,
-    /// The socket ends the thread when it is shut down.
-    Listening(TcpStream),
+    /// The socket ends the thread when it is shut down. Without it, the thread ends by itself after [`CHECK_EVERY`].
+    Listening(Option<TcpStream>),
     /// The thread reconnects with pauses, which an unpark ends, and no waiter waits for that.
     Down(Thread),
 }
@@ -171,11 +171,11 @@ impl Listener {
     pub(crate) fn close(&self) {
         match &*self.state.lock() {
             State::Delayed(thread) | State::Down(thread) => thread.unpark(),
-            State::Listening(socket) => {
+            State::Listening(Some(socket)) => {
                 // It fails where the server has closed it already.
                 let _ = socket.shutdown(Shutdown::Both);
             }
-            State::Idle | State::Connecting => {}
+            State::Idle | State::Connecting | State::Listening(None) => {}
         }
     }
 
@@ -229,12 +229,13 @@ impl Listener {
         rests
     }
 
-    fn connect(&self) -> Option<(Connection, TcpStream)> {
+    fn connect(&self) -> Option<(Connection, Option<TcpStream>)> {
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
         // Without the notice, the next renewal notices a flush.
         let _ = ask_for_flush_notice(&mut connection, REPLY_TIME).ok()?;
         subscribe(&mut connection, &self.channels(), REPLY_TIME).ok()?;
-        let socket = connection.socket().try_clone().ok()?;
+        let socket = connection.socket().map(TcpStream::try_clone);
+        let socket = socket.transpose().ok()?;
         Some((connection, socket))
     }
 
@@ -262,7 +263,9 @@ impl Listener {
                     Some(_) => {}
                     // A connection that was cut without a notice stays silent.
                     None if heard.elapsed() > PING_AFTER => {
-                        connection.send(&cmd("PING")).ok()?;
+                        // Not PING: a connection of the application's skips replies after a time-out, but no message.
+                        let again = cmd("SUBSCRIBE").arg(&self.ended_channel).clone();
+                        connection.send(&again).ok()?;
                         pinged = Some(Instant::now());
                     }
                     None => {}

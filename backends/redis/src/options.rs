@@ -1,12 +1,16 @@
 //! The options of a Redis or Valkey server.
 
+use std::error::Error as StdError;
 use std::fmt;
+use std::ops::DerefMut;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Endpoint, RemoteOptions, remote_setters};
+use lockkeeper_remote::{Endpoint, RemoteOptions, Supplier, remote_setters};
 
 use crate::RedisDriver;
+use crate::link::AnyConnection;
 
 /// Where a server is, or the sentinels that name it, and how to talk to it. `Debug` shows no password.
 #[derive(Clone)]
@@ -20,6 +24,7 @@ pub struct RedisOptions {
     pub(crate) primary: String,
     pub(crate) sentinel_user: Option<String>,
     pub(crate) sentinel_password: Option<String>,
+    pub(crate) supplier: Option<Supplier<AnyConnection>>,
 }
 
 impl RedisOptions {
@@ -37,6 +42,7 @@ impl RedisOptions {
             primary: String::new(),
             sentinel_user: None,
             sentinel_password: None,
+            supplier: None,
         }
     }
 
@@ -110,11 +116,87 @@ impl RedisOptions {
         self
     }
 
+    /// Has the application make the connections: by a tunnel, with passwords that change, or with TLS of its choice. The
+    /// address of these options names the server for people only.
+    ///
+    /// `connect` gets the time that it may take: a connection that comes later is closed. A provider keeps up to
+    /// [`pool_size`](Self::pool_size) connections open, and one more that listens, which speaks RESP3.
+    ///
+    /// A connection is checked before it is used. [`ErrorKind::Incompatible`] is the answer to one in another
+    /// [`database`](Self::database) than that of these options, or of another server than the first one. The user needs the
+    /// permission `+info`. While `connect` fails, the store is unavailable.
+    ///
+    /// The redis crate shows no socket, so a connection that was idle is sent a PING before a request. That costs a round
+    /// trip, which connections by an address do not.
+    ///
+    /// ```no_run
+    /// use lockkeeper_redis::{RedisOptions, RedisProvider};
+    ///
+    /// let client = redis::Client::open("redis://127.0.0.1:16379/").unwrap();
+    /// let options = RedisOptions::tcp("redis.internal", 6379)
+    ///     .connect_with(move |limit| client.get_connection_with_timeout(limit));
+    /// let provider = RedisProvider::open(&options, "shop")?;
+    /// # Ok::<(), lockkeeper_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn connect_with<E: StdError + Send + Sync + 'static>(
+        mut self,
+        connect: impl Fn(Duration) -> Result<redis::Connection, E> + Send + Sync + 'static,
+    ) -> Self {
+        let boxed = move |limit| {
+            let made = connect(limit);
+            made.map(|made| Box::new(Box::new(made)) as AnyConnection)
+        };
+        self.supplier = Some(Supplier::new(boxed));
+        self.remote.is_lent = false;
+        self
+    }
+
+    /// Has the application lend the connections of a pool, such as an `r2d2::Pool<redis::Client>`. The address of these
+    /// options names the server for people only.
+    ///
+    /// `lend` gets the time that it may take. A provider borrows up to [`pool_size`](Self::pool_size) connections, and one
+    /// more that listens; the pool needs so many beside those that the application uses at the same time.
+    ///
+    /// A connection stays with the provider during a request. An idle one goes back at once, except for one, which goes
+    /// back with the end of the provider. What goes back has no limits of time, as the redis crate makes connections; a
+    /// pool that sets limits has to do so when it lends. A connection on which a reply is missing is closed instead.
+    ///
+    /// A connection is checked each time it is lent, as by [`connect_with`](Self::connect_with).
+    ///
+    /// ```ignore
+    /// let pool = r2d2::Pool::new(redis::Client::open("redis://127.0.0.1:16379/")?)?;
+    /// let options = RedisOptions::tcp("redis.internal", 6379)
+    ///     .borrow_with(move |limit| pool.get_timeout(limit));
+    /// ```
+    #[must_use]
+    pub fn borrow_with<C, E>(
+        mut self,
+        lend: impl Fn(Duration) -> Result<C, E> + Send + Sync + 'static,
+    ) -> Self
+    where
+        C: DerefMut<Target = redis::Connection> + Send + 'static,
+        E: StdError + Send + Sync + 'static,
+    {
+        let boxed = move |limit| lend(limit).map(|lent| Box::new(lent) as AnyConnection);
+        self.supplier = Some(Supplier::new(boxed));
+        self.remote.is_lent = true;
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.remote.check()?;
         RedisDriver::DB.check(self.database)?;
         RedisDriver::REPLICAS.check(self.replicas)?;
         let invalid = |text| Err(Error::new(ErrorKind::InvalidValue, text));
+        if self.supplier.is_some() {
+            self.remote.check_supplied()?;
+            if !self.sentinels.is_empty() {
+                return invalid(
+                    "the application's function connects, so no sentinel is asked; leave the sentinels out",
+                );
+            }
+        }
         if self.remote.user.is_some() && self.remote.password.is_none() {
             return invalid(
                 "a user without a password cannot log in; add `password`, or leave the user out",

@@ -67,7 +67,7 @@ impl Store {
             clock,
             server_clock: ServerClock::default(),
             epoch_key: epoch_key(namespace),
-            pool: Pool::new(options.remote.pool_size),
+            pool: Pool::of(&options.remote),
         }))
     }
 

@@ -25,6 +25,7 @@ mod socket_watch;
 mod supplier;
 #[cfg_attr(not(feature = "tls"), path = "tls_off.rs")]
 mod tls;
+mod transport;
 
 pub use backoff::Backoff;
 pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
@@ -40,6 +41,7 @@ pub use socket::{Dialer, SocketTimeout, Stream, is_quiet, set_timeout};
 pub use socket_watch::{SocketWatch, WatchedSocket};
 pub use supplier::Supplier;
 pub use tls::check_certificates;
+pub use transport::Transport;
 
 /// The time that one attempt gets when no time is left. It is not longer than a guard's drop waits.
 pub const LAST_ATTEMPT: std::time::Duration = std::time::Duration::from_millis(80);

@@ -20,7 +20,7 @@ use crate::options::RemoteOptions;
 /// A connection that a [`Pool`] keeps.
 pub trait Connection {
     /// Returns whether an idle connection can take a request: see [`is_quiet`](crate::is_quiet).
-    fn is_quiet(&self) -> bool;
+    fn is_quiet(&mut self) -> bool;
 
     /// Gives the connection back to the application that lent it, in the state in which it was lent, or closes it.
     fn give_back(self)
@@ -311,7 +311,8 @@ impl<C: Connection> PooledConn<C> {
     ) -> Result<T, Failure> {
         let left = || deadline.saturating_since(clock.now());
         loop {
-            let idle = self.connection.take().filter(Connection::is_quiet);
+            let idle = self.connection.take();
+            let idle = idle.and_then(|mut it| it.is_quiet().then_some(it));
             let was_open = idle.is_some();
             let mut connection = match idle {
                 Some(connection) => connection,

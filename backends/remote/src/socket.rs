@@ -116,10 +116,22 @@ impl SocketTimeout {
     /// # Errors
     /// Those of the socket.
     pub fn set(&mut self, socket: &TcpStream, limit: Duration) -> io::Result<()> {
+        self.set_by(limit, |limit| set_timeout(socket, limit))
+    }
+
+    /// Sets the time as [`set`](Self::set) does, by a function.
+    ///
+    /// # Errors
+    /// Those of the function.
+    pub fn set_by<E>(
+        &mut self,
+        limit: Duration,
+        set: impl FnOnce(Duration) -> Result<(), E>,
+    ) -> Result<(), E> {
         let millis = limit.as_nanos().div_ceil(1_000_000).max(1);
         let limit = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
         if self.0 != Some(limit) {
-            set_timeout(socket, limit)?;
+            set(limit)?;
             self.0 = Some(limit);
         }
         Ok(())

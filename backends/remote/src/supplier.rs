@@ -1,6 +1,7 @@
 //! Connections that the application makes or lends.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -28,6 +29,12 @@ struct Parts<C> {
 impl<C> Clone for Supplier<C> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
+    }
+}
+
+impl<C> fmt::Debug for Supplier<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Supplier").finish_non_exhaustive()
     }
 }
 

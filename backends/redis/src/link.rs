@@ -1,0 +1,143 @@
+//! What a connection sends on and receives from: a socket of the provider's own, or a connection of the application's.
+
+use std::io::{Error, ErrorKind, Write};
+use std::net::TcpStream;
+use std::ops::DerefMut;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockkeeper_remote::{LAST_ATTEMPT, Stream, is_quiet, set_timeout};
+use redis::{ConnectionLike, Parser, RedisError, Value, cmd};
+
+/// A connection of the redis crate: in a box, or lent by a pool.
+pub(crate) type AnyConnection = Box<dyn DerefMut<Target = redis::Connection> + Send>;
+
+pub(crate) enum Link {
+    Own {
+        stream: Stream,
+        /// Keeps the part of a reply that was read already.
+        parser: Box<Parser>,
+    },
+    Supplied(Supplied),
+}
+
+/// A connection of the application's.
+pub(crate) struct Supplied {
+    /// `None` after it was given back or closed.
+    connection: Option<AnyConnection>,
+    /// Whether dropping the connection gives it back.
+    is_lent: bool,
+}
+
+impl Link {
+    pub(crate) fn own(stream: Stream) -> Self {
+        Self::Own {
+            stream,
+            parser: Box::new(Parser::new()),
+        }
+    }
+
+    pub(crate) fn supplied(connection: AnyConnection, is_lent: bool) -> Self {
+        Self::Supplied(Supplied {
+            connection: Some(connection),
+            is_lent,
+        })
+    }
+
+    /// Returns the socket, if it can be had.
+    pub(crate) fn socket(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Own { stream, .. } => Some(stream.socket()),
+            Self::Supplied(_) => None,
+        }
+    }
+
+    pub(crate) fn set_timeout(&mut self, limit: Duration) -> Result<(), RedisError> {
+        match self {
+            Self::Own { stream, .. } => Ok(set_timeout(stream.socket(), limit)?),
+            Self::Supplied(supplied) => set_limits(supplied.connection()?, Some(limit)),
+        }
+    }
+
+    pub(crate) fn send(&mut self, packed: &[u8]) -> Result<(), RedisError> {
+        match self {
+            Self::Own { stream, .. } => Ok(stream.write_all(packed)?),
+            Self::Supplied(supplied) => supplied.connection()?.send_packed_command(packed),
+        }
+    }
+
+    /// Receives a reply or a message. After a time-out, the next call continues where this one stopped, but a connection
+    /// of the application's skips the reply that was waited for. It skips no message of RESP3.
+    pub(crate) fn receive(&mut self) -> Result<Value, RedisError> {
+        match self {
+            Self::Own { stream, parser } => parser.parse_value(stream),
+            Self::Supplied(supplied) => supplied.connection()?.recv_response(),
+        }
+    }
+
+    /// Returns whether an idle connection can take a request.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        match self {
+            Self::Own { stream, .. } => is_quiet(stream.socket()),
+            Self::Supplied(supplied) => supplied.is_alive(),
+        }
+    }
+
+    /// Gives a connection back on which nothing is under way.
+    pub(crate) fn give_back(&mut self) {
+        if let Self::Supplied(supplied) = self
+            && let Some(connection) = supplied.connection.take()
+            && set_limits(&connection, None).is_err()
+        {
+            supplied.connection = Some(connection);
+        }
+    }
+}
+
+impl Supplied {
+    fn connection(&mut self) -> Result<&mut AnyConnection, RedisError> {
+        let gone = || Error::from(ErrorKind::NotConnected).into();
+        self.connection.as_mut().ok_or_else(gone)
+    }
+
+    /// Asks the server: there is no socket to look at. A request that is sent on a closed connection would have no answer.
+    fn is_alive(&mut self) -> bool {
+        let Ok(connection) = self.connection() else {
+            return false;
+        };
+        set_limits(connection, Some(LAST_ATTEMPT)).is_ok() && connection.check_connection()
+    }
+}
+
+impl Drop for Supplied {
+    fn drop(&mut self) {
+        if self.is_lent
+            && let Some(connection) = self.connection.take()
+        {
+            close(connection);
+        }
+    }
+}
+
+/// Closes a connection that the application lends, on a thread of its own. The redis crate has no call for that, and a reply
+/// that is missing must not come to the application: so the server is told to close it.
+fn close(mut connection: AnyConnection) {
+    let quit = move || {
+        let until = Instant::now() + LAST_ATTEMPT;
+        let is_told = set_limits(&connection, Some(LAST_ATTEMPT)).is_ok()
+            && connection
+                .send_packed_command(&cmd("QUIT").get_packed_command())
+                .is_ok();
+        // The end of the stream tells the application's pool that the connection is closed.
+        while is_told && connection.is_open() && Instant::now() < until {
+            let _ = connection.recv_response();
+        }
+    };
+    let thread = thread::Builder::new().name("lockkeeper-give-back".to_owned());
+    let _ = thread.spawn(quit);
+}
+
+fn set_limits(connection: &redis::Connection, limit: Option<Duration>) -> Result<(), RedisError> {
+    connection.set_read_timeout(limit)?;
+    connection.set_write_timeout(limit)
+}

@@ -1,0 +1,84 @@
+//! Connections that the application makes or lends, and what is checked of them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_remote::{Counts, Server, Supplier};
+use parking_lot::Mutex;
+use redis::ConnectionLike;
+
+use crate::connection::Connection;
+use crate::link::{AnyConnection, Link};
+
+/// Takes connections from the application.
+pub(crate) struct Source {
+    supplier: Supplier<AnyConnection>,
+    is_lent: bool,
+    database: u32,
+    counts: Arc<Counts>,
+    /// The run of the server to which a connection led, and when.
+    last_run: Mutex<Option<(String, Instant)>>,
+}
+
+impl Source {
+    pub(crate) fn new(
+        supplier: Supplier<AnyConnection>,
+        is_lent: bool,
+        database: u32,
+        counts: &Arc<Counts>,
+    ) -> Self {
+        Self {
+            supplier,
+            is_lent,
+            database,
+            counts: Arc::clone(counts),
+            last_run: Mutex::default(),
+        }
+    }
+
+    /// Takes a connection within `limit`, and checks it.
+    pub(crate) fn connect(&self, server: &Server, limit: Duration) -> Result<Connection, Error> {
+        let began = Instant::now();
+        if limit.is_zero() {
+            return Err(server.no_time_to_connect());
+        }
+        let taken = self.supplier.take(limit)?;
+        if taken.get_db() != i64::from(self.database) {
+            return Err(incompatible(&format!(
+                "the application's function gave a connection in database {}, and the options say {}; locks of two databases never meet, so make them the same",
+                taken.get_db(),
+                self.database
+            )));
+        }
+        let link = Link::supplied(taken, self.is_lent);
+        // An encrypted connection may send a part of a command, and so may this one.
+        let tls = true;
+        let open = self.counts.add_connection();
+        let mut connection = Connection::new(link, server.clone(), tls, open);
+        let run = connection.run_of_server(limit.saturating_sub(began.elapsed()));
+        let (uptime, run) = run.map_err(|failure| connection.nothing_granted(failure))?;
+        self.check_run(run, uptime)?;
+        Ok(connection)
+    }
+
+    /// Refuses a server that was up already when another one was seen.
+    fn check_run(&self, run: String, uptime: Duration) -> Result<(), Error> {
+        let now = Instant::now();
+        let mut last = self.last_run.lock();
+        if let Some((known, seen)) = &*last
+            && *known != run
+            && now.saturating_duration_since(*seen) < uptime
+        {
+            return Err(incompatible(
+                "the application's function gave connections to two servers, whose locks never meet; have it connect to one server, and open the keeper again after a move",
+            ));
+        }
+        *last = Some((run, now));
+        Ok(())
+    }
+}
+
+fn incompatible(text: &str) -> Error {
+    Error::new(ErrorKind::Incompatible, text)
+}

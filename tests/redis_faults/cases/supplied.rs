@@ -1,0 +1,223 @@
+//! Connections that the application makes, or lends from a pool.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
+use lockkeeper::{AcquireOptions, Error, ErrorKind, LeasePolicy, LockKeeper, Released};
+use lockkeeper_testkit::{RedisKind, RedisServer, until};
+use redis::{Client, Connection, cmd};
+
+use super::Case;
+use super::store::{open, start};
+use crate::faults::{FaultServer as _, WAIT_LIMIT};
+
+pub(super) const CASES: &[Case] = &[
+    ("made_connections_hold_locks", made_connections_hold_locks),
+    (
+        "lent_connections_come_back_clean",
+        lent_connections_come_back_clean,
+    ),
+    (
+        "flush_and_release_are_noticed_by_lent_connection",
+        flush_and_release_are_noticed_by_lent_connection,
+    ),
+    (
+        "connection_without_reply_is_closed",
+        connection_without_reply_is_closed,
+    ),
+    ("idle_connection_is_checked", idle_connection_is_checked),
+    (
+        "unfit_connections_are_refused",
+        unfit_connections_are_refused,
+    ),
+    ("second_server_is_refused", second_server_is_refused),
+];
+
+type Pool = r2d2::Pool<Client>;
+
+fn client(server: &RedisServer, database: u32) -> Client {
+    Client::open(format!("{}/{database}", server.url())).unwrap()
+}
+
+/// Makes a pool of at most `size` connections, none of them open yet.
+fn pool(server: &RedisServer, size: u32) -> Pool {
+    let builder = Pool::builder().max_size(size).min_idle(Some(0));
+    builder.build(client(server, 0)).unwrap()
+}
+
+fn at(server: &RedisServer) -> RedisOptions {
+    RedisOptions::tcp(server.addr().ip().to_string(), server.addr().port())
+}
+
+fn try_keeper(options: &RedisOptions) -> Result<LockKeeper, Error> {
+    let provider = RedisProvider::open(options, "default")?;
+    LockKeeper::builder(Arc::new(provider)).build()
+}
+
+fn borrowing(server: &RedisServer, pool: &Pool) -> LockKeeper {
+    let pool = pool.clone();
+    let options = at(server).borrow_with(move |limit| pool.get_timeout(limit));
+    try_keeper(&options).unwrap()
+}
+
+/// Returns how many connections the pool has open, and how many of them the application can have at once.
+fn counts(pool: &Pool) -> (u32, u32) {
+    (pool.state().connections, pool.state().idle_connections)
+}
+
+fn made_connections_hold_locks(kind: RedisKind) {
+    let server = start(kind);
+    let client = client(&server, 0);
+    let options = at(&server).connect_with(move |limit| client.get_connection_with_timeout(limit));
+    let keeper = try_keeper(&options).unwrap();
+    let guard = keeper.lock("a").unwrap();
+    let other = open(&server.url(), "");
+    assert!(other.try_lock("a").unwrap().is_none());
+    guard.release().unwrap();
+    drop(other.lock("a").unwrap());
+    drop((keeper, other));
+    server.assert_clean();
+}
+
+fn lent_connections_come_back_clean(kind: RedisKind) {
+    let server = start(kind);
+    let pool = pool(&server, 4);
+    let keeper = borrowing(&server, &pool);
+    for name in ["a", "b", "a"] {
+        keeper.lock(name).unwrap().release().unwrap();
+    }
+    drop(keeper);
+    // The connection that listened is closed.
+    until("all connections are back", || {
+        let (open, idle) = counts(&pool);
+        open == idle && open > 0
+    });
+    let mut lent = pool.get().unwrap();
+    let value: String = cmd("ECHO").arg("own").query(&mut lent).unwrap();
+    assert_eq!(value, "own");
+    drop((lent, pool));
+    server.assert_clean();
+}
+
+fn flush_and_release_are_noticed_by_lent_connection(kind: RedisKind) {
+    let server = start(kind);
+    let pool = pool(&server, 6);
+    let keeper = borrowing(&server, &pool);
+    let other = open(&server.url(), "wait=30s");
+    // It is not renewed.
+    let ttl = Duration::from_secs(3_600);
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+    let guard = keeper.acquire("a", &fixed).unwrap().unwrap();
+    let mut observer = server.client().unwrap();
+    until("the provider listens", || {
+        let channels = observer.command(&["PUBSUB", "CHANNELS", "*"]).unwrap();
+        !channels.items().is_empty()
+    });
+    server.command(&["FLUSHALL"]).unwrap();
+    until("the guard is lost", || guard.ensure_held().is_err());
+    drop(guard);
+    // It listens on after it was silent for longer than its limit of time.
+    let held = other.lock("b").unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| keeper.try_lock_for("b", WAIT_LIMIT));
+        until("the keeper waits", || server.queue_length("b") == 1);
+        held.release().unwrap();
+        assert!(waits.join().unwrap().unwrap().is_some());
+    });
+}
+
+fn connection_without_reply_is_closed(kind: RedisKind) {
+    let server = start(kind);
+    let pool = pool(&server, 2);
+    let keeper = borrowing(&server, &pool);
+    server.stop().unwrap();
+    let error = keeper.try_lock("a").unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable),
+        "{error:?}"
+    );
+    server.cont().unwrap();
+    until("the pool has dropped it", || counts(&pool).0 == 0);
+    until("the lock that was asked for is free", || {
+        keeper.try_lock("a").is_ok_and(|guard| guard.is_some())
+    });
+    drop(keeper);
+    let mut lent = pool.get().unwrap();
+    let value: String = cmd("ECHO").arg("own").query(&mut lent).unwrap();
+    assert_eq!(value, "own");
+}
+
+fn idle_connection_is_checked(kind: RedisKind) {
+    let server = start(kind);
+    let pool = pool(&server, 6);
+    let keeper = borrowing(&server, &pool);
+    let guard = keeper.lock("a").unwrap();
+    server
+        .command(&["CLIENT", "KILL", "TYPE", "normal"])
+        .unwrap();
+    assert_eq!(guard.release().unwrap(), Released::Done);
+}
+
+#[track_caller]
+fn is_refused<T>(result: Result<T, Error>, kind: ErrorKind, word: &str) {
+    let error = result.map(drop).expect_err(word);
+    assert_eq!(error.kind(), kind, "{error:?}");
+    assert!(format!("{error:?}").contains(word), "{error:?}");
+}
+
+fn unfit_connections_are_refused(kind: RedisKind) {
+    let server = start(kind);
+    let other_database = client(&server, 3);
+    let connect = move |_| other_database.get_connection();
+    let options = at(&server).connect_with(connect);
+    is_refused(try_keeper(&options), ErrorKind::Incompatible, "database 3");
+    drop(try_keeper(&options.database(3)).unwrap());
+    let down = |_| Err::<Connection, _>(io::Error::other("the tunnel is down"));
+    let options = || at(&server).connect_with(down);
+    is_refused(
+        try_keeper(&options()),
+        ErrorKind::Unavailable,
+        "the tunnel is down",
+    );
+    let invalid = ErrorKind::InvalidValue;
+    is_refused(try_keeper(&options().password("s3cret")), invalid, "a user");
+    let sentinel = RedisOptions::sentinel("nowhere", 1, "main").connect_with(down);
+    is_refused(try_keeper(&sentinel), invalid, "sentinel");
+}
+
+fn second_server_is_refused(kind: RedisKind) {
+    let (server, other) = (start(kind), start(kind));
+    until(
+        "the other server is up for longer than it may round",
+        || {
+            let info = other.info("server").unwrap();
+            info["uptime_in_seconds"].parse::<u64>().unwrap() > 2
+        },
+    );
+    let has_moved = Arc::new(AtomicBool::new(false));
+    let (moved, first, second) = (
+        Arc::clone(&has_moved),
+        client(&server, 0),
+        client(&other, 0),
+    );
+    let connect = move |_| match moved.load(Ordering::SeqCst) {
+        false => first.get_connection(),
+        true => second.get_connection(),
+    };
+    let options = at(&server)
+        .connect_with(connect)
+        .response_timeout(Duration::from_secs(5));
+    let keeper = try_keeper(&options).unwrap();
+    has_moved.store(true, Ordering::SeqCst);
+    server
+        .command(&["CLIENT", "KILL", "TYPE", "normal"])
+        .unwrap();
+    until("a new connection is needed", || {
+        keeper
+            .try_lock("a")
+            .is_err_and(|error| error.kind() == ErrorKind::Incompatible)
+    });
+}
