@@ -52,6 +52,10 @@ const PREPARE: &str = "SELECT pg_advisory_lock_shared($1::int4, $2::int4), pg_ad
 /// Asks for the server's own number of the session.
 const PID: &str = "SELECT pg_backend_pid()";
 
+/// Asks for a number that a server has from its creation on, and its port: a copy of the server has the same number.
+const SYSTEM: &str =
+    "SELECT system_identifier || ' ' || current_setting('port') FROM pg_control_system()";
+
 /// Has the server look, while a session waits for a lock, whether its client is still there. Not every system that
 /// PostgreSQL runs on can, so a refusal is ignored: the wait then ends with its `lock_timeout`.
 const CHECK_CLIENT: &str = "SELECT set_config('client_connection_check_interval', '100', false)";
@@ -130,7 +134,7 @@ impl Drop for Connection {
 }
 
 impl lockkeeper_remote::Connection for Connection {
-    fn is_quiet(&self) -> bool {
+    fn is_quiet(&mut self) -> bool {
         self.wire.is_quiet()
     }
 }
@@ -171,6 +175,13 @@ impl Connection {
         let up = Duration::from_millis(up.try_into().unwrap_or(0));
         connection.grace = RestartGrace::new(shared.restart_grace, up, now);
         Ok(connection)
+    }
+
+    /// Returns what tells the server, and its replicas, from others.
+    pub(crate) fn system_identifier(&mut self) -> Result<String, Failure> {
+        let row = self.query(SYSTEM, &[])?;
+        let system = row.text(0).map(str::to_owned);
+        system.ok_or_else(|| Failure::Refused(senseless()))
     }
 
     /// Prepares the session for locks.

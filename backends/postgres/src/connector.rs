@@ -1,7 +1,7 @@
 //! Opens connections to the server.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Clock, Error};
@@ -22,6 +22,8 @@ pub(crate) struct Connector {
     dialer: Dialer,
     remote: RemoteOptions,
     database: String,
+    /// The server of the first connection, if the application connects.
+    first_server: Option<OnceLock<String>>,
     /// Whether what hands out the server's sessions does so for the time of a connection.
     is_pooler_good: AtomicBool,
     pub(crate) shared: Arc<Shared>,
@@ -50,9 +52,10 @@ impl Connector {
     ) -> Result<Self, Error> {
         let remote = &options.remote;
         Ok(Self {
-            dialer: Dialer::new(remote)?,
+            dialer: Dialer::new(remote)?.with_supplier(options.supplier.clone()),
             remote: remote.clone(),
             database: options.name_of_database().to_owned(),
+            first_server: options.supplier.is_some().then(OnceLock::new),
             is_pooler_good: AtomicBool::new(false),
             shared: Arc::new(Shared {
                 server: Server::new("PostgreSQL", &remote.endpoint),
@@ -73,6 +76,14 @@ impl Connector {
         let mut connection = self.log_in(until)?;
         if connection.is_pooled() && !self.is_pooler_good.load(Ordering::SeqCst) {
             self.check_pooler(&mut connection, until)?;
+        }
+        if let Some(first) = &self.first_server {
+            let server = connection.system_identifier().map_err(nothing_granted)?;
+            if *first.get_or_init(|| server.clone()) != server {
+                return Err(incompatible(
+                    "the application's function connected to two servers, whose locks never meet; have it connect to one server, and open the keeper again after a move",
+                ));
+            }
         }
         connection.prepare().map_err(nothing_granted)?;
         let (sessions, id) = (Weak::clone(&self.shared.sessions), connection.session());

@@ -27,6 +27,7 @@ mod store;
 mod wire;
 
 pub use driver::PostgresDriver;
+pub use lockkeeper_remote::Transport;
 pub use options::PostgresOptions;
 #[doc(hidden)]
 pub use plain::{PlainClient, PlainError, PlainReply};

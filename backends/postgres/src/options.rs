@@ -1,15 +1,22 @@
 //! The options of a PostgreSQL server.
 
+#[cfg(unix)]
+use std::error::Error as StdError;
 use std::path::PathBuf;
+#[cfg(unix)]
+use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Endpoint, RemoteOptions, check_certificates, remote_setters};
+use lockkeeper_remote::{
+    Endpoint, RemoteOptions, Supplier, Transport, check_certificates, remote_setters,
+};
 
 /// Where a server is, and how to talk to it. `Debug` shows no password.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
     pub(crate) remote: RemoteOptions,
     database: Option<String>,
+    pub(crate) supplier: Option<Supplier<Transport>>,
 }
 
 impl PostgresOptions {
@@ -20,6 +27,7 @@ impl PostgresOptions {
         Self {
             remote,
             database: None,
+            supplier: None,
         }
     }
 
@@ -41,6 +49,40 @@ impl PostgresOptions {
     #[must_use]
     pub fn database(mut self, database: impl Into<String>) -> Self {
         self.database = Some(database.into());
+        self
+    }
+
+    /// Has the application connect: by a tunnel, or with TLS of its choice. The provider logs in on the byte stream, so the
+    /// user, the password and the database are those of these options. Their address names the server for people, and with
+    /// [`tls`](Self::tls) its host is the one of the server's certificate.
+    ///
+    /// `connect` gets the time that it may take: a stream that comes later is closed. A stream is checked as one that the
+    /// provider connects. [`ErrorKind::Incompatible`] is the answer to one that leads to another server than the first one.
+    /// While `connect` fails, the store is unavailable.
+    ///
+    /// Connections of the crate `postgres` or of Diesel cannot hold locks: a call of theirs has no limit of time.
+    ///
+    /// ```no_run
+    /// use std::net::TcpStream;
+    /// use lockkeeper_postgres::{PostgresOptions, PostgresProvider, Transport};
+    ///
+    /// let tunnel = "127.0.0.1:15432".parse().unwrap();
+    /// let options = PostgresOptions::tcp("db.internal", 5432)
+    ///     .user("shop")
+    ///     .password("secret")
+    ///     .connect_with(move |limit| {
+    ///         TcpStream::connect_timeout(&tunnel, limit).map(Transport::new)
+    ///     });
+    /// let provider = PostgresProvider::open(&options, "shop")?;
+    /// # Ok::<(), lockkeeper_core::Error>(())
+    /// ```
+    #[cfg(unix)]
+    #[must_use]
+    pub fn connect_with<E: StdError + Send + Sync + 'static>(
+        mut self,
+        connect: impl Fn(Duration) -> Result<Transport, E> + Send + Sync + 'static,
+    ) -> Self {
+        self.supplier = Some(Supplier::new(connect));
         self
     }
 

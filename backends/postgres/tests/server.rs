@@ -33,6 +33,9 @@ mod sessions;
 #[cfg(unix)]
 #[path = "server/store.rs"]
 mod store;
+#[cfg(unix)]
+#[path = "server/supplied.rs"]
+mod supplied;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {
@@ -45,6 +48,7 @@ fn main() -> std::process::ExitCode {
         sessions::CASES,
         permits::CASES,
         batches::CASES,
+        supplied::CASES,
     ];
     let mut trials = suite::trials(cases.into_iter().flatten().copied());
     trials.extend(pooler::trials());

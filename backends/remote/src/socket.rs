@@ -13,13 +13,16 @@ use rustix::net::{RecvFlags, recv};
 
 use crate::connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 use crate::failure::Server;
-use crate::options::{Endpoint, RemoteOptions};
+use crate::options::{Endpoint, RemoteOptions, invalid};
+use crate::supplier::Supplier;
 use crate::tls::{TlsClient, TlsSession};
+use crate::transport::{Layer, Transport};
 
 /// Opens sockets to one server.
 pub struct Dialer {
     endpoint: Endpoint,
     tls: Option<TlsClient>,
+    supplier: Option<Supplier<Transport>>,
 }
 
 impl Dialer {
@@ -37,7 +40,15 @@ impl Dialer {
         Ok(Self {
             endpoint: options.endpoint.clone(),
             tls,
+            supplier: None,
         })
+    }
+
+    /// Has the application connect, if it has a function for that.
+    #[must_use]
+    pub fn with_supplier(mut self, supplier: Option<Supplier<Transport>>) -> Self {
+        self.supplier = supplier;
+        self
     }
 
     /// Connects within `limit`. The TLS handshake takes place with the first request. A Unix socket
@@ -47,25 +58,42 @@ impl Dialer {
     /// [`Server::not_connected`].
     pub fn dial(&self, server: &Server, limit: Duration) -> Result<Stream, Error> {
         let failed = |error| server.not_connected(error);
-        let socket = match &self.endpoint {
+        let supplied = self.supplier.as_ref().map(|it| it.take(limit));
+        let (socket, layer) = match supplied.transpose()? {
+            Some(Transport { socket, layer }) => (socket, layer),
+            None => (self.connect(server, limit)?, None),
+        };
+        let top = match (layer, &self.tls) {
+            (None, None) => Top::Plain,
+            (None, Some(tls)) => Top::Tls(tls.session().map_err(failed)?),
+            (Some(layer), None) => Top::Layer(layer),
+            (Some(_), Some(_)) => {
+                return Err(invalid(
+                    "the application's stream is encrypted, and the options ask for TLS over it; leave TLS out",
+                ));
+            }
+        };
+        let socket = Arc::new(socket);
+        Ok(Stream { socket, top })
+    }
+
+    fn connect(&self, server: &Server, limit: Duration) -> Result<TcpStream, Error> {
+        let failed = |error| server.not_connected(error);
+        match &self.endpoint {
             Endpoint::Tcp { host, port } => {
                 connect_any(server, (host.as_str(), *port), limit, |address, share| {
                     let connected = TcpStream::connect_timeout(&address, share);
                     connected.and_then(prepare).map_err(failed)
-                })?
+                })
             }
             // A socket's calls are the same, whatever its kind.
             #[cfg(unix)]
             Endpoint::Unix(path) => UnixStream::connect(path)
                 .map(|socket| TcpStream::from(OwnedFd::from(socket)))
-                .map_err(failed)?,
+                .map_err(failed),
             #[cfg(not(unix))]
-            Endpoint::Unix(_) => return Err(failed(io::ErrorKind::Unsupported.into())),
-        };
-        let tls = self.tls.as_ref().map(TlsClient::session).transpose();
-        let tls = tls.map_err(failed)?;
-        let socket = Arc::new(socket);
-        Ok(Stream { socket, tls })
+            Endpoint::Unix(_) => Err(failed(io::ErrorKind::Unsupported.into())),
+        }
     }
 }
 
@@ -86,7 +114,15 @@ fn prepare(socket: TcpStream) -> io::Result<TcpStream> {
 /// A connection to a server. Dropping it closes it.
 pub struct Stream {
     socket: Arc<TcpStream>,
-    tls: Option<TlsSession>,
+    top: Top,
+}
+
+/// What encrypts over the socket.
+enum Top {
+    Plain,
+    Tls(TlsSession),
+    /// The application does.
+    Layer(Box<dyn Layer>),
 }
 
 impl Stream {
@@ -158,9 +194,10 @@ pub fn is_quiet(socket: &TcpStream) -> bool {
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut socket = &*self.socket;
-        match &mut self.tls {
-            Some(tls) => tls.over(&mut socket).read(buffer),
-            None => socket.read(buffer),
+        match &mut self.top {
+            Top::Plain => socket.read(buffer),
+            Top::Tls(tls) => tls.over(&mut socket).read(buffer),
+            Top::Layer(layer) => layer.read(buffer),
         }
     }
 }
@@ -168,17 +205,19 @@ impl Read for Stream {
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut socket = &*self.socket;
-        match &mut self.tls {
-            Some(tls) => tls.over(&mut socket).write(bytes),
-            None => socket.write(bytes),
+        match &mut self.top {
+            Top::Plain => socket.write(bytes),
+            Top::Tls(tls) => tls.over(&mut socket).write(bytes),
+            Top::Layer(layer) => layer.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         let mut socket = &*self.socket;
-        match &mut self.tls {
-            Some(tls) => tls.over(&mut socket).flush(),
-            None => socket.flush(),
+        match &mut self.top {
+            Top::Plain => socket.flush(),
+            Top::Tls(tls) => tls.over(&mut socket).flush(),
+            Top::Layer(layer) => layer.flush(),
         }
     }
 }

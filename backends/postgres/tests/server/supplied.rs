@@ -1,0 +1,152 @@
+//! Byte streams that the application connects.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkeeper_core::{Error, ErrorKind, LockKeeper};
+use lockkeeper_postgres::{PostgresOptions, PostgresProvider, Transport};
+use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer, until};
+
+use crate::store::{Case, open, start, start_own};
+
+pub(crate) const CASES: &[Case] = &[
+    (
+        "streams_of_the_application_hold_locks",
+        streams_of_the_application_hold_locks,
+    ),
+    ("stopped_server_ends_no_call", stopped_server_ends_no_call),
+    (
+        "pooler_behind_tunnel_is_found",
+        pooler_behind_tunnel_is_found,
+    ),
+    ("one_stream_twice_is_refused", one_stream_twice_is_refused),
+    ("second_server_is_refused", second_server_is_refused),
+    ("unfit_streams_are_refused", unfit_streams_are_refused),
+];
+
+/// The address names nothing: only the application's function connects.
+fn named() -> PostgresOptions {
+    PostgresOptions::tcp("db.invalid", 5432)
+        .user(PostgresServer::USER)
+        .password(PostgresServer::PASSWORD)
+        .database(PostgresServer::DATABASE)
+}
+
+fn try_keeper(options: &PostgresOptions) -> Result<LockKeeper, Error> {
+    let provider = PostgresProvider::open(options, "default")?;
+    LockKeeper::builder(Arc::new(provider)).build()
+}
+
+fn connect(addr: SocketAddr) -> io::Result<Transport> {
+    TcpStream::connect(addr).map(Transport::new)
+}
+
+fn streams_of_the_application_hold_locks(kind: PostgresKind) {
+    let server = start(kind);
+    let (addr, socket) = (server.addr(), server.socket());
+    let layered = move |_| {
+        let socket = TcpStream::connect(addr)?;
+        let below = socket.try_clone()?;
+        Ok::<_, io::Error>(Transport::encrypted(below, socket))
+    };
+    let made: [PostgresOptions; 3] = [
+        named().connect_with(move |_| connect(addr)),
+        named().connect_with(move |_| UnixStream::connect(&socket).map(Transport::new)),
+        named().connect_with(layered),
+    ];
+    let other = open(&server, "");
+    for options in made {
+        let keeper = try_keeper(&options).unwrap();
+        let guard = keeper.lock("a").unwrap();
+        assert!(other.try_lock("a").unwrap().is_none());
+        guard.release().unwrap();
+        let held = other.lock("a").unwrap();
+        // The end of its time ends the wait in the server.
+        let none = keeper.try_lock_for("a", Duration::from_millis(20)).unwrap();
+        assert!(none.is_none());
+        drop(held);
+        drop(keeper.lock("a").unwrap());
+    }
+}
+
+/// The application's socket has no limit of time.
+fn stopped_server_ends_no_call(kind: PostgresKind) {
+    let server = start(kind);
+    let addr = server.addr();
+    let options = named().connect_with(move |_| connect(addr));
+    let keeper = try_keeper(&options.response_timeout(Duration::from_millis(100))).unwrap();
+    server.stop().unwrap();
+    let error = keeper.try_lock("a").unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    server.cont().unwrap();
+    until("the server is asked again", || {
+        keeper.try_lock("a").is_ok_and(|guard| guard.is_some())
+    });
+}
+
+#[track_caller]
+fn is_refused<T>(result: Result<T, Error>, kind: ErrorKind, word: &str) {
+    let error = result.map(drop).expect_err(word);
+    assert_eq!(error.kind(), kind, "{error:?}");
+    assert!(format!("{error:?}").contains(word), "{error:?}");
+}
+
+fn pooler_behind_tunnel_is_found(kind: PostgresKind) {
+    let server = start(kind);
+    let pooler = PgBouncer::start(&server, PoolMode::Transaction).unwrap();
+    let addr = pooler.addr();
+    let options = named().connect_with(move |_| connect(addr));
+    is_refused(try_keeper(&options), ErrorKind::Incompatible, "pool_mode");
+}
+
+/// A second login on the stream of a session ends that session, so two connections never hold one lock.
+fn one_stream_twice_is_refused(kind: PostgresKind) {
+    let server = start(kind);
+    let only = Mutex::new(TcpStream::connect(server.addr()).unwrap());
+    let connect = move |_| only.lock().unwrap().try_clone().map(Transport::new);
+    let keeper = try_keeper(&named().connect_with(connect)).unwrap();
+    let guard = keeper.lock("a").unwrap();
+    let _busy = open(&server, "").lock("b").unwrap();
+    // A wait needs a connection of its own.
+    let waited = keeper.try_lock_for("b", Duration::from_secs(1));
+    assert!(waited.is_err(), "{waited:?}");
+    until("the guard is lost", || guard.ensure_held().is_err());
+}
+
+fn second_server_is_refused(kind: PostgresKind) {
+    let (server, other) = (start(kind), start_own(kind));
+    let has_moved = Arc::new(AtomicBool::new(false));
+    let (moved, first, second) = (Arc::clone(&has_moved), server.addr(), other.addr());
+    let options = named().connect_with(move |_| match moved.load(Ordering::SeqCst) {
+        false => connect(first),
+        true => connect(second),
+    });
+    let keeper = try_keeper(&options).unwrap();
+    has_moved.store(true, Ordering::SeqCst);
+    server.end_sessions().unwrap();
+    until("a new connection is needed", || {
+        keeper
+            .try_lock("a")
+            .is_err_and(|error| error.kind() == ErrorKind::Incompatible)
+    });
+}
+
+fn unfit_streams_are_refused(kind: PostgresKind) {
+    let server = start(kind);
+    let down = named().connect_with(|_| Err(io::Error::other("the tunnel is down")));
+    is_refused(
+        try_keeper(&down),
+        ErrorKind::Unavailable,
+        "the tunnel is down",
+    );
+    let addr = server.addr();
+    let encrypted = named().tls(None).connect_with(move |_| {
+        let socket = TcpStream::connect(addr)?;
+        Ok::<_, io::Error>(Transport::encrypted(socket.try_clone()?, socket))
+    });
+    is_refused(try_keeper(&encrypted), ErrorKind::InvalidValue, "TLS");
+}
