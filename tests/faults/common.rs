@@ -62,7 +62,7 @@ fn messages_lost<S: FaultServer>(kind: S::Kind, fault: Fault) {
     let proxy = Proxy::new(server.addr()).unwrap();
     // Where a lease ends with its session, a lost session blocks the name for the ttl at most. Elsewhere
     // the ttl is long, so that no renewal in the background meets the fault.
-    let ttl = if S::LEASE_OUTLIVES_CONNECTION { 20 } else { 5 };
+    let ttl = if S::LEASE_OUTLIVES_CONNECTION { 20 } else { 3 };
     let keeper = server.open_via(&proxy, &format!("ttl={ttl}s&response_timeout=1s&wait=20s"));
     let rival = server.open("wait=20s");
     let witness = Witness::new(true);

@@ -44,7 +44,9 @@ fn add_users(server: &EtcdServer) {
 }
 
 fn with_login(server: &EtcdServer, login: &str, keys: &str) -> String {
-    format!("etcd://{login}@{}/?{keys}", server.addr())
+    // A login costs the server 60 ms of processor time, and more on a busy machine.
+    let long = "response_timeout=4s&connect_timeout=4s";
+    format!("etcd://{login}@{}/?{keys}&{long}", server.addr())
 }
 
 fn users_and_roles(kind: EtcdKind) {

@@ -133,9 +133,13 @@ fn batch_cut_before_replies(kind: RedisKind) {
     assert_closed(&proxy);
     let [b] = names(["b"]);
     let other = request(&b);
-    let batch = vec![attempt(&other), renew(&mut kept), release(&mut granted)];
-    let (answers, _) = run(&provider, batch);
-    assert_eq!(answers, [(); 3].map(|()| Failed(ErrorKind::Unavailable)));
+    let mut fails = || {
+        let batch = vec![attempt(&other), renew(&mut kept), release(&mut granted)];
+        let (answers, _) = run(&provider, batch);
+        answers == [(); 3].map(|()| Failed(ErrorKind::Unavailable))
+    };
+    // A busy machine may not have told the client of the cut, and then the first requests are sent.
+    assert!(fails() || fails());
     proxy.accept().unwrap();
     release_all(&provider, [kept, granted]);
     drop(provider);

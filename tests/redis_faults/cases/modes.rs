@@ -195,7 +195,7 @@ fn one_of_several_is_renewed(kind: RedisKind) {
     let provider = open_with_scripts(server.addr(), |options| options);
     let (short, long) = (Duration::from_millis(500), Duration::from_secs(600));
     for mode in [SHARED, permit(2)] {
-        let mut kept = attempt_for(&provider, mode, short).unwrap();
+        let mut kept = granted(&provider, mode);
         let ended = attempt_for(&provider, mode, short).unwrap();
         let renewed = provider.renew(&mut kept.lease, long, in_time()).unwrap();
         assert_eq!(renewed, Renewal::Renewed);

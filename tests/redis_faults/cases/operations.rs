@@ -29,7 +29,10 @@ pub(super) fn open_via(
     addr: SocketAddr,
     change: impl FnOnce(RedisOptions) -> RedisOptions,
 ) -> RedisProvider {
+    // For a busy machine.
+    let long = Duration::from_secs(5);
     let options = RedisOptions::tcp(addr.ip().to_string(), addr.port());
+    let options = options.connect_timeout(long).response_timeout(long);
     RedisProvider::open(&change(options), "default").unwrap()
 }
 

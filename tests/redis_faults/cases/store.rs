@@ -62,8 +62,13 @@ pub(crate) fn start(kind: RedisKind) -> RedisServer {
     RedisServer::start(kind, &RedisOptions::new()).unwrap()
 }
 
+/// Opens a keeper, with time for that on a busy machine where `keys` do not say it.
 pub(crate) fn open(url: &str, keys: &str) -> LockKeeper {
-    lockkeeper::open(&format!("{url}/?{keys}")).unwrap()
+    let timeout = match keys.contains("connect_timeout") {
+        true => "",
+        false => "&connect_timeout=5s",
+    };
+    lockkeeper::open(&format!("{url}/?{keys}{timeout}")).unwrap()
 }
 
 /// Starts a waiter for `a`.
