@@ -162,18 +162,18 @@ impl<'a> Attempt<'a> {
     /// A free name is to cost little: a read of the base has a long reply, and a waiter reads the keys when it queues.
     pub(crate) fn first(&self, bound: &Bound) -> Txn {
         let mode = self.request.mode();
-        let mut compare = vec![none_of(&self.keys.rivals(mode))];
+        let known = bound.base.map(base_text);
+        let then = match known {
+            Some(_) => vec![self.put(0, bound)],
+            None => self.take(0, bound),
+        };
+        let same_base = known.map(|base| is_equal(&self.store.keys.base, &base));
+        let mut compare: Vec<_> = same_base.into_iter().collect();
+        compare.push(none_of(&self.keys.rivals(mode)));
         // Else the request's own key is among the rivals.
         if mode == Mode::Shared {
             compare.push(exists_since(&self.key, 0));
         }
-        let known = bound.base.map(base_text);
-        let same_base = known.map(|base| is_equal(&self.store.keys.base, &base));
-        let then = match same_base {
-            Some(_) => vec![self.put(0, bound)],
-            None => self.take(0, bound),
-        };
-        compare.extend(same_base);
         let otherwise = match self.request.deadline() {
             Some(_) if !self.request.is_retry() => Vec::new(),
             _ => vec![get(&self.keys.all())],

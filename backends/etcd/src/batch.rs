@@ -4,11 +4,12 @@ use lockkeeper_core::{
     Error, ErrorKind, Grant, HostInstant, Mode, Operation, Released, RenewRequest, Renewal,
 };
 use lockkeeper_remote::{Failure, senseless};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::acquire::acquire;
 use crate::attempt::{Attempt, Bound};
 use crate::connection::is_lease_gone;
+use crate::exchange::exchange;
 use crate::keys::KeyRange;
 use crate::leases::Lease;
 use crate::provider::EtcdLease;
@@ -16,7 +17,7 @@ use crate::store::{Store, delete_if};
 use crate::wire::{KeyValue, Txn, TxnReply, get, put, revision, unchanged};
 
 /// How many operations travel together. etcd takes 128 in a transaction by default, and counts those of the largest
-/// transaction inside of it as well.
+/// transaction inside of it as well. It also takes no more comparisons than operations.
 pub(crate) const BATCH: usize = 120;
 
 /// What an operation of a batch is about, beside the operation.
@@ -79,23 +80,6 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, EtcdLease>]) 
             at += 1;
         }
     }
-}
-
-/// Sends the requests in one transaction. A transaction alone is not put into another one, which costs the server
-/// time.
-fn exchange(store: &Store, then: Vec<Value>, until: HostInstant) -> Result<Value, Failure> {
-    if let [single] = &then[..]
-        && let Some(body) = single.get("request_txn")
-    {
-        let reply = store.client.call("/v3/kv/txn", body, until)?;
-        let header = reply.get("header").cloned();
-        return Ok(json!({ "header": header, "responses": [{ "response_txn": reply }] }));
-    }
-    let txn = Txn {
-        then,
-        ..Txn::default()
-    };
-    store.client.txn(txn, until)
 }
 
 /// Makes sure of the leases that the operations of a batch need.

@@ -13,6 +13,7 @@ mod connection;
 mod driver;
 mod entry;
 mod examine;
+mod exchange;
 mod expiry;
 mod failure;
 mod keys;

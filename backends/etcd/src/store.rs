@@ -1,7 +1,7 @@
 //! The parts that a provider, its leases and its threads share.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -27,6 +27,8 @@ pub(crate) struct Store {
     pub(crate) leases: Leases,
     pub(crate) expiry: Expiry,
     pub(crate) listener: Arc<Listener>,
+    /// How many batches to come are not joined.
+    pub(crate) unjoined: AtomicU32,
     /// The number that epochs add to the revision, as it was last seen; 0 is unknown.
     base: AtomicU64,
     /// Names the key that exclusive requests have. It need not differ from that of another provider.
@@ -68,6 +70,7 @@ impl Store {
             expiry: Expiry::new(Timer::new(Arc::clone(&clock))),
             clock,
             leases: Leases::default(),
+            unjoined: AtomicU32::default(),
             base: AtomicU64::default(),
             number: fastrand::u64(..),
             min_ttl: OnceLock::new(),
