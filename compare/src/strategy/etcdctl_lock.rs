@@ -32,7 +32,6 @@ const ONE_ATTEMPT: Duration = Duration::from_secs(1);
 pub(super) struct EtcdctlLock {
     program: Arc<Program>,
     min_ttl: Duration,
-    cancel: Cancellation,
     /// Ends the waits inside the cluster when the comparison is cancelled.
     _wake: CancelRegistration,
 }
@@ -40,6 +39,7 @@ pub(super) struct EtcdctlLock {
 /// What the threads of a program share.
 struct Program {
     config: EtcdConfig,
+    cancel: Cancellation,
     /// Connections that no thread uses.
     idle: Mutex<Vec<PlainClient>>,
     /// The sockets of the threads that wait, by the number of the request.
@@ -53,6 +53,7 @@ impl EtcdctlLock {
     pub(super) fn new(config: &EtcdConfig, min_ttl: Duration, cancel: &Cancellation) -> Self {
         let program = Arc::new(Program {
             config: config.clone(),
+            cancel: cancel.clone(),
             idle: Mutex::default(),
             waiting: Mutex::default(),
             open: AtomicU32::new(0),
@@ -62,7 +63,6 @@ impl EtcdctlLock {
         Self {
             program,
             min_ttl,
-            cancel: cancel.clone(),
             _wake: cancel.token().on_cancel(move || {
                 for socket in waiting.waiting.lock().values() {
                     // It may have ended by itself.
@@ -98,7 +98,7 @@ impl Lock for EtcdctlLock {
         }
         // The key may be in the queue.
         release()?;
-        self.cancel.check()?;
+        self.program.cancel.check()?;
         locked.map(|_| None)
     }
 
@@ -161,6 +161,8 @@ impl Program {
         })?;
         let number = self.sent.fetch_add(1, Ordering::Relaxed);
         self.waiting.lock().insert(number, socket);
+        // It may have been cancelled before the socket was there to be shut down.
+        self.cancel.check()?;
         let body = json!({ "name": encoded(name), "lease": lease });
         let reply = client.call("/v3/lock/lock", &body, wait.max(ONE_ATTEMPT));
         self.waiting.lock().remove(&number);
