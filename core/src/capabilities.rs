@@ -24,17 +24,21 @@ pub enum Capability {
     Shared,
     /// Grants [`Mode::Permit`](crate::Mode::Permit), up to [`Capabilities::max_permits`].
     Permits,
+    /// Grants a name with an epoch that the request proposes, so the store can be a member of a quorum; see
+    /// [`AcquireRequest::proposed_epoch`](crate::AcquireRequest::proposed_epoch).
+    ProposedEpoch,
 }
 
 impl Capability {
     /// All capabilities.
-    pub const ALL: [Capability; 6] = [
+    pub const ALL: [Capability; 7] = [
         Capability::CrossProcess,
         Capability::CrossHost,
         Capability::DeadOwnerTakeOver,
         Capability::CommitProof,
         Capability::Shared,
         Capability::Permits,
+        Capability::ProposedEpoch,
     ];
 
     /// Returns the name by which a config requires it, such as `cross_host`.
@@ -46,6 +50,7 @@ impl Capability {
             Capability::CommitProof => "commit_proof",
             Capability::Shared => "shared",
             Capability::Permits => "permits",
+            Capability::ProposedEpoch => "proposed_epoch",
         }
     }
 }

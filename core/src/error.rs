@@ -114,6 +114,7 @@ struct Inner {
     backend: Option<&'static str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
     unreachable: bool,
+    last_epoch: Option<u64>,
 }
 
 impl Error {
@@ -127,6 +128,7 @@ impl Error {
                 backend: None,
                 source: None,
                 unreachable: false,
+                last_epoch: None,
             }),
         }
     }
@@ -138,6 +140,15 @@ impl Error {
     /// all its connections are in use, say). Use [`new`](Self::new) for that.
     pub fn unreachable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message).edit(|inner| inner.unreachable = true)
+    }
+
+    /// Makes an [`ErrorKind::Unavailable`] for a [proposed epoch](crate::AcquireRequest::proposed_epoch) that
+    /// is not larger than `last`, the largest epoch that the store refuses. Nothing was granted.
+    pub fn epoch_too_small(proposed: u64, last: u64) -> Self {
+        let text = format!(
+            "the epoch {proposed} was proposed, and the store has granted {last}; propose a larger one"
+        );
+        Self::new(ErrorKind::Unavailable, text).edit(|inner| inner.last_epoch = Some(last))
     }
 
     fn edit(mut self, change: impl FnOnce(&mut Inner)) -> Self {
@@ -190,6 +201,12 @@ impl Error {
     /// Returns whether the store did not answer; only such an error lets a listed fallback be opened.
     pub fn is_unreachable(&self) -> bool {
         self.inner.unreachable
+    }
+
+    /// Returns the largest epoch that the store refuses, if it has refused a proposed one; see
+    /// [`epoch_too_small`](Self::epoch_too_small).
+    pub fn last_epoch(&self) -> Option<u64> {
+        self.inner.last_epoch
     }
 
     /// Returns the name of the lock; `None` if the error is not about one lock.

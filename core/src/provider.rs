@@ -220,6 +220,7 @@ impl Owner {
 pub struct AcquireRequest<'a> {
     pub(crate) name: &'a LockName,
     pub(crate) mode: Mode,
+    pub(crate) proposed_epoch: Option<u64>,
     pub(crate) ttl: Duration,
     pub(crate) deadline: Option<HostInstant>,
     pub(crate) started: Cell<HostInstant>,
@@ -234,11 +235,13 @@ pub struct AcquireRequest<'a> {
 }
 
 impl<'a> AcquireRequest<'a> {
-    /// Makes the request of a single attempt under a new owner, as a test of a backend needs it.
+    /// Makes the request of a single attempt under a new owner, as a test of a backend needs it, and a store
+    /// that is made of others.
     pub fn attempt(name: &'a LockName, ttl: Duration, clock: &'a dyn Clock) -> Self {
         Self {
             name,
             mode: Mode::Exclusive,
+            proposed_epoch: None,
             ttl,
             deadline: None,
             started: Cell::new(clock.now()),
@@ -267,6 +270,39 @@ impl<'a> AcquireRequest<'a> {
     /// Returns the mode: beside which other holders the name may be granted.
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// Has the request propose the epoch of its grant: see [`proposed_epoch`](Self::proposed_epoch).
+    #[must_use]
+    pub fn with_proposed_epoch(mut self, epoch: u64) -> Self {
+        self.proposed_epoch = Some(epoch);
+        self
+    }
+
+    /// Returns the epoch with which the name is to be granted, from 1 to [`MAX_EPOCH`](crate::MAX_EPOCH).
+    /// `None`, as the engine asks, leaves the choice to the store.
+    ///
+    /// Only a store with [`Capability::ProposedEpoch`](crate::Capability::ProposedEpoch) is asked so, without a
+    /// wait, and for an exclusive lock. If the name is free, the store grants it with exactly this epoch,
+    /// provided that this is larger than all epochs of the name before. It may compare coarsely, and with the
+    /// epochs of other names. Otherwise the answer is [`Error::epoch_too_small`], which tells the largest
+    /// epoch that the store refuses.
+    pub fn proposed_epoch(&self) -> Option<u64> {
+        self.proposed_epoch
+    }
+
+    /// Has the request wait until `deadline`.
+    #[must_use]
+    pub fn waiting_until(mut self, deadline: HostInstant) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Has a token end the wait of the request early.
+    #[must_use]
+    pub fn cancelled_by(mut self, cancel: Option<&'a CancelToken>) -> Self {
+        self.cancel = cancel;
+        self
     }
 
     /// Returns how long the lease lives without a renewal.

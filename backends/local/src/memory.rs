@@ -142,6 +142,7 @@ impl StoreInfo for MemoryProvider {
         Capabilities::new()
             .with(Capability::Shared)
             .with(Capability::Permits)
+            .with(Capability::ProposedEpoch)
     }
 
     fn admin(&self) -> Option<&dyn Admin> {

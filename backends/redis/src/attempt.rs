@@ -12,7 +12,7 @@ use crate::failure::accepted;
 use crate::lease::{RedisLease, millis};
 use crate::owner::{self, owner};
 use crate::reply::Reply;
-use crate::server_clock::epoch;
+use crate::server_clock::{epoch, last_epoch, micros};
 use crate::store::Store;
 
 /// The reply to an attempt.
@@ -43,6 +43,8 @@ pub(crate) struct Acquisition<'a> {
     pub(crate) lease: RedisLease,
     /// In milliseconds.
     pub(crate) ttl: String,
+    /// The time of the epoch that the request proposes, in microseconds.
+    pub(crate) proposed: Option<String>,
     /// Whether the server may have granted the name in an attempt that failed.
     pub(crate) may_be_granted: Cell<bool>,
 }
@@ -57,6 +59,7 @@ impl<'a> Acquisition<'a> {
                 text: owner(request),
             },
             ttl: millis(request.ttl()).to_string(),
+            proposed: request.proposed_epoch().map(|it| micros(it).to_string()),
             may_be_granted: Cell::new(false),
         }
     }
@@ -99,14 +102,15 @@ impl<'a> Acquisition<'a> {
         let senseless = || Failure::Refused(senseless());
         match Reply::read(answer) {
             Some(Reply::Granted { minted, slot }) => {
-                if !self.is_repeated() {
+                let proposed = self.request.proposed_epoch();
+                if proposed.is_none() && !self.is_repeated() {
                     // The epoch is the server's time.
                     self.store.server_clock.update(minted, asked_at);
                 }
                 Ok(Answer::Granted(Granted {
                     minted,
                     slot: u32::try_from(slot).map_err(|_| senseless())?,
-                    epoch: epoch(minted).ok_or_else(senseless)?,
+                    epoch: proposed.or_else(|| epoch(minted)).ok_or_else(senseless)?,
                     asked_at,
                 }))
             }
@@ -123,6 +127,12 @@ impl<'a> Acquisition<'a> {
                 let asked = self.request.mode().limit().ok_or_else(senseless)?;
                 let held = u32::try_from(held).map_err(|_| senseless())?;
                 Err(Failure::Refused(limit_mismatch(asked, held)))
+            }
+            Some(Reply::EpochTooSmall(last)) => {
+                self.may_be_granted.set(false);
+                let proposed = self.request.proposed_epoch().ok_or_else(senseless)?;
+                let last = last_epoch(last).ok_or_else(senseless)?;
+                Err(Failure::Refused(Error::epoch_too_small(proposed, last)))
             }
             Some(Reply::Late(_)) | None => Err(senseless()),
         }

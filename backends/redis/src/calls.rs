@@ -12,7 +12,7 @@ use crate::failure::{accepted, from_primary};
 use crate::lease::RedisLease;
 use crate::reply::Reply;
 use crate::script::{Script, is_no_script};
-use crate::scripts::{ACQUIRE, RELEASE, RENEW};
+use crate::scripts::{ACQUIRE, PROPOSE, RELEASE, RENEW};
 use crate::store::Store;
 
 /// A request for one lock.
@@ -126,6 +126,7 @@ impl<'a> Call<'a> {
 
     fn script(&self) -> &'static Script {
         match self.verb {
+            Verb::Attempt { acquisition, .. } if acquisition.proposed.is_some() => &PROPOSE,
             Verb::Attempt { .. } => &ACQUIRE,
             Verb::Renew { .. } => &RENEW,
             Verb::Release => &RELEASE,
@@ -152,6 +153,9 @@ impl<'a> Call<'a> {
                 let latest = store.server_clock.at(latest).to_string();
                 let mut args = vec![latest.as_str(), text, &acquisition.ttl, &store.epoch_key];
                 args.extend(*in_queue);
+                if let Some(micros) = &acquisition.proposed {
+                    args.extend(["", "", micros]);
+                }
                 command(script, key, &args)
             }
             Verb::Renew { ttl, .. } => command(script, key, &[text, ttl]),

@@ -154,6 +154,7 @@ impl StoreInfo for RedisProvider {
             .with(Capability::CrossHost)
             .with(Capability::Shared)
             .with(Capability::Permits)
+            .with(Capability::ProposedEpoch)
             .with_max_permits(MAX_PERMITS)
             .with_batch(BATCH)
             .with_attempt_limit(self.store.attempt())

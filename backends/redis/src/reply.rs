@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-/// What [`ACQUIRE`](crate::scripts::ACQUIRE) replies.
+/// What [`ACQUIRE`](crate::scripts::ACQUIRE) and [`PROPOSE`](crate::scripts::PROPOSE) reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// A lease in this slot, with an epoch of this time in microseconds of the server's clock.
@@ -11,6 +11,8 @@ pub(crate) enum Reply {
     Busy { ends: i64, before: i64 },
     /// Permits of this other limit are held.
     OtherLimit(i64),
+    /// The proposed epoch is not larger than the last one, which has this time in microseconds.
+    EpochTooSmall(i64),
     /// The request arrived after the latest time for a grant, at this time in microseconds of the server's clock.
     Late(i64),
 }
@@ -37,6 +39,9 @@ impl Reply {
             }
             [Value::BulkString(tag), Value::Int(limit)] if tag == b"limit" => {
                 Reply::OtherLimit(*limit)
+            }
+            [Value::BulkString(tag), Value::Int(last)] if tag == b"small" => {
+                Reply::EpochTooSmall(*last)
             }
             [Value::BulkString(tag), Value::Int(now)] if tag == b"late" => Reply::Late(*now),
             _ => return None,

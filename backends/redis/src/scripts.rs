@@ -125,12 +125,14 @@ end
 /// state: `new`, `queued` (it is in the queue) or `last` (it will not wait any longer).
 ///
 /// The reply is a [`Reply`](crate::reply::Reply). A double holds its times exactly until 2255.
-pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| {
-    Script::new(format!(
-        "local call, key, owner, ttl = redis.call, KEYS[1], ARGV[2], ARGV[3]
-local time = call('TIME')
-local now = time[1] * 1000000 + time[2]
-if now > tonumber(ARGV[1]) then return {{'late', now}} end
+pub(crate) static ACQUIRE: LazyLock<Script> = LazyLock::new(|| acquire(MINT));
+
+/// Tries to acquire a name with an epoch that the request proposes: [`ACQUIRE`] with one argument more, the
+/// proposed time of the epoch in microseconds. The waiter and its state are empty.
+pub(crate) static PROPOSE: LazyLock<Script> = LazyLock::new(|| acquire(PROPOSED));
+
+/// Makes the time of the epoch larger than the last one.
+const MINT: &str = "local me, state = ARGV[5], ARGV[6]
 local minted, stamp = now, time[1] .. '.' .. time[2] .. ' '
 -- Makes the time of the epoch larger than the last one. Returns an error if that fails.
 local function mint()
@@ -143,6 +145,31 @@ local function mint()
     stamp = string.format('%.0f.%.0f ', (minted - micros) / 1000000, micros)
   end
 end
+";
+
+/// Takes the proposed time for the epoch if it is larger than the last one.
+const PROPOSED: &str = "local me, state = nil, nil
+local minted = tonumber(ARGV[7])
+local micros = minted % 1000000
+local stamp = string.format('%.0f.%.0f ', (minted - micros) / 1000000, micros)
+-- Returns an error if that fails.
+local function mint()
+  local last = redis.pcall('MGET', ARGV[4])
+  if last.err then return last end
+  if last[1] and last[1] - minted >= 0 then return {'small', tonumber(last[1])} end
+  local set = redis.pcall('SET', ARGV[4], ARGV[7])
+  if set.err then return set end
+end
+";
+
+/// Returns the script that acquires a name, with the code that sets the time of its epoch.
+fn acquire(mint: &str) -> Script {
+    Script::new(format!(
+        "local call, key, owner, ttl = redis.call, KEYS[1], ARGV[2], ARGV[3]
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+if now > tonumber(ARGV[1]) then return {{'late', now}} end
+{mint}local taken = stamp
 if call('SET', key, stamp .. owner, 'NX', 'PX', ttl) then
   local failed = mint()
   if failed then
@@ -150,10 +177,9 @@ if call('SET', key, stamp .. owner, 'NX', 'PX', ttl) then
     call('DEL', key)
     return failed
   end
-  if minted ~= now then call('SET', key, stamp .. owner, 'PX', ttl) end
+  if stamp ~= taken then call('SET', key, stamp .. owner, 'PX', ttl) end
   return minted
 end
-local me, state = ARGV[5], ARGV[6]
 local single = call('MGET', key)[1]
 {state_of_name}
 local function use_set()
@@ -219,7 +245,7 @@ return {{'busy', left(), before}}
 ",
         state_of_name = state_of_name()
     ))
-});
+}
 
 /// Renews a lease. Key: lock. Arguments: the lease, ttl in milliseconds. Replies with 1, or 0 if it is lost.
 pub(crate) static RENEW: LazyLock<Script> = LazyLock::new(|| {

@@ -13,6 +13,18 @@ pub(crate) fn epoch(micros: i64) -> Option<u64> {
     u64::try_from((micros << 24) / 1_000_000).ok()
 }
 
+/// Returns the last time in microseconds whose [`epoch`] is not larger than a proposed one: epochs count more finely.
+pub(crate) fn micros(epoch: u64) -> u64 {
+    let next = ((u128::from(epoch) + 1) * 1_000_000).div_ceil(1 << 24);
+    u64::try_from(next - 1).unwrap_or(u64::MAX)
+}
+
+/// Returns the largest epoch whose [`micros`] are not more than these.
+pub(crate) fn last_epoch(micros: i64) -> Option<u64> {
+    let next = u128::try_from(micros).ok()? + 1;
+    u64::try_from((next << 24) / 1_000_000 - 1).ok()
+}
+
 /// An upper bound of how far the server's clock is ahead of the host's, in microseconds.
 ///
 /// No lease depends on it. It only tells the server which requests arrive too late. If the server's
@@ -24,17 +36,17 @@ impl ServerClock {
     /// Records the server's time `now`, as the reply to a request sent at `asked_at`.
     pub(crate) fn update(&self, now: i64, asked_at: HostInstant) {
         self.0
-            .store(now.saturating_sub(micros(asked_at)), Ordering::Relaxed);
+            .store(now.saturating_sub(micros_at(asked_at)), Ordering::Relaxed);
     }
 
     /// Returns the server's time at `instant`, or slightly more.
     pub(crate) fn at(&self, instant: HostInstant) -> i64 {
         let ahead = self.0.load(Ordering::Relaxed);
-        micros(instant).saturating_add(ahead)
+        micros_at(instant).saturating_add(ahead)
     }
 }
 
-fn micros(instant: HostInstant) -> i64 {
+fn micros_at(instant: HostInstant) -> i64 {
     i64::try_from(instant.as_nanos() / 1_000).unwrap_or(i64::MAX)
 }
 
@@ -52,6 +64,19 @@ mod tests {
         assert_eq!(clock.at(instant(10)), 1_000 * second);
         assert_eq!(clock.at(instant(30)), 1_020 * second);
         assert!(clock.at(HostInstant::NEVER) > 1 << 53);
+    }
+
+    #[test]
+    fn proposed_epochs_are_compared_by_microseconds() {
+        for time in [1, 7, 1_800_000_000_000_007, 1_800_000_000_999_999] {
+            let last = last_epoch(time).unwrap();
+            assert_eq!(micros(last), time as u64);
+            assert_eq!(micros(last + 1), time as u64 + 1);
+            assert!(epoch(time).unwrap() <= last);
+            // That of a whole microsecond is kept as it is.
+            assert_eq!(micros(epoch(time).unwrap()), time as u64);
+        }
+        assert_eq!(last_epoch(-2), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod admin;
 mod batch;
+mod proposed_epoch;
 mod rule_01_exclusion;
 mod rule_02_wait;
 mod rule_03_lease;
@@ -211,6 +212,9 @@ pub(crate) static TABLE: &[Case] = table! {
         batch_answers_each_operation,
         batch_tells_the_leases_of_a_name_apart,
         threads_with_names_of_their_own_are_granted_them;
+    proposed_epoch:
+        proposal_is_granted_exactly_or_refused_with_the_last,
+        proposals_and_own_epochs_of_the_store_grow_together;
     admin:
         held_lists_the_holders,
         held_in_all_namespaces_names_them,

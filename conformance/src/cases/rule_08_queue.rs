@@ -140,6 +140,8 @@ pub(super) fn hundred_threads_are_one_waiter_in_the_store(rig: &Rig<'_>) -> Outc
     let (builder, tap) = rig.tapped();
     let recorder = rig.recorder();
     let keeper = build(builder.observer(recorder.clone()).wait(Wait::Forever));
+    // A store that is made of several has a connection to each.
+    let opened = keeper.usage().map_or(1, |usage| usage.connections.max(1));
     thread::scope(|scope| {
         for _ in 0..100 {
             scope.spawn(|| drop(take(&keeper, "a")));
@@ -147,7 +149,10 @@ pub(super) fn hundred_threads_are_one_waiter_in_the_store(rig: &Rig<'_>) -> Outc
         recorder.wait_for(Event::Contended, 100);
         assert_eq!(tap.owners().len(), 1, "one thread at a time sends requests");
         if let Some(usage) = keeper.usage() {
-            assert!(usage.connections <= 2, "100 waiters have {usage:?}");
+            assert!(
+                usage.connections <= 2 * opened,
+                "100 waiters have {usage:?}"
+            );
         }
         drop(held);
     });

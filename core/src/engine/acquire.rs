@@ -124,6 +124,7 @@ impl Engine {
             request: AcquireRequest {
                 name,
                 mode: terms.mode,
+                proposed_epoch: None,
                 ttl: terms.policy.ttl(),
                 deadline: match wait {
                     Wait::AtMost(Duration::ZERO) => None,

@@ -51,9 +51,8 @@ pub(super) fn grant(
     slot: u32,
     ttl: Duration,
     now: HostInstant,
-    epochs: &mut EpochMint,
+    epoch: u64,
 ) -> (Holder, Grant<MemoryLease>) {
-    let epoch = epochs.next(now);
     let holder = Holder {
         epoch,
         expires: now + ttl,
@@ -138,7 +137,8 @@ impl Entry {
             && let Ok(Some(slot)) = self.admit(waiter.mode)
             && let Some(waiter) = self.waiters.pop_front()
         {
-            let (holder, grant) = grant(self.name.hash64(), slot, waiter.ttl, now, epochs);
+            let epoch = epochs.next(now);
+            let (holder, grant) = grant(self.name.hash64(), slot, waiter.ttl, now, epoch);
             self.add(waiter.mode, holder);
             lock(&waiter.state).granted = Some(grant);
             waiter.changed.notify_one();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use lockkeeper_core::{Clock, HostInstant, epoch_at, epochs_in};
+use lockkeeper_core::{AcquireRequest, Clock, Error, HostInstant, epoch_at, epochs_in};
 
 /// How long a reading of the wall clock is used. A reading takes a third of the time of an uncontended
 /// acquisition.
@@ -20,6 +20,9 @@ pub(super) struct EpochMint {
     clock: Arc<dyn Clock>,
     /// The epoch of the last reading of the wall clock, and when it was made.
     reading: Option<(u64, HostInstant)>,
+    /// The last epoch that was minted here. A proposed epoch must be larger. [`LAST`] does not serve for that:
+    /// the members of a quorum may be stores of one process, and get one proposal.
+    last: u64,
 }
 
 impl EpochMint {
@@ -27,7 +30,28 @@ impl EpochMint {
         Self {
             clock,
             reading: None,
+            last: 0,
         }
+    }
+
+    /// Returns the epoch of the grant of a request at `now`.
+    ///
+    /// # Errors
+    /// If the epoch that the request proposes is not larger than the last one.
+    pub(super) fn of(
+        &mut self,
+        request: &AcquireRequest<'_>,
+        now: HostInstant,
+    ) -> Result<u64, Error> {
+        let Some(proposed) = request.proposed_epoch() else {
+            return Ok(self.next(now));
+        };
+        if proposed <= self.last {
+            return Err(Error::epoch_too_small(proposed, self.last));
+        }
+        LAST.fetch_max(proposed, Ordering::Relaxed);
+        self.last = proposed;
+        Ok(proposed)
     }
 
     /// Returns the epoch of a grant at `now`: that of the wall clock, or the last one + 1.
@@ -43,6 +67,7 @@ impl EpochMint {
         let epoch = wall.saturating_add(epochs_in(now.saturating_since(read_at)));
         let next = |last: u64| last.max(epoch) + 1;
         let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| Some(next(it)));
-        next(last.unwrap_or_else(|last| last))
+        self.last = next(last.unwrap_or_else(|last| last));
+        self.last
     }
 }

@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// A grant of a [`MemoryProvider`](super::MemoryProvider).
 #[derive(Debug)]
 pub struct MemoryLease {
-    /// Finds the name: no two grants of the process have the same epoch.
+    /// Finds the name: no two grants of a shard have the same epoch.
     pub(super) hash: u64,
     pub(super) epoch: u64,
 }
@@ -62,7 +62,7 @@ impl Shard {
     /// Then `waiter` is queued.
     ///
     /// # Errors
-    /// If permits of another limit are held.
+    /// If permits of another limit are held, or the epoch that the request proposes is too small.
     pub(super) fn attempt(
         &self,
         request: &AcquireRequest<'_>,
@@ -79,7 +79,8 @@ impl Shard {
         );
         let entry = match found {
             hash_table::Entry::Vacant(vacant) => {
-                let (holder, grant) = grant(name.hash64(), 0, ttl, now, epochs);
+                let epoch = epochs.of(request, now)?;
+                let (holder, grant) = grant(name.hash64(), 0, ttl, now, epoch);
                 vacant.insert(Entry {
                     name: name.clone(),
                     mode,
@@ -93,7 +94,8 @@ impl Shard {
         entry.serve(now, epochs);
         match entry.admit(mode)? {
             Some(slot) if entry.waiters.is_empty() => {
-                let (holder, grant) = grant(name.hash64(), slot, ttl, now, epochs);
+                let epoch = epochs.of(request, now)?;
+                let (holder, grant) = grant(name.hash64(), slot, ttl, now, epoch);
                 entry.add(mode, holder);
                 Ok(Some(grant))
             }

@@ -25,7 +25,7 @@ pub(super) struct Attempt {
 }
 
 pub(super) enum Outcome {
-    /// The grant, or the error that permits of another limit are held.
+    /// The grant, or the error that permits of another limit are held, or that the proposed epoch is too small.
     Answered(Result<Grant<SqliteLease>, Error>),
     Busy(Busy),
 }
@@ -73,10 +73,13 @@ pub(super) fn attempt(
     }
     let (next, admission) = find_slot(session, acquisition, &mut rows, id, now)?;
     let (outcome, next) = match admission {
-        Admission::Slot(slot) => {
-            let (grant, next) = grant(session, acquisition, slot, id, now)?;
-            (Outcome::Answered(Ok(grant)), next)
-        }
+        Admission::Slot(slot) => match refused_epoch(session, acquisition)? {
+            Some(error) => (Outcome::Answered(Err(error)), next),
+            None => {
+                let (grant, next) = grant(session, acquisition, slot, id, now)?;
+                (Outcome::Answered(Ok(grant)), next)
+            }
+        },
         Admission::No => {
             let busy = queue(session, acquisition, &rows, entry, id)?;
             (Outcome::Busy(busy), next)
@@ -89,6 +92,18 @@ pub(super) fn attempt(
         }
     };
     Ok(Attempt { outcome, next })
+}
+
+/// Returns the error of a request whose proposed epoch is not larger than the last one.
+fn refused_epoch(
+    session: &Session<'_>,
+    acquisition: &Acquisition<'_>,
+) -> rusqlite::Result<Option<Error>> {
+    let Some(proposed) = acquisition.request.proposed_epoch() else {
+        return Ok(None);
+    };
+    let last = lease::last_epoch(session)?;
+    Ok((proposed <= last).then(|| Error::epoch_too_small(proposed, last)))
 }
 
 /// Returns the slot of the caller, or why it gets none, and the waiter to notify instead. Removes rows that

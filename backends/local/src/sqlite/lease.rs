@@ -41,6 +41,8 @@ const TAKE: &str = grant!(
     "EXISTS (SELECT 1 FROM waiter WHERE namespace = ?1 AND name = ?2 AND permits = ?3)",
     ""
 );
+const LAST_EPOCH: &str =
+    "SELECT epoch FROM lock WHERE namespace = '' AND name = '' AND permits = 0 AND slot = 0";
 const RENEW: &str = "UPDATE lock SET asked = ?6, expires = ?7
  WHERE namespace = ?1 AND name = ?2 AND permits = ?3 AND slot = ?4 AND epoch = ?5 AND expires > ?6";
 const RELEASE: &str = "DELETE FROM lock
@@ -114,7 +116,12 @@ fn insert_grant(
         acquisition.key.permits,
         slot,
         stored_mode(acquisition.request.mode()),
-        signed(epoch_at(clock)),
+        signed(
+            acquisition
+                .request
+                .proposed_epoch()
+                .unwrap_or_else(|| epoch_at(clock)),
+        ),
         process.pid,
         signed(process.start),
         process.pid_scope.as_str(),
@@ -131,12 +138,22 @@ fn insert_grant(
     }))
 }
 
-/// Grants a name that has no row, in one statement. Returns `None` if the name has a row.
+/// Returns the last epoch of the file.
+pub(super) fn last_epoch(session: &Session<'_>) -> rusqlite::Result<u64> {
+    let last = session.first(LAST_EPOCH, (), |row| row.get::<_, i64>(0))?;
+    Ok(last.unwrap_or_default().cast_unsigned())
+}
+
+/// Grants a name that has no row, in one statement. Returns `None` if the name has a row, or if the request
+/// proposes an epoch, which only an [attempt](super::attempt::attempt) compares with the last one.
 pub(super) fn take_if_free(
     session: &Session<'_>,
     acquisition: &Acquisition<'_>,
     now: HostInstant,
 ) -> rusqlite::Result<Option<Grant<SqliteLease>>> {
+    if acquisition.request.proposed_epoch().is_some() {
+        return Ok(None);
+    }
     let granted = insert_grant(session, TAKE_FREE, acquisition, 0, now)?;
     Ok(granted.map(|(grant, _)| grant))
 }

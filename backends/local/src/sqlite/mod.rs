@@ -182,6 +182,7 @@ impl StoreInfo for SqliteProvider {
             .with(Capability::CrossProcess)
             .with(Capability::Shared)
             .with(Capability::Permits)
+            .with(Capability::ProposedEpoch)
             .with_batch(batch::MAX_OPERATIONS);
         if Process::can_detect_ends() {
             capabilities.with(Capability::DeadOwnerTakeOver)
