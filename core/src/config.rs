@@ -16,7 +16,7 @@ use crate::observer::{Notifier, Observer};
 use crate::options::{LeasePolicy, Outage, Wait};
 use crate::url::StoreUrl;
 
-pub use keys::{COMMON_KEYS, Key, KeySpec, KeyValue, Takes};
+pub use keys::{COMMON_KEYS, Key, KeySpec, KeyValue, MEMBER, Takes};
 pub(crate) use keys::{LINGER, MAX_HOLD};
 pub(crate) use parsed::ParsedConfig;
 

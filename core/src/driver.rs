@@ -1,5 +1,7 @@
 //! From a config to a keeper: the table of drivers, and what a driver is given.
 
+mod member;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +15,8 @@ use crate::keeper::LockKeeper;
 use crate::options::{OpenOptions, Wait};
 use crate::provider::LockProvider;
 use crate::url::StoreUrl;
+
+pub use member::Member;
 
 /// The warning of a store that is opened with a fallback, or is one.
 const TOKENS_MAY_SHRINK: &str = "tokens may become smaller when locks move to this store from another one that `fallback` lists: it does not count them by the clock. Data that refuse smaller tokens would refuse every write then. Raise `epoch_offset` on such a move; where no data keep tokens, set `epoch_offset=0s`";
@@ -41,6 +45,15 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Checks what the keys alone do not tell, such as how many members are named. The default checks nothing.
+    ///
+    /// # Errors
+    /// What is wrong with the config, before any store is talked to.
+    fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
+        let _ = context;
+        Ok(())
+    }
+
     /// Opens the store. Only here may a store be talked to.
     ///
     /// # Errors
@@ -52,15 +65,19 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
 /// What a driver is to open.
 #[derive(Debug)]
 pub struct OpenContext<'a> {
+    drivers: &'a Drivers,
     config: &'a Config,
     namespace: &'a str,
+    ttl: Duration,
 }
 
 impl<'a> OpenContext<'a> {
-    fn of(parsed: &ParsedConfig<'a>) -> Self {
+    fn of(drivers: &'a Drivers, parsed: &ParsedConfig<'a>) -> Self {
         Self {
+            drivers,
             config: parsed.config,
             namespace: parsed.namespace,
+            ttl: parsed.settings.lease.ttl(),
         }
     }
 
@@ -72,6 +89,21 @@ impl<'a> OpenContext<'a> {
     /// Returns the namespace, of 1 to 512 bytes: a name in two namespaces is two locks.
     pub fn namespace(&self) -> &'a str {
         self.namespace
+    }
+
+    /// Returns the ttl of the keeper. An acquisition can have another one.
+    pub fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    /// Returns the stores that this one is made of, as [`MEMBER`](crate::MEMBER) lists them. No store is
+    /// talked to.
+    ///
+    /// # Errors
+    /// What is wrong with the config of a member, each with a kind of its own.
+    pub fn members(&self) -> Result<Vec<Member>, Error> {
+        let member = |config| Member::new(self.drivers, config);
+        self.config.members()?.into_iter().map(member).collect()
     }
 
     /// Returns the clock of the deadlines of all requests.
@@ -173,7 +205,7 @@ impl Drivers {
         if stores.len() > 1 && !config.has_epoch_offset() {
             for (driver, parsed) in &stores {
                 if !driver.epochs_follow_clock() {
-                    OpenContext::of(parsed).warn(TOKENS_MAY_SHRINK);
+                    OpenContext::of(self, parsed).warn(TOKENS_MAY_SHRINK);
                 }
             }
         }
@@ -183,7 +215,7 @@ impl Drivers {
             if let Some((from, reason)) = &failed {
                 notifier.notify(|o| o.fallback(from, &url, reason));
             }
-            let context = OpenContext::of(&parsed);
+            let context = OpenContext::of(self, &parsed);
             let open = || driver.open(&context);
             let until = match options.wait.unwrap_or(parsed.open_wait) {
                 _ if failed.is_some() => None,
@@ -259,6 +291,7 @@ impl Drivers {
             let checked = config.text(key).map_or(Ok(()), |text| key.check(text));
             checked.map_err(about(key.name))?;
         }
+        driver.check(&OpenContext::of(self, &parsed))?;
         Ok((driver, parsed))
     }
 

@@ -286,7 +286,16 @@ const CAPABILITIES: Takes = Takes::Text(
     "cross_process, cross_host, dead_owner_take_over or commit_proof; several with commas",
 );
 
+/// A store that a store is made of, for the drivers of such stores:
+/// [`OpenContext::members`](crate::OpenContext::members).
+pub const MEMBER: Key<String> = Key::new(
+    "member",
+    Takes::Text("a URL; repeated for each member"),
+    "none",
+    "a store whose vote counts",
+);
+
 /// Returns whether a key may be given several times.
 pub(super) fn is_list(key: &str) -> bool {
-    [REQUIRE.spec.name, FALLBACK.spec.name].contains(&key)
+    [REQUIRE.spec.name, FALLBACK.spec.name, MEMBER.spec.name].contains(&key)
 }

@@ -1,6 +1,6 @@
 //! The common keys of a config, parsed once and checked.
 
-use super::keys::{COMMON_KEYS, FALLBACK, KeyValue, REQUIRE, is_list};
+use super::keys::{COMMON_KEYS, FALLBACK, KeyValue, MEMBER, REQUIRE, is_list};
 use super::keys::{
     EPOCH_OFFSET, HANDOVER_MAX, HANDOVER_TIME, LEASE, LINGER, MARGIN, MAX_HOLD, NAMESPACE,
     OPEN_WAIT, OUTAGE, TTL, WAIT,
@@ -86,8 +86,17 @@ impl Config {
 
     /// Returns the stores to open if this one is unreachable, with the common keys of this one.
     pub(crate) fn fallbacks(&self) -> Result<Vec<Config>, Error> {
-        let name = FALLBACK.spec.name;
-        let fallback = |url: &String| {
+        self.listed(FALLBACK.spec.name, "fallback")
+    }
+
+    /// Returns the stores that this one is made of, with the common keys of this one.
+    pub(crate) fn members(&self) -> Result<Vec<Config>, Error> {
+        self.listed(MEMBER.spec.name, "member")
+    }
+
+    /// Returns the stores whose URLs a key lists, with the common keys of this one.
+    fn listed(&self, name: &str, what: &str) -> Result<Vec<Config>, Error> {
+        let listed = |url: &String| {
             let mut other = Self::from_url(url).map_err(|error| self.about(name, error))?;
             if let Some(variable) = self.variables.get(name) {
                 other.is_from(variable);
@@ -95,7 +104,7 @@ impl Config {
             for key in COMMON_KEYS.iter().map(|key| key.name) {
                 if other.values.contains_key(key) {
                     let text = format!(
-                        "the fallback sets `{key}`; set it once, on the first store, for all of them"
+                        "the {what} sets `{key}`; set it once, on the first store, for all of them"
                     );
                     return Err(self.about(name, Error::new(ErrorKind::InvalidValue, text)));
                 }
@@ -110,6 +119,7 @@ impl Config {
             other.clock = Arc::clone(&self.clock);
             Ok(other.without_fallbacks())
         };
-        self.texts(&FALLBACK.spec).iter().map(fallback).collect()
+        let urls = self.values.get(name).map_or(&[][..], Vec::as_slice);
+        urls.iter().map(listed).collect()
     }
 }
