@@ -24,6 +24,7 @@
 //! | `mysql://USER:PASSWORD@HOST`, `mariadb://…` | all processes that reach the server |
 //! | `postgres://USER:PASSWORD@HOST/DATABASE`, `postgresql://…` | all processes that reach the server, in one database |
 //! | `etcd://HOST,HOST,HOST`, `etcds://…` (TLS) | all processes that reach the cluster, also when it loses a server |
+//! | `quorum:?member=URL&member=URL&member=URL` | all processes that reach a majority of the stores |
 //!
 //! The query of the URL has the settings, such as `?ttl=30s&wait=5s&namespace=shop`; the [table of
 //! keys](#keys) has all of them. An unknown key is an error that names the nearest known key.
@@ -287,6 +288,7 @@
 //! | `mysql` | yes | `mysql:` and `mariadb:` |
 //! | `postgres` | no | `postgres:` and `postgresql:` |
 //! | `etcd` | no | `etcd:` and `etcds:` |
+//! | `quorum` | no | `quorum:`, a majority of three or five stores |
 //! | `tls` | yes | encrypted connections to servers, by rustls with ring, which needs a C compiler |
 //! | `metrics` | no | `observers::MetricsObserver`: gauges, histograms and counters for the crate `metrics` |
 //! | `tracing` | no | `observers::TracingObserver`: spans and events for the crate `tracing` |
@@ -339,9 +341,10 @@ pub mod backend {
     #[doc(inline)]
     pub use lockkeeper_core::{
         AcquireRequest, AttemptRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant,
-        Key, KeySpec, KeyValue, LeaseVerifier, LeaseVerifiers, LockProvider, OpenContext,
-        OpenOptions, Operation, Owner, Proof, ProofValue, ReleaseRequest, RenewRequest, Renewal,
-        StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at, epochs_in, limit_mismatch,
+        Key, KeySpec, KeyValue, LeaseVerifier, LeaseVerifiers, LockProvider, MEMBER, Member,
+        OpenContext, OpenOptions, Operation, Owner, Proof, ProofValue, ReleaseRequest,
+        RenewRequest, Renewal, StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at, epochs_in,
+        limit_mismatch,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].
@@ -376,6 +379,10 @@ pub mod backend {
         let drivers = drivers.with(lockkeeper_postgres::PostgresDriver);
         #[cfg(not(feature = "postgres"))]
         let drivers = drivers.without(&["postgres", "postgresql"], "postgres");
+        #[cfg(feature = "quorum")]
+        let drivers = drivers.with(lockkeeper_quorum::QuorumDriver);
+        #[cfg(not(feature = "quorum"))]
+        let drivers = drivers.without(&["quorum"], "quorum");
         drivers
     }
 }
@@ -390,6 +397,8 @@ pub mod backends {
     pub use lockkeeper_mysql as mysql;
     #[cfg(feature = "postgres")]
     pub use lockkeeper_postgres as postgres;
+    #[cfg(feature = "quorum")]
+    pub use lockkeeper_quorum as quorum;
     #[cfg(feature = "redis")]
     pub use lockkeeper_redis as redis;
     /// The keys that every store behind a network takes.

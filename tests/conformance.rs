@@ -31,6 +31,10 @@ fn main() -> ExitCode {
     {
         run = fixtures::redis::suites().fold(run, Run::suite);
     }
+    #[cfg(feature = "quorum")]
+    {
+        run = fixtures::quorum::suites().fold(run, Run::suite);
+    }
     // Off by default.
     #[cfg(not(feature = "etcd"))]
     {
@@ -39,6 +43,10 @@ fn main() -> ExitCode {
     #[cfg(not(feature = "postgres"))]
     {
         run = run.except("lockkeeper-postgres");
+    }
+    #[cfg(not(feature = "quorum"))]
+    {
+        run = run.except("lockkeeper-quorum");
     }
     run.every_package_under(Path::new(env!("CARGO_MANIFEST_DIR")).join("backends"))
         .except("lockkeeper-remote")

@@ -12,6 +12,7 @@ use lockkeeper::{admin::*, backend::*, backends::*, clock::*, *};
     feature = "etcd",
     feature = "mysql",
     feature = "postgres",
+    feature = "quorum",
     feature = "redis",
     feature = "sqlite"
 ))]

@@ -1,0 +1,369 @@
+//! Acquiring a name: the caller gets the name at one member, in whose queue it waits, and then asks the others for
+//! the epoch of that grant.
+//!
+//! All callers begin at the first member, as far as they can reach it. So that member says whose turn it is, and
+//! wakes one waiter after the other. Callers that disagree about the first member are safe, since a majority
+//! decides; only their order is lost.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use lockkeeper_core::{AcquireRequest, ErasedLease, Error, Grant, HostInstant};
+
+use crate::ballot::{Decision, Vote, majority};
+use crate::hold::{Hold, PATIENCE, QuorumLease};
+use crate::lock;
+use crate::member::{Job, Member};
+use crate::provider::{Quorum, few_members};
+use crate::worker::GIVE_BACK;
+
+/// The mean pause before another vote. It doubles with each vote.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How often the pause doubles.
+const DOUBLINGS: u32 = 4;
+/// How often an epoch that was too small is replaced by a larger one.
+const LARGER: u32 = 32;
+
+/// The leases that the caller has before a vote, with their epochs.
+type Leases = Vec<Option<(ErasedLease, u64)>>;
+
+/// Where the caller is in the queues of the members.
+enum Entry {
+    /// This member has granted the name.
+    Head(usize),
+    /// This member has another holder or waiter.
+    Busy(usize),
+}
+
+/// What became of a turn.
+enum Turn {
+    Won(Grant<QuorumLease>),
+    /// This member has another holder, which goes first.
+    Busy(usize),
+    /// The epoch of the turn is too small for the other members.
+    Refused,
+}
+
+/// One acquisition.
+pub(crate) struct Acquisition<'a> {
+    quorum: &'a Quorum,
+    request: &'a AcquireRequest<'a>,
+    /// What was granted already, and when that was requested.
+    leases: Leases,
+    asked_at: Option<HostInstant>,
+    /// The epoch to propose, if it is that of a lease.
+    epoch: Option<u64>,
+    /// How often an epoch was too small. After that the first member gets a proposal, too.
+    refused: u32,
+    /// How often a wait at a member failed.
+    failed: u32,
+}
+
+impl<'a> Acquisition<'a> {
+    pub(crate) fn new(quorum: &'a Quorum, request: &'a AcquireRequest<'a>) -> Self {
+        Self {
+            quorum,
+            request,
+            leases: no_leases(quorum),
+            asked_at: None,
+            epoch: None,
+            refused: 0,
+            failed: 0,
+        }
+    }
+
+    /// Acquires the name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
+    pub(crate) fn run(mut self) -> Result<Option<Grant<QuorumLease>>, Error> {
+        let mut entry = self.enter()?;
+        loop {
+            entry = match entry {
+                Entry::Head(head) => match self.take_turn(head)? {
+                    Turn::Won(grant) => return Ok(Some(grant)),
+                    Turn::Busy(member) => Entry::Busy(member),
+                    Turn::Refused => self.enter()?,
+                },
+                Entry::Busy(member) => {
+                    self.request.contended();
+                    match self.request.deadline() {
+                        Some(deadline) if !self.is_over() => match self.wait(member, deadline)? {
+                            Some(entry) => entry,
+                            None => return Ok(None),
+                        },
+                        _ => return Ok(None),
+                    }
+                }
+            };
+        }
+    }
+
+    /// Returns whether the caller does not wait any longer.
+    fn is_over(&self) -> bool {
+        let is_late = |deadline| self.request.now() >= deadline;
+        self.request.is_cancelled() || self.request.deadline().is_some_and(is_late)
+    }
+
+    /// Makes an attempt at the first member that answers.
+    fn enter(&mut self) -> Result<Entry, Error> {
+        let quorum = self.quorum;
+        let deadline = self.request.now() + quorum.attempt_limit;
+        let mut cause = None;
+        // A member that takes long is passed over, unless all of them do.
+        for patience in [PATIENCE, quorum.attempt_limit] {
+            let mut failed = 0;
+            for member in quorum.by_turn() {
+                let until = deadline.min(self.request.now() + patience);
+                match self.attempt(member, until, deadline)? {
+                    (Vote::Granted(_), _) => return Ok(Entry::Head(member.index)),
+                    (Vote::Busy, _) => return Ok(Entry::Busy(member.index)),
+                    (Vote::Failed | Vote::TooSmall(_), error) => {
+                        failed += 1;
+                        cause = cause.or(error);
+                    }
+                    (Vote::Pending, _) => {}
+                }
+            }
+            if failed >= majority(quorum.members.len()) {
+                break;
+            }
+        }
+        Err(few_members(quorum, cause))
+    }
+
+    /// Makes attempts at one member, until its epoch is large enough.
+    fn attempt(
+        &mut self,
+        member: &Member,
+        until: HostInstant,
+        deadline: HostInstant,
+    ) -> Result<(Vote, Option<Error>), Error> {
+        let (quorum, request) = (self.quorum, self.request);
+        loop {
+            let now = request.now();
+            let ttl = quorum.member_ttl(request.ttl());
+            let is_asked = |at| at == member.index;
+            let leases = no_leases(quorum);
+            let hold = Arc::new(Hold::new(request.name().clone(), ttl, 0, leases, is_asked));
+            let epoch = match self.refused {
+                0 => None,
+                _ => Some(lock(&quorum.epochs).next(SystemTime::now())),
+            };
+            member.post(Job::Propose {
+                hold: Arc::clone(&hold),
+                epoch,
+                ttl,
+                deadline,
+            });
+            let (vote, error) = hold.vote_of(member.index, request.clock(), until);
+            // A grant may have come just now, and a later one is given back.
+            if let Some((_, lease, epoch)) = hold.give_up().pop() {
+                self.keep_first(member, lease, epoch, now);
+                return Ok((Vote::Granted(epoch), None));
+            }
+            match vote {
+                Vote::TooSmall(last) => self.learn(epoch.unwrap_or_default(), last)?,
+                vote => return Ok((vote, error)),
+            }
+        }
+    }
+
+    /// Waits in the queue of a member until `deadline`. Returns `None` if the wait is over.
+    fn wait(&mut self, member: usize, deadline: HostInstant) -> Result<Option<Entry>, Error> {
+        let (quorum, request) = (self.quorum, self.request);
+        let member = quorum.members.get(member);
+        let Some((member, store)) = member.and_then(|it| Some((it, it.opened()?))) else {
+            return self.enter().map(Some);
+        };
+        let ttl = quorum.member_ttl(request.ttl());
+        let waiting = AcquireRequest::attempt(request.name(), ttl, request.clock());
+        let waiting = waiting
+            .waiting_until(deadline)
+            .cancelled_by(request.cancel());
+        match store.acquire(&waiting) {
+            Ok(Some(grant)) => {
+                self.keep_first(member, grant.lease, grant.epoch, grant.asked_at);
+                Ok(Some(Entry::Head(member.index)))
+            }
+            Ok(None) => Ok(None),
+            // The other members may do without this one.
+            Err(error) if error.is_retryable() => {
+                store.abandon(&waiting);
+                if self.is_over() {
+                    return Ok(None);
+                }
+                member.failed();
+                pause(self.failed);
+                self.failed += 1;
+                self.enter().map(Some)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn keep_first(&mut self, member: &Member, lease: ErasedLease, epoch: u64, at: HostInstant) {
+        self.asked_at = Some(at);
+        self.epoch = Some(epoch);
+        if let Some(slot) = self.leases.get_mut(member.index) {
+            *slot = Some((lease, epoch));
+        }
+    }
+
+    /// Asks the other members, after one has granted the name. While others are not free, the caller keeps its turn
+    /// for [`PATIENCE`]: the releases of the last holder reach the members one after the other.
+    fn take_turn(&mut self, head: usize) -> Result<Turn, Error> {
+        let until = self.request.now() + PATIENCE;
+        let mut repeats = 0;
+        loop {
+            let vote = self.vote();
+            let is_held = vote.decision == Decision::Held;
+            match vote.decision {
+                Decision::Won => return Ok(Turn::Won(vote.into_grant())),
+                Decision::Outage => {
+                    self.give_back(&vote.hold);
+                    return Err(few_members(self.quorum, vote.error));
+                }
+                Decision::Outdated(last) => {
+                    self.keep(&vote);
+                    self.learn(vote.epoch, last)?;
+                    if self.leases.iter().all(Option::is_none) {
+                        return Ok(Turn::Refused);
+                    }
+                }
+                Decision::Held | Decision::Contested => {
+                    let busy = vote.votes.iter().position(|it| *it == Vote::Busy);
+                    let busy = busy.unwrap_or(head);
+                    // A caller that got an earlier member goes first.
+                    let is_first = busy > head;
+                    let is_single = self.request.deadline().is_none();
+                    let has_time = self.request.now() < until && !self.is_over();
+                    if !is_first || !has_time || is_single && is_held {
+                        self.give_back(&vote.hold);
+                        return Ok(Turn::Busy(busy));
+                    }
+                    self.epoch = Some(vote.epoch);
+                    self.keep(&vote);
+                    pause(repeats);
+                    repeats += 1;
+                }
+            }
+        }
+    }
+
+    /// Has the next proposal be larger than `last`.
+    fn learn(&mut self, proposed: u64, last: u64) -> Result<(), Error> {
+        lock(&self.quorum.epochs).learn(last, SystemTime::now());
+        self.refused += 1;
+        if self.refused <= LARGER {
+            return Ok(());
+        }
+        self.give_back_kept();
+        Err(Error::epoch_too_small(proposed, last))
+    }
+
+    /// Has all members vote, but those that have granted already.
+    fn vote(&mut self) -> VoteResult {
+        let (quorum, request) = (self.quorum, self.request);
+        let now = request.now();
+        let leases = std::mem::replace(&mut self.leases, no_leases(quorum));
+        let asked: Vec<_> = leases.iter().map(Option::is_none).collect();
+        let deadline = now + quorum.attempt_limit;
+        let ttl = quorum.member_ttl(request.ttl());
+        let name = request.name().clone();
+        let epoch = self.epoch.take();
+        let epoch = epoch.unwrap_or_else(|| lock(&quorum.epochs).next(SystemTime::now()));
+        let hold = Arc::new(Hold::new(name, ttl, epoch, leases, |_| true));
+        for (member, _) in quorum.members.iter().zip(asked).filter(|(_, asked)| *asked) {
+            member.post(Job::Propose {
+                hold: Arc::clone(&hold),
+                epoch: Some(epoch),
+                ttl,
+                deadline,
+            });
+        }
+        let (decision, votes, error) = hold.decide(request.clock(), now, deadline);
+        VoteResult {
+            asked_at: self.asked_at.map_or(now, |asked_at| asked_at.min(now)),
+            epoch,
+            hold,
+            decision,
+            votes,
+            error,
+        }
+    }
+
+    /// Keeps what was granted, for a vote of the other members, if that can be won: the leases keep other callers
+    /// away from the name meanwhile.
+    fn keep(&mut self, vote: &VoteResult) {
+        let granted = vote.hold.give_up();
+        let counted = granted
+            .iter()
+            .filter(|(.., epoch)| Some(*epoch) == self.epoch);
+        let members = self.quorum.members.len();
+        if counted.count() + members - granted.len() < majority(members) {
+            self.epoch = None;
+            self.release(&vote.hold, granted);
+            return;
+        }
+        self.asked_at = Some(vote.asked_at);
+        for (member, lease, epoch) in granted {
+            if let Some(at) = self.leases.get_mut(member) {
+                *at = Some((lease, epoch));
+            }
+        }
+    }
+
+    fn give_back(&self, hold: &Arc<Hold>) {
+        let granted = hold.give_up();
+        self.release(hold, granted);
+    }
+
+    /// Gives back what was kept for a vote that does not follow.
+    fn give_back_kept(&mut self) {
+        let leases = std::mem::replace(&mut self.leases, no_leases(self.quorum));
+        let (name, ttl) = (self.request.name().clone(), self.request.ttl());
+        let ttl = self.quorum.member_ttl(ttl);
+        let hold = Hold::new(name, ttl, 0, leases, |_| false);
+        self.give_back(&Arc::new(hold));
+    }
+
+    fn release(&self, hold: &Arc<Hold>, leases: Vec<(usize, ErasedLease, u64)>) {
+        let deadline = self.request.now() + GIVE_BACK;
+        // The first member last: it wakes the next caller, who then finds the others free.
+        for (index, lease, _) in leases.into_iter().rev() {
+            if let Some(member) = self.quorum.members.get(index) {
+                member.release(hold, lease, deadline);
+            }
+        }
+    }
+}
+
+fn no_leases(quorum: &Quorum) -> Leases {
+    quorum.members.iter().map(|_| None).collect()
+}
+
+/// Sleeps before something is tried again that was tried again so often.
+fn pause(repeats: u32) {
+    let pause = PAUSE * (1 << repeats.min(DOUBLINGS));
+    thread::sleep(pause.mul_f64(0.5 + fastrand::f64()));
+}
+
+/// A vote and what it gave.
+struct VoteResult {
+    asked_at: HostInstant,
+    epoch: u64,
+    hold: Arc<Hold>,
+    decision: Decision,
+    votes: Vec<Vote>,
+    error: Option<Error>,
+}
+
+impl VoteResult {
+    fn into_grant(self) -> Grant<QuorumLease> {
+        Grant {
+            lease: QuorumLease { hold: self.hold },
+            epoch: self.epoch,
+            asked_at: self.asked_at,
+            slot: 0,
+        }
+    }
+}

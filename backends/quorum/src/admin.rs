@@ -1,0 +1,234 @@
+//! The operators' interface: what a majority of the members say.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use lockkeeper_core::{Admin, Error, Finding, HeldName, HostInstant, LockName, LockProvider};
+
+use crate::ballot::majority;
+use crate::member::Job;
+use crate::provider::{Quorum, few_members};
+
+/// How far the epochs of one grant are apart: a member may count by the microsecond.
+const SAME_GRANT: u64 = 17;
+/// A question of an operator to one member.
+type Question<T> = fn(&dyn Admin, &Asked) -> Result<T, Error>;
+
+/// What a question is about.
+#[derive(Clone)]
+struct Asked {
+    name: Option<LockName>,
+    deadline: HostInstant,
+    /// The hold to end.
+    held: Option<HeldName>,
+}
+
+impl fmt::Debug for Quorum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Quorum").finish_non_exhaustive()
+    }
+}
+
+impl Quorum {
+    /// Asks all members at the same time. Returns the answer of each member, or why there is none.
+    fn ask<T: Send + 'static>(
+        &self,
+        asked: &Asked,
+        question: Question<T>,
+    ) -> Vec<Option<Result<T, Error>>> {
+        let (answers, answered) = mpsc::channel();
+        for member in &self.members {
+            let (answers, asked, index) = (answers.clone(), asked.clone(), member.index);
+            member.post(Job::Ask(Box::new(move |store| {
+                let answer = store.and_then(|store: &dyn LockProvider| match store.admin() {
+                    Some(admin) => question(admin, &asked),
+                    None => Err(Error::unreachable(
+                        "the member has no answers for operators",
+                    )),
+                });
+                // The caller may have left.
+                let _ = answers.send((index, answer));
+            })));
+        }
+        drop(answers);
+        let mut all: Vec<_> = self.members.iter().map(|_| None).collect();
+        loop {
+            let left = asked.deadline.saturating_since(self.clock.now());
+            let Ok((index, answer)) = answered.recv_timeout(left.max(Duration::from_millis(1)))
+            else {
+                return all;
+            };
+            if let Some(at) = all.get_mut(index) {
+                *at = Some(answer);
+            }
+        }
+    }
+
+    /// Returns the answers, if a majority of the members gave one.
+    fn ask_majority<T: Send + 'static>(
+        &self,
+        asked: &Asked,
+        question: Question<T>,
+    ) -> Result<Vec<T>, Error> {
+        let mut answers = Vec::new();
+        let mut cause = None;
+        for answer in self.ask(asked, question).into_iter().flatten() {
+            match answer {
+                Ok(answer) => answers.push(answer),
+                Err(error) => cause = Some(error),
+            }
+        }
+        match answers.len() >= majority(self.members.len()) {
+            true => Ok(answers),
+            false => Err(few_members(self, cause)),
+        }
+    }
+
+    /// Returns how many of the members that answered must have a grant that a majority may hold.
+    fn needed(&self, answered: usize) -> usize {
+        let silent = self.members.len() - answered;
+        majority(self.members.len()).saturating_sub(silent).max(1)
+    }
+
+    /// Returns the grants that a majority may hold: what the members that did not answer say is not known.
+    fn majority_of<K: Ord>(&self, answers: Vec<Vec<(K, HeldName)>>) -> Vec<(K, HeldName)> {
+        let needed = self.needed(answers.len());
+        let mut names: BTreeMap<(K, String), Vec<HeldName>> = BTreeMap::new();
+        for (key, held) in answers.into_iter().flatten() {
+            names
+                .entry((key, held.name.clone()))
+                .or_default()
+                .push(held);
+        }
+        let held = names.into_iter().filter_map(|((key, _), mut held)| {
+            held.sort_by_key(|it| it.epoch);
+            let groups = held.chunk_by(|a, b| {
+                let (a, b) = (a.epoch.unwrap_or_default(), b.epoch.unwrap_or_default());
+                b - a < SAME_GRANT
+            });
+            let grant = groups.max_by_key(|group| group.len())?;
+            // The largest epoch is that of a member that counts as finely as the proposals.
+            let of_majority = grant.last().filter(|_| grant.len() >= needed)?;
+            let epoch = of_majority.epoch.unwrap_or_default();
+            let remaining = grant.iter().filter_map(|it| it.remaining).min();
+            // A caller waits at one member.
+            let waiting = grant.iter().filter_map(|it| it.waiting);
+            let waiting = waiting.reduce(|all, it| all + it);
+            Some((
+                key,
+                HeldName {
+                    mark: epoch.to_string(),
+                    remaining,
+                    waiting,
+                    ..of_majority.clone()
+                },
+            ))
+        });
+        held.collect()
+    }
+}
+
+impl Admin for Quorum {
+    fn held(&self, name: Option<&LockName>, deadline: HostInstant) -> Result<Vec<HeldName>, Error> {
+        let asked = Asked {
+            name: name.cloned(),
+            deadline,
+            held: None,
+        };
+        let answers = self.ask_majority(&asked, |admin, asked| {
+            let held = admin.held(asked.name.as_ref(), asked.deadline)?;
+            Ok(held.into_iter().map(|held| ((), held)).collect::<Vec<_>>())
+        })?;
+        let held = self.majority_of(answers).into_iter();
+        Ok(held.map(|(_, held)| held).collect())
+    }
+
+    fn held_in_all_namespaces(
+        &self,
+        deadline: HostInstant,
+    ) -> Result<Vec<(String, HeldName)>, Error> {
+        let asked = Asked {
+            name: None,
+            deadline,
+            held: None,
+        };
+        let ask: Question<_> = |admin, asked| admin.held_in_all_namespaces(asked.deadline);
+        let answers = self.ask_majority(&asked, ask)?;
+        Ok(self.majority_of(answers))
+    }
+
+    fn force_release(&self, held: &HeldName, deadline: HostInstant) -> Result<bool, Error> {
+        let asked = Asked {
+            name: Some(LockName::new(held.name.as_str())?),
+            deadline,
+            held: Some(held.clone()),
+        };
+        let ended = self.ask_majority(&asked, |admin, asked| {
+            let wanted = asked
+                .held
+                .as_ref()
+                .and_then(|held| held.mark.parse::<u64>().ok());
+            let is_same = |held: &HeldName| match (held.epoch, wanted) {
+                (Some(epoch), Some(wanted)) => epoch.abs_diff(wanted) < SAME_GRANT,
+                _ => false,
+            };
+            let found = admin.held(asked.name.as_ref(), asked.deadline)?;
+            let mut ended = false;
+            for held in found.iter().filter(|held| is_same(held)) {
+                ended |= admin.force_release(held, asked.deadline)?;
+            }
+            Ok(ended)
+        })?;
+        // A single member may have kept the lease of a hold that has ended.
+        let needed = self.needed(ended.len());
+        Ok(ended.into_iter().filter(|ended| *ended).count() >= needed)
+    }
+
+    fn examine(&self, deadline: HostInstant) -> Result<Vec<Finding>, Error> {
+        let asked = Asked {
+            name: None,
+            deadline,
+            held: None,
+        };
+        let answers = self.ask(&asked, |admin, asked| admin.examine(asked.deadline));
+        let mut findings = Vec::new();
+        let mut answered = 0;
+        for (member, answer) in self.members.iter().zip(answers) {
+            let location = member.source.location();
+            match answer {
+                Some(Ok(found)) => {
+                    answered += 1;
+                    findings.extend(found.into_iter().map(|finding| Finding {
+                        what: format!("{location}: {}", finding.what),
+                        ..finding
+                    }));
+                }
+                failed => {
+                    let error = failed.and_then(Result::err);
+                    let why =
+                        error.map_or("no reply came".to_owned(), |it| it.message().to_owned());
+                    findings.push(Finding::warning(
+                        "member",
+                        format!("{location}: {why}"),
+                        "its vote is missing, and the locks end when a majority of the members fails",
+                        "see to this member",
+                    ));
+                }
+            }
+        }
+        let (members, needed) = (self.members.len(), majority(self.members.len()));
+        let what = format!("{answered} of {members} members answer");
+        let summary = match answered >= needed {
+            true => Finding::fine("quorum", what),
+            false => Finding::unusable("quorum", what, "nothing is granted", "see to the others"),
+        };
+        findings.insert(0, summary);
+        Ok(findings)
+    }
+
+    fn cannot_tell(&self) -> &'static [&'static str] {
+        &["the holder's thread"]
+    }
+}

@@ -1,0 +1,54 @@
+//! The epochs that a provider proposes.
+
+use std::time::SystemTime;
+
+use lockkeeper_core::epoch_at;
+
+/// Chooses epochs that follow the wall clock and are larger than all that the members have told.
+#[derive(Debug, Default)]
+pub(crate) struct Epochs {
+    /// The last proposal.
+    last: u64,
+    /// How far the epochs of the members are ahead of the wall clock of this host. Where the clock of another
+    /// proposer is ahead, only the first proposal is refused.
+    ahead: u64,
+}
+
+impl Epochs {
+    /// Returns the next proposal.
+    pub(crate) fn next(&mut self, now: SystemTime) -> u64 {
+        let clock = epoch_at(now).saturating_add(self.ahead);
+        self.last = whole(clock.max(self.last.saturating_add(1)));
+        self.last
+    }
+
+    /// Records that the members refuse all epochs up to `last`.
+    pub(crate) fn learn(&mut self, last: u64, now: SystemTime) {
+        self.last = self.last.max(last);
+        self.ahead = self.ahead.max(last.saturating_sub(epoch_at(now)));
+    }
+}
+
+/// Returns the first epoch that is not smaller, and is that of a whole microsecond: Redis counts these, and tells
+/// operators no other ones.
+fn whole(epoch: u64) -> u64 {
+    let micros = (u128::from(epoch) * 1_000_000).div_ceil(1 << 24);
+    u64::try_from((micros << 24) / 1_000_000).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    #[test]
+    fn proposals_grow_and_are_ahead_of_what_was_refused() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let mut epochs = Epochs::default();
+        assert_eq!(epochs.next(at(10)), epoch_at(at(10)));
+        assert_eq!(epochs.next(at(9)), epoch_at(at(10)) + 16);
+        epochs.learn(epoch_at(at(30)), at(10));
+        assert_eq!(epochs.next(at(10)), epoch_at(at(30)) + 16);
+        assert_eq!(epochs.next(at(15)), epoch_at(at(35)));
+    }
+}

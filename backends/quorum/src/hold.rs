@@ -1,0 +1,376 @@
+//! One vote and the leases that it won, which the caller and the workers of the members share.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{Clock, ErasedLease, Error, Grant, HostInstant, LockName, Released, Renewal};
+
+use crate::ballot::{Answer, Ballot, Decision, Tally, Vote, tally};
+use crate::lock;
+
+/// How long a majority that has answered waits for the other members. A member that takes longer is slow.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
+/// The longest sleep before the clock is read again: time-outs do not advance while the host is suspended.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// A grant of a [`QuorumProvider`](crate::QuorumProvider).
+#[derive(Debug)]
+pub struct QuorumLease {
+    pub(crate) hold: Arc<Hold>,
+}
+
+pub(crate) struct Hold {
+    pub(crate) name: LockName,
+    /// How long members keep a lease.
+    pub(crate) ttl: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    ballot: Ballot,
+    /// Whether the leases are to be released, also those that come late.
+    is_over: bool,
+    slots: Vec<Slot>,
+    /// The answers to the last renewal or release.
+    answers: Vec<Answer>,
+    /// The last renewal.
+    renewal: Round,
+    /// What the first member that failed has said.
+    error: Option<Error>,
+}
+
+/// One renewal of all leases.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Round {
+    /// Counts renewals. The answer to an earlier one proves nothing.
+    pub(crate) number: u64,
+    pub(crate) ttl: Duration,
+    pub(crate) deadline: HostInstant,
+}
+
+/// What a worker does with a lease that it has renewed.
+pub(crate) enum Next {
+    /// The hold is over.
+    Release(ErasedLease),
+    /// Another renewal has begun meanwhile.
+    Renew(Round, ErasedLease),
+}
+
+/// The lease of one member.
+enum Slot {
+    None,
+    Idle(ErasedLease),
+    /// The worker of the member asks for it, renews it or releases it.
+    Away,
+    Released,
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut it = f.debug_struct("Hold");
+        it.field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Hold {
+    /// Begins a vote on an epoch. `leases` has the lease and its epoch for each member that has granted already.
+    /// Of the others, those are asked of which `is_asked` says so.
+    pub(crate) fn new(
+        name: LockName,
+        ttl: Duration,
+        epoch: u64,
+        leases: Vec<Option<(ErasedLease, u64)>>,
+        is_asked: impl Fn(usize) -> bool,
+    ) -> Self {
+        let begun = leases
+            .into_iter()
+            .enumerate()
+            .map(|(at, lease)| match lease {
+                Some((lease, epoch)) => (Vote::Granted(epoch), Slot::Idle(lease)),
+                None if is_asked(at) => (Vote::Pending, Slot::Away),
+                None => (Vote::Failed, Slot::None),
+            });
+        let (votes, slots): (Vec<_>, Vec<_>) = begun.unzip();
+        Self {
+            name,
+            ttl,
+            state: Mutex::new(State {
+                ballot: Ballot::new(epoch, votes),
+                is_over: false,
+                answers: vec![Answer::Unknown; slots.len()],
+                slots,
+                renewal: Round::default(),
+                error: None,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Waits for the outcome of the vote until `deadline`. Returns it with the votes, and the first failure.
+    pub(crate) fn decide(
+        &self,
+        clock: &dyn Clock,
+        began: HostInstant,
+        deadline: HostInstant,
+    ) -> (Decision, Vec<Vote>, Option<Error>) {
+        let mut state = lock(&self.state);
+        loop {
+            let now = clock.now();
+            let until = match state.ballot.has_answers() {
+                true => deadline.min(began + PATIENCE),
+                false => deadline,
+            };
+            if let Some(decision) = state.ballot.decide(now >= until) {
+                return (decision, state.ballot.votes().to_vec(), state.error.clone());
+            }
+            state = self.sleep(state, until.saturating_since(now));
+        }
+    }
+
+    /// Waits for the vote of one member until `deadline`. Returns it with the first failure.
+    pub(crate) fn vote_of(
+        &self,
+        member: usize,
+        clock: &dyn Clock,
+        deadline: HostInstant,
+    ) -> (Vote, Option<Error>) {
+        let mut state = lock(&self.state);
+        loop {
+            let vote = state.ballot.votes().get(member).copied();
+            let left = deadline.saturating_since(clock.now());
+            match vote.unwrap_or(Vote::Failed) {
+                Vote::Pending if !left.is_zero() => state = self.sleep(state, left),
+                vote => return (vote, state.error.clone()),
+            }
+        }
+    }
+
+    fn sleep<'a>(&self, state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
+        let slept = self.changed.wait_timeout(state, limit.min(LONGEST_SLEEP));
+        slept.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Records the vote of a member. Returns a lease that is to be released, since the vote is over.
+    pub(crate) fn voted(
+        &self,
+        member: usize,
+        answer: Result<Option<Grant<ErasedLease>>, Error>,
+    ) -> Option<ErasedLease> {
+        let mut state = lock(&self.state);
+        let (vote, lease) = match answer {
+            Ok(Some(grant)) => (Vote::Granted(grant.epoch), Some(grant.lease)),
+            Ok(None) => (Vote::Busy, None),
+            Err(error) => match error.last_epoch() {
+                Some(last) => (Vote::TooSmall(last), None),
+                None => {
+                    state.error.get_or_insert(error);
+                    (Vote::Failed, None)
+                }
+            },
+        };
+        state.ballot.record(member, vote);
+        let slot = match lease {
+            Some(lease) if state.is_over => return Some(lease),
+            Some(lease) => Slot::Idle(lease),
+            None => Slot::None,
+        };
+        state.put(member, slot, None);
+        self.changed.notify_all();
+        None
+    }
+
+    /// Takes the leases that no worker has, with the epochs that they were granted with. Those that come later
+    /// are released by the workers.
+    pub(crate) fn give_up(&self) -> Vec<(usize, ErasedLease, u64)> {
+        let mut state = lock(&self.state);
+        state.is_over = true;
+        let votes = state.ballot.votes().to_vec();
+        let leases = votes.into_iter().enumerate().filter_map(|(member, vote)| {
+            let Vote::Granted(epoch) = vote else {
+                return None;
+            };
+            let lease = state.take(member)?;
+            Some((member, lease, epoch))
+        });
+        leases.collect()
+    }
+
+    /// Begins a renewal. Returns it, and the leases that are to be renewed. The workers renew those that they have
+    /// when they are done with them.
+    pub(crate) fn begin_renewal(
+        &self,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> (Round, Vec<(usize, ErasedLease)>) {
+        let mut state = lock(&self.state);
+        state.renewal = Round {
+            number: state.renewal.number + 1,
+            ttl,
+            deadline,
+        };
+        (state.renewal, state.begin())
+    }
+
+    /// Begins the release. Returns the leases that are to be released. The workers release those that they
+    /// have, and repeat releases that failed.
+    pub(crate) fn begin_release(&self) -> Vec<(usize, ErasedLease)> {
+        let mut state = lock(&self.state);
+        state.is_over = true;
+        state.renewal.number += 1;
+        let leases = state.begin();
+        for at in 0..state.slots.len() {
+            let answer = match state.slots.get(at) {
+                Some(Slot::Away) => Answer::Pending,
+                Some(Slot::Released) => Answer::Live,
+                _ => Answer::Lost,
+            };
+            state.answer(at, answer);
+        }
+        leases
+    }
+
+    /// Records what a member has said to a renewal, and takes its lease back, unless it is needed.
+    pub(crate) fn renewed(
+        &self,
+        member: usize,
+        round: u64,
+        lease: ErasedLease,
+        answer: Result<Renewal, Error>,
+    ) -> Option<Next> {
+        let mut state = lock(&self.state);
+        if state.is_over {
+            return Some(Next::Release(lease));
+        }
+        let is_current = round == state.renewal.number;
+        let (slot, answer) = match answer {
+            Ok(Renewal::Lost) => (Slot::None, Answer::Lost),
+            _ if !is_current => return Some(Next::Renew(state.renewal, lease)),
+            Ok(Renewal::Renewed) => (Slot::Idle(lease), Answer::Live),
+            Err(error) => {
+                state.error = Some(error);
+                (Slot::Idle(lease), Answer::Unknown)
+            }
+        };
+        state.put(member, slot, Some(answer));
+        self.changed.notify_all();
+        None
+    }
+
+    /// Records what a member has said to a release.
+    pub(crate) fn released(&self, member: usize, answer: Result<Released, Error>) {
+        let mut state = lock(&self.state);
+        let (slot, answer) = match answer {
+            Ok(Released::Done) => (Slot::Released, Answer::Live),
+            Ok(Released::AlreadyLost) => (Slot::None, Answer::Lost),
+            Err(error) => {
+                state.error = Some(error);
+                (Slot::Away, Answer::Unknown)
+            }
+        };
+        state.put(member, slot, Some(answer));
+        self.changed.notify_all();
+    }
+
+    /// Waits for the answers to a renewal until they are decided, or until `deadline`.
+    pub(crate) fn renewal(&self, clock: &dyn Clock, deadline: HostInstant) -> Told {
+        let state = self.answered(lock(&self.state), clock, deadline);
+        (tally(&state.answers), state.error.clone())
+    }
+
+    /// Waits for the answers to the release until they are decided, or until `deadline`; and a little longer for
+    /// those of the members that are not `slow`.
+    pub(crate) fn release(&self, clock: &dyn Clock, deadline: HostInstant, slow: &[bool]) -> Told {
+        let mut state = self.answered(lock(&self.state), clock, deadline);
+        let until = deadline.min(clock.now() + PATIENCE);
+        let is_awaited = |state: &State| {
+            let mut answers = state.answers.iter().zip(slow);
+            answers.any(|(answer, slow)| *answer == Answer::Pending && !slow)
+        };
+        while is_awaited(&state) {
+            let left = until.saturating_since(clock.now());
+            if left.is_zero() {
+                break;
+            }
+            state = self.sleep(state, left);
+        }
+        let told = (tally(&state.answers), state.error.clone());
+        if told.0 == Tally::Live {
+            // Another release finds none.
+            for slot in &mut state.slots {
+                if matches!(slot, Slot::Released) {
+                    *slot = Slot::None;
+                }
+            }
+        }
+        told
+    }
+
+    fn answered<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        clock: &dyn Clock,
+        deadline: HostInstant,
+    ) -> MutexGuard<'a, State> {
+        loop {
+            let left = deadline.saturating_since(clock.now());
+            if tally(&state.answers) != Tally::Open || left.is_zero() {
+                return state;
+            }
+            state = self.sleep(state, left);
+        }
+    }
+}
+
+/// What the members have said together, and the first failure.
+pub(crate) type Told = (Tally, Option<Error>);
+
+impl State {
+    /// Takes the lease of a member, if no worker has it.
+    fn take(&mut self, member: usize) -> Option<ErasedLease> {
+        let slot = self.slots.get_mut(member)?;
+        match std::mem::replace(slot, Slot::Away) {
+            Slot::Idle(lease) => Some(lease),
+            other => {
+                *slot = other;
+                None
+            }
+        }
+    }
+
+    /// Begins to ask all members: those without a lease have lost it, and those whose workers have the lease
+    /// answer later.
+    fn begin(&mut self) -> Vec<(usize, ErasedLease)> {
+        self.error = None;
+        let mut leases = Vec::new();
+        for at in 0..self.slots.len() {
+            let was_away = matches!(self.slots.get(at), Some(Slot::Away));
+            let answer = match self.take(at) {
+                Some(lease) => {
+                    leases.push((at, lease));
+                    Answer::Pending
+                }
+                None if was_away => Answer::Pending,
+                None => Answer::Lost,
+            };
+            self.answer(at, answer);
+        }
+        leases
+    }
+
+    fn answer(&mut self, member: usize, answer: Answer) {
+        if let Some(at) = self.answers.get_mut(member) {
+            *at = answer;
+        }
+    }
+
+    fn put(&mut self, member: usize, slot: Slot, answer: Option<Answer>) {
+        if let Some(at) = self.slots.get_mut(member) {
+            *at = slot;
+        }
+        if let Some(answer) = answer {
+            self.answer(member, answer);
+        }
+    }
+}

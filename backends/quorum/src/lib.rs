@@ -1,0 +1,30 @@
+//! The quorum store, `quorum:?member=URL&member=URL&member=URL`: a lock is held by a majority of three or five
+//! independent stores, and outlives the loss of the others.
+//!
+//! A caller gets the name at the first member, in whose queue it waits. The other members are asked at the same time to
+//! grant the epoch of that grant. If a majority grants it, the caller has the lock. Two majorities have a member in
+//! common, and that member grants growing epochs alone, so the tokens of a name grow.
+
+mod acquire;
+mod admin;
+mod ballot;
+mod driver;
+mod epochs;
+mod hold;
+mod member;
+mod provider;
+mod worker;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use driver::QuorumDriver;
+pub use hold::QuorumLease;
+pub use provider::{QuorumMember, QuorumProvider};
+
+/// The backend's name in errors and capabilities.
+const BACKEND: &str = "quorum";
+
+/// Locks a mutex and ignores poisoning: a panic in a critical section here leaves the data consistent.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

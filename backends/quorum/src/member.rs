@@ -1,0 +1,262 @@
+//! One member: the store, which is opened when it can be reached, and the queue of its worker.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{
+    Capability, Clock, ErasedLease, Error, ErrorKind, HostInstant, LeaseVerifier, LockProvider,
+};
+
+use crate::hold::{Hold, PATIENCE, Round};
+use crate::lock;
+use crate::provider::QuorumMember;
+
+/// The pause after a failed attempt to open a member.
+const OPEN_EVERY: Duration = Duration::from_millis(500);
+/// The mean pause before a release that failed is repeated.
+const RELEASE_EVERY: Duration = Duration::from_millis(200);
+
+/// What the worker of a member is to do.
+pub(crate) enum Job {
+    /// Asks for a vote on an epoch, or for a grant with an epoch that the member chooses. No vote is of use after
+    /// the deadline.
+    Propose {
+        hold: Arc<Hold>,
+        epoch: Option<u64>,
+        ttl: Duration,
+        deadline: HostInstant,
+    },
+    Renew {
+        hold: Arc<Hold>,
+        round: Round,
+        lease: ErasedLease,
+    },
+    /// Releases a lease, and repeats that until the lease has ended.
+    Release {
+        hold: Arc<Hold>,
+        lease: ErasedLease,
+        deadline: HostInstant,
+        ends: HostInstant,
+    },
+    /// A question of an operator.
+    Ask(Question),
+}
+
+impl Job {
+    /// Returns the order in which the jobs of a batch are carried out: proposals by their epochs, since a store may
+    /// count the epochs of all names together.
+    pub(crate) fn rank(&self) -> u64 {
+        match self {
+            Job::Propose { epoch, .. } => epoch.unwrap_or_default(),
+            Job::Renew { .. } | Job::Release { .. } | Job::Ask(_) => 0,
+        }
+    }
+
+    /// Returns the vote, the epoch and the ttl of a proposal.
+    pub(crate) fn proposed(&self) -> Option<(Arc<Hold>, Option<u64>, Duration)> {
+        match self {
+            Job::Propose {
+                hold, epoch, ttl, ..
+            } => Some((Arc::clone(hold), *epoch, *ttl)),
+            Job::Renew { .. } | Job::Release { .. } | Job::Ask(_) => None,
+        }
+    }
+}
+
+/// A question of an operator, with the store or why it cannot be asked.
+pub(crate) type Question = Box<dyn FnOnce(Result<&dyn LockProvider, Error>) + Send>;
+
+pub(crate) struct Member {
+    pub(crate) index: usize,
+    pub(crate) source: QuorumMember,
+    pub(crate) clock: Arc<dyn Clock>,
+    store: Mutex<Store>,
+    queue: Mutex<Queue>,
+    posted: Condvar,
+    /// Since when the worker is in a call of the store, in nanoseconds; 0 if it is not.
+    in_call_since: AtomicU64,
+    /// Whether the last call failed or took long.
+    was_slow: AtomicBool,
+}
+
+#[derive(Default)]
+struct Store {
+    opened: Option<Arc<dyn LockProvider>>,
+    /// Why it could not be opened, and when the next attempt is due.
+    failed: Option<(Error, HostInstant)>,
+    /// What a store must have that is opened late.
+    needs: Vec<Capability>,
+    verifiers: Vec<LeaseVerifier>,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Jobs that are repeated, and when.
+    repeated: Vec<(HostInstant, Job)>,
+    is_closed: bool,
+}
+
+impl Member {
+    pub(crate) fn new(index: usize, source: QuorumMember, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            index,
+            source,
+            clock,
+            store: Mutex::default(),
+            queue: Mutex::default(),
+            posted: Condvar::new(),
+            in_call_since: AtomicU64::new(0),
+            was_slow: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the store if it is open.
+    pub(crate) fn opened(&self) -> Option<Arc<dyn LockProvider>> {
+        lock(&self.store).opened.clone()
+    }
+
+    /// Returns the store, and opens it if that is due.
+    pub(crate) fn open(&self) -> Result<Arc<dyn LockProvider>, Error> {
+        {
+            let store = lock(&self.store);
+            if let Some(opened) = &store.opened {
+                return Ok(Arc::clone(opened));
+            }
+            if let Some((error, next)) = &store.failed
+                && self.clock.now() < *next
+            {
+                return Err(error.clone());
+            }
+        }
+        // Without the mutex: other threads ask whether the store is open.
+        let opened = self.source.open();
+        let mut store = lock(&self.store);
+        let checked = opened.and_then(|opened| {
+            let needs = [&[Capability::ProposedEpoch], store.needs.as_slice()].concat();
+            let lacks = needs.into_iter().find(|it| !opened.capabilities().has(*it));
+            match lacks {
+                None => Ok(opened),
+                Some(lacks) => Err(self.lacks(lacks)),
+            }
+        });
+        match &checked {
+            Ok(opened) => {
+                store.verifiers.retain(|verifier| !verifier.is_ended());
+                for verifier in &store.verifiers {
+                    opened.watch_leases(verifier.clone());
+                }
+                store.opened = Some(Arc::clone(opened));
+            }
+            Err(error) => {
+                let pause = OPEN_EVERY.mul_f64(0.5 + fastrand::f64());
+                store.failed = Some((error.clone(), self.clock.now() + pause));
+            }
+        }
+        checked
+    }
+
+    fn lacks(&self, capability: Capability) -> Error {
+        let location = self.source.location();
+        Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "the member {location} lacks `{capability}`, which the other members have or a quorum needs; \
+                 use another kind of store"
+            ),
+        )
+    }
+
+    /// Has a store that is opened late need what the quorum has declared.
+    pub(crate) fn require(&self, needs: Vec<Capability>) {
+        lock(&self.store).needs = needs;
+    }
+
+    pub(crate) fn watch_leases(&self, verifier: LeaseVerifier) {
+        let mut store = lock(&self.store);
+        if let Some(opened) = &store.opened {
+            opened.watch_leases(verifier.clone());
+        }
+        store.verifiers.retain(|verifier| !verifier.is_ended());
+        store.verifiers.push(verifier);
+    }
+
+    pub(crate) fn post(&self, job: Job) {
+        lock(&self.queue).jobs.push_back(job);
+        self.posted.notify_one();
+    }
+
+    /// Has the worker release a lease.
+    pub(crate) fn release(&self, hold: &Arc<Hold>, lease: ErasedLease, deadline: HostInstant) {
+        self.post(Job::Release {
+            ends: self.clock.now() + hold.ttl,
+            hold: Arc::clone(hold),
+            lease,
+            deadline,
+        });
+    }
+
+    /// Has the worker repeat a job after a pause. A worker that is to end repeats nothing.
+    pub(crate) fn post_again(&self, job: Job) {
+        let pause = RELEASE_EVERY.mul_f64(0.5 + fastrand::f64());
+        let at = self.clock.now() + pause;
+        lock(&self.queue).repeated.push((at, job));
+    }
+
+    /// Returns whether the last call of the worker failed or took long, or the current one takes long.
+    pub(crate) fn is_slow(&self) -> bool {
+        let since = self.in_call_since.load(Ordering::Relaxed);
+        let lasts = self.clock.now().as_nanos().saturating_sub(since);
+        let is_in_call = since != 0 && Duration::from_nanos(lasts) > PATIENCE;
+        is_in_call || self.was_slow.load(Ordering::Relaxed)
+    }
+
+    /// Calls the store, and notes how long that takes.
+    pub(crate) fn in_call<T>(&self, call: impl FnOnce() -> T) -> T {
+        let began = self.clock.now();
+        self.in_call_since
+            .store(began.as_nanos().max(1), Ordering::Relaxed);
+        let result = call();
+        let took = self.clock.now().saturating_since(began);
+        self.was_slow.store(took > PATIENCE, Ordering::Relaxed);
+        self.in_call_since.store(0, Ordering::Relaxed);
+        result
+    }
+
+    /// Notes that the last call failed.
+    pub(crate) fn failed(&self) {
+        self.was_slow.store(true, Ordering::Relaxed);
+    }
+
+    /// Has the worker end when it has carried out what is posted.
+    pub(crate) fn close(&self) {
+        lock(&self.queue).is_closed = true;
+        self.posted.notify_one();
+    }
+
+    /// Takes up to `most` jobs, and waits for the first one. Returns none at the end.
+    pub(crate) fn take(&self, most: usize) -> Vec<Job> {
+        let mut queue = lock(&self.queue);
+        loop {
+            let now = self.clock.now();
+            let Queue { jobs, repeated, .. } = &mut *queue;
+            let due = repeated.extract_if(.., |(at, _)| *at <= now);
+            jobs.extend(due.map(|(_, job)| job));
+            if !jobs.is_empty() || queue.is_closed {
+                let most = most.min(queue.jobs.len());
+                return queue.jobs.drain(..most).collect();
+            }
+            let posted = match queue.repeated.iter().map(|(at, _)| *at).min() {
+                None => self.posted.wait(queue).map_err(PoisonError::into_inner),
+                Some(next) => {
+                    let limit = next.saturating_since(now);
+                    let waited = self.posted.wait_timeout(queue, limit);
+                    waited.map(|it| it.0).map_err(|it| it.into_inner().0)
+                }
+            };
+            queue = posted.unwrap_or_else(|queue| queue);
+        }
+    }
+}

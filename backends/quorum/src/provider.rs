@@ -1,0 +1,387 @@
+//! The provider.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::thread::ScopedJoinHandle;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant,
+    HostInstant, LeaseVerifier, LockProvider, Released, Renewal, StoreInfo, StoreUrl, Usage,
+};
+
+use crate::acquire::Acquisition;
+use crate::ballot::{Tally, majority};
+use crate::epochs::Epochs;
+use crate::hold::QuorumLease;
+use crate::member::{Job, Member};
+use crate::{BACKEND, worker};
+
+/// The part of a ttl by which a member keeps a lease longer: the clocks of two hosts run apart by no more, since
+/// time services correct a clock by at most 1/2000.
+const DRIFT: u32 = 1_000;
+/// The resolution of the members' clocks.
+const RESOLUTION: Duration = Duration::from_millis(2);
+/// What a quorum has if all of its members have it.
+const INHERITED: [Capability; 3] = [
+    Capability::CrossProcess,
+    Capability::CrossHost,
+    Capability::DeadOwnerTakeOver,
+];
+
+/// A store whose vote counts: where it is, and how it is opened.
+#[derive(Clone)]
+pub struct QuorumMember {
+    location: String,
+    open: Arc<dyn Fn() -> Result<Arc<dyn LockProvider>, Error> + Send + Sync>,
+}
+
+impl QuorumMember {
+    /// Describes a member. `location` identifies the store and shows no secret. `open` is called on a thread of
+    /// the quorum, again and again while the store is [unreachable](Error::is_unreachable).
+    pub fn new(
+        location: impl Into<String>,
+        open: impl Fn() -> Result<Arc<dyn LockProvider>, Error> + Send + Sync + 'static,
+    ) -> Self {
+        let (location, open) = (location.into(), Arc::new(open));
+        Self { location, open }
+    }
+
+    /// Returns the text that identifies the store.
+    pub(crate) fn location(&self) -> &str {
+        &self.location
+    }
+
+    pub(crate) fn open(&self) -> Result<Arc<dyn LockProvider>, Error> {
+        (self.open)()
+    }
+}
+
+impl From<Arc<dyn LockProvider>> for QuorumMember {
+    /// Makes a member of a store that is open.
+    fn from(store: Arc<dyn LockProvider>) -> Self {
+        Self::new(store.location(), move || Ok(Arc::clone(&store)))
+    }
+}
+
+impl fmt::Debug for QuorumMember {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("QuorumMember").field(&self.location).finish()
+    }
+}
+
+/// Locks that a majority of three or five independent stores hold. Clones share their connections.
+///
+/// A free name costs two round trips: one to the first member, in whose queue callers wait, and one to the others in
+/// parallel. Locks are granted, renewed and released while a majority of the members answers, however slow the others
+/// are. There is one thread for each member.
+///
+/// # Limits
+/// - Exclusive locks only: no shared ones and no permits.
+/// - A member that forgets its locks in a restart must grant nothing until those are over, for the largest ttl
+///   (`restart_grace` of Redis). Otherwise it helps two holders to a majority. A SQLite file must not be deleted.
+/// - FLUSHALL, deleted keys or an eviction on a majority of the members, without a restart, can give a name two holders
+///   for up to the ttl.
+/// - The members must be independent: replicas of each other, or servers on one host, fail together.
+/// - A member keeps a lease for 1/1000 of the ttl + 2 ms longer, for clocks that run apart.
+/// - Waiters queue at one member, so a waiter loses its position when that member fails. A name that was released
+///   while that member was out of reach, by a process that has ended, stays taken there until the ttl is over.
+#[derive(Clone)]
+pub struct QuorumProvider {
+    pub(crate) quorum: Arc<Quorum>,
+}
+
+/// The members, and what they have in common.
+pub(crate) struct Quorum {
+    pub(crate) members: Vec<Arc<Member>>,
+    pub(crate) epochs: Mutex<Epochs>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) attempt_limit: Duration,
+    namespace: String,
+    max_ttl: Duration,
+    capabilities: Capabilities,
+}
+
+impl QuorumProvider {
+    /// Opens the members, of which a majority must be reachable. The others are opened as soon as they are.
+    ///
+    /// The members grant nothing for `max_ttl` after they have forgotten their locks, so no ttl may be longer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidValue`] unless there are three or five members; [`Error::unreachable`] if no
+    /// majority can be reached; [`ErrorKind::Unsupported`] for a store that takes no proposed epochs; and the
+    /// error of a member that answers and cannot serve.
+    pub fn open(
+        members: Vec<QuorumMember>,
+        namespace: &str,
+        max_ttl: Duration,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, Error> {
+        check_count(members.len())?;
+        let members = members.into_iter().enumerate();
+        let members: Vec<_> = members
+            .map(|(at, source)| Arc::new(Member::new(at, source, Arc::clone(&clock))))
+            .collect();
+        let opened = open_all(&members)?;
+        let has = |it: &Capability| opened.iter().all(|store| store.capabilities().has(*it));
+        let inherited: Vec<_> = INHERITED.into_iter().filter(has).collect();
+        let limits = opened
+            .iter()
+            .map(|store| store.capabilities().attempt_limit());
+        let attempt_limit = limits.max().unwrap_or_default();
+        let least = opened.iter().map(|store| store.capabilities().min_ttl());
+        let capabilities = Capabilities::new()
+            .with_min_ttl(least.max().unwrap_or_default())
+            .with_attempt_limit(attempt_limit);
+        let capabilities = inherited.iter().fold(capabilities, |all, it| all.with(*it));
+        for member in &members {
+            member.require(inherited.clone());
+        }
+        let quorum = Quorum {
+            members,
+            epochs: Mutex::default(),
+            clock,
+            attempt_limit,
+            namespace: namespace.to_owned(),
+            max_ttl,
+            capabilities,
+        };
+        for member in &quorum.members {
+            worker::start(Arc::clone(member))?;
+        }
+        let quorum = Arc::new(quorum);
+        Ok(Self { quorum })
+    }
+}
+
+/// Checks the number of members.
+pub(crate) fn check_count(members: usize) -> Result<(), Error> {
+    if matches!(members, 3 | 5) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidValue,
+        format!("a quorum has 3 or 5 members, and {members} are named; give each as member=URL"),
+    ))
+}
+
+/// Opens all members at the same time, and returns those that are open.
+fn open_all(members: &[Arc<Member>]) -> Result<Vec<Arc<dyn LockProvider>>, Error> {
+    let opened: Vec<_> = std::thread::scope(|scope| {
+        let opening: Vec<_> = members
+            .iter()
+            .map(|member| scope.spawn(|| member.open()))
+            .collect();
+        let opened = opening.into_iter().map(ScopedJoinHandle::join);
+        opened.filter_map(Result::ok).collect()
+    });
+    let mut stores = Vec::with_capacity(members.len());
+    let mut unreachable = None;
+    for (member, opened) in members.iter().zip(opened) {
+        match opened {
+            Ok(store) => stores.push(store),
+            Err(error) if error.is_unreachable() => unreachable = Some(error),
+            Err(error) => return Err(at_member(member, error)),
+        }
+    }
+    match unreachable {
+        Some(error) if stores.len() < majority(members.len()) => {
+            let text = few(stores.len(), members.len());
+            Err(Error::unreachable(text).with_source(error))
+        }
+        _ => Ok(stores),
+    }
+}
+
+/// Returns the error of a member, with its location.
+fn at_member(member: &Member, error: Error) -> Error {
+    let text = format!(
+        "the member {}: {}",
+        member.source.location(),
+        error.message()
+    );
+    Error::new(error.kind(), text).with_source(error)
+}
+
+fn few(open: usize, members: usize) -> String {
+    format!(
+        "only {open} of {members} members answered, and a quorum needs {}; see to the others",
+        majority(members)
+    )
+}
+
+/// Returns the error of a call to which fewer than a majority of the members answered.
+pub(crate) fn few_members(quorum: &Quorum, cause: Option<Error>) -> Error {
+    let members = quorum.members.len();
+    let text = format!(
+        "fewer than {} of {members} members answered, so nothing was granted; see to the others",
+        majority(members)
+    );
+    let error = Error::new(ErrorKind::Unavailable, text);
+    match cause {
+        Some(cause) => error.with_source(cause),
+        None => error,
+    }
+}
+
+impl Quorum {
+    /// Returns the ttl that members are asked for.
+    pub(crate) fn member_ttl(&self, ttl: Duration) -> Duration {
+        ttl.saturating_add(ttl / DRIFT + RESOLUTION)
+    }
+
+    /// Returns the members in the order in which callers begin with them.
+    pub(crate) fn by_turn(&self) -> impl Iterator<Item = &Arc<Member>> {
+        let by_turn = |is_slow| {
+            let members = self.members.iter().zip(self.slow());
+            members
+                .filter(move |(_, it)| *it == is_slow)
+                .map(|(it, _)| it)
+        };
+        by_turn(false).chain(by_turn(true))
+    }
+
+    /// Returns which members no majority waits for.
+    pub(crate) fn slow(&self) -> Vec<bool> {
+        self.members.iter().map(|member| member.is_slow()).collect()
+    }
+
+    fn check_ttl(&self, ttl: Duration) -> Result<(), Error> {
+        if ttl <= self.max_ttl {
+            return Ok(());
+        }
+        let most = self.max_ttl;
+        Err(Error::new(
+            ErrorKind::InvalidTtl,
+            format!(
+                "the ttl is {ttl:?}, and members that restarted wait for {most:?} until they grant; raise \
+                 `restart_grace` to the largest ttl of all programs"
+            ),
+        ))
+    }
+}
+
+impl Drop for Quorum {
+    fn drop(&mut self) {
+        self.members.iter().for_each(|member| member.close());
+    }
+}
+
+impl fmt::Debug for QuorumProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sources = self.quorum.members.iter().map(|member| &member.source);
+        let sources: Vec<_> = sources.collect();
+        f.debug_struct("QuorumProvider")
+            .field("members", &sources)
+            .field("namespace", &self.quorum.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl StoreInfo for QuorumProvider {
+    fn backend(&self) -> &'static str {
+        BACKEND
+    }
+
+    fn location(&self) -> String {
+        let members = self.quorum.members.iter();
+        let members = members.map(|member| ("member", member.source.location()));
+        let query: Vec<_> = members
+            .chain([("namespace", self.quorum.namespace.as_str())])
+            .collect();
+        StoreUrl::location("quorum:", "", &query)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.quorum.capabilities
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        let stores = self
+            .quorum
+            .members
+            .iter()
+            .filter_map(|member| member.opened());
+        let used = stores.filter_map(|store| store.usage());
+        Some(used.fold(Usage::default(), |all, it| Usage {
+            commands: all.commands + it.commands,
+            connections: all.connections + it.connections,
+        }))
+    }
+
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(&*self.quorum)
+    }
+}
+
+impl Backend for QuorumProvider {
+    type Lease = QuorumLease;
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<QuorumLease>>, Error> {
+        self.quorum.check_ttl(request.ttl())?;
+        Acquisition::new(&self.quorum, request).run()
+    }
+
+    fn renew(
+        &self,
+        lease: &mut QuorumLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        let quorum = &self.quorum;
+        quorum.check_ttl(ttl)?;
+        let ttl = quorum.member_ttl(ttl);
+        let (round, leases) = lease.hold.begin_renewal(ttl, deadline);
+        for (index, held) in leases {
+            if let Some(member) = quorum.members.get(index) {
+                member.post(Job::Renew {
+                    hold: Arc::clone(&lease.hold),
+                    round,
+                    lease: held,
+                });
+            }
+        }
+        let longest = deadline.min(quorum.clock.now() + quorum.attempt_limit);
+        match lease.hold.renewal(&*quorum.clock, longest) {
+            (Tally::Live, _) => Ok(Renewal::Renewed),
+            (Tally::Lost, _) => Ok(Renewal::Lost),
+            (Tally::Open | Tally::Unknown, cause) => Err(unknown(quorum, "renewal", cause)),
+        }
+    }
+
+    fn release(&self, lease: &mut QuorumLease, deadline: HostInstant) -> Result<Released, Error> {
+        let quorum = &self.quorum;
+        let slow = quorum.slow();
+        // The first member last: it wakes the next caller, who then finds the others free.
+        for (index, held) in lease.hold.begin_release().into_iter().rev() {
+            if let Some(member) = quorum.members.get(index) {
+                member.release(&lease.hold, held, deadline);
+            }
+        }
+        let until = deadline.min(quorum.clock.now() + quorum.attempt_limit);
+        match lease.hold.release(&*quorum.clock, until, &slow) {
+            (Tally::Live, _) => Ok(Released::Done),
+            (Tally::Lost, _) => Ok(Released::AlreadyLost),
+            (Tally::Open | Tally::Unknown, cause) => Err(unknown(quorum, "release", cause)),
+        }
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        for member in &self.quorum.members {
+            member.watch_leases(verifier.clone());
+        }
+    }
+}
+
+/// Returns the error of a renewal or release to which no majority has given one answer.
+fn unknown(quorum: &Quorum, what: &str, cause: Option<Error>) -> Error {
+    let members = quorum.members.len();
+    let text = format!(
+        "no majority of the {members} members answered the {what} alike; the leases end with their ttl"
+    );
+    let error = Error::new(ErrorKind::Unknown, text);
+    match cause {
+        Some(cause) => error.with_source(cause),
+        None => error,
+    }
+}

@@ -1,0 +1,201 @@
+//! Turns, queues and epochs on members that do not agree: three stores in memory, which a test also reaches one by one.
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "this is a test program"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use lockkeeper_core::{
+    AcquireRequest, Clock, ErasedLease, Error, Grant, HostInstant, LockName, LockProvider,
+    SystemClock, epoch_at,
+};
+use lockkeeper_local::MemoryProvider;
+use lockkeeper_quorum::{QuorumMember, QuorumProvider};
+
+const TTL: Duration = Duration::from_secs(30);
+const WAIT: Duration = Duration::from_secs(30);
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn name() -> LockName {
+    LockName::new("seat:42").expect("the name is valid")
+}
+
+fn soon() -> HostInstant {
+    SystemClock.now() + WAIT
+}
+
+/// Three members and a quorum of them.
+struct Stores {
+    members: Vec<Arc<dyn LockProvider>>,
+    quorum: QuorumProvider,
+}
+
+impl Stores {
+    /// Members that are down at the start cannot be reached until `is_up` is set.
+    fn with_down(down: &[usize], is_up: &Arc<AtomicBool>) -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let members: Vec<Arc<dyn LockProvider>> = (0..3)
+            .map(|_| Arc::new(MemoryProvider::new()) as Arc<dyn LockProvider>)
+            .collect();
+        let sources = members.iter().enumerate().map(|(at, store)| {
+            let (store, is_up) = (Arc::clone(store), Arc::clone(is_up));
+            let is_down = down.contains(&at);
+            QuorumMember::new(format!("member {at}"), move || {
+                match is_down && !is_up.load(Ordering::Relaxed) {
+                    true => Err(Error::unreachable("the member is down")),
+                    false => Ok(Arc::clone(&store)),
+                }
+            })
+        });
+        let quorum = QuorumProvider::open(sources.collect(), "test", TTL, clock);
+        let quorum = quorum.expect("a majority is up");
+        Self { members, quorum }
+    }
+
+    fn new() -> Self {
+        Self::with_down(&[], &Arc::default())
+    }
+
+    /// Has one member grant the name, to another holder.
+    fn hold_at(&self, member: usize, epoch: Option<u64>) -> Grant<ErasedLease> {
+        let (name, clock) = (name(), SystemClock);
+        let request = AcquireRequest::attempt(&name, TTL, &clock);
+        let request = match epoch {
+            Some(epoch) => request.with_proposed_epoch(epoch),
+            None => request,
+        };
+        let granted = self.members[member].acquire(&request);
+        granted.expect("the store answers").expect("it is free")
+    }
+
+    fn release_at(&self, member: usize, mut grant: Grant<ErasedLease>) {
+        let released = self.members[member].release(&mut grant.lease, soon());
+        released.expect("the store answers");
+    }
+
+    /// Has a member refuse all epochs up to that of a time ahead of now.
+    fn raise(&self, member: usize, ahead: Duration) -> u64 {
+        let last = epoch_at(SystemTime::now() + ahead);
+        let grant = self.hold_at(member, Some(last));
+        self.release_at(member, grant);
+        last
+    }
+
+    fn attempt(&self) -> Result<Option<Grant<ErasedLease>>, Error> {
+        let (name, clock) = (name(), SystemClock);
+        let quorum: &dyn LockProvider = &self.quorum;
+        quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock))
+    }
+
+    fn wait(&self) -> Grant<ErasedLease> {
+        let (name, clock) = (name(), SystemClock);
+        let quorum: &dyn LockProvider = &self.quorum;
+        let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(soon());
+        let granted = quorum.acquire(&request);
+        granted.expect("a majority answers").expect("in time")
+    }
+
+    fn until_free(&self, member: usize) {
+        let (name, clock) = (name(), SystemClock);
+        let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(soon());
+        let granted = self.members[member].acquire(&request);
+        let grant = granted
+            .expect("the store answers")
+            .expect("it was given back");
+        self.release_at(member, grant);
+    }
+}
+
+#[test]
+fn attempt_leaves_nothing_where_a_majority_has_another_holder() {
+    let stores = Stores::new();
+    let _held = [stores.hold_at(1, None), stores.hold_at(2, None)];
+    assert!(stores.attempt().expect("a majority answers").is_none());
+    stores.until_free(0);
+}
+
+#[test]
+fn attempt_gives_way_to_the_holder_of_the_first_member() {
+    let stores = Stores::new();
+    let first = stores.hold_at(0, None);
+    assert!(stores.attempt().expect("a majority answers").is_none());
+    // It asked no other member.
+    let rest = [stores.hold_at(1, None), stores.hold_at(2, None)];
+    for (member, grant) in (1..).zip(rest) {
+        stores.release_at(member, grant);
+    }
+    stores.release_at(0, first);
+    assert!(stores.attempt().expect("a majority answers").is_some());
+}
+
+#[test]
+fn minority_of_the_members_keeps_nothing_from_the_first_caller() {
+    let stores = Stores::new();
+    let _left = stores.hold_at(2, None);
+    assert!(stores.attempt().expect("a majority answers").is_some());
+}
+
+#[test]
+fn waiter_goes_on_where_the_holder_lacks_the_first_member() {
+    let stores = Stores::new();
+    let held = [stores.hold_at(1, None), stores.hold_at(2, None)];
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| stores.wait());
+        // The waiter gives the first member back, and waits at the second one.
+        let queued = || {
+            let admin = stores.members[1].admin().expect("it lists its locks");
+            let held = admin.held(None, soon()).expect("the store answers");
+            held.iter().any(|it| it.waiting == Some(1))
+        };
+        while !queued() {
+            thread::yield_now();
+        }
+        stores.until_free(0);
+        let last = held.iter().map(|grant| grant.epoch).max();
+        for (member, grant) in (1..).zip(held) {
+            stores.release_at(member, grant);
+        }
+        let granted = waiting.join().expect("it does not panic");
+        assert!(Some(granted.epoch) > last);
+    });
+}
+
+#[test]
+fn epoch_of_the_first_member_is_raised_above_those_of_the_others() {
+    let stores = Stores::new();
+    stores.raise(1, HOUR);
+    let last = stores.raise(2, 2 * HOUR);
+    let grant = stores.attempt().expect("a majority answers");
+    assert!(grant.expect("it is free").epoch > last);
+}
+
+#[test]
+fn first_member_grants_a_larger_epoch_where_a_majority_needs_it() {
+    let stores = Stores::with_down(&[2], &Arc::default());
+    let last = stores.raise(1, HOUR);
+    let grant = stores.attempt().expect("a majority answers");
+    assert!(grant.expect("it is free").epoch > last);
+}
+
+#[test]
+fn queue_moves_to_the_next_member_and_back() {
+    let is_up = Arc::default();
+    let stores = Stores::with_down(&[0], &is_up);
+    let grant = stores.wait();
+    let mut lease = grant.lease;
+    is_up.store(true, Ordering::Relaxed);
+    let quorum: &dyn LockProvider = &stores.quorum;
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| stores.wait());
+        quorum
+            .release(&mut lease, soon())
+            .expect("a majority answers");
+        let next = waiting.join().expect("it does not panic");
+        assert!(next.epoch > grant.epoch);
+    });
+}
