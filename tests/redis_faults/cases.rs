@@ -8,6 +8,8 @@ mod modes_waiting;
 mod network;
 mod opening;
 mod operations;
+#[cfg(feature = "quorum")]
+mod quorum;
 mod refusal;
 mod resources;
 mod sentinel;
@@ -44,6 +46,8 @@ pub(crate) fn main() -> ExitCode {
         sentinel::CASES,
         sentinel_opening::CASES,
         supplied::CASES,
+        #[cfg(feature = "quorum")]
+        quorum::CASES,
     ];
     run::<RedisServer>(cases.into_iter().flatten().copied())
 }
