@@ -95,34 +95,37 @@ impl Quorum {
     /// Returns the grants that a majority may hold: what the members that did not answer say is not known.
     fn majority_of<K: Ord>(&self, answers: Vec<Vec<(K, HeldName)>>) -> Vec<(K, HeldName)> {
         let needed = self.needed(answers.len());
-        let mut names: BTreeMap<(K, String), Vec<HeldName>> = BTreeMap::new();
-        for (key, held) in answers.into_iter().flatten() {
-            names
-                .entry((key, held.name.clone()))
-                .or_default()
-                .push(held);
+        let mut names: BTreeMap<(K, String), Vec<(usize, HeldName)>> = BTreeMap::new();
+        for (member, answer) in answers.into_iter().enumerate() {
+            for (key, held) in answer {
+                let of_name = names.entry((key, held.name.clone())).or_default();
+                of_name.push((member, held));
+            }
         }
         let held = names.into_iter().filter_map(|((key, _), mut held)| {
-            held.sort_by_key(|it| it.epoch);
-            let groups = held.chunk_by(|a, b| {
+            held.sort_by_key(|(_, it)| it.epoch);
+            let groups = held.chunk_by(|(_, a), (_, b)| {
                 let (a, b) = (a.epoch.unwrap_or_default(), b.epoch.unwrap_or_default());
                 b - a < SAME_GRANT
             });
             let grant = groups.max_by_key(|group| group.len())?;
             // The largest epoch is that of a member that counts as finely as the proposals.
-            let of_majority = grant.last().filter(|_| grant.len() >= needed)?;
-            let epoch = of_majority.epoch.unwrap_or_default();
-            let remaining = grant.iter().filter_map(|it| it.remaining).min();
+            let (_, finest) = grant.last().filter(|_| grant.len() >= needed)?;
+            let epoch = finest.epoch.unwrap_or_default();
+            // The first member granted the name first, and the last one may have yet to.
+            let (_, first) = grant.iter().min_by_key(|(member, _)| member)?;
+            let remaining = grant.iter().filter_map(|(_, it)| it.remaining).min();
             // A caller waits at one member.
-            let waiting = grant.iter().filter_map(|it| it.waiting);
+            let waiting = grant.iter().filter_map(|(_, it)| it.waiting);
             let waiting = waiting.reduce(|all, it| all + it);
             Some((
                 key,
                 HeldName {
                     mark: epoch.to_string(),
+                    epoch: finest.epoch,
                     remaining,
                     waiting,
-                    ..of_majority.clone()
+                    ..first.clone()
                 },
             ))
         });

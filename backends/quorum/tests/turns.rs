@@ -1,4 +1,4 @@
-//! Turns, queues and epochs on members that do not agree: three stores in memory, which a test also reaches one by one.
+//! Turns, queues and epochs on members that do not agree: three SQLite files, which a test also opens one by one.
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
@@ -14,8 +14,9 @@ use lockkeeper_core::{
     AcquireRequest, Clock, ErasedLease, Error, Grant, HostInstant, LockName, LockProvider,
     SystemClock, epoch_at,
 };
-use lockkeeper_local::MemoryProvider;
+use lockkeeper_local::SqliteProvider;
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
+use tempfile::TempDir;
 
 const TTL: Duration = Duration::from_secs(30);
 const WAIT: Duration = Duration::from_secs(30);
@@ -33,15 +34,20 @@ fn soon() -> HostInstant {
 struct Stores {
     members: Vec<Arc<dyn LockProvider>>,
     quorum: QuorumProvider,
+    _folder: TempDir,
 }
 
 impl Stores {
     /// Members that are down at the start cannot be reached until `is_up` is set.
     fn with_down(down: &[usize], is_up: &Arc<AtomicBool>) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let members: Vec<Arc<dyn LockProvider>> = (0..3)
-            .map(|_| Arc::new(MemoryProvider::new()) as Arc<dyn LockProvider>)
-            .collect();
+        let folder = tempfile::tempdir().expect("a folder for temporary files");
+        let open = |at: usize| -> Arc<dyn LockProvider> {
+            let path = folder.path().join(format!("{at}.db"));
+            let path = path.to_str().expect("the path is UTF-8");
+            Arc::new(SqliteProvider::open(path, "test").expect("the file can be opened"))
+        };
+        let members: Vec<_> = (0..3).map(open).collect();
         let sources = members.iter().enumerate().map(|(at, store)| {
             let (store, is_up) = (Arc::clone(store), Arc::clone(is_up));
             let is_down = down.contains(&at);
@@ -54,7 +60,11 @@ impl Stores {
         });
         let quorum = QuorumProvider::open(sources.collect(), "test", TTL, clock);
         let quorum = quorum.expect("a majority is up");
-        Self { members, quorum }
+        Self {
+            members,
+            quorum,
+            _folder: folder,
+        }
     }
 
     fn new() -> Self {

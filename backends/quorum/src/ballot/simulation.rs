@@ -26,8 +26,8 @@ struct Clock {
 }
 
 impl Clock {
-    fn new(rng: &mut Rng) -> Self {
-        let (offset, parts) = (rng.u64(0..TTL / 4), rng.u64(199_950..=200_050));
+    fn new(rng: &mut Rng, spread: u64) -> Self {
+        let (offset, parts) = (rng.u64(0..spread), rng.u64(199_950..=200_050));
         Self { offset, parts }
     }
 
@@ -141,6 +141,8 @@ struct Proposer {
 
 struct World {
     seed: u64,
+    /// Whether members restart empty.
+    restarts: bool,
     rng: Rng,
     now: u64,
     members: Vec<Member>,
@@ -154,14 +156,17 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let members = if rng.bool() { 3 } else { 5 };
+        // Where members forget their epochs, the tokens grow by the clocks alone.
+        let restarts = rng.bool();
+        let spread = if restarts { TTL / 4 } else { 4 * TTL };
         let member = |rng: &mut Rng| Member {
-            clock: Clock::new(rng),
+            clock: Clock::new(rng, spread),
             last: 0,
             lease: None,
             grants_from: 0,
         };
         let proposer = |rng: &mut Rng| Proposer {
-            clock: Clock::new(rng),
+            clock: Clock::new(rng, spread),
             epochs: Epochs::default(),
             state: State::Idle,
             lease: 0,
@@ -173,6 +178,7 @@ impl World {
         };
         Self {
             seed,
+            restarts,
             members: (0..members).map(|_| member(&mut rng)).collect(),
             proposers: (0..PROPOSERS).map(|_| proposer(&mut rng)).collect(),
             rng,
@@ -215,7 +221,7 @@ impl World {
         let next = self.network.iter().map(|it| it.at).min();
         self.now += self.rng.u64(0..15);
         match self.rng.u16(0..1_000) {
-            0..4 => {
+            0..4 if self.restarts => {
                 let member = self.rng.usize(0..self.members.len());
                 self.members[member].restart(self.now);
             }
