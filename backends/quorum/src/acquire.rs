@@ -223,9 +223,9 @@ impl<'a> Acquisition<'a> {
                     return Err(few_members(self.quorum, vote.error));
                 }
                 Decision::Outdated(last) => {
-                    self.keep(&vote);
+                    let is_kept = self.keep(&vote);
                     self.learn(vote.epoch, last)?;
-                    if self.leases.iter().all(Option::is_none) {
+                    if !is_kept {
                         return Ok(Turn::Refused);
                     }
                 }
@@ -241,7 +241,9 @@ impl<'a> Acquisition<'a> {
                         return Ok(Turn::Busy(busy));
                     }
                     self.epoch = Some(vote.epoch);
-                    self.keep(&vote);
+                    if !self.keep(&vote) {
+                        return Ok(Turn::Refused);
+                    }
                     pause(repeats);
                     repeats += 1;
                 }
@@ -292,17 +294,19 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Keeps what was granted, for a vote of the other members, if that can be won: the leases keep other callers
-    /// away from the name meanwhile.
-    fn keep(&mut self, vote: &VoteResult) {
+    /// away from the name meanwhile. Otherwise the leases are given back, and the answer is false.
+    fn keep(&mut self, vote: &VoteResult) -> bool {
         let granted = vote.hold.give_up();
         let counted = granted
             .iter()
             .filter(|(.., epoch)| Some(*epoch) == self.epoch);
         let members = self.quorum.members.len();
-        if counted.count() + members - granted.len() < majority(members) {
+        let failed = vote.votes.iter().filter(|it| **it == Vote::Failed);
+        let no_votes = granted.len() + failed.count();
+        if counted.count() + members < majority(members) + no_votes {
             self.epoch = None;
             self.release(&vote.hold, granted);
-            return;
+            return false;
         }
         self.asked_at = Some(vote.asked_at);
         for (member, lease, epoch) in granted {
@@ -310,6 +314,7 @@ impl<'a> Acquisition<'a> {
                 *at = Some((lease, epoch));
             }
         }
+        true
     }
 
     fn give_back(&self, hold: &Arc<Hold>) {

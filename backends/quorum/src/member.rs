@@ -1,12 +1,13 @@
 //! One member: the store, which is opened when it can be reached, and the queue of its worker.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Capability, Clock, ErasedLease, Error, ErrorKind, HostInstant, LeaseVerifier, LockProvider,
+    Capability, Clock, ErasedLease, Error, ErrorKind, HostInstant, LeaseVerifier, LockName,
+    LockProvider,
 };
 
 use crate::hold::{Hold, PATIENCE, Round};
@@ -45,6 +46,16 @@ pub(crate) enum Job {
 }
 
 impl Job {
+    /// Returns the name that the job is about.
+    fn name(&self) -> Option<&LockName> {
+        match self {
+            Job::Propose { hold, .. } | Job::Renew { hold, .. } | Job::Release { hold, .. } => {
+                Some(&hold.name)
+            }
+            Job::Ask(_) => None,
+        }
+    }
+
     /// Returns the order in which the jobs of a batch are carried out: proposals by their epochs, since a store may
     /// count the epochs of all names together.
     pub(crate) fn rank(&self) -> u64 {
@@ -97,6 +108,17 @@ struct Queue {
     /// Jobs that are repeated, and when.
     repeated: Vec<(HostInstant, Job)>,
     is_closed: bool,
+}
+
+impl Queue {
+    /// Takes up to `most` jobs from the front, of different names: a store carries out a batch in no order.
+    fn batch(&mut self, most: usize) -> Vec<Job> {
+        let mut names = HashSet::new();
+        let mut is_next = |job: &Job| job.name().is_none_or(|name| names.insert(name.hash64()));
+        let fitting = self.jobs.iter().take(most);
+        let fitting = fitting.take_while(|job| is_next(job)).count();
+        self.jobs.drain(..fitting).collect()
+    }
 }
 
 impl Member {
@@ -245,8 +267,7 @@ impl Member {
             let due = repeated.extract_if(.., |(at, _)| *at <= now);
             jobs.extend(due.map(|(_, job)| job));
             if !jobs.is_empty() || queue.is_closed {
-                let most = most.min(queue.jobs.len());
-                return queue.jobs.drain(..most).collect();
+                return queue.batch(most);
             }
             let posted = match queue.repeated.iter().map(|(at, _)| *at).min() {
                 None => self.posted.wait(queue).map_err(PoisonError::into_inner),

@@ -38,7 +38,7 @@ pub struct QuorumMember {
 
 impl QuorumMember {
     /// Describes a member. `location` identifies the store and shows no secret. `open` is called on a thread of
-    /// the quorum, again and again while the store is [unreachable](Error::is_unreachable).
+    /// the quorum, again and again while its error is [retryable](Error::is_retryable).
     pub fn new(
         location: impl Into<String>,
         open: impl Fn() -> Result<Arc<dyn LockProvider>, Error> + Send + Sync + 'static,
@@ -176,18 +176,22 @@ fn open_all(members: &[Arc<Member>]) -> Result<Vec<Arc<dyn LockProvider>>, Error
         opened.filter_map(Result::ok).collect()
     });
     let mut stores = Vec::with_capacity(members.len());
-    let mut unreachable = None;
+    let mut failed = None;
     for (member, opened) in members.iter().zip(opened) {
         match opened {
             Ok(store) => stores.push(store),
-            Err(error) if error.is_unreachable() => unreachable = Some(error),
+            Err(error) if error.is_retryable() => failed = Some(error),
             Err(error) => return Err(at_member(member, error)),
         }
     }
-    match unreachable {
+    match failed {
         Some(error) if stores.len() < majority(members.len()) => {
             let text = few(stores.len(), members.len());
-            Err(Error::unreachable(text).with_source(error))
+            let few = match error.is_unreachable() {
+                true => Error::unreachable(text),
+                false => Error::new(ErrorKind::Unavailable, text),
+            };
+            Err(few.with_source(error))
         }
         _ => Ok(stores),
     }

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
-    AcquireRequest, Clock, ErasedLease, Error, Grant, HostInstant, LockName, LockProvider,
-    SystemClock, epoch_at,
+    AcquireRequest, Clock, ErasedLease, Error, ErrorKind, Grant, HostInstant, LockName,
+    LockProvider, SystemClock, epoch_at,
 };
 use lockkeeper_local::SqliteProvider;
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
@@ -38,7 +38,7 @@ struct Stores {
 }
 
 impl Stores {
-    /// Members that are down at the start cannot be reached until `is_up` is set.
+    /// Members that are down at the start do not answer until `is_up` is set.
     fn with_down(down: &[usize], is_up: &Arc<AtomicBool>) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let folder = tempfile::tempdir().expect("a folder for temporary files");
@@ -53,7 +53,7 @@ impl Stores {
             let is_down = down.contains(&at);
             QuorumMember::new(format!("member {at}"), move || {
                 match is_down && !is_up.load(Ordering::Relaxed) {
-                    true => Err(Error::unreachable("the member is down")),
+                    true => Err(Error::new(ErrorKind::Unavailable, "the member is down")),
                     false => Ok(Arc::clone(&store)),
                 }
             })
