@@ -15,10 +15,10 @@ pub(super) const CASES: &[Case] = &[
     ),
 ];
 
-/// Opens a keeper whose members grant nothing for 2 s after their start.
+/// Opens a keeper whose members grant nothing for 5 s after their start: a busy machine renews late.
 fn open(urls: &[String]) -> LockKeeper {
     let members: Vec<_> = urls.iter().map(|url| format!("member={url}")).collect();
-    let keys = "ttl=2s&restart_grace=2s&wait=30s";
+    let keys = "ttl=5s&restart_grace=5s&wait=60s";
     lockkeeper::open(&format!("quorum:?{}&{keys}", members.join("&"))).unwrap()
 }
 
@@ -28,7 +28,7 @@ fn five(kind: RedisKind) -> (Vec<RedisServer>, Vec<String>) {
         servers.iter().all(|server| {
             let info = server.info("server").unwrap();
             let uptime = info.get("uptime_in_seconds");
-            uptime.is_some_and(|uptime| uptime.parse::<u64>().unwrap() >= 3)
+            uptime.is_some_and(|uptime| uptime.parse::<u64>().unwrap() >= 6)
         })
     });
     let urls = servers.iter().map(RedisServer::url).collect();
