@@ -8,7 +8,7 @@
 //! # Features
 //! - `etcd`: etcd servers.
 //! - `mysql`: `MySqlClient`, with which a test looks at a MySQL or MariaDB server.
-//! - `proxy`: `Proxy`, which drops, delays and cuts messages, and `SentinelSet`.
+//! - `proxy`: `Proxy`, which drops, delays and cuts messages, and `SentinelSet` and `RedisCluster`.
 //! - `suite`: test programs whose cases run on every kind of server, by libtest-mimic.
 //! - `tls`: servers that speak TLS, with certificates made for them.
 //!
@@ -68,10 +68,10 @@ pub use pool::{PooledServer, ServerPool};
 pub use postgres::{PgBouncer, PoolMode, PostgresKind, PostgresOptions, PostgresServer};
 #[cfg(feature = "proxy")]
 pub use proxy::{Counts, Fault, Proxy};
-#[cfg(all(unix, feature = "proxy"))]
-pub use redis::SentinelSet;
 #[cfg(unix)]
 pub use redis::{RedisClient, RedisKind, RedisOptions, RedisServer, Reply};
+#[cfg(all(unix, feature = "proxy"))]
+pub use redis::{RedisCluster, SentinelSet};
 #[cfg(unix)]
 pub use tls::Certificates;
 pub use until::until;

@@ -1,6 +1,8 @@
 //! Redis and Valkey.
 
 mod client;
+#[cfg(feature = "proxy")]
+mod cluster;
 mod kind;
 mod options;
 #[cfg(feature = "proxy")]
@@ -8,6 +10,8 @@ mod sentinel;
 mod server;
 
 pub use client::{RedisClient, Reply};
+#[cfg(feature = "proxy")]
+pub use cluster::RedisCluster;
 pub use kind::RedisKind;
 pub use options::RedisOptions;
 #[cfg(feature = "proxy")]

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use common::{TIMEOUT, alive};
 use lockkeeper_testkit::{
-    Fault, Proxy, RedisKind, RedisOptions, RedisServer, Reply, SentinelSet, suite, until,
+    Fault, Proxy, RedisCluster, RedisKind, RedisOptions, RedisServer, Reply, SentinelSet, suite,
+    until,
 };
 
 const CASES: &[suite::Case<RedisKind>] = &[
@@ -38,6 +39,11 @@ const CASES: &[suite::Case<RedisKind>] = &[
         "sentinels_replace_a_killed_primary",
         sentinels_replace_a_killed_primary,
     ),
+    (
+        "cluster_replaces_a_killed_primary",
+        cluster_replaces_a_killed_primary,
+    ),
+    ("cluster_moves_a_slot", cluster_moves_a_slot),
 ];
 
 fn main() -> ExitCode {
@@ -238,4 +244,43 @@ fn sentinels_replace_a_killed_primary(kind: RedisKind) {
     set.wait_until_healthy().unwrap();
     let value = set.server(0).command(&["GET", "name"]).unwrap();
     assert_eq!(value.text().as_deref(), Some("value"));
+}
+
+fn cluster_replaces_a_killed_primary(kind: RedisKind) {
+    let cluster = RedisCluster::start(kind, 1, Duration::from_millis(500)).unwrap();
+    let (_, owner) = cluster.owner("name", None).unwrap();
+    let primary = cluster.server(owner);
+    let mut client = primary.client().unwrap();
+    client.command(&["SET", "name", "value"]).unwrap();
+    assert_eq!(
+        client.command(&["WAIT", "1", "10000"]).unwrap().int(),
+        Some(1)
+    );
+    primary.kill();
+    let next = cluster.wait_for_fail_over("name", owner).unwrap();
+    assert_eq!(next, owner + RedisCluster::PRIMARIES);
+    let value = cluster.server(next).command(&["GET", "name"]).unwrap();
+    assert_eq!(value.text().as_deref(), Some("value"));
+    primary.restart().unwrap();
+    cluster.wait_until_healthy().unwrap();
+}
+
+fn cluster_moves_a_slot(kind: RedisKind) {
+    let cluster = RedisCluster::start(kind, 0, TIMEOUT).unwrap();
+    let (slot, owner) = cluster.owner("name", None).unwrap();
+    let next = (owner + 1) % RedisCluster::PRIMARIES;
+    cluster
+        .server(owner)
+        .command(&["SET", "name", "value"])
+        .unwrap();
+    cluster.begin_move(slot, owner, next).unwrap();
+    let value = cluster.server(owner).command(&["GET", "name"]).unwrap();
+    assert_eq!(value.text().as_deref(), Some("value"));
+    cluster.move_key("name", owner, next).unwrap();
+    let asks = cluster.server(owner).command(&["GET", "name"]).unwrap_err();
+    assert!(asks.to_string().starts_with("ASK "), "{asks}");
+    cluster.end_move(slot, owner, next).unwrap();
+    let value = cluster.server(next).command(&["GET", "name"]).unwrap();
+    assert_eq!(value.text().as_deref(), Some("value"));
+    assert_eq!(cluster.owner("name", None).unwrap(), (slot, next));
 }

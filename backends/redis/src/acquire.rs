@@ -123,7 +123,9 @@ impl Acquisition<'_> {
                 answer => return answer,
             };
             let may_be_queued = was_busy || self.may_be_granted.get();
-            if !may_be_queued || !self.request.retry(failure.error()) {
+            // On another node the waiter has no position yet.
+            let is_over = !may_be_queued || self.store.has_moved(&self.lease.key);
+            if is_over || !self.request.retry(failure.error()) {
                 return Err(failure);
             }
         }

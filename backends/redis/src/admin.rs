@@ -7,10 +7,11 @@ use lockkeeper_core::{Admin, Error, ErrorKind, Finding, HeldName, HostInstant, L
 use lockkeeper_remote::Failure;
 use redis::{Cmd, FromRedisValue, Value, cmd};
 
+use crate::bucket_keys;
 use crate::connection::Connection;
 use crate::examine::examine;
 use crate::failure::{accepted_by_primary, parse};
-use crate::keys::{decode, lock_key, pattern};
+use crate::keys::{decode, pattern};
 use crate::owner::{holder, minted, mode};
 use crate::scripts::INSPECT;
 use crate::server_clock::epoch;
@@ -45,10 +46,7 @@ impl Admin for Store {
         let key = self.key(&name, held.mode);
         let is_released = self.release(&key, &held.mark, until)?;
         if is_released {
-            let mut publish = cmd("PUBLISH");
-            publish.arg(&self.listener.ended_channel).arg(&key);
-            // Without the message, the former holder learns of it at its next renewal.
-            let _ = self.run_for_admin::<Value>(&publish, deadline);
+            self.publish_end(&key, deadline);
         }
         Ok(is_released)
     }
@@ -59,6 +57,14 @@ impl Admin for Store {
 }
 
 impl Store {
+    /// Tells the holders of locks in the namespace that one has been taken away.
+    pub(crate) fn publish_end(&self, key: &str, deadline: HostInstant) {
+        let mut publish = cmd("PUBLISH");
+        publish.arg(&self.listener.ended_channel).arg(key);
+        // Without the message, the former holder learns of it at its next renewal.
+        let _ = self.run_for_admin::<Value>(&publish, deadline);
+    }
+
     /// Runs a command that no lock needs.
     pub(crate) fn run_for_admin<T: FromRedisValue>(
         &self,
@@ -97,7 +103,10 @@ impl Store {
         namespace: Option<&str>,
         deadline: HostInstant,
     ) -> Result<Vec<FoundName>, Error> {
-        let pattern = pattern(namespace);
+        let (pattern, decode): (_, fn(&[u8]) -> _) = match self.node {
+            Some(_) => (bucket_keys::pattern(namespace), bucket_keys::decode),
+            None => (pattern(namespace), decode),
+        };
         // In order, and once: the server may name a key twice.
         let mut names = BTreeMap::new();
         let mut cursor = b"0".to_vec();
@@ -146,16 +155,26 @@ impl Store {
         names: &[FoundName],
         deadline: HostInstant,
     ) -> Result<Vec<(String, HeldName)>, Error> {
+        // A node replies for the keys of a slot that it takes over only if it is asked so.
+        let asking = self
+            .node
+            .as_ref()
+            .map(|_| cmd("ASKING").get_packed_command());
+        let per_name = 1 + usize::from(asking.is_some());
         let mut commands = Vec::new();
         for (namespace, name, of_permits) in names {
-            let key = lock_key(namespace, name.as_str(), *of_permits);
-            commands.extend(INSPECT.by_code(&key, &[]));
+            let key = self.key_in(namespace, name.as_str(), *of_permits);
+            commands.extend(asking.iter().flatten());
+            commands.extend(INSPECT.by_code(&[&key], &[]));
         }
         let answers = self.ask_for_admin(deadline, |connection, limit| {
-            let answers = connection
-                .exchange(&commands, names.len(), limit)?
-                .into_iter();
-            let replies = answers.map(|answer| accepted_by_primary(answer).and_then(parse));
+            let answers = connection.exchange(&commands, per_name * names.len(), limit)?;
+            let answers = answers.into_iter().skip(per_name - 1).step_by(per_name);
+            let replies = answers.map(|answer| match self.refusal_of_node(&answer, false) {
+                // The name is at another node, if it is held at all.
+                Some(_) => Ok((0, Vec::new())),
+                None => accepted_by_primary(answer).and_then(parse),
+            });
             replies.collect::<Result<Vec<Reply>, _>>()
         })?;
         let held = names.iter().zip(answers);

@@ -31,10 +31,7 @@ pub(crate) fn batch(store: &Store, operations: &mut [Operation<'_, RedisLease>])
                 it.answer = Some(granted.unwrap_or_else(|| Err(senseless())));
             }
             Operation::Renew(it) => {
-                it.answer = Some(is_held(reply).map(|is_held| match is_held {
-                    true => Renewal::Renewed,
-                    false => Renewal::Lost,
-                }));
+                it.answer = Some(is_held(reply).map(renewal));
             }
             Operation::Release(it) => it.answer = Some(is_held(reply).map(released)),
         }
@@ -86,6 +83,13 @@ fn granted(
 fn is_held(reply: Result<Value, Failure>) -> Result<bool, Error> {
     let found = reply.and_then(accepted).and_then(parse::<i64>);
     found.map(|found| found != 0).map_err(Failure::into_error)
+}
+
+pub(crate) fn renewal(is_held: bool) -> Renewal {
+    match is_held {
+        true => Renewal::Renewed,
+        false => Renewal::Lost,
+    }
 }
 
 pub(crate) fn released(was_held: bool) -> Released {

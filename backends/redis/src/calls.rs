@@ -7,6 +7,7 @@ use lockkeeper_remote::{Failure, LAST_ATTEMPT, senseless};
 use redis::Value;
 
 use crate::attempt::{Acquisition, unknown};
+use crate::bucket_keys;
 use crate::connection::Connection;
 use crate::failure::{accepted, from_primary};
 use crate::lease::RedisLease;
@@ -151,21 +152,30 @@ impl<'a> Call<'a> {
                 // The network may delay the request, and the caller may have gone.
                 let latest = (self.asked_at + limit).min(*deadline);
                 let latest = store.server_clock.at(latest).to_string();
-                let mut args = vec![latest.as_str(), text, &acquisition.ttl, &store.epoch_key];
+                let of_bucket = store.node.as_ref().map(|_| bucket_keys::epoch_key(key));
+                let epoch_key = of_bucket.as_ref().unwrap_or(&store.epoch_key);
+                let mut args = vec![latest.as_str(), text, &acquisition.ttl, epoch_key];
                 args.extend(*in_queue);
                 if let Some(micros) = &acquisition.proposed {
                     args.extend(["", "", micros]);
                 }
-                command(script, key, &args)
+                match &of_bucket {
+                    Some(epoch_key) => command(script, &[key, epoch_key], &args),
+                    None => command(script, &[key], &args),
+                }
             }
-            Verb::Renew { ttl, .. } => command(script, key, &[text, ttl]),
-            Verb::Release => command(script, key, &[text]),
+            Verb::Renew { ttl, .. } => command(script, &[key], &[text, ttl]),
+            Verb::Release => command(script, &[key], &[text]),
         }
     }
 
     /// Takes the reply of a primary. A request that came too late by what was known of the server's clock
     /// is repeated once, since its caller still waits.
     fn take(&mut self, reply: Value, store: &Store) {
+        if let Some(refusal) = store.refusal_of_node(&reply, self.is_attempt()) {
+            self.refuse(refusal);
+            return;
+        }
         if let Verb::Attempt {
             deadline, was_late, ..
         } = &mut self.verb

@@ -30,9 +30,13 @@ enum Target {
 }
 
 impl Connector {
-    pub(crate) fn new(options: &RedisOptions, clock: Arc<dyn Clock>) -> Result<Self, Error> {
+    /// What the connections ask is counted in `counts`.
+    pub(crate) fn new(
+        options: &RedisOptions,
+        clock: Arc<dyn Clock>,
+        counts: Arc<Counts>,
+    ) -> Result<Self, Error> {
         let remote = &options.remote;
-        let counts = Arc::default();
         let target = match &options.supplier {
             Some(supplier) => {
                 let (is_lent, database) = (remote.is_lent, options.database);

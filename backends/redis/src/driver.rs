@@ -10,10 +10,10 @@ use lockkeeper_remote::keys::{
 };
 use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
-use crate::{BACKEND, RedisOptions, RedisProvider};
+use crate::{BACKEND, RedisClusterProvider, RedisOptions, RedisProvider};
 
 /// Opens `redis://HOST:PORT/DB`, `rediss://…` (with TLS) and `unix:/PATH`; and `redis+sentinel://HOST,HOST/PRIMARY`
-/// and `rediss+sentinel://…`, where the hosts are sentinels.
+/// and `rediss+sentinel://…`, where the hosts are sentinels; and `redis+cluster://HOST,HOST` and `rediss+cluster://…`.
 ///
 /// [`keys`](Driver::keys) lists its config keys.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,14 +53,25 @@ impl RedisDriver {
 /// The schemes whose hosts are sentinels.
 const SENTINEL: &str = "redis+sentinel";
 const SENTINEL_TLS: &str = "rediss+sentinel";
+/// The schemes whose hosts are nodes of a cluster.
+const CLUSTER: &str = "redis+cluster";
+const CLUSTER_TLS: &str = "rediss+cluster";
 
 impl Driver for RedisDriver {
     fn schemes(&self) -> &'static [&'static str] {
-        &["redis", "rediss", "unix", SENTINEL, SENTINEL_TLS]
+        &[
+            "redis",
+            "rediss",
+            "unix",
+            SENTINEL,
+            SENTINEL_TLS,
+            CLUSTER,
+            CLUSTER_TLS,
+        ]
     }
 
     fn takes_several_hosts(&self, scheme: &str) -> bool {
-        [SENTINEL, SENTINEL_TLS].contains(&scheme)
+        [SENTINEL, SENTINEL_TLS, CLUSTER, CLUSTER_TLS].contains(&scheme)
     }
 
     fn keys(&self) -> &'static [KeySpec] {
@@ -88,8 +99,13 @@ impl Driver for RedisDriver {
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
         let options = options(context).map_err(|error| error.with_backend(BACKEND))?;
         let clock = Arc::clone(context.clock());
-        let provider = RedisProvider::with_clock(&options, context.namespace(), clock)?;
-        Ok(Arc::new(provider))
+        let namespace = context.namespace();
+        Ok(match options.nodes.is_empty() {
+            true => Arc::new(RedisProvider::with_clock(&options, namespace, clock)?),
+            false => Arc::new(RedisClusterProvider::with_clock(
+                &options, namespace, clock,
+            )?),
+        })
     }
 }
 
@@ -104,6 +120,7 @@ fn options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
         }
         "unix" => RedisOptions::unix(path),
         SENTINEL | SENTINEL_TLS => of_sentinels(url)?,
+        CLUSTER | CLUSTER_TLS => of_cluster(url)?,
         _ => {
             let Some(endpoint) = Endpoint::of_url(url, RedisOptions::DEFAULT_PORT) else {
                 return invalid("the URL names no host; write redis://127.0.0.1:6379/0");
@@ -112,11 +129,12 @@ fn options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
             RedisOptions::new(RemoteOptions::new(endpoint))
         }
     };
-    let is_tls = matches!(url.scheme(), "rediss" | SENTINEL_TLS);
-    options.remote =
-        options
-            .remote
-            .read(context, is_tls, "write rediss:// or rediss+sentinel://")?;
+    let is_tls = matches!(url.scheme(), "rediss" | SENTINEL_TLS | CLUSTER_TLS);
+    options.remote = options.remote.read(
+        context,
+        is_tls,
+        "write rediss://, rediss+sentinel:// or rediss+cluster://",
+    )?;
     if let Some(database) = given_once(context, &RedisDriver::DB, in_path)? {
         options = options.database(database);
     }
@@ -144,5 +162,21 @@ fn of_sentinels(url: &StoreUrl) -> Result<RedisOptions, Error> {
     let options = RedisOptions::sentinel(host, port.unwrap_or(default), name);
     Ok(hosts.fold(options, |options, (host, port)| {
         options.and_sentinel(host, port.unwrap_or(default))
+    }))
+}
+
+fn of_cluster(url: &StoreUrl) -> Result<RedisOptions, Error> {
+    let mut hosts = url.hosts();
+    let has_path = !url.path().trim_matches('/').is_empty();
+    let Some((host, port)) = hosts.next().filter(|_| !has_path) else {
+        return Err(Error::new(
+            ErrorKind::InvalidUrl,
+            "the URL takes some nodes of the cluster, and no database; write redis+cluster://node-1,node-2,node-3",
+        ));
+    };
+    let default = RedisOptions::DEFAULT_PORT;
+    let options = RedisOptions::cluster(host, port.unwrap_or(default));
+    Ok(hosts.fold(options, |options, (host, port)| {
+        options.and_node(host, port.unwrap_or(default))
     }))
 }

@@ -6,6 +6,7 @@ use lockkeeper_core::{Error, Finding, HostInstant};
 use lockkeeper_remote::{Failure, senseless};
 use redis::{InfoDict, cmd};
 
+use crate::examine_cluster::state;
 use crate::examine_sentinels::isolation;
 use crate::store::Store;
 use crate::subscription::ask_for_flush_notice;
@@ -27,9 +28,18 @@ pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Findin
         eviction(&info),
         persistence(&info, &appendfsync(store, deadline), grace),
         flush_notice(store, deadline)?,
-        cluster(&info),
         clients(&info, store.options.remote.pool_size),
     ];
+    match store.node {
+        None => findings.push(cluster(&info)),
+        Some(_) => {
+            let mut cluster_info = cmd("CLUSTER");
+            cluster_info.arg("INFO");
+            let told: Vec<u8> = store.run_for_admin(&cluster_info, deadline)?;
+            findings.push(state(&InfoDict::new(&String::from_utf8_lossy(&told))));
+            findings.push(isolation(&info, store.options.replicas));
+        }
+    }
     findings.extend(memory(&info));
     if let Some(sentinels) = store.connector.sentinels() {
         findings.push(isolation(&info, store.options.replicas));
@@ -196,7 +206,7 @@ fn cluster(info: &InfoDict) -> Finding {
         "cluster",
         "the server is in cluster mode",
         "locks whose slot is on another node, or moves there, end in errors",
-        "name a server that is not in cluster mode, or that has all slots",
+        "write redis+cluster:// with nodes of the cluster",
     )
 }
 

@@ -27,7 +27,7 @@ fn meaning(code: &str, details: &str) -> Option<(ErrorKind, &'static str)> {
             "the server runs in protected mode and takes no connections from elsewhere; set a password or its `bind`"
         }
         "MOVED" | "ASK" | "CROSSSLOT" => {
-            "this server is one node of a cluster, and the lock's key belongs to another one; lockkeeper talks to single servers: name a server that is not in cluster mode"
+            "this server is one node of a cluster, and the lock's key belongs to another one; write redis+cluster:// with nodes of the cluster"
         }
         "WRONGTYPE" => {
             "a key under the lock's name is of another type, so it is not lockkeeper's; delete it, or use another `namespace`"

@@ -17,7 +17,7 @@ pub(crate) fn lock_key(namespace: &str, name: &str, of_permits: bool) -> String 
 }
 
 /// What the key of a name's permits ends with.
-const PERMITS: &str = ":permits";
+pub(crate) const PERMITS: &str = ":permits";
 /// What all lock keys begin with.
 const START: &str = "lockkeeper:{";
 
@@ -47,8 +47,13 @@ pub(crate) fn ended_channel(namespace: &str) -> String {
 
 /// Returns the pattern for `SCAN` that matches all lock keys of a namespace, or of all namespaces.
 pub(crate) fn pattern(namespace: Option<&str>) -> String {
+    pattern_of(&namespace.map_or_else(|| START.to_owned(), prefix))
+}
+
+/// Returns the pattern for `SCAN` that matches all keys with this start.
+pub(crate) fn pattern_of(start: &str) -> String {
     let mut pattern = String::new();
-    for letter in namespace.map_or_else(|| START.to_owned(), prefix).chars() {
+    for letter in start.chars() {
         if matches!(letter, '*' | '?' | '[' | ']' | '^' | '-' | '\\') {
             pattern.push('\\');
         }
@@ -71,7 +76,7 @@ pub(crate) fn decode(key: &[u8]) -> Option<(String, String, bool)> {
 }
 
 /// Reverses [`encode`].
-fn unescape(mut rest: &[u8]) -> Option<String> {
+pub(crate) fn unescape(mut rest: &[u8]) -> Option<String> {
     let mut bytes = Vec::with_capacity(rest.len());
     while let Some((&first, after)) = rest.split_first() {
         rest = after;
@@ -87,7 +92,7 @@ fn unescape(mut rest: &[u8]) -> Option<String> {
 }
 
 /// Appends `text`, with `%XX` for control characters and for those that the key's own form uses.
-fn encode(into: &mut String, text: &str, with_colon: bool) {
+pub(crate) fn encode(into: &mut String, text: &str, with_colon: bool) {
     for letter in text.chars() {
         let special = matches!(letter, '%' | '{' | '}' | ' ') || (with_colon && letter == ':');
         if !special && !letter.is_control() {

@@ -62,7 +62,7 @@ pub(crate) struct Listener {
     store: Weak<Store>,
     next: AtomicU64,
     waiting: Mutex<HashMap<u64, Unparker>>,
-    pub(crate) verifiers: LeaseVerifiers,
+    pub(crate) verifiers: Arc<LeaseVerifiers>,
     state: Mutex<State>,
     /// Whether the last server that was asked is a replica, to which no release is published.
     at_replica: AtomicBool,
@@ -71,7 +71,12 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    pub(crate) fn new(connector: Arc<Connector>, namespace: &str, store: Weak<Store>) -> Arc<Self> {
+    pub(crate) fn new(
+        connector: Arc<Connector>,
+        namespace: &str,
+        verifiers: Arc<LeaseVerifiers>,
+        store: Weak<Store>,
+    ) -> Arc<Self> {
         use std::hash::{BuildHasher, RandomState};
         // Keyed from the system's random numbers: unique over all processes of the server.
         let id = RandomState::new().hash_one(std::process::id());
@@ -82,7 +87,7 @@ impl Listener {
             store,
             next: AtomicU64::new(1),
             waiting: Mutex::default(),
-            verifiers: LeaseVerifiers::default(),
+            verifiers,
             state: Mutex::new(State::Idle),
             at_replica: AtomicBool::new(false),
             moves: AtomicU64::new(0),

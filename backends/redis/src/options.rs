@@ -12,7 +12,7 @@ use lockkeeper_remote::{Endpoint, RemoteOptions, Supplier, remote_setters};
 use crate::RedisDriver;
 use crate::link::AnyConnection;
 
-/// Where a server is, or the sentinels that name it, and how to talk to it. `Debug` shows no password.
+/// Where a server is, or the sentinels that name it, or nodes of a cluster; and how to talk to it. `Debug` shows no password.
 #[derive(Clone)]
 pub struct RedisOptions {
     pub(crate) remote: RemoteOptions,
@@ -22,6 +22,8 @@ pub struct RedisOptions {
     pub(crate) sentinels: Vec<Endpoint>,
     /// The name of the primary among those that the sentinels watch.
     pub(crate) primary: String,
+    /// Some of the nodes of a cluster; none for a server.
+    pub(crate) nodes: Vec<Endpoint>,
     pub(crate) sentinel_user: Option<String>,
     pub(crate) sentinel_password: Option<String>,
     pub(crate) supplier: Option<Supplier<AnyConnection>>,
@@ -40,6 +42,7 @@ impl RedisOptions {
             replicas: 0,
             sentinels: Vec::new(),
             primary: String::new(),
+            nodes: Vec::new(),
             sentinel_user: None,
             sentinel_password: None,
             supplier: None,
@@ -75,6 +78,31 @@ impl RedisOptions {
     pub fn and_sentinel(mut self, host: impl Into<String>, port: u16) -> Self {
         self.sentinels.push(Endpoint::tcp(host, port));
         self
+    }
+
+    /// A cluster, and one of its nodes, for [`RedisClusterProvider`](crate::RedisClusterProvider). The user, the password
+    /// and TLS are those of all nodes, and each primary has a pool of connections.
+    pub fn cluster(host: impl Into<String>, port: u16) -> Self {
+        let node = Endpoint::tcp(host, port);
+        Self {
+            nodes: vec![node.clone()],
+            ..Self::new(RemoteOptions::new(node))
+        }
+    }
+
+    /// Adds another [node](Self::cluster) of the cluster. Those that are not listed are found through the others.
+    #[must_use]
+    pub fn and_node(mut self, host: impl Into<String>, port: u16) -> Self {
+        self.nodes.push(Endpoint::tcp(host, port));
+        self
+    }
+
+    /// Returns the same options for the server at another address.
+    pub(crate) fn at(&self, endpoint: Endpoint) -> Self {
+        Self {
+            remote: self.remote.at(endpoint),
+            ..self.clone()
+        }
     }
 
     remote_setters!(
@@ -206,6 +234,9 @@ impl RedisOptions {
             return invalid(
                 "`sentinel_user` cannot log in without a password; add `sentinel_password`, or leave it out",
             );
+        }
+        if !self.nodes.is_empty() && self.database != 0 {
+            return invalid("a cluster has no database but 0; leave `db` out, and use `namespace`");
         }
         if self.sentinel_password.is_some() && self.sentinels.is_empty() {
             return invalid(

@@ -26,10 +26,10 @@ use crate::store::{CLEANUP_TIME, Store};
 use crate::{BACKEND, RedisOptions};
 
 /// How many operations travel together.
-const BATCH: usize = 500;
+pub(crate) const BATCH: usize = 500;
 /// The largest limit of a semaphore. To find the smallest free slot, the script reads all permits that are
 /// held, almost a microsecond each, and the server does nothing else meanwhile.
-const MAX_PERMITS: u32 = 1_000;
+pub(crate) const MAX_PERMITS: u32 = 1_000;
 
 /// Locks on one Redis or Valkey server, for all programs that connect to it. Clones share their
 /// connections.
@@ -81,16 +81,18 @@ impl RedisProvider {
         namespace: &str,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, Error> {
-        let store =
-            Store::new(options, namespace, clock).and_then(|store| probe(&store).map(|()| store));
+        let store = Store::new(options, namespace, clock).and_then(|store| {
+            // No lock has this key.
+            probe(&store, &lock_key(namespace, "", false))?;
+            Ok(store)
+        });
         let store = store.map_err(|error| error.with_backend(BACKEND))?;
         Ok(Self { store })
     }
 }
 
-/// Runs every command that a lock needs.
-fn probe(store: &Store) -> Result<(), Error> {
-    let key = lock_key(&store.namespace, "", false);
+/// Runs every command that a lock needs, on this key.
+pub(crate) fn probe(store: &Store, key: &str) -> Result<(), Error> {
     let waiter = store.listener.probe();
     let args = [waiter.as_str()];
     let mut subscribe = pipe();
@@ -101,12 +103,12 @@ fn probe(store: &Store) -> Result<(), Error> {
     let subscribe = subscribe.get_packed_pipeline();
     let try_all = |connection: &mut Connection, limit| {
         let asked_at = store.clock.now();
-        let answer = connection.ask(&PROBE.by_sha(&key, &args), limit)?;
+        let answer = connection.ask(&PROBE.by_sha(&[key], &args), limit)?;
         if !is_no_script(&answer) {
-            accepted(answer)?;
+            store.accepted(answer)?;
         }
-        let answer = connection.ask(&PROBE.by_code(&key, &args), limit);
-        match answer.and_then(accepted)? {
+        let answer = connection.ask(&PROBE.by_code(&[key], &args), limit);
+        match answer.and_then(|answer| store.accepted(answer))? {
             Value::Int(now) => store.server_clock.update(now, asked_at),
             failed => {
                 let (command, said): (String, String) = parse(failed)?;

@@ -21,13 +21,13 @@ impl Script {
     }
 
     /// Returns the command that runs the script if the server has it.
-    pub(crate) fn by_sha(&self, key: &str, args: &[&str]) -> Vec<u8> {
-        packed("EVALSHA", &self.sha, key, args)
+    pub(crate) fn by_sha(&self, keys: &[&str], args: &[&str]) -> Vec<u8> {
+        packed("EVALSHA", &self.sha, keys, args)
     }
 
     /// Returns the command that runs the script, and loads it.
-    pub(crate) fn by_code(&self, key: &str, args: &[&str]) -> Vec<u8> {
-        packed("EVAL", &self.code, key, args)
+    pub(crate) fn by_code(&self, keys: &[&str], args: &[&str]) -> Vec<u8> {
+        packed("EVAL", &self.code, keys, args)
     }
 
     /// Runs the script on a primary.
@@ -38,9 +38,9 @@ impl Script {
         args: &[&str],
         limit: Duration,
     ) -> Result<Value, Failure> {
-        let mut answer = connection.ask(&self.by_sha(key, args), limit)?;
+        let mut answer = connection.ask(&self.by_sha(&[key], args), limit)?;
         if is_no_script(&answer) {
-            answer = connection.ask(&self.by_code(key, args), limit)?;
+            answer = connection.ask(&self.by_code(&[key], args), limit)?;
         }
         from_primary(answer)
     }
@@ -52,8 +52,8 @@ pub(crate) fn is_no_script(answer: &Value) -> bool {
     matches!(answer, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }
 
-fn packed(command: &str, script: &str, key: &str, args: &[&str]) -> Vec<u8> {
+fn packed(command: &str, script: &str, keys: &[&str], args: &[&str]) -> Vec<u8> {
     let mut command = redis::cmd(command);
-    command.arg(script).arg(1).arg(key).arg(args);
+    command.arg(script).arg(keys.len()).arg(keys).arg(args);
     command.get_packed_command()
 }

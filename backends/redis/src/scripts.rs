@@ -121,7 +121,7 @@ end
 /// Tries to acquire a name.
 ///
 /// Key: lock. Arguments: the latest time for a grant, in microseconds of the server's clock; mode and
-/// owner; ttl in milliseconds; the namespace's epoch key. An attempt of a waiter adds the waiter and its
+/// owner; ttl in milliseconds; the epoch key, which in a cluster is the second key as well. An attempt of a waiter adds the waiter and its
 /// state: `new`, `queued` (it is in the queue) or `last` (it will not wait any longer).
 ///
 /// The reply is a [`Reply`](crate::reply::Reply). A double holds its times exactly until 2255.
@@ -169,6 +169,9 @@ fn acquire(mint: &str) -> Script {
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 if now > tonumber(ARGV[1]) then return {{'late', now}} end
+-- On a node of a cluster that gives the slot away, a key that this script deletes is not found again, and the script
+-- would end with half of its work. A key that never was ends it there before it changes anything.
+if KEYS[2] then call('PTTL', KEYS[2] .. ':none') end
 {mint}local taken = stamp
 if call('SET', key, stamp .. owner, 'NX', 'PX', ttl) then
   local failed = mint()

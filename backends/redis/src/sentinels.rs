@@ -220,8 +220,7 @@ impl Sentinels {
         let access = match known {
             Some(access) => access,
             None => {
-                let mut options = self.options.clone();
-                options.remote = options.remote.at(endpoint.clone());
+                let options = self.options.at(endpoint.clone());
                 Arc::new(of_server(&options, &self.counts)?)
             }
         };

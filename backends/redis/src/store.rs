@@ -4,15 +4,17 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LockName, Mode};
-use lockkeeper_remote::{Failure, LAST_ATTEMPT, Pool, PooledConn};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant, LeaseVerifiers, LockName, Mode};
+use lockkeeper_remote::{Counts, Failure, LAST_ATTEMPT, Pool, PooledConn, senseless};
 use redis::{Value, cmd};
 
+use crate::bucket_keys;
 use crate::connection::Connection;
 use crate::connector::Connector;
-use crate::failure::{accepted, parse};
+use crate::failure::{accepted, from_primary, parse};
 use crate::keys::{epoch_key, lock_key};
 use crate::listener::Listener;
+use crate::node::Node;
 use crate::options::RedisOptions;
 use crate::script::Script;
 use crate::scripts;
@@ -23,6 +25,14 @@ const TICK: Duration = Duration::from_millis(100);
 /// The longest time for a clean-up. No caller waits for its result.
 pub(crate) const CLEANUP_TIME: Duration = Duration::from_millis(250);
 
+/// What the stores of a cluster share, and what tells them apart.
+#[derive(Default)]
+pub(crate) struct Parts {
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) verifiers: Arc<LeaseVerifiers>,
+    pub(crate) node: Option<Node>,
+}
+
 pub(crate) struct Store {
     pub(crate) connector: Arc<Connector>,
     pub(crate) options: RedisOptions,
@@ -32,6 +42,8 @@ pub(crate) struct Store {
     pub(crate) server_clock: ServerClock,
     /// The key of the last epoch of all names.
     pub(crate) epoch_key: String,
+    /// The node that this store is, if it is one of a cluster.
+    pub(crate) node: Option<Node>,
     pool: Pool<Connection>,
 }
 
@@ -58,21 +70,73 @@ impl Store {
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>, Error> {
         options.check()?;
-        let connector = Arc::new(Connector::new(options, Arc::clone(&clock))?);
+        if !options.nodes.is_empty() {
+            let text = "these options name a cluster, which is for RedisClusterProvider";
+            return Err(Error::new(ErrorKind::InvalidValue, text));
+        }
+        Self::of_parts(options, namespace, clock, Parts::default())
+    }
+
+    pub(crate) fn of_parts(
+        options: &RedisOptions,
+        namespace: &str,
+        clock: Arc<dyn Clock>,
+        parts: Parts,
+    ) -> Result<Arc<Self>, Error> {
+        let connector = Connector::new(options, Arc::clone(&clock), parts.counts)?;
+        let connector = Arc::new(connector);
         Ok(Arc::new_cyclic(|store| Self {
-            listener: Listener::new(Arc::clone(&connector), namespace, Weak::clone(store)),
+            listener: Listener::new(
+                Arc::clone(&connector),
+                namespace,
+                parts.verifiers,
+                Weak::clone(store),
+            ),
             connector,
             options: options.clone(),
             namespace: namespace.to_owned(),
             clock,
             server_clock: ServerClock::default(),
             epoch_key: epoch_key(namespace),
+            node: parts.node,
             pool: Pool::of(&options.remote),
         }))
     }
 
     pub(crate) fn key(&self, name: &LockName, mode: Mode) -> String {
-        lock_key(&self.namespace, name.as_str(), mode.is_permit())
+        self.key_in(&self.namespace, name.as_str(), mode.is_permit())
+    }
+
+    /// Returns the key of a name, or of its permits, in a namespace.
+    pub(crate) fn key_in(&self, namespace: &str, name: &str, of_permits: bool) -> String {
+        match self.node {
+            Some(_) => bucket_keys::lock_key(namespace, name, of_permits),
+            None => lock_key(namespace, name, of_permits),
+        }
+    }
+
+    /// Returns the error for the reply of a node that does not serve the key's slot.
+    pub(crate) fn refusal_of_node(&self, reply: &Value, is_attempt: bool) -> Option<Error> {
+        match (&self.node, reply) {
+            (Some(node), Value::ServerError(error)) => node.refusal(error, is_attempt),
+            _ => None,
+        }
+    }
+
+    /// Returns whether another node of the cluster owns the slot of a key by now.
+    pub(crate) fn has_moved(&self, key: &str) -> bool {
+        let until = self.clock.now() + self.options.remote.connect_timeout;
+        self.node
+            .as_ref()
+            .is_some_and(|node| !node.owns(key, until))
+    }
+
+    /// Returns a reply to a request for one key that is no error.
+    pub(crate) fn accepted(&self, reply: Value) -> Result<Value, Failure> {
+        match self.refusal_of_node(&reply, false) {
+            Some(refusal) => Err(Failure::Refused(refusal)),
+            None => accepted(reply),
+        }
     }
 
     /// Returns the time that a single attempt may take.
@@ -111,7 +175,31 @@ impl Store {
         let answer = self.with_connection(until, |connection, limit| {
             script.run(connection, key, &[arg], limit)
         });
-        answer.and_then(accepted)
+        answer.and_then(|answer| self.accepted(answer))
+    }
+
+    /// Runs a script on this node, which takes over the slot of the key from another one, and returns whether the lease
+    /// is live.
+    pub(crate) fn ask_next(
+        &self,
+        script: &Script,
+        key: &str,
+        args: &[&str],
+        until: HostInstant,
+    ) -> Result<bool, Error> {
+        let mut commands = cmd("ASKING").get_packed_command();
+        commands.extend(script.by_code(&[key], args));
+        let answer = self.with_connection(self.at_least_one_attempt(until), |connection, limit| {
+            let began = self.clock.now();
+            let answer = connection.exchange(&commands, 2, limit)?.pop();
+            let answer = answer.ok_or_else(|| Failure::Unanswered(senseless()))?;
+            let found: i64 = parse(self.accepted(from_primary(answer)?)?)?;
+            if found != 0 && !self.acknowledged(connection, began, limit)? {
+                return Err(Failure::Refused(self.few_replicas("request")));
+            }
+            Ok(found != 0)
+        });
+        answer.map_err(Failure::into_error)
     }
 
     /// Waits for the replicas if `replicas` asks for it, on the connection that wrote.
@@ -176,7 +264,7 @@ impl Store {
             Failure::NotSent(server.exhausted(remote.pool_size, "", advice))
         })?;
         let connect = |limit| self.connector.connect(limit);
-        slot.run(&*self.clock, until, connect, |connection, limit| {
+        let ran = slot.run(&*self.clock, until, connect, |connection, limit| {
             let result = work(connection, limit.min(remote.response_timeout));
             match &result {
                 Err(Failure::Closed(_)) => self.listener.note_replica(),
@@ -184,7 +272,13 @@ impl Store {
                 _ => {}
             }
             result
-        })
+        });
+        if let (Some(node), Err(failure)) = (&self.node, &ran)
+            && !matches!(failure, Failure::Refused(_))
+        {
+            node.map.doubt(Some(&node.endpoint));
+        }
+        ran
     }
 
     /// Returns the deadline of a request that gets the time for one attempt also where none is left.

@@ -15,6 +15,8 @@ pub struct RedisOptions {
     pub(super) password: Option<String>,
     /// The lines of a sentinel's file, which it rewrites, if the server is to be a sentinel.
     pub(super) sentinel: Option<Vec<String>>,
+    /// Whether the server is a node of a cluster.
+    pub(super) cluster: bool,
     /// Makes the certificates, if the server speaks TLS.
     pub(super) tls: Option<fn(&Path) -> io::Result<Certificates>>,
 }
@@ -65,6 +67,15 @@ impl RedisOptions {
             Some(password) => replica.config("masterauth", [password]),
             None => replica,
         }
+    }
+
+    /// Makes the server a node of a cluster, which knows no other node yet.
+    #[must_use]
+    pub fn cluster_node(mut self, node_timeout: Duration) -> Self {
+        self.cluster = true;
+        let millis = node_timeout.as_millis().to_string();
+        self.config("cluster-enabled", ["yes"])
+            .config("cluster-node-timeout", [millis])
     }
 
     /// Makes the server a sentinel that watches `primary` as `mymaster`, by this address of it. A fail-over needs

@@ -41,6 +41,8 @@ pub struct RedisServer {
     options: RedisOptions,
     port: u16,
     tls: Option<(u16, Certificates)>,
+    /// The port on which the nodes of a cluster talk to each other, if the server is one.
+    bus_port: Option<u16>,
     daemon: Daemon,
 }
 
@@ -71,11 +73,13 @@ impl RedisServer {
             options: options.clone(),
             port: 0,
             tls,
+            bus_port: None,
             daemon,
         };
         daemon::retry_on_taken_port(|| {
-            let [plain, encrypted] = daemon::free_ports()?;
+            let [plain, encrypted, bus] = daemon::free_ports()?;
             server.port = plain;
+            server.bus_port = server.options.cluster.then_some(bus);
             if let Some((port, _)) = &mut server.tls {
                 *port = encrypted;
             }
@@ -232,6 +236,10 @@ impl RedisServer {
         Ok(())
     }
 
+    pub(super) fn bus_port(&self) -> Option<u16> {
+        self.bus_port
+    }
+
     pub(super) fn password(&self) -> Option<&String> {
         self.options.password.as_ref()
     }
@@ -283,6 +291,9 @@ impl RedisServer {
                 .arg("--tls-cert-file")
                 .arg(&certificates.certificate);
             command.arg("--tls-key-file").arg(&certificates.key);
+        }
+        if let Some(port) = self.bus_port {
+            command.args(["--cluster-port", &port.to_string()]);
         }
         command.args(&self.options.args);
         command

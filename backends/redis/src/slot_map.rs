@@ -1,0 +1,325 @@
+//! The map of a cluster: which node owns which slot.
+//!
+//! Any node can be asked for it, and may lag behind. That does no harm: a node that does not own a slot refuses requests
+//! for it, and names the owner if it knows that.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
+use lockkeeper_remote::{Counts, Endpoint, Failure, LAST_ATTEMPT, senseless};
+use parking_lot::Mutex;
+use redis::{Value, cmd};
+
+use crate::bucket_keys::SLOTS;
+use crate::connector::of_server;
+use crate::failure::{accepted, parse};
+use crate::node::endpoint;
+use crate::options::RedisOptions;
+
+/// The last known map, and where to ask for it.
+pub(crate) struct SlotMap {
+    options: RedisOptions,
+    clock: Arc<dyn Clock>,
+    /// What is asked for the map is not asked of the store.
+    counts: Arc<Counts>,
+    known: Mutex<Known>,
+    /// Locked by the thread that asks; the others wait for its answer.
+    asks: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Known {
+    answer: Answer,
+    /// Where keys of a slot are while it is moved, if they are not at its owner any more.
+    moves: HashMap<u16, Endpoint>,
+    /// How often there was a reason to doubt the map, and how often when it was asked for last.
+    doubts: u64,
+    answered: Option<u64>,
+    /// The node that failed last. It is asked last.
+    suspect: Option<Endpoint>,
+    /// The number of the node that is asked first. A node that lags behind is not the first one twice.
+    first: usize,
+}
+
+/// The answer of a node.
+#[derive(Clone, Default)]
+struct Answer {
+    nodes: Vec<Endpoint>,
+    /// The number of the node that owns each slot.
+    owners: Vec<Option<usize>>,
+    /// How many replicas each of the nodes has.
+    replicas: Vec<usize>,
+}
+
+impl SlotMap {
+    pub(crate) fn new(options: &RedisOptions, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            options: options.clone(),
+            clock,
+            counts: Arc::default(),
+            known: Mutex::default(),
+            asks: Mutex::default(),
+        }
+    }
+
+    /// Returns the node that owns a slot. A map that is in doubt is asked for first, until `until`; where no node
+    /// answers, the last known one serves.
+    pub(crate) fn owner(&self, slot: u16, until: HostInstant) -> Result<Endpoint, Error> {
+        let asked = self.ask_if_in_doubt(until);
+        let mut known = self.known.lock();
+        if let Some(owner) = known.answer.owner(slot) {
+            return Ok(owner.clone());
+        }
+        known.doubts += 1;
+        asked?;
+        let text = format!(
+            "no node of the cluster owns slot {slot}, to which this name belongs; assign it by `redis-cli --cluster fix`"
+        );
+        Err(Error::new(ErrorKind::Unavailable, text))
+    }
+
+    /// Returns the nodes that own slots by a new answer, each with the number of its replicas.
+    pub(crate) fn primaries(&self, until: HostInstant) -> Result<Vec<(Endpoint, usize)>, Error> {
+        self.doubt(None);
+        self.ask_if_in_doubt(until)?;
+        let known = self.known.lock();
+        let of_slots = |at| known.answer.owners.contains(&Some(at));
+        let nodes = known.answer.nodes.iter().zip(&known.answer.replicas);
+        let primaries = nodes.enumerate().filter(|(at, _)| of_slots(*at));
+        Ok(primaries
+            .map(|(_, (node, replicas))| (node.clone(), *replicas))
+            .collect())
+    }
+
+    /// Returns how many slots no node owns.
+    pub(crate) fn uncovered(&self) -> usize {
+        let known = self.known.lock();
+        let covered = known.answer.owners.iter().flatten().count();
+        usize::from(SLOTS).saturating_sub(covered)
+    }
+
+    /// Returns where keys of a slot may be while it is moved.
+    pub(crate) fn moves_to(&self, slot: u16) -> Option<Endpoint> {
+        self.known.lock().moves.get(&slot).cloned()
+    }
+
+    /// Returns whether a node owns slots, or takes one over.
+    pub(crate) fn is_used(&self, node: &Endpoint) -> bool {
+        let known = self.known.lock();
+        let mut owners = known.answer.owners.iter().flatten();
+        let at = known.answer.nodes.iter().position(|it| it == node);
+        at.is_some_and(|at| owners.any(|owner| *owner == at))
+            || known.moves.values().any(|it| it == node)
+    }
+
+    /// Returns whether a node is the one that failed last.
+    pub(crate) fn is_suspect(&self, node: &Endpoint) -> bool {
+        self.known.lock().suspect.as_ref() == Some(node)
+    }
+
+    /// Has the map asked for before it is used again. `suspect` is a node that failed.
+    pub(crate) fn doubt(&self, suspect: Option<&Endpoint>) {
+        let mut known = self.known.lock();
+        known.doubts += 1;
+        if let Some(suspect) = suspect {
+            known.suspect = Some(suspect.clone());
+        }
+    }
+
+    /// Notes the owner of a slot, as the former one says.
+    pub(crate) fn learn(&self, slot: u16, owner: Endpoint) {
+        let mut known = self.known.lock();
+        known.moves.remove(&slot);
+        let answer = &mut known.answer;
+        let at = answer.nodes.iter().position(|it| *it == owner);
+        let at = at.unwrap_or_else(|| {
+            answer.nodes.push(owner);
+            answer.replicas.push(0);
+            answer.nodes.len() - 1
+        });
+        if let Some(owner) = answer.owners.get_mut(usize::from(slot)) {
+            *owner = Some(at);
+        }
+    }
+
+    /// Notes where keys of a slot are that its owner has given away already.
+    pub(crate) fn note_move(&self, slot: u16, next: Endpoint) {
+        self.known.lock().moves.insert(slot, next);
+    }
+
+    fn ask_if_in_doubt(&self, until: HostInstant) -> Result<(), Error> {
+        let is_in_doubt = |known: &Known| known.answered != Some(known.doubts);
+        if !is_in_doubt(&self.known.lock()) {
+            return Ok(());
+        }
+        let left = until.saturating_since(self.clock.now());
+        let left = left.clamp(
+            LAST_ATTEMPT,
+            self.options.remote.connect_timeout.max(LAST_ATTEMPT),
+        );
+        let Some(_asks) = self.asks.try_lock_for(left) else {
+            let text = "no node of the cluster has replied yet with its map of the slots; see whether the nodes run";
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        };
+        let (nodes, doubts) = {
+            let mut known = self.known.lock();
+            if !is_in_doubt(&known) {
+                return Ok(());
+            }
+            known.first = known.first.wrapping_add(1);
+            (self.candidates(&known), known.doubts)
+        };
+        let answer = self.ask_any(&nodes, left)?;
+        let mut known = self.known.lock();
+        known.answer = answer;
+        known.moves.clear();
+        known.answered = Some(doubts);
+        Ok(())
+    }
+
+    /// Returns the nodes to ask: those that are known, and those that the options list.
+    fn candidates(&self, known: &Known) -> Vec<Endpoint> {
+        let mut nodes = known.answer.nodes.clone();
+        let listed = self.options.nodes.iter().filter(|it| !nodes.contains(it));
+        let listed: Vec<_> = listed.cloned().collect();
+        nodes.extend(listed);
+        let first = known.first % nodes.len().max(1);
+        nodes.rotate_left(first);
+        // The order of the others stays.
+        nodes.sort_by_key(|node| known.suspect.as_ref() == Some(node));
+        nodes
+    }
+
+    /// Asks the nodes in this order until one answers, each for an equal share of the time.
+    fn ask_any(&self, nodes: &[Endpoint], limit: Duration) -> Result<Answer, Error> {
+        let began = Instant::now();
+        let mut failed: Option<Error> = None;
+        for (at, node) in nodes.iter().enumerate() {
+            let untried = u32::try_from(nodes.len() - at).unwrap_or(u32::MAX);
+            let share = limit.saturating_sub(began.elapsed()) / untried;
+            match self.ask(node, share) {
+                Ok(answer) => return Ok(answer),
+                Err(error) if failed.as_ref().is_none_or(Error::is_unreachable) => {
+                    failed = Some(error);
+                }
+                Err(_) => {}
+            }
+        }
+        Err(failed.unwrap_or_else(senseless))
+    }
+
+    fn ask(&self, node: &Endpoint, limit: Duration) -> Result<Answer, Error> {
+        let began = Instant::now();
+        let mut connection =
+            of_server(&self.options.at(node.clone()), &self.counts)?.connect(limit)?;
+        let question = cmd("CLUSTER").arg("SLOTS").get_packed_command();
+        let left = limit.saturating_sub(began.elapsed());
+        let answer = connection.ask(&question, left);
+        let answer = answer.map_err(|failure| connection.nothing_granted(failure))?;
+        if let Value::ServerError(error) = &answer {
+            match (error.code(), error.details().unwrap_or_default()) {
+                ("NOPERM", _) => {
+                    let text = "the user may not ask which node owns which slot; in a cluster it needs +cluster|slots +asking, too";
+                    return Err(Error::new(ErrorKind::PermissionDenied, text));
+                }
+                (_, details) if details.contains("cluster support disabled") => {
+                    let text =
+                        "the server is not in cluster mode; a single server is reached by redis:";
+                    return Err(Error::new(ErrorKind::Incompatible, text));
+                }
+                _ => {}
+            }
+        }
+        let ranges = accepted(answer).and_then(parse::<Vec<Vec<Value>>>);
+        let ranges = ranges.map_err(Failure::into_error)?;
+        Answer::read(ranges, node).ok_or_else(senseless)
+    }
+}
+
+impl Answer {
+    fn owner(&self, slot: u16) -> Option<&Endpoint> {
+        let at = (*self.owners.get(usize::from(slot))?)?;
+        self.nodes.get(at)
+    }
+
+    /// Reads the reply to CLUSTER SLOTS of a node: `None` if it is none.
+    fn read(ranges: Vec<Vec<Value>>, asked: &Endpoint) -> Option<Self> {
+        let mut answer = Self {
+            owners: vec![None; usize::from(SLOTS)],
+            ..Self::default()
+        };
+        for range in ranges {
+            let mut items = range.into_iter();
+            let start: usize = parse(items.next()?).ok()?;
+            let end: usize = parse(items.next()?).ok()?;
+            let (primary, replicas) = (items.next()?, items.len());
+            let parts: Vec<Value> = parse(primary).ok()?;
+            let mut parts = parts.into_iter();
+            // Nothing for a host that is the same as that of the node that was asked.
+            let host: Option<String> = parse(parts.next()?).ok()?;
+            let port: u16 = parse(parts.next()?).ok()?;
+            let Some(owner) = endpoint(&host.unwrap_or_default(), port, asked) else {
+                continue;
+            };
+            let at = answer.nodes.iter().position(|it| *it == owner);
+            let at = at.unwrap_or_else(|| {
+                answer.nodes.push(owner);
+                answer.replicas.push(replicas);
+                answer.nodes.len() - 1
+            });
+            answer.owners.get_mut(start..=end)?.fill(Some(at));
+        }
+        Some(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: i64, end: i64, nodes: &[(Option<&str>, i64)]) -> Vec<Value> {
+        let node = |(host, port): &(Option<&str>, i64)| {
+            let host = host.map_or(Value::Nil, |host| Value::BulkString(host.into()));
+            Value::Array(vec![
+                host,
+                Value::Int(*port),
+                Value::BulkString("id".into()),
+            ])
+        };
+        let nodes = nodes.iter().map(node);
+        [Value::Int(start), Value::Int(end)]
+            .into_iter()
+            .chain(nodes)
+            .collect()
+    }
+
+    #[test]
+    fn answer_names_the_owner_of_each_slot() {
+        let asked = Endpoint::tcp("seed", 1);
+        let ranges = vec![
+            range(0, 99, &[(Some("a"), 7), (Some("b"), 7)]),
+            range(100, 199, &[(None, 8)]),
+            range(200, 299, &[(Some("?"), 9)]),
+            range(16_383, 16_383, &[(Some("a"), 7), (Some("b"), 7)]),
+        ];
+        let answer = Answer::read(ranges, &asked).unwrap();
+        let (a, same_host) = (Endpoint::tcp("a", 7), Endpoint::tcp("seed", 8));
+        for (slot, owner) in [
+            (0, Some(&a)),
+            (99, Some(&a)),
+            (100, Some(&same_host)),
+            (200, None),
+            (300, None),
+            (16_383, Some(&a)),
+        ] {
+            assert_eq!(answer.owner(slot), owner, "{slot}");
+        }
+        assert_eq!(answer.replicas, [1, 0]);
+        for (start, end) in [(0, 16_384), (2, 0)] {
+            let range = range(start, end, &[(Some("a"), 7)]);
+            assert!(Answer::read(vec![range], &asked).is_none());
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Nodes of a Redis Cluster.
+
+use std::fmt;
+use std::io;
+use std::net::Ipv4Addr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{RedisKind, RedisOptions, RedisServer, Reply};
+use crate::daemon::START;
+use crate::proxy::Proxy;
+
+/// How many slots a cluster has.
+const SLOTS: u16 = 16_384;
+
+/// Three primaries, each with as many replicas as wanted. Each node is behind a proxy, whose address is the only one that
+/// replicas and clients know. The nodes watch each other on ports of their own, without a proxy.
+pub struct RedisCluster {
+    nodes: Vec<(RedisServer, Proxy)>,
+}
+
+impl RedisCluster {
+    /// The number of primaries. Nodes 0, 1 and 2 are those at first, each with a third of the slots; node 3 is a replica
+    /// of node 0, and so on.
+    pub const PRIMARIES: usize = 3;
+
+    /// Starts the nodes, and returns when all of them see the whole cluster. A primary is replaced when it was silent for
+    /// `node_timeout`, as the majority of the primaries sees it.
+    ///
+    /// # Errors
+    /// There is no such server on this machine, or one did not start.
+    pub fn start(
+        kind: RedisKind,
+        replicas_each: usize,
+        node_timeout: Duration,
+    ) -> io::Result<Self> {
+        let mut nodes = Vec::new();
+        for _ in 0..Self::PRIMARIES * (1 + replicas_each) {
+            // The node has to know the proxy's address when it starts, also when it starts again.
+            let proxy = Proxy::new((Ipv4Addr::LOCALHOST, 0).into())?;
+            let port = proxy.addr().port().to_string();
+            let options = RedisOptions::new()
+                .cluster_node(node_timeout)
+                .config("cluster-announce-ip", ["127.0.0.1"])
+                .config("cluster-announce-port", [port])
+                // Replicas that are slow to begin with take over all the same.
+                .config("cluster-replica-validity-factor", ["0"]);
+            let server = RedisServer::start(kind, &options)?;
+            proxy.lead_to(server.addr());
+            nodes.push((server, proxy));
+        }
+        let cluster = Self { nodes };
+        cluster.create()?;
+        Ok(cluster)
+    }
+
+    fn create(&self) -> io::Result<()> {
+        let first = self.server(0);
+        for (at, (server, proxy)) in self.nodes.iter().enumerate() {
+            server.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()])?;
+            if at < Self::PRIMARIES {
+                let bound = |at: usize| usize::from(SLOTS) * at / Self::PRIMARIES;
+                let (start, end) = (bound(at).to_string(), (bound(at + 1) - 1).to_string());
+                server.command(&["CLUSTER", "ADDSLOTSRANGE", &start, &end])?;
+            }
+            let bus = server.bus_port().unwrap_or_default().to_string();
+            let port = proxy.addr().port().to_string();
+            first.command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus])?;
+        }
+        self.wait("nodes that know each other", |cluster| {
+            let count = cluster.nodes.len().to_string();
+            cluster.all_say("cluster_known_nodes", &count)
+        })?;
+        for at in Self::PRIMARIES..self.nodes.len() {
+            let primary = self.id(at % Self::PRIMARIES)?;
+            self.wait("a replica", |cluster| {
+                let replicate = cluster
+                    .server(at)
+                    .command(&["CLUSTER", "REPLICATE", &primary]);
+                Ok(replicate.is_ok())
+            })?;
+        }
+        self.wait_until_healthy()
+    }
+
+    /// Returns `redis+cluster://HOST,HOST`, with the addresses of all nodes.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let hosts = self.nodes.iter().map(|(_, proxy)| proxy.addr().to_string());
+        let hosts: Vec<_> = hosts.collect();
+        format!("redis+cluster://{}", hosts.join(","))
+    }
+
+    /// Returns all nodes.
+    pub fn servers(&self) -> impl Iterator<Item = &RedisServer> {
+        self.nodes.iter().map(|(server, _)| server)
+    }
+
+    /// Returns all proxies.
+    pub fn proxies(&self) -> impl Iterator<Item = &Proxy> {
+        self.nodes.iter().map(|(_, proxy)| proxy)
+    }
+
+    /// Returns a node by its number.
+    ///
+    /// # Panics
+    /// There are fewer nodes.
+    #[must_use]
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a test passes a number of its own cluster"
+    )]
+    pub fn server(&self, at: usize) -> &RedisServer {
+        &self.nodes[at].0
+    }
+
+    /// Returns the proxy in front of a node by the node's number.
+    ///
+    /// # Panics
+    /// There are fewer nodes.
+    #[must_use]
+    #[allow(
+        clippy::indexing_slicing,
+        reason = "a test passes a number of its own cluster"
+    )]
+    pub fn proxy(&self, at: usize) -> &Proxy {
+        &self.nodes[at].1
+    }
+
+    /// Returns the name by which nodes know a node.
+    ///
+    /// # Errors
+    /// The node does not answer.
+    pub fn id(&self, at: usize) -> io::Result<String> {
+        let id = self.server(at).command(&["CLUSTER", "MYID"])?;
+        id.text()
+            .ok_or_else(|| io::Error::other("CLUSTER MYID says nothing"))
+    }
+
+    /// Returns the slot of a key, and the number of the node that owns it, as another node than `except` sees it.
+    ///
+    /// # Errors
+    /// No node answers, or it is owned by none.
+    pub fn owner(&self, key: &str, except: Option<usize>) -> io::Result<(u16, usize)> {
+        let asked = (0..self.nodes.len()).find(|at| Some(*at) != except);
+        let asked = self.server(asked.unwrap_or_default());
+        let slot = asked.command(&["CLUSTER", "KEYSLOT", key])?.int();
+        let slot = slot.and_then(|slot| u16::try_from(slot).ok());
+        let ranges = asked.command(&["CLUSTER", "SLOTS"])?;
+        let found = ranges.items().iter().find_map(|range| {
+            let [start, end, primary, ..] = range.items() else {
+                return None;
+            };
+            let range = start.int()?..=end.int()?;
+            let port = primary.items().get(1)?.int()?;
+            let is_named = |proxy: &Proxy| i64::from(proxy.addr().port()) == port;
+            let at = self.proxies().position(is_named)?;
+            range.contains(&i64::from(slot?)).then_some((slot?, at))
+        });
+        found.ok_or_else(|| io::Error::other("no node owns the slot"))
+    }
+
+    /// Waits until another node than `former` owns the slot of a key, and returns its number.
+    ///
+    /// # Errors
+    /// None does within 30 s, or no node answers.
+    pub fn wait_for_fail_over(&self, key: &str, former: usize) -> io::Result<usize> {
+        let mut owner = former;
+        self.wait("another primary", |cluster| {
+            owner = cluster.owner(key, Some(former))?.1;
+            Ok(owner != former)
+        })?;
+        Ok(owner)
+    }
+
+    /// Begins to move a slot: its new owner imports it, and its owner gives away the keys that [`RedisCluster::move_key`] is
+    /// called for.
+    ///
+    /// # Errors
+    /// A node does not answer, or refuses.
+    pub fn begin_move(&self, slot: u16, from: usize, to: usize) -> io::Result<()> {
+        let slot = slot.to_string();
+        let (source, target) = (self.id(from)?, self.id(to)?);
+        let import = ["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source];
+        self.server(to).command(&import)?;
+        let migrate = ["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target];
+        self.server(from).command(&migrate).map(drop)
+    }
+
+    /// Moves a key of a slot that is being moved.
+    ///
+    /// # Errors
+    /// A node does not answer, or there is no such key.
+    pub fn move_key(&self, key: &str, from: usize, to: usize) -> io::Result<()> {
+        let port = self.server(to).addr().port().to_string();
+        let migrate = ["MIGRATE", "127.0.0.1", &port, key, "0", "5000"];
+        match self.server(from).command(&migrate)?.text().as_deref() {
+            Some("OK") => Ok(()),
+            other => Err(io::Error::other(format!("MIGRATE {key} says {other:?}"))),
+        }
+    }
+
+    /// Moves the keys that are left in a slot, and makes the other node its owner.
+    ///
+    /// # Errors
+    /// A node does not answer, or refuses.
+    pub fn end_move(&self, slot: u16, from: usize, to: usize) -> io::Result<()> {
+        let text = slot.to_string();
+        let keys = ["CLUSTER", "GETKEYSINSLOT", &text, "1000"];
+        let keys = self.server(from).command(&keys)?;
+        for key in keys.items().iter().filter_map(Reply::text) {
+            self.move_key(&key, from, to)?;
+        }
+        let owner = self.id(to)?;
+        for at in [to, from] {
+            let assign = ["CLUSTER", "SETSLOT", &text, "NODE", &owner];
+            self.server(at).command(&assign)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all nodes that run see a whole cluster, with all replicas in touch with their primaries.
+    ///
+    /// # Errors
+    /// They do not within 30 s.
+    pub fn wait_until_healthy(&self) -> io::Result<()> {
+        self.wait("a whole cluster", |cluster| {
+            let are_linked = cluster.running().all(|server| {
+                let info = server.info("replication").unwrap_or_default();
+                info.get("role").map(String::as_str) == Some("master")
+                    || info.get("master_link_status").map(String::as_str) == Some("up")
+            });
+            Ok(are_linked && cluster.all_say("cluster_state", "ok")?)
+        })
+    }
+
+    fn running(&self) -> impl Iterator<Item = &RedisServer> {
+        self.servers().filter(|server| server.pid().is_some())
+    }
+
+    /// Returns whether all nodes that run say this in CLUSTER INFO.
+    fn all_say(&self, field: &str, value: &str) -> io::Result<bool> {
+        let line = format!("{field}:{value}");
+        self.running().try_fold(true, |so_far, server| {
+            let info = server.command(&["CLUSTER", "INFO"])?.text();
+            let says = info.is_some_and(|info| info.lines().any(|it| it == line));
+            Ok(so_far && says)
+        })
+    }
+
+    fn wait(
+        &self,
+        what: &str,
+        mut condition: impl FnMut(&Self) -> io::Result<bool>,
+    ) -> io::Result<()> {
+        let until = Instant::now() + START;
+        while !condition(self)? {
+            if Instant::now() > until {
+                let logs: Vec<_> = self.servers().map(|it| it.log()).collect();
+                let text = format!("never: {what}. The logs:\n{}", logs.join("\n"));
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for RedisCluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisCluster")
+            .field("nodes", &self.nodes)
+            .finish_non_exhaustive()
+    }
+}
