@@ -1,6 +1,7 @@
 //! The cases of Redis alone.
 
 mod batch;
+mod cluster;
 mod late;
 mod loss;
 mod modes;
@@ -48,6 +49,7 @@ pub(crate) fn main() -> ExitCode {
         supplied::CASES,
         #[cfg(feature = "quorum")]
         quorum::CASES,
+        cluster::CASES,
     ];
     run::<RedisServer>(cases.into_iter().flatten().copied())
 }

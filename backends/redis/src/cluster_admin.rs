@@ -28,7 +28,11 @@ impl Cluster {
             let Some(key) = probe_keys(&self.namespace).find(is_its_own) else {
                 continue;
             };
-            match probe(&*self.store(&endpoint)?, &key) {
+            let store = self.store(&endpoint)?;
+            let probed = probe(&store, &key);
+            // The program may never need it.
+            store.close_idle();
+            match probed {
                 Ok(()) => replied = true,
                 Err(error) if error.kind() == ErrorKind::Unavailable => failed = Some(error),
                 Err(error) => return Err(error),

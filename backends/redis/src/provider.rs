@@ -47,7 +47,7 @@ pub(crate) const MAX_PERMITS: u32 = 1_000;
 ///   can be granted twice; [`RedisOptions::replicas`] makes that rarer and not impossible. The
 ///   fencing token still tells the later grant, unless the new server's clock is behind the old
 ///   one's by more than the time in between.
-/// - Servers in cluster mode are not supported, other than one node with all slots.
+/// - A cluster of several nodes is for [`RedisClusterProvider`](crate::RedisClusterProvider).
 /// - A semaphore has at most 1,000 permits.
 /// - Only the user's own key limits apply: a server that evicts keys (`maxmemory-policy` other than
 ///   `noeviction`) may evict locks.

@@ -15,8 +15,8 @@ use redis::{Value, cmd};
 use crate::bucket_keys::SLOTS;
 use crate::connector::of_server;
 use crate::failure::{accepted, parse};
-use crate::node::endpoint;
 use crate::options::RedisOptions;
+use crate::slots::Slots;
 
 /// The last known map, and where to ask for it.
 pub(crate) struct SlotMap {
@@ -31,7 +31,7 @@ pub(crate) struct SlotMap {
 
 #[derive(Default)]
 struct Known {
-    answer: Answer,
+    answer: Slots,
     /// Where keys of a slot are while it is moved, if they are not at its owner any more.
     moves: HashMap<u16, Endpoint>,
     /// How often there was a reason to doubt the map, and how often when it was asked for last.
@@ -41,16 +41,6 @@ struct Known {
     suspect: Option<Endpoint>,
     /// The number of the node that is asked first. A node that lags behind is not the first one twice.
     first: usize,
-}
-
-/// The answer of a node.
-#[derive(Clone, Default)]
-struct Answer {
-    nodes: Vec<Endpoint>,
-    /// The number of the node that owns each slot.
-    owners: Vec<Option<usize>>,
-    /// How many replicas each of the nodes has.
-    replicas: Vec<usize>,
 }
 
 impl SlotMap {
@@ -132,14 +122,8 @@ impl SlotMap {
     pub(crate) fn learn(&self, slot: u16, owner: Endpoint) {
         let mut known = self.known.lock();
         known.moves.remove(&slot);
-        let answer = &mut known.answer;
-        let at = answer.nodes.iter().position(|it| *it == owner);
-        let at = at.unwrap_or_else(|| {
-            answer.nodes.push(owner);
-            answer.replicas.push(0);
-            answer.nodes.len() - 1
-        });
-        if let Some(owner) = answer.owners.get_mut(usize::from(slot)) {
+        let at = known.answer.number(owner);
+        if let Some(owner) = known.answer.owners.get_mut(usize::from(slot)) {
             *owner = Some(at);
         }
     }
@@ -193,7 +177,7 @@ impl SlotMap {
     }
 
     /// Asks the nodes in this order until one answers, each for an equal share of the time.
-    fn ask_any(&self, nodes: &[Endpoint], limit: Duration) -> Result<Answer, Error> {
+    fn ask_any(&self, nodes: &[Endpoint], limit: Duration) -> Result<Slots, Error> {
         let began = Instant::now();
         let mut failed: Option<Error> = None;
         for (at, node) in nodes.iter().enumerate() {
@@ -210,7 +194,7 @@ impl SlotMap {
         Err(failed.unwrap_or_else(senseless))
     }
 
-    fn ask(&self, node: &Endpoint, limit: Duration) -> Result<Answer, Error> {
+    fn ask(&self, node: &Endpoint, limit: Duration) -> Result<Slots, Error> {
         let began = Instant::now();
         let mut connection =
             of_server(&self.options.at(node.clone()), &self.counts)?.connect(limit)?;
@@ -234,92 +218,10 @@ impl SlotMap {
         }
         let ranges = accepted(answer).and_then(parse::<Vec<Vec<Value>>>);
         let ranges = ranges.map_err(Failure::into_error)?;
-        Answer::read(ranges, node).ok_or_else(senseless)
-    }
-}
-
-impl Answer {
-    fn owner(&self, slot: u16) -> Option<&Endpoint> {
-        let at = (*self.owners.get(usize::from(slot))?)?;
-        self.nodes.get(at)
-    }
-
-    /// Reads the reply to CLUSTER SLOTS of a node: `None` if it is none.
-    fn read(ranges: Vec<Vec<Value>>, asked: &Endpoint) -> Option<Self> {
-        let mut answer = Self {
-            owners: vec![None; usize::from(SLOTS)],
-            ..Self::default()
-        };
-        for range in ranges {
-            let mut items = range.into_iter();
-            let start: usize = parse(items.next()?).ok()?;
-            let end: usize = parse(items.next()?).ok()?;
-            let (primary, replicas) = (items.next()?, items.len());
-            let parts: Vec<Value> = parse(primary).ok()?;
-            let mut parts = parts.into_iter();
-            // Nothing for a host that is the same as that of the node that was asked.
-            let host: Option<String> = parse(parts.next()?).ok()?;
-            let port: u16 = parse(parts.next()?).ok()?;
-            let Some(owner) = endpoint(&host.unwrap_or_default(), port, asked) else {
-                continue;
-            };
-            let at = answer.nodes.iter().position(|it| *it == owner);
-            let at = at.unwrap_or_else(|| {
-                answer.nodes.push(owner);
-                answer.replicas.push(replicas);
-                answer.nodes.len() - 1
-            });
-            answer.owners.get_mut(start..=end)?.fill(Some(at));
+        if ranges.is_empty() {
+            let text = format!("the node at {node} belongs to no cluster that has slots");
+            return Err(Error::new(ErrorKind::Unavailable, text));
         }
-        Some(answer)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn range(start: i64, end: i64, nodes: &[(Option<&str>, i64)]) -> Vec<Value> {
-        let node = |(host, port): &(Option<&str>, i64)| {
-            let host = host.map_or(Value::Nil, |host| Value::BulkString(host.into()));
-            Value::Array(vec![
-                host,
-                Value::Int(*port),
-                Value::BulkString("id".into()),
-            ])
-        };
-        let nodes = nodes.iter().map(node);
-        [Value::Int(start), Value::Int(end)]
-            .into_iter()
-            .chain(nodes)
-            .collect()
-    }
-
-    #[test]
-    fn answer_names_the_owner_of_each_slot() {
-        let asked = Endpoint::tcp("seed", 1);
-        let ranges = vec![
-            range(0, 99, &[(Some("a"), 7), (Some("b"), 7)]),
-            range(100, 199, &[(None, 8)]),
-            range(200, 299, &[(Some("?"), 9)]),
-            range(16_383, 16_383, &[(Some("a"), 7), (Some("b"), 7)]),
-        ];
-        let answer = Answer::read(ranges, &asked).unwrap();
-        let (a, same_host) = (Endpoint::tcp("a", 7), Endpoint::tcp("seed", 8));
-        for (slot, owner) in [
-            (0, Some(&a)),
-            (99, Some(&a)),
-            (100, Some(&same_host)),
-            (200, None),
-            (300, None),
-            (16_383, Some(&a)),
-        ] {
-            assert_eq!(answer.owner(slot), owner, "{slot}");
-        }
-        assert_eq!(answer.replicas, [1, 0]);
-        for (start, end) in [(0, 16_384), (2, 0)] {
-            let range = range(start, end, &[(Some("a"), 7)]);
-            assert!(Answer::read(vec![range], &asked).is_none());
-        }
+        Slots::read(ranges, node).ok_or_else(senseless)
     }
 }

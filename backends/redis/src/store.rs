@@ -281,6 +281,13 @@ impl Store {
         ran
     }
 
+    /// Closes a connection that nothing uses at the moment.
+    pub(crate) fn close_idle(&self) {
+        if let Some(mut idle) = self.pool.try_checkout() {
+            idle.connection = None;
+        }
+    }
+
     /// Returns the deadline of a request that gets the time for one attempt also where none is left.
     pub(crate) fn at_least_one_attempt(&self, deadline: HostInstant) -> HostInstant {
         deadline.max(self.clock.now() + LAST_ATTEMPT)

@@ -4,7 +4,7 @@
 #![allow(clippy::expect_used, reason = "that is how a test fails")]
 
 use lockkeeper_core::{Config, Drivers, Error, ErrorKind};
-use lockkeeper_redis::RedisDriver;
+use lockkeeper_redis::{RedisClusterProvider, RedisDriver, RedisOptions, RedisProvider};
 
 fn refused(url: &str) -> Error {
     let config = Config::from_url(url);
@@ -116,6 +116,27 @@ fn settings_are_checked_before_anything_is_connected() {
             ErrorKind::InvalidValue,
             "rediss",
         ),
+        ("redis+cluster:///", ErrorKind::InvalidUrl, "node-1"),
+        (
+            "redis+cluster://127.0.0.1:1,127.0.0.1:2/3",
+            ErrorKind::InvalidUrl,
+            "no database",
+        ),
+        (
+            "redis+cluster://127.0.0.1:1/?db=1",
+            ErrorKind::InvalidValue,
+            "namespace",
+        ),
+        (
+            "redis+cluster://127.0.0.1:1/?ca_file=/x",
+            ErrorKind::InvalidValue,
+            "rediss+cluster",
+        ),
+        (
+            "rediss+cluster://:s3cret@127.0.0.1:1/?ca_file=/nowhere",
+            ErrorKind::InvalidValue,
+            "ca_file",
+        ),
         (
             "redis://127.0.0.1:1,127.0.0.1:2/",
             ErrorKind::InvalidUrl,
@@ -128,5 +149,23 @@ fn settings_are_checked_before_anything_is_connected() {
         assert_eq!(error.kind(), kind, "{error:?}");
         assert!(error.to_string().contains(word), "no {word:?} in {error:?}");
         assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
+    }
+}
+
+#[test]
+fn options_are_for_their_provider() {
+    let cluster = RedisOptions::cluster("127.0.0.1", 1).and_node("127.0.0.1", 2);
+    let single = RedisOptions::tcp("127.0.0.1", 1);
+    let errors = [
+        RedisProvider::open(&cluster, "").map(drop),
+        RedisClusterProvider::open(&single, "").map(drop),
+    ];
+    for (opened, word) in errors
+        .into_iter()
+        .zip(["RedisClusterProvider", "RedisProvider"])
+    {
+        let error = opened.expect_err(word);
+        assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error:?}");
+        assert!(error.to_string().contains(word), "{error}");
     }
 }

@@ -83,6 +83,28 @@ impl RedisCluster {
         self.wait_until_healthy()
     }
 
+    /// Has the nodes name themselves by their own ports, so that clients pass by the proxies.
+    ///
+    /// # Errors
+    /// A node does not answer.
+    pub fn announce_servers(&self) -> io::Result<()> {
+        for server in self.servers() {
+            let port = server.addr().port().to_string();
+            let set = ["CONFIG", "SET", "cluster-announce-port", &port];
+            server.command(&set)?;
+        }
+        self.wait("nodes that know the ports", |cluster| {
+            let named = |asked: &RedisServer| {
+                let nodes = asked.command(&["CLUSTER", "NODES"])?.text();
+                let nodes = nodes.unwrap_or_default();
+                let is_named = |it: &RedisServer| nodes.contains(&format!(" {}@", it.addr()));
+                Ok::<_, io::Error>(cluster.servers().all(is_named))
+            };
+            let mut asked = cluster.servers();
+            asked.try_fold(true, |so_far, it| Ok(so_far && named(it)?))
+        })
+    }
+
     /// Returns `redis+cluster://HOST,HOST`, with the addresses of all nodes.
     #[must_use]
     pub fn url(&self) -> String {

@@ -79,6 +79,8 @@ pub(crate) fn start_waiter(url: &str, keys: &str, wait: Duration, witness: &Witn
 /// Returns how many waiters a key has: those in a sorted set with a score below zero.
 pub(crate) fn waiting_at(server: &RedisServer, key: &str) -> usize {
     let mut client = server.client().unwrap();
+    // A replica in a cluster tells of its keys only then. Other servers refuse this.
+    client.raw(&["READONLY"]).unwrap();
     if client.command(&["TYPE", key]).unwrap().text().as_deref() != Some("zset") {
         return 0;
     }
