@@ -107,12 +107,12 @@ impl Admin for Cluster {
                         format!("{endpoint} does not reply: {error}"),
                         "no lock of its slots can be granted, renewed or released",
                         "start the node, or have a replica take over",
-                    ))
+                    ));
                 }
                 Err(error) => return Err(error),
             }
         }
-        findings.extend(merged(of_nodes));
+        findings.extend(merged(&of_nodes));
         Ok(findings)
     }
 }

@@ -44,9 +44,9 @@ pub(crate) fn state(info: &InfoDict) -> Finding {
 }
 
 /// Returns the findings of all nodes: once what all of them say, and with the node's address what not all of them do.
-pub(crate) fn merged(of_nodes: Vec<(Endpoint, Vec<Finding>)>) -> Vec<Finding> {
+pub(crate) fn merged(of_nodes: &[(Endpoint, Vec<Finding>)]) -> Vec<Finding> {
     let mut merged: Vec<Finding> = Vec::new();
-    for (endpoint, findings) in &of_nodes {
+    for (endpoint, findings) in of_nodes {
         for finding in findings {
             if of_nodes
                 .iter()
@@ -91,10 +91,7 @@ mod tests {
     fn findings_that_differ_name_their_node() {
         let (one, other) = (Endpoint::tcp("a", 1), Endpoint::tcp("b", 1));
         let [same, old, new] = ["same", "old", "new"].map(|what| Finding::fine("version", what));
-        let found = merged(vec![
-            (one, vec![same.clone(), old]),
-            (other, vec![same, new]),
-        ]);
+        let found = merged(&[(one, vec![same.clone(), old]), (other, vec![same, new])]);
         let found: Vec<_> = found.iter().map(|finding| finding.what.as_str()).collect();
         assert_eq!(found, ["same", "a:1: old", "b:1: new"]);
     }
