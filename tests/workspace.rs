@@ -25,11 +25,11 @@ fn drivers(folder: &Path, found: &mut Vec<DriverSource>) {
         for rest in text.split("\nimpl Driver for ").skip(1) {
             let (name, rest) = rest.split_once(' ').unwrap();
             let schemes = rest.split_once("fn schemes").unwrap().1;
-            let list = schemes.split_once("&[\"").unwrap().1;
+            let list = schemes.split_once("&[").unwrap().1;
             let list = list.split_once(']').unwrap().0;
             found.push(DriverSource {
                 name: name.to_owned(),
-                schemes: list.split('"').step_by(2).map(str::to_owned).collect(),
+                schemes: list.split('"').skip(1).step_by(2).map(str::to_owned).collect(),
             });
         }
     }
