@@ -29,7 +29,12 @@ fn drivers(folder: &Path, found: &mut Vec<DriverSource>) {
             let list = list.split_once(']').unwrap().0;
             found.push(DriverSource {
                 name: name.to_owned(),
-                schemes: list.split('"').skip(1).step_by(2).map(str::to_owned).collect(),
+                schemes: list
+                    .split('"')
+                    .skip(1)
+                    .step_by(2)
+                    .map(str::to_owned)
+                    .collect(),
             });
         }
     }
