@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{LockGuard, LockKeeper, Released};
+use lockkeeper::{ErrorKind, LockGuard, LockKeeper, Released};
 use lockkeeper_testkit::suite::{Case, ServerKind, arguments, trials};
 use lockkeeper_testkit::{Daemon, Proxy, until};
 
@@ -78,12 +78,12 @@ pub(crate) trait FaultServer: Sized + Sync {
 
     /// Opens a keeper on the server.
     fn open(&self, keys: &str) -> LockKeeper {
-        lockkeeper::open(&self.url_with(self.addr(), keys)).unwrap()
+        opened(&self.url_with(self.addr(), keys))
     }
 
     /// Opens a keeper by way of a proxy.
     fn open_via(&self, proxy: &Proxy, keys: &str) -> LockKeeper {
-        lockkeeper::open(&self.url_with(proxy.addr(), keys)).unwrap()
+        opened(&self.url_with(proxy.addr(), keys))
     }
 
     /// Has a keeper wait for `a` in the store until `rival` releases it, and get it. What a keeper does for
@@ -107,6 +107,20 @@ pub(crate) trait FaultServer: Sized + Sync {
         });
         waiter
     }
+}
+
+/// Opens a keeper. On a busy machine, it may take several attempts within the time-outs of the URL.
+#[track_caller]
+pub(crate) fn opened(url: &str) -> LockKeeper {
+    let mut keeper = None;
+    until("the server replies in time", || {
+        match lockkeeper::open(url) {
+            Ok(opened) => keeper = Some(opened),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}"),
+        }
+        keeper.is_some()
+    });
+    keeper.unwrap()
 }
 
 /// Runs the common cases and those of the server's own, and checks that no thread is left behind.

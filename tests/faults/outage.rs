@@ -81,7 +81,7 @@ impl Moment {
     fn short_wait(self) -> Duration {
         match self {
             // It has to be queued in the server before the outage begins.
-            Self::Waiting => Duration::from_secs(3),
+            Self::Waiting => Duration::from_secs(6),
             _ => Duration::from_millis(300),
         }
     }

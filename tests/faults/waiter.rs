@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::ErrorKind;
 
-use super::{HANG, Witness};
+use super::{HANG, Witness, opened};
 
 /// A thread with a keeper of its own that waits for the lock `a`.
 pub(crate) struct Waiter {
@@ -17,7 +17,7 @@ pub(crate) struct Waiter {
 impl Waiter {
     pub(crate) fn start(url: &str, wait: Duration, witness: &Witness) -> Self {
         let (sender, answer) = channel();
-        let keeper = lockkeeper::open(url).unwrap();
+        let keeper = opened(url);
         let witness = witness.clone();
         let deadline = Instant::now() + wait;
         thread::spawn(move || {

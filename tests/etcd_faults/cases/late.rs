@@ -191,13 +191,7 @@ fn late_move_in_queue(kind: EtcdKind) {
         rig.hold(&WAITS);
         rig.proxy.once(PERMIT_REQUEST, Fault::DropRequests);
         let permits = rig.keeper.semaphore("b", 1).unwrap();
-        let dropped = || rig.proxy.counts().dropped_requests;
-        let before = dropped();
-        // On a busy machine, the time is over before a request is sent.
-        until("the request for a permit is lost", || {
-            let _ = permits.try_acquire_for(Duration::from_millis(1));
-            dropped() > before
-        });
+        let _ = permits.try_acquire_for(Duration::from_millis(1));
         until("the move is held", || {
             !rig.held.lock().unwrap().requests.is_empty()
         });

@@ -9,7 +9,7 @@ use lockkeeper_testkit::{
     Daemon, MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PooledServer, ServerPool, until,
 };
 
-use crate::faults::FaultServer;
+use crate::faults::{FaultServer, opened};
 use crate::session_server::SessionServer;
 
 /// Cases that leave a server as it was share it, since its start takes a second of processor time.
@@ -114,7 +114,7 @@ pub(super) fn open(url: &str, keys: &str) -> LockKeeper {
     } else {
         "&response_timeout=5s"
     };
-    lockkeeper::open(&format!("{url}?{keys}{timeout}")).unwrap()
+    opened(&format!("{url}?{keys}{timeout}"))
 }
 
 /// Returns the sessions that wait for the name.

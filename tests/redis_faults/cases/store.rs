@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockkeeper::{LockGuard, LockKeeper};
 use lockkeeper_testkit::{Daemon, RedisKind, RedisOptions, RedisServer, Reply, until};
 
-use crate::faults::{FaultServer, Waiter, Witness};
+use crate::faults::{FaultServer, Waiter, Witness, opened};
 
 impl FaultServer for RedisServer {
     type Kind = RedisKind;
@@ -62,13 +62,8 @@ pub(crate) fn start(kind: RedisKind) -> RedisServer {
     RedisServer::start(kind, &RedisOptions::new()).unwrap()
 }
 
-/// Opens a keeper, with time for that on a busy machine where `keys` do not say it.
 pub(crate) fn open(url: &str, keys: &str) -> LockKeeper {
-    let timeout = match keys.contains("connect_timeout") {
-        true => "",
-        false => "&connect_timeout=5s",
-    };
-    lockkeeper::open(&format!("{url}/?{keys}{timeout}")).unwrap()
+    opened(&format!("{url}/?{keys}"))
 }
 
 /// Starts a waiter for `a`.
