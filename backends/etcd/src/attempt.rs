@@ -1,20 +1,18 @@
-//! The transactions that ask for a grant, and what their replies mean.
+//! The steps by which a request is granted, waits, or is busy.
 
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant, MAX_EPOCH, Mode};
-use lockkeeper_remote::{Failure, senseless};
-use serde_json::Value;
+use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant, Mode};
+use lockkeeper_remote::Failure;
 
 use crate::connection::is_lease_gone;
-use crate::entry::{Entry, value};
-use crate::keys::{KeyRange, NameKeys};
+use crate::entry::Entry;
+use crate::keys::NameKeys;
 use crate::leases::Lease;
 use crate::provider::EtcdLease;
 use crate::queue::{Ahead, Turn, check_limit, turn};
-use crate::store::{Store, base_in, base_text};
-use crate::wire::{KeyValue, Seen, Txn, TxnReply, exists_since, get, is_equal, none_before};
-use crate::wire::{none_of, put, revision, unchanged, unchanged_since};
+use crate::store::Store;
+use crate::wire::{KeyValue, Seen, Txn, TxnReply, exists_since, revision, unchanged_since};
 
 /// An acquisition binds its key to a lease that was kept alive not longer ago than this, or a part of its
 /// ttl. It is less than the margin by default: a grant that is older is renewed before it is relied on.
@@ -50,7 +48,7 @@ pub(crate) struct Bound {
     /// hold up the others for long.
     pub(crate) waiting: Option<i64>,
     /// The number that epochs add to the revision, as it was last seen.
-    base: Option<u64>,
+    pub(crate) base: Option<u64>,
 }
 
 /// One request, in the form that every attempt needs.
@@ -58,7 +56,7 @@ pub(crate) struct Attempt<'a> {
     pub(crate) store: &'a Store,
     pub(crate) request: &'a AcquireRequest<'a>,
     pub(crate) key: String,
-    keys: NameKeys,
+    pub(crate) keys: NameKeys,
 }
 
 impl<'a> Attempt<'a> {
@@ -144,70 +142,6 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Returns the operation that writes the key of a grant.
-    fn put(&self, slot: u32, bound: &Bound) -> Value {
-        let value = value(self.request, Some((slot, None)));
-        put(&self.key, &value, bound.held.id)
-    }
-
-    /// Returns the operations of a grant: it reads the base of the epoch.
-    fn take(&self, slot: u32, bound: &Bound) -> Vec<Value> {
-        let base = get(&KeyRange::one(self.store.keys.base.as_str()));
-        vec![base, self.put(slot, bound)]
-    }
-
-    /// Returns the transaction that takes the name if no rival is there. Otherwise it reads the keys of
-    /// the name, unless the request goes on to queue. There is no rival if the base of the epoch was raised.
-    ///
-    /// A free name is to cost little: a read of the base has a long reply, and a waiter reads the keys when it queues.
-    pub(crate) fn first(&self, bound: &Bound) -> Txn {
-        let mode = self.request.mode();
-        let known = bound.base.map(base_text);
-        let then = match known {
-            Some(_) => vec![self.put(0, bound)],
-            None => self.take(0, bound),
-        };
-        let same_base = known.map(|base| is_equal(&self.store.keys.base, &base));
-        let mut compare: Vec<_> = same_base.into_iter().collect();
-        compare.push(none_of(&self.keys.rivals(mode)));
-        // Else the request's own key is among the rivals.
-        if mode == Mode::Shared {
-            compare.push(exists_since(&self.key, 0));
-        }
-        let otherwise = match self.request.deadline() {
-            Some(_) if !self.request.is_retry() => Vec::new(),
-            _ => vec![get(&self.keys.all())],
-        };
-        Txn {
-            compare,
-            then,
-            otherwise,
-        }
-    }
-
-    /// Returns the transaction that takes the name if it is the turn of the request's key, and otherwise reads who
-    /// is before it.
-    ///
-    /// A late request must not bind a key that was granted meanwhile to a retired lease. So the key is to be as it
-    /// was last seen.
-    fn on_turn(&self, seen: Seen, bound: &Bound) -> Txn {
-        let mode = self.request.mode();
-        let rivals = self.keys.rivals(mode);
-        let take_if = |free, otherwise| Txn {
-            compare: vec![unchanged(&self.key, seen), free],
-            then: self.take(0, bound),
-            otherwise,
-        };
-        let read = vec![get(&self.keys.all())];
-        let none_before = take_if(none_before(&rivals, seen.created), read);
-        match mode {
-            // The comparison is false if there is no writer at all.
-            Mode::Shared => take_if(none_of(&rivals), vec![none_before.nested()]),
-            // The request's own key is among them.
-            _ => none_before,
-        }
-    }
-
     fn ask_lock(
         &mut self,
         stage: Stage,
@@ -233,33 +167,6 @@ impl<'a> Attempt<'a> {
             }
             Err(all) => self.place(&all, revision(&reply), bound, until),
         }
-    }
-
-    /// Reads the reply to a transaction in the reply to a request: the grant of the key that was created at a
-    /// revision or by the transaction, or the keys of the name.
-    pub(crate) fn read(
-        &self,
-        whole: &Value,
-        reply: TxnReply<'_>,
-        created: Option<i64>,
-        bound: &Bound,
-        until: HostInstant,
-    ) -> Result<Result<Grant<EtcdLease>, Vec<KeyValue>>, Failure> {
-        if reply.succeeded() {
-            let grant = self.grant(whole, reply, created, 0, bound, until);
-            return grant.map(Ok);
-        }
-        if let Some(nested) = reply.nested(0) {
-            return self.read(whole, nested, created, bound, until);
-        }
-        let Some(all) = reply.keys(0) else {
-            return Ok(Err(Vec::new()));
-        };
-        if self.is_free(&all) {
-            // The base was raised.
-            self.store.note_base(None);
-        }
-        Ok(Err(all))
     }
 
     /// Returns whether no key of the name excludes a new request.
@@ -318,22 +225,6 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// Moves a key that waits to another lease, unless a request has written it since. It keeps its position.
-    fn keep_place(&self, seen: Seen, lease: i64, until: HostInstant) -> Result<Seen, Failure> {
-        let txn = Txn {
-            compare: vec![unchanged(&self.key, seen)],
-            then: vec![put(&self.key, &value(self.request, None), lease)],
-            otherwise: Vec::new(),
-        };
-        let reply = self.store.client.txn(txn, until)?;
-        let modified = match TxnReply(&reply).succeeded() {
-            true => revision(&reply),
-            // The next attempt reads it anew.
-            false => seen.modified,
-        };
-        Ok(Seen { modified, ..seen })
-    }
-
     /// Looks whether the turn of a request that waits has come, without writing.
     pub(crate) fn look(&mut self, until: HostInstant) -> Result<Option<Answer>, Failure> {
         let bound = self.bind(true, until)?;
@@ -381,74 +272,6 @@ impl<'a> Attempt<'a> {
         }
         let grant = self.grant(&reply, TxnReply(&reply), created, slot, bound, until)?;
         Ok(Step::Answer(Answer::Granted(grant)))
-    }
-
-    /// Enters the queue, and reads it. A key that is there stays as it is: this request may be a late one, and the
-    /// key be granted meanwhile.
-    fn enter(&self, lease: i64, until: HostInstant) -> Result<(Vec<KeyValue>, i64), Failure> {
-        let enter = Txn {
-            then: vec![
-                put(&self.key, &value(self.request, None), lease),
-                get(&self.keys.all()),
-            ],
-            compare: vec![exists_since(&self.key, 0)],
-            otherwise: vec![get(&self.keys.all())],
-        };
-        let reply = self.store.client.txn(enter, until)?;
-        let reply_of = TxnReply(&reply);
-        let all = reply_of.keys(1).or_else(|| reply_of.keys(0));
-        Ok((
-            all.ok_or_else(|| Failure::Refused(senseless()))?,
-            revision(&reply),
-        ))
-    }
-
-    /// Returns the grant of the key that was created at a revision, or by the transaction.
-    ///
-    /// The epoch counts the revision of the grant: permits need not be granted in the order of their creation.
-    fn grant(
-        &self,
-        whole: &Value,
-        reply: TxnReply<'_>,
-        created: Option<i64>,
-        slot: u32,
-        bound: &Bound,
-        until: HostInstant,
-    ) -> Result<Grant<EtcdLease>, Failure> {
-        let read = reply.keys(0);
-        let compared = bound.base.filter(|_| read.is_none());
-        let base = match compared.or_else(|| base_in(&read.unwrap_or_default())) {
-            Some(base) => base,
-            // The cluster was wiped.
-            None => self.store.raise_base(until)?,
-        };
-        self.store.note_base(Some(base));
-        let granted = revision(whole);
-        let created = created.unwrap_or(granted);
-        let seen = Seen {
-            created,
-            modified: granted,
-        };
-        let passed = u64::try_from(granted).unwrap_or(0);
-        let epoch = base.saturating_add(passed).min(MAX_EPOCH);
-        let (ttl, Lease { id, kept_at }) = (self.request.ttl(), bound.held);
-        let now = self.request.now();
-        self.store.expiry.enter(&self.key, created, id, now + ttl);
-        if kept_at < self.request.started() {
-            self.store.expiry.refresh(ttl, now);
-        }
-        self.store.listener.note_grant();
-        Ok(Grant {
-            lease: EtcdLease {
-                key: self.key.clone(),
-                seen,
-                lease: id,
-                value: value(self.request, Some((slot, Some(epoch)))),
-            },
-            epoch,
-            asked_at: kept_at,
-            slot,
-        })
     }
 }
 

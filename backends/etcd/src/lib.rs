@@ -16,6 +16,7 @@ mod examine;
 mod exchange;
 mod expiry;
 mod failure;
+mod grant;
 mod keys;
 mod leases;
 mod listener;
