@@ -37,7 +37,13 @@ pub(super) fn two_thousand_locks_leak_no_resources(rig: &Rig<'_>) -> Outcome {
     }
     let mut process = rig.process_with_own_store();
     process.send("measure 2000");
-    let report = process.expect("measured");
+    let report = loop {
+        let line = process.next_line();
+        match line.strip_prefix("measured") {
+            Some(report) => break report.to_owned(),
+            None => assert_eq!(line, "measuring"),
+        }
+    };
     let numbers: Vec<usize> = report
         .split_whitespace()
         .filter_map(|word| word.parse().ok())
