@@ -39,6 +39,8 @@ const MAX_PERMITS: u32 = 1_000;
 ///   etcd 3.4.3 as well): a guard is lost at its own deadline before the cluster frees the name, and the token lets
 ///   the data refuse a late write.
 /// - A semaphore has at most 1,000 permits.
+/// - etcd keeps the keys of shared locks and permits that were released in its index until the history is compacted, and
+///   visits them for each later request for the name. Where there are many, set `--auto-compaction-retention`.
 /// - Finding a host's addresses takes as long as the system's resolver does.
 /// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone, Debug)]
