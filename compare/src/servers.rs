@@ -1,6 +1,7 @@
 //! Servers for a comparison: started on free ports, in throw-away folders, and stopped at its end.
 
 use std::io;
+use std::path::PathBuf;
 
 use lockkeeper_testkit::{
     EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
@@ -34,8 +35,6 @@ impl Servers {
     /// connection for each of `threads`.
     pub(crate) fn start(threads: u32, cancel: &Cancellation) -> Result<Self, Error> {
         let (mut redis, mut mysql, mut missing) = (Vec::new(), Vec::new(), Vec::new());
-        let not_started =
-            |error: io::Error| Error::failed(format!("a server could not be started: {error}"));
         let installed = RedisKind::ALL
             .into_iter()
             .find(|kind| kind.program().is_ok());
@@ -51,37 +50,18 @@ impl Servers {
         let options = MySqlOptions::new().config("max-connections", &connections);
         for kind in MySqlKind::ALL {
             cancel.check()?;
-            match kind.program() {
-                Ok(_) => {
-                    let server = MySqlServer::start(kind, &options);
-                    mysql.push(server.map_err(not_started)?);
-                }
-                Err(why) => missing.push(why),
-            }
+            let start = || MySqlServer::start(kind, &options);
+            mysql.extend(if_installed(kind.program(), &mut missing, start)?);
         }
         cancel.check()?;
-        let postgres = match PostgresKind::Postgres15.program() {
-            Ok(_) => {
-                let options = PostgresOptions::new().config("max_connections", &connections);
-                let server = PostgresServer::start(PostgresKind::Postgres15, &options);
-                Some(server.map_err(not_started)?)
-            }
-            Err(why) => {
-                missing.push(why);
-                None
-            }
-        };
+        let kind = PostgresKind::Postgres15;
+        let options = PostgresOptions::new().config("max_connections", &connections);
+        let start = || PostgresServer::start(kind, &options);
+        let postgres = if_installed(kind.program(), &mut missing, start)?;
         cancel.check()?;
-        let etcd = match EtcdKind::Etcd3_4.program() {
-            Ok(_) => {
-                let server = EtcdServer::start(EtcdKind::Etcd3_4, &EtcdOptions::new());
-                Some(server.map_err(not_started)?)
-            }
-            Err(why) => {
-                missing.push(why);
-                None
-            }
-        };
+        let kind = EtcdKind::Etcd3_4;
+        let start = || EtcdServer::start(kind, &EtcdOptions::new());
+        let etcd = if_installed(kind.program(), &mut missing, start)?;
         Ok(Self {
             redis,
             mysql,
@@ -122,6 +102,25 @@ impl Servers {
         }
         KilledServers(killed)
     }
+}
+
+/// Starts a server whose program is there; why there is none is added to `missing`.
+fn if_installed<S>(
+    program: Result<PathBuf, String>,
+    missing: &mut Vec<String>,
+    start: impl FnOnce() -> io::Result<S>,
+) -> Result<Option<S>, Error> {
+    match program {
+        Ok(_) => start().map(Some).map_err(not_started),
+        Err(why) => {
+            missing.push(why);
+            Ok(None)
+        }
+    }
+}
+
+fn not_started(error: io::Error) -> Error {
+    Error::failed(format!("a server could not be started: {error}"))
 }
 
 /// Servers that are started again when this is dropped.

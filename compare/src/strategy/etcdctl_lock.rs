@@ -89,9 +89,9 @@ impl Lock for EtcdctlLock {
         );
         let release = move || {
             drop(timer);
-            program
-                .send("/v3/lease/revoke", &json!({ "ID": lease }))
-                .map(drop)
+            // A lease that has ended is an error, and its key is gone with it.
+            let _ = program.send("/v3/lease/revoke", &json!({ "ID": lease }));
+            Ok(())
         };
         if let Ok(true) = locked {
             return Ok(Some(Held::new(release)));
