@@ -41,7 +41,7 @@ impl Servers {
         if let Some(kind) = installed {
             for _ in 0..REDLOCK_SERVERS {
                 let server = RedisServer::start(kind, &RedisOptions::new());
-                redis.push(server.map_err(not_started)?);
+                redis.push(server.map_err(|error| not_started(&error))?);
             }
         } else {
             missing.push("no redis-server or valkey-server on this machine".to_owned());
@@ -111,7 +111,7 @@ fn if_installed<S>(
     start: impl FnOnce() -> io::Result<S>,
 ) -> Result<Option<S>, Error> {
     match program {
-        Ok(_) => start().map(Some).map_err(not_started),
+        Ok(_) => start().map(Some).map_err(|error| not_started(&error)),
         Err(why) => {
             missing.push(why);
             Ok(None)
@@ -119,7 +119,7 @@ fn if_installed<S>(
     }
 }
 
-fn not_started(error: io::Error) -> Error {
+fn not_started(error: &io::Error) -> Error {
     Error::failed(format!("a server could not be started: {error}"))
 }
 
