@@ -4,6 +4,14 @@
 //! decide whether it is granted: a writer waits for all of them, a reader for the writers, a permit for as many
 //! as there are too many. A key is bound to a lease, which etcd ends when its process is gone.
 
+// What must never be otherwise:
+// - In etcd the order in which the keys of a name were created is the queue, and nothing else is. A key is
+//   granted if the keys before it permit that, and no key is written anew to get ahead.
+// - A request to etcd without a reply binds no key to a lease that lives on. Its lease gets no further keys and
+//   no keep-alive; the keys of held locks move to another one at their next renewal.
+// - Every grant in etcd reads or compares the base of the epochs in its own transaction. So no later grant has
+//   a smaller epoch, though openings raise the base.
+
 mod acquire;
 mod admin;
 mod attempt;

@@ -9,6 +9,15 @@
 //! Epochs are the server's `UUID_SHORT()`: the second of its start and a counter. They grow over a
 //! restart however quick it is, unless the server's clock was set back over it.
 
+// What must never be otherwise:
+// - A MySQL reader takes a slot only while its session holds the lock's name, and a writer looks at the slots
+//   while it holds that. Every provider with a shared lease has a guardian, which holds the namespace's flag or
+//   waits for it in the server. A writer looks at the flag after it took the name.
+// - A MySQL permit is a slot and its lease, two named locks that are taken under the semaphore's name. The
+//   first waiter keeps the bell; it waits for slot 0, and a release of another slot ends that wait by KILL
+//   QUERY.
+// - No text of a user becomes SQL. Only an `EncodedName` is put into a statement as text.
+
 mod admin;
 mod connection;
 mod connector;

@@ -6,6 +6,12 @@
 //!
 //! Epochs are the server's clock, read while the lock is held.
 
+// What must never be otherwise:
+// - A PostgreSQL permit is one advisory lock. Its key contains the limit and the slot. The first waiter keeps
+//   the bell; a release ends its pause by `pg_cancel_backend`.
+// - A PostgreSQL session has a name in one mode at most. The server grants a session an exclusive lock beside
+//   its own shared one.
+
 mod admin;
 mod connection;
 mod connector;

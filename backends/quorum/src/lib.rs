@@ -5,6 +5,11 @@
 //! grant the epoch of that grant. If a majority grants it, the caller has the lock. Two majorities have a member in
 //! common, and that member grants growing epochs alone, so the tokens of a name grow.
 
+// What must never be otherwise:
+// - A quorum's grant is a majority with one epoch. A lease with another epoch keeps others away and is no vote.
+// - A member that forgot its locks grants nothing until they are over, so no ttl is longer than
+//   `restart_grace`.
+
 mod acquire;
 mod admin;
 mod ballot;

@@ -6,6 +6,18 @@
 //! key more keeps the last epoch of the namespace. In a cluster, a name belongs to one of 1,024 buckets of its
 //! namespace, and each bucket has such a key.
 
+// What must never be otherwise:
+// - On Redis a name has one key, and its permits have another one. While anyone waits the key exists, so a free
+//   name is taken by one SET NX and no attempt passes a waiter.
+// - On Redis the last epoch is one key for a namespace, which is not among the `KEYS` of a script, since a lock
+//   has another slot. The lock's key holds its epoch and its owner. In a cluster it is one key for a bucket of
+//   names, in their slot, and among the `KEYS`.
+// - No script of an attempt changes anything on a node that gives its slot away: it would end with half of its
+//   work.
+// - A server that a sentinel names is used only if it says itself that it is a primary, and no connection of
+//   the pool is used again after another server was found to be the primary.
+// - Attempts leave one connection of a Redis pool of several to renewals and releases.
+
 mod access;
 mod acquire;
 mod admin;

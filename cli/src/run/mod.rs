@@ -18,6 +18,11 @@
 //! - `watchdog`, with `poll`: the process that ends the command if `run` cannot
 //! - `stderr`: writing to standard error without waiting for its reader
 
+// What must never be otherwise:
+// - `run` starts no command while an earlier one of this host may still run under the lock, or in the slot.
+//   Claims have the modes of locks: shared ones exclude only exclusive ones. A claim counts only if it belongs
+//   to the same user or to root.
+
 mod claim;
 mod command;
 mod guard;

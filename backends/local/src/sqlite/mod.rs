@@ -1,5 +1,12 @@
 //! `sqlite:`: locks for all processes of one host, in a SQLite file.
 
+// What must never be otherwise:
+// - A SQLite waiter that responds always has a row of its name ahead of it: a holder or a reservation. So the
+//   one statement that takes a name without rows passes no waiter.
+// - All live rows of a SQLite name have one mode, and a reservation counts as a holder.
+// - No SQLite lock is granted on files that other processes do not have. Deleted, replaced or inherited files
+//   (fork) are refused; `connection.rs` has the rules.
+
 mod acquire;
 mod admin;
 mod attempt;
