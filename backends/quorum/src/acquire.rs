@@ -238,6 +238,12 @@ impl<'a> Acquisition<'a> {
                     let has_time = self.request.now() < until && !self.is_over();
                     if !is_first || !has_time || is_single && is_held {
                         self.give_back(&vote.hold);
+                        if is_single {
+                            // The process may end now, and its leases would stay until their ttl is over.
+                            let until = self.request.now() + PATIENCE;
+                            let slow = self.quorum.slow();
+                            vote.hold.release(self.request.clock(), until, &slow);
+                        }
                         return Ok(Turn::Busy(busy));
                     }
                     self.epoch = Some(vote.epoch);
@@ -305,7 +311,10 @@ impl<'a> Acquisition<'a> {
         let no_votes = granted.len() + failed.count();
         if counted.count() + members < majority(members) + no_votes {
             self.epoch = None;
-            self.release(&vote.hold, granted);
+            let leases = granted
+                .into_iter()
+                .map(|(member, lease, _)| (member, lease));
+            self.release(&vote.hold, leases.collect());
             return false;
         }
         self.asked_at = Some(vote.asked_at);
@@ -318,8 +327,7 @@ impl<'a> Acquisition<'a> {
     }
 
     fn give_back(&self, hold: &Arc<Hold>) {
-        let granted = hold.give_up();
-        self.release(hold, granted);
+        self.release(hold, hold.begin_release());
     }
 
     /// Gives back what was kept for a vote that does not follow.
@@ -331,10 +339,10 @@ impl<'a> Acquisition<'a> {
         self.give_back(&Arc::new(hold));
     }
 
-    fn release(&self, hold: &Arc<Hold>, leases: Vec<(usize, ErasedLease, u64)>) {
+    fn release(&self, hold: &Arc<Hold>, leases: Vec<(usize, ErasedLease)>) {
         let deadline = self.request.now() + GIVE_BACK;
         // The first member last: it wakes the next caller, who then finds the others free.
-        for (index, lease, _) in leases.into_iter().rev() {
+        for (index, lease) in leases.into_iter().rev() {
             if let Some(member) = self.quorum.members.get(index) {
                 member.release(hold, lease, deadline);
             }

@@ -176,7 +176,9 @@ impl Hold {
             Some(lease) => Slot::Idle(lease),
             None => Slot::None,
         };
-        state.put(member, slot, None);
+        // What was not granted needs no release.
+        let answer = state.is_over.then_some(Answer::Lost);
+        state.put(member, slot, answer);
         self.changed.notify_all();
         None
     }
