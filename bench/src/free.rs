@@ -176,6 +176,25 @@ pub(crate) fn redis() -> Rows {
     Ok(vec![row("acquire + release, redis", times, 1.05)])
 }
 
+/// A quorum of three servers beside one of them: what the majority costs, which has no budget.
+pub(crate) fn quorum() -> Rows {
+    let servers = [server::start()?, server::start()?, server::start()?];
+    let urls = servers
+        .iter()
+        .map(|server| format!("member={}", server.url()));
+    let urls: Vec<_> = urls.collect();
+    let [first, ..] = &servers;
+    let one = lockkeeper::open(&first.url())?;
+    let quorum = lockkeeper::open(&format!("quorum:?{}&ttl=2s", urls.join("&")))?;
+    let name = LockName::new("seat:42")?;
+    let times = alternately(100, || pair(&one, &name), || pair(&quorum, &name))?;
+    Ok(vec![row(
+        "acquire + release, quorum of 3 redis",
+        times,
+        f64::INFINITY,
+    )])
+}
+
 /// The two statements `GET_LOCK` and `RELEASE_LOCK`, prepared, without lease and token.
 pub(crate) fn mysql(kind: MySqlKind) -> Rows {
     let server = mysql::start(kind)?;

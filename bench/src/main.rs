@@ -88,10 +88,11 @@ const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
 const POSTGRES: PostgresKind = PostgresKind::Postgres15;
 
-const GROUPS: [(&str, Group); 62] = [
+const GROUPS: [(&str, Group); 63] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
+    ("free quorum", free::quorum),
     ("free mariadb", || free::mysql(MARIADB)),
     ("free mysql", || free::mysql(MYSQL)),
     ("free postgres", || free::postgres(POSTGRES)),

@@ -46,7 +46,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     };
     vec![
         trial("lock_is_renewed", |url, data| {
-            cases::commit(url, data, Proved::ByRenewal)
+            cases::commit(url, data, Proved::ByRenewal);
         }),
         trial("failed_work_is_rolled_back", cases::failed_work),
         trial(
