@@ -86,7 +86,9 @@ impl Connection {
 
     /// Sets the longest time that a read or a write may take.
     pub(crate) fn set_timeout(&mut self, limit: Duration) -> Result<(), Failure> {
-        let set = self.timeout.set_by(limit, |limit| self.link.set_timeout(limit));
+        let set = self
+            .timeout
+            .set_by(limit, |limit| self.link.set_timeout(limit));
         set.map_err(|error| Failure::NotSent(self.server.closed().with_source(error)))
     }
 
