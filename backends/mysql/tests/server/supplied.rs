@@ -31,6 +31,10 @@ pub(crate) const CASES: &[Case] = &[
         session_in_doubt_is_closed_and_replaced,
     ),
     (
+        "session_that_was_shown_is_closed",
+        session_that_was_shown_is_closed,
+    ),
+    (
         "pool_that_resets_sessions_serves",
         pool_that_resets_sessions_serves,
     ),
@@ -194,6 +198,21 @@ fn session_in_doubt_is_closed_and_replaced(kind: MySqlKind) {
     keeper.lock("a").unwrap().release().unwrap();
     drop(keeper);
     until("a good session is back", || counts(&pool) == (1, 1));
+}
+
+/// An operator may know the session by a hold of a second, and end it later.
+fn session_that_was_shown_is_closed(kind: MySqlKind) {
+    let server = start(kind);
+    let pool = pool(&server, 2);
+    let keeper = borrowing(&server, &pool);
+    let guard = keeper.lock("a").unwrap();
+    let began = Instant::now();
+    until("the hold may have been shown", || {
+        began.elapsed() > Duration::from_millis(1_100)
+    });
+    guard.release().unwrap();
+    until("the pool has dropped it", || counts(&pool) == (0, 0));
+    keeper.lock("a").unwrap().release().unwrap();
 }
 
 /// The pool of the mysql crate resets a session that comes back, which releases its named locks.
