@@ -235,12 +235,13 @@ fn network_dark_while_held<S: FaultServer>(kind: S::Kind) {
 fn network_dark_while_waiting<S: FaultServer>(kind: S::Kind) {
     let server = S::start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=2s&response_timeout=300ms&connect_timeout=300ms";
+    let keys = "ttl=2s&response_timeout=1s&connect_timeout=1s";
     let witness = Witness::new(true);
     let holder = server.open("ttl=20s");
     let held = holder.lock("a").unwrap();
     witness.enter(&held);
-    let [short, long] = [3, 25]
+    // The short wait begins last, since a keeper may take long to open on a busy machine.
+    let [long, short] = [25, 3]
         .map(|wait| server.queue_waiter(proxy.addr(), keys, Duration::from_secs(wait), &witness));
     proxy.set(Fault::Dark);
     short.fails();

@@ -55,7 +55,7 @@ fn request_later_than_wait(kind: RedisKind) {
     // The late requests grant nothing.
     assert_eq!(keys_left(&server), Vec::<String>::new());
     drop(rival.try_lock("a").unwrap().expect("it is free"));
-    drop(slow.lock("a").unwrap());
+    drop(slow.try_lock_for("a", WAIT_LIMIT).unwrap().unwrap());
     drop((slow, rival));
     server.assert_clean();
 }

@@ -43,7 +43,7 @@ fn renewals_are_sent_in_batches(kind: RedisKind) {
     const LEASES: usize = 1000;
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keeper = open(&server.url_via(proxy.addr()), "ttl=4s");
+    let keeper = open(&server.url_via(proxy.addr()), "ttl=8s");
     let guards: Vec<_> = (0..LEASES)
         .map(|number| keeper.lock(format!("name {number}")).unwrap())
         .collect();
@@ -52,7 +52,7 @@ fn renewals_are_sent_in_batches(kind: RedisKind) {
     server.command(&["SCRIPT", "FLUSH"]).unwrap();
     let began = Instant::now();
     until("the ttl is over", || {
-        began.elapsed() > Duration::from_secs(5)
+        began.elapsed() > Duration::from_secs(9)
     });
     assert!(guards.iter().all(LockGuard::is_held));
     let renewals = proxy.counts().requests - before;
