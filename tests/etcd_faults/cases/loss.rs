@@ -87,13 +87,20 @@ fn tokens_grow_when_raised(kind: EtcdKind) {
     let server = start(kind);
     let (keeper, reader) = (open_long(&server), open_long(&server));
     let read = reader.lock_shared("read").unwrap();
-    let granted = |round: usize| match round {
-        0 => keeper.lock("a").unwrap(),
-        1 => keeper.try_lock("a").unwrap().expect("it is free"),
-        2 => keeper.try_lock_shared("read").unwrap().expect("it is read"),
-        _ => keeper.lock_shared("read").unwrap(),
+    let granted = |round: usize| {
+        let guard = match round {
+            0 => keeper.lock("a").unwrap(),
+            1 => keeper.try_lock("a").unwrap().expect("it is free"),
+            2 => keeper.try_lock_shared("read").unwrap().expect("it is read"),
+            3 => keeper.lock_shared("read").unwrap(),
+            _ => {
+                let all = keeper.try_lock_all(["a", "c"]).unwrap();
+                return all.expect("they are free").token("a").unwrap();
+            }
+        };
+        guard.token()
     };
-    for round in 0..4 {
+    for round in 0..5 {
         let before = keeper.lock("b").unwrap().token();
         let raised = server.keys("lockkeeper/default/").unwrap().into_iter();
         let raised = raised.filter(|it| it.key.ends_with("/base"));
@@ -102,7 +109,7 @@ fn tokens_grow_when_raised(kind: EtcdKind) {
         let raised = raised + 1_000_000;
         let base = format!("{raised:020}");
         server.put("lockkeeper/default/base", &base).unwrap();
-        let after = granted(round).token();
+        let after = granted(round);
         assert!(
             after.get() - before.get() >= 1_000_000,
             "{round}: {after} after {before}"
