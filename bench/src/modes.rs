@@ -275,7 +275,7 @@ pub(crate) fn on_etcd() -> Rows {
         url: &format!("{}?wait=60s", server.url()),
         server: server.pid(),
         count: &own_count,
-        pairs: 50,
+        pairs: 20,
     }
     .rows()
 }
