@@ -80,8 +80,8 @@ impl Moment {
     /// Returns the wait that ends during the outage.
     fn short_wait(self) -> Duration {
         match self {
-            // Its request has to be in the server before the outage begins.
-            Self::Requested | Self::Waiting => Duration::from_secs(6),
+            // It has to be queued in the server before the outage begins.
+            Self::Waiting => Duration::from_secs(6),
             _ => Duration::from_millis(300),
         }
     }
