@@ -68,10 +68,10 @@ pub use pool::{PooledServer, ServerPool};
 pub use postgres::{PgBouncer, PoolMode, PostgresKind, PostgresOptions, PostgresServer};
 #[cfg(feature = "proxy")]
 pub use proxy::{Counts, Fault, Proxy};
+#[cfg(all(unix, feature = "proxy"))]
+pub use redis::{ProxiedServers, RedisCluster, SentinelSet};
 #[cfg(unix)]
 pub use redis::{RedisClient, RedisKind, RedisOptions, RedisServer, Reply};
-#[cfg(all(unix, feature = "proxy"))]
-pub use redis::{RedisCluster, SentinelSet};
 #[cfg(unix)]
 pub use tls::Certificates;
 pub use until::until;

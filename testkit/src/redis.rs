@@ -6,6 +6,8 @@ mod cluster;
 mod kind;
 mod options;
 #[cfg(feature = "proxy")]
+mod proxied;
+#[cfg(feature = "proxy")]
 mod sentinel;
 mod server;
 
@@ -14,6 +16,8 @@ pub use client::{RedisClient, Reply};
 pub use cluster::RedisCluster;
 pub use kind::RedisKind;
 pub use options::RedisOptions;
+#[cfg(feature = "proxy")]
+pub use proxied::ProxiedServers;
 #[cfg(feature = "proxy")]
 pub use sentinel::SentinelSet;
 pub use server::RedisServer;

@@ -1,22 +1,20 @@
 //! Nodes of a Redis Cluster.
 
-use std::fmt;
 use std::io;
-use std::net::Ipv4Addr;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::ops::Deref;
+use std::time::Duration;
 
+use super::proxied::{ProxiedServers, wait};
 use super::{RedisKind, RedisOptions, RedisServer, Reply};
-use crate::daemon::START;
-use crate::proxy::Proxy;
 
 /// How many slots a cluster has.
 const SLOTS: u16 = 16_384;
 
 /// Three primaries, each with as many replicas as wanted. Each node is behind a proxy, whose address is the only one that
 /// replicas and clients know. The nodes watch each other on ports of their own, without a proxy.
+#[derive(Debug)]
 pub struct RedisCluster {
-    nodes: Vec<(RedisServer, Proxy)>,
+    nodes: ProxiedServers,
 }
 
 impl RedisCluster {
@@ -34,21 +32,15 @@ impl RedisCluster {
         replicas_each: usize,
         node_timeout: Duration,
     ) -> io::Result<Self> {
-        let mut nodes = Vec::new();
-        for _ in 0..Self::PRIMARIES * (1 + replicas_each) {
-            // The node has to know the proxy's address when it starts, also when it starts again.
-            let proxy = Proxy::new((Ipv4Addr::LOCALHOST, 0).into())?;
-            let port = proxy.addr().port().to_string();
-            let options = RedisOptions::new()
+        let count = Self::PRIMARIES * (1 + replicas_each);
+        let nodes = ProxiedServers::start(kind, count, |port| {
+            RedisOptions::new()
                 .cluster_node(node_timeout)
                 .config("cluster-announce-ip", ["127.0.0.1"])
                 .config("cluster-announce-port", [port])
                 // Replicas that are slow to begin with take over all the same.
-                .config("cluster-replica-validity-factor", ["0"]);
-            let server = RedisServer::start(kind, &options)?;
-            proxy.lead_to(server.addr());
-            nodes.push((server, proxy));
-        }
+                .config("cluster-replica-validity-factor", ["0"])
+        })?;
         let cluster = Self { nodes };
         cluster.create()?;
         Ok(cluster)
@@ -56,7 +48,7 @@ impl RedisCluster {
 
     fn create(&self) -> io::Result<()> {
         let first = self.server(0);
-        for (at, (server, proxy)) in self.nodes.iter().enumerate() {
+        for (at, (server, proxy)) in self.pairs().enumerate() {
             server.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()])?;
             if at < Self::PRIMARIES {
                 let bound = |at: usize| usize::from(SLOTS) * at / Self::PRIMARIES;
@@ -68,10 +60,10 @@ impl RedisCluster {
             first.command(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus])?;
         }
         self.wait("nodes that know each other", |cluster| {
-            let count = cluster.nodes.len().to_string();
+            let count = cluster.count().to_string();
             cluster.all_say("cluster_known_nodes", &count)
         })?;
-        for at in Self::PRIMARIES..self.nodes.len() {
+        for at in Self::PRIMARIES..self.count() {
             let primary = self.id(at % Self::PRIMARIES)?;
             self.wait("a replica", |cluster| {
                 let replicate = cluster
@@ -108,45 +100,9 @@ impl RedisCluster {
     /// Returns `redis+cluster://HOST,HOST`, with the addresses of all nodes.
     #[must_use]
     pub fn url(&self) -> String {
-        let hosts = self.nodes.iter().map(|(_, proxy)| proxy.addr().to_string());
+        let hosts = self.proxies().map(|proxy| proxy.addr().to_string());
         let hosts: Vec<_> = hosts.collect();
         format!("redis+cluster://{}", hosts.join(","))
-    }
-
-    /// Returns all nodes.
-    pub fn servers(&self) -> impl Iterator<Item = &RedisServer> {
-        self.nodes.iter().map(|(server, _)| server)
-    }
-
-    /// Returns all proxies.
-    pub fn proxies(&self) -> impl Iterator<Item = &Proxy> {
-        self.nodes.iter().map(|(_, proxy)| proxy)
-    }
-
-    /// Returns a node by its number.
-    ///
-    /// # Panics
-    /// There are fewer nodes.
-    #[must_use]
-    #[allow(
-        clippy::indexing_slicing,
-        reason = "a test passes a number of its own cluster"
-    )]
-    pub fn server(&self, at: usize) -> &RedisServer {
-        &self.nodes[at].0
-    }
-
-    /// Returns the proxy in front of a node by the node's number.
-    ///
-    /// # Panics
-    /// There are fewer nodes.
-    #[must_use]
-    #[allow(
-        clippy::indexing_slicing,
-        reason = "a test passes a number of its own cluster"
-    )]
-    pub fn proxy(&self, at: usize) -> &Proxy {
-        &self.nodes[at].1
     }
 
     /// Returns the name by which nodes know a node.
@@ -164,7 +120,7 @@ impl RedisCluster {
     /// # Errors
     /// No node answers, or it is owned by none.
     pub fn owner(&self, key: &str, except: Option<usize>) -> io::Result<(u16, usize)> {
-        let asked = (0..self.nodes.len()).find(|at| Some(*at) != except);
+        let asked = (0..self.count()).find(|at| Some(*at) != except);
         let asked = self.server(asked.unwrap_or_default());
         let slot = asked.command(&["CLUSTER", "KEYSLOT", key])?.int();
         let slot = slot.and_then(|slot| u16::try_from(slot).ok());
@@ -175,8 +131,7 @@ impl RedisCluster {
             };
             let range = start.int()?..=end.int()?;
             let port = primary.items().get(1)?.int()?;
-            let is_named = |proxy: &Proxy| i64::from(proxy.addr().port()) == port;
-            let at = self.proxies().position(is_named)?;
+            let at = self.named(port)?;
             range.contains(&i64::from(slot?)).then_some((slot?, at))
         });
         found.ok_or_else(|| io::Error::other("no node owns the slot"))
@@ -275,23 +230,14 @@ impl RedisCluster {
         what: &str,
         mut condition: impl FnMut(&Self) -> io::Result<bool>,
     ) -> io::Result<()> {
-        let until = Instant::now() + START;
-        while !condition(self)? {
-            if Instant::now() > until {
-                let logs: Vec<_> = self.servers().map(|it| it.log()).collect();
-                let text = format!("never: {what}. The logs:\n{}", logs.join("\n"));
-                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        wait(what, self.servers(), || condition(self))
     }
 }
 
-impl fmt::Debug for RedisCluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisCluster")
-            .field("nodes", &self.nodes)
-            .finish_non_exhaustive()
+impl Deref for RedisCluster {
+    type Target = ProxiedServers;
+
+    fn deref(&self) -> &ProxiedServers {
+        &self.nodes
     }
 }

@@ -1,21 +1,19 @@
 //! Servers that sentinels watch.
 
-use std::fmt;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::ops::Deref;
+use std::time::Duration;
 
+use super::proxied::{ProxiedServers, wait};
 use super::{RedisKind, RedisOptions, RedisServer, Reply};
-use crate::daemon::START;
-use crate::proxy::Proxy;
 
 /// A primary and its replicas, and sentinels that watch them under the name `mymaster`. Each of the servers is
 /// behind a proxy, whose address is the only one that sentinels, replicas and clients know.
+#[derive(Debug)]
 pub struct SentinelSet {
     /// Declared first: sentinels that outlived the primary would start a fail-over.
     sentinels: Vec<RedisServer>,
-    servers: Vec<(RedisServer, Proxy)>,
+    servers: ProxiedServers,
 }
 
 impl SentinelSet {
@@ -30,18 +28,11 @@ impl SentinelSet {
         sentinels: usize,
         down_after: Duration,
     ) -> io::Result<Self> {
-        let mut servers = Vec::new();
-        for _ in 0..=replicas {
-            // The server has to know the proxy's address when it starts, also when it starts again.
-            let proxy = Proxy::new((Ipv4Addr::LOCALHOST, 0).into())?;
-            let port = proxy.addr().port().to_string();
-            let options = RedisOptions::new()
+        let servers = ProxiedServers::start(kind, 1 + replicas, |port| {
+            RedisOptions::new()
                 .config("replica-announce-ip", ["127.0.0.1"])
-                .config("replica-announce-port", [port]);
-            let server = RedisServer::start(kind, &options)?;
-            proxy.lead_to(server.addr());
-            servers.push((server, proxy));
-        }
+                .config("replica-announce-port", [port])
+        })?;
         let mut set = Self {
             sentinels: Vec::new(),
             servers,
@@ -83,32 +74,6 @@ impl SentinelSet {
         &self.sentinels[at]
     }
 
-    /// Returns a server by its number.
-    ///
-    /// # Panics
-    /// There are fewer servers.
-    #[must_use]
-    #[allow(
-        clippy::indexing_slicing,
-        reason = "a test passes a number of its own set"
-    )]
-    pub fn server(&self, at: usize) -> &RedisServer {
-        &self.servers[at].0
-    }
-
-    /// Returns the proxy in front of a server by the server's number.
-    ///
-    /// # Panics
-    /// There are fewer servers.
-    #[must_use]
-    #[allow(
-        clippy::indexing_slicing,
-        reason = "a test passes a number of its own set"
-    )]
-    pub fn proxy(&self, at: usize) -> &Proxy {
-        &self.servers[at].1
-    }
-
     /// Returns the number of the server that a sentinel names as the primary.
     ///
     /// # Errors
@@ -117,8 +82,7 @@ impl SentinelSet {
         let question = ["SENTINEL", "get-master-addr-by-name", "mymaster"];
         let answer = sentinel.command(&question)?;
         let port = answer.items().get(1).and_then(Reply::int);
-        let is_named = |addr: SocketAddr| Some(i64::from(addr.port())) == port;
-        Ok(self.servers.iter().position(|it| is_named(it.1.addr())))
+        Ok(port.and_then(|port| self.named(port)))
     }
 
     /// Waits until all running sentinels name the same server, other than `former`, and returns its number.
@@ -159,7 +123,7 @@ impl SentinelSet {
         Ok(
             count("num-other-sentinels") == Some(self.sentinels.len() - 1)
                 && value(&primary, "flags").as_deref() == Some("master")
-                && replicas.items().len() == self.servers.len() - 1
+                && replicas.items().len() == self.count() - 1
                 && replicas.items().iter().all(follows),
         )
     }
@@ -169,17 +133,7 @@ impl SentinelSet {
         what: &str,
         mut condition: impl FnMut(&Self) -> io::Result<bool>,
     ) -> io::Result<()> {
-        let until = Instant::now() + START;
-        while !condition(self)? {
-            if Instant::now() > until {
-                let logs = self.sentinels.iter().map(|it| it.log());
-                let logs: Vec<_> = logs.collect();
-                let text = format!("never: {what}. The logs:\n{}", logs.join("\n"));
-                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        wait(what, self.sentinels.iter(), || condition(self))
     }
 }
 
@@ -190,11 +144,10 @@ fn value(pairs: &Reply, name: &str) -> Option<String> {
     words.next()?.text()
 }
 
-impl fmt::Debug for SentinelSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SentinelSet")
-            .field("sentinels", &self.sentinels)
-            .field("servers", &self.servers)
-            .finish_non_exhaustive()
+impl Deref for SentinelSet {
+    type Target = ProxiedServers;
+
+    fn deref(&self) -> &ProxiedServers {
+        &self.servers
     }
 }

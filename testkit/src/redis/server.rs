@@ -236,6 +236,7 @@ impl RedisServer {
         Ok(())
     }
 
+    #[cfg(feature = "proxy")]
     pub(super) fn bus_port(&self) -> Option<u16> {
         self.bus_port
     }
