@@ -50,6 +50,24 @@ fn take_over(
     })
 }
 
+/// Returns the rows of a guard whose lock `fault` takes away.
+fn rows_of(
+    what: String,
+    [former, next]: [LockKeeper; 2],
+    fault: impl FnOnce() -> io::Result<()>,
+) -> Rows {
+    let (until_lost, both) = take_over(&former, &next, fault)?;
+    Ok(vec![
+        row(what, until_lost, BUDGET_MS),
+        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
+    ])
+}
+
+/// Opens the keepers of a former and of a next holder.
+fn two(url: &str) -> Result<[LockKeeper; 2], lockkeeper::Error> {
+    Ok([lockkeeper::open(url)?, lockkeeper::open(url)?])
+}
+
 /// The rows of a server that forgets everything while the former holder can reach it, and while it cannot.
 fn restart_rows(
     store: &str,
@@ -58,16 +76,9 @@ fn restart_rows(
     restart: impl Fn() -> io::Result<()>,
 ) -> Rows {
     let open = |addr, keys: &str| lockkeeper::open(&format!("{}?wait=60s{keys}", url_via(addr)));
-    let (former, next) = (open(target, "")?, open(target, "")?);
-    let (until_lost, both) = take_over(&former, &next, &restart)?;
-    let mut rows = vec![
-        row(
-            format!("empty server answers to guard lost, {store}"),
-            until_lost,
-            BUDGET_MS,
-        ),
-        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
-    ];
+    let keepers = [open(target, "")?, open(target, "")?];
+    let what = format!("empty server answers to guard lost, {store}");
+    let mut rows = rows_of(what, keepers, &restart)?;
     // The second ttl is what the former guard still has at most.
     for (keys, budget) in [("&ttl=3s", 3_000.0), ("&ttl=3s&restart_grace=4s", 0.0)] {
         let proxy = Proxy::new(target)?;
@@ -87,20 +98,9 @@ fn restart_rows(
 
 pub(crate) fn redis() -> Rows {
     let server: RedisServer = server::start()?;
-    let (former, next) = (
-        lockkeeper::open(&server.url())?,
-        lockkeeper::open(&server.url())?,
-    );
     let flush = || server.command(&["FLUSHALL"]).map(drop);
-    let (until_lost, both) = take_over(&former, &next, flush)?;
-    let mut rows = vec![
-        row(
-            "FLUSHALL to guard lost, redis".to_owned(),
-            until_lost,
-            BUDGET_MS,
-        ),
-        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
-    ];
+    let what = "FLUSHALL to guard lost, redis".to_owned();
+    let mut rows = rows_of(what, two(&server.url())?, flush)?;
     let url_via = |addr| server.url_via(addr);
     rows.extend(restart_rows("redis", server.addr(), url_via, || {
         server.restart()
@@ -111,10 +111,6 @@ pub(crate) fn redis() -> Rows {
 pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
     let options = MySqlOptions::new().show_locks();
     let (store, server) = (kind.name(), mysql::start_with(kind, &options)?);
-    let (former, next) = (
-        lockkeeper::open(&server.url())?,
-        lockkeeper::open(&server.url())?,
-    );
     let kill = || {
         let mut client = server.client()?;
         for (_, session) in client.held()? {
@@ -122,15 +118,8 @@ pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
         }
         Ok(())
     };
-    let (until_lost, both) = take_over(&former, &next, kill)?;
-    let mut rows = vec![
-        row(
-            format!("session killed to guard lost, {store}"),
-            until_lost,
-            BUDGET_MS,
-        ),
-        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
-    ];
+    let what = format!("session killed to guard lost, {store}");
+    let mut rows = rows_of(what, two(&server.url())?, kill)?;
     let url_via = |addr| server.url_via(addr);
     rows.extend(restart_rows(store, server.addr(), url_via, || {
         server.restart()
@@ -140,10 +129,6 @@ pub(crate) fn on_mysql(kind: MySqlKind) -> Rows {
 
 pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
     let (store, server) = (kind.name(), postgres::start(kind)?);
-    let (former, next) = (
-        lockkeeper::open(&server.url())?,
-        lockkeeper::open(&server.url())?,
-    );
     // Of the locks that sessions hold, only those of names are exclusive.
     let kill = || {
         server.execute(
@@ -151,15 +136,8 @@ pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
              WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted",
         )
     };
-    let (until_lost, both) = take_over(&former, &next, kill)?;
-    let mut rows = vec![
-        row(
-            format!("session killed to guard lost, {store}"),
-            until_lost,
-            BUDGET_MS,
-        ),
-        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
-    ];
+    let what = format!("session killed to guard lost, {store}");
+    let mut rows = rows_of(what, two(&server.url())?, kill)?;
     let url_via = |addr| server.url_via(addr);
     rows.extend(restart_rows(store, server.addr(), url_via, || {
         server.restart()
@@ -170,18 +148,7 @@ pub(crate) fn on_postgres(kind: PostgresKind) -> Rows {
 /// A restart forgets nothing, so there are no rows of one.
 pub(crate) fn on_etcd() -> Rows {
     let server = etcd::start()?;
-    let (former, next) = (
-        lockkeeper::open(&server.url())?,
-        lockkeeper::open(&server.url())?,
-    );
     let delete = || server.delete("lockkeeper/").map(drop);
-    let (until_lost, both) = take_over(&former, &next, delete)?;
-    Ok(vec![
-        row(
-            "keys deleted to guard lost, etcd".to_owned(),
-            until_lost,
-            BUDGET_MS,
-        ),
-        row("  two guards held meanwhile".to_owned(), both, BUDGET_MS),
-    ])
+    let what = "keys deleted to guard lost, etcd".to_owned();
+    rows_of(what, two(&server.url())?, delete)
 }

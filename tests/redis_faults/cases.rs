@@ -2,6 +2,7 @@
 
 mod batch;
 mod cluster;
+mod fail_over;
 mod late;
 mod loss;
 mod modes;

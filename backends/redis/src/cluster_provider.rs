@@ -6,9 +6,8 @@ use std::time::Duration;
 #[cfg(doc)]
 use lockkeeper_core::ErrorKind;
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, Operation, Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock,
-    Usage,
+    AcquireRequest, Admin, Backend, Capabilities, Clock, Error, Grant, HostInstant, LeaseVerifier,
+    Operation, Released, RenewRequest, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
 };
 use lockkeeper_remote::{Endpoint, LAST_ATTEMPT, senseless};
 
@@ -16,7 +15,7 @@ use crate::batch::released;
 use crate::cluster::Cluster;
 use crate::lease::RedisLease;
 use crate::owner::owner;
-use crate::provider::{BATCH, MAX_PERMITS};
+use crate::provider::capabilities;
 use crate::store::CLEANUP_TIME;
 use crate::{BACKEND, RedisOptions};
 
@@ -90,13 +89,7 @@ impl StoreInfo for RedisClusterProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new()
-            .with(Capability::CrossProcess)
-            .with(Capability::CrossHost)
-            .with(Capability::Shared)
-            .with(Capability::Permits)
-            .with_max_permits(MAX_PERMITS)
-            .with_batch(BATCH)
+        capabilities()
             // An attempt may have to ask for the map, too.
             .with_attempt_limit(2 * self.cluster.options.remote.attempt_time())
     }

@@ -26,10 +26,10 @@ use crate::store::{CLEANUP_TIME, Store};
 use crate::{BACKEND, RedisOptions};
 
 /// How many operations travel together.
-pub(crate) const BATCH: usize = 500;
+const BATCH: usize = 500;
 /// The largest limit of a semaphore. To find the smallest free slot, the script reads all permits that are
 /// held, almost a microsecond each, and the server does nothing else meanwhile.
-pub(crate) const MAX_PERMITS: u32 = 1_000;
+const MAX_PERMITS: u32 = 1_000;
 
 /// Locks on one Redis or Valkey server, for all programs that connect to it. Clones share their
 /// connections.
@@ -128,6 +128,17 @@ pub(crate) fn probe(store: &Store, key: &str) -> Result<(), Error> {
     tried.map_err(Failure::into_error)
 }
 
+/// Returns what a store has on a single server and in a cluster alike.
+pub(crate) fn capabilities() -> Capabilities {
+    Capabilities::new()
+        .with(Capability::CrossProcess)
+        .with(Capability::CrossHost)
+        .with(Capability::Shared)
+        .with(Capability::Permits)
+        .with_max_permits(MAX_PERMITS)
+        .with_batch(BATCH)
+}
+
 impl StoreInfo for RedisProvider {
     fn backend(&self) -> &'static str {
         BACKEND
@@ -151,14 +162,8 @@ impl StoreInfo for RedisProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new()
-            .with(Capability::CrossProcess)
-            .with(Capability::CrossHost)
-            .with(Capability::Shared)
-            .with(Capability::Permits)
+        capabilities()
             .with(Capability::ProposedEpoch)
-            .with_max_permits(MAX_PERMITS)
-            .with_batch(BATCH)
             .with_attempt_limit(self.store.attempt())
     }
 

@@ -1,16 +1,15 @@
 //! Primaries of a cluster that fail, and slots that move.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::clock::{Clock as _, HostInstant, SystemClock};
-use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
+use lockkeeper::{ErrorKind, Released, WaitOutcome};
 use lockkeeper_testkit::{Fault, RedisCluster, RedisKind, RedisOptions, RedisServer, Reply, until};
 
 use super::Case;
+use super::fail_over::through_fail_over;
 use super::store::{listening, open, start_waiter, waiting_at};
-use crate::faults::contended::SetOnDrop;
 use crate::faults::{HANG, WAIT_LIMIT, Witness};
 
 pub(super) const CASES: &[Case] = &[
@@ -149,32 +148,13 @@ fn cluster_fail_over_loses_a_grant(kind: RedisKind) {
 /// Grants that the replica has acknowledged are not doubled by a fail-over.
 fn cluster_fail_over_contended(kind: RedisKind) {
     let (cluster, owner) = start(kind);
-    let witness = Witness::new(true);
     let keys = "ttl=2s&replicas=1&wait=30s&outage=wait";
-    let keepers: Vec<LockKeeper> = (0..3).map(|_| open(&cluster.url(), keys)).collect();
-    let enough = |more| {
-        let before = witness.grants();
-        until("grants go on", || witness.grants() >= before + more);
-    };
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for keeper in &keepers {
-            scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    match keeper.lock("a") {
-                        Ok(guard) => witness.enter(&guard),
-                        Err(error) => assert!(error.is_retryable(), "{error:?}"),
-                    }
-                }
-            });
-        }
-        let _over = SetOnDrop(&over);
-        enough(20);
+    let keepers = [(); 3].map(|()| open(&cluster.url(), keys));
+    through_fail_over(&keepers, || {
         cluster.server(owner).kill();
         cluster.wait_for_fail_over(KEY_OF_A, owner).unwrap();
         // It becomes the replica that has to acknowledge.
         cluster.server(owner).restart().unwrap();
-        enough(20);
     });
 }
 

@@ -1,6 +1,5 @@
 //! Fail-overs that sentinels carry out, and sentinels that fail.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -8,8 +7,8 @@ use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
 use lockkeeper_testkit::{Fault, RedisKind, SentinelSet, until};
 
 use super::Case;
+use super::fail_over::through_fail_over;
 use super::store::{keys_left, listening, open, start_waiter};
-use crate::faults::contended::SetOnDrop;
 use crate::faults::{FaultServer as _, HANG, WAIT_LIMIT, Witness};
 
 pub(super) const CASES: &[Case] = &[
@@ -183,32 +182,13 @@ fn sentinels_killed(kind: RedisKind) {
 /// Grants that all replicas have acknowledged are not doubled by a fail-over.
 fn sentinel_fail_over_contended(kind: RedisKind) {
     let set = start(kind);
-    let witness = Witness::new(true);
     let keys = "ttl=2s&replicas=2&wait=30s&outage=wait";
-    let keepers: Vec<LockKeeper> = (0..3).map(|_| open(&set.url(), keys)).collect();
-    let enough = |witness: &Witness, more| {
-        let before = witness.grants();
-        until("grants go on", || witness.grants() >= before + more);
-    };
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for keeper in &keepers {
-            scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    match keeper.lock("a") {
-                        Ok(guard) => witness.enter(&guard),
-                        Err(error) => assert!(error.is_retryable(), "{error:?}"),
-                    }
-                }
-            });
-        }
-        let _over = SetOnDrop(&over);
-        enough(&witness, 20);
+    let keepers = [(); 3].map(|()| open(&set.url(), keys));
+    through_fail_over(&keepers, || {
         set.server(0).kill();
         set.wait_for_fail_over(0).unwrap();
         // It becomes the second replica.
         set.server(0).restart().unwrap();
-        enough(&witness, 20);
     });
 }
 
