@@ -1,9 +1,9 @@
-//! Acquiring a name: the caller gets the name at one member, in whose queue it waits, and then asks the others for
-//! the epoch of that grant.
+//! Acquiring a name. A caller waits in the queue of one member. When that member grants the name, the caller asks the
+//! other members to grant it with the same epoch.
 //!
-//! All callers begin at the first member, as far as they can reach it. So that member says whose turn it is, and
-//! wakes one waiter after the other. Callers that disagree about the first member are safe, since a majority
-//! decides; only their order is lost.
+//! Every caller begins at the first member that it can reach. So the first member says whose turn it is, and wakes one
+//! waiter after the other. If two callers begin at different members, a majority still decides: only the order of the
+//! callers is lost.
 
 use std::sync::Arc;
 use std::thread;
@@ -192,7 +192,7 @@ impl<'a> Acquisition<'a> {
                     return Ok(None);
                 }
                 member.failed();
-                pause(self.failed);
+                self.pause(self.failed);
                 self.failed += 1;
                 self.enter().map(Some)
             }
@@ -250,7 +250,7 @@ impl<'a> Acquisition<'a> {
                     if !self.keep(&vote) {
                         return Ok(Turn::Refused);
                     }
-                    pause(repeats);
+                    self.pause(repeats);
                     repeats += 1;
                 }
             }
@@ -339,6 +339,18 @@ impl<'a> Acquisition<'a> {
         self.give_back(&Arc::new(hold));
     }
 
+    /// Sleeps before something is tried again that was tried again so often, until the end of the wait at most. No member
+    /// tells when another one has released the name.
+    fn pause(&self, repeats: u32) {
+        let pause = PAUSE * (1 << repeats.min(DOUBLINGS));
+        let pause = pause.mul_f64(0.5 + fastrand::f64());
+        let left = self
+            .request
+            .deadline()
+            .map(|it| it.saturating_since(self.request.now()));
+        thread::sleep(left.map_or(pause, |left| pause.min(left)));
+    }
+
     fn release(&self, hold: &Arc<Hold>, leases: Vec<(usize, ErasedLease)>) {
         let deadline = self.request.now() + GIVE_BACK;
         // The first member last: it wakes the next caller, who then finds the others free.
@@ -352,12 +364,6 @@ impl<'a> Acquisition<'a> {
 
 fn no_leases(quorum: &Quorum) -> Leases {
     quorum.members.iter().map(|_| None).collect()
-}
-
-/// Sleeps before something is tried again that was tried again so often.
-fn pause(repeats: u32) {
-    let pause = PAUSE * (1 << repeats.min(DOUBLINGS));
-    thread::sleep(pause.mul_f64(0.5 + fastrand::f64()));
 }
 
 /// A vote and what it gave.
