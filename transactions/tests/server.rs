@@ -1,4 +1,4 @@
-//! Transactions under a lock, on real servers and on a SQLite file. `scripts/examples diesel` runs those of Diesel.
+//! Transactions under a lock, on real servers and on a SQLite file.
 
 #![allow(
     clippy::unwrap_used,

@@ -121,7 +121,7 @@ impl MySqlOptions {
     /// # Ok::<(), lockkeeper_core::Error>(())
     /// ```
     ///
-    /// Elsewhere than on Unix the mysql crate does not show its sockets, whose limits of time have to be set.
+    /// On Unix alone: a provider sets time limits on the sockets, and the mysql crate shows its sockets only there.
     #[cfg(unix)]
     #[must_use]
     pub fn connect_with<E: StdError + Send + Sync + 'static>(

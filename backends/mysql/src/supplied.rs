@@ -86,7 +86,7 @@ fn check_server(server: &str, first: &str) -> Result<(), Error> {
     match server == first {
         true => Ok(()),
         false => Err(incompatible(&format!(
-            "the application's function gave connections to two servers ({first}; {server}), and their locks never meet; have it connect to one server, and open the keeper again after a move"
+            "the application's function gave connections to two servers ({first}; {server}), and locks on one do not exclude locks on the other; have the function connect to one server, and open the keeper again when the server moves"
         ))),
     }
 }

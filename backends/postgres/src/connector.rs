@@ -81,7 +81,7 @@ impl Connector {
             let server = connection.system_identifier().map_err(nothing_granted)?;
             if *first.get_or_init(|| server.clone()) != server {
                 return Err(incompatible(
-                    "the application's function connected to two servers, whose locks never meet; have it connect to one server, and open the keeper again after a move",
+                    "the application's function connected to two servers, and locks on one do not exclude locks on the other; have the function connect to one server, and open the keeper again when the server moves",
                 ));
             }
         }

@@ -341,8 +341,8 @@ impl State {
         }
     }
 
-    /// Begins to ask all members: those without a lease have lost it, and those whose workers have the lease
-    /// answer later.
+    /// Begins to ask all members. A member without a lease has lost it. A member whose worker has the lease answers
+    /// later.
     fn begin(&mut self) -> Vec<(usize, ErasedLease)> {
         self.error = None;
         let mut leases = Vec::new();

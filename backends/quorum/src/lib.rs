@@ -1,8 +1,8 @@
 //! The quorum store, `quorum:?member=URL&member=URL&member=URL`: a lock is held by a majority of three or five
 //! independent stores, and outlives the loss of the others.
 //!
-//! A caller gets the name at the first member, in whose queue it waits. The other members are asked at the same time to
-//! grant the epoch of that grant. If a majority grants it, the caller has the lock. Two majorities have a member in
+//! A caller waits in the queue of the first member. When the first member grants the name, the caller asks all other
+//! members at the same time to grant the name with the same epoch. If a majority grants it, the caller has the lock. Two majorities have a member in
 //! common, and that member grants growing epochs alone, so the tokens of a name grow.
 
 // What must never be otherwise:

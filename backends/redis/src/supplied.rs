@@ -71,7 +71,7 @@ impl Source {
             && now.saturating_duration_since(*seen) < uptime
         {
             return Err(incompatible(
-                "the application's function gave connections to two servers, whose locks never meet; have it connect to one server, and open the keeper again after a move",
+                "the application's function gave connections to two servers, and locks on one do not exclude locks on the other; have the function connect to one server, and open the keeper again when the server moves",
             ));
         }
         *last = Some((run, now));

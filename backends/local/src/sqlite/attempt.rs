@@ -94,7 +94,7 @@ pub(super) fn attempt(
     Ok(Attempt { outcome, next })
 }
 
-/// Returns the error of a request whose proposed epoch is not larger than the last one.
+/// Returns an error if a request proposes an epoch that is not larger than the last epoch of the file.
 fn refused_epoch(
     session: &Session<'_>,
     acquisition: &Acquisition<'_>,
