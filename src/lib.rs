@@ -203,9 +203,13 @@
 //! # Ok::<(), lockkeeper::Error>(())
 //! ```
 //!
-//! On MySQL and MariaDB a transaction can prove the hold itself: [`LockGuard::commit_proof`] returns
-//! one SQL statement for it. On every other store, [`LockGuard::renew`] is the last step before the
-//! commit. [`CommitProof`] has both recipes, and `examples/diesel` has them as programs.
+//! A transaction can prove the lock as its last step. With a feature of the module `transactions`,
+//! `guard.commit_in(&mut connection, work)` does so on connections of Diesel, mysql, postgres and rusqlite, and says
+//! how the transaction ended. On PostgreSQL, `keeper.lock_in_transaction` takes a lock that is the transaction's own.
+//!
+//! For other drivers: on MySQL, MariaDB and PostgreSQL, [`LockGuard::commit_proof`] returns one SQL statement that
+//! proves the hold. On every other store, [`LockGuard::renew`] is the last step before the commit.
+//! [`CommitProof`] has both recipes.
 //!
 //! # Settings in code, from the environment or a file
 //!
@@ -293,6 +297,7 @@
 //! | `tls` | yes | encrypted connections to servers, by rustls with ring, which needs a C compiler |
 //! | `metrics` | no | `observers::MetricsObserver`: gauges, histograms and counters for the crate `metrics` |
 //! | `tracing` | no | `observers::TracingObserver`: spans and events for the crate `tracing` |
+//! | `transactions-diesel`, `transactions-mysql`, `transactions-postgres`, `transactions-rusqlite` | no | the module `transactions`: commits of your own connections under a guard |
 //! | `macros` | no | the attribute `#[locked]`, which runs a function under a lock |
 //! | `serde` | no | [`Config`] implements `serde::Deserialize`; tokens and names serialize |
 //!
@@ -320,8 +325,8 @@ pub use lockkeeper_core::{
     AcquireOptions, AsLockName, CancelRegistration, CancelToken, Capability, CommitProof, Config,
     Error, ErrorKind, FencingToken, Leader, LeasePolicy, LockGuard, LockGuards, LockKeeper,
     LockKeeperBuilder, LockName, LostSignal, MAX_PERMITS, Mode, ObservedLock, Observer, Outage,
-    Permit, ReentrantGuard, ReentrantKeeper, Released, Semaphore, Usage, Wait, WaitOutcome,
-    WithLock,
+    Permit, ReentrantGuard, ReentrantKeeper, Released, Semaphore, TransactionLock, Usage, Wait,
+    WaitOutcome, WithLock,
 };
 
 /// What operators ask a store: see [`LockKeeper::admin`].
@@ -344,8 +349,8 @@ pub mod backend {
         AcquireRequest, AttemptRequest, Backend, Capabilities, Driver, Drivers, ErasedLease, Grant,
         Key, KeySpec, KeyValue, LeaseVerifier, LeaseVerifiers, LockProvider, MEMBER, Member,
         OpenContext, OpenOptions, Operation, Owner, Proof, ProofValue, ReleaseRequest,
-        RenewRequest, Renewal, StoreInfo, StoreUrl, Takes, Tick, Timer, epoch_at, epochs_in,
-        limit_mismatch,
+        RenewRequest, Renewal, StoreInfo, StoreUrl, Takes, Tick, Timer, TransactionLockSql,
+        epoch_at, epochs_in, limit_mismatch,
     };
 
     /// Returns the drivers that were compiled in. Add one of your own with [`Drivers::with`].

@@ -14,6 +14,8 @@ use crate::mode::Mode;
 use crate::name::{AsLockName, LockName};
 use crate::options::{AcquireOptions, LeasePolicy, Wait};
 use crate::provider::{Released, Usage};
+use crate::token::FencingToken;
+use crate::transaction_lock::TransactionLock;
 
 /// Locks names on one store. Cloning is cheap, and clones are the same keeper; make one per store
 /// and program.
@@ -240,6 +242,33 @@ impl LockKeeper {
             value,
             released: guard.release(),
         })
+    }
+
+    /// Returns SQL by which a transaction of the application's own takes the exclusive lock of a name, and holds it
+    /// until the transaction ends.
+    ///
+    /// Only PostgreSQL has it. The lock excludes the guards of this name, of all keepers of the namespace, and they
+    /// exclude it. The keeper neither renews it nor shows it to operators.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the store has no such lock; [`ErrorKind::InvalidName`].
+    pub fn transaction_lock(
+        &self,
+        name: impl AsLockName,
+        wait: Duration,
+    ) -> Result<TransactionLock<'_>, Error> {
+        let name = name.as_lock_name()?;
+        let sql = self.engine.provider.transaction_lock(&name, wait);
+        let sql = sql.ok_or_else(|| {
+            let text = "this store has no lock that lives as long as a transaction of yours; hold a guard, and commit under it with `commit_in`";
+            self.engine.located(&name, Error::new(ErrorKind::Unsupported, text))
+        })?;
+        Ok(TransactionLock::new(self, name.into_owned(), sql))
+    }
+
+    /// Composes the token of a grant that has no hand-overs.
+    pub(crate) fn first_token(&self, epoch: u64) -> Result<FencingToken, Error> {
+        FencingToken::first(epoch, self.engine.settings.epoch_offset)
     }
 
     /// Ends all waits for locks of this keeper, and those that begin later, for the end of a program.

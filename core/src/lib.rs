@@ -32,6 +32,7 @@ mod semaphore;
 mod sync;
 mod timer;
 mod token;
+mod transaction_lock;
 mod url;
 mod workers;
 
@@ -63,4 +64,5 @@ pub use schedule::Leader;
 pub use semaphore::{Permit, Semaphore};
 pub use timer::{Tick, Timer};
 pub use token::{FencingToken, MAX_EPOCH, MAX_HANDOVERS, epoch_at, epochs_in};
+pub use transaction_lock::{TransactionLock, TransactionLockSql};
 pub use url::StoreUrl;

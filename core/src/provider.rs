@@ -21,6 +21,7 @@ use crate::error::ErrorKind;
 use crate::mode::Mode;
 use crate::name::LockName;
 use crate::proof::Proof;
+use crate::transaction_lock::TransactionLockSql;
 
 /// What a store says of itself, to the engine and to people.
 pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
@@ -44,6 +45,15 @@ pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
 
     /// Returns what operators can ask and do; `None` if the store has no answers for them.
     fn admin(&self) -> Option<&dyn Admin> {
+        None
+    }
+
+    /// Returns SQL by which a transaction of the application takes the exclusive lock of a name until the transaction
+    /// ends, after a wait of at most `wait`; `None` if the store has no such lock.
+    ///
+    /// It does no I/O. The lock and the leases of the name must exclude each other, and its epoch grows as theirs do.
+    fn transaction_lock(&self, name: &LockName, wait: Duration) -> Option<TransactionLockSql> {
+        let _ = (name, wait);
         None
     }
 }

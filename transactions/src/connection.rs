@@ -61,4 +61,10 @@ pub trait OpenTransaction<Kind = ()> {
     /// # Errors
     /// What the database or the driver reports.
     fn query(&mut self, sql: &str) -> Result<i64, Self::Error>;
+
+    /// Runs a statement that returns no row.
+    ///
+    /// # Errors
+    /// What the database or the driver reports.
+    fn execute(&mut self, sql: &str) -> Result<(), Self::Error>;
 }

@@ -47,14 +47,20 @@
 //! Between the proof and the commit the process can be stopped for longer than the lease. If that must not matter,
 //! also write the guard's token beside the data, and refuse smaller tokens. The page
 //! `docs/fencing-and-commit-proofs.md` says how.
+//!
+//! # A lock of the transaction itself
+//! On PostgreSQL, [`LockInTransaction::lock_in_transaction`] takes the lock of a name for as long as a transaction
+//! lives, without a guard.
 
 mod commit;
 mod connection;
 mod drivers;
 mod error;
+mod lock;
 
 pub use commit::CommitIn;
 pub use connection::{Database, OpenTransaction, Transactional};
 #[cfg(feature = "diesel")]
 pub use drivers::diesel::DieselKind;
 pub use error::CommitError;
+pub use lock::{LockInTransaction, TransactionLockError};

@@ -1,4 +1,4 @@
-//! Transactions under a lock, on real servers and on a SQLite file.
+//! Transactions under a lock, on real servers and on a SQLite file. `scripts/examples diesel` runs those of Diesel.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,6 +23,9 @@ mod postgres;
 #[cfg(unix)]
 #[path = "server/sqlite.rs"]
 mod sqlite;
+#[cfg(unix)]
+#[path = "server/transaction_lock.rs"]
+mod transaction_lock;
 
 #[cfg(unix)]
 fn main() -> std::process::ExitCode {
@@ -30,6 +33,7 @@ fn main() -> std::process::ExitCode {
 
     let mut trials = suite::trials(mysql::cases());
     trials.extend(suite::trials(postgres::cases()));
+    trials.extend(suite::trials(transaction_lock::CASES));
     trials.extend(sqlite::trials());
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }

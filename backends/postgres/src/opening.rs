@@ -7,6 +7,7 @@ use lockkeeper_remote::{Failure, nothing_granted};
 
 use crate::connection::Connection;
 use crate::failure::incompatible;
+use crate::statements::IDENTITY;
 
 /// The topic of findings about the server's place among others.
 pub(crate) const TOPOLOGY: &str = "topology";
@@ -30,6 +31,12 @@ pub(crate) fn inspect(connection: &mut Connection) -> Result<(), Error> {
     Err(incompatible(format!(
         "{NOT_KEPT}; a holder that has stopped would keep its lock"
     )))
+}
+
+/// Returns what tells the database from all others; `None` if the user must not know.
+pub(crate) fn identity(connection: &mut Connection) -> Option<String> {
+    let row = connection.query(&format!("SELECT {IDENTITY}"), &[]).ok()?;
+    row.text(0).map(str::to_owned)
 }
 
 /// Returns whether the server ends the session of a silent holder: leases rely on it. Sets the default ttl, so

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, Operation, Proof, Released, Renewal, StoreInfo, StoreUrl, SystemClock, Usage,
+    LeaseVerifier, LockName, Mode, Operation, Proof, Released, Renewal, StoreInfo, StoreUrl,
+    SystemClock, TransactionLockSql, Usage,
 };
 use lockkeeper_remote::Endpoint;
-use lockkeeper_remote::sessions::SessionLease;
+use lockkeeper_remote::sessions::{SessionLease, SessionName as _};
 
 use crate::connection::Connection;
-use crate::names::MAX_PERMITS;
+use crate::names::{LockKey, MAX_PERMITS};
 use crate::statements;
 use crate::store::Store;
 use crate::{BACKEND, PostgresOptions};
@@ -125,6 +126,13 @@ impl StoreInfo for PostgresProvider {
 
     fn admin(&self) -> Option<&dyn Admin> {
         Some(&*self.0)
+    }
+
+    fn transaction_lock(&self, name: &LockName, wait: Duration) -> Option<TransactionLockSql> {
+        let namespace = &self.0.locks.namespace;
+        let key = LockKey::requested(namespace, name.as_str(), Mode::Exclusive);
+        let identity = self.0.identity.as_ref()?;
+        Some(statements::transaction_lock(&key, wait, identity))
     }
 }
 

@@ -1,13 +1,17 @@
 //! The SQL of locks. All values are bound. PostgreSQL evaluates the columns of a statement from left to right.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
-use lockkeeper_core::{Proof, ProofValue};
+use lockkeeper_core::{Proof, ProofValue, TransactionLockSql};
 use lockkeeper_remote::sessions::SessionLease;
 
 use crate::connection::{Connection, MARKS, SessionId};
 use crate::epoch::EPOCH;
 use crate::names::LockKey;
+
+/// The kind of database, as people write it.
+const DIALECT: &str = "PostgreSQL";
 
 /// The statements about one lock, whose key is `$1`.
 pub(crate) struct Verbs {
@@ -166,6 +170,39 @@ pub(crate) static UNDO_PERMIT: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
+/// The server, the database and whether it is a replica, as one text. Locks are those of a database. A copy of the
+/// server's files has the same identity.
+pub(crate) const IDENTITY: &str = "pg_catalog.concat((SELECT system_identifier FROM pg_catalog.pg_control_system()), ' ', \
+    (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()), ' ', \
+    pg_catalog.pg_is_in_recovery())";
+
+/// Returns the statements by which a transaction of the application takes a lock, in the database with this identity.
+///
+/// The block of the wait is a subtransaction. If the wait ends without the lock, PostgreSQL undoes the block with its
+/// setting, and the transaction goes on.
+pub(crate) fn transaction_lock(
+    key: &LockKey,
+    wait: Duration,
+    identity: &str,
+) -> TransactionLockSql {
+    let key = key.number();
+    let millis = wait.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
+    TransactionLockSql {
+        dialect: DIALECT,
+        attempt: format!(
+            "SELECT CASE WHEN {IDENTITY} <> '{identity}' THEN -1 \
+             WHEN pg_catalog.pg_try_advisory_xact_lock({key}::int8) THEN {EPOCH} ELSE 0 END AS held"
+        ),
+        wait: format!(
+            "DO $wait$ DECLARE before text := pg_catalog.current_setting('lock_timeout'); BEGIN \
+             PERFORM pg_catalog.set_config('lock_timeout', '{millis}', true); \
+             PERFORM pg_catalog.pg_advisory_xact_lock({key}::int8); \
+             PERFORM pg_catalog.set_config('lock_timeout', before, true); \
+             EXCEPTION WHEN lock_not_available THEN NULL; END $wait$"
+        ),
+    }
+}
+
 /// Returns 1 while the session holds the key, else 0. The marks tell sessions apart, since the server gives their
 /// numbers again.
 ///
@@ -192,7 +229,7 @@ pub(crate) fn proof(lease: &SessionLease<Connection>) -> Proof {
         sql.replacen(&format!("${at}::int8"), &value.to_string(), 1)
     };
     Proof {
-        dialect: "PostgreSQL",
+        dialect: DIALECT,
         sql: (1..).zip(&values).fold(PROOF.to_owned(), set),
         statement: PROOF,
         params: values.map(ProofValue::Integer).to_vec(),

@@ -15,6 +15,8 @@ use crate::options::PostgresOptions;
 pub(crate) struct Store {
     pub(crate) locks: SessionStore<Connection>,
     pub(crate) counts: Arc<Counts>,
+    /// What tells the database from all others, if the user may know it.
+    pub(crate) identity: Option<String>,
 }
 
 impl Store {
@@ -29,12 +31,14 @@ impl Store {
         let connector = Connector::new(options, namespace, clock, &sessions)?;
         let mut first = connector.connect(options.remote.connect_timeout)?;
         opening::inspect(&mut first)?;
+        let identity = opening::identity(&mut first);
         let shared = Arc::clone(&connector.shared);
         let connect = move |limit| connector.connect(limit);
         let (remote, server) = (&options.remote, shared.server.clone());
         Ok(Self {
             locks: SessionStore::new(remote, namespace, sessions, server, first, connect),
             counts: Arc::clone(&shared.counts),
+            identity,
         })
     }
 }

@@ -58,8 +58,14 @@ where
     }
 
     fn query(&mut self, sql: &str) -> QueryResult<i64> {
+        check_open(self)?;
         let row: Row = diesel::sql_query(sql).get_result(self)?;
         Ok(row.held)
+    }
+
+    fn execute(&mut self, sql: &str) -> QueryResult<()> {
+        check_open(self)?;
+        self.batch_execute(sql)
     }
 }
 
@@ -128,6 +134,14 @@ fn status<C: Connection>(connection: &mut C) -> &mut TransactionManagerStatus {
 fn depth<C: Connection>(connection: &mut C) -> QueryResult<u32> {
     let depth = status(connection).transaction_depth()?;
     Ok(depth.map_or(0, u32::from))
+}
+
+/// Refuses a connection without a transaction: a lock of the statement would be released at its end.
+fn check_open<C: Connection>(connection: &mut C) -> QueryResult<()> {
+    match depth(connection)? {
+        0 => Err(Error::NotInTransaction),
+        _ => Ok(()),
+    }
 }
 
 /// Returns whether the database itself refused to commit.

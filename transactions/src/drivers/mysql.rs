@@ -60,4 +60,8 @@ impl OpenTransaction for Transaction<'_> {
     fn query(&mut self, sql: &str) -> Result<i64, Error> {
         Ok(self.query_first(sql)?.unwrap_or(0))
     }
+
+    fn execute(&mut self, sql: &str) -> Result<(), Error> {
+        self.query_drop(sql)
+    }
 }

@@ -51,4 +51,8 @@ impl OpenTransaction for Transaction<'_> {
         });
         Ok(value.unwrap_or(0))
     }
+
+    fn execute(&mut self, sql: &str) -> Result<(), Error> {
+        self.batch_execute(sql)
+    }
 }

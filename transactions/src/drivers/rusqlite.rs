@@ -33,4 +33,8 @@ impl OpenTransaction for Transaction<'_> {
     fn query(&mut self, sql: &str) -> Result<i64, Error> {
         self.query_row(sql, (), |row| row.get(0))
     }
+
+    fn execute(&mut self, sql: &str) -> Result<(), Error> {
+        self.execute_batch(sql)
+    }
 }

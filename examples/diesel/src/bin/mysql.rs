@@ -1,5 +1,5 @@
-//! Sells 5 seats to 100 buyers with Diesel and MariaDB or MySQL: the lock, the token in the row, and the
-//! commit proof as the last statement of the transaction. Data and locks are on one server.
+//! Sells 5 seats to 100 buyers with Diesel and MariaDB or MySQL: the lock, the token in the row, and a commit
+//! under the guard. Data and locks are on one server, so a statement in the transaction proves the lock.
 //!
 //! `scripts/examples diesel` runs it.
 
@@ -9,6 +9,7 @@ use diesel::connection::SimpleConnection;
 use diesel::prelude::*;
 use diesel::r2d2::{ConnectionManager, Pool};
 use lockkeeper::LockGuard;
+use lockkeeper::transactions::CommitIn;
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -18,28 +19,17 @@ diesel::table! {
 }
 use self::concert::dsl::*;
 
-/// The row of a commit proof.
-#[derive(QueryableByName)]
-struct Proof {
-    #[diesel(sql_type = diesel::sql_types::BigInt)]
-    held: i64,
-}
-
-/// Sells one seat. Returns `false` if none is left, or if a later holder has written already. An error
-/// changes nothing.
+/// Sells one seat. Returns `false` if none is left, or if a later holder has written already. After an error
+/// nothing is changed, unless the server did not reply to the commit.
 fn sell(data: &mut MysqlConnection, guard: &LockGuard) -> Result<bool, Error> {
-    let proof = guard.commit_proof()?;
-    data.transaction(|data| {
-        let mine = guard.token().as_i64();
+    let mine = guard.token().as_i64();
+    let sold = guard.commit_in(data, |data| {
         let seat = concert.filter(id.eq(7).and(free.gt(0)).and(token.le(mine)));
-        let sold = diesel::update(seat)
+        diesel::update(seat)
             .set((free.eq(free - 1), token.eq(mine)))
-            .execute(data)?;
-        // The last statement before the commit. If the lock is lost, the error rolls back.
-        let row: Proof = diesel::sql_query(proof.sql()).get_result(data)?;
-        proof.check(row.held)?;
-        Ok(sold == 1)
-    })
+            .execute(data)
+    })?;
+    Ok(sold == 1)
 }
 
 fn main() -> Result<(), Error> {

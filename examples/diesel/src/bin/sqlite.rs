@@ -1,5 +1,5 @@
-//! Sells 5 seats to 100 buyers with Diesel and SQLite: the lock, the token in the row, and a renewal as the
-//! last step of the transaction.
+//! Sells 5 seats to 100 buyers with Diesel and SQLite: the lock, the token in the row, and a commit under the
+//! guard, which renews the guard as the last step of the transaction.
 //!
 //! `scripts/examples diesel` runs it.
 
@@ -9,6 +9,7 @@ use diesel::connection::SimpleConnection;
 use diesel::prelude::*;
 use diesel::r2d2::{ConnectionManager, Pool};
 use lockkeeper::LockGuard;
+use lockkeeper::transactions::CommitIn;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -20,17 +21,14 @@ use self::concert::dsl::*;
 /// Sells one seat. Returns `false` if none is left, or if a later holder has written already. An error
 /// changes nothing.
 fn sell(data: &mut SqliteConnection, guard: &LockGuard) -> Result<bool, Error> {
-    // BEGIN IMMEDIATE: a transaction that begins to write later fails if another one wrote in between.
-    data.immediate_transaction(|data| {
-        let mine = guard.token().as_i64();
+    let mine = guard.token().as_i64();
+    let sold = guard.commit_in(data, |data| {
         let seat = concert.filter(id.eq(7).and(free.gt(0)).and(token.le(mine)));
-        let sold = diesel::update(seat)
+        diesel::update(seat)
             .set((free.eq(free - 1), token.eq(mine)))
-            .execute(data)?;
-        // The last step before the commit. If the lock is lost, the error rolls back.
-        guard.renew()?;
-        Ok(sold == 1)
-    })
+            .execute(data)
+    })?;
+    Ok(sold == 1)
 }
 
 fn main() -> Result<(), Error> {

@@ -1,0 +1,77 @@
+//! A lock that lives as long as a transaction of the application.
+
+use crate::error::{Error, ErrorKind};
+use crate::keeper::LockKeeper;
+use crate::name::LockName;
+use crate::token::FencingToken;
+
+/// A backend's SQL for a lock of a transaction; see
+/// [`StoreInfo::transaction_lock`](crate::StoreInfo::transaction_lock).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransactionLockSql {
+    /// The kind of database that the statements are for, as people write it: `PostgreSQL`.
+    pub dialect: &'static str,
+    /// Tries to take the lock. Returns one row with one column `held`: the epoch of the grant, 0 while the lock is
+    /// held elsewhere, and -1 on another server or in another database than the keeper's.
+    pub attempt: String,
+    /// Waits for the lock, and ends without an error when the wait is over. Returns no row.
+    pub wait: String,
+}
+
+/// The statements by which a transaction of the application takes a lock of a keeper, for as long as the transaction
+/// lives.
+///
+/// Run [`attempt`](Self::attempt), and pass what it returns to [`check`](Self::check). If that is `None`, run
+/// [`wait`](Self::wait), and then `attempt` once more. `LockInTransaction` of the module `transactions` does all that.
+#[derive(Clone, Debug)]
+pub struct TransactionLock<'k> {
+    keeper: &'k LockKeeper,
+    name: LockName,
+    sql: TransactionLockSql,
+}
+
+impl<'k> TransactionLock<'k> {
+    pub(crate) fn new(keeper: &'k LockKeeper, name: LockName, sql: TransactionLockSql) -> Self {
+        Self { keeper, name, sql }
+    }
+
+    /// Returns the statement that tries to take the lock. It returns one row with the integer `held`.
+    pub fn attempt(&self) -> &str {
+        &self.sql.attempt
+    }
+
+    /// Returns the statement that waits for the lock. It returns no row, and no error if the lock stays busy.
+    pub fn wait(&self) -> &str {
+        &self.sql.wait
+    }
+
+    /// Returns the kind of database that understands the statements: `PostgreSQL`.
+    pub fn dialect(&self) -> &'static str {
+        self.sql.dialect
+    }
+
+    /// Returns the token of the lock if the transaction holds it. `None` if another holder has it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Incompatible`] if the transaction is on another server or in another database than the keeper.
+    pub fn check(&self, held: i64) -> Result<Option<FencingToken>, Error> {
+        match u64::try_from(held) {
+            Ok(0) => Ok(None),
+            Ok(epoch) => {
+                let token = self.keeper.first_token(epoch);
+                token.map(Some).map_err(|error| self.located(error))
+            }
+            Err(_) => Err(self.located(Error::new(
+                ErrorKind::Incompatible,
+                format!(
+                    "the transaction is on another server or in another database than {}, and excludes none of its holders; connect both to one database, or hold a guard of the keeper",
+                    self.keeper.location(),
+                ),
+            ))),
+        }
+    }
+
+    fn located(&self, error: Error) -> Error {
+        self.keeper.engine.located(&self.name, error)
+    }
+}

@@ -1,0 +1,115 @@
+//! Locks that live as long as a transaction of the application.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use lockkeeper_core::{AsLockName, Error, ErrorKind, FencingToken, LockKeeper, TransactionLock};
+
+use crate::connection::OpenTransaction;
+
+/// Takes locks that live as long as a transaction.
+pub trait LockInTransaction {
+    /// Takes the exclusive lock of a name in an open transaction of PostgreSQL, and holds it until the transaction
+    /// ends. Waits for at most `wait`.
+    ///
+    /// It is the lock of [`LockKeeper::lock`] for the same name, so guards of all keepers of the namespace and this
+    /// lock exclude each other. The transaction must be on the keeper's server, in its database. There is no guard
+    /// and no lease. The lock is released by the commit or the rollback, or when the server sees that the connection
+    /// has ended. The transaction ends then, too, so the lock cannot be lost before the work is.
+    ///
+    /// The token is larger than that of every grant before it. Write it beside the data if guards write there, too.
+    ///
+    /// A busy lock leaves the transaction open. `lock_timeout` has its old value afterwards. Do not take the lock in a
+    /// transaction of the level `REPEATABLE READ` or above that then reads: it sees the data as they were before the
+    /// wait.
+    ///
+    /// # Errors
+    /// [`TransactionLockError::Lock`]: [`ErrorKind::TimedOut`] when another holder had the lock until the end of the
+    /// wait, [`ErrorKind::Unsupported`] if the store is not PostgreSQL, [`ErrorKind::Incompatible`] if the
+    /// transaction is on another server or in another database. [`TransactionLockError::Database`] when a statement
+    /// failed, such as by a deadlock with another transaction: roll back.
+    fn lock_in_transaction<Kind, X: OpenTransaction<Kind>>(
+        &self,
+        transaction: &mut X,
+        name: impl AsLockName,
+        wait: Duration,
+    ) -> Result<FencingToken, TransactionLockError<X::Error>>;
+}
+
+impl LockInTransaction for LockKeeper {
+    fn lock_in_transaction<Kind, X: OpenTransaction<Kind>>(
+        &self,
+        transaction: &mut X,
+        name: impl AsLockName,
+        wait: Duration,
+    ) -> Result<FencingToken, TransactionLockError<X::Error>> {
+        let name = name.as_lock_name().map_err(TransactionLockError::Lock)?;
+        let error = |kind, text: String| {
+            let error = Error::new(kind, text).with_name(&*name);
+            TransactionLockError::Lock(error.with_backend(self.backend()))
+        };
+        let lock = self.transaction_lock(&*name, wait);
+        let lock = lock.map_err(TransactionLockError::Lock)?;
+        if !X::database().understands(lock.dialect()) {
+            let text = "the transaction is not on the keeper's server; hold a guard, and commit under it with `commit_in`";
+            return Err(error(ErrorKind::Unsupported, text.to_owned()));
+        }
+        if let Some(token) = attempt(transaction, &lock)? {
+            return Ok(token);
+        }
+        if !wait.is_zero() {
+            let waited = transaction.execute(lock.wait());
+            waited.map_err(TransactionLockError::Database)?;
+            if let Some(token) = attempt(transaction, &lock)? {
+                return Ok(token);
+            }
+        }
+        let text = "another holder had the lock for all of";
+        let text = format!("{text} {wait:?}; wait longer, or try later");
+        Err(error(ErrorKind::TimedOut, text))
+    }
+}
+
+fn attempt<Kind, X: OpenTransaction<Kind>>(
+    transaction: &mut X,
+    lock: &TransactionLock<'_>,
+) -> Result<Option<FencingToken>, TransactionLockError<X::Error>> {
+    let held = transaction.query(lock.attempt());
+    let held = held.map_err(TransactionLockError::Database)?;
+    lock.check(held).map_err(TransactionLockError::Lock)
+}
+
+/// Why [`lock_in_transaction`](LockInTransaction::lock_in_transaction) took no lock.
+///
+/// `D` is the error of the database's driver.
+#[derive(Clone, Debug)]
+pub enum TransactionLockError<D> {
+    /// The lock is busy, or cannot be taken by this transaction. The transaction is open still.
+    Lock(Error),
+    /// A statement failed: roll back.
+    Database(D),
+}
+
+impl<D: fmt::Display> fmt::Display for TransactionLockError<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lock(error) => error.fmt(f),
+            Self::Database(error) => {
+                write!(
+                    f,
+                    "a statement that takes the lock failed, roll back: {error}"
+                )
+            }
+        }
+    }
+}
+
+impl<D: StdError + 'static> StdError for TransactionLockError<D> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Lock(error) => error.source(),
+            Self::Database(error) => error.source(),
+        }
+    }
+}

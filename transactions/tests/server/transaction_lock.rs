@@ -1,0 +1,159 @@
+//! Locks that live as long as a transaction of PostgreSQL.
+
+use std::thread;
+use std::time::Duration;
+
+use lockkeeper::transactions::{LockInTransaction as _, TransactionLockError};
+use lockkeeper::{ErrorKind, FencingToken, LockKeeper};
+use lockkeeper_testkit::suite::Case;
+use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, until};
+use postgres::{Client, Error, NoTls, Transaction};
+
+use crate::postgres::start;
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_millis(50);
+
+pub(crate) const CASES: [Case<PostgresKind>; 4] = [
+    (
+        "transaction_lock_and_guard_exclude_each_other",
+        exclude_each_other,
+    ),
+    (
+        "busy_lock_leaves_the_transaction_as_it_was",
+        busy_lock_leaves_the_transaction_as_it_was,
+    ),
+    (
+        "transaction_waits_for_a_guard",
+        transaction_waits_for_a_guard,
+    ),
+    (
+        "lock_of_another_database_is_refused",
+        lock_of_another_database_is_refused,
+    ),
+];
+
+fn open(url: &str) -> LockKeeper {
+    lockkeeper::open(&format!("{url}?namespace=shop")).unwrap()
+}
+
+fn connect(server: &PostgresServer) -> Client {
+    Client::connect(&server.url(), NoTls).unwrap()
+}
+
+fn take(
+    keeper: &LockKeeper,
+    transaction: &mut Transaction<'_>,
+    wait: Duration,
+) -> Result<FencingToken, TransactionLockError<Error>> {
+    keeper.lock_in_transaction(transaction, "seat:42", wait)
+}
+
+#[track_caller]
+fn assert_refused(taken: Result<FencingToken, TransactionLockError<Error>>, kind: ErrorKind) {
+    let Err(TransactionLockError::Lock(error)) = taken else {
+        panic!("{taken:?}");
+    };
+    assert_eq!(
+        (error.kind(), error.name()),
+        (kind, Some("seat:42")),
+        "{error}"
+    );
+}
+
+fn exclude_each_other(kind: PostgresKind) {
+    let server = start(kind);
+    let keeper = open(&server.url());
+    let first = keeper.lock("seat:42").unwrap();
+    let before = first.token();
+    first.release().unwrap();
+
+    let mut connection = connect(&server);
+    let mut transaction = connection.transaction().unwrap();
+    let token = take(&keeper, &mut transaction, Duration::ZERO).unwrap();
+    assert!(token > before);
+    assert!(keeper.try_lock("seat:42").unwrap().is_none());
+    assert!(keeper.try_lock_shared("seat:42").unwrap().is_none());
+    assert!(keeper.try_lock("seat:43").unwrap().is_some());
+    transaction.commit().unwrap();
+    let after = keeper
+        .try_lock("seat:42")
+        .unwrap()
+        .expect("the lock ended with the transaction");
+    assert!(after.token() > token);
+
+    let mut transaction = connection.transaction().unwrap();
+    assert_refused(
+        take(&keeper, &mut transaction, Duration::ZERO),
+        ErrorKind::TimedOut,
+    );
+}
+
+fn busy_lock_leaves_the_transaction_as_it_was(kind: PostgresKind) {
+    let server = start(kind);
+    let keeper = open(&server.url());
+    let guard = keeper.lock("seat:42").unwrap();
+    let mut connection = connect(&server);
+    let mut transaction = connection.transaction().unwrap();
+    let limit = |transaction: &mut Transaction<'_>| {
+        let row = transaction.query_one("SHOW lock_timeout", &[]).unwrap();
+        row.get::<_, String>(0)
+    };
+    transaction
+        .batch_execute("SET LOCAL lock_timeout = '7s'")
+        .unwrap();
+    assert_refused(take(&keeper, &mut transaction, SHORT), ErrorKind::TimedOut);
+    assert_eq!(limit(&mut transaction), "7s");
+    guard.release().unwrap();
+    take(&keeper, &mut transaction, SHORT).unwrap();
+    assert_eq!(limit(&mut transaction), "7s");
+    assert!(keeper.try_lock("seat:42").unwrap().is_none());
+    transaction.rollback().unwrap();
+    assert!(keeper.try_lock("seat:42").unwrap().is_some());
+}
+
+fn transaction_waits_for_a_guard(kind: PostgresKind) {
+    let server = start(kind);
+    let keeper = open(&server.url());
+    let guard = keeper.lock("seat:42").unwrap();
+    let waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let mut connection = connect(&server);
+            let mut transaction = connection.transaction().unwrap();
+            transaction
+                .batch_execute("SET LOCAL lock_timeout = '7s'")
+                .unwrap();
+            take(&keeper, &mut transaction, LONG).unwrap();
+            let row = transaction.query_one("SHOW lock_timeout", &[]).unwrap();
+            assert_eq!(row.get::<_, &str>(0), "7s");
+            // The lock was taken in a subtransaction, and outlives that.
+            assert!(keeper.try_lock("seat:42").unwrap().is_none());
+        });
+        until("the transaction waits", || {
+            server.value(waiting).unwrap() == "1"
+        });
+        guard.release().unwrap();
+        waits.join().unwrap();
+    });
+}
+
+fn lock_of_another_database_is_refused(kind: PostgresKind) {
+    let server = PostgresServer::start(kind, &PostgresOptions::new()).unwrap();
+    server.execute("CREATE DATABASE other").unwrap();
+    let mut connection = connect(&server);
+    let mut transaction = connection.transaction().unwrap();
+    let url = server.url();
+    let (host, _) = url.rsplit_once('/').unwrap();
+    let keeper = open(&format!("{host}/other"));
+    assert_refused(
+        take(&keeper, &mut transaction, LONG),
+        ErrorKind::Incompatible,
+    );
+    let keeper = lockkeeper::open("memory:").unwrap();
+    assert_refused(
+        take(&keeper, &mut transaction, LONG),
+        ErrorKind::Unsupported,
+    );
+}
