@@ -21,6 +21,10 @@ const MAX_PROBE_PAUSE: Duration = Duration::from_millis(50);
 /// The shortest time between two rounds in which all leases are verified.
 const MIN_ROUND_GAP: Duration = Duration::from_millis(50);
 
+/// The longest time between two rounds while there is always reason for another one. It bounds how late a loss is
+/// noticed then, also with a ttl of minutes.
+const MAX_ROUND_GAP: Duration = Duration::from_secs(1);
+
 /// Whether leases may have ended without this process having been told.
 #[derive(Default)]
 pub(super) struct Doubts {
@@ -71,7 +75,7 @@ impl Doubts {
         let is_calm = now >= earliest + pace.gap;
         pace.gap = match is_calm {
             true => MIN_ROUND_GAP,
-            false => (2 * pace.gap).min(longest_gap.max(MIN_ROUND_GAP)),
+            false => (2 * pace.gap).min(longest_gap.clamp(MIN_ROUND_GAP, MAX_ROUND_GAP)),
         };
         pace.began = now;
         self.rounds.fetch_add(1, Ordering::SeqCst);
@@ -149,7 +153,7 @@ impl LeaseVerifier {
     /// It returns at once, may be called from any thread and as often as there is a reason. Calls that
     /// come close together cost one round: the first call is served at once, and the next round follows
     /// after 50 ms at the earliest, or later while there is always reason for another one (at most a
-    /// twelfth of the ttl). Returns false if the keeper has ended: forget the verifier then.
+    /// twelfth of the ttl, and 1 s). Returns false if the keeper has ended: forget the verifier then.
     pub fn verify(&self) -> bool {
         let verified = self
             .background
@@ -194,5 +198,27 @@ impl LeaseVerifiers {
     /// Returns whether there is no keeper, or all have ended.
     pub fn is_empty(&self) -> bool {
         lock(&self.0).iter().all(LeaseVerifier::is_ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_slow_down_to_one_a_second_while_there_is_always_reason_for_another_one() {
+        let doubts = Doubts::default();
+        let mut now = HostInstant::default() + Duration::from_secs(1);
+        let mut gaps = Vec::new();
+        for _ in 0..8 {
+            doubts.is_due.store(true, Ordering::SeqCst);
+            let begins = doubts.begin_round(now, Duration::from_secs(50)).unwrap();
+            gaps.push(begins.saturating_since(now).as_millis());
+            if begins > now {
+                assert!(doubts.begin_round(begins, Duration::from_secs(50)) == Some(begins));
+            }
+            now = begins;
+        }
+        assert_eq!(gaps, [0, 50, 100, 200, 400, 800, 1_000, 1_000]);
     }
 }
