@@ -31,7 +31,7 @@ pub(crate) fn turn(mode: Mode, keys: &NameKeys, all: &[KeyValue], created: Optio
     if let Mode::Permit { limit } = mode {
         let before = u32::try_from(before.count()).unwrap_or(u32::MAX);
         return match before.checked_sub(limit) {
-            None => Turn::Granted(free_slot(all)),
+            None => Turn::Granted(free_slot(all, created)),
             Some(more) => Turn::Waits(Ahead {
                 keys: keys.all(),
                 deletions: more.saturating_add(1),
@@ -50,10 +50,12 @@ pub(crate) fn turn(mode: Mode, keys: &NameKeys, all: &[KeyValue], created: Optio
     }
 }
 
-/// Returns the smallest slot that no permit has.
-fn free_slot(all: &[KeyValue]) -> u32 {
+/// Returns the smallest slot that no other permit has. The request that was created at revision `own` may have one:
+/// from an earlier attempt, whose reply was lost.
+fn free_slot(all: &[KeyValue], own: Option<i64>) -> u32 {
     let mut taken: Vec<_> = all
         .iter()
+        .filter(|it| Some(it.created) != own)
         .filter_map(|it| Entry::read(&it.value).slot())
         .collect();
     taken.sort_unstable();
@@ -134,7 +136,9 @@ mod tests {
         assert_eq!(of(2, None), Err(3));
         assert_eq!(of(5, None), Ok(0));
         let (_, keys) = all(&[("p/1", Some(0)), ("p/2", Some(1)), ("p/3", Some(3))]);
-        assert_eq!(free_slot(&keys), 2);
+        assert_eq!(free_slot(&keys, None), 2);
+        // Its own slot, which it has from an attempt without a reply.
+        assert_eq!(free_slot(&keys, Some(10)), 1);
         assert!(check_limit(Mode::Permit { limit: 2 }, &keys).is_ok());
         assert!(check_limit(Mode::Permit { limit: 3 }, &keys).is_err());
     }

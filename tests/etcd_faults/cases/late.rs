@@ -19,6 +19,7 @@ pub(super) const CASES: &[Case] = &[
     ("late_renewal_leaves_the_key", late_renewal),
     ("lost_reply_to_a_renewal_keeps_the_lock", lost_reply),
     ("lost_reply_to_an_attempt_finds_its_grant", lost_grant),
+    ("lost_reply_to_a_permit_keeps_within_its_slots", lost_permit),
     ("keepers_of_one_provider_wait_in_turn", one_provider),
     ("key_on_another_lease_is_moved_again", other_lease),
 ];
@@ -226,6 +227,17 @@ fn lost_grant(kind: EtcdKind) {
         assert_eq!(guard.release().unwrap(), Released::Done);
         assert_eq!(rig.key().len(), 0);
     }
+}
+
+/// All slots are in use when it asks again, one of them by itself.
+fn lost_permit(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let permits = rig.keeper.semaphore("b", 2).unwrap();
+    let held = permits.try_acquire().unwrap().expect("a free permit");
+    rig.proxy.once("request_put", Fault::DropReplies);
+    let other = permits.try_acquire().unwrap();
+    let other = other.expect("it was granted before");
+    assert_eq!((held.slot(), other.slot()), (0, 1));
 }
 
 /// The holder has the key that the waiter would have.
