@@ -5,6 +5,8 @@
 use std::io;
 
 #[cfg(target_os = "linux")]
+use rustix::io::Errno;
+#[cfg(target_os = "linux")]
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
 /// Pins this thread and those that it starts to one core, and the server to another, until it is dropped.
@@ -26,8 +28,14 @@ impl Pinned {
             sched_setaffinity(None, &only(ours))?;
             for task in std::fs::read_dir(format!("/proc/{server}/task"))? {
                 let task = task?.file_name().to_string_lossy().parse();
-                let task = task.ok().and_then(Pid::from_raw);
-                sched_setaffinity(task, &only(theirs))?;
+                let Some(task) = task.ok().and_then(Pid::from_raw) else {
+                    continue;
+                };
+                match sched_setaffinity(Some(task), &only(theirs)) {
+                    // The thread has ended.
+                    Ok(()) | Err(Errno::SRCH) => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
         }
         Ok(Self { before })
