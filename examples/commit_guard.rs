@@ -4,7 +4,7 @@
 //! `cargo run --example commit_guard`
 //!
 //! Here data and locks are two SQLite files; any other lock store works as well. If data and locks are
-//! on one MySQL or MariaDB server, the transaction itself can check the lock instead: see
+//! on one MySQL, MariaDB or PostgreSQL server, the transaction itself can check the lock instead: see
 //! `examples/diesel/src/bin/mysql.rs`.
 //!
 //! If the data is in Redis, a script compares tokens, as in the example `fencing`.

@@ -263,8 +263,8 @@
 //! and `require=cross_host` exclude each other. A server that answers and cannot serve is an error and
 //! opens no fallback.
 //!
-//! Tokens keep growing in a move to memory, SQLite, Redis or etcd, also to a fallback of these kinds: their
-//! tokens follow the clock. MySQL and MariaDB count tokens from the start of the server, so tokens become
+//! Tokens keep growing in a move to each store but MySQL and MariaDB, also to a fallback: they
+//! follow the clock. MySQL and MariaDB count tokens from the start of the server, so tokens become
 //! smaller in a move to a server that has been up for long, such as the way back to it from a fallback.
 //! Opening warns of that, and [`Config::epoch_offset`] prevents it.
 //!

@@ -75,7 +75,7 @@ impl Comparison {
         self
     }
 
-    /// Starts Redis, MariaDB and MySQL servers for the run, as far as they are installed, and stops
+    /// Starts Redis, MariaDB, MySQL, PostgreSQL and etcd servers for the run, as far as they are installed, and stops
     /// them at its end. They are compared beside the embedded stores and those that were added.
     pub fn servers(mut self, servers: bool) -> Self {
         self.servers = servers;

@@ -195,8 +195,8 @@ impl Config {
     /// Adds a time to the epochs of the store, so that the tokens of a name keep growing after its locks
     /// have moved here from another store.
     ///
-    /// All stores count epochs in the same unit. Those of memory, SQLite and Redis follow the clock, so
-    /// tokens keep growing in a move to one of them, as far as the clocks of the hosts agree. MySQL and
+    /// All stores count epochs in the same unit. Those of all but MySQL and MariaDB follow the clock,
+    /// so tokens keep growing in a move to one of them, as far as the clocks of the hosts agree. MySQL and
     /// MariaDB count from the start of the server. In a move to a server that was started before the last
     /// grant of the other store, tokens fall by the time for which the server has been up
     /// (`SHOW GLOBAL STATUS LIKE 'Uptime'`), and data that refuse smaller tokens refuse every write.
@@ -233,8 +233,8 @@ impl Config {
     ///
     /// It excludes no process that locks on those.
     ///
-    /// Tokens keep growing in a move to memory, SQLite or Redis, as far as the clocks of the hosts agree,
-    /// and not in a move to MySQL or MariaDB, such as the way back to a first store. Opening warns of
+    /// Tokens keep growing in a move to each store but MySQL and MariaDB, as far as the clocks of the hosts
+    /// agree. In a move to these, such as the way back to a first store, they may become smaller. Opening warns of
     /// that: [`epoch_offset`](Self::epoch_offset).
     #[must_use]
     pub fn fallback(self, url: &str) -> Self {

@@ -22,8 +22,7 @@ pub(crate) const START: Duration = Duration::from_secs(30);
 /// How many ports are tried when another process takes the chosen one first.
 const PORTS: usize = 20;
 
-/// The process of a [`RedisServer`](crate::RedisServer) or [`MySqlServer`](crate::MySqlServer), in a
-/// throw-away folder. All methods can be called from any thread.
+/// The process of a server such as [`RedisServer`](crate::RedisServer), in a throw-away folder. All methods can be called from any thread.
 pub struct Daemon {
     name: &'static str,
     program: PathBuf,
