@@ -48,96 +48,178 @@ fn texts(list: &Value) -> impl Iterator<Item = &str> {
         .map(|text| text.as_str().unwrap())
 }
 
-/// Returns what lacks the backend of `root/backends/{folder}`.
-fn missing(root: &Path, folder: &str) -> Vec<String> {
-    let read = |file: &str| fs::read_to_string(root.join(file)).unwrap_or_default();
-    let mut missing = Vec::new();
-    let mut want = |is_there: bool, what: &str| {
+/// The places of the backend in `root/backends/{folder}`, and those that lack it.
+struct Places<'a> {
+    root: &'a Path,
+    folder: &'a str,
+    missing: Vec<String>,
+}
+
+impl Places<'_> {
+    /// Returns the text of a file; nothing if there is none.
+    fn read(&self, file: &str) -> String {
+        fs::read_to_string(self.root.join(file)).unwrap_or_default()
+    }
+
+    fn manifest(&self, file: &str) -> Table {
+        self.read(file).parse().unwrap()
+    }
+
+    fn want(&mut self, is_there: bool, what: &str) {
         if !is_there {
-            missing.push(format!("backends/{folder}: {what} is missing"));
+            let folder = self.folder;
+            self.missing
+                .push(format!("backends/{folder}: {what} is missing"));
         }
-    };
-    let package = format!("lockkeeper-{folder}");
-    let path = format!("backends/{folder}");
-
-    let manifest: Table = read("Cargo.toml").parse().unwrap();
-    for key in ["members", "default-members"] {
-        let is_there = texts(&manifest["workspace"][key]).any(|member| member == path);
-        want(is_there, &format!("the entry in `{key}` of Cargo.toml"));
-    }
-    let is_there = manifest["workspace"]["dependencies"].get(&package);
-    want(
-        is_there.is_some(),
-        "the entry in `[workspace.dependencies]` of Cargo.toml",
-    );
-    let (optional, of_package) = (format!("dep:{package}"), format!("{package}/"));
-    let mut parts = manifest["features"]
-        .as_table()
-        .unwrap()
-        .values()
-        .flat_map(texts);
-    let is_there = parts.any(|part| part == optional || part.starts_with(&of_package));
-    want(is_there, "the feature in Cargo.toml");
-    for file in ["ARCHITECTURE.md", "docs/decisions.md"] {
-        want(read(file).contains(&path), &format!("its part of {file}"));
     }
 
-    let is_server = read(&format!("{path}/Cargo.toml")).contains("lockkeeper-remote");
-    let readme = read("README.md");
-    let columns = readme
-        .lines()
-        .find(|line| line.starts_with("| | `memory:`"))
-        .unwrap();
-    let mut found = Vec::new();
-    drivers(&root.join(&path).join("src"), &mut found);
-    want(!found.is_empty(), "an `impl Driver` in its sources");
-    for DriverSource { name, schemes } in found {
-        let driver = format!("{}::{name}", package.replace('-', "_"));
-        want(
-            read("src/lib.rs").contains(&driver),
-            &format!("{driver} in `drivers()` of src/lib.rs"),
+    /// Checks the places of the package. Returns whether a feature turns it on.
+    fn check_package(&mut self) -> bool {
+        let folder = self.folder;
+        let (package, path) = (format!("lockkeeper-{folder}"), format!("backends/{folder}"));
+        let manifest = self.manifest("Cargo.toml");
+        for key in ["members", "default-members"] {
+            let is_there = texts(&manifest["workspace"][key]).any(|member| member == path);
+            self.want(is_there, &format!("the entry in `{key}` of Cargo.toml"));
+        }
+        let is_there = manifest["workspace"]["dependencies"].get(&package);
+        self.want(
+            is_there.is_some(),
+            "the entry in `[workspace.dependencies]` of Cargo.toml",
         );
-        // A driver with several schemes is listed under one of them.
-        let any = |is_there: &dyn Fn(&str) -> bool| schemes.iter().any(|scheme| is_there(scheme));
-        let mut listed = |file: &str, before: &str| {
-            let is_there = any(&|scheme| read(file).contains(&format!("{before}{scheme}")));
-            want(
-                is_there,
-                &format!("a line with {before}SCHEME of {name} in {file}"),
-            );
-        };
-        listed("tests/conformance.rs", "fixtures::");
-        listed("bench/src/main.rs", "free::");
-        if is_server {
-            listed("scripts/servers", "wanted ");
-            listed("testkit/src/lib.rs", "mod ");
-            let faults = |scheme: &str| {
-                let suite = format!("tests/{scheme}_faults/main.rs");
-                read("Cargo.toml").contains(&format!("{scheme}_faults"))
-                    && root.join(suite).exists()
-            };
-            want(
-                any(&faults),
-                &format!("the suite tests/SCHEME_faults of {name}"),
-            );
-            let rig = read("cli/tests/run/rig.rs").to_lowercase();
-            want(
-                any(&|scheme| rig.contains(&format!("server::{scheme}("))),
-                &format!("the server of {name} in cli/tests/run/rig.rs"),
-            );
+        let features = manifest["features"].as_table().unwrap();
+        let (optional, of_package) = (format!("dep:{package}"), format!("{package}/"));
+        let mut parts = features.values().flat_map(texts);
+        let is_there = parts.any(|part| part == optional || part.starts_with(&of_package));
+        self.want(is_there, "the feature in Cargo.toml");
+        let own = self.manifest(&format!("{path}/Cargo.toml"));
+        let has_tls = own
+            .get("features")
+            .is_some_and(|it| it.get("tls").is_some());
+        let tls = format!("{package}?/tls");
+        self.want(
+            !has_tls || texts(&features["tls"]).any(|part| part == tls),
+            "its part of the feature `tls` in Cargo.toml",
+        );
+        let is_optional = features.contains_key(folder);
+        let command = self.manifest("cli/Cargo.toml");
+        let in_command = &command["dependencies"]["lockkeeper"]["features"];
+        let mut on = texts(&features["default"]).chain(texts(in_command));
+        self.want(
+            !is_optional || on.any(|feature| feature == folder),
+            "its feature in cli/Cargo.toml",
+        );
+        let module = format!("pub use {} as {folder};", package.replace('-', "_"));
+        self.want(
+            self.read("src/lib.rs").contains(&module),
+            "its module in `backends` of src/lib.rs",
+        );
+        for file in ["ARCHITECTURE.md", "docs/decisions.md"] {
+            let is_there = self.read(file).contains(&path);
+            self.want(is_there, &format!("its part of {file}"));
         }
+        is_optional
+    }
+
+    /// Checks the places of a driver.
+    fn check_driver(&mut self, driver: &DriverSource, is_optional: bool) {
+        let DriverSource { name, schemes } = driver;
+        let facade = self.read("src/lib.rs");
+        let path = format!("lockkeeper_{}::{name}", self.folder);
+        self.want(
+            facade.contains(&path),
+            &format!("{path} in `drivers()` of src/lib.rs"),
+        );
+        self.listed(driver, "tests/conformance.rs", "fixtures::");
+        self.listed(driver, "bench/src/main.rs", "free::");
+        self.listed(driver, "docs/shapes.md", "`");
+        let readme = self.read("README.md");
+        let columns = readme
+            .lines()
+            .find(|line| line.starts_with("| | `memory:`"));
         for scheme in schemes {
-            let code = format!("`{scheme}:");
-            want(
-                columns.contains(&code),
+            let (code, text) = (format!("`{scheme}:"), format!("\"{scheme}\""));
+            self.want(
+                columns.unwrap().contains(&code),
                 &format!("a column with {code}` in README's table"),
             );
-            for file in ["docs/choosing-a-store.md", "CHANGELOG.md"] {
-                want(read(file).contains(&code), &format!("{code}` in {file}"));
+            for file in ["docs/choosing-a-store.md", "src/lib.rs", "CHANGELOG.md"] {
+                let is_there = self.read(file).contains(&code);
+                self.want(is_there, &format!("{code}` in {file}"));
             }
+            self.want(
+                !is_optional || facade.contains(&text),
+                &format!("{text} in src/lib.rs, for a build without the feature"),
+            );
         }
     }
-    missing
+
+    /// Checks the places of a driver whose store is a server.
+    fn check_server(&mut self, driver: &DriverSource) {
+        for (file, before) in [
+            ("scripts/servers", "wanted "),
+            ("testkit/src/lib.rs", "mod "),
+            ("soak/src/store.rs", "mod "),
+            ("cli/compare.schema.json", "|"),
+        ] {
+            self.listed(driver, file, before);
+        }
+        let DriverSource { name, schemes } = driver;
+        let client = self.read("compare/src/store/client.rs");
+        self.want(
+            client.contains(name),
+            &format!("{name} in compare/src/store/client.rs"),
+        );
+        let (manifest, script) = (self.read("Cargo.toml"), self.read("scripts/test"));
+        let has_suite = schemes.iter().any(|scheme| {
+            let suite = format!("{scheme}_faults");
+            let main = self.root.join(format!("tests/{suite}/main.rs"));
+            manifest.contains(&suite) && script.contains(&suite) && main.exists()
+        });
+        self.want(
+            has_suite,
+            &format!("the suite tests/SCHEME_faults of {name}, or its word in scripts/test"),
+        );
+        let rig = self.read("cli/tests/run/rig.rs").to_lowercase();
+        let mut servers = schemes.iter().map(|scheme| format!("server::{scheme}("));
+        self.want(
+            servers.any(|server| rig.contains(&server)),
+            &format!("the server of {name} in cli/tests/run/rig.rs"),
+        );
+    }
+
+    /// Checks that a file lists a driver, under one of its schemes.
+    fn listed(&mut self, driver: &DriverSource, file: &str, before: &str) {
+        let text = self.read(file);
+        let mut entries = driver.schemes.iter().map(|it| format!("{before}{it}"));
+        let (is_there, name) = (entries.any(|entry| text.contains(&entry)), &driver.name);
+        self.want(
+            is_there,
+            &format!("a line with {before}SCHEME of {name} in {file}"),
+        );
+    }
+}
+
+/// Returns what lacks the backend of `root/backends/{folder}`.
+fn missing(root: &Path, folder: &str) -> Vec<String> {
+    let mut places = Places {
+        root,
+        folder,
+        missing: Vec::new(),
+    };
+    let is_optional = places.check_package();
+    let own = places.read(&format!("backends/{folder}/Cargo.toml"));
+    let is_server = own.contains("lockkeeper-remote");
+    let mut found = Vec::new();
+    drivers(&root.join(format!("backends/{folder}/src")), &mut found);
+    places.want(!found.is_empty(), "an `impl Driver` in its sources");
+    for driver in found {
+        places.check_driver(&driver, is_optional);
+        if is_server {
+            places.check_server(&driver);
+        }
+    }
+    places.missing
 }
 
 #[test]
