@@ -24,11 +24,6 @@ impl ServerError {
     /// The time of a wait is over (`lock_timeout`).
     pub(crate) const LOCK_TIMEOUT: &str = "55P03";
 
-    /// Returns whether another session or an operator has ended the statement, and not its session.
-    pub(crate) fn is_cancelled(&self) -> bool {
-        self.state == "57014"
-    }
-
     pub(crate) fn read(body: &ErrorResponseBody) -> io::Result<Self> {
         let mut error = Self::default();
         let mut fields = body.fields();

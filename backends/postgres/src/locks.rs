@@ -1,6 +1,5 @@
 //! The requests of sessions, as statements.
 
-use std::collections::HashSet;
 use std::fmt::{self, Display};
 use std::net::Shutdown;
 use std::sync::Arc;
@@ -224,58 +223,56 @@ impl Connection {
             ([], []) => {
                 return self.execute("", &[]).map(|_| Vec::new());
             }
-            ([name], []) => self.release(&Verbs::of(name).release, &[&name.number()], requests)?,
+            ([name], []) => {
+                let sql = match name.is_of_semaphore() {
+                    true => &*statements::RELEASE_PERMIT,
+                    false => &Verbs::of(name).release,
+                };
+                self.execute(sql, &[&name.number()])
+            }
             ([], [attempt]) => {
                 let name = &attempt.name;
-                self.execute(&Verbs::of(name).attempt, &[&name.number()])?
+                self.execute(&Verbs::of(name).attempt, &[&name.number()])
             }
             _ => {
                 let release = |name| (steps(name)[0], LockKey::number(name));
                 let attempt = |it: &Attempt<_>| (steps(&it.name)[1], it.name.number());
-                let releases = releases.iter().map(release);
-                let (steps, keys) = releases.chain(attempts.iter().map(attempt)).unzip();
-                let values: Values<'_> = &[&Array(steps), &Array(keys)];
-                self.release(&statements::SEVERAL, values, requests)?
+                let all = releases.iter().map(release);
+                let (steps, keys) = all.chain(attempts.iter().map(attempt)).unzip();
+                let sql = match releases.iter().any(LockKey::is_of_semaphore) {
+                    true => &*statements::SEVERAL_AND_NOTIFY,
+                    false => &*statements::SEVERAL,
+                };
+                self.execute(sql, &[&Array(steps), &Array(keys)])
             }
+        };
+        let rows = match rows {
+            // A notification that came late has ended it. Only the session itself releases what it held.
+            Err(Failure::Refused(_)) if attempts.is_empty() => {
+                self.release_again(releases)?;
+                return Ok(vec![1; releases.len()]);
+            }
+            rows => rows?,
         };
         let numbers: Option<Vec<_>> = rows.iter().map(|row| row.number(0)).collect();
         let numbers = numbers.filter(|all| all.len() == releases.len() + attempts.len());
         numbers.ok_or_else(unreadable)
     }
 
-    /// Runs a statement that releases locks. In the same round trip, it notifies the sessions that wait for permits.
-    fn release(
-        &mut self,
-        sql: &str,
-        values: Values<'_>,
-        requests: &Requests<LockKey>,
-    ) -> Result<Vec<Row>, Failure> {
-        let releases = &requests.releases;
-        let gates: HashSet<_> = releases.iter().filter_map(SessionName::gate).collect();
-        let bells: Vec<_> = gates.iter().map(|gate| gate.bell().number()).collect();
-        let bells: Vec<[&dyn Display; 1]> = bells.iter().map(|bell| [bell as _]).collect();
-        let mut statements = vec![(sql, values)];
-        statements.extend(
-            bells
-                .iter()
-                .map(|bell| (statements::NOTIFY.as_str(), bell.as_slice())),
-        );
-        // A session that waits no more, or is another user's, is not notified: then its pause ends by itself.
-        let released = self.pipeline(&statements)?.into_iter().next();
-        match released.ok_or_else(unreadable)? {
-            // A notification that came late has ended it. Only the session itself releases what it held.
-            Err(error) if error.is_cancelled() && releases.len() == requests.count() => {
-                let mut rows = Vec::new();
-                for name in releases {
-                    let value: Values<'_> = &[&name.number()];
-                    rows.extend(repeat(self, |it| {
-                        it.execute(&statements::RELEASE_IF_HELD, value)
-                    })?);
-                }
-                Ok(rows)
+    /// Releases those of the locks that are still held.
+    fn release_again(&mut self, names: &[LockKey]) -> Result<(), Failure> {
+        for name in names {
+            let key: Values<'_> = &[&name.number()];
+            repeat(self, |it| it.execute(&statements::RELEASE_IF_HELD, key))?;
+            if name.is_of_semaphore()
+                && let Err(failure) = repeat(self, |it| it.execute(&statements::NOTIFY, key))
+                // The pause that is not ended ends by itself.
+                && !matches!(failure, Failure::Refused(_))
+            {
+                return Err(failure);
             }
-            released => released.map_err(|error| error.into_failure(&self.shared.server)),
         }
+        Ok(())
     }
 }
 

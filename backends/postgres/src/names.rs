@@ -86,6 +86,11 @@ impl LockKey {
         self.with(self.key | u64::from(limit) << PART | u64::from(slot))
     }
 
+    /// Returns whether this is a key of a semaphore.
+    pub(crate) fn is_of_semaphore(&self) -> bool {
+        self.key & SEMAPHORE != 0
+    }
+
     /// Returns whether this is the bell of a semaphore.
     pub(crate) fn is_bell(&self) -> bool {
         self.key & (SEMAPHORE | PARTS) == SEMAPHORE | BELL
@@ -94,7 +99,7 @@ impl LockKey {
     /// Returns limit and slot if this is the lease of a permit.
     pub(crate) fn of_permit(&self) -> Option<(u32, u32)> {
         let (limit, slot) = (self.key >> PART & PART_MASK, self.key & PART_MASK);
-        let is_permit = self.key & SEMAPHORE != 0 && limit > 0;
+        let is_permit = self.is_of_semaphore() && limit > 0;
         let part = |part: u64| u32::try_from(part).ok();
         part(limit).zip(part(slot)).filter(|_| is_permit)
     }
@@ -123,7 +128,7 @@ impl SessionName for LockKey {
     }
 
     fn gate(&self) -> Option<Self> {
-        (self.key & SEMAPHORE != 0).then(|| self.with(self.key & !PARTS))
+        self.is_of_semaphore().then(|| self.with(self.key & !PARTS))
     }
 
     fn is_akin(&self, other: &Self) -> bool {

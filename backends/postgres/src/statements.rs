@@ -46,6 +46,12 @@ impl Verbs {
     }
 }
 
+/// Releases a permit, and ends the pause of the session that waits for one. The first column is as a lock's.
+pub(crate) static RELEASE_PERMIT: LazyLock<String> = LazyLock::new(|| {
+    let notify = notify("$1::int8");
+    format!("SELECT pg_advisory_unlock($1::int8)::int4, {notify}")
+});
+
 /// What [`SEVERAL`] does with a lock: 0 to release it, 2 to try it, and 1 more if it is shared.
 pub(crate) fn steps(name: &LockKey) -> [i64; 2] {
     let shared = i64::from(name.is_shared);
@@ -54,16 +60,26 @@ pub(crate) fn steps(name: &LockKey) -> [i64; 2] {
 
 /// Releases and tries locks in the order of two arrays: of [`steps`], and of the keys. Returns a row for each, as the
 /// statement about one lock does.
-pub(crate) static SEVERAL: LazyLock<String> = LazyLock::new(|| {
+pub(crate) static SEVERAL: LazyLock<String> = LazyLock::new(|| several(""));
+
+/// As [`SEVERAL`], where some of what is released are permits: these have the negative keys.
+pub(crate) static SEVERAL_AND_NOTIFY: LazyLock<String> = LazyLock::new(|| {
+    let notify = notify("key");
+    several(&format!(
+        ", CASE WHEN step = 0 AND key < 0 THEN {notify} END"
+    ))
+});
+
+fn several(more_columns: &str) -> String {
     format!(
         "SELECT CASE step \
          WHEN 0 THEN pg_advisory_unlock(key)::int4 \
          WHEN 1 THEN pg_advisory_unlock_shared(key)::int4 \
          WHEN 2 THEN CASE WHEN pg_try_advisory_lock(key) THEN {EPOCH} ELSE 0 END \
          ELSE CASE WHEN pg_try_advisory_lock_shared(key) THEN {EPOCH} ELSE 0 END \
-         END FROM unnest($1::int4[], $2::int8[]) AS steps (step, key)"
+         END{more_columns} FROM unnest($1::int4[], $2::int8[]) AS steps (step, key)"
     )
-});
+}
 
 /// The longest wait for the gate of a semaphore in ms: a session holds it within a statement only.
 pub(crate) const GATE_LIMIT: u64 = 1_000;
@@ -152,14 +168,22 @@ pub(crate) static TRY_PERMIT_OR_PAUSE: LazyLock<String> = LazyLock::new(|| {
     format!("SELECT concat(pg_advisory_lock($1::int8), pg_advisory_unlock($1::int8)), {take}")
 });
 
-/// Ends the pause of the session that holds the bell `$1`, if one does. A shared lock is how to see that.
-pub(crate) static NOTIFY: LazyLock<String> = LazyLock::new(|| {
+/// Ends the pause of the session that waits for a permit of the semaphore with the key `$1`.
+pub(crate) static NOTIFY: LazyLock<String> =
+    LazyLock::new(|| format!("SELECT {}", notify("$1::int8")));
+
+/// Ends the pause of the session that holds the bell of the semaphore with a key, if one does and this user may. A
+/// shared lock is how to see that one does.
+fn notify(key: &str) -> String {
+    let bell = format!("({key} >> 20 << 20 | 1)");
+    let is_bell = IS_KEY.replace("$1::int8", &bell);
     format!(
-        "SELECT CASE WHEN pg_try_advisory_lock_shared($1::int8) THEN pg_advisory_unlock_shared($1::int8) \
+        "CASE WHEN pg_try_advisory_lock_shared({bell}) THEN pg_advisory_unlock_shared({bell}) \
          ELSE (SELECT bool_or(pg_cancel_backend(pid)) FROM pg_locks \
-         WHERE {IS_KEY} AND mode = 'ExclusiveLock' AND granted) END"
+         WHERE {is_bell} AND mode = 'ExclusiveLock' AND granted \
+         AND pg_has_role((SELECT usesysid FROM pg_stat_get_activity(pid)), 'USAGE')) END"
     )
-});
+}
 
 /// Releases all keys of the semaphore with the gate `$1` that this session holds, except those in the array `$2`.
 pub(crate) static UNDO_PERMIT: LazyLock<String> = LazyLock::new(|| {

@@ -4,15 +4,28 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use lockkeeper_core::{Error, LockKeeper, Mode, StoreInfo};
+use lockkeeper_core::{
+    Backend, Error, Grant, HostInstant, LockKeeper, Mode, Operation, ReleaseRequest, Released,
+    StoreInfo,
+};
 use lockkeeper_testkit::{PostgresKind, PostgresServer, until};
 
-use crate::store::{Case, WAIT_LIMIT, attempt, granted, locks, open, provider, release, start};
+use crate::store::{
+    Case, Lease, WAIT_LIMIT, attempt, granted, locks, open, provider, release, start, start_own,
+};
 
 pub(crate) const CASES: &[Case] = &[
     (
         "released_permit_ends_the_pause_of_the_first_waiter",
         released_permit_ends_the_pause_of_the_first_waiter,
+    ),
+    (
+        "permits_released_together_end_the_pause",
+        permits_released_together_end_the_pause,
+    ),
+    (
+        "free_permit_takes_two_statements",
+        free_permit_takes_two_statements,
     ),
     (
         "permit_is_released_though_its_waiter_is_another_users",
@@ -99,28 +112,78 @@ fn released_permit_ends_the_pause_of_the_first_waiter(kind: PostgresKind) {
     panic!("no pause was ended");
 }
 
-fn permit_is_released_though_its_waiter_is_another_users(kind: PostgresKind) {
+fn permits_released_together_end_the_pause(kind: PostgresKind) {
     let server = start(kind);
-    let password = PostgresServer::PASSWORD;
-    // The server belongs to the next case after this one.
+    // With two connections, the first one is shared as soon as it holds a permit.
+    let (store, keeper) = (provider(&server, 2), open(&server, "namespace=shop"));
+    let before = logged(&server, CANCELLED);
+    let release_together = |grants: &mut [Grant<Lease>]| {
+        let releases = grants.iter_mut().map(|grant| {
+            Operation::Release(ReleaseRequest {
+                lease: &mut grant.lease,
+                deadline: HostInstant::NEVER,
+                answer: None,
+            })
+        });
+        let mut releases: Vec<_> = releases.collect();
+        let commands = || store.usage().unwrap().commands;
+        let before = commands();
+        store.batch(&mut releases);
+        assert_eq!(commands(), before + 1);
+        for release in releases {
+            let Operation::Release(it) = release else {
+                panic!("all operations are releases");
+            };
+            assert_eq!(it.answer.unwrap().unwrap(), Released::Done);
+        }
+    };
+    for _ in 0..20 {
+        let mut grants = [(); 3].map(|()| granted(&store, permit(3)));
+        slot_after(&server, &keeper, || release_together(&mut grants));
+        if logged(&server, CANCELLED) > before {
+            return;
+        }
+    }
+    panic!("no pause was ended");
+}
+
+fn free_permit_takes_two_statements(kind: PostgresKind) {
+    const PAIRS: u64 = 10;
+    let server = start(kind);
+    let store = provider(&server, 10);
+    let pair = || release(&store, granted(&store, permit(5)));
+    pair();
+    let before = store.usage().unwrap().commands;
+    (0..PAIRS).for_each(|_| pair());
+    assert_eq!(store.usage().unwrap().commands, before + 2 * PAIRS);
+}
+
+/// PostgreSQL lets a user end statements of the roles that it is a member of, but none of a superuser's.
+fn permit_is_released_though_its_waiter_is_another_users(kind: PostgresKind) {
+    let server = start_own(kind);
+    let (user, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
     server
         .execute(&format!(
-            "DROP ROLE IF EXISTS guest; CREATE ROLE guest LOGIN PASSWORD '{password}'"
+            "CREATE ROLE guest LOGIN PASSWORD '{password}'; \
+             CREATE ROLE admin SUPERUSER LOGIN PASSWORD '{password}'; GRANT admin TO {user}"
         ))
         .unwrap();
     let store = provider(&server, 10);
-    let grants = [(); 3].map(|()| granted(&store, permit(3)));
     let (socket, database) = (server.socket(), PostgresServer::DATABASE);
-    let keeper = crate::store::try_open(&format!(
-        "postgres:?socket={}&user=guest&password={password}&db={database}&namespace=shop",
-        socket.display()
-    ));
-    let keeper = keeper.unwrap();
-    let mut grants = grants.into_iter();
-    let freed = grants.next().unwrap();
-    assert_eq!(slot_after(&server, &keeper, || release(&store, freed)), 0);
-    grants.for_each(|grant| release(&store, grant));
-    until("nothing is left", || locks(&server) == 0);
+    for waiter in ["guest", "admin"] {
+        let keeper = crate::store::try_open(&format!(
+            "postgres:?socket={}&user={waiter}&password={password}&db={database}&namespace=shop",
+            socket.display()
+        ));
+        let keeper = keeper.unwrap();
+        let grants = [(); 3].map(|()| granted(&store, permit(3)));
+        let mut grants = grants.into_iter();
+        let freed = grants.next().unwrap();
+        assert_eq!(slot_after(&server, &keeper, || release(&store, freed)), 0);
+        grants.for_each(|grant| release(&store, grant));
+        until("nothing is left", || locks(&server) == 0);
+    }
+    assert_eq!(logged(&server, NOT_OWNED), 0);
 }
 
 fn permits_of_a_process_share_connections(kind: PostgresKind) {
