@@ -1,14 +1,12 @@
 //! The provider.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, Mode, Operation, Proof, Released, Renewal, StoreInfo, StoreUrl, SystemClock,
-    Usage,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, Mode, Proof,
+    StoreInfo, SystemClock, Usage,
 };
-use lockkeeper_remote::Endpoint;
+use lockkeeper_remote::session_verbs;
 use lockkeeper_remote::sessions::SessionLease;
 
 use crate::connection::Connection;
@@ -17,9 +15,6 @@ use crate::permits::MAX_PERMITS;
 use crate::statements;
 use crate::store::Store;
 use crate::{BACKEND, MySqlOptions};
-
-/// How many operations travel together.
-const BATCH: usize = 256;
 
 /// A grant of a [`MySqlProvider`].
 type Lease = SessionLease<Connection>;
@@ -113,26 +108,11 @@ impl StoreInfo for MySqlProvider {
     }
 
     fn location(&self) -> String {
-        let namespace = ("namespace", self.0.locks.namespace.as_str());
-        match &self.0.locks.options.endpoint {
-            Endpoint::Unix(path) => {
-                let socket = ("socket", &*path.to_string_lossy());
-                StoreUrl::location("mysql:", "", &[socket, namespace])
-            }
-            tcp => StoreUrl::location(&format!("mysql://{tcp}"), "", &[namespace]),
-        }
+        self.0.locks.location("mysql")
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities = Capabilities::new()
-            .with(Capability::CrossProcess)
-            .with(Capability::CrossHost)
-            .with(Capability::DeadOwnerTakeOver)
-            .with(Capability::CommitProof)
-            .with(Capability::Permits)
-            .with_max_permits(MAX_PERMITS)
-            .with_batch(BATCH)
-            .with_attempt_limit(self.0.locks.options.attempt_time());
+        let capabilities = self.0.locks.capabilities(MAX_PERMITS);
         // Readers rely on the end of their guardian's session being noticed.
         match cfg!(unix) {
             true => capabilities.with(Capability::Shared),
@@ -169,28 +149,7 @@ impl Backend for MySqlProvider {
         }
     }
 
-    fn renew(
-        &self,
-        lease: &mut Lease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        self.0.locks.renew(lease, ttl, deadline)
-    }
-
-    fn release(&self, lease: &mut Lease, deadline: HostInstant) -> Result<Released, Error> {
-        self.0.locks.release(lease, deadline)
-    }
-
-    fn batch(&self, operations: &mut [Operation<'_, Lease>]) {
-        self.0
-            .locks
-            .batch(operations, |request| Backend::acquire(self, request));
-    }
-
-    fn watch_leases(&self, verifier: LeaseVerifier) {
-        self.0.locks.watch_leases(verifier);
-    }
+    session_verbs!();
 
     fn proof(&self, lease: &Lease) -> Option<Proof> {
         Some(statements::proof(lease, self.0.dialect))

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, HostInstant,
-    LeaseVerifier, LockName, Mode, Operation, Proof, Released, Renewal, StoreInfo, StoreUrl,
-    SystemClock, TransactionLockSql, Usage,
+    AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, LockName, Mode,
+    Proof, StoreInfo, SystemClock, TransactionLockSql, Usage,
 };
-use lockkeeper_remote::Endpoint;
+use lockkeeper_remote::session_verbs;
 use lockkeeper_remote::sessions::{SessionLease, SessionName as _};
 
 use crate::connection::Connection;
@@ -16,9 +15,6 @@ use crate::names::{LockKey, MAX_PERMITS};
 use crate::statements;
 use crate::store::Store;
 use crate::{BACKEND, PostgresOptions};
-
-/// How many operations travel together.
-const BATCH: usize = 256;
 
 /// A grant of a [`PostgresProvider`].
 type Lease = SessionLease<Connection>;
@@ -97,27 +93,12 @@ impl StoreInfo for PostgresProvider {
     }
 
     fn location(&self) -> String {
-        let namespace = ("namespace", self.0.locks.namespace.as_str());
-        match &self.0.locks.options.endpoint {
-            Endpoint::Unix(path) => {
-                let socket = ("socket", &*path.to_string_lossy());
-                StoreUrl::location("postgres:", "", &[socket, namespace])
-            }
-            tcp => StoreUrl::location(&format!("postgres://{tcp}"), "", &[namespace]),
-        }
+        self.0.locks.location("postgres")
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new()
-            .with(Capability::CrossProcess)
-            .with(Capability::CrossHost)
-            .with(Capability::DeadOwnerTakeOver)
-            .with(Capability::CommitProof)
-            .with(Capability::Permits)
-            .with(Capability::Shared)
-            .with_max_permits(MAX_PERMITS)
-            .with_batch(BATCH)
-            .with_attempt_limit(self.0.locks.options.attempt_time())
+        let capabilities = self.0.locks.capabilities(MAX_PERMITS);
+        capabilities.with(Capability::Shared)
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -143,28 +124,7 @@ impl Backend for PostgresProvider {
         self.0.locks.acquire(request)
     }
 
-    fn renew(
-        &self,
-        lease: &mut Lease,
-        ttl: Duration,
-        deadline: HostInstant,
-    ) -> Result<Renewal, Error> {
-        self.0.locks.renew(lease, ttl, deadline)
-    }
-
-    fn release(&self, lease: &mut Lease, deadline: HostInstant) -> Result<Released, Error> {
-        self.0.locks.release(lease, deadline)
-    }
-
-    fn batch(&self, operations: &mut [Operation<'_, Lease>]) {
-        self.0
-            .locks
-            .batch(operations, |request| Backend::acquire(self, request));
-    }
-
-    fn watch_leases(&self, verifier: LeaseVerifier) {
-        self.0.locks.watch_leases(verifier);
-    }
+    session_verbs!();
 
     fn proof(&self, lease: &Lease) -> Option<Proof> {
         Some(statements::proof(lease))

@@ -55,6 +55,22 @@ pub const RESTART_GRACE: Key<Duration> = Key::new(
     "how long a server that was just started grants nothing; with at least the ttl, no lock that the restart lost is still held; 0s is off",
 );
 
+/// The path of the server's Unix socket.
+pub const SOCKET: Key<String> = Key::new(
+    "socket",
+    Takes::Text("a path"),
+    "none",
+    "the server's Unix socket, for a URL without host",
+);
+
+/// Whether connections are encrypted.
+pub const TLS: Key<bool> = Key::new(
+    "tls",
+    Takes::FLAG,
+    "off",
+    "whether connections are encrypted",
+);
+
 /// A file of certificates to trust.
 pub const CA_FILE: Key<String> = Key::new(
     "ca_file",

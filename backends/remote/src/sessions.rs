@@ -27,6 +27,7 @@ mod attempt;
 mod batch;
 mod connection;
 mod detached;
+mod driver;
 mod lease;
 mod requests;
 mod semaphore;
@@ -35,6 +36,7 @@ mod state;
 mod store;
 
 pub use connection::{Holders, SessionConnection, SessionName};
+pub use driver::{driver_keys, driver_options};
 pub use lease::SessionLease;
 pub use requests::{Attempt, Attempted, Replies, Requests, Taken};
 pub use semaphore::repeat;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireRequest, Clock, Error, Grant, HostInstant, LeaseVerifier, Operation, ReleaseRequest,
-    Released, RenewRequest, Renewal,
+    AcquireRequest, Capabilities, Capability, Clock, Error, Grant, HostInstant, LeaseVerifier,
+    Operation, ReleaseRequest, Released, RenewRequest, Renewal, StoreUrl,
 };
 
 use crate::LAST_ATTEMPT;
 use crate::failure::{Failure, Server, senseless};
-use crate::options::RemoteOptions;
+use crate::options::{Endpoint, RemoteOptions};
 use crate::pool::{Found, Pool, PooledConn};
 
 use super::Sessions;
@@ -20,6 +20,9 @@ use super::batch::batch;
 use super::connection::SessionConnection;
 use super::lease::SessionLease;
 use super::session::Session;
+
+/// How many operations travel together.
+const BATCH: usize = 256;
 
 /// The grant, `None` if another holder has the name, or why neither is known.
 pub(crate) type Acquired<C> = Result<Option<Grant<SessionLease<C>>>, Error>;
@@ -78,6 +81,31 @@ impl<C: SessionConnection> SessionStore<C> {
             server,
             connect: Box::new(connect),
         }
+    }
+
+    /// Returns the URL of the namespace: see [`StoreInfo::location`](lockkeeper_core::StoreInfo::location).
+    pub fn location(&self, scheme: &str) -> String {
+        let namespace = ("namespace", self.namespace.as_str());
+        match &self.options.endpoint {
+            Endpoint::Unix(path) => {
+                let socket = ("socket", &*path.to_string_lossy());
+                StoreUrl::location(&format!("{scheme}:"), "", &[socket, namespace])
+            }
+            tcp => StoreUrl::location(&format!("{scheme}://{tcp}"), "", &[namespace]),
+        }
+    }
+
+    /// Returns the capabilities of all stores with sessions, for a largest limit of semaphores.
+    pub fn capabilities(&self, max_permits: u32) -> Capabilities {
+        Capabilities::new()
+            .with(Capability::CrossProcess)
+            .with(Capability::CrossHost)
+            .with(Capability::DeadOwnerTakeOver)
+            .with(Capability::CommitProof)
+            .with(Capability::Permits)
+            .with_max_permits(max_permits)
+            .with_batch(BATCH)
+            .with_attempt_limit(self.options.attempt_time())
     }
 
     /// Acquires a name: see [`Backend::acquire`](lockkeeper_core::Backend::acquire).
@@ -212,4 +240,38 @@ impl<C: SessionConnection> SessionStore<C> {
         let most = usize::try_from(self.options.pool_size / 2).unwrap_or(usize::MAX);
         self.sessions.count() >= most.max(1)
     }
+}
+
+/// Defines the verbs of a [`Backend`](lockkeeper_core::Backend) that are the same in all stores with sessions, for a provider
+/// whose [`SessionStore`] is `self.0.locks`.
+#[macro_export]
+macro_rules! session_verbs {
+    () => {
+        fn renew(
+            &self,
+            lease: &mut Self::Lease,
+            ttl: ::std::time::Duration,
+            deadline: ::lockkeeper_core::HostInstant,
+        ) -> Result<::lockkeeper_core::Renewal, ::lockkeeper_core::Error> {
+            self.0.locks.renew(lease, ttl, deadline)
+        }
+
+        fn release(
+            &self,
+            lease: &mut Self::Lease,
+            deadline: ::lockkeeper_core::HostInstant,
+        ) -> Result<::lockkeeper_core::Released, ::lockkeeper_core::Error> {
+            self.0.locks.release(lease, deadline)
+        }
+
+        fn batch(&self, operations: &mut [::lockkeeper_core::Operation<'_, Self::Lease>]) {
+            self.0.locks.batch(operations, |request| {
+                ::lockkeeper_core::Backend::acquire(self, request)
+            });
+        }
+
+        fn watch_leases(&self, verifier: ::lockkeeper_core::LeaseVerifier) {
+            self.0.locks.watch_leases(verifier);
+        }
+    };
 }
