@@ -2,6 +2,8 @@
 //! server on the client's core for a while and then on another one, which takes three times as long, and
 //! a ratio would depend on which of the two rows met which phase.
 
+#[cfg(target_os = "linux")]
+use std::fs;
 use std::io;
 
 #[cfg(target_os = "linux")]
@@ -18,25 +20,14 @@ pub(crate) struct Pinned {
 
 #[cfg(target_os = "linux")]
 impl Pinned {
-    /// Pins client and server. Call this before opening the connections that are measured, since the threads of a server
-    /// inherit the core from the threads that start them.
+    /// Pins client and server. Threads and sessions that the server starts later inherit the core.
     pub(crate) fn to_own_cores(server: Option<u32>) -> io::Result<Self> {
         let before = sched_getaffinity(None)?;
         let mut cores = (0..CpuSet::MAX_CPU).filter(|core| before.is_set(*core));
         if let (Some(server), Some(ours), Some(theirs)) = (server, cores.next(), cores.next_back())
         {
             sched_setaffinity(None, &only(ours))?;
-            for task in std::fs::read_dir(format!("/proc/{server}/task"))? {
-                let task = task?.file_name().to_string_lossy().parse();
-                let Some(task) = task.ok().and_then(Pid::from_raw) else {
-                    continue;
-                };
-                match sched_setaffinity(Some(task), &only(theirs)) {
-                    // The thread has ended.
-                    Ok(()) | Err(Errno::SRCH) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
+            pin(server, &only(theirs))?;
         }
         Ok(Self { before })
     }
@@ -47,6 +38,29 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = sched_setaffinity(None, &self.before);
     }
+}
+
+/// Pins the threads of a process, and its children, such as the sessions of PostgreSQL.
+#[cfg(target_os = "linux")]
+fn pin(process: u32, cores: &CpuSet) -> io::Result<()> {
+    let tasks = format!("/proc/{process}/task");
+    for task in fs::read_dir(&tasks)? {
+        let task = task?.file_name().to_string_lossy().into_owned();
+        let Some(thread) = task.parse().ok().and_then(Pid::from_raw) else {
+            continue;
+        };
+        match sched_setaffinity(Some(thread), cores) {
+            // It has ended meanwhile.
+            Err(Errno::SRCH) => continue,
+            pinned => pinned?,
+        }
+        let children = fs::read_to_string(format!("{tasks}/{task}/children")).unwrap_or_default();
+        for child in children.split_whitespace() {
+            // One that has ended meanwhile has no tasks.
+            let _ = child.parse().map(|child| pin(child, cores));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(target_os = "linux")]
