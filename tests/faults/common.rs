@@ -295,7 +295,7 @@ pub(crate) fn contend_during<S: FaultServer>(server: &S, memory: Memory, fault: 
     let held = holder.lock("a").unwrap();
     witness.enter(&held);
     let wait = Duration::from_secs(25);
-    let waiters = [(); 3].map(|()| server.queue_waiter(server.addr(), keys, wait, &witness));
+    let waiters = server.queue_waiters::<3>(server.addr(), keys, wait, &witness);
     fault();
     let first = held.token();
     if memory == Memory::Lost {
@@ -377,13 +377,13 @@ fn server_killed_while_held<S: FaultServer>(kind: S::Kind) {
 fn server_stopped_past_all_deadlines<S: FaultServer>(kind: S::Kind) {
     let server = S::start(kind);
     let witness = Witness::new(true);
-    let holder = server.open("ttl=2s&response_timeout=1s");
+    let holder = server.open("ttl=4s&response_timeout=1s");
     let held = holder.lock("a").unwrap();
     witness.enter(&held);
-    let wait = Duration::from_secs(3);
+    let wait = Duration::from_secs(6);
     // What is granted to these waiters in the end expires with the ttl.
     let keys = "ttl=1s&response_timeout=1s";
-    let waiters = [(); 3].map(|()| server.queue_waiter(server.addr(), keys, wait, &witness));
+    let waiters = server.queue_waiters::<3>(server.addr(), keys, wait, &witness);
     server.daemon().stop().unwrap();
     assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     for waiter in waiters {

@@ -100,12 +100,26 @@ pub(crate) trait FaultServer: Sized + Sync {
 
     /// Starts a waiter for `a`, and returns when it is queued in the store.
     fn queue_waiter(&self, addr: SocketAddr, keys: &str, wait: Duration, seen: &Witness) -> Waiter {
-        let before = self.queue_length("a");
-        let waiter = Waiter::start(&self.url_with(addr, keys), wait, seen);
-        until("the waiter is queued", || {
-            self.queue_length("a") == before + 1
-        });
+        let [waiter] = self.queue_waiters(addr, keys, wait, seen);
         waiter
+    }
+
+    /// Starts waiters for `a` at the same time, and returns when all are queued in the store. On a busy machine, the wait of
+    /// the first one would be over before the last one has opened its keeper.
+    fn queue_waiters<const N: usize>(
+        &self,
+        addr: SocketAddr,
+        keys: &str,
+        wait: Duration,
+        seen: &Witness,
+    ) -> [Waiter; N] {
+        let before = self.queue_length("a");
+        let keepers = [(); N].map(|()| opened(&self.url_with(addr, keys)));
+        let waiters = keepers.map(|keeper| Waiter::of(keeper, wait, seen));
+        until("all waiters are queued", || {
+            self.queue_length("a") == before + N
+        });
+        waiters
     }
 }
 

@@ -80,8 +80,8 @@ impl Moment {
     /// Returns the wait that ends during the outage.
     fn short_wait(self) -> Duration {
         match self {
-            // It has to be queued in the server before the outage begins.
-            Self::Waiting => Duration::from_secs(6),
+            // Its request has to be in the server before the outage begins.
+            Self::Requested | Self::Waiting => Duration::from_secs(10),
             _ => Duration::from_millis(300),
         }
     }
@@ -114,15 +114,23 @@ fn end_in_outage_and_outlast_it<S: FaultServer>(
 ) {
     let proxy = Proxy::new(server.addr()).unwrap();
     // What is granted to the acquisition that ends expires with the ttl.
-    let keys = "ttl=2s&response_timeout=1s&connect_timeout=2s";
-    let [short, long] = [(); 2].map(|()| server.open_via(&proxy, keys));
+    let response_timeout = match (moment, outage) {
+        // The end of the connection ends the request, and no time-out does so before.
+        (Moment::Requested, Outage::Refused | Outage::Cut) => 10,
+        _ => 1,
+    };
+    let keys = format!("ttl=2s&response_timeout={response_timeout}s&connect_timeout=2s");
+    let [short, long] = [(); 2].map(|()| server.open_via(&proxy, &keys));
     let names = ["short", "long"].map(|wait| format!("a{moment:?}{outage:?}{wait}").to_lowercase());
     let [short_name, long_name] = &names;
     let mut tokens = Vec::new();
     if moment != Moment::NoConnection {
-        drop(short.try_lock_for(short_name, WAIT_LIMIT).unwrap().unwrap());
-        let guard = long.try_lock_for(long_name, WAIT_LIMIT).unwrap().unwrap();
-        tokens.push(guard.token());
+        for (keeper, name) in [(&short, short_name), (&long, long_name)] {
+            let guard = keeper.try_lock_for(name, WAIT_LIMIT).unwrap().unwrap();
+            tokens.push(guard.token());
+            // A drop may end before its release does, and the outage would meet that.
+            guard.release().unwrap();
+        }
     }
     let held = match moment {
         Moment::Waiting => names.each_ref().map(|name| holder.lock(name).ok()),

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper::ErrorKind;
+use lockkeeper::{ErrorKind, LockKeeper};
 
 use super::{HANG, Witness, opened};
 
@@ -16,8 +16,12 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     pub(crate) fn start(url: &str, wait: Duration, witness: &Witness) -> Self {
+        Self::of(opened(url), wait, witness)
+    }
+
+    /// Has a keeper wait.
+    pub(super) fn of(keeper: LockKeeper, wait: Duration, witness: &Witness) -> Self {
         let (sender, answer) = channel();
-        let keeper = opened(url);
         let witness = witness.clone();
         let deadline = Instant::now() + wait;
         thread::spawn(move || {
