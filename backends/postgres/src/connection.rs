@@ -20,7 +20,7 @@ use crate::connector::Shared;
 use crate::failure::{ServerError, classify, unavailable};
 use crate::login::Greeting;
 use crate::shown::ShownNames;
-use crate::statements::{GATE_LIMIT, LIMIT_WAITS};
+use crate::statements::GATE_LIMIT;
 use crate::wire::Wire;
 
 /// The first half of the keys of [`SessionId::mark`].
@@ -47,7 +47,7 @@ const GREETING: &str = "SELECT pg_backend_pid(), pg_is_in_recovery(), (1000 * da
 
 /// Prepares a session. The limits of time that a database or a user may have are for applications: they would end
 /// a wait.
-const PREPARE: &str = "SELECT pg_advisory_lock_shared($1::int4, $2::int4), pg_advisory_lock_shared($3::int4, $4::int4), set_config('statement_timeout', '0', false), set_config('idle_in_transaction_session_timeout', '0', false), set_config('default_transaction_isolation', 'read committed', false), set_config('plan_cache_mode', 'force_generic_plan', false)";
+const PREPARE: &str = "SELECT pg_advisory_lock_shared($1::int4, $2::int4), pg_advisory_lock_shared($3::int4, $4::int4), set_config('lock_timeout', $5::int8::text, false), set_config('statement_timeout', '0', false), set_config('idle_in_transaction_session_timeout', '0', false), set_config('default_transaction_isolation', 'read committed', false), set_config('plan_cache_mode', 'force_generic_plan', false)";
 
 /// Asks for the server's own number of the session.
 const PID: &str = "SELECT pg_backend_pid()";
@@ -188,12 +188,8 @@ impl Connection {
     pub(crate) fn prepare(&mut self) -> Result<(), Failure> {
         let mark = self.session.mark;
         let namespace = self.shared.namespace_mark;
-        let marked: Values<'_> = &[&MARKS, &mark, &NAMESPACES, &namespace];
-        let replies = self.pipeline(&[
-            (PREPARE, marked),
-            (LIMIT_WAITS, &[&GATE_LIMIT]),
-            (CHECK_CLIENT, &[]),
-        ])?;
+        let values: Values<'_> = &[&MARKS, &mark, &NAMESPACES, &namespace, &GATE_LIMIT];
+        let replies = self.pipeline(&[(PREPARE, values), (CHECK_CLIENT, &[])])?;
         let prepared = replies.into_iter().next().unwrap_or(Ok(Vec::new()));
         self.first(prepared).map(drop)
     }

@@ -193,16 +193,12 @@ impl Connection {
     fn wait_for(&mut self, name: &LockKey, wait: Duration, grace: Duration) -> Attempted<LockKey> {
         let before = self.shared.last_epoch.get();
         self.limit = wait + grace;
-        let replies = self.pipeline(&[
-            (statements::LIMIT_WAITS, &[&millis(wait)]),
-            (&Verbs::of(name).wait, &[&name.number()]),
-            (statements::LIMIT_WAITS, &[&statements::GATE_LIMIT]),
-        ]);
+        let values: Values<'_> = &[&name.number(), &millis(wait)];
+        let replies = self.pipeline(&[(&Verbs::of(name).wait, values)]);
         self.limit = grace;
-        let waited = replies?.into_iter().nth(1).ok_or_else(unreadable)?;
-        match waited {
+        match replies?.pop().ok_or_else(unreadable)? {
             Ok(rows) => {
-                let epoch = rows.first().and_then(|row| row.number(1));
+                let epoch = rows.first().and_then(|row| row.number(2));
                 self.taken(name.clone(), before, epoch.ok_or_else(unreadable)?, 0)
             }
             Err(error) if error.state == ServerError::LOCK_TIMEOUT => {

@@ -17,7 +17,7 @@ const DIALECT: &str = "PostgreSQL";
 pub(crate) struct Verbs {
     /// Tries to take it. Returns the epoch, or 0 if another session holds it or waits for it.
     pub(crate) attempt: String,
-    /// Waits for it until the session's `lock_timeout`. Returns the epoch in the second column.
+    /// Waits for it for `$2` ms. Returns the epoch in the third column.
     pub(crate) wait: String,
     /// Releases it. Returns 1 if the session held it, else 0.
     pub(crate) release: String,
@@ -32,7 +32,11 @@ impl Verbs {
             attempt: format!(
                 "SELECT CASE WHEN pg_try_advisory_lock{mode}($1::int8) THEN {EPOCH} ELSE 0 END"
             ),
-            wait: format!("SELECT pg_advisory_lock{mode}($1::int8), {EPOCH}"),
+            // The server reads the setting when the wait begins, and has the former one after the statement.
+            wait: format!(
+                "SELECT set_config('lock_timeout', $2::int8::text, true), \
+                 pg_advisory_lock{mode}($1::int8), {EPOCH}"
+            ),
             release: format!("SELECT pg_advisory_unlock{mode}($1::int8)::int4"),
         }
     }
@@ -83,9 +87,6 @@ fn several(more_columns: &str) -> String {
 
 /// The longest wait for the gate of a semaphore in ms: a session holds it within a statement only.
 pub(crate) const GATE_LIMIT: u64 = 1_000;
-
-/// Has the server end each wait for a lock after some milliseconds.
-pub(crate) const LIMIT_WAITS: &str = "SELECT set_config('lock_timeout', $1::int8::text, false)";
 
 /// The condition for rows of `pg_locks` on the key `$1`.
 const IS_KEY: &str = "locktype = 'advisory' AND objsubid = 1 \

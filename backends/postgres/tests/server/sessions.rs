@@ -21,6 +21,10 @@ pub(crate) const CASES: &[Case] = &[
         "cancelled_wait_leaves_the_servers_queue",
         cancelled_wait_leaves_the_servers_queue,
     ),
+    (
+        "wait_takes_one_statement_beside_its_attempt",
+        wait_takes_one_statement_beside_its_attempt,
+    ),
     ("stopped_server_is_unanswered", stopped_server_is_unanswered),
     (
         "databases_have_locks_of_their_own",
@@ -77,6 +81,25 @@ fn cancelled_wait_leaves_the_servers_queue(kind: PostgresKind) {
     until("the server's queue is empty", || {
         server.value(WAITING).unwrap() == "0"
     });
+}
+
+fn wait_takes_one_statement_beside_its_attempt(kind: PostgresKind) {
+    let server = start(kind);
+    let (keeper, waiter) = (open(&server, ""), open(&server, ""));
+    waiter.lock("a").unwrap().release().unwrap();
+    let held = keeper.lock("a").unwrap();
+    let commands = || waiter.usage().unwrap().commands;
+    let before = commands();
+    let next = thread::scope(|scope| {
+        let wait = scope.spawn(|| waiter.try_lock_for("a", WAIT_LIMIT).unwrap());
+        until("it waits in the server", || {
+            server.value(WAITING).unwrap() == "1"
+        });
+        held.release().unwrap();
+        wait.join().unwrap().expect("it is free")
+    });
+    assert_eq!(commands(), before + 2);
+    next.release().unwrap();
 }
 
 fn stopped_server_is_unanswered(kind: PostgresKind) {
