@@ -64,7 +64,9 @@ impl<'a> Attempt<'a> {
         let keys = store.name_keys(request.name(), request.mode());
         // An attempt without a reply may have written its key, and may still do so: this one is not to write it.
         let key = match request.mode() {
-            Mode::Exclusive if !request.is_retry() => keys.reused(store.number),
+            Mode::Exclusive | Mode::Permit { .. } if !request.is_retry() => {
+                keys.reused(request.mode(), store.number)
+            }
             _ => keys.of(request),
         };
         Self {
@@ -86,8 +88,7 @@ impl<'a> Attempt<'a> {
         let mut stage = queued.map_or(Stage::Free, Stage::Queued);
         loop {
             // A name that is free needs no lease for a key that waits.
-            let may_queue = is_permit || stage != Stage::Free;
-            let bound = self.bind(may_queue, until)?;
+            let bound = self.bind(stage != Stage::Free, until)?;
             let asked = match is_permit {
                 true => self.ask_permit(stage, &bound, until),
                 false => self.ask_lock(stage, &bound, until),
@@ -159,12 +160,6 @@ impl<'a> Attempt<'a> {
         let reply = self.store.client.txn(txn, until)?;
         match self.read(&reply, TxnReply(&reply), queued, bound, until)? {
             Ok(grant) => Ok(Step::Answer(Answer::Granted(grant))),
-            Err(all) if stage == Stage::Free && self.request.deadline().is_some() => {
-                let own = self.adopt(&all);
-                Ok(Step::Again(
-                    own.map_or(Stage::Enter, |own| Stage::Queued(own.seen())),
-                ))
-            }
             Err(all) => self.place(&all, revision(&reply), bound, until),
         }
     }
@@ -201,18 +196,18 @@ impl<'a> Attempt<'a> {
         bound: &Bound,
         until: HostInstant,
     ) -> Result<Step, Failure> {
+        let waits = self.request.deadline().is_some();
         let Some(own) = self.adopt(all) else {
-            return Ok(match bound.waiting {
-                // The key has ended: this process was stopped or cut off for long. It queues anew.
-                Some(_) => Step::Again(Stage::Enter),
-                None if self.is_free(all) => Step::Again(Stage::Free),
-                None => Step::Answer(Answer::Busy),
+            return Ok(match waits {
+                // It has no key yet. Or the key has ended: this process was stopped or cut off for long.
+                true => Step::Again(Stage::Enter),
+                false if self.is_free(all) => Step::Again(Stage::Free),
+                false => Step::Answer(Answer::Busy),
             });
         };
         let mut seen = own.seen();
         match turn(self.request.mode(), &self.keys, all, Some(seen.created)) {
-            Turn::Granted(_) => Ok(Step::Again(Stage::Queued(seen))),
-            Turn::Waits(ahead) => {
+            Turn::Waits(ahead) if bound.waiting.is_some() || !waits => {
                 if let Some(lease) = bound.waiting.filter(|lease| own.lease != *lease) {
                     seen = self.keep_place(seen, lease, until)?;
                 }
@@ -222,6 +217,8 @@ impl<'a> Attempt<'a> {
                     ahead,
                 })))
             }
+            // If it waits, it first needs the lease for that.
+            _ => Ok(Step::Again(Stage::Queued(seen))),
         }
     }
 
@@ -236,8 +233,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// A permit is granted by the number of keys before it, which no comparison tells. So its key is granted in a
-    /// second transaction, if no key of the name was written meanwhile.
+    /// A permit is granted by the number of keys before it, which no comparison tells. So unless there is none, its key
+    /// is granted in a second transaction, if no key of the name was written meanwhile.
     fn ask_permit(
         &mut self,
         stage: Stage,
@@ -245,9 +242,16 @@ impl<'a> Attempt<'a> {
         until: HostInstant,
     ) -> Result<Step, Failure> {
         let mode = self.request.mode();
-        let (all, revision) = match bound.waiting.filter(|_| !matches!(stage, Stage::Queued(_))) {
-            Some(lease) => self.enter(lease, until)?,
-            None => self.store.read(&self.keys.all(), until)?,
+        let (all, revision) = match (stage, bound.waiting) {
+            (Stage::Queued(_), _) => self.store.read(&self.keys.all(), until)?,
+            (Stage::Enter, Some(lease)) => self.enter(lease, until)?,
+            _ => {
+                let reply = self.store.client.txn(self.first(bound), until)?;
+                match self.read(&reply, TxnReply(&reply), None, bound, until)? {
+                    Ok(grant) => return Ok(Step::Answer(Answer::Granted(grant))),
+                    Err(all) => (all, revision(&reply)),
+                }
+            }
         };
         if let Err(error) = check_limit(mode, &all) {
             // Its key is not to wait for permits that it never gets.

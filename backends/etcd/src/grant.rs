@@ -45,7 +45,7 @@ impl Attempt<'_> {
             compare.push(exists_since(&self.key, 0));
         }
         let otherwise = match self.request.deadline() {
-            Some(_) if !self.request.is_retry() => Vec::new(),
+            Some(_) if !mode.is_permit() && !self.request.is_retry() => Vec::new(),
             _ => vec![get(&self.keys.all())],
         };
         Txn {

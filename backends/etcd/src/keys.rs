@@ -1,7 +1,7 @@
 //! Keys: the requests of a name, and what a namespace has once.
 //!
 //! `lockkeeper/NAMESPACE/l/NAME/w/PROVIDER` is a request for the lock (`r/OWNER`: shared), and
-//! `lockkeeper/NAMESPACE/p/NAME/p/OWNER` one for a permit. An encoded part has no `/`, so keys of different names
+//! `lockkeeper/NAMESPACE/p/NAME/p/PROVIDER` one for a permit (`p/OWNER` if another one has that key). An encoded part has no `/`, so keys of different names
 //! never meet.
 
 use lockkeeper_core::{AcquireRequest, LockName, Mode};
@@ -37,6 +37,14 @@ impl KeyRange {
         let first = prefix.into();
         let end = format!("{}0", first.trim_end_matches('/'));
         Self { first, end }
+    }
+
+    /// Returns whether a key is one of these.
+    pub(crate) fn contains(&self, key: &str) -> bool {
+        match self.end.is_empty() {
+            true => key == self.first,
+            false => key >= self.first.as_str() && key < self.end.as_str(),
+        }
     }
 
     /// Returns the keys of all namespaces.
@@ -100,21 +108,25 @@ impl NameKeys {
         }
     }
 
-    /// Returns the key that no other request has.
-    pub(crate) fn of(&self, request: &AcquireRequest<'_>) -> String {
-        let kind = match request.mode() {
+    fn key(&self, mode: Mode, number: &str) -> String {
+        let kind = match mode {
             Mode::Shared => 'r',
             Mode::Permit { .. } => 'p',
             _ => 'w',
         };
-        format!("{}{kind}/{}", self.prefix, owner_text(request))
+        format!("{}{kind}/{number}", self.prefix)
     }
 
-    /// Returns the key that a provider's exclusive requests have one after the other.
+    /// Returns the key that no other request has.
+    pub(crate) fn of(&self, request: &AcquireRequest<'_>) -> String {
+        self.key(request.mode(), &owner_text(request))
+    }
+
+    /// Returns the key that requests of a provider in one mode have one after the other.
     ///
     /// etcd remembers a deleted key until its history is compacted, and a read of a range visits such keys as well.
-    pub(crate) fn reused(&self, provider: u64) -> String {
-        format!("{}w/{provider:016x}", self.prefix)
+    pub(crate) fn reused(&self, mode: Mode, provider: u64) -> String {
+        self.key(mode, &format!("{provider:016x}"))
     }
 }
 

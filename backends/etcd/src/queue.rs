@@ -7,7 +7,7 @@ use crate::keys::{KeyRange, NameKeys};
 use crate::wire::KeyValue;
 
 /// What a request has to wait for.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ahead {
     pub(crate) keys: KeyRange,
     /// How many of the keys have to be deleted.
@@ -40,7 +40,7 @@ pub(crate) fn turn(mode: Mode, keys: &NameKeys, all: &[KeyValue], created: Optio
     }
     // Only the last one before it matters: it goes after all that it waits for itself.
     let rivals = keys.rivals(mode);
-    let rivals = before.filter(|it| it.key >= rivals.first && it.key < rivals.end);
+    let rivals = before.filter(|it| rivals.contains(&it.key));
     match rivals.last() {
         None => Turn::Granted(0),
         Some(last) => Turn::Waits(Ahead {
