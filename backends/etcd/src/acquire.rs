@@ -92,7 +92,8 @@ fn wait(
 /// Waits until the keys ahead are deleted, or for the time after which to look. Returns whether they are.
 fn park(attempt: &Attempt<'_>, position: &Queued, deadline: HostInstant) -> bool {
     let request = attempt.request;
-    let waiter = attempt.store.listener.enter(position);
+    let listener = &attempt.store.listener;
+    let waiter = listener.enter(attempt.keys.all(), position);
     let unparker = waiter.unparker();
     let cancel = request.cancel();
     let _wake = cancel.map(|cancel| cancel.on_cancel(move || unparker.unpark()));

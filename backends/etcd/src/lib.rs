@@ -33,6 +33,7 @@ mod plain;
 mod provider;
 mod queue;
 mod store;
+mod waiters;
 mod wire;
 
 pub use driver::EtcdDriver;

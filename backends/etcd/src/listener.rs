@@ -1,13 +1,12 @@
 //! The connection and the thread of a provider that watch: keys whose deletion waiters wait for, and what may end
 //! leases.
 //!
-//! A watch cannot be added to a stream that runs, so a waiter that comes has the thread open another one. Each watch
+//! A watch cannot be added to a stream that runs, so a waiter for another name has the thread open another one. Each watch
 //! begins at the revision after the waiter's last look, so nothing is missed in between. Without a notification, a
 //! waiter looks later.
 
-use std::collections::BTreeMap;
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -22,7 +21,8 @@ use crate::attempt::Queued;
 use crate::connection::{Connection, Connector};
 use crate::keys::{CommonKeys, KeyRange};
 use crate::store::Store;
-use crate::wire::{number, revision, watch_deletions, watch_writes};
+use crate::waiters::{Names, Signal};
+use crate::wire::{decoded, number, revision, watch_deletions, watch_writes};
 
 /// A provider listens this long after its first grant, so that a program that only locks for a moment
 /// opens no second connection.
@@ -48,39 +48,11 @@ struct State {
     thread: Option<Thread>,
     /// Ends the stream when it is shut down.
     socket: Option<TcpStream>,
-    waiters: BTreeMap<u64, Watched>,
-    last_id: u64,
-    /// A waiter has come since the stream was asked for.
-    has_more: bool,
+    names: Names,
+    /// A name is to be watched that is not since the stream was asked for, or the other way round.
+    has_changed: bool,
     /// The last revision of which the stream has told.
     seen: i64,
-}
-
-/// What a waiter waits for.
-struct Watched {
-    keys: KeyRange,
-    /// The first revision that counts.
-    from: i64,
-    /// How many deletions are left.
-    deletions: u32,
-    is_due: Arc<AtomicBool>,
-    unparker: Unparker,
-}
-
-impl Watched {
-    /// Counts a deletion at this revision.
-    fn deleted(&mut self, at: i64) {
-        self.from = self.from.max(at + 1);
-        self.deletions = self.deletions.saturating_sub(1);
-        if self.deletions == 0 {
-            self.wake();
-        }
-    }
-
-    fn wake(&self) {
-        self.is_due.store(true, Ordering::SeqCst);
-        self.unparker.unpark();
-    }
 }
 
 impl Listener {
@@ -106,34 +78,34 @@ impl Listener {
         }
     }
 
-    /// Registers a waiter until the result is dropped.
-    pub(crate) fn enter(self: &Arc<Self>, queued: &Queued) -> Waiter {
-        let (parker, is_due) = (Parker::new(), Arc::new(AtomicBool::new(false)));
-        let watched = Watched {
-            keys: queued.ahead.keys.clone(),
-            from: queued.revision + 1,
-            deletions: queued.ahead.deletions,
-            is_due: Arc::clone(&is_due),
+    /// Registers a waiter for the name with these keys until the result is dropped.
+    pub(crate) fn enter(self: &Arc<Self>, keys: KeyRange, queued: &Queued) -> Waiter {
+        let parker = Parker::new();
+        let signal = Signal {
+            is_due: Arc::default(),
             unparker: parker.unparker().clone(),
         };
         let mut state = self.state.lock();
-        state.last_id += 1;
-        let id = state.last_id;
-        state.waiters.insert(id, watched);
-        state.has_more = true;
-        if let Some(socket) = &state.socket {
-            // It fails where the server has closed it already.
-            let _ = socket.shutdown(Shutdown::Both);
+        let (id, is_new) = state.names.enter(&keys, queued, signal.clone());
+        if is_new {
+            state.has_changed = true;
+            if let Some(socket) = &state.socket {
+                // It fails where the server has closed it already.
+                let _ = socket.shutdown(Shutdown::Both);
+            }
         }
         match &state.thread {
-            Some(thread) => thread.unpark(),
+            // It may pause before it connects again.
+            Some(thread) if state.socket.is_none() => thread.unpark(),
+            Some(_) => {}
             // Without a thread, the waiter looks for itself.
             None => state.thread = self.start(Duration::ZERO),
         }
         drop(state);
         Waiter {
             id,
-            is_due,
+            keys,
+            signal,
             parker,
             listener: Arc::clone(self),
         }
@@ -167,7 +139,7 @@ impl Listener {
         // Locked, so that a waiter that comes now is either seen or starts the thread.
         let mut state = self.state.lock();
         let is_used = self.store.strong_count() > 0
-            && !(self.verifiers.is_empty() && state.waiters.is_empty());
+            && !(self.verifiers.is_empty() && state.names.is_unused());
         if !is_used {
             state.thread = None;
         }
@@ -187,7 +159,7 @@ impl Listener {
             }
             let mut state = self.state.lock();
             state.socket = None;
-            may_have_missed = !state.has_more;
+            may_have_missed = !state.has_changed;
             drop(state);
             if !may_have_missed {
                 continue;
@@ -201,15 +173,15 @@ impl Listener {
         }
     }
 
-    /// Opens a stream with a watch for what ends leases, and one for each waiter. Returns the waiters by the
-    /// numbers of their watches.
-    fn connect(&self) -> Option<(Connection, Vec<Option<u64>>)> {
+    /// Opens a stream with a watch for what ends leases, and one for each name. Returns the first keys of the names by
+    /// the numbers of their watches.
+    fn connect(&self) -> Option<(Connection, Vec<Option<String>>)> {
         // Also if no connection is opened: a failure is to be followed by a pause.
-        self.state.lock().has_more = false;
+        self.state.lock().has_changed = false;
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
         let mut state = self.state.lock();
         state.socket = connection.socket().try_clone().ok();
-        state.has_more = false;
+        state.has_changed = false;
         let from = state.seen + i64::from(state.seen > 0);
         let base = KeyRange::one(self.keys.base.as_str());
         let mut requests = vec![
@@ -217,9 +189,9 @@ impl Listener {
             watch_deletions(&base, from),
         ];
         let mut watches = vec![None, None];
-        for (id, waiter) in &state.waiters {
-            requests.push(watch_deletions(&waiter.keys, waiter.from));
-            watches.push(Some(*id));
+        for (keys, from) in state.names.to_watch() {
+            requests.push(watch_deletions(keys, from));
+            watches.push(Some(keys.first.clone()));
         }
         drop(state);
         let requests: String = requests.iter().map(Value::to_string).collect();
@@ -227,8 +199,8 @@ impl Listener {
         Some((connection, watches))
     }
 
-    /// Listens until the stream ends.
-    fn listen(&self, connection: &mut Connection, watches: &[Option<u64>]) {
+    /// Listens until the stream ends, or has a watch that is of no use.
+    fn listen(&self, connection: &mut Connection, watches: &[Option<String>]) {
         while let Ok(Some(message)) = connection.next_message() {
             let Some(result) = message.get("result") else {
                 return;
@@ -241,16 +213,13 @@ impl Listener {
             let events = result.get("events").and_then(Value::as_array);
             let events = events.map_or(&[][..], Vec::as_slice);
             match watch {
-                Some(Some(id)) => {
-                    let Some(waiter) = state.waiters.get_mut(id) else {
-                        continue;
-                    };
-                    for event in events {
-                        waiter.deleted(event.pointer("/kv/mod_revision").map_or(0, number));
-                    }
-                    // Its first revision may be compacted: the waiter looks for itself.
-                    if is_cancelled {
-                        waiter.wake();
+                // Its first revision may be compacted.
+                Some(Some(name)) if is_cancelled => state.names.cancelled(name),
+                Some(Some(name)) => {
+                    let deletions: Vec<_> = events.iter().filter_map(deletion).collect();
+                    if !state.names.deleted(name, &deletions) {
+                        state.has_changed = true;
+                        return;
                     }
                 }
                 _ if is_cancelled => {
@@ -267,10 +236,17 @@ impl Listener {
     }
 }
 
+/// Returns the key of a deletion, and the revision.
+fn deletion(event: &Value) -> Option<(String, i64)> {
+    let key = event.get("kv")?;
+    Some((decoded(key.get("key")?), number(key.get("mod_revision")?)))
+}
+
 /// A waiter; the listening thread knows it until it is dropped.
 pub(crate) struct Waiter {
     id: u64,
-    is_due: Arc<AtomicBool>,
+    keys: KeyRange,
+    signal: Signal,
     parker: Parker,
     listener: Arc<Listener>,
 }
@@ -278,7 +254,7 @@ pub(crate) struct Waiter {
 impl Waiter {
     /// Returns whether the keys that it waits for are deleted.
     pub(crate) fn is_due(&self) -> bool {
-        self.is_due.load(Ordering::SeqCst)
+        self.signal.is_due.load(Ordering::SeqCst)
     }
 
     pub(crate) fn unparker(&self) -> Unparker {
@@ -292,6 +268,6 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        self.listener.state.lock().waiters.remove(&self.id);
+        self.listener.state.lock().names.leave(&self.keys, self.id);
     }
 }
