@@ -21,7 +21,8 @@ pub enum Fault {
     Pass,
     /// Requests are dropped: the server does not receive them.
     DropRequests,
-    /// Replies are dropped: the server has carried out the request, and the client gets no reply.
+    /// Replies are dropped: the server has carried out the request, and the client gets no reply. No stream leaves a part
+    /// out, so if more of the same reply comes when the fault is over, the connection is cut.
     DropReplies,
     /// Requests reach the server later by this time.
     DelayRequests(Duration),

@@ -174,6 +174,21 @@ fn dropped_reply_belongs_to_served_request() {
 }
 
 #[test]
+fn rest_of_a_dropped_reply_does_not_pass() {
+    let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let proxy = Proxy::new(server.local_addr().unwrap()).unwrap();
+    let mut client = Client::new(proxy.addr());
+    let (mut server, _) = server.accept().unwrap();
+    proxy.set(Fault::DropReplies);
+    server.write_all(b"first ").unwrap();
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.dropped_replies == 1));
+    proxy.set(Fault::Pass);
+    server.write_all(b"second\n").unwrap();
+    assert!(client.receive().map_or(true, |line| line.is_empty()));
+    assert_eq!(proxy.counts().cut, 1);
+}
+
+#[test]
 fn once_applies_to_one_request_with_the_needle() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();

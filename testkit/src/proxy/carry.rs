@@ -41,6 +41,7 @@ impl Shared {
                 Connection {
                     ends: vec![end],
                     armed: None,
+                    has_gap: false,
                 },
             );
             state.counts.accepted += 1;

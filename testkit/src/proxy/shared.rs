@@ -39,6 +39,8 @@ pub(super) struct Connection {
     pub(super) ends: Vec<TcpStream>,
     /// The fault of the last request, which its replies share.
     pub(super) armed: Option<(u64, Fault)>,
+    /// A part of the replies to the last request was dropped.
+    pub(super) has_gap: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -133,7 +135,8 @@ impl Shared {
                         state.decision += 1;
                         (state.decision, state.once.remove(found).1)
                     });
-                    state.connections.get_mut(&id)?.armed = armed;
+                    let connection = state.connections.get_mut(&id)?;
+                    (connection.armed, connection.has_gap) = (armed, false);
                 }
                 Way::Reply => state.counts.replies += 1,
             }
@@ -147,6 +150,16 @@ impl Shared {
                 .armed
                 .filter(|(decision, _)| *decision > state.set_at);
             let (decision, fault) = armed.unwrap_or((state.set_at, state.fault));
+            if way == Way::Reply && !chunk.is_empty() && fault != Fault::Dark {
+                let connection = state.connections.get_mut(&id)?;
+                if fault == Fault::DropReplies {
+                    connection.has_gap = true;
+                } else if connection.has_gap {
+                    state.cut(id);
+                    self.changed.notify_all();
+                    return None;
+                }
+            }
             if fault != Fault::Dark {
                 return Some((decision, fault));
             }
