@@ -15,6 +15,7 @@ pub(super) const CASES: &[Case] = &[
     ("tokens_grow_over_a_new_cluster", tokens_grow),
     ("tokens_grow_over_a_raised_base", tokens_grow_when_raised),
     ("released_name_leaves_one_key", one_key_is_reused),
+    ("first_permit_is_one_write", first_permit),
     ("forgotten_fixed_lease_ends", forgotten_fixed_lease_ends),
     ("late_request_binds_no_lock_for_long", late_request),
     ("full_database_is_told", full_database),
@@ -140,6 +141,34 @@ fn one_key_is_reused(kind: EtcdKind) {
     });
     assert_eq!(waited, first);
     assert_ne!(held_by(&rival), first);
+}
+
+/// The first permit is taken as a lock is, and leaves no more keys behind.
+fn first_permit(kind: EtcdKind) {
+    let server = start(kind);
+    let keeper = open_long(&server);
+    let permits = keeper.semaphore("a", 2).unwrap();
+    let revision = || {
+        let any = serde_json::json!({ "key": "AA==" });
+        let reply = server.call("/v3/kv/range", &any).unwrap();
+        let revision = reply.pointer("/header/revision").unwrap();
+        revision.as_str().unwrap().parse::<u64>().unwrap()
+    };
+    let keys = || server.keys("lockkeeper/default/p/a/").unwrap();
+    let before = revision();
+    let first = permits.acquire().unwrap();
+    assert_eq!(revision(), before + 1);
+    let key = keys().remove(0).key;
+    let second = permits.acquire().unwrap();
+    assert_eq!((first.slot(), second.slot()), (0, 1));
+    assert_eq!(keys().len(), 2);
+    first.release().unwrap();
+    assert_ne!(keys().remove(0).key, key);
+    second.release().unwrap();
+    assert_eq!(keys(), []);
+    let again = permits.acquire().unwrap();
+    assert_eq!(keys().remove(0).key, key);
+    again.release().unwrap();
 }
 
 /// A lock that is not renewed ends while another lock of its process keeps their lease in etcd alive.
