@@ -3,7 +3,8 @@
 use proc_macro2::TokenStream;
 use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType};
+use syn::visit::Visit;
+use syn::{Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType, TypeImplTrait};
 
 use crate::arguments::{Arguments, Mode};
 use crate::time::Time;
@@ -21,6 +22,7 @@ pub(crate) fn expand(arguments: &Arguments, mut function: ItemFn) -> Result<Toke
         sig,
         block,
     } = function;
+    let output = output(&sig.output);
     Ok(quote! {
         #(#attrs)* #vis #sig {
             // The keeper may be a reference already.
@@ -28,7 +30,7 @@ pub(crate) fn expand(arguments: &Arguments, mut function: ItemFn) -> Result<Toke
             let __lockkeeper_guard = #acquired;
             // What the body's last expression borrows ends with this statement, before the lock does.
             #[allow(clippy::let_and_return)]
-            let __lockkeeper_result = {
+            let __lockkeeper_result #output = {
                 #moved
                 #seen
                 #block
@@ -55,6 +57,26 @@ fn check(function: &ItemFn) -> Result<()> {
         return Err(Error::new(sig.ident.span(), text));
     }
     Ok(())
+}
+
+/// Returns the type of the body's value, to which the last expression may have to be coerced, such as to a box of a trait
+/// object. A variable cannot have an opaque type.
+fn output(output: &ReturnType) -> Option<TokenStream> {
+    let ReturnType::Type(_, output) = output else {
+        return None;
+    };
+    let mut search = FindOpaque(false);
+    search.visit_type(output);
+    (!search.0).then(|| quote!(: #output))
+}
+
+/// Whether a type has an `impl Trait` in it.
+struct FindOpaque(bool);
+
+impl Visit<'_> for FindOpaque {
+    fn visit_type_impl_trait(&mut self, _: &TypeImplTrait) {
+        self.0 = true;
+    }
 }
 
 /// Returns the expression that acquires the lock, or returns its error.

@@ -4,10 +4,11 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::Duration;
 
-use lockkeeper::{ErrorKind, LockKeeper, Mode, locked};
+use lockkeeper::{Config, ErrorKind, LockKeeper, Mode, ObservedLock, Observer, locked};
 
 /// An application's error.
 #[derive(Debug)]
@@ -59,10 +60,9 @@ impl Shop {
         }
     }
 
-    #[locked("seat:{id}", keeper = self.keeper, wait = "10ms", ttl = "30s", guard = lock)]
+    #[locked("seat:{id}", keeper = self.keeper, wait = "10ms", guard = lock)]
     fn book(&self, id: u32) -> Result<String, ShopError> {
         assert_eq!(lock.mode(), Mode::Exclusive);
-        assert!(lock.remaining() > Duration::from_secs(20));
         if id == 0 {
             return Err(ShopError::SoldOut);
         }
@@ -148,6 +148,82 @@ fn modes_are_those_of_the_attribute() {
     let read = read(keeper.clone(), "prices").unwrap();
     assert_eq!(read, ("2:prices".to_owned(), Mode::Shared));
     assert_eq!(report(&keeper).unwrap(), Mode::Permit { limit: 2 });
+}
+
+#[test]
+fn ttl_is_that_of_the_attribute() {
+    let keeper = lockkeeper::open("memory:?ttl=10s").unwrap();
+    macro_rules! check {
+        ($ttl:tt, $seconds:literal) => {{
+            #[locked("a", keeper = keeper, ttl = $ttl, guard = lock)]
+            fn remaining(keeper: &LockKeeper) -> Result<Duration, lockkeeper::Error> {
+                Ok(lock.remaining())
+            }
+            let (ttl, remaining) = (Duration::from_secs($seconds), remaining(&keeper).unwrap());
+            assert!(ttl / 2 < remaining && remaining <= ttl, "{remaining:?}");
+        }};
+    }
+    check!("90000ms", 90);
+    check!("270s", 270);
+    check!("15m", 900);
+    check!("1h", 3_600);
+    check!((Duration::from_secs(9_000)), 9_000);
+}
+
+/// Reports that a wait begins.
+struct Waits(mpsc::Sender<()>);
+
+impl Observer for Waits {
+    fn contended(&self, _: &ObservedLock<'_>) {
+        self.0.send(()).unwrap();
+    }
+}
+
+#[test]
+fn forever_is_no_wait_of_the_keeper() {
+    #[locked("a", keeper = keeper, wait = "forever")]
+    fn work(keeper: &LockKeeper) -> Result<(), lockkeeper::Error> {
+        Ok(())
+    }
+    let (sender, waits) = mpsc::channel();
+    let config = Config::from_url("memory:?wait=0s").unwrap();
+    let keeper = lockkeeper::open_config(&config.observer(Arc::new(Waits(sender)))).unwrap();
+    let _held = keeper.lock("a").unwrap();
+    let ended = thread::scope(|scope| {
+        let working = scope.spawn(|| work(&keeper));
+        waits.recv().unwrap();
+        keeper.close();
+        working.join().unwrap()
+    });
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::Cancelled);
+}
+
+#[test]
+fn body_is_coerced_to_the_type_of_the_function() {
+    trait Report {
+        fn pages(&self) -> usize;
+    }
+    impl Report for Vec<u32> {
+        fn pages(&self) -> usize {
+            self.len()
+        }
+    }
+    #[locked("report", keeper = keeper)]
+    fn boxed(keeper: &LockKeeper) -> Result<Box<dyn Report>, lockkeeper::Error> {
+        Ok(Box::new(vec![1_u32, 2]))
+    }
+    #[locked("report", keeper = keeper)]
+    fn sliced<'a>(keeper: &LockKeeper, all: &'a [u32; 1]) -> Result<&'a [u32], lockkeeper::Error> {
+        Ok(all)
+    }
+    #[locked("report", keeper = keeper)]
+    fn opaque(keeper: &LockKeeper) -> Result<impl Iterator<Item = u32>, lockkeeper::Error> {
+        Ok([1, 2, 3].into_iter())
+    }
+    let keeper = lockkeeper::open("memory:").unwrap();
+    assert_eq!(boxed(&keeper).unwrap().pages(), 2);
+    assert_eq!(sliced(&keeper, &[1]).unwrap(), [1]);
+    assert_eq!(opaque(&keeper).unwrap().sum::<u32>(), 6);
 }
 
 #[test]

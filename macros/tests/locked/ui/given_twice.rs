@@ -2,7 +2,7 @@
 
 use lockkeeper::{Error, LockKeeper, locked};
 
-#[locked("", keeper = keeper)]
+#[locked("a", keeper = keeper, wait = "1s", wait = "2s")]
 fn work(keeper: &LockKeeper) -> Result<(), Error> {
     Ok(())
 }
