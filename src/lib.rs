@@ -1,5 +1,5 @@
-//! Blocking locks by name, on the store of a URL: Redis, MySQL, MariaDB, a SQLite file, or the process
-//! itself. For programs whose work is done by threads. No async runtime comes along.
+//! Blocking locks by name, on the store of a URL: Redis, MySQL, MariaDB, PostgreSQL, etcd, a SQLite file, or the
+//! process itself. For programs whose work is done by threads. No async runtime comes along.
 //!
 //! ```
 //! let keeper = lockkeeper::open("memory:?ttl=30s&wait=5s")?;
@@ -317,6 +317,8 @@
 //! # Keys
 //!
 #![doc = include_str!("keys.md")]
+// Shows on docs.rs which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 use std::sync::LazyLock;
 

@@ -52,6 +52,9 @@
 //! On PostgreSQL, [`LockInTransaction::lock_in_transaction`] takes the lock of a name for as long as a transaction
 //! lives, without a guard.
 
+// Shows on docs.rs which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 mod commit;
 mod connection;
 mod drivers;
