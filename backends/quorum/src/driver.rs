@@ -9,7 +9,8 @@ use lockkeeper_core::{
 };
 
 use crate::BACKEND;
-use crate::provider::{QuorumMember, QuorumProvider, check_count};
+use crate::open::{QuorumMember, check_count};
+use crate::provider::QuorumProvider;
 
 /// Opens `quorum:?member=URL&member=URL&member=URL`, with three or five members.
 ///

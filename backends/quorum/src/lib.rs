@@ -17,6 +17,7 @@ mod driver;
 mod epochs;
 mod hold;
 mod member;
+mod open;
 mod provider;
 mod worker;
 
@@ -24,7 +25,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use driver::QuorumDriver;
 pub use hold::QuorumLease;
-pub use provider::{QuorumMember, QuorumProvider};
+pub use open::QuorumMember;
+pub use provider::QuorumProvider;
 
 /// The backend's name in errors and capabilities.
 const BACKEND: &str = "quorum";

@@ -12,7 +12,7 @@ use lockkeeper_core::{
 
 use crate::hold::{Hold, PATIENCE, Round};
 use crate::lock;
-use crate::provider::QuorumMember;
+use crate::open::QuorumMember;
 
 /// The pause after a failed attempt to open a member.
 const OPEN_EVERY: Duration = Duration::from_millis(500);

@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, ErrorKind, Grant,
-    HostInstant, LeaseVerifier, LockProvider, Released, Renewal, StoreInfo, StoreUrl, Usage,
+    HostInstant, LeaseVerifier, Released, Renewal, StoreInfo, StoreUrl, Usage,
 };
 
 use crate::acquire::Acquisition;
@@ -15,6 +14,7 @@ use crate::ballot::{Tally, majority};
 use crate::epochs::Epochs;
 use crate::hold::QuorumLease;
 use crate::member::{Job, Member};
+use crate::open::{QuorumMember, check_count, open_all};
 use crate::{BACKEND, worker};
 
 /// The part of a ttl by which a member keeps a lease longer: the clocks of two hosts run apart by no more, since
@@ -28,47 +28,6 @@ const INHERITED: [Capability; 3] = [
     Capability::CrossHost,
     Capability::DeadOwnerTakeOver,
 ];
-
-/// A store whose vote counts: where it is, and how it is opened.
-#[derive(Clone)]
-pub struct QuorumMember {
-    location: String,
-    open: Arc<dyn Fn() -> Result<Arc<dyn LockProvider>, Error> + Send + Sync>,
-}
-
-impl QuorumMember {
-    /// Describes a member. `location` identifies the store and shows no secret. `open` is called on a thread of
-    /// the quorum, again and again while its error is [retryable](Error::is_retryable).
-    pub fn new(
-        location: impl Into<String>,
-        open: impl Fn() -> Result<Arc<dyn LockProvider>, Error> + Send + Sync + 'static,
-    ) -> Self {
-        let (location, open) = (location.into(), Arc::new(open));
-        Self { location, open }
-    }
-
-    /// Returns the text that identifies the store.
-    pub(crate) fn location(&self) -> &str {
-        &self.location
-    }
-
-    pub(crate) fn open(&self) -> Result<Arc<dyn LockProvider>, Error> {
-        (self.open)()
-    }
-}
-
-impl From<Arc<dyn LockProvider>> for QuorumMember {
-    /// Makes a member of a store that is open.
-    fn from(store: Arc<dyn LockProvider>) -> Self {
-        Self::new(store.location(), move || Ok(Arc::clone(&store)))
-    }
-}
-
-impl fmt::Debug for QuorumMember {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("QuorumMember").field(&self.location).finish()
-    }
-}
 
 /// Locks that a majority of three or five independent stores hold. Clones share their connections.
 ///
@@ -152,66 +111,6 @@ impl QuorumProvider {
         let quorum = Arc::new(quorum);
         Ok(Self { quorum })
     }
-}
-
-/// Checks the number of members.
-pub(crate) fn check_count(members: usize) -> Result<(), Error> {
-    if matches!(members, 3 | 5) {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::InvalidValue,
-        format!("a quorum has 3 or 5 members, and {members} are named; give each as member=URL"),
-    ))
-}
-
-/// Opens all members at the same time, and returns those that are open.
-fn open_all(members: &[Arc<Member>]) -> Result<Vec<Arc<dyn LockProvider>>, Error> {
-    let opened: Vec<_> = std::thread::scope(|scope| {
-        let opening: Vec<_> = members
-            .iter()
-            .map(|member| scope.spawn(|| member.open()))
-            .collect();
-        let opened = opening.into_iter().map(ScopedJoinHandle::join);
-        opened.filter_map(Result::ok).collect()
-    });
-    let mut stores = Vec::with_capacity(members.len());
-    let mut failed = None;
-    for (member, opened) in members.iter().zip(opened) {
-        match opened {
-            Ok(store) => stores.push(store),
-            Err(error) if error.is_retryable() => failed = Some(error),
-            Err(error) => return Err(at_member(member, error)),
-        }
-    }
-    match failed {
-        Some(error) if stores.len() < majority(members.len()) => {
-            let text = few(stores.len(), members.len());
-            let few = match error.is_unreachable() {
-                true => Error::unreachable(text),
-                false => Error::new(ErrorKind::Unavailable, text),
-            };
-            Err(few.with_source(error))
-        }
-        _ => Ok(stores),
-    }
-}
-
-/// Returns the error of a member, with its location.
-fn at_member(member: &Member, error: Error) -> Error {
-    let text = format!(
-        "the member {}: {}",
-        member.source.location(),
-        error.message()
-    );
-    Error::new(error.kind(), text).with_source(error)
-}
-
-fn few(open: usize, members: usize) -> String {
-    format!(
-        "only {open} of {members} members answered, and a quorum needs {}; see to the others",
-        majority(members)
-    )
 }
 
 /// Returns the error of a call to which fewer than a majority of the members answered.

@@ -1,0 +1,182 @@
+//! The vote of the other members, after one has granted the name.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use lockkeeper_core::{ErasedLease, Error, Grant, HostInstant};
+
+use crate::ballot::{Decision, Vote, majority};
+use crate::hold::{Hold, PATIENCE, QuorumLease};
+use crate::lock;
+use crate::member::Job;
+use crate::provider::few_members;
+use crate::worker::GIVE_BACK;
+
+use super::{Acquisition, Turn, no_leases};
+
+/// How often an epoch that was too small is replaced by a larger one.
+const LARGER: u32 = 32;
+
+impl Acquisition<'_> {
+    /// Asks the other members, after one has granted the name. While others are not free, the caller keeps its turn
+    /// for [`PATIENCE`]: the releases of the last holder reach the members one after the other.
+    pub(super) fn take_turn(&mut self, head: usize) -> Result<Turn, Error> {
+        let until = self.request.now() + PATIENCE;
+        let mut repeats = 0;
+        loop {
+            let vote = self.vote();
+            let is_held = vote.decision == Decision::Held;
+            match vote.decision {
+                Decision::Won => return Ok(Turn::Won(vote.into_grant())),
+                Decision::Outage => {
+                    self.give_back(&vote.hold);
+                    return Err(few_members(self.quorum, vote.error));
+                }
+                Decision::Outdated(last) => {
+                    let is_kept = self.keep(&vote);
+                    self.learn(vote.epoch, last)?;
+                    if !is_kept {
+                        return Ok(Turn::Refused);
+                    }
+                }
+                Decision::Held | Decision::Contested => {
+                    let busy = vote.votes.iter().position(|it| *it == Vote::Busy);
+                    let busy = busy.unwrap_or(head);
+                    // A caller that got an earlier member goes first.
+                    let is_first = busy > head;
+                    let is_single = self.request.deadline().is_none();
+                    let has_time = self.request.now() < until && !self.is_over();
+                    if !is_first || !has_time || is_single && is_held {
+                        self.give_back(&vote.hold);
+                        if is_single {
+                            // The process may end now, and its leases would stay until their ttl is over.
+                            let until = self.request.now() + PATIENCE;
+                            let slow = self.quorum.slow();
+                            vote.hold.release(self.request.clock(), until, &slow);
+                        }
+                        return Ok(Turn::Busy(busy));
+                    }
+                    self.epoch = Some(vote.epoch);
+                    if !self.keep(&vote) {
+                        return Ok(Turn::Refused);
+                    }
+                    self.pause(repeats);
+                    repeats += 1;
+                }
+            }
+        }
+    }
+
+    /// Has the next proposal be larger than `last`.
+    pub(super) fn learn(&mut self, proposed: u64, last: u64) -> Result<(), Error> {
+        lock(&self.quorum.epochs).learn(last, SystemTime::now());
+        self.refused += 1;
+        if self.refused <= LARGER {
+            return Ok(());
+        }
+        self.give_back_kept();
+        Err(Error::epoch_too_small(proposed, last))
+    }
+
+    /// Has all members vote, but those that have granted already.
+    fn vote(&mut self) -> VoteResult {
+        let (quorum, request) = (self.quorum, self.request);
+        let now = request.now();
+        let leases = std::mem::replace(&mut self.leases, no_leases(quorum));
+        let asked: Vec<_> = leases.iter().map(Option::is_none).collect();
+        let deadline = now + quorum.attempt_limit;
+        let ttl = quorum.member_ttl(request.ttl());
+        let name = request.name().clone();
+        let epoch = self.epoch.take();
+        let epoch = epoch.unwrap_or_else(|| lock(&quorum.epochs).next(SystemTime::now()));
+        let hold = Arc::new(Hold::new(name, ttl, epoch, leases, |_| true));
+        for (member, _) in quorum.members.iter().zip(asked).filter(|(_, asked)| *asked) {
+            member.post(Job::Propose {
+                hold: Arc::clone(&hold),
+                epoch: Some(epoch),
+                ttl,
+                deadline,
+            });
+        }
+        let (decision, votes, error) = hold.decide(request.clock(), now, deadline);
+        VoteResult {
+            asked_at: self.asked_at.map_or(now, |asked_at| asked_at.min(now)),
+            epoch,
+            hold,
+            decision,
+            votes,
+            error,
+        }
+    }
+
+    /// Keeps what was granted, for a vote of the other members, if that can be won: the leases keep other callers
+    /// away from the name meanwhile. Otherwise the leases are given back, and the answer is false.
+    fn keep(&mut self, vote: &VoteResult) -> bool {
+        let granted = vote.hold.give_up();
+        let counted = granted
+            .iter()
+            .filter(|(.., epoch)| Some(*epoch) == self.epoch);
+        let members = self.quorum.members.len();
+        let failed = vote.votes.iter().filter(|it| **it == Vote::Failed);
+        let no_votes = granted.len() + failed.count();
+        if counted.count() + members < majority(members) + no_votes {
+            self.epoch = None;
+            let leases = granted
+                .into_iter()
+                .map(|(member, lease, _)| (member, lease));
+            self.release(&vote.hold, leases.collect());
+            return false;
+        }
+        self.asked_at = Some(vote.asked_at);
+        for (member, lease, epoch) in granted {
+            if let Some(at) = self.leases.get_mut(member) {
+                *at = Some((lease, epoch));
+            }
+        }
+        true
+    }
+
+    fn give_back(&self, hold: &Arc<Hold>) {
+        self.release(hold, hold.begin_release());
+    }
+
+    /// Gives back what was kept for a vote that does not follow.
+    fn give_back_kept(&mut self) {
+        let leases = std::mem::replace(&mut self.leases, no_leases(self.quorum));
+        let (name, ttl) = (self.request.name().clone(), self.request.ttl());
+        let ttl = self.quorum.member_ttl(ttl);
+        let hold = Hold::new(name, ttl, 0, leases, |_| false);
+        self.give_back(&Arc::new(hold));
+    }
+
+    fn release(&self, hold: &Arc<Hold>, leases: Vec<(usize, ErasedLease)>) {
+        let deadline = self.request.now() + GIVE_BACK;
+        // The first member last: it wakes the next caller, who then finds the others free.
+        for (index, lease) in leases.into_iter().rev() {
+            if let Some(member) = self.quorum.members.get(index) {
+                member.release(hold, lease, deadline);
+            }
+        }
+    }
+}
+
+/// A vote and what it gave.
+struct VoteResult {
+    asked_at: HostInstant,
+    epoch: u64,
+    hold: Arc<Hold>,
+    decision: Decision,
+    votes: Vec<Vote>,
+    error: Option<Error>,
+}
+
+impl VoteResult {
+    fn into_grant(self) -> Grant<QuorumLease> {
+        Grant {
+            lease: QuorumLease { hold: self.hold },
+            epoch: self.epoch,
+            asked_at: self.asked_at,
+            slot: 0,
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The renewals and the release of the leases that a vote has won, and what the members answer.
+
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use lockkeeper_core::{Clock, ErasedLease, Error, HostInstant, Released, Renewal};
+
+use crate::ballot::{Answer, Tally, tally};
+use crate::lock;
+
+use super::{Hold, Next, PATIENCE, Round, Slot, State, Told};
+
+impl Hold {
+    /// Begins a renewal. Returns it, and the leases that are to be renewed. The workers renew those that they have
+    /// when they are done with them.
+    pub(crate) fn begin_renewal(
+        &self,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> (Round, Vec<(usize, ErasedLease)>) {
+        let mut state = lock(&self.state);
+        state.renewal = Round {
+            number: state.renewal.number + 1,
+            ttl,
+            deadline,
+        };
+        (state.renewal, state.begin())
+    }
+
+    /// Begins the release. Returns the leases that are to be released. The workers release those that they
+    /// have, and repeat releases that failed.
+    pub(crate) fn begin_release(&self) -> Vec<(usize, ErasedLease)> {
+        let mut state = lock(&self.state);
+        state.is_over = true;
+        state.renewal.number += 1;
+        let leases = state.begin();
+        for at in 0..state.slots.len() {
+            let answer = match state.slots.get(at) {
+                Some(Slot::Away) => Answer::Pending,
+                Some(Slot::Released) => Answer::Live,
+                _ => Answer::Lost,
+            };
+            state.answer(at, answer);
+        }
+        leases
+    }
+
+    /// Records what a member has said to a renewal, and takes its lease back, unless it is needed.
+    pub(crate) fn renewed(
+        &self,
+        member: usize,
+        round: u64,
+        lease: ErasedLease,
+        answer: Result<Renewal, Error>,
+    ) -> Option<Next> {
+        let mut state = lock(&self.state);
+        if state.is_over {
+            return Some(Next::Release(lease));
+        }
+        let is_current = round == state.renewal.number;
+        let (slot, answer) = match answer {
+            Ok(Renewal::Lost) => (Slot::None, Answer::Lost),
+            _ if !is_current => return Some(Next::Renew(state.renewal, lease)),
+            Ok(Renewal::Renewed) => (Slot::Idle(lease), Answer::Live),
+            Err(error) => {
+                state.error = Some(error);
+                (Slot::Idle(lease), Answer::Unknown)
+            }
+        };
+        state.put(member, slot, Some(answer));
+        self.changed.notify_all();
+        None
+    }
+
+    /// Records what a member has said to a release.
+    pub(crate) fn released(&self, member: usize, answer: Result<Released, Error>) {
+        let mut state = lock(&self.state);
+        let (slot, answer) = match answer {
+            Ok(Released::Done) => (Slot::Released, Answer::Live),
+            Ok(Released::AlreadyLost) => (Slot::None, Answer::Lost),
+            Err(error) => {
+                state.error = Some(error);
+                (Slot::Away, Answer::Unknown)
+            }
+        };
+        state.put(member, slot, Some(answer));
+        self.changed.notify_all();
+    }
+
+    /// Waits for the answers to a renewal until they are decided, or until `deadline`.
+    pub(crate) fn renewal(&self, clock: &dyn Clock, deadline: HostInstant) -> Told {
+        let state = self.answered(lock(&self.state), clock, deadline);
+        (tally(&state.answers), state.error.clone())
+    }
+
+    /// Waits for the answers to the release until they are decided, or until `deadline`; and a little longer for
+    /// those of the members that are not `slow`.
+    pub(crate) fn release(&self, clock: &dyn Clock, deadline: HostInstant, slow: &[bool]) -> Told {
+        let mut state = self.answered(lock(&self.state), clock, deadline);
+        let until = deadline.min(clock.now() + PATIENCE);
+        let is_awaited = |state: &State| {
+            let mut answers = state.answers.iter().zip(slow);
+            answers.any(|(answer, slow)| *answer == Answer::Pending && !slow)
+        };
+        while is_awaited(&state) {
+            let left = until.saturating_since(clock.now());
+            if left.is_zero() {
+                break;
+            }
+            state = self.sleep(state, left);
+        }
+        let told = (tally(&state.answers), state.error.clone());
+        if told.0 == Tally::Live {
+            // Another release finds none.
+            for slot in &mut state.slots {
+                if matches!(slot, Slot::Released) {
+                    *slot = Slot::None;
+                }
+            }
+        }
+        told
+    }
+
+    fn answered<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        clock: &dyn Clock,
+        deadline: HostInstant,
+    ) -> MutexGuard<'a, State> {
+        loop {
+            let left = deadline.saturating_since(clock.now());
+            if tally(&state.answers) != Tally::Open || left.is_zero() {
+                return state;
+            }
+            state = self.sleep(state, left);
+        }
+    }
+}

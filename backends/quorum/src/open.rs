@@ -1,0 +1,111 @@
+//! Where the members are, and opening all of them at the same time.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
+
+use lockkeeper_core::{Error, ErrorKind, LockProvider};
+
+use crate::ballot::majority;
+use crate::member::Member;
+
+/// A store whose vote counts: where it is, and how it is opened.
+#[derive(Clone)]
+pub struct QuorumMember {
+    location: String,
+    open: Arc<dyn Fn() -> Result<Arc<dyn LockProvider>, Error> + Send + Sync>,
+}
+
+impl QuorumMember {
+    /// Describes a member. `location` identifies the store and shows no secret. `open` is called on a thread of
+    /// the quorum, again and again while its error is [retryable](Error::is_retryable).
+    pub fn new(
+        location: impl Into<String>,
+        open: impl Fn() -> Result<Arc<dyn LockProvider>, Error> + Send + Sync + 'static,
+    ) -> Self {
+        let (location, open) = (location.into(), Arc::new(open));
+        Self { location, open }
+    }
+
+    /// Returns the text that identifies the store.
+    pub(crate) fn location(&self) -> &str {
+        &self.location
+    }
+
+    pub(crate) fn open(&self) -> Result<Arc<dyn LockProvider>, Error> {
+        (self.open)()
+    }
+}
+
+impl From<Arc<dyn LockProvider>> for QuorumMember {
+    /// Makes a member of a store that is open.
+    fn from(store: Arc<dyn LockProvider>) -> Self {
+        Self::new(store.location(), move || Ok(Arc::clone(&store)))
+    }
+}
+
+impl fmt::Debug for QuorumMember {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("QuorumMember").field(&self.location).finish()
+    }
+}
+
+/// Checks the number of members.
+pub(crate) fn check_count(members: usize) -> Result<(), Error> {
+    if matches!(members, 3 | 5) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidValue,
+        format!("a quorum has 3 or 5 members, and {members} are named; give each as member=URL"),
+    ))
+}
+
+/// Opens all members at the same time, and returns those that are open.
+pub(crate) fn open_all(members: &[Arc<Member>]) -> Result<Vec<Arc<dyn LockProvider>>, Error> {
+    let opened: Vec<_> = std::thread::scope(|scope| {
+        let opening: Vec<_> = members
+            .iter()
+            .map(|member| scope.spawn(|| member.open()))
+            .collect();
+        let opened = opening.into_iter().map(ScopedJoinHandle::join);
+        opened.filter_map(Result::ok).collect()
+    });
+    let mut stores = Vec::with_capacity(members.len());
+    let mut failed = None;
+    for (member, opened) in members.iter().zip(opened) {
+        match opened {
+            Ok(store) => stores.push(store),
+            Err(error) if error.is_retryable() => failed = Some(error),
+            Err(error) => return Err(at_member(member, error)),
+        }
+    }
+    match failed {
+        Some(error) if stores.len() < majority(members.len()) => {
+            let text = few(stores.len(), members.len());
+            let few = match error.is_unreachable() {
+                true => Error::unreachable(text),
+                false => Error::new(ErrorKind::Unavailable, text),
+            };
+            Err(few.with_source(error))
+        }
+        _ => Ok(stores),
+    }
+}
+
+/// Returns the error of a member, with its location.
+fn at_member(member: &Member, error: Error) -> Error {
+    let text = format!(
+        "the member {}: {}",
+        member.source.location(),
+        error.message()
+    );
+    Error::new(error.kind(), text).with_source(error)
+}
+
+fn few(open: usize, members: usize) -> String {
+    format!(
+        "only {open} of {members} members answered, and a quorum needs {}; see to the others",
+        majority(members)
+    )
+}
