@@ -65,6 +65,10 @@ impl LockProvider for Counted {
         self.provider.renew(lease, ttl, deadline)
     }
 
+    fn part(&self, request: &AcquireRequest<'_>) -> usize {
+        self.provider.part(request)
+    }
+
     fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {
         self.renewals.fetch_add(1, Ordering::Relaxed);
         self.provider.batch(batch);

@@ -96,6 +96,18 @@ pub trait Backend: StoreInfo {
         deadline: HostInstant,
     ) -> Result<Renewal, Error>;
 
+    /// Returns the number of the part of the store that keeps a name, such as a node of a cluster. A store with
+    /// [`Capabilities::with_parts`](crate::Capabilities::with_parts) overrides it.
+    ///
+    /// Each part has batches and threads of its own, so a part that hangs does not delay what is asked of another.
+    /// The engine asks once for each request, and takes the number modulo
+    /// [`Capabilities::parts`](crate::Capabilities::parts). A number that is out of date costs time alone. The call
+    /// does no I/O. The default is 0.
+    fn part(&self, request: &AcquireRequest<'_>) -> usize {
+        let _ = request;
+        0
+    }
+
     /// Carries out up to [`Capabilities::batch`](crate::Capabilities::batch) operations, each with an
     /// answer of its own.
     ///
@@ -162,6 +174,10 @@ impl<B: Backend> LockProvider for B {
             Some(lease) => Backend::renew(self, lease, ttl, deadline),
             None => Err(foreign_lease()),
         }
+    }
+
+    fn part(&self, request: &AcquireRequest<'_>) -> usize {
+        Backend::part(self, request)
     }
 
     fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {

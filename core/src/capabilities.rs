@@ -85,6 +85,7 @@ pub struct Capabilities {
     min_ttl: Duration,
     ttl_step: Duration,
     batch: usize,
+    parts: usize,
     attempt_limit: Duration,
     max_permits: u32,
 }
@@ -100,6 +101,7 @@ impl Capabilities {
             min_ttl: Self::MIN_TTL,
             ttl_step: Duration::from_nanos(1),
             batch: 1,
+            parts: 1,
             attempt_limit: Duration::from_secs(2),
             max_permits: MAX_PERMITS,
         }
@@ -131,6 +133,14 @@ impl Capabilities {
     #[must_use]
     pub const fn with_batch(mut self, operations: usize) -> Self {
         self.batch = if operations == 0 { 1 } else { operations };
+        self
+    }
+
+    /// Sets of how many parts the store is made; never under one, which is the default. What is asked of one part
+    /// does not travel with what is asked of another: see [`Backend::part`](crate::Backend::part).
+    #[must_use]
+    pub const fn with_parts(mut self, parts: usize) -> Self {
+        self.parts = if parts == 0 { 1 } else { parts };
         self
     }
 
@@ -171,6 +181,11 @@ impl Capabilities {
     /// Returns how many operations one call of [`Backend::batch`](crate::Backend::batch) takes.
     pub const fn batch(&self) -> usize {
         self.batch
+    }
+
+    /// Returns of how many parts the store is made.
+    pub const fn parts(&self) -> usize {
+        self.parts
     }
 
     /// Returns the largest limit of a semaphore on this store.

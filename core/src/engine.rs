@@ -18,6 +18,7 @@ mod name_state;
 mod names_in_use;
 pub(crate) mod opening;
 mod outage;
+mod parts;
 mod queue;
 mod release;
 mod release_all;
@@ -41,14 +42,13 @@ use crate::observer::Notifier;
 use crate::options::Settings;
 use crate::provider::LockProvider;
 use crate::timer::Timer;
-use crate::workers::Workers;
 
 use background::BackgroundUse;
 use background_release::BackgroundReleases;
 use close::Closing;
-use group::Requests;
 use hold::Hold;
 use outage::OutageGate;
+use parts::Parts;
 use queue::Queue;
 use report::OutageReports;
 use verify::{Doubts, LeaseVerifier};
@@ -76,10 +76,7 @@ pub(crate) struct Engine {
     queue: Queue,
     /// The thread that watches deadlines.
     timer: Timer,
-    workers: Arc<Workers<Job>>,
-    /// What travels together, and the threads that send it.
-    requests: Requests,
-    senders: Arc<Workers<u64>>,
+    parts: Parts,
     background: Arc<BackgroundUse>,
     pub(crate) background_releases: BackgroundReleases,
     /// The number of threads that wait in the queue with a deadline.
@@ -113,8 +110,9 @@ impl Engine {
             let hand_over = move |hold: &Hold, terms| hold.hand_over(terms, clock.now(), &settings);
             Queue::new(Box::new(hand_over))
         };
+        let capabilities = provider.capabilities();
         let engine = Arc::new(Self {
-            capabilities: provider.capabilities(),
+            capabilities,
             location: provider.location(),
             provider,
             settings,
@@ -122,9 +120,7 @@ impl Engine {
             clock,
             notifier,
             queue,
-            workers: Workers::new("lockkeeper-renew"),
-            requests: Requests::new(),
-            senders: Workers::new("lockkeeper-send"),
+            parts: Parts::new(capabilities.parts()),
             background: Arc::new(BackgroundUse::new()),
             background_releases: BackgroundReleases::new(),
             waiting: AtomicUsize::new(0),
@@ -183,8 +179,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.background_releases.end();
         self.timer.stop();
-        self.workers.stop();
-        self.senders.stop();
+        self.parts.stop();
         self.background
             .end(match self.background_releases.pending() {
                 0 => CLOSE_LIMIT,

@@ -85,6 +85,9 @@ pub trait LockProvider: StoreInfo {
         deadline: HostInstant,
     ) -> Result<Renewal, Error>;
 
+    /// Returns the part of the store that keeps a name: [`Backend::part`](crate::Backend::part).
+    fn part(&self, request: &AcquireRequest<'_>) -> usize;
+
     /// Carries out several operations: [`Backend::batch`](crate::Backend::batch).
     fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]);
 
@@ -145,7 +148,11 @@ impl<L> Grant<L> {
 }
 
 /// A lease of some backend, of a type that only the backend's own adapter knows.
-pub struct ErasedLease(Box<dyn AnyLease>);
+pub struct ErasedLease {
+    lease: Box<dyn AnyLease>,
+    /// The part of the store that granted it.
+    pub(crate) part: usize,
+}
 
 trait AnyLease: Any + fmt::Debug + Send {}
 
@@ -153,23 +160,26 @@ impl<L: Any + fmt::Debug + Send> AnyLease for L {}
 
 impl ErasedLease {
     pub(crate) fn new(lease: impl fmt::Debug + Send + 'static) -> Self {
-        Self(Box::new(lease))
+        Self {
+            lease: Box::new(lease),
+            part: 0,
+        }
     }
 
     pub(crate) fn downcast_ref<L: 'static>(&self) -> Option<&L> {
-        let any: &dyn Any = &*self.0;
+        let any: &dyn Any = &*self.lease;
         any.downcast_ref()
     }
 
     pub(crate) fn downcast_mut<L: 'static>(&mut self) -> Option<&mut L> {
-        let any: &mut dyn Any = &mut *self.0;
+        let any: &mut dyn Any = &mut *self.lease;
         any.downcast_mut()
     }
 }
 
 impl fmt::Debug for ErasedLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.lease.fmt(f)
     }
 }
 

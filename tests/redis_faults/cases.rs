@@ -2,6 +2,7 @@
 
 mod batch;
 mod cluster;
+mod cluster_hang;
 mod fail_over;
 mod late;
 mod loss;
@@ -51,6 +52,7 @@ pub(crate) fn main() -> ExitCode {
         #[cfg(feature = "quorum")]
         quorum::CASES,
         cluster::CASES,
+        cluster_hang::CASES,
     ];
     run::<RedisServer>(cases.into_iter().flatten().copied())
 }

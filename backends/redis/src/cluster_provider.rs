@@ -12,12 +12,17 @@ use lockkeeper_core::{
 use lockkeeper_remote::{Endpoint, LAST_ATTEMPT, senseless};
 
 use crate::batch::released;
+use crate::bucket_keys::slot;
 use crate::cluster::Cluster;
 use crate::lease::RedisLease;
 use crate::owner::owner;
 use crate::provider::capabilities;
 use crate::store::CLEANUP_TIME;
 use crate::{BACKEND, RedisOptions};
+
+/// How many nodes have batches and threads of their own; further ones share them. The map lists the replicas of a
+/// primary behind it, so primaries have distances, and a prime spreads those.
+const PARTS: usize = 13;
 
 /// Locks in a Redis or Valkey cluster, for all programs that connect to it. Clones share their connections.
 ///
@@ -37,7 +42,6 @@ use crate::{BACKEND, RedisOptions};
 /// - Those who wait lose their order when a replica takes over, or their slot is moved. They go on waiting within a second.
 /// - `restart_grace` is about nodes that were started, and not about replicas that took over.
 /// - Some 1,000 keys for each namespace stay, which keep the last epochs.
-/// - While a node hangs, a request of this process to others may have to wait for one response timeout.
 /// - Other limits are those of a single server.
 #[derive(Clone, Debug)]
 pub struct RedisClusterProvider {
@@ -92,6 +96,7 @@ impl StoreInfo for RedisClusterProvider {
         capabilities()
             // An attempt may have to ask for the map, too.
             .with_attempt_limit(2 * self.cluster.options.remote.attempt_time())
+            .with_parts(PARTS)
     }
 
     fn usage(&self) -> Option<Usage> {
@@ -146,6 +151,11 @@ impl Backend for RedisClusterProvider {
         let until = deadline.min(now + longest).max(now + LAST_ATTEMPT);
         let was_held = self.cluster.release(&lease.key, &lease.text, until);
         was_held.map(released)
+    }
+
+    fn part(&self, request: &AcquireRequest<'_>) -> usize {
+        let slot = slot(&self.cluster.key(request));
+        self.cluster.map.number_of_owner(slot)
     }
 
     fn batch(&self, operations: &mut [Operation<'_, RedisLease>]) {

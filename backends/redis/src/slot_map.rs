@@ -70,6 +70,14 @@ impl SlotMap {
         Err(Error::new(ErrorKind::Unavailable, text))
     }
 
+    /// Returns the number of the node that owns a slot by the last known map, which a new answer may change; 0 if none
+    /// does.
+    pub(crate) fn number_of_owner(&self, slot: u16) -> usize {
+        let known = self.known.lock();
+        let owner = known.answer.owners.get(usize::from(slot));
+        owner.copied().flatten().unwrap_or_default()
+    }
+
     /// Returns the nodes that own slots by a new answer, each with the number of its replicas.
     pub(crate) fn primaries(&self, until: HostInstant) -> Result<Vec<(Endpoint, usize)>, Error> {
         self.doubt(None);

@@ -2,7 +2,7 @@
 //!
 //! A thread that finds no request under way asks alone, so that a lone thread waits for no other one.
 //! Queued requests are sent by threads of the keeper, which no caller's deadline ends: a caller that is due
-//! leaves, and what comes back for it is released.
+//! leaves, and what comes back for it is released. All that is so for each part of the store by itself.
 
 use std::cell::Cell;
 use std::slice;
@@ -66,9 +66,17 @@ pub(super) enum LeaseReply {
     UnderWay(Arc<batch::Entry<Leases>>),
 }
 
-/// The number of a request that its own thread makes while no other one is under way.
+/// The part and the number of a request that its own thread makes while no other one is under way.
 #[derive(Default)]
-pub(super) struct Alone(Cell<Option<u64>>);
+pub(super) struct Alone(Cell<Option<(usize, u64)>>);
+
+/// A request that goes with the next batch of a part of the store.
+pub(super) struct Queued<K: Kind> {
+    entry: Arc<batch::Entry<K>>,
+    part: usize,
+    /// The number of what was under way when it was queued.
+    number: Cell<u64>,
+}
 
 impl Engine {
     /// Makes one attempt for an acquisition, which may wait in the store.
@@ -77,16 +85,18 @@ impl Engine {
         request: &AcquireRequest<'_>,
         alone: &Alone,
     ) -> Result<Option<Grant<ErasedLease>>, Error> {
-        if !self.begin_alone(alone) {
+        let part = self.part_of(request);
+        if !self.begin_alone(part, alone) {
             let waits = request.deadline.is_some_and(|at| request.now() < at);
-            match self.attempt_in_batch(request) {
+            match self.attempt_in_batch(request, part) {
                 Ok(None) if waits && !request.is_cancelled() => request.contended(),
                 // A batch does not wait for a connection.
                 Err(error) if error.kind() == ErrorKind::PoolExhausted => {}
                 answer => return answer,
             }
         }
-        let answer = self.provider.acquire(request);
+        let mut answer = self.provider.acquire(request);
+        note_part(&mut answer, part);
         self.end_alone(alone);
         answer
     }
@@ -94,11 +104,14 @@ impl Engine {
     fn attempt_in_batch(
         self: &Arc<Self>,
         request: &AcquireRequest<'_>,
+        part: usize,
     ) -> Result<Option<Grant<ErasedLease>>, Error> {
         let until = self.end_of_attempt(request);
-        let entry = self.batched(request, until);
-        let number = self.send_together(slice::from_ref(&entry));
-        self.wait_for_grant(request, &entry, number, until)
+        let queued = self.attempt_of(request, part, until);
+        let requests = &self.parts.get(part).requests;
+        let under_way = requests.push_first(slice::from_ref(&queued.entry));
+        queued.number.set(self.follow(part, under_way));
+        self.wait_for_grant(request, &queued, until)
     }
 
     /// Returns the end of the wait for the answer to an attempt.
@@ -109,12 +122,13 @@ impl Engine {
         }
     }
 
-    /// Returns the entry of an attempt that goes with a batch.
-    pub(super) fn batched(
+    /// Returns an attempt that is to go with a batch.
+    pub(super) fn attempt_of(
         &self,
         request: &AcquireRequest<'_>,
+        part: usize,
         until: HostInstant,
-    ) -> Arc<batch::Entry<Attempts>> {
+    ) -> Queued<Attempts> {
         let attempt = Attempt {
             name: request.name.clone(),
             mode: request.mode,
@@ -123,23 +137,48 @@ impl Engine {
             is_retry: request.is_retry(),
             deadline: until,
         };
-        batch::Entry::new(attempt, self.requests.callers())
+        self.queued(part, attempt)
     }
 
-    /// Has attempts go with the next batch. Returns the number of what is under way.
-    pub(super) fn send_together(self: &Arc<Self>, entries: &[Arc<batch::Entry<Attempts>>]) -> u64 {
-        self.follow(self.requests.push_first(entries))
+    fn queued<K: Kind>(&self, part: usize, ask: K::Ask) -> Queued<K> {
+        let callers = self.parts.get(part).requests.callers();
+        Queued {
+            entry: batch::Entry::new(ask, callers),
+            part,
+            number: Cell::new(0),
+        }
+    }
+
+    /// Has attempts go with the next batch of each part of the store.
+    pub(super) fn send_attempts(self: &Arc<Self>, attempts: &[&Queued<Attempts>]) {
+        self.send_together(attempts, Requests::push_first);
+    }
+
+    /// Has requests go with the next batch of each part of the store, into whose queue `push` puts them.
+    fn send_together<K: Kind>(
+        self: &Arc<Self>,
+        all: &[&Queued<K>],
+        push: impl Fn(&Requests, &[Arc<batch::Entry<K>>]) -> UnderWay,
+    ) {
+        for (number, part) in self.parts.iter().enumerate() {
+            let of_part: Vec<_> = all.iter().filter(|it| it.part == number).collect();
+            let entries: Vec<_> = of_part.iter().map(|it| Arc::clone(&it.entry)).collect();
+            if !entries.is_empty() {
+                let under_way = self.follow(number, push(&part.requests, &entries));
+                of_part.iter().for_each(|it| it.number.set(under_way));
+            }
+        }
     }
 
     /// Waits for the answer to an attempt that goes with a batch.
     pub(super) fn wait_for_grant(
         self: &Arc<Self>,
         request: &AcquireRequest<'_>,
-        entry: &Arc<batch::Entry<Attempts>>,
-        number: u64,
+        queued: &Queued<Attempts>,
         until: HostInstant,
     ) -> AttemptAnswer {
-        match self.wait_for_reply(entry, number, until, request.cancel) {
+        let entry = &queued.entry;
+        match self.wait_for_reply(queued, until, request.cancel) {
             Waited::Answered(answer) => answer,
             Waited::NotSent(_) if request.is_cancelled() => Ok(None),
             Waited::NotSent(_) => Err(not_sent()),
@@ -155,7 +194,7 @@ impl Engine {
     #[inline(always)] // As what it is called by: see `release.rs`.
     pub(super) fn ask_about(self: &Arc<Self>, mut ask: LeaseAsk) -> LeaseReply {
         let alone = Alone::default();
-        if self.begin_alone(&alone) {
+        if self.begin_alone(ask.lease.part, &alone) {
             let answer = self.ask_directly(&mut ask);
             self.end_alone(&alone);
             return LeaseReply::Answered(ask.lease, answer);
@@ -180,53 +219,58 @@ impl Engine {
     }
 
     fn ask_in_batch(self: &Arc<Self>, ask: LeaseAsk) -> LeaseReply {
-        let deadline = ask.deadline;
-        let entry = batch::Entry::new(ask, self.requests.callers());
-        let number = self.follow(self.requests.push_second(slice::from_ref(&entry)));
-        self.wait_for_lease(entry, number, deadline)
+        let (part, deadline) = (ask.lease.part, ask.deadline);
+        let queued = self.queued::<Leases>(part, ask);
+        let requests = &self.parts.get(part).requests;
+        let under_way = requests.push_second(slice::from_ref(&queued.entry));
+        queued.number.set(self.follow(part, under_way));
+        self.wait_for_lease(queued, deadline)
     }
 
-    /// Asks the store about several leases in one batch, and waits for the answers until the deadline.
+    /// Asks the store about several leases in one batch for each part, and waits for the answers until the deadline.
     pub(super) fn ask_together(
         self: &Arc<Self>,
         asks: Vec<LeaseAsk>,
         deadline: HostInstant,
     ) -> impl Iterator<Item = LeaseReply> {
-        let entry = |ask| batch::Entry::new(ask, self.requests.callers());
-        let entries: Vec<_> = asks.into_iter().map(entry).collect();
-        let number = match entries.is_empty() {
-            true => 0,
-            false => self.follow(self.requests.push_second(&entries)),
-        };
-        let entries = entries.into_iter();
-        entries.map(move |entry| self.wait_for_lease(entry, number, deadline))
+        let queued = asks
+            .into_iter()
+            .map(|ask| self.queued::<Leases>(ask.lease.part, ask));
+        let queued: Vec<_> = queued.collect();
+        let all: Vec<_> = queued.iter().collect();
+        self.send_together(&all, Requests::push_second);
+        let queued = queued.into_iter();
+        queued.map(move |queued| self.wait_for_lease(queued, deadline))
     }
 
     /// Waits for the answer about a lease that goes with a batch.
     fn wait_for_lease(
         self: &Arc<Self>,
-        entry: Arc<batch::Entry<Leases>>,
-        number: u64,
+        queued: Queued<Leases>,
         deadline: HostInstant,
     ) -> LeaseReply {
-        match self.wait_for_reply(&entry, number, deadline, None) {
+        match self.wait_for_reply(&queued, deadline, None) {
             Waited::Answered((lease, answer)) => LeaseReply::Answered(lease, answer),
             Waited::NotSent(ask) => LeaseReply::Answered(ask.lease, Err(not_sent())),
-            Waited::Sent => LeaseReply::UnderWay(entry),
+            Waited::Sent => LeaseReply::UnderWay(queued.entry),
         }
     }
 
     /// Waits for the reply until `until` or a cancel.
     fn wait_for_reply<K>(
         self: &Arc<Self>,
-        entry: &Arc<batch::Entry<K>>,
-        mut number: u64,
+        queued: &Queued<K>,
         until: HostInstant,
         cancel: Option<&CancelToken>,
     ) -> Waited<K>
     where
         K: Kind<Ask: Send, Reply: Send, Left: Send> + 'static,
     {
+        let Queued {
+            entry,
+            part,
+            number,
+        } = queued;
         let _wake = cancel.map(|cancel| {
             let entry = Arc::clone(entry);
             cancel.on_cancel(move || entry.unpark())
@@ -248,9 +292,10 @@ impl Engine {
             match entry.wait(Some(limit)) {
                 Ok(reply) => return Waited::Answered(reply),
                 Err(NoReply::TimedOut) if entry.is_queued() => {
-                    number = self.follow(self.requests.overtake(number));
+                    let requests = &self.parts.get(*part).requests;
+                    number.set(self.follow(*part, requests.overtake(number.get())));
                     // If the threads hang, this brings in more of them.
-                    self.start_senders(Vec::new());
+                    self.start_senders(*part, Vec::new());
                 }
                 Err(_) => {}
             }
@@ -259,55 +304,56 @@ impl Engine {
 
     /// Returns whether the calling thread may ask the store at once, alone.
     #[inline(always)]
-    fn begin_alone(&self, alone: &Alone) -> bool {
+    fn begin_alone(&self, part: usize, alone: &Alone) -> bool {
         if self.capabilities.batch() == 1 {
             return true;
         }
-        let number = self.requests.begin_alone();
-        alone.0.set(number);
+        let number = self.parts.get(part).requests.begin_alone();
+        alone.0.set(number.map(|number| (part, number)));
         number.is_some()
     }
 
     /// Ends a request that was made alone, or lets others pass it while it waits in the store.
     #[inline(always)]
     pub(super) fn end_alone(self: &Arc<Self>, alone: &Alone) {
-        if let Some(number) = alone.0.take()
-            && let Some(number) = self.requests.end_alone(number)
+        if let Some((part, number)) = alone.0.take()
+            && let Some(number) = self.parts.get(part).requests.end_alone(number)
         {
-            self.start_senders(vec![number]);
+            self.start_senders(part, vec![number]);
         }
     }
 
     /// Returns the number of what is under way, after a thread of the keeper has begun with it if it must.
-    fn follow(self: &Arc<Self>, under_way: UnderWay) -> u64 {
+    fn follow(self: &Arc<Self>, part: usize, under_way: UnderWay) -> u64 {
         match under_way {
             UnderWay::Start(number) => {
-                self.start_senders(vec![number]);
+                self.start_senders(part, vec![number]);
                 number
             }
             UnderWay::Other(number) => number,
         }
     }
 
-    /// Has the keeper's threads send the queue.
-    fn start_senders(self: &Arc<Self>, jobs: Vec<u64>) {
+    /// Has the keeper's threads send the queue of a part.
+    fn start_senders(self: &Arc<Self>, part: usize, jobs: Vec<u64>) {
         let (weak, background) = (Arc::downgrade(self), Arc::clone(&self.background));
         let run = move |number| {
-            let sent = background.with(&weak, |engine| engine.send_batches(number));
+            let sent = background.with(&weak, |engine| engine.send_batches(part, number));
             sent.is_some()
         };
-        self.senders.push(jobs, &run);
+        self.parts.get(part).senders.push(jobs, &run);
     }
 
-    /// Sends the queue, batch after batch, until it is empty.
-    fn send_batches(self: &Arc<Self>, mut number: u64) {
-        let limit = self.capabilities.batch();
-        while let Some((attempts, asks)) = self.requests.next(&mut number, limit) {
+    /// Sends the queue of a part, batch after batch, until it is empty.
+    fn send_batches(self: &Arc<Self>, part: usize, mut number: u64) {
+        let (limit, requests) = (self.capabilities.batch(), &self.parts.get(part).requests);
+        while let Some((attempts, asks)) = requests.next(&mut number, limit) {
             let (callers, attempts): (Vec<_>, Vec<_>) = attempts.into_iter().unzip();
             let (holders, mut asks): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
             let (granted, answers) = self.exchange(&attempts, &mut asks);
             let (mut unwanted, mut left_leases) = (Vec::new(), Vec::new());
-            for (entry, answer) in callers.iter().zip(granted) {
+            for (entry, mut answer) in callers.iter().zip(granted) {
+                note_part(&mut answer, part);
                 unwanted.extend(entry.answer(answer));
             }
             for ((entry, ask), answer) in holders.iter().zip(asks).zip(answers) {
@@ -366,6 +412,13 @@ enum Waited<K: Kind> {
     NotSent(K::Ask),
     /// The request is under way.
     Sent,
+}
+
+/// Notes which part of the store granted a lease.
+fn note_part(answer: &mut AttemptAnswer, part: usize) {
+    if let Ok(Some(grant)) = answer {
+        grant.lease.part = part;
+    }
 }
 
 /// Returns what a renewal found.

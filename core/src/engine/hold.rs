@@ -32,6 +32,8 @@ pub(crate) struct Hold {
     pub(crate) mode: Mode,
     /// The slot of a permit.
     pub(crate) slot: u32,
+    /// The part of the store that granted the lease.
+    pub(crate) part: usize,
     pub(crate) policy: LeasePolicy,
     margin: Duration,
     /// The token of the first guard.
@@ -100,6 +102,7 @@ impl Hold {
             name,
             mode: terms.mode,
             slot: grant.slot,
+            part: grant.lease.part,
             policy,
             margin,
             first_token,

@@ -1,8 +1,8 @@
 //! Acquiring several names, all or none.
 //!
 //! All callers take names in one order, so no two of them wait for each other in a circle. Those that are free
-//! travel in one batch. What the batch was granted behind the first that is not free goes back: while a name is
-//! waited for, only those before it are held.
+//! travel in one batch for each part of the store. What was granted behind the first that is not free goes back: while
+//! a name is waited for, only those before it are held.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,8 @@ use crate::options::{AcquireOptions, LeaseTerms, Outage, Wait};
 use crate::provider::AcquireRequest;
 
 use super::Engine;
-use super::batch::Entry;
 use super::exchange::AttemptAnswer;
-use super::group::Attempts;
+use super::group::{Attempts, Queued};
 use super::head::HeadPermit;
 use super::hold::HoldState;
 use super::hold::acquired::Acquired;
@@ -48,11 +47,7 @@ impl Drop for Taken<'_> {
 /// One of the names that are acquired together.
 enum Step<'a> {
     HandedOver(Acquired),
-    Asks(
-        HeadPermit<'a>,
-        Box<AcquireRequest<'a>>,
-        Arc<Entry<Attempts>>,
-    ),
+    Asks(HeadPermit<'a>, Box<AcquireRequest<'a>>, Queued<Attempts>),
 }
 
 impl Engine {
@@ -116,15 +111,15 @@ impl Engine {
         let own = own.map(|own| own.with_parent(&closing.token));
         let token = own.as_ref().unwrap_or(&closing.child);
         let began = self.clock.now();
-        let (steps, number) = self.begin(names, terms, options, token);
+        let steps = self.begin(names, terms, options, token);
         let (mut taken, mut unwanted) = (Taken::none(self), Taken::none(self));
         let mut refusal = None;
         for step in steps {
             let mut answer = match step {
                 Step::HandedOver(acquired) => Ok(Some(acquired)),
-                Step::Asks(permit, request, entry) => {
+                Step::Asks(permit, request, queued) => {
                     let until = self.end_of_attempt(&request);
-                    let answer = self.wait_for_grant(&request, &entry, number, until);
+                    let answer = self.wait_for_grant(&request, &queued, until);
                     self.take_grant(permit, &request, terms, answer)
                 }
             };
@@ -195,10 +190,10 @@ impl Engine {
         terms: LeaseTerms,
         options: &AcquireOptions,
         token: &'a CancelToken,
-    ) -> (Vec<Step<'a>>, u64) {
+    ) -> Vec<Step<'a>> {
         let wait = options.wait.unwrap_or(self.settings.wait);
         let now = self.clock.now();
-        let (mut steps, mut entries) = (Vec::new(), Vec::new());
+        let mut steps = Vec::new();
         for name in names {
             let key = Key::new(name, terms.mode);
             match self.queue.enter_free(key, terms) {
@@ -217,17 +212,18 @@ impl Engine {
                         },
                         ..AcquireRequest::attempt(name, terms.policy.ttl(), &*self.clock)
                     };
-                    let entry = self.batched(&request, self.end_of_attempt(&request));
-                    entries.push(Arc::clone(&entry));
-                    steps.push(Step::Asks(permit, Box::new(request), entry));
+                    let (part, until) = (self.part_of(&request), self.end_of_attempt(&request));
+                    let queued = self.attempt_of(&request, part, until);
+                    steps.push(Step::Asks(permit, Box::new(request), queued));
                 }
                 Some(Given::Nothing(_)) | None => break,
             }
         }
-        let number = match entries.is_empty() {
-            true => 0,
-            false => self.send_together(&entries),
-        };
-        (steps, number)
+        let attempts = steps.iter().filter_map(|step| match step {
+            Step::Asks(_, _, queued) => Some(queued),
+            Step::HandedOver(_) => None,
+        });
+        self.send_attempts(&attempts.collect::<Vec<_>>());
+        steps
     }
 }

@@ -70,19 +70,21 @@ impl Engine {
         for hold in &due.lost {
             self.queue.detach(hold.key(), hold);
         }
-        let batches = due.renew.chunks(self.capabilities.batch().max(1));
-        let renewals = batches.map(|batch| Job::Renew(batch.to_vec()));
-        let outages = self.outage_reports.is_due().then_some(Job::NotifyOutages);
-        let jobs = renewals
-            .chain(due.lost.into_iter().map(Job::NotifyLost))
-            .chain(outages)
-            .collect();
         let mut next = HostInstant::from_nanos(next);
         if let Some(round) = round.filter(|at| *at > now) {
             next = next.min(round);
         }
-        if self.workers.push(jobs, run) {
-            next = next.min(now + MAX_QUEUED);
+        let mut outages = self.outage_reports.is_due().then_some(Job::NotifyOutages);
+        for (number, part) in self.parts.iter().enumerate() {
+            let renew = due.renew.extract_if(.., |hold| hold.part == number);
+            let renew: Vec<_> = renew.collect();
+            let batches = renew.chunks(self.capabilities.batch().max(1));
+            let renewals = batches.map(|batch| Job::Renew(batch.to_vec()));
+            let lost = due.lost.extract_if(.., |hold| hold.part == number);
+            let jobs = renewals.chain(lost.map(Job::NotifyLost));
+            if part.workers.push(jobs.chain(outages.take()).collect(), run) {
+                next = next.min(now + MAX_QUEUED);
+            }
         }
         // Threads of the wait queue rely on the poll to notice a clock that jumped.
         if self.waiting.load(Ordering::SeqCst) > 0 {

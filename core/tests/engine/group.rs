@@ -55,6 +55,34 @@ fn queued_requests_overtake_one_that_hangs_and_are_answered() {
     }
 }
 
+#[test]
+fn part_that_hangs_has_no_request_of_another_wait() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let (near, far) = (keeper.lock("near").unwrap(), keeper.lock("far").unwrap());
+    store.renewals("far", Renewals::Hang);
+    thread::scope(|scope| {
+        let hangs = scope.spawn(|| far.renew());
+        store.wait_for("far", "renew", 1);
+        near.renew().unwrap();
+        drop(keeper.lock("b").unwrap());
+        store.renewals("far", Renewals::Work);
+        hangs.join().unwrap().unwrap();
+    });
+    store.set(|state| assert_eq!(state.batches, Vec::<usize>::new()));
+}
+
+#[test]
+fn names_of_two_parts_travel_in_a_batch_each() {
+    let store = ScriptedStore::with_batches();
+    let guards = store
+        .keeper()
+        .lock_all(["a", "b", "far", "far too"])
+        .unwrap();
+    guards.release().unwrap();
+    store.set(|state| assert_eq!(state.batches, [2; 4]));
+}
+
 /// A third party's provider has the single verbs only.
 #[test]
 fn store_without_batches_gets_single_requests() {

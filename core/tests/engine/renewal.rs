@@ -83,6 +83,18 @@ fn lease_that_is_due_soon_is_renewed_along_with_one_that_is_due() {
 }
 
 #[test]
+fn renewal_in_a_part_that_hangs_delays_none_in_another() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    let [_far, near] = ["far", "near"].map(|name| keeper.lock(name).unwrap());
+    store.renewals("far", Renewals::Hang);
+    store.clock.advance(4 * SECOND);
+    store.wait_for("far", "renew", 1);
+    assert_held_for(&near, 11 * SECOND);
+    store.renewals("far", Renewals::Work);
+}
+
+#[test]
 fn released_guard_is_not_renewed_and_its_signal_reports_the_release() {
     let store = ScriptedStore::new();
     let keeper = store.keeper();

@@ -1,4 +1,5 @@
-//! A store that does what a test says, on a clock that the test moves. It never grants the name `broken`.
+//! A store that does what a test says, on a clock that the test moves. It never grants the name `broken`, and keeps
+//! names that begin with `far` in a part of its own.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -208,6 +209,7 @@ impl StoreInfo for ScriptedStore {
     fn capabilities(&self) -> Capabilities {
         Capabilities::new()
             .with_batch(self.batch)
+            .with_parts(2)
             .with(Capability::Shared)
             .with(Capability::Permits)
     }
@@ -306,6 +308,10 @@ impl Backend for ScriptedStore {
         if let Some(held) = state.held.get_mut(name) {
             held.retain(|it| it.owner != owner);
         }
+    }
+
+    fn part(&self, request: &AcquireRequest<'_>) -> usize {
+        usize::from(request.name().as_str().starts_with("far"))
     }
 
     fn batch(&self, batch: &mut [Operation<'_, ScriptedLease>]) {

@@ -66,7 +66,7 @@ fn start(kind: RedisKind) -> (RedisCluster, usize) {
     started(RedisCluster::start(kind, 1, NODE_TIMEOUT).unwrap())
 }
 
-fn start_without_replicas(kind: RedisKind) -> (RedisCluster, usize) {
+pub(super) fn start_without_replicas(kind: RedisKind) -> (RedisCluster, usize) {
     started(RedisCluster::start(kind, 0, NEVER).unwrap())
 }
 
@@ -77,7 +77,7 @@ fn started(cluster: RedisCluster) -> (RedisCluster, usize) {
 }
 
 /// Returns all keys of a node but those of last epochs.
-fn keys_at(cluster: &RedisCluster, at: usize) -> Vec<String> {
+pub(super) fn keys_at(cluster: &RedisCluster, at: usize) -> Vec<String> {
     let keys = cluster.server(at).command(&["KEYS", "*"]).unwrap();
     let keys = keys.items().iter().filter_map(Reply::text);
     keys.filter(|key| !key.ends_with("}:epoch")).collect()

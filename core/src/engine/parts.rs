@@ -1,0 +1,75 @@
+//! The parts of a store, each with batches and threads of its own: a part that hangs delays no other.
+
+use std::iter;
+use std::sync::Arc;
+
+use crate::provider::AcquireRequest;
+use crate::workers::Workers;
+
+use super::group::Requests;
+use super::{Engine, Job};
+
+/// What the engine has for one part of the store. Its threads start when they are first needed.
+pub(super) struct Part {
+    /// What travels together, and the threads that send it.
+    pub(super) requests: Requests,
+    pub(super) senders: Arc<Workers<u64>>,
+    /// The threads that renew leases and report losses.
+    pub(super) workers: Arc<Workers<Job>>,
+}
+
+impl Part {
+    fn new() -> Self {
+        Self {
+            requests: Requests::new(),
+            senders: Workers::new("lockkeeper-send"),
+            workers: Workers::new("lockkeeper-renew"),
+        }
+    }
+}
+
+/// All parts of the store; most stores have one.
+pub(super) struct Parts {
+    first: Part,
+    others: Vec<Part>,
+}
+
+impl Parts {
+    pub(super) fn new(count: usize) -> Self {
+        Self {
+            first: Part::new(),
+            others: iter::repeat_with(Part::new).take(count - 1).collect(),
+        }
+    }
+
+    /// Returns the part with this number, as [`Engine::part_of`] returns it.
+    #[inline(always)] // As what it is called by: see `release.rs`.
+    pub(super) fn get(&self, number: usize) -> &Part {
+        let other = number.checked_sub(1).and_then(|at| self.others.get(at));
+        other.unwrap_or(&self.first)
+    }
+
+    /// Returns all parts, in the order of their numbers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Part> {
+        iter::once(&self.first).chain(&self.others)
+    }
+
+    /// Ends the threads without waiting for them.
+    pub(super) fn stop(&self) {
+        for part in self.iter() {
+            part.workers.stop();
+            part.senders.stop();
+        }
+    }
+}
+
+impl Engine {
+    /// Returns the number of the part that keeps the name of a request.
+    #[inline(always)]
+    pub(super) fn part_of(&self, request: &AcquireRequest<'_>) -> usize {
+        match self.capabilities.parts() {
+            1 => 0,
+            parts => self.provider.part(request) % parts,
+        }
+    }
+}
