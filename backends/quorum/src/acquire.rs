@@ -1,5 +1,5 @@
-//! Acquiring a name. A caller waits in the queue of one member. When that member grants the name, the caller asks the
-//! other members to grant it with the same epoch.
+//! Acquiring a name. A caller first asks all members at the same time. If the name is not free, it waits in the queue of
+//! one member. When that member grants the name, the caller asks the other members to grant it with the same epoch.
 //!
 //! Every caller begins at the first member that it can reach. So the first member says whose turn it is, and wakes one
 //! waiter after the other. If two callers begin at different members, a majority still decides: only the order of the
@@ -8,6 +8,7 @@
 mod vote;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -21,6 +22,9 @@ use crate::provider::{Quorum, few_members};
 
 /// The mean pause before another vote. It doubles with each vote.
 const PAUSE: Duration = Duration::from_millis(1);
+/// For how long callers ask the first member alone after one has met another holder or waiter: attempts at all members
+/// would disturb those who have their turn.
+const CONTENDED: Duration = Duration::from_secs(1);
 /// How often the pause doubles.
 const DOUBLINGS: u32 = 4;
 
@@ -29,6 +33,8 @@ type Leases = Vec<Option<(ErasedLease, u64)>>;
 
 /// Where the caller is in the queues of the members.
 enum Entry {
+    /// The name is probably free, and this member says whose turn it is.
+    Free(usize),
     /// This member has granted the name.
     Head(usize),
     /// This member has another holder or waiter.
@@ -74,15 +80,23 @@ impl<'a> Acquisition<'a> {
 
     /// Acquires the name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
     pub(crate) fn run(mut self) -> Result<Option<Grant<QuorumLease>>, Error> {
-        let mut entry = self.enter()?;
+        let mut entry = match self.free_at() {
+            Some(first) => Entry::Free(first),
+            None => self.enter()?,
+        };
         loop {
-            entry = match entry {
-                Entry::Head(head) => match self.take_turn(head)? {
-                    Turn::Won(grant) => return Ok(Some(grant)),
-                    Turn::Busy(member) => Entry::Busy(member),
-                    Turn::Refused => self.enter()?,
-                },
-                Entry::Busy(member) => {
+            let turn = match entry {
+                Entry::Free(first) => self.ask_all(first)?,
+                Entry::Head(head) => self.take_turn(head)?,
+                Entry::Busy(member) => Turn::Busy(member),
+            };
+            entry = match turn {
+                Turn::Won(grant) => return Ok(Some(grant)),
+                Turn::Refused => self.enter()?,
+                Turn::Busy(member) => {
+                    let until = self.request.now() + CONTENDED;
+                    let contended = &self.quorum.contended_until;
+                    contended.store(until.as_nanos(), Ordering::Relaxed);
                     self.request.contended();
                     match self.request.deadline() {
                         Some(deadline) if !self.is_over() => match self.wait(member, deadline)? {
@@ -94,6 +108,14 @@ impl<'a> Acquisition<'a> {
                 }
             };
         }
+    }
+
+    /// Returns the first member if the name is probably free: no caller of this process has met another holder lately.
+    fn free_at(&self) -> Option<usize> {
+        let until = self.quorum.contended_until.load(Ordering::Relaxed);
+        let is_contended = self.request.now().as_nanos() < until;
+        let first = self.quorum.by_turn().next()?;
+        (!is_contended && !first.is_slow()).then_some(first.index)
     }
 
     /// Returns whether the caller does not wait any longer.

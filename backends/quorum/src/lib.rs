@@ -1,9 +1,10 @@
 //! The quorum store, `quorum:?member=URL&member=URL&member=URL`: a lock is held by a majority of three or five
 //! independent stores, and outlives the loss of the others.
 //!
-//! A caller waits in the queue of the first member. When the first member grants the name, the caller asks all other
-//! members at the same time to grant the name with the same epoch. If a majority grants it, the caller has the lock. Two majorities have a member in
-//! common, and that member grants growing epochs alone, so the tokens of a name grow.
+//! A caller asks all members at the same time to grant the name with one epoch, and has the lock if a majority does. Two
+//! majorities have a member in common, and that member grants growing epochs alone, so the tokens of a name grow. While
+//! the name is not free, the caller waits in the queue of the first member. When that grants the name, the caller asks the
+//! others for the same epoch.
 
 // What must never be otherwise:
 // - A quorum's grant is a majority with one epoch. A lease with another epoch keeps others away and is no vote.

@@ -1,6 +1,7 @@
 //! The provider.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,8 +32,8 @@ const INHERITED: [Capability; 3] = [
 
 /// Locks that a majority of three or five independent stores hold. Clones share their connections.
 ///
-/// A free name costs two round trips: one to the first member, in whose queue callers wait, and one to the others in
-/// parallel. Locks are granted, renewed and released while a majority of the members answers, however slow the others
+/// A free name costs one round trip, to all members in parallel. While names are contended it costs two: one to the first
+/// member, in whose queue callers wait, and one to the others. Locks are granted, renewed and released while a majority of the members answers, however slow the others
 /// are. There is one thread for each member.
 ///
 /// # Limits
@@ -54,6 +55,8 @@ pub struct QuorumProvider {
 pub(crate) struct Quorum {
     pub(crate) members: Vec<Arc<Member>>,
     pub(crate) epochs: Mutex<Epochs>,
+    /// Until when names count as contended, in nanoseconds.
+    pub(crate) contended_until: AtomicU64,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) attempt_limit: Duration,
     namespace: String,
@@ -99,6 +102,7 @@ impl QuorumProvider {
         let quorum = Quorum {
             members,
             epochs: Mutex::default(),
+            contended_until: AtomicU64::new(0),
             clock,
             attempt_limit,
             namespace: namespace.to_owned(),

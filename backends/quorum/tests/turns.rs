@@ -5,14 +5,15 @@
     reason = "this is a test program"
 )]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
 use lockkeeper_core::{
-    AcquireRequest, Clock, ErasedLease, Error, ErrorKind, Grant, HostInstant, LockName,
-    LockProvider, SystemClock, epoch_at,
+    AcquireRequest, Capabilities, Clock, ErasedLease, Error, ErrorKind, Grant, HostInstant,
+    LeaseVerifier, LockName, LockProvider, Operation, Proof, Released, Renewal, StoreInfo,
+    SystemClock, epoch_at,
 };
 use lockkeeper_local::SqliteProvider;
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
@@ -134,13 +135,91 @@ fn attempt_gives_way_to_the_holder_of_the_first_member() {
     let stores = Stores::new();
     let first = stores.hold_at(0, None);
     assert!(stores.attempt().expect("a majority answers").is_none());
-    // It asked no other member.
+    // What the others have granted was given back.
     let rest = [stores.hold_at(1, None), stores.hold_at(2, None)];
     for (member, grant) in (1..).zip(rest) {
         stores.release_at(member, grant);
     }
     stores.release_at(0, first);
     assert!(stores.attempt().expect("a majority answers").is_some());
+}
+
+/// A member that grants nothing before all three have been asked.
+#[derive(Debug)]
+struct Together {
+    store: Arc<dyn LockProvider>,
+    all: Arc<Barrier>,
+}
+
+impl StoreInfo for Together {
+    fn backend(&self) -> &'static str {
+        self.store.backend()
+    }
+
+    fn location(&self) -> String {
+        self.store.location()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.store.capabilities()
+    }
+}
+
+impl LockProvider for Together {
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
+        self.store.acquire(request)
+    }
+
+    fn abandon(&self, request: &AcquireRequest<'_>) {
+        self.store.abandon(request);
+    }
+
+    fn renew(
+        &self,
+        lease: &mut ErasedLease,
+        ttl: Duration,
+        deadline: HostInstant,
+    ) -> Result<Renewal, Error> {
+        self.store.renew(lease, ttl, deadline)
+    }
+
+    fn part(&self, request: &AcquireRequest<'_>) -> usize {
+        self.store.part(request)
+    }
+
+    fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {
+        if batch.iter().any(|it| matches!(it, Operation::Acquire(_))) {
+            self.all.wait();
+        }
+        self.store.batch(batch);
+    }
+
+    fn release(&self, lease: &mut ErasedLease, deadline: HostInstant) -> Result<Released, Error> {
+        self.store.release(lease, deadline)
+    }
+
+    fn watch_leases(&self, verifier: LeaseVerifier) {
+        self.store.watch_leases(verifier);
+    }
+
+    fn proof(&self, lease: &ErasedLease) -> Option<Proof> {
+        self.store.proof(lease)
+    }
+}
+
+#[test]
+fn free_name_is_asked_of_all_members_at_the_same_time() {
+    let stores = Stores::new();
+    let all = Arc::new(Barrier::new(3));
+    let members = stores.members.iter().map(|store| {
+        let (store, all) = (Arc::clone(store), Arc::clone(&all));
+        QuorumMember::from(Arc::new(Together { store, all }) as Arc<dyn LockProvider>)
+    });
+    let quorum = QuorumProvider::open(members.collect(), "test", TTL, Arc::new(SystemClock));
+    let quorum: &dyn LockProvider = &quorum.expect("a majority is up");
+    let (name, clock) = (name(), SystemClock);
+    let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+    assert!(granted.expect("a majority answers").is_some());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The vote of the other members, after one has granted the name.
+//! The votes of the members.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -18,6 +18,28 @@ use super::{Acquisition, Turn, no_leases};
 const LARGER: u32 = 32;
 
 impl Acquisition<'_> {
+    /// Asks all members at the same time, which takes one round trip. The caller waits for the vote of the first member,
+    /// also with a majority of the others: it may know of a waiter whose turn it is.
+    pub(super) fn ask_all(&mut self, first: usize) -> Result<Turn, Error> {
+        let vote = self.vote();
+        let until = self.request.now() + PATIENCE;
+        let (at_first, _) = vote.hold.vote_of(first, self.request.clock(), until);
+        match (vote.decision, at_first) {
+            (_, Vote::Busy) => {
+                self.give_way(&vote.hold);
+                return Ok(Turn::Busy(first));
+            }
+            (Decision::Won, _) => return Ok(Turn::Won(vote.into_grant())),
+            _ => self.give_back(&vote.hold),
+        }
+        match vote.decision {
+            Decision::Outage => return Err(few_members(self.quorum, vote.error)),
+            Decision::Outdated(last) => self.learn(vote.epoch, last)?,
+            Decision::Won | Decision::Held | Decision::Contested => {}
+        }
+        Ok(Turn::Refused)
+    }
+
     /// Asks the other members, after one has granted the name. While others are not free, the caller keeps its turn
     /// for [`PATIENCE`]: the releases of the last holder reach the members one after the other.
     pub(super) fn take_turn(&mut self, head: usize) -> Result<Turn, Error> {
@@ -47,13 +69,7 @@ impl Acquisition<'_> {
                     let is_single = self.request.deadline().is_none();
                     let has_time = self.request.now() < until && !self.is_over();
                     if !is_first || !has_time || is_single && is_held {
-                        self.give_back(&vote.hold);
-                        if is_single {
-                            // The process may end now, and its leases would stay until their ttl is over.
-                            let until = self.request.now() + PATIENCE;
-                            let slow = self.quorum.slow();
-                            vote.hold.release(self.request.clock(), until, &slow);
-                        }
+                        self.give_way(&vote.hold);
                         return Ok(Turn::Busy(busy));
                     }
                     self.epoch = Some(vote.epoch);
@@ -134,6 +150,17 @@ impl Acquisition<'_> {
             }
         }
         true
+    }
+
+    /// Gives back what was granted beside another holder.
+    fn give_way(&self, hold: &Arc<Hold>) {
+        self.give_back(hold);
+        if self.request.deadline().is_none() {
+            // The process may end now, and its leases would stay until their ttl is over.
+            let until = self.request.now() + PATIENCE;
+            let slow = self.quorum.slow();
+            hold.release(self.request.clock(), until, &slow);
+        }
     }
 
     fn give_back(&self, hold: &Arc<Hold>) {
