@@ -254,13 +254,21 @@ impl<'a> Plan<'a> {
             }
             _ => Holder::thread(open(1)?, hold),
         };
-        let meter = Meter::new(store.counters(strategy.commands())?, cancel)?;
-        // Redlock has to survive that.
         #[cfg(unix)]
-        let _killed = match (row.scenario, strategy, &self.servers) {
-            (Scenario::Crash, Strategy::Redlock, Some(servers)) => Some(servers.kill_two()),
-            _ => None,
-        };
+        let servers = self
+            .servers
+            .as_ref()
+            .filter(|_| !store.handle.members.is_empty());
+        #[cfg(unix)]
+        if let Some(servers) = servers {
+            servers.wait_for_members(cancel)?;
+        }
+        let meter = Meter::new(store.counters(strategy.commands())?, cancel)?;
+        // A majority has to survive that.
+        #[cfg(unix)]
+        let _killed = servers
+            .filter(|_| row.scenario == Scenario::Crash)
+            .map(Servers::kill_two);
         let result = row.scenario.run(&Context {
             settings,
             lock,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use lockkeeper_testkit::{
     EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
@@ -10,19 +11,24 @@ use lockkeeper_testkit::{
 
 use crate::cancel::Cancellation;
 use crate::error::Error;
+use crate::scenario::LONGEST_TTL;
 use crate::store::spec::StoreSpec;
 
-/// As many as in Redlock's own description.
-const REDLOCK_SERVERS: usize = 5;
+/// The members of a quorum: as many as in Redlock's own description.
+const MEMBERS: usize = 5;
 /// How many of them may be dead.
-const REDLOCK_DEAD: usize = 2;
+const DEAD: usize = 2;
+/// The resolution of what a Redis server says of its uptime.
+const RESOLUTION: Duration = Duration::from_secs(2);
 /// Connections beyond those of a scenario's threads.
 const EXTRA_CONNECTIONS: u32 = 60;
 
 /// Servers that run until this is dropped.
 pub(crate) struct Servers {
-    /// The first one is the store; `redlock` uses all of them.
+    /// The first one is a store, and all of them together are one.
     redis: Vec<RedisServer>,
+    /// When all members of the quorum grant locks.
+    members_grant: Instant,
     mysql: Vec<MySqlServer>,
     postgres: Option<PostgresServer>,
     etcd: Option<EtcdServer>,
@@ -39,13 +45,14 @@ impl Servers {
             .into_iter()
             .find(|kind| kind.program().is_ok());
         if let Some(kind) = installed {
-            for _ in 0..REDLOCK_SERVERS {
+            for _ in 0..MEMBERS {
                 let server = RedisServer::start(kind, &RedisOptions::new());
                 redis.push(server.map_err(|error| not_started(&error))?);
             }
         } else {
             missing.push("no redis-server or valkey-server on this machine".to_owned());
         }
+        let members_grant = Instant::now() + LONGEST_TTL + RESOLUTION;
         let connections = threads.saturating_add(EXTRA_CONNECTIONS).to_string();
         let options = MySqlOptions::new().config("max-connections", &connections);
         for kind in MySqlKind::ALL {
@@ -64,6 +71,7 @@ impl Servers {
         let etcd = if_installed(kind.program(), &mut missing, start)?;
         Ok(Self {
             redis,
+            members_grant,
             mysql,
             postgres,
             etcd,
@@ -73,30 +81,37 @@ impl Servers {
 
     /// Returns the stores on these servers.
     pub(crate) fn specs(&self) -> Vec<StoreSpec> {
-        let mut redis = self.redis.iter();
-        let redis_spec = redis.next().map(|server| {
-            let mut spec = StoreSpec::url(&server.url());
-            spec.settings.redlock_ports = redis.map(|server| server.addr().port()).collect();
-            spec
-        });
+        let redis = self.redis.first();
+        let redis = redis.map(|server| StoreSpec::url(&server.url()));
+        let ports = self.redis.iter().map(|server| server.addr().port());
+        let quorum = redis
+            .is_some()
+            .then(|| StoreSpec::quorum(ports.collect(), LONGEST_TTL));
         let mysql = self.mysql.iter();
         let mysql = mysql.map(|server| StoreSpec::url(&server.url()));
         let postgres = self.postgres.iter();
         let postgres = postgres.map(|server| StoreSpec::url(&server.url()));
         let etcd = self.etcd.iter();
         let etcd = etcd.map(|server| StoreSpec::url(&server.url()));
-        let all = redis_spec
+        let all = redis
             .into_iter()
             .chain(mysql)
             .chain(postgres)
-            .chain(etcd);
+            .chain(etcd)
+            .chain(quorum);
         all.map(|spec| spec.origin("the started servers")).collect()
     }
 
-    /// Kills two of the five Redis servers, neither of them the store. They are started again when
+    /// Waits until the members of the quorum grant locks: a member that was just started cannot know that it has
+    /// forgotten none.
+    pub(crate) fn wait_for_members(&self, cancel: &Cancellation) -> Result<(), Error> {
+        cancel.sleep(self.members_grant.saturating_duration_since(Instant::now()))
+    }
+
+    /// Kills two of the five Redis servers, neither of them the store `redis`. They are started again when
     /// the result is dropped.
     pub(crate) fn kill_two(&self) -> KilledServers<'_> {
-        let killed: Vec<_> = self.redis.iter().skip(1).take(REDLOCK_DEAD).collect();
+        let killed: Vec<_> = self.redis.iter().skip(1).take(DEAD).collect();
         for server in &killed {
             server.kill();
         }

@@ -84,7 +84,7 @@ fn every_row_has_its_expected_verdict() {
         assert!(!report.to_string().contains(password));
     }
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 275);
+    assert_eq!(rows.len(), 291);
     for row in rows {
         assert_eq!(row["verdict"], row["expected"], "{row:#}");
         let wrong = row["verdict"] == "wrong";
@@ -94,6 +94,31 @@ fn every_row_has_its_expected_verdict() {
             _ => {}
         }
     }
+    // The five servers of Redlock are those of the quorum, and all of them count.
+    let on_quorum = |scenario: &str, strategy: &str| {
+        let of = |row: &&Value| {
+            let is = |field: &str, value: &str| row[field] == value;
+            is("store", "quorum") && is("scenario", scenario) && is("strategy", strategy)
+        };
+        rows.iter().find(of).unwrap()
+    };
+    let late = "the late write was let through";
+    assert!(
+        on_quorum("slow", "redlock")["faults"]
+            .to_string()
+            .contains(late)
+    );
+    assert_eq!(on_quorum("slow", "lockkeeper")["turned_away"], 1);
+    let commands = |strategy| {
+        on_quorum("gather", strategy)["commands_per_grant"]
+            .as_f64()
+            .unwrap()
+    };
+    assert!(
+        commands("redlock") >= 10.0,
+        "a SET and a script on each of five"
+    );
+    assert!(commands("lockkeeper") < commands("redlock"));
 }
 
 /// The signal comes while sessions wait inside MySQL and servers of the command's own run.

@@ -3,6 +3,7 @@
 use super::row::{Report, Row};
 use crate::scenario::Scenario;
 use crate::scenario::limit::{KILLED, LIMIT};
+use crate::scenario::slow::LATE_WRITE;
 use crate::settings::Settings;
 use crate::strategy::Strategy;
 use crate::verdict::Verdict;
@@ -25,7 +26,37 @@ pub(super) fn sentences(report: &Report) -> Vec<String> {
     let scenarios = Scenario::ALL.into_iter();
     scenarios
         .filter_map(|scenario| sentence(scenario, report))
+        .chain(beside_redlock(report))
         .collect()
+}
+
+/// Compares Redlock and the library on a quorum of the same servers: tokens, late writes and commands.
+fn beside_redlock(report: &Report) -> Option<String> {
+    let rows_of = |scenario| {
+        let rows = report.rows.iter();
+        let mut rows = rows.filter(move |row| row.scenario == scenario);
+        let redlock = rows.find(|row| row.strategy == Strategy::Redlock)?;
+        let ours = rows.find(|row| row.strategy == Strategy::Lockkeeper)?;
+        (ours.store == redlock.store).then_some([redlock, ours])
+    };
+    let [redlock, ours] = rows_of(Scenario::Slow)?;
+    let lets_through = |row: &Row| row.faults.iter().any(|fault| fault == LATE_WRITE);
+    if !lets_through(redlock) || lets_through(ours) {
+        return None;
+    }
+    let commands = rows_of(Scenario::Gather).and_then(|rows| {
+        let [redlock, ours] = rows.map(|row| row.commands_per_grant);
+        let (redlock, ours) = (redlock?, ours?);
+        Some(format!(
+            "; a grant of gather took {redlock:.1} and {ours:.1} commands"
+        ))
+    });
+    Some(format!(
+        "On the same five servers redlock had no tokens and let the late write through, and lockkeeper on their \
+         {} refused it by its token{}.",
+        ours.store,
+        commands.unwrap_or_default()
+    ))
 }
 
 /// Returns what was left out; neighbours with the same reason share a sentence.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::{LeasePolicy, Usage};
 use parking_lot::Mutex;
 
+use super::LONGEST_TTL;
 use crate::cancel::Cancellation;
 use crate::error::Error;
 use crate::holder::{Hold, Holder};
@@ -15,8 +16,6 @@ use crate::store::state::State;
 use crate::strategy::lock::{Held, Lock, LockRequest};
 use crate::strategy::transaction::{Outcome, Step, Transaction, Transactor};
 
-/// Long enough that no lease expires.
-const TTL: Duration = Duration::from_secs(30);
 /// How long a thread waits beyond the time that all others hold the lock, for a machine that is
 /// busy with other work.
 const EXTRA_WAIT: Duration = Duration::from_secs(60);
@@ -64,7 +63,7 @@ impl Context<'_> {
     /// Returns a request that waits until all others are done, with a lease that does not expire.
     pub(super) fn long_wait(&self) -> LockRequest {
         let all = (self.settings.held + Duration::from_millis(10)) * 2 * self.settings.threads;
-        LockRequest::new(LeasePolicy::Renewed { ttl: TTL }, EXTRA_WAIT + all)
+        LockRequest::new(LeasePolicy::Renewed { ttl: LONGEST_TTL }, EXTRA_WAIT + all)
     }
 }
 

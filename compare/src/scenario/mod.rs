@@ -14,8 +14,10 @@ pub(crate) mod limit;
 mod nested;
 mod party;
 mod seat;
-mod slow;
+pub(crate) mod slow;
 mod stock;
+
+use std::time::Duration;
 
 use lockkeeper::Capability;
 use serde::Serialize;
@@ -23,6 +25,9 @@ use serde::Serialize;
 use self::context::{Context, RunResult};
 use crate::error::Error;
 use crate::named::named_enum;
+
+/// Long enough that no lease expires; no scenario has a longer one.
+pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(30);
 
 named_enum! {
     /// What the threads of a comparison do.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use lockkeeper::{LeasePolicy, LostSignal};
 
+use super::LONGEST_TTL;
 use super::context::{Context, Program, RunResult, total_cost};
 use crate::cancel::Latch;
 use crate::error::Error;
@@ -24,7 +25,9 @@ const SHORT_TTL: Duration = Duration::from_millis(300);
 /// How many leases the work takes.
 const WORK_TTLS: u32 = 3;
 /// The ttl of the next program's lease, which must not expire, and its wait.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = LONGEST_TTL;
+/// The fault of a lock whose tokens refuse no late write, or that has none.
+pub(crate) const LATE_WRITE: &str = "not renewed: the late write was let through";
 
 pub(super) fn run(context: &Context<'_>) -> Result<RunResult, Error> {
     let watch = Stopwatch::start();
@@ -99,7 +102,7 @@ impl Both<'_> {
         if self.write(&late, BY_SLOW)? {
             run.admitted += 1;
             run.oversold += 1;
-            run.fault("not renewed: the late write was let through");
+            run.fault(LATE_WRITE);
         } else {
             run.turned_away += 1;
         }

@@ -9,6 +9,7 @@ use lockkeeper::backends::etcd::EtcdDriver;
 use lockkeeper::backends::local::{MemoryDriver, SqliteDriver};
 use lockkeeper::backends::mysql::MySqlDriver;
 use lockkeeper::backends::postgres::PostgresDriver;
+use lockkeeper::backends::quorum::QuorumDriver;
 use lockkeeper::backends::redis::RedisDriver;
 use parking_lot::Mutex;
 
@@ -31,6 +32,8 @@ pub(crate) enum ClientConfig {
     Postgres(PostgresConfig),
     /// An etcd cluster.
     Etcd(EtcdConfig),
+    /// A majority of other stores.
+    Quorum,
 }
 
 impl ClientConfig {
@@ -53,7 +56,8 @@ impl ClientConfig {
             .with(captured.by(EtcdDriver, |context| {
                 let options = EtcdDriver::options(context)?;
                 Ok(Self::Etcd(EtcdConfig { options }))
-            }));
+            }))
+            .with(captured.by(QuorumDriver, |_| Ok(Self::Quorum)));
         let capabilities = drivers.open(config)?.capabilities();
         let captured = captured.0.lock().take();
         let client =
@@ -70,6 +74,7 @@ impl ClientConfig {
             Self::MySql(config) => config.label,
             Self::Postgres(_) => "postgres",
             Self::Etcd(_) => "etcd",
+            Self::Quorum => "quorum",
         }
     }
 }

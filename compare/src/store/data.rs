@@ -37,7 +37,8 @@ impl Data {
         prefix: &str,
     ) -> Result<Self, Error> {
         Ok(match config {
-            ClientConfig::Memory => Self::Memory(Arc::default()),
+            // The members of a quorum may be stores that keep no data.
+            ClientConfig::Memory | ClientConfig::Quorum => Self::Memory(Arc::default()),
             ClientConfig::Sqlite => {
                 let rows = sqlite::open(folder.join(format!("{prefix}.db")))?;
                 rows.create()?;

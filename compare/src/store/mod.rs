@@ -15,6 +15,7 @@ pub(crate) mod state;
 
 use std::path::Path;
 
+use lockkeeper::Capability;
 use lockkeeper::Config;
 use lockkeeper::backend::Capabilities;
 
@@ -36,8 +37,8 @@ pub(crate) struct StoreHandle {
     pub(crate) client: ClientConfig,
     /// What this library can do there.
     pub(crate) capabilities: Capabilities,
-    /// The servers that `redlock` uses beside this one; empty if it cannot run here.
-    pub(crate) redlock: Vec<RedisConfig>,
+    /// The members of a quorum that was started here, which `redlock` uses, too.
+    pub(crate) members: Vec<RedisConfig>,
 }
 
 impl StoreHandle {
@@ -47,10 +48,10 @@ impl StoreHandle {
         let shown = format!("`{}`", config.url());
         let found = ClientConfig::find(&config).map_err(|error| error.about(&shown))?;
         let (client, capabilities) = found;
-        let redlock = settings.redlock_ports.iter().copied();
-        let redlock = redlock.map(RedisConfig::local);
+        let members = settings.member_ports.iter().copied();
+        let members = members.map(RedisConfig::local);
         Ok(Self {
-            redlock: redlock.collect::<Result<_, Error>>()?,
+            members: members.collect::<Result<_, Error>>()?,
             settings,
             config,
             client,
@@ -96,7 +97,7 @@ impl Store {
 
     /// Tells whether another process can see the store.
     pub(crate) fn is_cross_process(&self) -> bool {
-        !matches!(self.handle.client, ClientConfig::Memory)
+        self.handle.capabilities.has(Capability::CrossProcess)
     }
 
     /// Opens the counters of these commands, each on a connection of its own.
@@ -106,7 +107,7 @@ impl Store {
     ) -> Result<Vec<Box<dyn Counter>>, Error> {
         let counter = self.data.counter(commands)?;
         let mut counters: Vec<_> = counter.into_iter().collect();
-        for config in &self.handle.redlock {
+        for config in &self.handle.members {
             counters.push(Box::new(Stats::open(config, commands, None)?));
         }
         Ok(counters)

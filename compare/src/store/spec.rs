@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::path::Path;
+#[cfg(unix)]
+use std::time::Duration;
 
 use lockkeeper::Config;
 use serde::{Deserialize, Serialize};
@@ -23,8 +25,8 @@ pub struct StoreSpec {
 pub(crate) struct StoreSettings {
     /// A URL, and further keys.
     keys: Map<String, Value>,
-    /// Ports of the Redis servers that `redlock` uses beside this one.
-    pub(crate) redlock_ports: Vec<u16>,
+    /// Ports of the members, if they are Redis servers on this machine.
+    pub(crate) member_ports: Vec<u16>,
     /// The names of the tables and keys beside the locks begin with it; no other run has the same.
     pub(crate) state: String,
 }
@@ -55,10 +57,24 @@ impl StoreSpec {
             origin: origin.to_owned(),
             settings: StoreSettings {
                 keys,
-                redlock_ports: Vec::new(),
+                member_ports: Vec::new(),
                 state: String::new(),
             },
         }
+    }
+
+    /// Specifies the quorum of the Redis servers on these ports of this machine, with this `restart_grace`.
+    #[cfg(unix)]
+    pub(crate) fn quorum(ports: Vec<u16>, restart_grace: Duration) -> Self {
+        let members = ports
+            .iter()
+            .map(|port| format!("member=redis://127.0.0.1:{port}"));
+        let members: Vec<_> = members.collect();
+        let grace = restart_grace.as_millis();
+        let url = format!("quorum:?{}&restart_grace={grace}ms", members.join("&"));
+        let mut spec = Self::url(&url);
+        spec.settings.member_ports = ports;
+        spec
     }
 
     /// Sets where the store comes from, for error messages: `--url 2`.

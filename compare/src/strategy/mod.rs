@@ -26,8 +26,6 @@ mod setnx_spin;
 mod setnx_unsafe;
 pub(crate) mod transaction;
 
-use std::iter::once;
-
 use serde::{Deserialize, Serialize};
 
 use self::etcdctl_lock::EtcdctlLock;
@@ -76,7 +74,7 @@ named_enum! {
         Pubsub "pubsub": "Redis: Redisson's script and channel",
         ReentrantHash "reentrant-hash": "Redis: a hash of owner and count, with a watchdog",
         IncrDecr "incr-decr": "Redis: a counter of permits, with INCR and DECR",
-        Redlock "redlock": "Redis: most of five servers",
+        Redlock "redlock": "Redis: most of five servers, as its write-up has it",
         NamedLock "named-lock": "MySQL: GET_LOCK, PostgreSQL: pg_advisory_lock, a connection for each thread",
         NamedLockSharedPool "named-lock-shared-pool": "The same locks, on connections of the application's pool of ten",
         RowLock "row-lock": "PostgreSQL: SELECT FOR UPDATE, a connection for each thread",
@@ -102,7 +100,7 @@ impl Strategy {
             | Self::ReaderCounter
             | Self::LockAll
             | Self::Lockkeeper => None,
-            Self::Optimistic => matches!(client, ClientConfig::Memory)
+            Self::Optimistic => matches!(client, ClientConfig::Memory | ClientConfig::Quorum)
                 .then_some("is for stores that have transactions"),
             Self::SetnxUnsafe
             | Self::SetnxOnce
@@ -112,7 +110,7 @@ impl Strategy {
             | Self::IncrDecr => (!matches!(client, ClientConfig::Redis(_)))
                 .then_some("needs Redis: give its --url, or --servers"),
             Self::Redlock => handle
-                .redlock
+                .members
                 .is_empty()
                 .then_some("needs five Redis servers: --servers starts them"),
             Self::NamedLock | Self::NamedLockSharedPool | Self::PolledLocks
@@ -201,7 +199,7 @@ impl Strategy {
         threads: u32,
         cancel: &Cancellation,
     ) -> Result<Box<dyn Lock>, Error> {
-        use ClientConfig::{Etcd, MySql, Postgres, Redis};
+        use ClientConfig::{Etcd, MySql, Postgres, Quorum, Redis};
         let client = |config| Client::open(config, cancel);
         let ours = || Lockkeeper::open(&handle.config, cancel);
         Ok(match (self, &handle.client) {
@@ -216,9 +214,7 @@ impl Strategy {
             (Self::SetnxSpin, Redis(config)) => Box::new(SetnxSpin(SetnxOnce(client(config)?))),
             (Self::Pubsub, Redis(config)) => Box::new(PubSub::new(client(config)?, config)),
             (Self::ReentrantHash, Redis(config)) => Box::new(ReentrantHash(client(config)?)),
-            (Self::Redlock, Redis(first)) => {
-                Box::new(Redlock::open(once(first).chain(&handle.redlock), cancel))
-            }
+            (Self::Redlock, Quorum) => Box::new(Redlock::open(&handle.members, cancel)),
             (Self::NamedLock | Self::NamedLockSharedPool, MySql(config)) => {
                 Box::new(SessionLock::dedicated(config, threads, cancel)?)
             }

@@ -3,7 +3,8 @@
 //!
 //! Every attempt costs five commands, and a failed one five more to take it back. After a failed
 //! attempt a program waits for a random time, so that two that split the votes do not meet again.
-//! Nothing renews the lock, and it has no tokens: a late write goes through.
+//! Nothing renews the lock, and it has no tokens: a late write goes through. Beside it, this library locks on a quorum
+//! of the same servers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,12 +33,9 @@ pub(super) struct Redlock {
 
 impl Redlock {
     /// Connects to the servers that reply.
-    pub(super) fn open<'a>(
-        configs: impl IntoIterator<Item = &'a RedisConfig>,
-        cancel: &Cancellation,
-    ) -> Self {
+    pub(super) fn open(configs: &[RedisConfig], cancel: &Cancellation) -> Self {
         Self {
-            servers: configs.into_iter().map(Server::new).collect(),
+            servers: configs.iter().map(Server::new).collect(),
             owners: Owners::new(),
             cancel: cancel.clone(),
         }
