@@ -12,8 +12,8 @@ use clap::{Parser, ValueEnum};
 /// nothing may be left in the store. The first round that breaks a rule is the last on its store, and is shown with the
 /// evidence.
 ///
-/// Every fourth name is a semaphore with three permits, the others are locks. Half of the calls for a lock with an odd
-/// number share it, where the store can. Some calls lock up to three names together.
+/// Every fourth name is a semaphore with three permits, where the store can, and the others are locks. Half of the calls
+/// for a lock with an odd number share it, where the store can. Some calls lock up to three names together.
 ///
 /// The seed decides which faults come when, and what each thread does. The machine decides the rest, so a seed
 /// repeats a campaign, but not to the microsecond.
@@ -73,6 +73,12 @@ pub(crate) enum StoreChoice {
     Memory,
     Sqlite,
     Redis,
+    /// A primary with two replicas, and three sentinels.
+    Sentinel,
+    /// Three primaries with a replica each.
+    Cluster,
+    /// A majority of three Redis servers.
+    Quorum,
     #[value(name = "mariadb")]
     MariaDb,
     #[value(name = "mysql")]
@@ -84,10 +90,13 @@ pub(crate) enum StoreChoice {
 }
 
 impl StoreChoice {
-    const EACH: [Self; 7] = [
+    const EACH: [Self; 10] = [
         Self::Memory,
         Self::Sqlite,
         Self::Redis,
+        Self::Sentinel,
+        Self::Cluster,
+        Self::Quorum,
         Self::MariaDb,
         Self::MySql,
         Self::Postgres,
@@ -100,6 +109,9 @@ impl StoreChoice {
             Self::Memory => "memory",
             Self::Sqlite => "sqlite",
             Self::Redis => "redis",
+            Self::Sentinel => "sentinel",
+            Self::Cluster => "cluster",
+            Self::Quorum => "quorum",
             Self::MariaDb => "mariadb",
             Self::MySql => "mysql",
             Self::Postgres => "postgres",

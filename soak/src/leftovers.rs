@@ -55,7 +55,7 @@ pub(crate) fn find(
             held.iter().map(|it| format!("{it:?}")).collect(),
         );
     }
-    for name in 0..names {
+    for name in (0..names).filter(|name| Plan::is_on(*name, &keeper)) {
         found.acquire(&keeper, name);
     }
     drop(keeper);

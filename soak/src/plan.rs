@@ -4,6 +4,7 @@ use std::io::{self, BufRead};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lockkeeper::{Capability, LockKeeper};
 use serde::{Deserialize, Serialize};
 
 /// What a worker process is told, in one line of JSON on its standard input. It works until that input ends.
@@ -52,6 +53,11 @@ impl Plan {
     /// Returns the limit of a semaphore: every fourth name is one, and the others are locks.
     pub(crate) fn permits(name: u32) -> Option<u32> {
         (name % 4 == 2).then_some(PERMITS)
+    }
+
+    /// Returns whether the store of a keeper has such a name: some have no semaphores.
+    pub(crate) fn is_on(name: u32, keeper: &LockKeeper) -> bool {
+        Self::permits(name).is_none() || keeper.capabilities().has(Capability::Permits)
     }
 
     /// Returns the name with this number.

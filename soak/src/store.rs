@@ -1,10 +1,13 @@
 //! The stores that a campaign runs on, and how each is broken.
 
+mod cluster;
 mod etcd;
 mod memory;
 mod mysql;
 mod postgres;
+mod quorum;
 mod redis;
+mod sentinel;
 mod sqlite;
 
 use std::fmt;
@@ -76,7 +79,9 @@ impl fmt::Debug for StoreFault<'_> {
 /// server is a failure instead.
 pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
     match choice {
-        StoreChoice::Redis => RedisKind::Redis7.ignored(),
+        StoreChoice::Redis | StoreChoice::Sentinel | StoreChoice::Cluster | StoreChoice::Quorum => {
+            RedisKind::Redis7.ignored()
+        }
         StoreChoice::MariaDb => MySqlKind::MariaDb10.ignored(),
         StoreChoice::MySql => MySqlKind::MySql9.ignored(),
         StoreChoice::Postgres => PostgresKind::Postgres15.ignored(),
@@ -92,6 +97,9 @@ pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Box<dyn Stor
         StoreChoice::Memory => Box::new(memory::Memory),
         StoreChoice::Sqlite => Box::new(sqlite::Sqlite::start()?),
         StoreChoice::Redis => Box::new(redis::Redis::start(RedisKind::Redis7, settings)?),
+        StoreChoice::Sentinel => Box::new(sentinel::Sentinel::start(RedisKind::Redis7, settings)?),
+        StoreChoice::Cluster => Box::new(cluster::Cluster::start(RedisKind::Redis7, settings)?),
+        StoreChoice::Quorum => Box::new(quorum::Quorum::start(RedisKind::Redis7, settings)?),
         StoreChoice::MariaDb => Box::new(mysql::MySql::start(MySqlKind::MariaDb10, settings)?),
         StoreChoice::MySql => Box::new(mysql::MySql::start(MySqlKind::MySql9, settings)?),
         StoreChoice::Postgres => {
@@ -122,7 +130,11 @@ impl ServerSettings {
     /// Adds keys to the URL of a server. Replies that take longer than this are lost, so that outages end within
     /// a round.
     fn with_keys(&self, url: &str) -> String {
-        let mut url = with_timeouts(url);
+        self.with_grace(with_timeouts(url))
+    }
+
+    /// Adds `restart_grace` to a URL that is ready for keys.
+    fn with_grace(&self, mut url: String) -> String {
         if let Some(grace) = self.restart_grace {
             url.push_str(&format!("restart_grace={}ms&", grace.as_millis()));
         }

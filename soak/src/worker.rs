@@ -219,7 +219,12 @@ impl Thread<'_> {
     /// Returns a name. Small numbers come more often: some names are contended, and others are free for a while.
     fn name(&mut self) -> u32 {
         let names = self.worker.plan.names;
-        self.rng.u32(..names).min(self.rng.u32(..names))
+        let name = self.rng.u32(..names).min(self.rng.u32(..names));
+        match Plan::is_on(name, self.keeper) {
+            true => name,
+            // The one before a semaphore is a lock.
+            false => name - 1,
+        }
     }
 
     /// Returns whether to share the locks: half of the calls for one with an odd number do, where the store can.

@@ -17,14 +17,36 @@ pub(super) struct Redis {
     settings: ServerSettings,
 }
 
+/// Starts a server that has its data after a restart: each change is written before its reply is sent.
+pub(super) fn start(kind: RedisKind) -> io::Result<RedisServer> {
+    let options = RedisOptions::new()
+        .config("appendonly", ["yes"])
+        .config("appendfsync", ["no"])
+        .config("appenddirname", [DATA]);
+    RedisServer::start(kind, &options)
+}
+
+/// Removes the data of a server that was killed.
+pub(super) fn remove_data(server: &RedisServer) -> io::Result<()> {
+    fs::remove_dir_all(server.folder().join(DATA))
+}
+
+/// Returns all keys of servers but those of last epochs.
+pub(super) fn keys<'a>(
+    servers: impl IntoIterator<Item = &'a RedisServer>,
+) -> io::Result<Vec<String>> {
+    let mut all = Vec::new();
+    for server in servers {
+        let keys = server.command(&["KEYS", "*"])?;
+        let keys = keys.items().iter().filter_map(Reply::text);
+        all.extend(keys.filter(|key| !key.ends_with(":epoch")));
+    }
+    Ok(all)
+}
+
 impl Redis {
     pub(super) fn start(kind: RedisKind, settings: ServerSettings) -> io::Result<Self> {
-        // Each change is written before its reply is sent, so a killed server has it after its restart.
-        let options = RedisOptions::new()
-            .config("appendonly", ["yes"])
-            .config("appendfsync", ["no"])
-            .config("appenddirname", [DATA]);
-        let server = RedisServer::start(kind, &options)?;
+        let server = start(kind)?;
         Ok(Self {
             proxy: Proxy::new(server.addr())?,
             server,
@@ -34,7 +56,7 @@ impl Redis {
 
     fn restart_empty(&self, lane: &mut Lane<'_>) -> io::Result<()> {
         self.settings.kill(&self.server, lane)?;
-        fs::remove_dir_all(self.server.folder().join(DATA))?;
+        remove_data(&self.server)?;
         lane.spell();
         self.server.restart()
     }
@@ -94,10 +116,7 @@ impl Store for Redis {
         Ok(others.map(str::to_owned).collect())
     }
 
-    /// Returns all keys but that of the last epoch.
     fn entries(&self) -> io::Result<Vec<String>> {
-        let keys = self.server.command(&["KEYS", "*"])?;
-        let keys = keys.items().iter().filter_map(Reply::text);
-        Ok(keys.filter(|key| !key.ends_with(":epoch")).collect())
+        keys([&self.server])
     }
 }

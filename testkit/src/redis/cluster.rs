@@ -52,8 +52,9 @@ impl RedisCluster {
             server.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()])?;
             if at < Self::PRIMARIES {
                 let bound = |at: usize| usize::from(SLOTS) * at / Self::PRIMARIES;
-                let (start, end) = (bound(at).to_string(), (bound(at + 1) - 1).to_string());
-                server.command(&["CLUSTER", "ADDSLOTSRANGE", &start, &end])?;
+                let slots = (bound(at)..bound(at + 1)).map(|slot| slot.to_string());
+                let add = ["CLUSTER", "ADDSLOTS"].map(str::to_owned);
+                server.command(&add.into_iter().chain(slots).collect::<Vec<_>>())?;
             }
             let bus = server.bus_port().unwrap_or_default().to_string();
             let port = proxy.addr().port().to_string();
@@ -169,12 +170,16 @@ impl RedisCluster {
     /// # Errors
     /// A node does not answer, or there is no such key.
     pub fn move_key(&self, key: &str, from: usize, to: usize) -> io::Result<()> {
-        let port = self.server(to).addr().port().to_string();
-        let migrate = ["MIGRATE", "127.0.0.1", &port, key, "0", "5000"];
-        match self.server(from).command(&migrate)?.text().as_deref() {
+        match self.migrate(key, from, to)?.as_deref() {
             Some("OK") => Ok(()),
             other => Err(io::Error::other(format!("MIGRATE {key} says {other:?}"))),
         }
+    }
+
+    fn migrate(&self, key: &str, from: usize, to: usize) -> io::Result<Option<String>> {
+        let port = self.server(to).addr().port().to_string();
+        let migrate = ["MIGRATE", "127.0.0.1", &port, key, "0", "5000"];
+        Ok(self.server(from).command(&migrate)?.text())
     }
 
     /// Moves the keys that are left in a slot, and makes the other node its owner.
@@ -186,7 +191,8 @@ impl RedisCluster {
         let keys = ["CLUSTER", "GETKEYSINSLOT", &text, "1000"];
         let keys = self.server(from).command(&keys)?;
         for key in keys.items().iter().filter_map(Reply::text) {
-            self.move_key(&key, from, to)?;
+            // It may have ended meanwhile.
+            self.migrate(&key, from, to)?;
         }
         let owner = self.id(to)?;
         for at in [to, from] {
