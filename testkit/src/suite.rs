@@ -75,16 +75,17 @@ pub fn arguments() -> Arguments {
 /// Makes a trial `KIND::NAME` of each case on each kind of server. A case on a server that is not on
 /// this machine shows as ignored, with the reason.
 pub fn trials<K: ServerKind>(cases: impl IntoIterator<Item = Case<K>>) -> Vec<Trial> {
-    let on_each = |(name, case): Case<K>| {
-        K::all().iter().map(move |&kind| {
-            Trial::ignorable_test(format!("{kind}::{name}"), move || match kind.ignored() {
-                Some(reason) => Ok(Completion::ignored_with(reason)),
-                None => {
-                    case(kind);
-                    Ok::<_, Failed>(Completion::Completed)
-                }
-            })
-        })
-    };
+    let on_each = |case: Case<K>| K::all().iter().map(move |&kind| trial(kind, case));
     cases.into_iter().flat_map(on_each).collect()
+}
+
+/// Makes a trial of a case on one kind of server.
+pub fn trial<K: ServerKind>(kind: K, (name, case): Case<K>) -> Trial {
+    Trial::ignorable_test(format!("{kind}::{name}"), move || match kind.ignored() {
+        Some(reason) => Ok(Completion::ignored_with(reason)),
+        None => {
+            case(kind);
+            Ok::<_, Failed>(Completion::Completed)
+        }
+    })
 }

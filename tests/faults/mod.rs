@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
+use libtest_mimic::Trial;
 use lockkeeper::{ErrorKind, LockGuard, LockKeeper, Released};
 use lockkeeper_testkit::suite::{Case, ServerKind, arguments, trials};
 use lockkeeper_testkit::{Daemon, Proxy, until};
@@ -65,6 +66,11 @@ pub(crate) trait FaultServer: Sized + Sync {
     fn queue_length(&self, name: &str) -> usize;
     /// Waits until nothing of any keeper is left on the server.
     fn assert_clean(&self);
+
+    /// Returns trials on servers of other kinds.
+    fn further() -> Vec<Trial> {
+        Vec::new()
+    }
 
     /// Returns a URL with keys, and with time for a reply on a busy machine where the keys do not say it.
     fn url_with(&self, addr: SocketAddr, keys: &str) -> String {
@@ -145,7 +151,9 @@ pub(crate) fn run<S: FaultServer>(own: impl IntoIterator<Item = Case<S::Kind>>) 
         outage::cases::<S>(),
     ];
     let cases = shared.into_iter().flatten().chain(own);
-    let conclusion = libtest_mimic::run(&arguments(), trials(cases));
+    let mut trials = trials(cases);
+    trials.extend(S::further());
+    let conclusion = libtest_mimic::run(&arguments(), trials);
     if !conclusion.has_failed() {
         until("the threads of all keepers have ended", || !threads_run());
     }

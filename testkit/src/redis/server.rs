@@ -79,7 +79,12 @@ impl RedisServer {
         daemon::retry_on_taken_port(|| {
             let [plain, encrypted, bus] = daemon::free_ports()?;
             server.port = plain;
-            server.bus_port = server.options.cluster.then_some(bus);
+            server.bus_port = match (server.options.cluster, kind) {
+                (false, _) => None,
+                // It cannot be chosen there. A sum beyond all ports is another try.
+                (true, RedisKind::Redis6) => Some(fixed_bus_port(plain)?),
+                (true, _) => Some(bus),
+            };
             if let Some((port, _)) = &mut server.tls {
                 *port = encrypted;
             }
@@ -276,13 +281,15 @@ impl RedisServer {
         command
             .args(["--save", "", "--appendonly", "no", "--dir"])
             .arg(self.folder());
-        // Tests use DEBUG SLEEP, and do not wait 5 s for further replicas before a sync.
-        command.args([
-            "--enable-debug-command",
-            "yes",
-            "--repl-diskless-sync-delay",
-            "0",
-        ]);
+        // Tests do not wait 5 s for further replicas before a sync.
+        command.args(["--repl-diskless-sync-delay", "0"]);
+        if self.kind != RedisKind::Redis6 {
+            // Tests use DEBUG SLEEP.
+            command.args(["--enable-debug-command", "yes"]);
+            if let Some(port) = self.bus_port {
+                command.args(["--cluster-port", &port.to_string()]);
+            }
+        }
         if let Some((port, certificates)) = &self.tls {
             command.args(["--tls-port", &port.to_string(), "--tls-auth-clients", "no"]);
             command
@@ -293,12 +300,15 @@ impl RedisServer {
                 .arg(&certificates.certificate);
             command.arg("--tls-key-file").arg(&certificates.key);
         }
-        if let Some(port) = self.bus_port {
-            command.args(["--cluster-port", &port.to_string()]);
-        }
         command.args(&self.options.args);
         command
     }
+}
+
+/// Returns the port on which a node of Redis 6.2 talks to the others.
+fn fixed_bus_port(port: u16) -> io::Result<u16> {
+    let bus_port = port.checked_add(10_000);
+    bus_port.ok_or_else(|| io::ErrorKind::AddrInUse.into())
 }
 
 impl Deref for RedisServer {

@@ -3,9 +3,12 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use libtest_mimic::Trial;
 use lockkeeper::clock::{Clock as _, HostInstant, SystemClock};
 use lockkeeper::{ErrorKind, Released, WaitOutcome};
-use lockkeeper_testkit::{Fault, RedisCluster, RedisKind, RedisOptions, RedisServer, Reply, until};
+use lockkeeper_testkit::{
+    Fault, RedisCluster, RedisKind, RedisOptions, RedisServer, Reply, suite, until,
+};
 
 use super::Case;
 use super::fail_over::through_fail_over;
@@ -47,6 +50,20 @@ pub(super) const CASES: &[Case] = &[
     ("cluster_names_on_all_nodes", cluster_names_on_all_nodes),
     ("cluster_by_tls", cluster_by_tls),
 ];
+
+/// The cases that Redis 6.2 runs, too, which has no sharded publish and subscribe: those with waiters, and one on all nodes.
+const ON_REDIS_6: [&str; 4] = [
+    "cluster_primary_killed",
+    "cluster_fail_over_contended",
+    "cluster_slot_moves_under_waiters",
+    "cluster_names_on_all_nodes",
+];
+
+pub(super) fn on_redis_6() -> Vec<Trial> {
+    let cases = CASES.iter().filter(|(name, _)| ON_REDIS_6.contains(name));
+    let trials = cases.map(|case| suite::trial(RedisKind::Redis6, *case));
+    trials.collect()
+}
 
 /// A primary is replaced after this time. A busy machine may hold it up for less.
 const NODE_TIMEOUT: Duration = Duration::from_secs(2);

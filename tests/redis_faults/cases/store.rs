@@ -4,9 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use libtest_mimic::Trial;
 use lockkeeper::{LockGuard, LockKeeper};
 use lockkeeper_testkit::{Daemon, RedisKind, RedisOptions, RedisServer, Reply, until};
 
+use super::cluster::on_redis_6;
 use crate::faults::{FaultServer, Waiter, Witness, opened};
 
 impl FaultServer for RedisServer {
@@ -46,6 +48,10 @@ impl FaultServer for RedisServer {
 
     fn queue_length(&self, name: &str) -> usize {
         waiting_at(self, &format!("lockkeeper:{{default:{name}}}"))
+    }
+
+    fn further() -> Vec<Trial> {
+        on_redis_6()
     }
 
     /// No key and no connection of a keeper is left.
