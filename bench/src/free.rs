@@ -67,7 +67,7 @@ pub(crate) fn row(what: &str, (floor, ours, ratio): (f64, f64, f64), budget: f64
     }
 }
 
-fn pair(keeper: &LockKeeper, name: &LockName) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn pair(keeper: &LockKeeper, name: &LockName) -> Result<(), Box<dyn std::error::Error>> {
     keeper.lock(name)?.release()?;
     Ok(())
 }
@@ -174,25 +174,6 @@ pub(crate) fn redis() -> Rows {
     };
     let times = alternately(100, floor, || pair(&keeper, &name))?;
     Ok(vec![row("acquire + release, redis", times, 1.05)])
-}
-
-/// A quorum of three servers beside one of them: what the majority costs, which has no budget.
-pub(crate) fn quorum() -> Rows {
-    let servers = [server::start()?, server::start()?, server::start()?];
-    let urls = servers
-        .iter()
-        .map(|server| format!("member={}", server.url()));
-    let urls: Vec<_> = urls.collect();
-    let [first, ..] = &servers;
-    let one = lockkeeper::open(&first.url())?;
-    let quorum = lockkeeper::open(&format!("quorum:?{}&ttl=2s", urls.join("&")))?;
-    let name = LockName::new("seat:42")?;
-    let times = alternately(100, || pair(&one, &name), || pair(&quorum, &name))?;
-    Ok(vec![row(
-        "acquire + release, quorum of 3 redis",
-        times,
-        f64::INFINITY,
-    )])
 }
 
 /// The two statements `GET_LOCK` and `RELEASE_LOCK`, prepared, without lease and token.

@@ -23,6 +23,7 @@ mod peers;
 mod pinning;
 mod postgres;
 mod process;
+mod quorum;
 mod scale;
 mod server;
 mod threads;
@@ -88,17 +89,18 @@ const MARIADB: MySqlKind = MySqlKind::MariaDb10;
 const MYSQL: MySqlKind = MySqlKind::MySql9;
 const POSTGRES: PostgresKind = PostgresKind::Postgres15;
 
-const GROUPS: [(&str, Group); 63] = [
+const GROUPS: [(&str, Group); 64] = [
     ("free in-process", free::memory),
     ("free sqlite", free::sqlite),
     ("free redis", free::redis),
-    ("free quorum", free::quorum),
+    ("free quorum", quorum::rows),
     ("free mariadb", || free::mysql(MARIADB)),
     ("free mysql", || free::mysql(MYSQL)),
     ("free postgres", || free::postgres(POSTGRES)),
     ("free etcd", free::etcd),
     ("many sqlite", many::sqlite),
     ("many redis", many::redis),
+    ("many cluster", many::cluster),
     ("many mariadb", || many::mysql(MARIADB)),
     ("many mysql", || many::mysql(MYSQL)),
     ("many postgres", || many::postgres(POSTGRES)),

@@ -11,7 +11,7 @@ use crate::threads::together;
 use crate::wakes::beside_blocked;
 use crate::{Row, Rows, median};
 
-pub(crate) use floors::{etcd, mysql, postgres, redis, sqlite};
+pub(crate) use floors::{cluster, etcd, mysql, postgres, redis, sqlite};
 
 const THREADS: usize = 64;
 const RUNS: usize = 5;

@@ -40,16 +40,21 @@ impl fmt::Display for Missing {
 
 impl Error for Missing {}
 
-/// Starts a server of the first kind that this machine has.
-pub(crate) fn start() -> Result<RedisServer, Box<dyn Error>> {
+/// Returns the first kind of server that this machine has.
+pub(crate) fn kind() -> Result<RedisKind, Missing> {
     let mut missing = Vec::new();
     for kind in RedisKind::ALL {
         match kind.program() {
-            Ok(_) => return Ok(RedisServer::start(kind, &RedisOptions::new())?),
+            Ok(_) => return Ok(kind),
             Err(why) => missing.push(why),
         }
     }
-    Err(Missing::new(missing.join("; ")).into())
+    Err(Missing::new(missing.join("; ")))
+}
+
+/// Starts a server of that kind.
+pub(crate) fn start() -> Result<RedisServer, Box<dyn Error>> {
+    Ok(RedisServer::start(kind()?, &RedisOptions::new())?)
 }
 
 /// Returns the bytes that the server uses, by its own count.

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use lockkeeper::backends::etcd::{EtcdOptions, PlainClient, encoded};
-use lockkeeper_testkit::{MySqlKind, PostgresKind};
+use lockkeeper_testkit::{MySqlKind, PostgresKind, RedisCluster, RedisServer};
 use mysql::prelude::Queryable as _;
 use serde_json::{Value, json};
 
@@ -16,14 +16,32 @@ use crate::{
 /// How many requests travel together.
 const PIPELINE: usize = 64;
 const NAMES_PER_STATEMENT: usize = 32;
+/// No node of the cluster is replaced.
+const NEVER: Duration = Duration::from_secs(86_400);
 /// How long a raw request may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The floor has one connection, and [`PIPELINE`] requests in a pipeline.
 pub(crate) fn redis() -> Rows {
     let server = server::start()?;
-    let keeper = lockkeeper::open(&server.url())?;
-    let mut raw = server::raw(&server)?;
+    on_redis("redis", &server, &server.url())
+}
+
+/// The floor is that of one server beside the cluster.
+pub(crate) fn cluster() -> Rows {
+    let (kind, server) = (server::kind()?, server::start()?);
+    let cluster = RedisCluster::start(kind, 0, NEVER)?;
+    cluster.announce_servers()?;
+    let url = cluster
+        .server(0)
+        .url()
+        .replacen("redis:", "redis+cluster:", 1);
+    on_redis("cluster of 3 redis", &server, &url)
+}
+
+fn on_redis(store: &str, server: &RedisServer, url: &str) -> Rows {
+    let keeper = lockkeeper::open(url)?;
+    let mut raw = server::raw(server)?;
     let sha = server::load_release(&mut raw)?;
     let keys: Vec<_> = (0..PIPELINE)
         .map(|number| format!("raw:seat:{number}"))
@@ -43,7 +61,7 @@ pub(crate) fn redis() -> Rows {
         }
         Ok(PIPELINE)
     };
-    rows("redis", &keeper, floor)
+    rows(store, &keeper, floor)
 }
 
 /// The floor has one session, and [`NAMES_PER_STATEMENT`] names in a statement.
