@@ -182,6 +182,10 @@ impl Listener {
         let mut state = self.state.lock();
         state.socket = connection.socket().try_clone().ok();
         state.has_changed = false;
+        if self.store.strong_count() == 0 {
+            // It was closed before there was a socket to shut down.
+            return None;
+        }
         let from = state.seen + i64::from(state.seen > 0);
         let base = KeyRange::one(self.keys.base.as_str());
         let mut requests = vec![
