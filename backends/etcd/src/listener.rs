@@ -193,7 +193,7 @@ impl Listener {
             watch_deletions(&base, from),
         ];
         let mut watches = vec![None, None];
-        for (keys, from) in state.names.to_watch() {
+        for (keys, from) in state.names.in_use() {
             requests.push(watch_deletions(keys, from));
             watches.push(Some(keys.first.clone()));
         }

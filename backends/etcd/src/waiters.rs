@@ -105,7 +105,7 @@ impl Names {
 
     /// Forgets the names that are of no use. Returns the keys of the others, each with the revision from which they are to
     /// be watched.
-    pub(crate) fn to_watch(&mut self) -> impl Iterator<Item = (&KeyRange, i64)> {
+    pub(crate) fn in_use(&mut self) -> impl Iterator<Item = (&KeyRange, i64)> {
         let is_many = self.names.len() > MANY;
         self.names
             .retain(|_, name| name.is_of_use() && !(is_many && name.waiting.is_empty()));
@@ -196,7 +196,7 @@ mod tests {
         // The stream has told of what came after this look.
         let (late, current) = (rig.enter(Some("d"), 1, 7), rig.enter(Some("d"), 1, 8));
         assert!(due(&late) && !due(&current));
-        let watched: Vec<_> = rig.0.to_watch().map(|(_, from)| from).collect();
+        let watched: Vec<_> = rig.0.in_use().map(|(_, from)| from).collect();
         assert_eq!(watched, [9]);
         rig.0.cancelled("n/");
         assert!(due(&current));
@@ -214,6 +214,6 @@ mod tests {
         assert!(rig.delete("a", 7));
         rig.0.names.get_mut("n/").unwrap().used_at -= LINGER;
         assert!(!rig.delete("a", 8));
-        assert_eq!(rig.0.to_watch().count(), 0);
+        assert_eq!(rig.0.in_use().count(), 0);
     }
 }
