@@ -224,6 +224,11 @@ impl RedisOptions {
                     "the application's function connects, so no sentinel is asked; leave the sentinels out",
                 );
             }
+            if !self.nodes.is_empty() {
+                return invalid(
+                    "the application's function connects to one server, and a cluster has several; leave the function out, or the cluster",
+                );
+            }
         }
         if self.remote.user.is_some() && self.remote.password.is_none() {
             return invalid(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lockkeeper::backends::redis::{RedisOptions, RedisProvider};
+use lockkeeper::backends::redis::{RedisClusterProvider, RedisOptions, RedisProvider};
 use lockkeeper::{AcquireOptions, Error, ErrorKind, LeasePolicy, LockKeeper, Released};
 use lockkeeper_testkit::{RedisKind, RedisServer, until};
 use redis::{Client, Connection, cmd};
@@ -34,6 +34,7 @@ pub(super) const CASES: &[Case] = &[
         unfit_connections_are_refused,
     ),
     ("second_server_is_refused", second_server_is_refused),
+    ("restarted_server_is_served", restarted_server_is_served),
 ];
 
 type Pool = r2d2::Pool<Client>;
@@ -71,7 +72,13 @@ fn counts(pool: &Pool) -> (u32, u32) {
 fn made_connections_hold_locks(kind: RedisKind) {
     let server = start(kind);
     let client = client(&server, 0);
-    let options = at(&server).connect_with(move |limit| client.get_connection_with_timeout(limit));
+    let connect = move |limit| {
+        assert!(limit <= WAIT_LIMIT);
+        client.get_connection_with_timeout(limit)
+    };
+    let options = at(&server)
+        .connect_timeout(WAIT_LIMIT)
+        .connect_with(connect);
     let keeper = try_keeper(&options).unwrap();
     let guard = keeper.lock("a").unwrap();
     let other = open(&server.url(), "");
@@ -85,7 +92,10 @@ fn made_connections_hold_locks(kind: RedisKind) {
 fn lent_connections_come_back_clean(kind: RedisKind) {
     let server = start(kind);
     let pool = pool(&server, 4);
-    let keeper = borrowing(&server, &pool);
+    let lender = pool.clone();
+    let options = at(&server).response_timeout(Duration::from_secs(1));
+    let options = options.borrow_with(move |limit| lender.get_timeout(limit));
+    let keeper = try_keeper(&options).unwrap();
     for name in ["a", "b", "a"] {
         keeper.lock(name).unwrap().release().unwrap();
     }
@@ -96,9 +106,11 @@ fn lent_connections_come_back_clean(kind: RedisKind) {
         open == idle && open > 0
     });
     let mut lent = pool.get().unwrap();
-    let value: String = cmd("ECHO").arg("own").query(&mut lent).unwrap();
-    assert_eq!(value, "own");
-    drop((lent, pool));
+    // The reply comes later than the provider would have waited for it.
+    let popped: Option<(String, String)> =
+        cmd("BLPOP").arg("none").arg(1.5).query(&mut lent).unwrap();
+    assert_eq!(popped, None);
+    drop((lent, options, pool));
     server.assert_clean();
 }
 
@@ -186,6 +198,9 @@ fn unfit_connections_are_refused(kind: RedisKind) {
     is_refused(try_keeper(&options().password("s3cret")), invalid, "a user");
     let sentinel = RedisOptions::sentinel("nowhere", 1, "main").connect_with(down);
     is_refused(try_keeper(&sentinel), invalid, "sentinel");
+    let cluster = RedisOptions::cluster("nowhere", 1).connect_with(down);
+    let opened = RedisClusterProvider::open(&cluster, "default");
+    is_refused(opened, invalid, "cluster");
 }
 
 fn second_server_is_refused(kind: RedisKind) {
@@ -220,5 +235,18 @@ fn second_server_is_refused(kind: RedisKind) {
         keeper
             .try_lock("a")
             .is_err_and(|error| error.kind() == ErrorKind::Incompatible)
+    });
+}
+
+/// It is another run of the server, but no server that was up beside the first one.
+fn restarted_server_is_served(kind: RedisKind) {
+    let server = start(kind);
+    let client = client(&server, 0);
+    let connect = move |limit| client.get_connection_with_timeout(limit);
+    let keeper = try_keeper(&at(&server).connect_with(connect)).unwrap();
+    drop(keeper.lock("a").unwrap());
+    server.restart().unwrap();
+    until("the server is asked again", || {
+        keeper.try_lock("a").is_ok_and(|guard| guard.is_some())
     });
 }
