@@ -130,9 +130,9 @@ impl Places<'_> {
             facade.contains(&path),
             &format!("{path} in `drivers()` of src/lib.rs"),
         );
-        self.listed(driver, "tests/conformance.rs", "fixtures::");
-        self.listed(driver, "bench/src/main.rs", "free::");
-        self.listed(driver, "docs/shapes.md", "`");
+        self.listed(driver, "tests/conformance.rs", &["fixtures::"]);
+        self.listed(driver, "bench/src/main.rs", &["free::", "free "]);
+        self.listed(driver, "docs/shapes.md", &["`"]);
         let readme = self.read("README.md");
         let columns = readme
             .lines()
@@ -162,7 +162,7 @@ impl Places<'_> {
             ("soak/src/store.rs", "mod "),
             ("cli/compare.schema.json", "|"),
         ] {
-            self.listed(driver, file, before);
+            self.listed(driver, file, &[before]);
         }
         let DriverSource { name, schemes } = driver;
         let client = self.read("compare/src/store/client.rs");
@@ -188,11 +188,15 @@ impl Places<'_> {
         );
     }
 
-    /// Checks that a file lists a driver, under one of its schemes.
-    fn listed(&mut self, driver: &DriverSource, file: &str, before: &str) {
+    /// Checks that a file lists a driver: one of its schemes after one of some texts.
+    fn listed(&mut self, driver: &DriverSource, file: &str, before: &[&str]) {
         let text = self.read(file);
-        let mut entries = driver.schemes.iter().map(|it| format!("{before}{it}"));
-        let (is_there, name) = (entries.any(|entry| text.contains(&entry)), &driver.name);
+        let mut entries = driver.schemes.iter().flat_map(|scheme| {
+            let entry = move |before: &&str| format!("{before}{scheme}");
+            before.iter().map(entry)
+        });
+        let is_there = entries.any(|entry| text.contains(&entry));
+        let (name, before) = (&driver.name, before.join("SCHEME or "));
         self.want(
             is_there,
             &format!("a line with {before}SCHEME of {name} in {file}"),
