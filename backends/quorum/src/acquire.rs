@@ -33,9 +33,7 @@ type Leases = Vec<Option<(ErasedLease, u64)>>;
 
 /// Where the caller is in the queues of the members.
 enum Entry {
-    /// The name is probably free, and this member says whose turn it is.
-    Free(usize),
-    /// This member has granted the name.
+    /// This member has granted the name, or is asked with all others, since the name is probably free.
     Head(usize),
     /// This member has another holder or waiter.
     Busy(usize),
@@ -81,12 +79,11 @@ impl<'a> Acquisition<'a> {
     /// Acquires the name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
     pub(crate) fn run(mut self) -> Result<Option<Grant<QuorumLease>>, Error> {
         let mut entry = match self.free_at() {
-            Some(first) => Entry::Free(first),
+            Some(first) => Entry::Head(first),
             None => self.enter()?,
         };
         loop {
             let turn = match entry {
-                Entry::Free(first) => self.ask_all(first)?,
                 Entry::Head(head) => self.take_turn(head)?,
                 Entry::Busy(member) => Turn::Busy(member),
             };

@@ -18,57 +18,40 @@ use super::{Acquisition, Turn, no_leases};
 const LARGER: u32 = 32;
 
 impl Acquisition<'_> {
-    /// Asks all members at the same time, which takes one round trip. The caller waits for the vote of the first member,
-    /// also with a majority of the others: it may know of a waiter whose turn it is.
-    pub(super) fn ask_all(&mut self, first: usize) -> Result<Turn, Error> {
-        let vote = self.vote();
-        let until = self.request.now() + PATIENCE;
-        let (at_first, _) = vote.hold.vote_of(first, self.request.clock(), until);
-        match (vote.decision, at_first) {
-            (_, Vote::Busy) => {
-                self.give_way(&vote.hold);
-                return Ok(Turn::Busy(first));
-            }
-            (Decision::Won, _) => return Ok(Turn::Won(vote.into_grant())),
-            _ => self.give_back(&vote.hold),
-        }
-        match vote.decision {
-            Decision::Outage => return Err(few_members(self.quorum, vote.error)),
-            Decision::Outdated(last) => self.learn(vote.epoch, last)?,
-            Decision::Won | Decision::Held | Decision::Contested => {}
-        }
-        Ok(Turn::Refused)
-    }
-
-    /// Asks the other members, after one has granted the name. While others are not free, the caller keeps its turn
-    /// for [`PATIENCE`]: the releases of the last holder reach the members one after the other.
+    /// Asks the members that have not granted the name: all of them, or the others than `head`. While some are not free,
+    /// the caller keeps its turn for [`PATIENCE`]: the releases of the last holder reach the members one after the other,
+    /// and callers whose turn it is not give back what they were granted.
     pub(super) fn take_turn(&mut self, head: usize) -> Result<Turn, Error> {
         let until = self.request.now() + PATIENCE;
         let mut repeats = 0;
         loop {
             let vote = self.vote();
-            let is_held = vote.decision == Decision::Held;
-            match vote.decision {
-                Decision::Won => return Ok(Turn::Won(vote.into_grant())),
-                Decision::Outage => {
+            // Also with a majority of the others: the member may know of a waiter whose turn it is.
+            let (at_head, _) = vote.hold.vote_of(head, self.request.clock(), until);
+            match (vote.decision, at_head) {
+                (_, Vote::Busy) => {
+                    self.give_way(&vote.hold);
+                    return Ok(Turn::Busy(head));
+                }
+                (Decision::Won, _) => return Ok(Turn::Won(vote.into_grant())),
+                (Decision::Outage, _) => {
                     self.give_back(&vote.hold);
                     return Err(few_members(self.quorum, vote.error));
                 }
-                Decision::Outdated(last) => {
+                (Decision::Outdated(last), _) => {
                     let is_kept = self.keep(&vote);
                     self.learn(vote.epoch, last)?;
                     if !is_kept {
                         return Ok(Turn::Refused);
                     }
                 }
-                Decision::Held | Decision::Contested => {
+                (Decision::Held | Decision::Contested, Vote::Granted(_)) => {
                     let busy = vote.votes.iter().position(|it| *it == Vote::Busy);
                     let busy = busy.unwrap_or(head);
                     // A caller that got an earlier member goes first.
                     let is_first = busy > head;
-                    let is_single = self.request.deadline().is_none();
                     let has_time = self.request.now() < until && !self.is_over();
-                    if !is_first || !has_time || is_single && is_held {
+                    if !is_first || !has_time {
                         self.give_way(&vote.hold);
                         return Ok(Turn::Busy(busy));
                     }
@@ -78,6 +61,10 @@ impl Acquisition<'_> {
                     }
                     self.pause(repeats);
                     repeats += 1;
+                }
+                (Decision::Held | Decision::Contested, _) => {
+                    self.give_back(&vote.hold);
+                    return Ok(Turn::Refused);
                 }
             }
         }
