@@ -121,7 +121,7 @@ pub(crate) trait FaultServer: Sized + Sync {
     ) -> [Waiter; N] {
         let before = self.queue_length("a");
         let keepers = [(); N].map(|()| opened(&self.url_with(addr, keys)));
-        let waiters = keepers.map(|keeper| Waiter::of(keeper, wait, seen));
+        let waiters = keepers.map(|keeper| Waiter::start(keeper, wait, seen));
         until("all waiters are queued", || {
             self.queue_length("a") == before + N
         });

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::{ErrorKind, LockKeeper};
 
-use super::{HANG, Witness, opened};
+use super::{HANG, Witness};
 
 /// A thread with a keeper of its own that waits for the lock `a`.
 pub(crate) struct Waiter {
@@ -15,12 +15,8 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    pub(crate) fn start(url: &str, wait: Duration, witness: &Witness) -> Self {
-        Self::of(opened(url), wait, witness)
-    }
-
     /// Has a keeper wait.
-    pub(super) fn of(keeper: LockKeeper, wait: Duration, witness: &Witness) -> Self {
+    pub(crate) fn start(keeper: LockKeeper, wait: Duration, witness: &Witness) -> Self {
         let (sender, answer) = channel();
         let witness = witness.clone();
         let deadline = Instant::now() + wait;

@@ -7,7 +7,7 @@ use lockkeeper_testkit::{EtcdCluster, EtcdKind, EtcdOptions, until};
 
 use super::Case;
 use super::store::keys_left;
-use crate::faults::{WAIT_LIMIT, Waiter, Witness};
+use crate::faults::{WAIT_LIMIT, Waiter, Witness, opened};
 
 pub(super) const CASES: &[Case] = &[
     ("leader_killed", |kind| {
@@ -62,7 +62,7 @@ fn leader_fails(kind: EtcdKind, fault: fn(&EtcdCluster, usize)) {
     let held = holder.lock("a").unwrap();
     witness.enter(&held);
     let url = format!("{}/?{KEYS}", cluster.url(leader));
-    let waiter = Waiter::start(&url, WAIT_LIMIT, &witness);
+    let waiter = Waiter::start(opened(&url), WAIT_LIMIT, &witness);
     until("the waiter is queued", || {
         keys_left(member(&cluster, leader)).len() == 2
     });
@@ -125,7 +125,7 @@ fn waiter_in_minority(kind: EtcdKind) {
     let held = holder.lock("a").unwrap();
     witness.enter(&held);
     let url = format!("{}/?{SHORT}", member(&cluster, off).url());
-    let waiter = Waiter::start(&url, WAIT_LIMIT, &witness);
+    let waiter = Waiter::start(opened(&url), WAIT_LIMIT, &witness);
     until("the waiter is queued", || {
         keys_left(member(&cluster, leader)).len() == 2
     });

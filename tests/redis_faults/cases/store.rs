@@ -74,7 +74,7 @@ pub(crate) fn open(url: &str, keys: &str) -> LockKeeper {
 
 /// Starts a waiter for `a`.
 pub(crate) fn start_waiter(url: &str, keys: &str, wait: Duration, witness: &Witness) -> Waiter {
-    Waiter::start(&format!("{url}/?{keys}"), wait, witness)
+    Waiter::start(opened(&format!("{url}/?{keys}")), wait, witness)
 }
 
 /// Returns how many waiters a key has: those in a sorted set with a score below zero.
