@@ -69,6 +69,14 @@ fn counts(pool: &Pool) -> (u32, u32) {
     (pool.state().connections, pool.state().idle_connections)
 }
 
+fn until_it_listens(server: &RedisServer) {
+    let mut observer = server.client().unwrap();
+    until("the provider listens", || {
+        let channels = observer.command(&["PUBSUB", "CHANNELS", "*"]).unwrap();
+        !channels.items().is_empty()
+    });
+}
+
 fn made_connections_hold_locks(kind: RedisKind) {
     let server = start(kind);
     let client = client(&server, 0);
@@ -99,18 +107,24 @@ fn lent_connections_come_back_clean(kind: RedisKind) {
     for name in ["a", "b", "a"] {
         keeper.lock(name).unwrap().release().unwrap();
     }
+    until_it_listens(&server);
     drop(keeper);
     // The connection that listened is closed.
     until("all connections are back", || {
         let (open, idle) = counts(&pool);
         open == idle && open > 0
     });
-    let mut lent = pool.get().unwrap();
+    let mut all: Vec<_> = (0..counts(&pool).1).map(|_| pool.get().unwrap()).collect();
+    for lent in &mut all {
+        let value: String = cmd("ECHO").arg("own").query(lent).unwrap();
+        assert_eq!(value, "own");
+    }
+    let mut lent = all.pop().unwrap();
     // The reply comes later than the provider would have waited for it.
     let popped: Option<(String, String)> =
         cmd("BLPOP").arg("none").arg(1.5).query(&mut lent).unwrap();
     assert_eq!(popped, None);
-    drop((lent, options, pool));
+    drop((all, lent, options, pool));
     server.assert_clean();
 }
 
@@ -123,11 +137,7 @@ fn flush_and_release_are_noticed_by_lent_connection(kind: RedisKind) {
     let ttl = Duration::from_secs(3_600);
     let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
     let guard = keeper.acquire("a", &fixed).unwrap().unwrap();
-    let mut observer = server.client().unwrap();
-    until("the provider listens", || {
-        let channels = observer.command(&["PUBSUB", "CHANNELS", "*"]).unwrap();
-        !channels.items().is_empty()
-    });
+    until_it_listens(&server);
     server.command(&["FLUSHALL"]).unwrap();
     until("the guard is lost", || guard.ensure_held().is_err());
     drop(guard);
