@@ -170,12 +170,13 @@ fn end_in_outage_and_outlast_it<S: FaultServer>(
             }
         };
         let error = ended(short);
-        let may_be_granted = S::LEASE_OUTLIVES_CONNECTION || outage == Outage::Silent;
+        let outlives = S::LEASE_OUTLIVES_CONNECTION;
         let possible: &[ErrorKind] = match (moment, outage) {
             // A pooled connection that was cut may be noticed only when it is used.
-            (Moment::NoConnection, Outage::Refused) if !may_be_granted => &[ErrorKind::Unavailable],
-            (Moment::Requested, _) if may_be_granted => &[ErrorKind::Unknown],
-            (Moment::Requested, _) => &[ErrorKind::Unavailable],
+            (Moment::NoConnection, Outage::Refused) if !outlives => &[ErrorKind::Unavailable],
+            (Moment::Requested, _) if outlives => &[ErrorKind::Unknown],
+            // What a session was granted ends with it. A silent server is unknown until it is asked on another one.
+            (Moment::Requested, Outage::Refused | Outage::Cut) => &[ErrorKind::Unavailable],
             _ => &[ErrorKind::Unavailable, ErrorKind::Unknown],
         };
         assert!(possible.contains(&error.kind()), "{error:?}");

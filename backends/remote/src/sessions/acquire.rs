@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireRequest, Error, ErrorKind, Grant, HostInstant, Mode};
+use lockkeeper_core::{AcquireRequest, Error, Grant, HostInstant, Mode};
 
 use crate::backoff::Backoff;
 use crate::failure::{Failure, unknown};
@@ -66,7 +66,6 @@ impl<C: SessionConnection> Acquisition<'_, C> {
         };
         let mut retries = self.store.options.pool_size;
         let mut pauses = Backoff::new(PAUSE, LONGEST_PAUSE);
-        let mut unanswered = None;
         while !self.request.is_cancelled() {
             match self.attempt(until) {
                 Ok(Some(grant)) => return Ok(Some(grant)),
@@ -74,18 +73,11 @@ impl<C: SessionConnection> Acquisition<'_, C> {
                 // The server may have closed every idle connection of the pool; one that does not reply
                 // is closed, and what it was granted ends with it. The attempt after the last of them
                 // is on a new connection, and tells whether the server can be reached.
-                Err(failure @ (Failure::Closed(_) | Failure::Unanswered(_)))
+                Err(Failure::Closed(_) | Failure::Unanswered(_))
                     if retries > 0 && self.request.now() < until =>
                 {
                     retries -= 1;
-                    if matches!(failure, Failure::Unanswered(_)) {
-                        unanswered = Some(failure);
-                    }
                     continue;
-                }
-                // The server may have granted the name to the request that it did not answer.
-                Err(failure) if failure.error().kind() == ErrorKind::Unavailable => {
-                    return Err(unanswered.unwrap_or(failure));
                 }
                 Err(failure) => return Err(failure),
             }
