@@ -234,7 +234,10 @@ fn sentinels_replace_a_killed_primary(kind: RedisKind) {
         let addr = set.sentinel(sentinel).addr().to_string();
         assert!(url.contains(&addr), "{url}");
     }
-    set.server(0).command(&["SET", "name", "value"]).unwrap();
+    let mut client = set.server(0).client().unwrap();
+    client.command(&["SET", "name", "value"]).unwrap();
+    // Both replicas have it.
+    client.command(&["WAIT", "2", "0"]).unwrap();
     set.server(0).kill();
     let next = set.wait_for_fail_over(0).unwrap();
     let role = set.server(next).command(&["ROLE"]).unwrap();

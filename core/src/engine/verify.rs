@@ -83,14 +83,15 @@ impl Doubts {
     }
 
     /// Returns how long a lease with this ttl, which got no answer at `now`, waits for its next renewal.
-    /// One lease of the keeper asks again soon; the others are verified when it gets an answer.
+    /// One lease of the keeper asks again soon; the others are verified when it gets an answer. The one that was to
+    /// ask may be released by then, or have asked already: so the others wait no longer than rounds do.
     pub(super) fn retry_in(&self, now: HostInstant, ttl: Duration) -> Duration {
         let pause = MAX_PROBE_PAUSE.min(ttl / 12).mul_f64(0.5 + random() / 2.0);
         let (next, set) = ((now + pause).as_nanos(), Ordering::AcqRel);
         let probes = |at: u64| (at <= now.as_nanos()).then_some(next);
         match self.probe_at.fetch_update(set, Ordering::Acquire, probes) {
             Ok(_) => pause,
-            Err(_) => ttl / 12,
+            Err(_) => MAX_ROUND_GAP.min(ttl / 12),
         }
     }
 
@@ -220,5 +221,14 @@ mod tests {
             now = begins;
         }
         assert_eq!(gaps, [0, 50, 100, 200, 400, 800, 1_000, 1_000]);
+    }
+
+    #[test]
+    fn lease_that_is_not_to_ask_soon_waits_for_a_second_at_most() {
+        let (doubts, ttl) = (Doubts::default(), Duration::from_secs(600));
+        let now = HostInstant::default() + Duration::from_secs(1);
+        assert!(doubts.retry_in(now, ttl) <= MAX_PROBE_PAUSE);
+        assert_eq!(doubts.retry_in(now, ttl), MAX_ROUND_GAP);
+        assert!(doubts.retry_in(now + MAX_PROBE_PAUSE, ttl) <= MAX_PROBE_PAUSE);
     }
 }
