@@ -50,8 +50,8 @@ pub(crate) fn turn(mode: Mode, keys: &NameKeys, all: &[KeyValue], created: Optio
     }
 }
 
-/// Returns the smallest slot that no other permit has. The request that was created at revision `own` may have one:
-/// from an earlier attempt, whose reply was lost.
+/// Returns the smallest slot that no other permit has. The request whose key was created at revision `own` may
+/// have a slot already: an earlier attempt took it, and its reply was lost.
 fn free_slot(all: &[KeyValue], own: Option<i64>) -> u32 {
     let mut taken: Vec<_> = all
         .iter()

@@ -1,4 +1,5 @@
-//! The names whose keys are watched, and the requests of this process that wait for deletions of them.
+//! The requests of this process that wait, and the names that are watched for them. A request waits until keys of its
+//! name are deleted.
 //!
 //! A name is watched as a whole, and for a moment after a wait: the next request that waits for it needs no other stream.
 
@@ -41,7 +42,7 @@ pub(crate) struct Names {
 
 struct Name {
     keys: KeyRange,
-    /// The first revision of whose deletions the stream has not told.
+    /// The stream has told of all deletions before this revision.
     next: i64,
     /// When a request ended its wait.
     used_at: Instant,

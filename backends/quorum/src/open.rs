@@ -9,7 +9,7 @@ use lockkeeper_core::{Error, ErrorKind, LockProvider};
 use crate::ballot::majority;
 use crate::member::Member;
 
-/// A store whose vote counts: where it is, and how it is opened.
+/// One member of a quorum: where the store is, and how it is opened.
 #[derive(Clone)]
 pub struct QuorumMember {
     location: String,

@@ -32,9 +32,10 @@ const INHERITED: [Capability; 3] = [
 
 /// Locks that a majority of three or five independent stores hold. Clones share their connections.
 ///
-/// A free name costs one round trip, to all members in parallel. While names are contended it costs two: one to the first
-/// member, in whose queue callers wait, and one to the others. Locks are granted, renewed and released while a majority of the members answers, however slow the others
-/// are. There is one thread for each member.
+/// A free name costs one round trip, to all members in parallel. A name that is contended costs two: the caller first asks
+/// one member, which keeps the queue of the callers that wait, and then the others. Locks are granted, renewed and
+/// released while a majority of the members answers; members that are slow do not slow it down. There is one thread for
+/// each member.
 ///
 /// # Limits
 /// - Exclusive locks only: no shared ones and no permits.

@@ -20,13 +20,13 @@ const LARGER: u32 = 32;
 impl Acquisition<'_> {
     /// Asks the members that have not granted the name: all of them, or the others than `head`. While some are not free,
     /// the caller keeps its turn for [`PATIENCE`]: the releases of the last holder reach the members one after the other,
-    /// and callers whose turn it is not give back what they were granted.
+    /// and a caller that is not first gives back what it was granted.
     pub(super) fn take_turn(&mut self, head: usize) -> Result<Turn, Error> {
         let until = self.request.now() + PATIENCE;
         let mut repeats = 0;
         loop {
             let vote = self.vote();
-            // Also with a majority of the others: the member may know of a waiter whose turn it is.
+            // The vote of `head` counts also if the others are a majority: it may know of a waiter that goes first.
             let (at_head, _) = vote.hold.vote_of(head, self.request.clock(), until);
             match (vote.decision, at_head) {
                 (_, Vote::Busy) => {

@@ -243,7 +243,7 @@ impl<C: SessionConnection> SessionStore<C> {
 }
 
 /// Defines the verbs of a [`Backend`](lockkeeper_core::Backend) that are the same in all stores with sessions, for a provider
-/// whose [`SessionStore`] is `self.0.locks`.
+/// that has its [`SessionStore`] in the field `self.0.locks`.
 #[macro_export]
 macro_rules! session_verbs {
     () => {
