@@ -2,9 +2,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketType, bind, listen, socket, sockopt};
 
 use super::Fault;
 use super::shared::{Connection, Shared, Way};
@@ -12,16 +15,19 @@ use super::shared::{Connection, Shared, Way};
 /// The highest number of connections at a time.
 const MAX_CONNECTIONS: usize = 1024;
 
+/// How many clients may wait to be accepted.
+const BACKLOG: i32 = 128;
+
 /// How long the target may take to accept.
 const CONNECT: Duration = Duration::from_secs(5);
 
 impl Shared {
     /// Runs the acceptor's thread, which ends after the threads of all connections.
     pub(super) fn accept(self: &Arc<Self>, addr: SocketAddr, listener: TcpListener) {
-        let mut listener = Some(listener);
+        let (mut listener, mut closed) = (Some(listener), None);
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         for id in 0.. {
-            if !self.update_listener(addr, &mut listener) {
+            if !self.update_listener(addr, &mut listener, &mut closed) {
                 break;
             }
             let Some(open) = &listener else { continue };
@@ -64,22 +70,30 @@ impl Shared {
     }
 
     /// Opens and closes the port as `State::refusing` says. Returns false when the proxy is dropped.
-    fn update_listener(&self, addr: SocketAddr, listener: &mut Option<TcpListener>) -> bool {
+    fn update_listener(
+        &self,
+        addr: SocketAddr,
+        listener: &mut Option<TcpListener>,
+        closed: &mut Option<OwnedFd>,
+    ) -> bool {
         let mut state = self.lock();
         loop {
             if state.closing {
                 return false;
             }
             if state.refusing {
-                *listener = None;
+                if listener.take().is_some() {
+                    *closed = bind_closed(addr).ok();
+                }
                 state.listening = false;
                 self.changed.notify_all();
             } else if listener.is_some() {
                 return true;
             } else if state.broken.is_none() {
-                match bind_again(addr) {
-                    Ok(bound) => {
-                        *listener = Some(bound);
+                let socket = closed.take().map_or_else(|| bind_closed(addr), Ok);
+                match socket.and_then(open) {
+                    Ok(opened) => {
+                        *listener = Some(opened);
                         state.listening = true;
                     }
                     Err(error) => state.broken = Some(error.kind()),
@@ -196,15 +210,17 @@ impl Shared {
     }
 }
 
-/// Binds the former port. While it was closed, the kernel may have given it to an outgoing connection.
-fn bind_again(addr: SocketAddr) -> io::Result<TcpListener> {
-    let mut bound = TcpListener::bind(addr);
-    for _ in 0..50 {
-        if bound.is_ok() {
-            break;
-        }
-        thread::sleep(Duration::from_millis(20));
-        bound = TcpListener::bind(addr);
-    }
-    bound
+/// Binds the former port without listening. Otherwise the kernel could give it to an outgoing connection, also to one that
+/// is made to this very port.
+fn bind_closed(addr: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &addr)?;
+    Ok(socket)
+}
+
+/// Listens at a port that is bound.
+fn open(socket: OwnedFd) -> io::Result<TcpListener> {
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
