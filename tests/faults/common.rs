@@ -272,7 +272,11 @@ fn contended_through_all_faults<S: FaultServer>(kind: S::Kind) {
         server.open_via(&proxy, keys),
         server.open(keys),
     ];
-    through_all_faults(&keepers, Duration::from_secs(1), &proxy);
+    let witness = match S::LEASE_OUTLIVES_CONNECTION {
+        true => Witness::new(true),
+        false => Witness::of_cut_sessions(),
+    };
+    through_all_faults(&keepers, Duration::from_secs(1), &proxy, &witness);
     drop(keepers);
     server.assert_clean();
     assert_closed(&proxy);

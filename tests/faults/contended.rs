@@ -10,9 +10,13 @@ use lockkeeper_testkit::{Counts, Fault, Proxy, until};
 use super::{HANG, WAIT_LIMIT, Witness};
 
 /// Has two threads of each keeper lock `a` again and again, each with `wait`, while `proxy`, which some of
-/// the keepers use, applies one fault after the other.
-pub(super) fn through_all_faults(keepers: &[LockKeeper], wait: Duration, proxy: &Proxy) {
-    let witness = Witness::new(true);
+/// the keepers use, applies one fault after the other. `witness` checks the grants.
+pub(super) fn through_all_faults(
+    keepers: &[LockKeeper],
+    wait: Duration,
+    proxy: &Proxy,
+    witness: &Witness,
+) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         for keeper in keepers.iter().flat_map(|keeper| [keeper; 2]) {
@@ -20,7 +24,7 @@ pub(super) fn through_all_faults(keepers: &[LockKeeper], wait: Duration, proxy: 
                 while !over.load(Ordering::Relaxed) {
                     let began = Instant::now();
                     match keeper.lock("a") {
-                        Ok(guard) => witness.enter(&guard),
+                        Ok(guard) => witness.pass(guard),
                         Err(error) => assert!(error.is_retryable(), "{error:?}"),
                     }
                     let took = began.elapsed();

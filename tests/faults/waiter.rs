@@ -23,8 +23,9 @@ impl Waiter {
         thread::spawn(move || {
             let granted = match keeper.try_lock_for("a", wait) {
                 Ok(Some(guard)) => {
-                    witness.enter(&guard);
-                    Ok(guard.token().get())
+                    let token = guard.token().get();
+                    witness.pass(guard);
+                    Ok(token)
                 }
                 Ok(None) => Err(ErrorKind::TimedOut),
                 Err(error) => Err(error.kind()),

@@ -23,7 +23,7 @@ pub(crate) fn through_fail_over(keepers: &[LockKeeper], fail_over: impl FnOnce()
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
                     match keeper.lock("a") {
-                        Ok(guard) => witness.enter(&guard),
+                        Ok(guard) => witness.pass(guard),
                         Err(error) => assert!(error.is_retryable(), "{error:?}"),
                     }
                 }
