@@ -13,9 +13,6 @@ use crate::log::{Event, Kind, Record, Refusal, now};
 use crate::plan::Plan;
 use crate::store::Store;
 
-/// How much longer than the ttl a lease may outlive its holder.
-const GRACE: Duration = Duration::from_secs(1);
-
 /// What was found.
 pub(crate) struct Leftovers {
     /// What is left.
@@ -43,7 +40,7 @@ pub(crate) fn find(
         Some(url) if !store.is_in_process() => format!("{url}{key}"),
         _ => return Ok(found),
     };
-    thread::sleep(ttl + GRACE);
+    thread::sleep(ttl + store.grace());
     let connections = store.connections()?;
     found.add("connection", connections);
     let keeper = lockkeeper::open(&url).map_err(io::Error::other)?;

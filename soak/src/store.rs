@@ -40,6 +40,11 @@ pub(crate) trait Store: Sync {
         false
     }
 
+    /// Returns how much longer than its ttl a lease may outlive its holder.
+    fn grace(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
     /// Returns the faults of the store.
     fn faults(&self) -> Vec<StoreFault<'_>>;
 

@@ -1,6 +1,7 @@
 //! An etcd cluster of three members, and a proxy before one of them.
 
 use std::io;
+use std::time::Duration;
 
 use lockkeeper_testkit::{EtcdCluster, EtcdKind, EtcdOptions, EtcdServer, Proxy};
 
@@ -52,6 +53,12 @@ impl Store for Etcd {
 
     fn proxy(&self) -> Option<&Proxy> {
         Some(&self.proxy)
+    }
+
+    /// After an election, which may follow the last fault and takes up to two time-outs of a second, every lease lives for
+    /// its ttl and a time-out more.
+    fn grace(&self) -> Duration {
+        Duration::from_secs(4)
     }
 
     fn faults(&self) -> Vec<StoreFault<'_>> {
