@@ -142,7 +142,7 @@ impl Daemon {
     ) -> io::Result<()> {
         let mut running = self.process();
         let _ = fs::remove_file(self.socket());
-        // MySQL's has the id of the process that was killed, which another process may have by now.
+        // The lock file beside MySQL's socket names the process that was killed. Another process may have its id by now.
         let _ = fs::remove_file(self.socket().with_extension("lock"));
         let _ = fs::remove_file(self.log_file());
         let mut process = Process::spawn(

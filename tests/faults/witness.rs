@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use lockkeeper::{LockGuard, LostSignal, WaitOutcome};
 
-use super::WAIT_LIMIT;
+/// How long a witness waits for the loss of a guard whose session was cut. It is less than what a guard has left of its ttl
+/// of a second, so a guard that ends only by its own deadline is still held.
+const NOTICE: Duration = Duration::from_millis(200);
 
 /// Checks for every grant of one name that no other guard is held, and that no token is repeated.
 #[derive(Clone)]
@@ -27,11 +29,11 @@ impl Witness {
         Self::with_notice(strict.then_some(Duration::ZERO))
     }
 
-    /// Makes a witness of grants whose sessions may be cut. The server frees the names of such a session at once, so the
-    /// next grant can come before the former holder is told. But it has to be told, and not by its own release: a guard that
-    /// [passes](Self::pass) does not end while another one enters.
+    /// Makes a witness for keepers whose sessions are cut. When a session is cut, the server frees its names before the
+    /// holder is told, and may grant them to the next caller in between. So the witness waits for the former holder's
+    /// loss. That holder cannot release its guard meanwhile if it uses [`pass`](Self::pass).
     pub(crate) fn of_cut_sessions() -> Self {
-        Self::with_notice(Some(WAIT_LIMIT))
+        Self::with_notice(Some(NOTICE))
     }
 
     fn with_notice(notice: Option<Duration>) -> Self {
@@ -51,13 +53,13 @@ impl Witness {
         let signal = guard.lost_signal();
         if let Some(notice) = seen.notice {
             let ends = |signal: &LostSignal| signal.wait(notice) != WaitOutcome::TimedOut;
-            for (known, of_known) in &seen.inside {
-                let earlier = if token > *known { of_known } else { &signal };
+            for (known, earlier) in seen.inside.iter().filter(|(known, _)| *known < token) {
                 assert!(
                     !guard.is_held() || ends(earlier),
                     "{known} and {token} are both held"
                 );
             }
+            // If a later grant entered first, this guard must be over.
             let last = seen.tokens.last().copied();
             assert!(
                 last == Some(token) || ends(&signal),

@@ -210,8 +210,7 @@ impl Shared {
     }
 }
 
-/// Binds the former port without listening. Otherwise the kernel could give it to an outgoing connection, also to one that
-/// is made to this very port.
+/// Binds the former port without listening, so that clients are refused and the kernel gives the port to no other socket.
 fn bind_closed(addr: SocketAddr) -> io::Result<OwnedFd> {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
