@@ -8,7 +8,7 @@ use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{Fault, Proxy, until};
 
 use super::contended::{lost, through_all_faults};
-use super::{FaultServer, HANG, WAIT_LIMIT, Witness, assert_closed, refused};
+use super::{FaultServer, HANG, WAIT_LIMIT, Witness, assert_closed, fake_server, refused};
 
 pub(super) fn cases<S: FaultServer>() -> Vec<Case<S::Kind>> {
     vec![
@@ -423,5 +423,11 @@ fn opening_without_server<S: FaultServer>(kind: S::Kind) {
     );
     let [unknown, _] = S::urls_of("name.invalid");
     refused(&unknown, unavailable, &["name.invalid"]);
+    // It takes the connection, and says nothing.
+    let mute = fake_server(b"", b"", 0);
+    for url in S::urls_of(&mute) {
+        let url = format!("{url}connect_timeout=300ms&response_timeout=300ms");
+        refused(&url, unavailable, &[&mute]);
+    }
     server.restart().unwrap();
 }
