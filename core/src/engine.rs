@@ -177,6 +177,9 @@ impl Deref for Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        // Nobody would tell its end, and another keeper of the store has none that goes on.
+        self.report_outage(None);
+        self.notify_outages();
         self.background_releases.end();
         self.timer.stop();
         self.parts.stop();

@@ -7,13 +7,12 @@ use std::time::Duration;
 use crossbeam_utils::sync::Parker;
 
 use crate::cancel::{CancelRegistration, CancelToken};
-use crate::error::Error;
-#[cfg(doc)]
-use crate::error::ErrorKind;
+use crate::clock::HostInstant;
+use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::keeper::LockKeeper;
 use crate::name::AsLockName;
-use crate::options::AcquireOptions;
+use crate::options::{AcquireOptions, LeasePolicy};
 use crate::timer::MAX_SLEEP;
 
 impl LockKeeper {
@@ -22,8 +21,8 @@ impl LockKeeper {
     ///
     /// It blocks its thread: campaigning, which waits without an end and through outages, or in `work`. Call it
     /// on a thread of its own. `work` ends its term when the lock is lost, which [`Leader::pause`] tells: by
-    /// then another process may lead. `Break` ends the leadership for good. In both cases the lock is
-    /// released, and another process leads next.
+    /// then another process may lead. `Break` ends the leadership for good, and so does a panic. In each case the
+    /// lock is released, and another process leads next.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -89,9 +88,11 @@ impl LockKeeper {
     /// without running it otherwise.
     ///
     /// All processes call it at each tick; one attempt decides. The lock is then held for `at_least`, counted
-    /// from the grant, also if `work` is done sooner: a process whose clock is behind comes to the tick later,
-    /// and must still find the lock held. So `at_least` is longer than the clocks differ, and shorter than the
-    /// time between two ticks. The call returns when both are over, or when the keeper is closed.
+    /// from the grant, also if `work` is done sooner or panics: a process whose clock is behind, or that was busy, comes to
+    /// the tick later, and must still find the lock held. So `at_least` is longer than the clocks differ and than
+    /// a process may be late, and shorter than the time between two ticks. One that is later skips the tick by
+    /// itself: nothing remembers which ticks were run. The call returns when both are over, or when the keeper is
+    /// closed. The lease is renewed, whatever the keeper's policy is.
     ///
     /// The `name` says what excludes what. With the name of the job (`report`) a tick is skipped while the work
     /// of an earlier one runs. With the tick in it (`report@2026-11-22T02:00Z`, the time that the schedule
@@ -112,21 +113,45 @@ impl LockKeeper {
     /// ```
     ///
     /// # Errors
-    /// As [`try_lock`](Self::try_lock); `work` was not called.
+    /// As [`try_lock`](Self::try_lock), and [`ErrorKind::InvalidValue`] if the keeper's `max_hold` is shorter than
+    /// `at_least`; `work` was not called.
     pub fn run_tick<T>(
         &self,
         name: impl AsLockName,
         at_least: Duration,
         work: impl FnOnce(&LockGuard) -> T,
     ) -> Result<Option<T>, Error> {
-        let Some(guard) = self.try_lock(name)? else {
+        let settings = &self.engine.settings;
+        if let Some(max_hold) = settings.max_hold.filter(|max_hold| *max_hold < at_least) {
+            let text = format!(
+                "the keeper's max_hold of {max_hold:?} would end the lock before {at_least:?} are over; hold the tick for less, or use a keeper with a longer max_hold"
+            );
+            return Err(Error::new(ErrorKind::InvalidValue, text));
+        }
+        // A fixed lease may be shorter.
+        let ttl = settings.lease.ttl();
+        let options = AcquireOptions::new().lease(LeasePolicy::Renewed { ttl });
+        let Some(guard) = self.acquire(name, &options.wait(Duration::ZERO))? else {
             return Ok(None);
         };
-        let until = self.engine.clock.now() + at_least;
-        let value = work(&guard);
-        let leader = Leader::new(&guard, self.engine.ending(None));
-        leader.pause(until.saturating_since(self.engine.clock.now()));
-        Ok(Some(value))
+        let _end = TickEnd {
+            until: self.engine.clock.now() + at_least,
+            leader: Leader::new(&guard, self.engine.ending(None)),
+        };
+        Ok(Some(work(&guard)))
+    }
+}
+
+/// Pauses until a tick was held long enough when it is dropped: also if its work panics.
+struct TickEnd<'a> {
+    until: HostInstant,
+    leader: Leader<'a>,
+}
+
+impl Drop for TickEnd<'_> {
+    fn drop(&mut self) {
+        let now = self.leader.guard.engine().clock.now();
+        self.leader.pause(self.until.saturating_since(now));
     }
 }
 

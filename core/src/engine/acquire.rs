@@ -37,8 +37,7 @@ pub(super) struct Acquisition<'a, 'e> {
     pub(super) retry: &'a RefCell<Retry<'e>>,
     /// The caller's own token, without the keeper's.
     cancel: Option<&'a CancelToken>,
-    /// Tells the observer, once, that another holder has the name.
-    notify_contended: &'a dyn Fn(),
+    report: &'a AcquisitionReport<'a>,
 }
 
 impl Engine {
@@ -66,20 +65,13 @@ impl Engine {
             .map_err(|error| self.located(name, error))?;
         self.start_timer()?;
         let key = Key::new(name, terms.mode);
-        let is_notified = Cell::new(false);
-        let notify_contended = || {
-            if !is_notified.replace(true) {
-                let lock = self.observed(name, terms.mode);
-                self.notifier.notify(|o| o.contended(&lock));
-            }
-        };
         let report = AcquisitionReport::begin(self, name, terms.mode, began);
         let alone = Alone::default();
         let contended = || {
             self.end_alone(&alone);
             self.answered();
             self.queue.contended(key);
-            notify_contended();
+            report.contended();
         };
         let closing = &self.closing;
         let own = options.cancel.as_ref();
@@ -140,7 +132,7 @@ impl Engine {
                 contended: &contended,
                 retry: &pause,
             },
-            notify_contended: &notify_contended,
+            report: &report,
         };
         let result = acquisition.run();
         self.closing.notify();
@@ -162,7 +154,7 @@ impl Acquisition<'_, '_> {
             Entered::Queued(waiter, lingering) => {
                 engine.release_lingering(lingering);
                 if self.kind != WaitKind::SingleAttempt {
-                    (self.notify_contended)();
+                    self.report.contended();
                 }
                 self.wait_in_queue(&waiter)
             }
@@ -179,7 +171,7 @@ impl Acquisition<'_, '_> {
             }
             Given::Nothing(_) if request.is_cancelled() => Err(engine.cancelled()),
             Given::Nothing(Unserved::Busy) => {
-                (self.notify_contended)();
+                self.report.contended();
                 Ok(None)
             }
             Given::Nothing(Unserved::LimitMismatch { limit, held }) => {

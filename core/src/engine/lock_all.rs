@@ -74,6 +74,9 @@ impl Engine {
                 taken.acquired.extend(acquired);
                 if let (Some(end), Some(next)) = (end, names.get(taken.acquired.len())) {
                     let report = AcquisitionReport::begin(self, next, options.mode, began);
+                    if end.is_none() {
+                        report.contended();
+                    }
                     let mut result = end.map_or(Ok(None), Err);
                     report.end(&mut result);
                     return result.map(|_none| None);

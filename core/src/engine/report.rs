@@ -1,5 +1,6 @@
 //! What observers are told of acquisitions and outages.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -25,6 +26,7 @@ pub(super) struct AcquisitionReport<'a> {
     began: HostInstant,
     /// Whether the end is still to be reported.
     is_open: bool,
+    is_contended: Cell<bool>,
 }
 
 impl<'a> AcquisitionReport<'a> {
@@ -41,6 +43,7 @@ impl<'a> AcquisitionReport<'a> {
             mode,
             began,
             is_open: engine.notifier.is_observed(),
+            is_contended: Cell::new(false),
         };
         if report.is_open {
             let lock = report.lock();
@@ -51,6 +54,14 @@ impl<'a> AcquisitionReport<'a> {
 
     fn lock(&self) -> ObservedLock<'a> {
         self.engine.observed(self.name, self.mode)
+    }
+
+    /// Reports, once, that another holder has the name.
+    pub(super) fn contended(&self) {
+        if self.is_open && !self.is_contended.replace(true) {
+            let lock = self.lock();
+            self.engine.notifier.notify(|o| o.contended(&lock));
+        }
     }
 
     /// Reports the result.

@@ -145,7 +145,18 @@ fn every_name_of_a_set_has_a_beginning_and_an_end() {
         "contended exclusive b",
         "None exclusive b",
     ]);
-    drop(set);
+    // Another process has the name.
+    let other = store.keeper().lock("d").unwrap();
+    assert!(keeper.try_lock_all(["c", "d"]).unwrap().is_none());
+    told.expect([
+        "requested exclusive c",
+        "granted after 0s exclusive c",
+        "requested exclusive d",
+        "contended exclusive d",
+        "None exclusive d",
+        "Ok(Done) after 0s exclusive c",
+    ]);
+    drop((other, set));
     store.grants(Grants::Unreachable(Duration::ZERO));
     keeper.try_lock_all(["a", "b"]).unwrap_err();
     told.expect([
@@ -236,4 +247,10 @@ fn outage_is_told_once_and_so_is_its_end() {
     }
     drop(keeper.lock("a").unwrap());
     told.expect_nothing();
+    // The keeper ends in an outage.
+    store.grants(Grants::Unreachable(Duration::ZERO));
+    keeper.try_lock("a").unwrap_err();
+    store.clock.advance(SECOND);
+    drop(keeper);
+    told.expect(["scripted: gone: Unavailable", "scripted: back after 1s"]);
 }

@@ -1,11 +1,12 @@
 //! Leadership and ticks.
 
 use std::ops::ControlFlow;
+use std::panic::resume_unwind;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind};
+use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy};
 
 use crate::answers::{Grants, Renewals};
 use crate::scripted_store::{LIMIT, SECOND, ScriptedStore, eventually};
@@ -123,4 +124,43 @@ fn work_that_takes_longer_than_its_time_is_not_followed_by_a_pause() {
     let work = |_: &_| store.clock.advance(2 * SECOND);
     let ran = store.keeper().run_tick("a", SECOND, work).unwrap();
     assert_eq!(ran, Some(()));
+}
+
+#[test]
+fn tick_is_held_for_its_time_with_a_fixed_lease_and_after_a_panic() {
+    let store = ScriptedStore::new();
+    let ttl = 6 * SECOND;
+    let builder = store.builder().lease(LeasePolicy::Fixed { ttl });
+    let keeper = builder.build().unwrap();
+    let (sender, begun) = mpsc::channel();
+    // Unlike `panic!`, this prints nothing.
+    let work = move |_: &_| {
+        sender.send(()).unwrap();
+        resume_unwind(Box::new("the work fails"))
+    };
+    let running = thread::spawn(move || keeper.run_tick::<()>("a", LONG, work));
+    begun.recv_timeout(LIMIT).unwrap();
+    let other = store.keeper();
+    for renewals in 1..6 {
+        store.clock.advance(2 * SECOND);
+        store.wait_for("a", "renew", renewals);
+        assert_eq!(other.run_tick("a", SECOND, |_| ()).unwrap(), None);
+    }
+    store.clock.advance(LONG);
+    running.join().unwrap_err();
+    eventually("the tick is over", || {
+        other.try_lock("a").unwrap().is_some()
+    });
+}
+
+#[test]
+fn tick_that_max_hold_would_end_is_refused() {
+    let store = ScriptedStore::new();
+    let keeper = store.builder().max_hold(SECOND).build().unwrap();
+    let refused = keeper.run_tick("a", 2 * SECOND, |_| ()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidValue);
+    assert_eq!(
+        keeper.run_tick("a", Duration::ZERO, |_| ()).unwrap(),
+        Some(())
+    );
 }
