@@ -4,7 +4,9 @@ use proc_macro2::TokenStream;
 use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit::Visit;
-use syn::{Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType, TypeImplTrait};
+use syn::{
+    AttrStyle, Attribute, Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType, TypeImplTrait,
+};
 
 use crate::arguments::{Arguments, Mode};
 use crate::time::Time;
@@ -23,8 +25,11 @@ pub(crate) fn expand(arguments: &Arguments, mut function: ItemFn) -> Result<Toke
         block,
     } = function;
     let output = output(&sig.output);
+    let is_inner = |attr: &Attribute| matches!(attr.style, AttrStyle::Inner(_));
+    let (inner, outer): (Vec<_>, Vec<_>) = attrs.into_iter().partition(is_inner);
     Ok(quote! {
-        #(#attrs)* #vis #sig {
+        #(#outer)* #vis #sig {
+            #(#inner)*
             // The keeper may be a reference already.
             #[allow(clippy::needless_borrow)]
             let __lockkeeper_guard = #acquired;
@@ -129,8 +134,10 @@ fn move_in(function: &mut ItemFn) -> TokenStream {
         {
             let name: &Ident = &pattern.ident;
             let mutability = pattern.mutability.take();
+            let conditions = input.attrs.iter().filter(|it| it.path().is_ident("cfg"));
             // An argument may be there for the lock's name alone.
             moved.extend(quote! {
+                #(#conditions)*
                 #[allow(unused_variables)]
                 let #mutability #name = #name;
             });

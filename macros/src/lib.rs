@@ -56,6 +56,8 @@ use arguments::Arguments;
 ///
 /// Times are a number and `ms`, `s`, `m` or `h`, or an expression of the type `Duration`.
 ///
+/// With the attribute several times, the lock of the lowest one is acquired first.
+///
 /// An `async fn` is refused, since waiting for a lock blocks the thread.
 #[proc_macro_attribute]
 pub fn locked(arguments: TokenStream, item: TokenStream) -> TokenStream {

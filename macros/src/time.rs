@@ -15,6 +15,10 @@ pub(crate) enum Time {
 impl Time {
     /// Reads a text such as `"500ms"`, or takes any other expression as it is.
     pub(crate) fn of(expr: &Expr) -> Result<Self> {
+        // A literal that a macro by example was given.
+        if let Expr::Group(group) = expr {
+            return Self::of(&group.expr);
+        }
         let Expr::Lit(ExprLit { lit, .. }) = expr else {
             return Ok(Self::Duration(quote_spanned!(expr.span() => #expr)));
         };

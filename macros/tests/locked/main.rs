@@ -154,7 +154,7 @@ fn modes_are_those_of_the_attribute() {
 fn ttl_is_that_of_the_attribute() {
     let keeper = lockkeeper::open("memory:?ttl=10s").unwrap();
     macro_rules! check {
-        ($ttl:tt, $seconds:literal) => {{
+        ($ttl:expr, $seconds:literal) => {{
             #[locked("a", keeper = keeper, ttl = $ttl, guard = lock)]
             fn remaining(keeper: &LockKeeper) -> Result<Duration, lockkeeper::Error> {
                 Ok(lock.remaining())
@@ -167,7 +167,7 @@ fn ttl_is_that_of_the_attribute() {
     check!("270s", 270);
     check!("15m", 900);
     check!("1h", 3_600);
-    check!((Duration::from_secs(9_000)), 9_000);
+    check!(Duration::from_secs(9_000), 9_000);
 }
 
 /// Reports that a wait begins.
@@ -229,4 +229,21 @@ fn body_is_coerced_to_the_type_of_the_function() {
 #[test]
 fn mistakes_do_not_compile() {
     trybuild::TestCases::new().compile_fail("tests/locked/ui/*.rs");
+}
+
+#[test]
+fn attributes_in_the_body_and_of_arguments_stay() {
+    #[locked("seat:{id}", keeper = keeper)]
+    fn book(
+        keeper: &LockKeeper,
+        id: u32,
+        #[cfg(any())] never: u32,
+        #[cfg(all())] always: u32,
+    ) -> Result<u32, lockkeeper::Error> {
+        //! Books a seat.
+        #![allow(unused_assignments)]
+        Ok(always)
+    }
+    let keeper = lockkeeper::open("memory:").unwrap();
+    assert_eq!(book(&keeper, 1, 2).unwrap(), 2);
 }
