@@ -1,7 +1,9 @@
 //! Gauges, histograms and counters for the crate `metrics`.
 
 use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use metrics::{SharedString, Unit, counter, gauge, histogram};
@@ -10,13 +12,31 @@ use metrics::{describe_counter, describe_gauge, describe_histogram};
 use super::outcome;
 use crate::{Error, FencingToken, LockKeeper, LockName, Mode, ObservedLock, Observer, Released};
 
+const ACQUISITIONS: &str = "lockkeeper_acquisitions_total";
+const CONTENDED: &str = "lockkeeper_contended_total";
+const HANDOVERS: &str = "lockkeeper_handovers_total";
+const LOST: &str = "lockkeeper_lost_total";
+const RENEWALS: &str = "lockkeeper_renewals_total";
+const RELEASES: &str = "lockkeeper_releases_total";
+
+/// What [`outcome`] returns.
+const NOT_ACQUIRED: [&str; 6] = [
+    "busy",
+    "cancelled",
+    "unavailable",
+    "unknown",
+    "pool_exhausted",
+    "error",
+];
+
 type Group = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
 
 /// Reports what a keeper does to the recorder of the crate [`metrics`](https://docs.rs/metrics).
 ///
 /// Every metric has the label `store`, the [location](LockKeeper::location) of the keeper, and those of locks
 /// have `group`, which the application chooses: a metric with the names themselves as a label would never
-/// stop to grow. Without a choice, all names are in the group `*`.
+/// stop to grow. Without a choice, all names are in the group `*`. The counters of a group begin with 0 at its first
+/// acquisition, since a rate does not see how a counter came to be.
 ///
 /// | metric | kind | other labels | what it counts |
 /// |---|---|---|---|
@@ -30,10 +50,10 @@ type Group = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
 /// | `lockkeeper_lost_total` | counter | | guards that were lost |
 /// | `lockkeeper_renewals_total` | counter | `outcome` | renewals that were `renewed`, or `unknown`: without an answer |
 /// | `lockkeeper_releases_total` | counter | `outcome` | ends of guards: `done`, `already_lost`, or `unknown`: without an answer |
-/// | `lockkeeper_store_unreachable` | gauge | | 1 while the store cannot be reached, else 0 |
+/// | `lockkeeper_store_unreachable` | gauge | | keepers whose last request found the store out of reach |
 /// | `lockkeeper_outages_total` | counter | | outages that have begun |
-/// | `lockkeeper_warnings_total` | counter | | warnings about the store |
-/// | `lockkeeper_fallbacks_total` | counter | | fallbacks that were used; `store` is the fallback |
+/// | `lockkeeper_warnings_total` | counter | | warnings about the store at opening; `store` is its URL without keys |
+/// | `lockkeeper_fallbacks_total` | counter | | fallbacks that were used; `store` is the URL of the fallback without keys |
 /// | `lockkeeper_store_commands_total` | counter | | commands or statements, by [`collect`](Self::collect) |
 /// | `lockkeeper_store_connections` | gauge | | open connections, by [`collect`](Self::collect) |
 /// | `lockkeeper_pending_releases` | gauge | | releases without an answer, by [`collect`](Self::collect) |
@@ -54,6 +74,10 @@ type Group = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
 /// ```
 pub struct MetricsObserver {
     group: Group,
+    /// The store, group and mode of the locks whose counters have begun.
+    begun: Mutex<HashSet<(String, SharedString, &'static str)>>,
+    /// The commands of each store that are counted already.
+    commands: Mutex<HashMap<String, u64>>,
 }
 
 impl MetricsObserver {
@@ -64,6 +88,8 @@ impl MetricsObserver {
         describe();
         Self {
             group: Box::new(|_| Cow::Borrowed("*")),
+            begun: Mutex::default(),
+            commands: Mutex::default(),
         }
     }
 
@@ -99,20 +125,42 @@ impl MetricsObserver {
     /// Records what the keeper has cost its store so far: [`LockKeeper::usage`] and
     /// [`LockKeeper::pending_releases`].
     ///
-    /// Nothing tells the observer of single commands. Call it before each scrape, or every few seconds.
+    /// Nothing tells the observer of single commands. Call it before each scrape, or every few seconds, for one keeper
+    /// of each location: a keeper that was opened in place of another one goes on with its counter.
     pub fn collect(&self, keeper: &LockKeeper) {
         let store = keeper.location();
         let pending = keeper.pending_releases();
         gauge!("lockkeeper_pending_releases", "store" => store.clone()).set(pending as f64);
         if let Some(usage) = keeper.usage() {
-            let commands = counter!("lockkeeper_store_commands_total", "store" => store.clone());
-            commands.absolute(usage.commands);
+            let mut counted = locked(&self.commands);
+            let before = counted.insert(store.clone(), usage.commands).unwrap_or(0);
+            // A keeper that was opened anew counts from 0.
+            let more = usage.commands.checked_sub(before).unwrap_or(usage.commands);
+            counter!("lockkeeper_store_commands_total", "store" => store.clone()).increment(more);
             gauge!("lockkeeper_store_connections", "store" => store).set(usage.connections);
         }
     }
 
     fn labels(&self, lock: &ObservedLock<'_>) -> (String, SharedString) {
         (lock.store.to_owned(), (self.group)(lock.name).into())
+    }
+
+    /// Begins the counters of a group with 0.
+    fn begin(&self, lock: &ObservedLock<'_>) {
+        let (store, group) = self.labels(lock);
+        if !locked(&self.begun).insert((store, group, mode(lock))) {
+            return;
+        }
+        for name in [CONTENDED, HANDOVERS, LOST] {
+            self.count(name, lock, 0);
+        }
+        self.count_outcome(RENEWALS, lock, "unknown", 0);
+        for outcome in ["already_lost", "unknown"] {
+            self.count_outcome(RELEASES, lock, outcome, 0);
+        }
+        for outcome in NOT_ACQUIRED {
+            counter!(ACQUISITIONS, &self.labels_of_end(lock, outcome)).increment(0);
+        }
     }
 
     fn waiting(&self, lock: &ObservedLock<'_>) -> metrics::Gauge {
@@ -125,28 +173,42 @@ impl MetricsObserver {
         gauge!("lockkeeper_held", "store" => store, "group" => group, "mode" => mode(lock))
     }
 
-    fn end_acquisition(&self, lock: &ObservedLock<'_>, waited: Duration, outcome: &'static str) {
-        self.waiting(lock).decrement(1);
+    fn labels_of_end(
+        &self,
+        lock: &ObservedLock<'_>,
+        outcome: &'static str,
+    ) -> [(&'static str, SharedString); 4] {
         let (store, group) = self.labels(lock);
-        let labels = [
+        [
             ("store", store.into()),
             ("group", group),
             ("mode", mode(lock).into()),
             ("outcome", outcome.into()),
-        ];
+        ]
+    }
+
+    fn end_acquisition(&self, lock: &ObservedLock<'_>, waited: Duration, outcome: &'static str) {
+        self.waiting(lock).decrement(1);
+        let labels = self.labels_of_end(lock, outcome);
         histogram!("lockkeeper_wait_seconds", &labels).record(waited);
-        counter!("lockkeeper_acquisitions_total", &labels).increment(1);
+        counter!(ACQUISITIONS, &labels).increment(1);
     }
 
-    /// Counts one event of a lock.
-    fn count(&self, name: &'static str, lock: &ObservedLock<'_>) {
+    /// Counts events of a lock.
+    fn count(&self, name: &'static str, lock: &ObservedLock<'_>, events: u64) {
         let (store, group) = self.labels(lock);
-        counter!(name, "store" => store, "group" => group).increment(1);
+        counter!(name, "store" => store, "group" => group).increment(events);
     }
 
-    fn count_outcome(&self, name: &'static str, lock: &ObservedLock<'_>, outcome: &'static str) {
+    fn count_outcome(
+        &self,
+        name: &'static str,
+        lock: &ObservedLock<'_>,
+        outcome: &'static str,
+        events: u64,
+    ) {
         let (store, group) = self.labels(lock);
-        counter!(name, "store" => store, "group" => group, "outcome" => outcome).increment(1);
+        counter!(name, "store" => store, "group" => group, "outcome" => outcome).increment(events);
     }
 }
 
@@ -160,6 +222,10 @@ impl fmt::Debug for MetricsObserver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MetricsObserver").finish_non_exhaustive()
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the mode without the limit of a permit, of which there may be many.
@@ -177,16 +243,10 @@ fn describe() {
         "acquisitions of locks that are under way"
     );
     describe_gauge!("lockkeeper_held", "guards of locks that live");
+    describe_counter!(ACQUISITIONS, "acquisitions that have ended, by outcome");
+    describe_counter!(CONTENDED, "acquisitions that found another holder");
     describe_counter!(
-        "lockkeeper_acquisitions_total",
-        "acquisitions that have ended, by outcome"
-    );
-    describe_counter!(
-        "lockkeeper_contended_total",
-        "acquisitions that found another holder"
-    );
-    describe_counter!(
-        "lockkeeper_handovers_total",
+        HANDOVERS,
         "acquisitions that got the lease of another thread"
     );
     describe_histogram!(
@@ -199,15 +259,12 @@ fn describe() {
         Unit::Seconds,
         "the time from the grant to the end of the guard"
     );
-    describe_counter!("lockkeeper_lost_total", "guards that were lost");
-    describe_counter!(
-        "lockkeeper_renewals_total",
-        "renewals of leases, by outcome"
-    );
-    describe_counter!("lockkeeper_releases_total", "ends of guards, by outcome");
+    describe_counter!(LOST, "guards that were lost");
+    describe_counter!(RENEWALS, "renewals of leases, by outcome");
+    describe_counter!(RELEASES, "ends of guards, by outcome");
     describe_gauge!(
         "lockkeeper_store_unreachable",
-        "1 while the store cannot be reached"
+        "keepers whose last request found the store out of reach"
     );
     describe_counter!(
         "lockkeeper_outages_total",
@@ -231,6 +288,7 @@ fn describe() {
 
 impl Observer for MetricsObserver {
     fn requested(&self, lock: &ObservedLock<'_>) {
+        self.begin(lock);
         self.waiting(lock).increment(1);
     }
 
@@ -244,12 +302,12 @@ impl Observer for MetricsObserver {
         self.end_acquisition(lock, waited, "acquired");
         self.held(lock).increment(1);
         if handed_over {
-            self.count("lockkeeper_handovers_total", lock);
+            self.count(HANDOVERS, lock, 1);
         }
     }
 
     fn contended(&self, lock: &ObservedLock<'_>) {
-        self.count("lockkeeper_contended_total", lock);
+        self.count(CONTENDED, lock, 1);
     }
 
     fn not_acquired(&self, lock: &ObservedLock<'_>, waited: Duration, error: Option<&Error>) {
@@ -257,15 +315,15 @@ impl Observer for MetricsObserver {
     }
 
     fn renewed(&self, lock: &ObservedLock<'_>, _token: FencingToken) {
-        self.count_outcome("lockkeeper_renewals_total", lock, "renewed");
+        self.count_outcome(RENEWALS, lock, "renewed", 1);
     }
 
     fn renewal_unknown(&self, lock: &ObservedLock<'_>, _token: FencingToken, _error: &Error) {
-        self.count_outcome("lockkeeper_renewals_total", lock, "unknown");
+        self.count_outcome(RENEWALS, lock, "unknown", 1);
     }
 
     fn lost(&self, lock: &ObservedLock<'_>, _token: FencingToken) {
-        self.count("lockkeeper_lost_total", lock);
+        self.count(LOST, lock, 1);
     }
 
     fn released(
@@ -284,16 +342,16 @@ impl Observer for MetricsObserver {
             Ok(Released::AlreadyLost) => "already_lost",
             Err(_) => "unknown",
         };
-        self.count_outcome("lockkeeper_releases_total", lock, outcome);
+        self.count_outcome(RELEASES, lock, outcome, 1);
     }
 
     fn outage_began(&self, store: &str, _reason: &Error) {
         counter!("lockkeeper_outages_total", "store" => store.to_owned()).increment(1);
-        gauge!("lockkeeper_store_unreachable", "store" => store.to_owned()).set(1);
+        gauge!("lockkeeper_store_unreachable", "store" => store.to_owned()).increment(1);
     }
 
     fn outage_ended(&self, store: &str, _lasted: Duration) {
-        gauge!("lockkeeper_store_unreachable", "store" => store.to_owned()).set(0);
+        gauge!("lockkeeper_store_unreachable", "store" => store.to_owned()).decrement(1);
     }
 
     fn warning(&self, store: &str, _text: &str) {

@@ -29,7 +29,7 @@ impl CounterFn for Value {
     }
 
     fn absolute(&self, value: u64) {
-        self.change(|it| *it = value as f64);
+        self.change(|it| *it = it.max(value as f64));
     }
 }
 
@@ -127,8 +127,19 @@ fn locks_are_counted_by_store_group_mode_and_outcome() {
     assert!(keeper.try_lock("seat:42").unwrap().is_none());
     let semaphore = keeper.semaphore("reports", 2).unwrap();
     let permit = semaphore.acquire().unwrap();
+    let (begun, counted): (Vec<_>, Vec<_>) = lines(&store)
+        .into_iter()
+        .partition(|line| line.contains("_total") && line.ends_with(" 0"));
+    for line in [
+        "acquisitions_total group=seat:* mode=exclusive outcome=unavailable 0",
+        "lost_total group=seat:* 0",
+        "releases_total group=other outcome=unknown 0",
+        "renewals_total group=seat:vip:* outcome=unknown 0",
+    ] {
+        assert!(begun.iter().any(|it| it == line), "{line}: {begun:#?}");
+    }
     assert_eq!(
-        lines(&store),
+        counted,
         [
             "acquisitions_total group=other mode=permit outcome=acquired 1",
             "acquisitions_total group=seat:* mode=exclusive outcome=acquired 1",
@@ -191,11 +202,13 @@ fn losses_and_outages_are_counted() {
     until("the end is counted", released);
     assert!(has("held group=* mode=exclusive 0"));
 
+    // Two keepers have the same store.
     let gone = Error::new(ErrorKind::Unavailable, "the test's store is gone");
     observer.outage_began(&store, &gone);
-    assert!(has("store_unreachable 1") && has("outages_total 1"));
+    observer.outage_began(&store, &gone);
+    assert!(has("store_unreachable 2") && has("outages_total 2"));
     observer.outage_ended(&store, ttl);
-    assert!(has("store_unreachable 0") && has("outages_total 1"));
+    assert!(has("store_unreachable 1") && has("outages_total 2"));
 }
 
 #[test]
@@ -203,15 +216,23 @@ fn usage_of_the_store_is_collected() {
     let observer = Arc::new(observer());
     let folder = tempfile::tempdir().unwrap();
     let url = format!("sqlite:{}", folder.path().join("locks.db").display());
-    let keeper = open(&url, &observer);
-    drop(keeper.lock("a").unwrap());
-    observer.collect(&keeper);
-    let lines = lines(&keeper.location());
-    assert!(
-        lines.iter().any(|it| it == "pending_releases 0"),
-        "{lines:?}"
-    );
-    let commands = keeper.usage().unwrap().commands;
-    let commands = format!("store_commands_total {commands}");
-    assert!(lines.contains(&commands), "{commands}: {lines:?}");
+    let mut commands = 0;
+    // The second keeper is opened in place of the first one.
+    for locks in [2, 1] {
+        let keeper = open(&url, &observer);
+        (0..locks).for_each(|_| drop(keeper.lock("a").unwrap()));
+        let before = commands;
+        // Once more, so that nothing is counted twice.
+        for _ in 0..2 {
+            observer.collect(&keeper);
+            commands = before + keeper.usage().unwrap().commands;
+        }
+        let lines = lines(&keeper.location());
+        for line in [
+            "pending_releases 0".to_owned(),
+            format!("store_commands_total {commands}"),
+        ] {
+            assert!(lines.contains(&line), "{line}: {lines:?}");
+        }
+    }
 }
