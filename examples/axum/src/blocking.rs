@@ -1,6 +1,6 @@
 //! Locks from async code: every call that may block is made on a thread for blocking work.
 
-use lockkeeper::{AcquireOptions, CancelToken, Error, LockGuard, LockKeeper};
+use lockkeeper::{AcquireOptions, CancelToken, Error, ErrorKind, LockGuard, LockKeeper};
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, spawn_blocking};
 
@@ -14,11 +14,13 @@ impl Drop for CancelOnDrop {
 }
 
 /// Returns what a blocking closure returned. A panic in it goes on in the caller.
-fn joined<T>(result: Result<T, JoinError>) -> T {
-    match result {
-        Ok(value) => value,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
+fn joined<T>(result: Result<Result<T, Error>, JoinError>) -> Result<T, Error> {
+    result.unwrap_or_else(|error| match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(ended) => {
+            Err(Error::new(ErrorKind::Cancelled, "the runtime has ended").with_source(ended))
+        }
+    })
 }
 
 /// Acquires the lock, and runs blocking work under it on the same thread.
@@ -56,7 +58,8 @@ impl AsyncGuard {
         joined(spawn_blocking(acquire).await)
     }
 
-    /// Waits until the lock is lost.
+    /// Waits until the lock is lost. Each call registers a callback for the guard's life: in a loop, keep one
+    /// pinned future of it.
     pub async fn lost(&self) {
         let (sender, receiver) = oneshot::channel();
         if let Some(guard) = &self.0 {
