@@ -5,6 +5,9 @@ use crate::keeper::LockKeeper;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
+/// What [`TransactionLockSql::attempt`] returns while the server's clock is behind an earlier grant.
+const CLOCK_SET_BACK: i64 = -2;
+
 /// A backend's SQL for a lock of a transaction; see
 /// [`StoreInfo::transaction_lock`](crate::StoreInfo::transaction_lock).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,7 +15,8 @@ pub struct TransactionLockSql {
     /// The kind of database that the statements are for, as people write it: `PostgreSQL`.
     pub dialect: &'static str,
     /// Tries to take the lock. Returns one row with one column `held`: the epoch of the grant, 0 while the lock is
-    /// held elsewhere, and -1 on another server or in another database than the keeper's.
+    /// held elsewhere, -1 on another server or in another database than the keeper's, and -2 while the server's clock is
+    /// behind an earlier grant.
     pub attempt: String,
     /// Waits for the lock, and ends without an error when the wait is over. Returns no row.
     pub wait: String,
@@ -53,7 +57,8 @@ impl<'k> TransactionLock<'k> {
     /// Returns the token of the lock if the transaction holds it. `None` if another holder has it.
     ///
     /// # Errors
-    /// [`ErrorKind::Incompatible`] if the transaction is on another server or in another database than the keeper.
+    /// [`ErrorKind::Incompatible`] if the transaction is on another server or in another database than the keeper,
+    /// [`ErrorKind::Unavailable`] while the server's clock is behind an earlier grant of the keeper.
     pub fn check(&self, held: i64) -> Result<Option<FencingToken>, Error> {
         match u64::try_from(held) {
             Ok(0) => Ok(None),
@@ -61,6 +66,10 @@ impl<'k> TransactionLock<'k> {
                 let token = self.keeper.first_token(epoch);
                 token.map(Some).map_err(|error| self.located(error))
             }
+            Err(_) if held == CLOCK_SET_BACK => Err(self.located(Error::new(
+                ErrorKind::Unavailable,
+                "the server's clock was set back, and nothing is granted before it has caught up, since tokens would not grow; wait",
+            ))),
             Err(_) => Err(self.located(Error::new(
                 ErrorKind::Incompatible,
                 format!(

@@ -16,7 +16,8 @@ pub trait LockInTransaction {
     /// It is the lock of [`LockKeeper::lock`] for the same name, so guards of all keepers of the namespace and this
     /// lock exclude each other. The transaction must be on the keeper's server, in its database. There is no guard
     /// and no lease. The lock is released by the commit or the rollback, or when the server sees that the connection
-    /// has ended. The transaction ends then, too, so the lock cannot be lost before the work is.
+    /// has ended. The transaction ends then, too, so the lock cannot be lost before the work is. In a nested transaction,
+    /// which is a savepoint, the lock goes with a rollback to that: take it in the outer one.
     ///
     /// The token is larger than that of every grant before it. Write it beside the data if guards write there, too.
     ///
@@ -27,7 +28,8 @@ pub trait LockInTransaction {
     /// # Errors
     /// [`TransactionLockError::Lock`]: [`ErrorKind::TimedOut`] when another holder had the lock until the end of the
     /// wait, [`ErrorKind::Unsupported`] if the store is not PostgreSQL, [`ErrorKind::Incompatible`] if the
-    /// transaction is on another server or in another database. [`TransactionLockError::Database`] when a statement
+    /// transaction is on another server or in another database, [`ErrorKind::Unavailable`] while the server's clock, which
+    /// was set back, is behind an earlier grant of the keeper. [`TransactionLockError::Database`] when a statement
     /// failed, such as by a deadlock with another transaction: roll back.
     fn lock_in_transaction<Kind, X: OpenTransaction<Kind>>(
         &self,

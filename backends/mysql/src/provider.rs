@@ -108,7 +108,7 @@ impl StoreInfo for MySqlProvider {
     }
 
     fn location(&self) -> String {
-        self.0.locks.location("mysql")
+        self.0.locks.location("mysql", None)
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -47,7 +47,7 @@ const GREETING: &str = "SELECT pg_backend_pid(), pg_is_in_recovery(), (1000 * da
 
 /// Prepares a session. The limits of time that a database or a user may have are for applications: they would end
 /// a wait.
-const PREPARE: &str = "SELECT pg_advisory_lock_shared($1::int4, $2::int4), pg_advisory_lock_shared($3::int4, $4::int4), set_config('lock_timeout', $5::int8::text, false), set_config('statement_timeout', '0', false), set_config('idle_in_transaction_session_timeout', '0', false), set_config('default_transaction_isolation', 'read committed', false), set_config('plan_cache_mode', 'force_generic_plan', false)";
+const PREPARE: &str = "SELECT pg_advisory_lock_shared($1::int4, $2::int4), pg_advisory_lock_shared($3::int4, $4::int4), set_config('lock_timeout', $5::int8::text, false), set_config('statement_timeout', '0', false), set_config('idle_in_transaction_session_timeout', '0', false), CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', '0', false) END, set_config('default_transaction_isolation', 'read committed', false), set_config('plan_cache_mode', 'force_generic_plan', false)";
 
 /// Asks for the server's own number of the session.
 const PID: &str = "SELECT pg_backend_pid()";
@@ -135,7 +135,7 @@ impl Drop for Connection {
 
 impl lockkeeper_remote::Connection for Connection {
     fn is_quiet(&mut self) -> bool {
-        self.wire.is_quiet()
+        !self.is_in_doubt && self.wire.is_quiet()
     }
 }
 
@@ -316,8 +316,8 @@ impl Connection {
         }
         let replies = self.exchange(statements.len())?;
         for ((sql, _), reply) in statements.iter().zip(&replies) {
-            // The statement itself may be what the server refused.
-            if reply.is_err() && unprepared.contains(sql) {
+            // The statement itself may be what the server refused. Else it keeps it, also after an error.
+            if reply.as_ref().is_err_and(|error| !error.is_prepared) && unprepared.contains(sql) {
                 self.prepared.remove(*sql);
             }
         }
@@ -338,7 +338,7 @@ impl Connection {
 
     /// Reads the reply to one statement.
     fn reply(&mut self) -> Result<Reply, Failure> {
-        let mut reply = Ok(Vec::new());
+        let (mut reply, mut is_prepared) = (Ok(Vec::new()), false);
         loop {
             let message = self.wire.receive();
             match message.map_err(|error| self.failed(error))? {
@@ -349,7 +349,9 @@ impl Connection {
                     }
                 }
                 Message::ErrorResponse(body) => {
-                    let error = ServerError::read(&body).map_err(|error| self.failed(error))?;
+                    let error = ServerError::read(&body);
+                    let mut error = error.map_err(|error| self.failed(error))?;
+                    error.is_prepared = is_prepared;
                     if error.is_fatal {
                         self.is_in_doubt = false;
                         return Err(error.into_failure(&self.shared.server));
@@ -357,8 +359,8 @@ impl Connection {
                     reply = Err(error);
                 }
                 Message::ReadyForQuery(_) => return Ok(reply),
-                Message::ParseComplete
-                | Message::BindComplete
+                Message::ParseComplete => is_prepared = true,
+                Message::BindComplete
                 | Message::CommandComplete(_)
                 | Message::EmptyQueryResponse
                 | Message::NoticeResponse(_)

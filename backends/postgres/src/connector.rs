@@ -35,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) counts: Arc<Counts>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) restart_grace: Duration,
-    pub(crate) last_epoch: LastEpoch,
+    pub(crate) last_epoch: Arc<LastEpoch>,
     /// See [`NAMESPACES`](crate::connection::NAMESPACES).
     pub(crate) namespace_mark: i32,
     /// Notices the end of each connection, for the sessions.
@@ -62,7 +62,7 @@ impl Connector {
                 counts: Arc::default(),
                 clock,
                 restart_grace: remote.restart_grace,
-                last_epoch: LastEpoch::default(),
+                last_epoch: Arc::default(),
                 namespace_mark: names::namespace_mark(namespace),
                 watch: SocketWatch::new("lockkeeper-postgres-watch"),
                 sessions: Arc::downgrade(sessions),

@@ -18,11 +18,17 @@ pub(crate) struct ServerError {
     message: String,
     /// Whether the session is over.
     pub(crate) is_fatal: bool,
+    /// Whether the statement was prepared before.
+    pub(crate) is_prepared: bool,
 }
 
 impl ServerError {
     /// The time of a wait is over (`lock_timeout`).
     pub(crate) const LOCK_TIMEOUT: &str = "55P03";
+    /// The protocol was violated. PgBouncer gives this for all that it says itself, and ends the connection.
+    const PROTOCOL: &str = "08P01";
+    /// A statement that was prepared in another session is not known.
+    const OTHER_SESSION: &str = "26000";
 
     pub(crate) fn read(body: &ErrorResponseBody) -> io::Result<Self> {
         let mut error = Self::default();
@@ -42,18 +48,31 @@ impl ServerError {
 
     /// Returns the failure of a request on a connection that was open.
     pub(crate) fn into_failure(self, server: &Server) -> Failure {
-        // A pool with pool_mode=statement refuses a transaction by 08P01, and closes the connection.
-        if self.is_fatal && self.state != "08P01" {
+        // A pool with pool_mode=statement refuses a transaction, and closes the connection.
+        if self.is_fatal && self.meaning() != Self::OTHER_SESSION {
             Failure::Closed(server.closed().with_source(self.explain(server)))
         } else {
             Failure::Refused(self.explain(server))
         }
     }
 
+    /// Returns the code that a server would give for what PgBouncer says: that has one for all its errors.
+    fn meaning(&self) -> &str {
+        let says = |text| self.message.contains(text);
+        match self.state.as_str() {
+            Self::PROTOCOL if !self.is_fatal => Self::PROTOCOL,
+            Self::PROTOCOL if says("pooling mode") => Self::OTHER_SESSION,
+            Self::PROTOCOL if says("authentication failed") || says("no such user") => "28P01",
+            Self::PROTOCOL if says("no such database") => "3D000",
+            Self::PROTOCOL => "57P03",
+            state => state,
+        }
+    }
+
     /// Returns the error for the user: its kind, and the advice.
     pub(crate) fn explain(&self, server: &Server) -> Error {
         let Self { state, message, .. } = self;
-        let (kind, advice) = match state.as_str() {
+        let (kind, advice) = match self.meaning() {
             // Each error of a PostgreSQL server has a code.
             "" => return server.wrong_protocol("?"),
             "28P01" | "28000" => (
@@ -90,7 +109,7 @@ impl ServerError {
                 "the server does not know what a lock needs; PostgreSQL from 14 on does",
             ),
             // A statement was prepared in one session of the server, and run or prepared again in another.
-            "26000" | "42P05" => (ErrorKind::Incompatible, MULTIPLEXED),
+            Self::OTHER_SESSION | "42P05" => (ErrorKind::Incompatible, MULTIPLEXED),
             _ => (ErrorKind::Incompatible, "the server refuses"),
         };
         Error::new(
@@ -145,6 +164,7 @@ mod tests {
             state: state.to_owned(),
             message: "so it is".to_owned(),
             is_fatal,
+            is_prepared: false,
         };
         for state in ["57P05", "57P01", "XX000"] {
             let failure = error(state, true).into_failure(&server);
@@ -162,6 +182,22 @@ mod tests {
                 matches!(&failure, Failure::Refused(error) if error.kind() == kind),
                 "{failure:?}"
             );
+        }
+        for (says, state) in [
+            ("password authentication failed", "28P01"),
+            ("no such database: shop", "3D000"),
+            ("server login has been failing", "57P03"),
+            (
+                "transaction blocks not allowed in statement pooling mode",
+                "26000",
+            ),
+        ] {
+            let message = says.to_owned();
+            let error = ServerError {
+                message,
+                ..error("08P01", true)
+            };
+            assert_eq!(error.meaning(), state);
         }
         for (kind, is_closed) in [
             (io::ErrorKind::WouldBlock, false),

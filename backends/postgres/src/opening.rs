@@ -34,9 +34,12 @@ pub(crate) fn inspect(connection: &mut Connection) -> Result<(), Error> {
 }
 
 /// Returns what tells the database from all others; `None` if the user must not know.
-pub(crate) fn identity(connection: &mut Connection) -> Option<String> {
-    let row = connection.query(&format!("SELECT {IDENTITY}"), &[]).ok()?;
-    row.text(0).map(str::to_owned)
+pub(crate) fn identity(connection: &mut Connection) -> Result<Option<String>, Error> {
+    match connection.query(&format!("SELECT {IDENTITY}"), &[]) {
+        Ok(row) => Ok(row.text(0).map(str::to_owned)),
+        Err(Failure::Refused(_)) => Ok(None),
+        Err(failure) => Err(nothing_granted(failure)),
+    }
 }
 
 /// Returns whether the server ends the session of a silent holder: leases rely on it. Sets the default ttl, so

@@ -93,7 +93,7 @@ impl StoreInfo for PostgresProvider {
     }
 
     fn location(&self) -> String {
-        self.0.locks.location("postgres")
+        self.0.locks.location("postgres", Some(&self.0.database))
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -113,7 +113,8 @@ impl StoreInfo for PostgresProvider {
         let namespace = &self.0.locks.namespace;
         let key = LockKey::requested(namespace, name.as_str(), Mode::Exclusive);
         let identity = self.0.identity.as_ref()?;
-        Some(statements::transaction_lock(&key, wait, identity))
+        let last = self.0.last_epoch.get();
+        Some(statements::transaction_lock(&key, wait, identity, last))
     }
 }
 

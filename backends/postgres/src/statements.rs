@@ -109,7 +109,7 @@ pub(crate) static RELEASE_IF_HELD: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Returns the sessions that hold the key or wait for it exclusively: the halves of the key, the session's number and
-/// its mark.
+/// its mark, which is 0 for a transaction of an application.
 pub(crate) static HOLDERS: LazyLock<String> = LazyLock::new(|| holders(IS_KEY));
 /// As [`HOLDERS`], for all keys of a semaphore.
 pub(crate) static HOLDERS_AKIN: LazyLock<String> = LazyLock::new(|| holders(IS_AKIN));
@@ -119,7 +119,7 @@ fn holders(condition: &str) -> String {
         "WITH locks AS MATERIALIZED (SELECT * FROM pg_locks), \
          marks AS (SELECT pid, objid::int8 AS mark FROM locks \
          WHERE locktype = 'advisory' AND objsubid = 2 AND classid = {MARKS}) \
-         SELECT classid, objid, pid, mark FROM locks JOIN marks USING (pid) \
+         SELECT classid, objid, pid, coalesce(mark, 0) FROM locks LEFT JOIN marks USING (pid) \
          WHERE {condition} AND (granted OR mode = 'ExclusiveLock') AND pid <> pg_backend_pid()"
     )
 }
@@ -202,6 +202,7 @@ pub(crate) const IDENTITY: &str = "pg_catalog.concat((SELECT system_identifier F
     pg_catalog.pg_is_in_recovery())";
 
 /// Returns the statements by which a transaction of the application takes a lock, in the database with this identity.
+/// `last` is the largest epoch that was granted.
 ///
 /// The block of the wait is a subtransaction. If the wait ends without the lock, PostgreSQL undoes the block with its
 /// setting, and the transaction goes on.
@@ -209,13 +210,14 @@ pub(crate) fn transaction_lock(
     key: &LockKey,
     wait: Duration,
     identity: &str,
+    last: u64,
 ) -> TransactionLockSql {
     let key = key.number();
     let millis = wait.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
     TransactionLockSql {
         dialect: DIALECT,
         attempt: format!(
-            "SELECT CASE WHEN {IDENTITY} <> '{identity}' THEN -1 \
+            "SELECT CASE WHEN {IDENTITY} <> '{identity}' THEN -1 WHEN {EPOCH} <= {last} THEN -2 \
              WHEN pg_catalog.pg_try_advisory_xact_lock({key}::int8) THEN {EPOCH} ELSE 0 END AS held"
         ),
         wait: format!(

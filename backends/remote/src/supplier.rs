@@ -11,9 +11,9 @@ use lockkeeper_core::Error;
 
 use crate::failure::unavailable;
 
-/// The largest number of calls of the application's function that may be under way. More than this come together only if
-/// the function hangs.
-const MOST_PENDING: usize = 32;
+/// The largest number of calls of the application's function that may be under way. Also of a large pool, more than this
+/// come together only if the function hangs.
+const MOST_PENDING: usize = 128;
 
 type Supply<C> = dyn Fn(Duration) -> Result<C, Error> + Send + Sync;
 

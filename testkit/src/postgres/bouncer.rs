@@ -67,7 +67,7 @@ impl PgBouncer {
                 format!(
                     "[databases]\n* = host=127.0.0.1 port={to}\n[pgbouncer]\nlisten_addr=127.0.0.1\n\
                      listen_port={port}\nunix_socket_dir=\npool_mode={mode}\nauth_type=scram-sha-256\n\
-                     auth_file=users\n"
+                     auth_file=users\nserver_login_retry=0.1\n"
                 ),
             )?;
             user.give(&folder)?;

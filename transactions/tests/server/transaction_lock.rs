@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper::transactions::{LockInTransaction as _, TransactionLockError};
-use lockkeeper::{ErrorKind, FencingToken, LockKeeper};
+use lockkeeper::{AcquireOptions, CancelToken, ErrorKind, FencingToken, LockKeeper};
 use lockkeeper_testkit::suite::Case;
 use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, until};
 use postgres::{Client, Error, NoTls, Transaction};
@@ -14,8 +14,9 @@ use crate::postgres::start;
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(50);
+const WAITING: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
 
-pub(crate) const CASES: [Case<PostgresKind>; 4] = [
+pub(crate) const CASES: [Case<PostgresKind>; 6] = [
     (
         "transaction_lock_and_guard_exclude_each_other",
         exclude_each_other,
@@ -31,6 +32,14 @@ pub(crate) const CASES: [Case<PostgresKind>; 4] = [
     (
         "lock_of_another_database_is_refused",
         lock_of_another_database_is_refused,
+    ),
+    (
+        "transaction_is_busy_after_a_cancelled_wait",
+        transaction_is_busy_after_a_cancelled_wait,
+    ),
+    (
+        "nothing_is_granted_while_the_clock_is_behind",
+        nothing_is_granted_while_the_clock_is_behind,
     ),
 ];
 
@@ -90,6 +99,41 @@ fn exclude_each_other(kind: PostgresKind) {
     );
 }
 
+/// A transaction's session is none of a keeper's.
+fn transaction_is_busy_after_a_cancelled_wait(kind: PostgresKind) {
+    let server = start(kind);
+    let (keeper, other) = (open(&server.url()), open(&server.url()));
+    let _held = other.lock("seat:43").unwrap();
+    let cancel = CancelToken::new();
+    let options = AcquireOptions::new().wait_forever().cancel(&cancel);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.acquire("seat:43", &options));
+        until("it waits", || server.value(WAITING).unwrap() == "1");
+        cancel.cancel();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+    });
+    let mut connection = connect(&server);
+    let mut transaction = connection.transaction().unwrap();
+    take(&keeper, &mut transaction, LONG).unwrap();
+    assert!(keeper.try_lock("seat:42").unwrap().is_none());
+}
+
+fn nothing_is_granted_while_the_clock_is_behind(kind: PostgresKind) {
+    let server = start(kind);
+    let keeper = open(&server.url());
+    let lock = keeper.transaction_lock("seat:42", SHORT).unwrap();
+    // As after a grant of the far future.
+    let (before, after) = lock.attempt().split_once(" THEN -2").unwrap();
+    let (before, _last) = before.rsplit_once(' ').unwrap();
+    let sql = format!("{before} {} THEN -2{after}", i64::MAX);
+    let mut connection = connect(&server);
+    let mut transaction = connection.transaction().unwrap();
+    let held: i64 = transaction.query_one(&sql, &[]).unwrap().get(0);
+    assert_eq!(lock.check(held).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(keeper.try_lock("seat:42").unwrap().is_some());
+}
+
 fn busy_lock_leaves_the_transaction_as_it_was(kind: PostgresKind) {
     let server = start(kind);
     let keeper = open(&server.url());
@@ -117,7 +161,6 @@ fn transaction_waits_for_a_guard(kind: PostgresKind) {
     let server = start(kind);
     let keeper = open(&server.url());
     let guard = keeper.lock("seat:42").unwrap();
-    let waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
     thread::scope(|scope| {
         let waits = scope.spawn(|| {
             let mut connection = connect(&server);
@@ -132,7 +175,7 @@ fn transaction_waits_for_a_guard(kind: PostgresKind) {
             assert!(keeper.try_lock("seat:42").unwrap().is_none());
         });
         until("the transaction waits", || {
-            server.value(waiting).unwrap() == "1"
+            server.value(WAITING).unwrap() == "1"
         });
         guard.release().unwrap();
         waits.join().unwrap();

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_testkit::{PostgresKind, PostgresOptions, PostgresServer, until};
+use lockkeeper_testkit::{Fault, PostgresKind, PostgresOptions, PostgresServer, Proxy, until};
 
 use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open};
 
@@ -22,6 +22,14 @@ pub(crate) const CASES: &[Case] = &[
     (
         "server_without_free_connections",
         server_without_free_connections,
+    ),
+    (
+        "connection_without_a_reply_is_not_kept",
+        connection_without_a_reply_is_not_kept,
+    ),
+    (
+        "locations_of_databases_differ",
+        locations_of_databases_differ,
     ),
     ("replica_is_refused", replica_is_refused),
     ("unix_socket", unix_socket),
@@ -262,6 +270,35 @@ fn replica_is_refused(kind: PostgresKind) {
     assert!(keeper.lock("a").unwrap().token() > before);
 }
 
+/// A connection whose reply is missing serves no lock: its replies would be taken for those of later requests.
+fn connection_without_a_reply_is_not_kept(kind: PostgresKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    proxy.once(
+        "pg_control_system",
+        Fault::DelayReplies(Duration::from_secs(1)),
+    );
+    let url = server.url_via(proxy.addr());
+    let error = try_open(&format!("{url}?connect_timeout=300ms")).unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+}
+
+fn locations_of_databases_differ(kind: PostgresKind) {
+    let server = start(kind);
+    let here = open(&server, "").location();
+    assert!(here.ends_with("/shop?namespace=default"), "{here}");
+    let url = server.url().replace("/shop", "/postgres");
+    assert_ne!(try_open(&url).unwrap().location(), here);
+    let socket = server.socket().display().to_string();
+    let (user, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
+    let url = format!("postgresql:?socket={socket}&user={user}&password={password}&db=shop");
+    let location = try_open(&url).unwrap().location();
+    assert!(
+        location.ends_with("&namespace=default&db=shop"),
+        "{location}"
+    );
+}
+
 fn unix_socket(kind: PostgresKind) {
     let server = start(kind);
     let (user, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
@@ -279,7 +316,9 @@ fn unix_socket(kind: PostgresKind) {
 /// A database and a user can have limits of time, which would end a wait and begin it anew at the queue's end.
 fn limits_for_applications_do_not_count(kind: PostgresKind) {
     let server = start_own(kind);
-    for limit in ["statement_timeout", "lock_timeout"] {
+    let limits = "SELECT string_agg(name, ' ') FROM pg_settings \
+        WHERE name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout')";
+    for limit in server.value(limits).unwrap().split(' ') {
         server
             .execute(&format!("ALTER ROLE keeper SET {limit} = '500ms'"))
             .unwrap();

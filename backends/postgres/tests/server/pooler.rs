@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use libtest_mimic::{Completion, Failed, Trial};
 use lockkeeper_core::ErrorKind;
-use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind};
+use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer};
 
 use crate::store::{open, soon, start_own, try_open};
 
 const KIND: PostgresKind = PostgresKind::Postgres15;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases: [(_, fn()); 2] = [
+    let cases: [(_, fn()); 3] = [
         (
             "pgbouncer::other_modes_are_refused",
             other_modes_are_refused,
@@ -19,6 +19,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         (
             "pgbouncer::session_mode_keeps_locks",
             session_mode_keeps_locks,
+        ),
+        (
+            "pgbouncer::outage_behind_it_is_ridden_out",
+            outage_behind_it_is_ridden_out,
         ),
     ];
     let trial = |(name, case): (&str, fn())| {
@@ -72,4 +76,21 @@ fn session_mode_keeps_locks() {
         found.unwrap().what.contains("behind a pool"),
         "{findings:?}"
     );
+}
+
+/// The pool itself answers, and has one code for all its errors.
+fn outage_behind_it_is_ridden_out() {
+    let server = start_own(KIND);
+    let pool = PgBouncer::start(&server, PoolMode::Session).unwrap();
+    let url = server.url_via(pool.addr());
+    let keeper = try_open(&format!("{url}?wait=30s")).unwrap();
+    drop(keeper.lock("a").unwrap());
+    server.kill();
+    let error = keeper.try_lock("a").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    server.restart().unwrap();
+    drop(keeper.lock("a").unwrap());
+    let wrong = url.replace(PostgresServer::PASSWORD, "wrong");
+    let error = try_open(&wrong).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
 }

@@ -1,9 +1,9 @@
 //! Byte streams that the application connects.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,6 +26,10 @@ pub(crate) const CASES: &[Case] = &[
     ("one_stream_twice_is_refused", one_stream_twice_is_refused),
     ("second_server_is_refused", second_server_is_refused),
     ("unfit_streams_are_refused", unfit_streams_are_refused),
+    (
+        "waits_that_end_leave_no_statements",
+        waits_that_end_leave_no_statements,
+    ),
 ];
 
 /// The address names nothing: only the application's function connects.
@@ -149,4 +153,50 @@ fn unfit_streams_are_refused(kind: PostgresKind) {
         Ok::<_, io::Error>(Transport::encrypted(socket.try_clone()?, socket))
     });
     is_refused(try_keeper(&encrypted), ErrorKind::InvalidValue, "TLS");
+}
+
+/// Counts how often a statement that waits is prepared.
+struct Counting(TcpStream, Arc<AtomicUsize>);
+
+impl Read for Counting {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+}
+
+impl Write for Counting {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Only the message that prepares a statement has its text.
+        let waits = b"pg_advisory_lock($1::int8)";
+        let found = bytes.windows(waits.len()).filter(|part| part == waits);
+        self.1.fetch_add(found.count(), Ordering::SeqCst);
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// The server keeps a prepared statement until its session ends.
+fn waits_that_end_leave_no_statements(kind: PostgresKind) {
+    let server = start(kind);
+    let addr = server.addr();
+    let [prepared, connections] = [(); 2].map(|()| Arc::<AtomicUsize>::default());
+    let (counted, made) = (Arc::clone(&prepared), Arc::clone(&connections));
+    let connect = move |_| {
+        made.fetch_add(1, Ordering::SeqCst);
+        let socket = TcpStream::connect(addr)?;
+        let below = socket.try_clone()?;
+        let stream = Counting(socket, Arc::clone(&counted));
+        Ok::<_, io::Error>(Transport::encrypted(below, stream))
+    };
+    let keeper = try_keeper(&named().connect_with(connect)).unwrap();
+    let _held = open(&server, "").lock("a").unwrap();
+    for _ in 0..8 {
+        let none = keeper.try_lock_for("a", Duration::from_millis(20)).unwrap();
+        assert!(none.is_none());
+    }
+    let [prepared, connections] = [prepared, connections].map(|it| it.load(Ordering::SeqCst));
+    assert!((1..=connections).contains(&prepared), "{prepared}");
 }

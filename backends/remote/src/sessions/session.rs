@@ -12,6 +12,7 @@ use crate::pool::PooledConn;
 
 use super::connection::SessionConnection;
 use super::requests::{Replies, Requests};
+use super::semaphore::repeat;
 use super::state::{Health, State};
 
 pub(crate) struct Session<C: SessionConnection> {
@@ -200,7 +201,7 @@ impl<C: SessionConnection> Session<C> {
             {
                 // The session may have taken a part of it.
                 let held = self.state().akin(&attempt.name);
-                connection.undo(attempt, &held)?;
+                repeat(connection, |it| it.undo(attempt, &held))?;
                 *attempted = Err(Failure::NotSent(error.clone()));
             }
         }

@@ -83,15 +83,21 @@ impl<C: SessionConnection> SessionStore<C> {
         }
     }
 
-    /// Returns the URL of the namespace: see [`StoreInfo::location`](lockkeeper_core::StoreInfo::location).
-    pub fn location(&self, scheme: &str) -> String {
-        let namespace = ("namespace", self.namespace.as_str());
+    /// Returns the URL of the namespace: see [`StoreInfo::location`](lockkeeper_core::StoreInfo::location). `db` is the
+    /// database, where each has locks of its own.
+    pub fn location(&self, scheme: &str, db: Option<&str>) -> String {
+        let mut keys = vec![("namespace", self.namespace.as_str())];
         match &self.options.endpoint {
             Endpoint::Unix(path) => {
-                let socket = ("socket", &*path.to_string_lossy());
-                StoreUrl::location(&format!("{scheme}:"), "", &[socket, namespace])
+                keys.extend(db.map(|db| ("db", db)));
+                let socket = path.to_string_lossy();
+                keys.insert(0, ("socket", &socket));
+                StoreUrl::location(&format!("{scheme}:"), "", &keys)
             }
-            tcp => StoreUrl::location(&format!("{scheme}://{tcp}"), "", &[namespace]),
+            tcp => {
+                let path = db.map(|db| format!("/{db}")).unwrap_or_default();
+                StoreUrl::location(&format!("{scheme}://{tcp}"), &path, &keys)
+            }
         }
     }
 
