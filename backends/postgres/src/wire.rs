@@ -19,6 +19,8 @@ pub(crate) struct Wire {
     pub(crate) out: BytesMut,
     received: BytesMut,
     until: Instant,
+    /// Whether nothing was read since the last messages were sent.
+    is_first: bool,
     timeout: SocketTimeout,
 }
 
@@ -29,6 +31,7 @@ impl Wire {
             out: BytesMut::new(),
             received: BytesMut::new(),
             until: Instant::now(),
+            is_first: false,
             timeout: SocketTimeout::default(),
         }
     }
@@ -40,6 +43,7 @@ impl Wire {
     /// Sends what `out` has. The whole reply has to be there within `limit`.
     pub(crate) fn send(&mut self, limit: Duration) -> io::Result<()> {
         self.until = Instant::now() + limit;
+        self.is_first = true;
         self.limit_to(limit)?;
         let sent = self.stream.write_all(&self.out);
         self.out.clear();
@@ -49,7 +53,6 @@ impl Wire {
 
     /// Returns the next message.
     pub(crate) fn receive(&mut self) -> io::Result<Message> {
-        let mut is_first = true;
         loop {
             let header = Header::parse(&self.received)?;
             if header.is_some_and(|header| header.len() > MOST_BYTES) {
@@ -58,11 +61,11 @@ impl Wire {
             if let Some(message) = Message::parse(&mut self.received)? {
                 return Ok(message);
             }
-            // A server that sends its reply in drops gets no more time for that.
-            if !is_first {
+            // A server that sends its reply in drops, or notices before it, gets no more time for that.
+            if !self.is_first {
                 self.limit_to(self.until.saturating_duration_since(Instant::now()))?;
             }
-            is_first = false;
+            self.is_first = false;
             let mut bytes = [0; 4096];
             let read = self.stream.read(&mut bytes)?;
             match bytes.get(..read) {
@@ -79,5 +82,43 @@ impl Wire {
 
     fn limit_to(&mut self, limit: Duration) -> io::Result<()> {
         self.timeout.set(self.stream.socket(), limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use lockkeeper_remote::{Dialer, Endpoint, RemoteOptions, Server, is_timeout};
+
+    use super::*;
+
+    #[test]
+    fn notices_give_a_reply_no_more_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            for _ in 0..200 {
+                // A notice without fields.
+                if stream.write_all(b"N\0\0\0\x05\0").is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let options = RemoteOptions::new(Endpoint::tcp("127.0.0.1", port));
+        let server = Server::new("PostgreSQL", &Endpoint::tcp("127.0.0.1", port));
+        let dialer = Dialer::new(&options).unwrap();
+        let stream = dialer.dial(&server, Duration::from_secs(30)).unwrap();
+        let mut wire = Wire::new(stream);
+        wire.send(Duration::from_millis(100)).unwrap();
+        let error = loop {
+            if let Err(error) = wire.receive() {
+                break error;
+            }
+        };
+        assert!(is_timeout(error.kind()), "{error}");
     }
 }
