@@ -43,7 +43,10 @@ pub struct SessionId {
 ///
 /// `pg_stat_bgwriter` is reset when the server recovers from the crash of a session, which forgets all locks and leaves
 /// the time of the start as it was.
-const GREETING: &str = "SELECT pg_backend_pid(), pg_is_in_recovery(), (1000 * date_part('epoch', clock_timestamp() - greatest(pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time())))::int8";
+const GREETING: &str = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(), (1000 * pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())))::int8";
+
+/// Has the names in all further statements mean what the server has by them, and nothing that another user made.
+const SEARCH_PATH: &str = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)";
 
 /// Prepares a session. The limits of time that a database or a user may have are for applications: they would end
 /// a wait.
@@ -189,9 +192,15 @@ impl Connection {
         let mark = self.session.mark;
         let namespace = self.shared.namespace_mark;
         let values: Values<'_> = &[&MARKS, &mark, &NAMESPACES, &namespace, &GATE_LIMIT];
-        let replies = self.pipeline(&[(PREPARE, values), (CHECK_CLIENT, &[])])?;
-        let prepared = replies.into_iter().next().unwrap_or(Ok(Vec::new()));
-        self.first(prepared).map(drop)
+        let all = [
+            (SEARCH_PATH, &[] as Values<'_>),
+            (PREPARE, values),
+            (CHECK_CLIENT, &[]),
+        ];
+        let replies = self.pipeline(&all)?.into_iter();
+        replies
+            .take(2)
+            .try_for_each(|reply| self.first(reply).map(drop))
     }
 
     /// Returns whether the server ran a statement of this connection in another session than the first one.

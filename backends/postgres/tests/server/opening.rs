@@ -28,6 +28,10 @@ pub(crate) const CASES: &[Case] = &[
         connection_without_a_reply_is_not_kept,
     ),
     (
+        "functions_of_other_users_do_not_count",
+        functions_of_other_users_do_not_count,
+    ),
+    (
         "locations_of_databases_differ",
         locations_of_databases_differ,
     ),
@@ -281,6 +285,22 @@ fn connection_without_a_reply_is_not_kept(kind: PostgresKind) {
     let url = server.url_via(proxy.addr());
     let error = try_open(&format!("{url}?connect_timeout=300ms")).unwrap_err();
     assert!(error.is_retryable(), "{error:?}");
+}
+
+/// Another user has made a function that grants all, in a schema that the keepers' user prefers.
+fn functions_of_other_users_do_not_count(kind: PostgresKind) {
+    let server = start_own(kind);
+    for sql in [
+        "CREATE SCHEMA app",
+        "CREATE FUNCTION app.pg_try_advisory_lock(int8) RETURNS boolean LANGUAGE sql AS 'SELECT true'",
+        "GRANT USAGE ON SCHEMA app TO keeper",
+        "ALTER ROLE keeper SET search_path = app, pg_catalog",
+    ] {
+        server.execute(sql).unwrap();
+    }
+    let keepers = [(); 2].map(|()| open(&server, ""));
+    let _held = keepers[0].lock("a").unwrap();
+    assert!(keepers[1].try_lock("a").unwrap().is_none());
 }
 
 fn locations_of_databases_differ(kind: PostgresKind) {
