@@ -45,13 +45,20 @@ pub(crate) fn meaning(server: &Server, status: u16, body: &[u8]) -> Meaning {
         unfit("has no leader to follow; are most of the members up and connected?")
     } else if has("too many requests") {
         unfit("has more requests under way than it takes")
-    } else if has("server stopped") || has("not ready") || has("unhealthy cluster") {
+    } else if has("not ready") || has("unhealthy cluster") {
         unfit("is not ready")
-    } else if has("timed out") || has("leader changed") || has("context") || has("transport") {
-        let text = format!(
-            "{server} could not tell in time whether it carried out the request; what that granted ends with its ttl (etcd says: {said})"
-        );
-        Meaning::Other(Failure::Unanswered(Error::new(ErrorKind::Unknown, text)))
+    // A member that stops says so also after it has proposed the request.
+    } else if [
+        "timed out",
+        "leader changed",
+        "context",
+        "transport",
+        "server stopped",
+    ]
+    .into_iter()
+    .any(has)
+    {
+        Meaning::Other(unanswered(server, &format!("etcd says: {said}")))
     } else if has("database space exceeded") || has("NOSPACE") {
         refused(
             ErrorKind::Unavailable,
@@ -84,5 +91,31 @@ pub(crate) fn meaning(server: &Server, status: u16, body: &[u8]) -> Meaning {
         )
     } else {
         refused(ErrorKind::Incompatible, "the server refuses")
+    }
+}
+
+/// Returns the failure of a request that the server may have carried out. `why` is what tells so.
+fn unanswered(server: &Server, why: &str) -> Failure {
+    let text = format!(
+        "{server} could not tell in time whether it carried out the request; what that granted ends with its ttl ({why})"
+    );
+    Failure::Unanswered(Error::new(ErrorKind::Unknown, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_remote::Endpoint;
+
+    use super::*;
+
+    fn read(status: u16, body: &str) -> Meaning {
+        let server = Server::new("etcd", &Endpoint::tcp("host", 1));
+        meaning(&server, status, body.as_bytes())
+    }
+
+    #[test]
+    fn member_that_stops_may_have_carried_out_the_request() {
+        let meaning = read(503, r#"{"error":"etcdserver: server stopped","code":14}"#);
+        assert!(matches!(meaning, Meaning::Other(Failure::Unanswered(_))));
     }
 }
