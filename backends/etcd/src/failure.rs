@@ -18,14 +18,11 @@ pub(crate) enum Meaning {
 /// Reads an error of the gateway: a status other than 200, and a JSON object with the text.
 pub(crate) fn meaning(server: &Server, status: u16, body: &[u8]) -> Meaning {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
-    let said = |name| body.get(name).and_then(Value::as_str);
-    let Some(said) = said("message").or_else(|| said("error")) else {
-        if status == 503 {
-            let text = format!("{server} is not ready");
-            return Meaning::MemberUnfit(Error::new(ErrorKind::Unavailable, text));
-        }
-        let hint = format!(" (HTTP status {status}), from 3.4 on");
-        return Meaning::Other(Failure::Refused(server.wrong_protocol(&hint)));
+    // The last one is that of a stream, such as a keep-alive.
+    let texts = ["/message", "/error", "/error/message"];
+    let mut texts = texts.into_iter().map(|at| body.pointer(at));
+    let Some(said) = texts.find_map(|text| text?.as_str()) else {
+        return without_text(server, status);
     };
     let has = |text| said.contains(text);
     let error = |kind, advice: &str| Error::new(kind, format!("{advice} (etcd says: {said})"));
@@ -94,6 +91,22 @@ pub(crate) fn meaning(server: &Server, status: u16, body: &[u8]) -> Meaning {
     }
 }
 
+/// Returns the meaning of an error without a text of etcd: a proxy may have said it.
+fn without_text(server: &Server, status: u16) -> Meaning {
+    match status {
+        503 => {
+            let text = format!("{server} is not ready");
+            Meaning::MemberUnfit(Error::new(ErrorKind::Unavailable, text))
+        }
+        // The proxy has no reply to a request that it may have passed on.
+        502 | 504 => Meaning::Other(unanswered(server, &format!("HTTP status {status}"))),
+        _ => {
+            let hint = format!(" (HTTP status {status}), from 3.4 on");
+            Meaning::Other(Failure::Refused(server.wrong_protocol(&hint)))
+        }
+    }
+}
+
 /// Returns the failure of a request that the server may have carried out. `why` is what tells so.
 fn unanswered(server: &Server, why: &str) -> Failure {
     let text = format!(
@@ -117,5 +130,22 @@ mod tests {
     fn member_that_stops_may_have_carried_out_the_request() {
         let meaning = read(503, r#"{"error":"etcdserver: server stopped","code":14}"#);
         assert!(matches!(meaning, Meaning::Other(Failure::Unanswered(_))));
+    }
+
+    #[test]
+    fn proxy_without_a_reply_may_have_passed_on_the_request() {
+        for status in [502, 504] {
+            let meaning = read(status, "<html>Bad Gateway</html>");
+            assert!(matches!(meaning, Meaning::Other(Failure::Unanswered(_))));
+        }
+        assert!(matches!(read(503, "busy"), Meaning::MemberUnfit(_)));
+        let other = read(404, "no such page");
+        assert!(matches!(other, Meaning::Other(Failure::Refused(_))));
+    }
+
+    #[test]
+    fn error_of_a_stream_is_read() {
+        let body = r#"{"error":{"grpc_code":16,"message":"etcdserver: invalid auth token"}}"#;
+        assert!(matches!(read(401, body), Meaning::LoginGone));
     }
 }
