@@ -4,6 +4,7 @@ mod cluster;
 mod late;
 mod loss;
 mod opening;
+mod relay;
 mod store;
 
 use std::process::ExitCode;

@@ -74,13 +74,14 @@ fn wait(
             Ok(Some(Answer::Busy) | None) => is_woken = true,
             Err(failure) => {
                 // Its key may be in the queue. If it asks again at once, it keeps its position.
-                let may_be_queued = queued.is_some() || matches!(failure, Failure::Unanswered(_));
+                let has_entered = queued.is_some() || attempt.has_entered;
+                let may_be_queued = has_entered || matches!(failure, Failure::Unanswered(_));
                 if may_be_queued && request.retry(failure.error()) {
                     is_woken = true;
                     continue;
                 }
                 // A key that stays behind ends with its lease.
-                if queued.is_some() {
+                if has_entered {
                     retire_waiting(attempt);
                 }
                 return Err(failure);

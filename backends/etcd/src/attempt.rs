@@ -57,6 +57,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) request: &'a AcquireRequest<'a>,
     pub(crate) key: String,
     pub(crate) keys: NameKeys,
+    /// A request to enter the queue was sent, and the key may be there.
+    pub(crate) has_entered: bool,
 }
 
 impl<'a> Attempt<'a> {
@@ -74,6 +76,7 @@ impl<'a> Attempt<'a> {
             request,
             key,
             keys,
+            has_entered: false,
         }
     }
 
@@ -255,7 +258,9 @@ impl<'a> Attempt<'a> {
         };
         if let Err(error) = check_limit(mode, &all) {
             // Its key is not to wait for permits that it never gets.
-            let _ = self.store.forget(self.request, until);
+            if self.store.forget(self.request, until).is_ok() {
+                self.has_entered = false;
+            }
             return Err(Failure::Refused(error));
         }
         let seen = self.adopt(&all).map(KeyValue::seen);

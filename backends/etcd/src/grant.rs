@@ -81,7 +81,7 @@ impl Attempt<'_> {
     /// Enters the queue, and reads it. A key that is there stays as it is: this request may be a late one, and the
     /// key be granted meanwhile.
     pub(crate) fn enter(
-        &self,
+        &mut self,
         lease: i64,
         until: HostInstant,
     ) -> Result<(Vec<KeyValue>, i64), Failure> {
@@ -93,6 +93,7 @@ impl Attempt<'_> {
             compare: vec![exists_since(&self.key, 0)],
             otherwise: vec![get(&self.keys.all())],
         };
+        self.has_entered = true;
         let reply = self.store.client.txn(enter, until)?;
         let reply_of = TxnReply(&reply);
         let all = reply_of.keys(1).or_else(|| reply_of.keys(0));
@@ -167,7 +168,11 @@ impl Attempt<'_> {
         let base = match compared.or_else(|| base_in(&read.unwrap_or_default())) {
             Some(base) => base,
             // The cluster was wiped.
-            None => self.store.raise_base(until)?,
+            None => {
+                let raised = self.store.raise_base(until);
+                // The caller gets an error, and the key that was taken is to end.
+                raised.inspect_err(|_| self.retire(bound))?
+            }
         };
         self.store.note_base(Some(base));
         let granted = revision(whole);

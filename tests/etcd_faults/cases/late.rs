@@ -1,8 +1,6 @@
 //! Requests that are carried out after their repetition has succeeded, and those whose reply is lost.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +9,7 @@ use lockkeeper::{LockKeeper, Released};
 use lockkeeper_testkit::{EtcdKey, EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, until};
 
 use super::Case;
+use super::relay::{Held, relay};
 use crate::faults::{FaultServer, WAIT_LIMIT};
 
 pub(super) const CASES: &[Case] = &[
@@ -22,73 +21,18 @@ pub(super) const CASES: &[Case] = &[
     ("lost_reply_to_a_permit_keeps_within_its_slots", lost_permit),
     ("keepers_of_one_provider_wait_in_turn", one_provider),
     ("key_on_another_lease_is_moved_again", other_lease),
+    ("waiter_that_fails_on_its_turn_leaves_no_key", failed_turn),
+    ("grant_without_a_base_leaves_no_key", failed_base),
 ];
 
 /// Only the request of a waiter whose turn may have come has it.
 const ON_TURN: &str = "GREATER";
 /// A request for `lockkeeper/default/l/a/w…` that writes `{"held":fals…`, in base64.
 const WAITS: [&str; 2] = ["bG9ja2tlZXBlci9kZWZhdWx0L2wvYS93", "eyJoZWxkIjpmYWxz"];
+/// Only the request that raises the base of the epochs has it, where there are no permits.
+const RAISES_BASE: &str = "LESS";
 /// Only the request that grants a permit beside other ones has it.
 const PERMIT: &str = "mod_revision";
-
-/// Requests that do not reach the server until the test sends them: each entry of `needles` is for one request, which
-/// contains all of them.
-///
-/// [`Fault::Dark`] does not suffice: after the request, the end of the connection passes as well, and etcd may then
-/// cancel the request.
-#[derive(Default)]
-struct Held {
-    needles: Vec<&'static [&'static str]>,
-    requests: Vec<Vec<u8>>,
-}
-
-impl Held {
-    /// Keeps a request if it is to be held.
-    fn takes(&mut self, request: &[u8]) -> bool {
-        let text = String::from_utf8_lossy(request);
-        let found = self
-            .needles
-            .iter()
-            .position(|all| all.iter().all(|it| text.contains(it)));
-        let Some(found) = found else { return false };
-        self.needles.remove(found);
-        self.requests.push(request.to_vec());
-        true
-    }
-}
-
-/// Leads connections to `target`, and returns the address for them.
-fn relay(held: &Arc<Mutex<Held>>, target: SocketAddr) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = listener.local_addr().unwrap();
-    let held = Arc::clone(held);
-    thread::spawn(move || {
-        for client in listener.incoming() {
-            let mut client = client.unwrap();
-            // The case is over.
-            let Ok(mut server) = TcpStream::connect(target) else {
-                return;
-            };
-            let mut ends = (server.try_clone().unwrap(), client.try_clone().unwrap());
-            thread::spawn(move || {
-                let _ = std::io::copy(&mut ends.0, &mut ends.1);
-                let _ = ends.1.shutdown(Shutdown::Both);
-            });
-            let held = Arc::clone(&held);
-            thread::spawn(move || {
-                let mut buffer = vec![0; 64 << 10];
-                while let Ok(count @ 1..) = client.read(&mut buffer) {
-                    let request = buffer.get(..count).unwrap();
-                    if !held.lock().unwrap().takes(request) && server.write_all(request).is_err() {
-                        break;
-                    }
-                }
-                let _ = server.shutdown(Shutdown::Both);
-            });
-        }
-    });
-    addr
-}
 
 struct Rig {
     held: Arc<Mutex<Held>>,
@@ -275,4 +219,50 @@ fn other_lease(kind: EtcdKind) {
     guard.renew().unwrap();
     assert!(guard.is_held());
     assert!(rig.key().remove(0).modified > unbound.modified);
+}
+
+/// Another waiter keeps the lease alive to which its key was bound.
+fn failed_turn(kind: EtcdKind) {
+    let rig = Rig::start(kind);
+    let rival = FaultServer::open(&rig.server, "ttl=10m&wait=20s");
+    let (held, other) = (rival.lock("a").unwrap(), rival.lock("b").unwrap());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| rig.keeper.try_lock_for("b", WAIT_LIMIT));
+        until("it waits", || rig.server.queue_length("b") == 1);
+        let enters = Arc::new(Barrier::new(2));
+        {
+            let mut relay = rig.held.lock().unwrap();
+            relay.paused = Some((&WAITS, Arc::clone(&enters)));
+            relay.refused = Some(ON_TURN);
+        }
+        let failing = scope.spawn(|| rig.keeper.try_lock_for("a", Duration::from_secs(2)));
+        enters.wait();
+        // So its turn has come when it has entered the queue.
+        held.release().unwrap();
+        enters.wait();
+        assert!(failing.join().unwrap().is_err());
+        rig.held.lock().unwrap().refused = None;
+        drop(rival.lock("a").unwrap());
+        other.release().unwrap();
+        assert!(waiting.join().unwrap().unwrap().is_some());
+    });
+    rig.server.assert_clean();
+}
+
+/// The epoch of a grant cannot be told. Another lock keeps the lease alive to which the key was bound.
+fn failed_base(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let held = Arc::<Mutex<Held>>::default();
+    let url = server.base_url(relay(&held, server.addr()));
+    let keeper = lockkeeper::open(&format!("{url}ttl=2s&response_timeout=5s")).unwrap();
+    server.delete("lockkeeper/").unwrap();
+    held.lock().unwrap().refused = Some(RAISES_BASE);
+    assert!(keeper.try_lock("a").is_err());
+    held.lock().unwrap().refused = None;
+    let other = keeper.lock("b").unwrap();
+    until("the key has ended", || {
+        let keys = server.keys("lockkeeper/default/l/a/").unwrap();
+        keys.is_empty()
+    });
+    assert!(other.is_held());
 }

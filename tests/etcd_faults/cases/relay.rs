@@ -1,0 +1,99 @@
+//! A relay that holds requests of a keeper, or answers them itself.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+
+/// A request is meant that contains all of them.
+pub(super) type Needles = &'static [&'static str];
+
+const UNFIT: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n";
+
+/// Requests that do not reach the server until the test sends them: each entry of `needles` is for one request, which
+/// contains all of them.
+///
+/// [`Fault::Dark`] does not suffice: after the request, the end of the connection passes as well, and etcd may then
+/// cancel the request.
+#[derive(Default)]
+pub(super) struct Held {
+    pub(super) needles: Vec<Needles>,
+    pub(super) requests: Vec<Vec<u8>>,
+    /// The next request that contains these passes between two waits for the barrier.
+    pub(super) paused: Option<(Needles, Arc<Barrier>)>,
+    /// Requests that contain this are answered as by a member that cannot serve.
+    pub(super) refused: Option<&'static str>,
+}
+
+impl Held {
+    /// Keeps a request if it is to be held.
+    fn takes(&mut self, request: &[u8]) -> bool {
+        let found = self.needles.iter().position(|all| has(request, all));
+        let Some(found) = found else { return false };
+        self.needles.remove(found);
+        self.requests.push(request.to_vec());
+        true
+    }
+
+    /// Returns the barrier of a request that is to pause.
+    fn pauses(&mut self, request: &[u8]) -> Option<Arc<Barrier>> {
+        let paused = self.paused.take_if(|(all, _)| has(request, all));
+        paused.map(|(_, barrier)| barrier)
+    }
+
+    fn refuses(&self, request: &[u8]) -> bool {
+        self.refused.is_some_and(|it| has(request, &[it]))
+    }
+}
+
+fn has(request: &[u8], all: &[&str]) -> bool {
+    let text = String::from_utf8_lossy(request);
+    all.iter().all(|it| text.contains(it))
+}
+
+/// Leads connections to `target`, and returns the address for them.
+pub(super) fn relay(held: &Arc<Mutex<Held>>, target: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let held = Arc::clone(held);
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            // The case is over.
+            let Ok(mut server) = TcpStream::connect(target) else {
+                return;
+            };
+            let mut ends = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            thread::spawn(move || {
+                let _ = std::io::copy(&mut ends.0, &mut ends.1);
+                let _ = ends.1.shutdown(Shutdown::Both);
+            });
+            let held = Arc::clone(&held);
+            thread::spawn(move || {
+                let mut buffer = vec![0; 64 << 10];
+                while let Ok(count @ 1..) = client.read(&mut buffer) {
+                    let request = buffer.get(..count).unwrap();
+                    let barrier = held.lock().unwrap().pauses(request);
+                    if let Some(barrier) = barrier {
+                        barrier.wait();
+                        barrier.wait();
+                    }
+                    let mut held = held.lock().unwrap();
+                    let sent = if held.refuses(request) {
+                        client.write_all(UNFIT)
+                    } else if held.takes(request) {
+                        Ok(())
+                    } else {
+                        server.write_all(request)
+                    };
+                    drop(held);
+                    if sent.is_err() {
+                        break;
+                    }
+                }
+                let _ = server.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    addr
+}
