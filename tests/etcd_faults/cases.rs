@@ -5,6 +5,7 @@ mod late;
 mod loss;
 mod opening;
 mod relay;
+mod revisions;
 mod store;
 
 use std::process::ExitCode;
@@ -16,6 +17,12 @@ use crate::faults::run;
 type Case = suite::Case<EtcdKind>;
 
 pub(crate) fn main() -> ExitCode {
-    let cases = [cluster::CASES, late::CASES, loss::CASES, opening::CASES];
+    let cases = [
+        cluster::CASES,
+        late::CASES,
+        loss::CASES,
+        opening::CASES,
+        revisions::CASES,
+    ];
     run::<EtcdServer>(cases.into_iter().flatten().copied())
 }

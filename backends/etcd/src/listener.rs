@@ -55,6 +55,14 @@ struct State {
     seen: i64,
 }
 
+/// The watches of a stream.
+struct Watches {
+    /// The first keys of the names, by the numbers of their watches.
+    names: Vec<Option<String>>,
+    /// The largest revision after which one of them begins.
+    seen: i64,
+}
+
 impl Listener {
     pub(crate) fn new(
         connector: Arc<Connector>,
@@ -155,7 +163,9 @@ impl Listener {
                 if may_have_missed {
                     self.verifiers.verify_all();
                 }
-                self.listen(&mut connection, &watches);
+                if self.is_current(&mut connection, &watches) {
+                    self.listen(&mut connection, &watches);
+                }
             }
             let mut state = self.state.lock();
             state.socket = None;
@@ -173,9 +183,8 @@ impl Listener {
         }
     }
 
-    /// Opens a stream with a watch for what ends leases, and one for each name. Returns the first keys of the names by
-    /// the numbers of their watches.
-    fn connect(&self) -> Option<(Connection, Vec<Option<String>>)> {
+    /// Opens a stream with a watch for what ends leases, and one for each name.
+    fn connect(&self) -> Option<(Connection, Watches)> {
         // Also if no connection is opened: a failure is to be followed by a pause.
         self.state.lock().has_changed = false;
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
@@ -192,10 +201,14 @@ impl Listener {
             watch_writes(&self.keys.ended, from),
             watch_deletions(&base, from),
         ];
-        let mut watches = vec![None, None];
+        let mut watches = Watches {
+            names: vec![None, None],
+            seen: state.seen,
+        };
         for (keys, from) in state.names.in_use() {
             requests.push(watch_deletions(keys, from));
-            watches.push(Some(keys.first.clone()));
+            watches.names.push(Some(keys.first.clone()));
+            watches.seen = watches.seen.max(from - 1);
         }
         drop(state);
         let requests: String = requests.iter().map(Value::to_string).collect();
@@ -203,8 +216,31 @@ impl Listener {
         Some((connection, watches))
     }
 
+    /// Reads the first message of a stream, which tells the revision of the store. Returns whether the stream is of use:
+    /// whether its watches do not begin after that revision.
+    ///
+    /// Revisions begin again in a cluster that was made anew or restored. A member may also be behind another one for a
+    /// moment, and then the waiters look once more than they need.
+    fn is_current(&self, connection: &mut Connection, watches: &Watches) -> bool {
+        let Ok(Some(message)) = connection.next_message() else {
+            return false;
+        };
+        let Some(result) = message.get("result") else {
+            return false;
+        };
+        let mut state = self.state.lock();
+        if revision(result) < watches.seen {
+            state.names.clear();
+        } else if result.get("canceled").is_none() {
+            state.seen = revision(result);
+            return true;
+        }
+        state.seen = 0;
+        false
+    }
+
     /// Listens until the stream ends, or has a watch that is of no use.
-    fn listen(&self, connection: &mut Connection, watches: &[Option<String>]) {
+    fn listen(&self, connection: &mut Connection, watches: &Watches) {
         while let Ok(Some(message)) = connection.next_message() {
             let Some(result) = message.get("result") else {
                 return;
@@ -212,7 +248,9 @@ impl Listener {
             let mut state = self.state.lock();
             state.seen = state.seen.max(revision(result));
             let watch = result.get("watch_id").map_or(0, number);
-            let watch = usize::try_from(watch).ok().and_then(|at| watches.get(at));
+            let watch = usize::try_from(watch)
+                .ok()
+                .and_then(|at| watches.names.get(at));
             let is_cancelled = result.get("canceled").is_some();
             let events = result.get("events").and_then(Value::as_array);
             let events = events.map_or(&[][..], Vec::as_slice);

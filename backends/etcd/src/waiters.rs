@@ -60,6 +60,10 @@ impl Name {
     fn is_of_use(&self) -> bool {
         !self.waiting.is_empty() || self.used_at.elapsed() < LINGER
     }
+
+    fn wake_all(&self) {
+        self.waiting.values().for_each(|it| it.signal.wake());
+    }
 }
 
 impl Names {
@@ -135,8 +139,14 @@ impl Names {
     /// Forgets a name of which the stream tells no more. Its requests look for themselves.
     pub(crate) fn cancelled(&mut self, first: &str) {
         if let Some(name) = self.names.remove(first) {
-            name.waiting.values().for_each(|it| it.signal.wake());
+            name.wake_all();
         }
+    }
+
+    /// Forgets all names. Their requests look for themselves.
+    pub(crate) fn clear(&mut self) {
+        self.names.values().for_each(Name::wake_all);
+        self.names.clear();
     }
 }
 

@@ -1,0 +1,75 @@
+//! Revisions that begin again, far below those that a program has seen.
+
+use std::thread;
+
+use lockkeeper::clock::{Clock, SystemClock};
+use lockkeeper::{LockKeeper, WaitOutcome};
+use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Proxy, until};
+
+use super::Case;
+use crate::faults::{FaultServer, WAIT_LIMIT};
+
+pub(super) const CASES: &[Case] = &[
+    ("unlock_in_a_new_cluster_is_noticed", unlock_in_new_cluster),
+    ("waiter_in_a_new_cluster_rests", waiter_in_new_cluster),
+];
+
+/// With this ttl a renewal is due after all limits of the suite.
+const KEYS: &str = "ttl=10m";
+
+/// Starts a server on which there were more revisions than a case has of a new one.
+fn start(kind: EtcdKind) -> EtcdServer {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    (0..300).for_each(|_| server.put("other", "").unwrap());
+    server
+}
+
+fn unlock_in_new_cluster(kind: EtcdKind) {
+    let server = start(kind);
+    let keeper = FaultServer::open(&server, KEYS);
+    notices_unlock(&server, &keeper);
+    let held = keeper.lock("a").unwrap();
+    server.restart_empty().unwrap();
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    notices_unlock(&server, &keeper);
+}
+
+fn notices_unlock(server: &EtcdServer, keeper: &LockKeeper) {
+    let operator = FaultServer::open(server, KEYS);
+    let admin = operator.admin().unwrap();
+    let deadline = SystemClock.now() + WAIT_LIMIT;
+    // The first time, the keeper may verify its leases since it has begun to listen.
+    for _ in 0..2 {
+        let taken = keeper.lock("a").unwrap();
+        let shown = admin.held(Some(taken.name()), deadline).unwrap();
+        let shown = shown.first().unwrap();
+        assert!(admin.force_release(shown, deadline).unwrap());
+        assert_eq!(taken.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    }
+}
+
+fn waiter_in_new_cluster(kind: EtcdKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keeper = server.open_via(&proxy, KEYS);
+    let rival = FaultServer::open(&server, KEYS);
+    let former = rival.lock("a").unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.try_lock_for("a", WAIT_LIMIT));
+        until("it waits", || server.queue_length("a") == 1);
+        proxy.refuse();
+        server.restart_empty().unwrap();
+        drop(former);
+        let held = rival.lock("a").unwrap();
+        proxy.accept().unwrap();
+        until("it waits again", || server.queue_length("a") == 1);
+        let commands = |keeper: &LockKeeper| keeper.usage().unwrap().commands;
+        until("it rests while the holder does not", || {
+            let before = commands(&keeper);
+            (0..100).for_each(|_| held.renew().unwrap());
+            commands(&keeper) - before < 10
+        });
+        held.release().unwrap();
+        assert!(waiting.join().unwrap().unwrap().is_some());
+    });
+}
