@@ -49,6 +49,8 @@ pub(crate) struct Bound {
     pub(crate) waiting: Option<i64>,
     /// The number that epochs add to the revision, as it was last seen.
     pub(crate) base: Option<u64>,
+    /// The largest epoch of a grant before the request was sent.
+    pub(crate) largest_epoch: u64,
 }
 
 /// One request, in the form that every attempt needs.
@@ -130,11 +132,11 @@ impl<'a> Attempt<'a> {
             current(least, least / 4)
         });
         let waiting = waiting.transpose()?.map(|lease| lease.id);
-        let base = self.store.base();
         Ok(Bound {
             held,
             waiting,
-            base,
+            base: self.store.base(),
+            largest_epoch: self.store.largest_epoch(),
         })
     }
 

@@ -165,24 +165,27 @@ impl Attempt<'_> {
     ) -> Result<Grant<EtcdLease>, Failure> {
         let read = reply.keys(0);
         let compared = bound.base.filter(|_| read.is_none());
-        let base = match compared.or_else(|| base_in(&read.unwrap_or_default())) {
-            Some(base) => base,
-            // The cluster was wiped.
-            None => {
+        let granted = revision(whole);
+        let passed = u64::try_from(granted).unwrap_or(0);
+        let epoch_over = |base: u64| base.saturating_add(passed).min(MAX_EPOCH);
+        let base = compared.or_else(|| base_in(&read.unwrap_or_default()));
+        let base = match base {
+            Some(base) if epoch_over(base) >= bound.largest_epoch => base,
+            // The cluster was wiped, or restored to a former state.
+            _ => {
                 let raised = self.store.raise_base(until);
                 // The caller gets an error, and the key that was taken is to end.
                 raised.inspect_err(|_| self.retire(bound))?
             }
         };
+        let epoch = epoch_over(base);
+        self.store.note_epoch(epoch);
         self.store.note_base(Some(base));
-        let granted = revision(whole);
         let created = created.unwrap_or(granted);
         let seen = Seen {
             created,
             modified: granted,
         };
-        let passed = u64::try_from(granted).unwrap_or(0);
-        let epoch = base.saturating_add(passed).min(MAX_EPOCH);
         let (ttl, Lease { id, kept_at }) = (self.request.ttl(), bound.held);
         let now = self.request.now();
         self.store.expiry.enter(&self.key, created, id, now + ttl);

@@ -31,6 +31,8 @@ pub(crate) struct Store {
     pub(crate) unjoined: AtomicU32,
     /// The number that epochs add to the revision, as it was last seen; 0 is unknown.
     base: AtomicU64,
+    /// The largest epoch of a grant so far.
+    largest_epoch: AtomicU64,
     /// Names the key that exclusive requests have. It need not differ from that of another provider.
     pub(crate) number: u64,
     /// The shortest lease that the cluster grants: 1.5 × its election time-out, rounded up to seconds.
@@ -72,6 +74,7 @@ impl Store {
             leases: Leases::default(),
             unjoined: AtomicU32::default(),
             base: AtomicU64::default(),
+            largest_epoch: AtomicU64::default(),
             number: fastrand::u64(..),
             min_ttl: OnceLock::new(),
         });
@@ -102,7 +105,8 @@ impl Store {
         Ok((key_values(&reply), revision(&reply)))
     }
 
-    /// Raises the number that epochs add to the revision to the clock, and returns it.
+    /// Raises the number that epochs add to the revision to the clock, and returns it. Later epochs are also larger than
+    /// all that this provider has seen.
     ///
     /// Revisions count from 1, and those of a cluster that was made anew begin again. With this number,
     /// epochs are larger than those of any other store and of a former cluster. Every grant reads or compares the
@@ -114,7 +118,8 @@ impl Store {
             until,
         )?;
         let passed = u64::try_from(revision(&reply)).unwrap_or(0);
-        let base = epoch_at(SystemTime::now()).saturating_sub(passed);
+        let least = epoch_at(SystemTime::now()).max(self.largest_epoch());
+        let base = least.saturating_sub(passed);
         let text = base_text(base);
         let write = || vec![put(&self.keys.base, &text, 0)];
         let first = Txn {
@@ -148,6 +153,16 @@ impl Store {
     /// Records the number that epochs add to the revision. `None` if another one took its place.
     pub(crate) fn note_base(&self, base: Option<u64>) {
         self.base.store(base.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Returns the largest epoch of a grant so far.
+    pub(crate) fn largest_epoch(&self) -> u64 {
+        self.largest_epoch.load(Ordering::Relaxed)
+    }
+
+    /// Records the epoch of a grant.
+    pub(crate) fn note_epoch(&self, epoch: u64) {
+        self.largest_epoch.fetch_max(epoch, Ordering::Relaxed);
     }
 
     /// Deletes a key if it was created at this revision, and returns whether it was there.

@@ -12,6 +12,7 @@ use crate::faults::{FaultServer, WAIT_LIMIT};
 pub(super) const CASES: &[Case] = &[
     ("unlock_in_a_new_cluster_is_noticed", unlock_in_new_cluster),
     ("waiter_in_a_new_cluster_rests", waiter_in_new_cluster),
+    ("tokens_grow_over_a_restored_snapshot", tokens_grow),
 ];
 
 /// With this ttl a renewal is due after all limits of the suite.
@@ -72,4 +73,29 @@ fn waiter_in_new_cluster(kind: EtcdKind) {
         held.release().unwrap();
         assert!(waiting.join().unwrap().unwrap().is_some());
     });
+}
+
+/// The number that epochs add to the revision is as it was, and revisions begin again.
+fn tokens_grow(kind: EtcdKind) {
+    let server = start(kind);
+    let keeper = FaultServer::open(&server, "ttl=10m&wait=20s");
+    let token = |round: usize| match round {
+        0 => keeper.lock("a").unwrap().token(),
+        1 => keeper.lock_shared("a").unwrap().token(),
+        2 => keeper.try_lock("a").unwrap().expect("it is free").token(),
+        _ => {
+            let all = keeper.try_lock_all(["a", "c"]).unwrap();
+            all.expect("they are free").token("a").unwrap()
+        }
+    };
+    for round in 0..4 {
+        let last = token(0);
+        let kept = server.keys("lockkeeper/default/").unwrap();
+        let kept = kept.iter().find(|it| it.key.ends_with("/base")).unwrap();
+        server.restart_empty().unwrap();
+        server.put(&kept.key, &kept.value).unwrap();
+        let next = token(round);
+        assert!(next > last, "{round}: {next} after {last}");
+        (0..300).for_each(|_| server.put("other", "").unwrap());
+    }
 }
