@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::Error;
@@ -31,7 +31,8 @@ pub(crate) struct Connector {
     login: Option<Value>,
     /// What the last login gave. A login costs the server some 50 ms of CPU.
     token: Arc<Mutex<Option<String>>>,
-    tls: bool,
+    /// With TLS: whether a member has replied.
+    tls: Option<Arc<AtomicBool>>,
     limit: Duration,
     pub(crate) counts: Arc<Counts>,
 }
@@ -56,7 +57,7 @@ impl Connector {
             preferred: Arc::default(),
             login: login.map(|(name, password)| json!({ "name": name, "password": password })),
             token: Arc::default(),
-            tls: remote.tls,
+            tls: remote.tls.then(Arc::default),
             limit: remote.connect_timeout,
             counts: Arc::default(),
         })
@@ -104,7 +105,7 @@ impl Connector {
         let began = Instant::now();
         let stream = member.dialer.dial(&member.server, limit)?;
         let server = member.server.clone();
-        let mut http = Http::new(stream, server.clone(), &member.host, self.tls);
+        let mut http = Http::new(stream, server.clone(), &member.host, self.tls.clone());
         // A member without a leader says so at once.
         http.add_header("Grpc-Metadata-hasleader", "true");
         let mut connection = Connection {

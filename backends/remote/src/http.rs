@@ -5,6 +5,8 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::Error;
@@ -32,7 +34,8 @@ pub struct Http {
     /// The lines of the head that are the same in every request.
     common: String,
     server: Server,
-    tls: bool,
+    /// With TLS: whether a server of the store has replied to any connection.
+    tls: Option<Arc<AtomicBool>>,
     has_replied: bool,
 }
 
@@ -45,7 +48,10 @@ enum Length {
 
 impl Http {
     /// Speaks HTTP on a stream. `host` is the server's host and port.
-    pub fn new(stream: Stream, server: Server, host: &str, tls: bool) -> Self {
+    ///
+    /// With TLS, all connections of a store share the flag `tls`, which is set by the first reply. Until then, a
+    /// connection that ends in the handshake leads to a server without TLS. Later, the server stops or starts.
+    pub fn new(stream: Stream, server: Server, host: &str, tls: Option<Arc<AtomicBool>>) -> Self {
         let timed = Timed {
             stream,
             until: None,
@@ -77,7 +83,8 @@ impl Http {
     /// Posts a body and reads the whole reply within `limit`.
     ///
     /// # Errors
-    /// [`Failure::NotSent`] if the server cannot have read the request, else [`Failure::Unanswered`].
+    /// [`Failure::NotSent`] or [`Failure::Closed`] if the server cannot have read the request, else
+    /// [`Failure::Unanswered`].
     pub fn post(&mut self, path: &str, body: &[u8], limit: Duration) -> Result<HttpReply, Failure> {
         let (status, length) = self.send(path, body, limit)?;
         let body = match length {
@@ -138,7 +145,7 @@ impl Http {
             .and_then(|()| timed.stream.write_all(&request));
         if let Err(error) = sent {
             // A plain socket takes a short request completely or not at all.
-            let is_unsent = !self.tls && !is_timeout(error.kind());
+            let is_unsent = self.tls.is_none() && !is_timeout(error.kind());
             return Err(match is_unsent {
                 true => Failure::NotSent(self.server.closed().with_source(error)),
                 false => self.unread(error),
@@ -155,6 +162,9 @@ impl Http {
             .and_then(|rest| rest.split(' ').nth(1));
         let status = status.and_then(|code| code.parse().ok()).ok_or_else(bad)?;
         self.has_replied = true;
+        if let Some(tls) = &self.tls {
+            tls.store(true, Ordering::Relaxed);
+        }
         let mut length = Length::Bytes(0);
         loop {
             let line = self.read_line()?;
@@ -223,18 +233,30 @@ impl Http {
     }
 
     fn unread(&self, error: io::Error) -> Failure {
+        let is_cut = !is_timeout(error.kind()) && error.kind() != io::ErrorKind::InvalidData;
+        if is_cut && self.is_tls_known() && self.reader.get_ref().stream.is_handshaking() {
+            return Failure::Closed(self.server.closed().with_source(error));
+        }
         Failure::Unanswered(self.describe(error))
+    }
+
+    /// Returns whether the store speaks TLS, as a former reply has shown.
+    fn is_tls_known(&self) -> bool {
+        let tls = self.tls.as_ref();
+        tls.is_some_and(|it| it.load(Ordering::Relaxed))
     }
 
     fn describe(&self, error: io::Error) -> Error {
         use io::ErrorKind::{ConnectionReset, InvalidData, UnexpectedEof};
-        let is_first = !self.has_replied;
+        let tls = self.tls.is_some();
+        let is_first = tls && !self.has_replied;
         let described = match error.kind() {
             kind if is_timeout(kind) => self.server.silent(),
-            InvalidData if self.tls && error.to_string().contains("certificate") => {
+            InvalidData if tls && error.to_string().contains("certificate") => {
                 return self.server.untrusted(&error.to_string());
             }
-            InvalidData | UnexpectedEof | ConnectionReset if self.tls && is_first => self
+            UnexpectedEof | ConnectionReset if self.is_tls_known() => self.server.cut(),
+            InvalidData | UnexpectedEof | ConnectionReset if is_first => self
                 .server
                 .wrong_protocol(" with TLS, and does it accept this client's certificate?"),
             InvalidData => self.server.wrong_protocol(", and without TLS?"),

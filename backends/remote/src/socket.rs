@@ -130,6 +130,11 @@ impl Stream {
     pub fn socket(&self) -> &Arc<TcpStream> {
         &self.socket
     }
+
+    /// Returns whether a TLS handshake is not over. Nothing else was sent before that.
+    pub(crate) fn is_handshaking(&self) -> bool {
+        matches!(&self.top, Top::Tls(session) if session.is_handshaking())
+    }
 }
 
 /// Sets the longest time that one read or one write may take.

@@ -67,6 +67,11 @@ impl TlsClient {
 pub(crate) struct TlsSession(Box<ClientConnection>);
 
 impl TlsSession {
+    /// Returns whether nothing but the handshake was sent so far.
+    pub(crate) fn is_handshaking(&self) -> bool {
+        self.0.is_handshaking()
+    }
+
     /// Returns the encrypted stream over `socket`.
     pub(crate) fn over<'a>(&'a mut self, socket: &'a mut &TcpStream) -> impl Read + Write {
         rustls::Stream::new(&mut *self.0, socket)

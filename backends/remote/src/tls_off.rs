@@ -24,6 +24,10 @@ impl TlsClient {
 pub(crate) struct TlsSession(Infallible);
 
 impl TlsSession {
+    pub(crate) fn is_handshaking(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(crate) fn over<'a, 's>(&'a mut self, _: &'a mut &'s TcpStream) -> &'a mut &'s TcpStream {
         match self.0 {}
     }

@@ -37,7 +37,7 @@ fn connect(answer: &'static [u8], after: impl FnOnce(TcpStream) + Send + 'static
     let server = Server::new("Test", &endpoint);
     let dialer = Dialer::new(&RemoteOptions::new(endpoint)).unwrap();
     let stream = dialer.dial(&server, LIMIT).unwrap();
-    Http::new(stream, server, "host", false)
+    Http::new(stream, server, "host", None)
 }
 
 fn stays_open(mut stream: TcpStream) {

@@ -1,19 +1,21 @@
 //! Users, certificates and other servers.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use lockkeeper::{ErrorKind, Released};
-use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, RedisKind, RedisServer};
+use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, RedisKind, RedisServer};
 use serde_json::{Value, json};
 
 use super::Case;
-use crate::faults::{fake_server, refused};
+use crate::faults::{WAIT_LIMIT, fake_server, refused};
 
 pub(super) const CASES: &[Case] = &[
     ("users_and_roles", users_and_roles),
     ("login_is_renewed", login_is_renewed),
     ("certificates", certificates),
     ("client_certificates", client_certificates),
+    ("handshakes_that_are_cut_are_an_outage", cut_handshakes),
     ("other_servers_are_refused", other_servers),
     ("members_are_tried_in_turn", members_in_turn),
 ];
@@ -145,6 +147,34 @@ fn client_certificates(kind: EtcdKind) {
         invalid,
         &["etcds"],
     );
+}
+
+/// So it is with a proxy whose servers are being started.
+fn cut_handshakes(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new().tls()).unwrap();
+    let url = server.tls_url().unwrap();
+    let (host, port) = url.rsplit_once(':').unwrap();
+    let port: u16 = port.parse().unwrap();
+    let proxy = Proxy::new((Ipv4Addr::LOCALHOST, port).into()).unwrap();
+    let trusted = server.certificates().unwrap().authority.display();
+    let keys = format!("ca_file={trusted}&wait=20s&ttl=20s&response_timeout=5s");
+    let url = format!("{host}:{}/?{keys}", proxy.addr().port());
+    let keeper = lockkeeper::open(&url).unwrap();
+    let held = keeper.lock("a").unwrap();
+    proxy.cut();
+    proxy.set(Fault::CutReplyAfter(0));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| keeper.lock("b").unwrap());
+        let before = proxy.counts().cut;
+        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.cut > before + 2));
+        proxy.set(Fault::Pass);
+        drop(waiting.join().unwrap());
+    });
+    held.renew().unwrap();
+    proxy.set(Fault::CutReplyAfter(0));
+    proxy.cut();
+    let error = keeper.try_lock("b").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
 }
 
 fn other_servers(kind: EtcdKind) {
