@@ -63,7 +63,8 @@ impl Client {
                 advice,
             )));
         };
-        let mut untried = self.connector.members();
+        // A member that has forgotten the login is asked again.
+        let mut untried = self.connector.members().max(2);
         loop {
             let connect = |left| self.connector.connect(left);
             let answer = slot.run(&*self.clock, until, connect, |connection, left| {

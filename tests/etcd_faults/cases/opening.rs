@@ -3,6 +3,8 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use lockkeeper::backends::etcd;
+use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{ErrorKind, Released};
 use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, RedisKind, RedisServer};
 use serde_json::{Value, json};
@@ -13,6 +15,10 @@ use crate::faults::{WAIT_LIMIT, fake_server, refused};
 pub(super) const CASES: &[Case] = &[
     ("users_and_roles", users_and_roles),
     ("login_is_renewed", login_is_renewed),
+    (
+        "login_that_ended_is_renewed_by_one_request",
+        login_that_ended,
+    ),
     ("certificates", certificates),
     ("client_certificates", client_certificates),
     ("handshakes_that_are_cut_are_an_outage", cut_handshakes),
@@ -103,6 +109,27 @@ fn login_is_renewed(kind: EtcdKind) {
     held.renew().unwrap();
     drop(held);
     drop(keeper.lock("a").unwrap());
+}
+
+/// A change of the password ends logins, and a new connection finds that.
+fn login_that_ended(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    add_users(&server);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let addr = server.addr().to_string();
+    let url = with_login(&server, "me:open-sesame", "");
+    let keeper = lockkeeper::open(&url.replace(&addr, &proxy.addr().to_string())).unwrap();
+    let options = etcd::EtcdOptions::tcp("127.0.0.1", server.addr().port());
+    let options = options.user("root").password("open-sesame");
+    let mut root = etcd::PlainClient::connect(&options).unwrap();
+    let changed = json!({ "name": "me", "password": "open-sesame" });
+    root.call("/v3/auth/user/changepw", &changed, WAIT_LIMIT)
+        .unwrap();
+    proxy.cut();
+    // An operator's question is asked once.
+    let deadline = SystemClock.now() + WAIT_LIMIT;
+    let shown = keeper.admin().unwrap().held(None, deadline).unwrap();
+    assert!(shown.is_empty());
 }
 
 fn certificates(kind: EtcdKind) {
