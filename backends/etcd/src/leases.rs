@@ -57,8 +57,14 @@ impl Leases {
         until: HostInstant,
     ) -> Result<Lease, Failure> {
         let seconds = seconds(ttl);
-        let known = self.0.lock().get(&seconds).copied();
-        if let Some(lease) = known {
+        loop {
+            let known = self.0.lock().get(&seconds).copied();
+            let Some(lease) = known else {
+                let (lease, _) = grant(store, seconds, until)?;
+                // Another thread may have entered one that was granted earlier.
+                self.add(seconds, lease);
+                continue;
+            };
             if lease.kept_at >= fresh {
                 return Ok(lease);
             }
@@ -68,8 +74,6 @@ impl Leases {
             }
             self.retire(lease.id);
         }
-        let (lease, _) = grant(store, seconds, until)?;
-        Ok(self.add(seconds, lease))
     }
 
     /// Returns the ttl of a lease to which keys are still bound.
@@ -79,10 +83,9 @@ impl Leases {
         found.map(|(seconds, _)| Duration::from_secs(*seconds))
     }
 
-    /// Enters a lease. Returns the one that another thread was granted meanwhile, if any: the keys of a process
-    /// are to share one.
-    pub(crate) fn add(&self, seconds: u64, lease: Lease) -> Lease {
-        *self.0.lock().entry(seconds).or_insert(lease)
+    /// Enters a lease, unless another thread was granted one meanwhile: the keys of a process are to share one.
+    pub(crate) fn add(&self, seconds: u64, lease: Lease) {
+        self.0.lock().entry(seconds).or_insert(lease);
     }
 
     /// Keeps a lease alive in the background if no request did so since `fresh`. Returns false if it is to be
