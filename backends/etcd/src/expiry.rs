@@ -29,9 +29,40 @@ pub(crate) struct Expiry {
 #[derive(Default)]
 struct State {
     keys: HashMap<String, Entry>,
-    /// The leases to keep alive soon: each ttl, since when, and the time for it.
-    refresh: Vec<(Duration, HostInstant, HostInstant)>,
+    /// The leases to keep alive soon, one for each ttl.
+    refresh: Vec<Refresh>,
     next: Option<HostInstant>,
+}
+
+/// A keep-alive of the lease for `ttl`.
+#[derive(Clone, Copy, Debug)]
+struct Refresh {
+    ttl: Duration,
+    /// When the last key was bound to the lease. It needs no keep-alive a ttl later.
+    granted: HostInstant,
+    /// How long the keep-alive was put off.
+    pause: Duration,
+    due: HostInstant,
+}
+
+impl Refresh {
+    fn new(ttl: Duration, granted: HostInstant) -> Self {
+        let pause = ttl / 64;
+        Self {
+            ttl,
+            granted,
+            pause,
+            due: granted + pause,
+        }
+    }
+
+    /// Returns the next one after one that failed, if it is still of use.
+    fn retry(self, now: HostInstant) -> Option<Self> {
+        let pause = self.pause * 2;
+        let due = now + pause;
+        let is_of_use = due < self.granted + self.ttl;
+        is_of_use.then_some(Self { pause, due, ..self })
+    }
 }
 
 impl Expiry {
@@ -80,11 +111,17 @@ impl Expiry {
 
     /// Has the lease for `ttl` kept alive soon, so that a key that was bound to it at `granted` has its whole ttl.
     pub(crate) fn refresh(&self, ttl: Duration, granted: HostInstant) {
-        let due = granted + ttl / 64;
+        self.enter_refresh(Refresh::new(ttl, granted));
+    }
+
+    fn enter_refresh(&self, refresh: Refresh) {
         let mut state = self.state.lock();
-        if !state.refresh.iter().any(|(other, ..)| *other == ttl) {
-            state.refresh.push((ttl, granted, due));
-            self.note(&mut state, due);
+        let mut entered = state.refresh.iter_mut();
+        if let Some(known) = entered.find(|it| it.ttl == refresh.ttl) {
+            known.granted = known.granted.max(refresh.granted);
+        } else {
+            state.refresh.push(refresh);
+            self.note(&mut state, refresh.due);
         }
     }
 
@@ -99,16 +136,16 @@ impl Expiry {
     fn run(&self, store: &Store) -> HostInstant {
         let now = store.clock.now();
         let mut state = self.state.lock();
-        let (due, later) = state.refresh.drain(..).partition(|(.., due)| *due <= now);
-        state.refresh = later;
-        let due: Vec<(Duration, HostInstant, HostInstant)> = due;
+        let due: Vec<Refresh> = state.refresh.extract_if(.., |it| it.due <= now).collect();
         let over = state.keys.extract_if(|_, entry| entry.ends <= now);
         let over: Vec<(String, Entry)> = over.collect();
         drop(state);
-        for (ttl, ..) in due {
+        for refresh in due {
             // Also for the grants that came since: it is sent now.
-            if !store.leases.refresh(store, ttl, now) {
-                self.refresh(ttl, store.clock.now());
+            if !store.leases.refresh(store, refresh.ttl, now)
+                && let Some(retry) = refresh.retry(store.clock.now())
+            {
+                self.enter_refresh(retry);
             }
         }
         for (key, entry) in over {
@@ -120,7 +157,7 @@ impl Expiry {
         }
         let mut state = self.state.lock();
         let ends = state.keys.values().map(|entry| entry.ends);
-        let next = ends.chain(state.refresh.iter().map(|(.., due)| *due)).min();
+        let next = ends.chain(state.refresh.iter().map(|it| it.due)).min();
         state.next = next;
         next.unwrap_or(HostInstant::NEVER)
     }
@@ -150,5 +187,15 @@ mod tests {
         assert!(entry().is_some());
         expiry.remove("key", 2);
         assert!(entry().is_none());
+    }
+
+    #[test]
+    fn failed_keep_alives_come_ever_later_and_end() {
+        let now = SystemClock.now();
+        let ttl = Duration::from_secs(64);
+        let first = Refresh::new(ttl, now);
+        let all = std::iter::successors(Some(first), |it| it.retry(it.due));
+        let due: Vec<_> = all.map(|it| it.due.saturating_since(now)).collect();
+        assert_eq!(due, [1, 3, 7, 15, 31, 63].map(Duration::from_secs));
     }
 }
