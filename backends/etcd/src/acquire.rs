@@ -21,12 +21,19 @@ pub(crate) fn acquire(
     store: &Store,
     request: &AcquireRequest<'_>,
 ) -> Result<Option<Grant<EtcdLease>>, Error> {
+    try_acquire(store, request).map_err(Failure::into_error)
+}
+
+/// Acquires a name as [`acquire`] does. The failure says what is left of the last request.
+pub(crate) fn try_acquire(
+    store: &Store,
+    request: &AcquireRequest<'_>,
+) -> Result<Option<Grant<EtcdLease>>, Failure> {
     let mut attempt = Attempt::new(store, request);
-    let acquired = match request.deadline() {
+    match request.deadline() {
         None => attempt_once(&mut attempt),
         Some(deadline) => wait(&mut attempt, deadline),
-    };
-    acquired.map_err(Failure::into_error)
+    }
 }
 
 fn attempt_once(attempt: &mut Attempt<'_>) -> Result<Option<Grant<EtcdLease>>, Failure> {

@@ -6,7 +6,7 @@ use lockkeeper_core::{
 use lockkeeper_remote::{Failure, senseless};
 use serde_json::Value;
 
-use crate::acquire::acquire;
+use crate::acquire::{acquire, try_acquire};
 use crate::attempt::{Attempt, Bound};
 use crate::connection::is_lease_gone;
 use crate::exchange::exchange;
@@ -101,11 +101,18 @@ impl<'s> Binder<'s> {
         }
         let part = match operation {
             Operation::Release(_) => return Part::Release,
+            _ if self.failed.is_some() => None,
             Operation::Acquire(it) if matches!(it.request.mode(), Mode::Permit { .. }) => {
-                it.answer = Some(acquire(store, it.request));
+                let answer = try_acquire(store, it.request);
+                // A permit alone may be refused.
+                if let Err(failure) = &answer
+                    && !matches!(failure, Failure::Refused(_))
+                {
+                    self.failed = Some(failure.clone());
+                }
+                it.answer = Some(answer.map_err(Failure::into_error));
                 return Part::None;
             }
-            _ if self.failed.is_some() => None,
             Operation::Acquire(it) => {
                 let attempt = Attempt::new(store, it.request);
                 let bound = self.noted(attempt.bind(false, until));

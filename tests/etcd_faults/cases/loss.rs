@@ -1,8 +1,12 @@
 //! Losses that a holder is told of long before its next renewal, and leases that end while others go on.
 
+use std::time::Duration;
+
 use lockkeeper::admin::Severity;
+use lockkeeper::backend::{AcquireRequest, AttemptRequest, Backend, Operation, StoreInfo};
+use lockkeeper::backends::etcd;
 use lockkeeper::clock::{Clock, SystemClock};
-use lockkeeper::{AcquireOptions, LeasePolicy, LockKeeper, Released, WaitOutcome};
+use lockkeeper::{AcquireOptions, LeasePolicy, LockKeeper, LockName, Mode, Released, WaitOutcome};
 use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, until};
 
 use super::Case;
@@ -19,6 +23,7 @@ pub(super) const CASES: &[Case] = &[
     ("forgotten_fixed_lease_ends", forgotten_fixed_lease_ends),
     ("late_request_binds_no_lock_for_long", late_request),
     ("full_database_is_told", full_database),
+    ("permits_of_a_batch_fail_together", failed_permits),
 ];
 
 fn start(kind: EtcdKind) -> EtcdServer {
@@ -180,7 +185,7 @@ fn forgotten_fixed_lease_ends(kind: EtcdKind) {
     );
     let witness = Witness::new(true);
     let renewed = keeper.lock("b").unwrap();
-    let ttl = std::time::Duration::from_secs(2);
+    let ttl = Duration::from_secs(2);
     let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
     let forgotten = keeper.acquire("a", &fixed).unwrap().unwrap();
     witness.enter(&forgotten);
@@ -228,4 +233,37 @@ fn full_database(kind: EtcdKind) {
     assert_eq!(found.severity, Severity::Unusable, "{found:?}");
     alarm("DEACTIVATE");
     drop(keeper.try_lock("a").unwrap().expect("it is free"));
+}
+
+/// A server that says nothing costs a batch one wait, and not one for each permit.
+fn failed_permits(kind: EtcdKind) {
+    let server = start(kind);
+    let options = etcd::EtcdOptions::tcp("127.0.0.1", server.addr().port());
+    let options = options.response_timeout(Duration::from_millis(300));
+    let provider = etcd::EtcdProvider::open(&options, "default").unwrap();
+    let names = ["a", "b", "c", "d"].map(|name| LockName::new(name).unwrap());
+    let requests = names.each_ref().map(|name| {
+        let ttl = Duration::from_secs(10);
+        let request = AcquireRequest::attempt(name, ttl, &SystemClock);
+        request.with_mode(Mode::Permit { limit: 2 })
+    });
+    let mut batch = requests.each_ref().map(|request| {
+        Operation::Acquire(AttemptRequest {
+            request,
+            deadline: SystemClock.now() + WAIT_LIMIT,
+            answer: None,
+        })
+    });
+    let commands = || provider.usage().unwrap().commands;
+    let before = commands();
+    server.stop().unwrap();
+    provider.batch(&mut batch);
+    server.cont().unwrap();
+    assert_eq!(commands() - before, 1);
+    for operation in &batch {
+        let Operation::Acquire(it) = operation else {
+            continue;
+        };
+        assert!(matches!(it.answer, Some(Err(_))));
+    }
 }
