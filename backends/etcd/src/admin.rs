@@ -18,8 +18,8 @@ use crate::wire::{KeyValue, Txn, TxnReply, exists_since, key_values, number, put
 struct Known {
     /// How long each lease lives.
     left: BTreeMap<i64, Option<Duration>>,
-    /// The number that epochs add to the revision, by namespace and revision.
-    bases: BTreeMap<(String, i64), Option<u64>>,
+    /// The key with the number that epochs add to the revision, by namespace.
+    bases: BTreeMap<String, Option<KeyValue>>,
 }
 
 impl Admin for Store {
@@ -130,18 +130,7 @@ impl Store {
                 *known.left.entry(found.lease).or_insert(left)
             }
         };
-        // Of the time of the grant: openings raise it.
-        let at = (namespace.to_owned(), found.modified);
-        let base = match known.bases.get(&at) {
-            Some(base) => *base,
-            None => {
-                let base = read_at(&CommonKeys::new(namespace).base, found.modified);
-                // It may be compacted.
-                let reply = self.ask("/v3/kv/range", &base, until).unwrap_or_default();
-                let base = base_in(&key_values(&reply));
-                *known.bases.entry(at).or_insert(base)
-            }
-        };
+        let base = self.base_at(namespace, found.modified, known, until)?;
         let granted = u64::try_from(found.modified).unwrap_or(0);
         let epoch = base.map(|base| base.saturating_add(granted));
         Ok(HeldName {
@@ -152,6 +141,32 @@ impl Store {
             remaining: left,
             ..HeldName::new(name, format!("{} {}", found.created, found.key))
         })
+    }
+
+    /// Returns the number that epochs added to the revision at that revision: openings raise it.
+    fn base_at(
+        &self,
+        namespace: &str,
+        revision: i64,
+        known: &mut Known,
+        until: HostInstant,
+    ) -> Result<Option<u64>, Error> {
+        let key = CommonKeys::new(namespace).base;
+        let now = match known.bases.get(namespace) {
+            Some(now) => now,
+            None => {
+                let read = self.read(&KeyRange::one(key.as_str()), until);
+                let (found, _) = read.map_err(nothing_granted)?;
+                let found = found.into_iter().next();
+                known.bases.entry(namespace.to_owned()).or_insert(found)
+            }
+        };
+        if let Some(now) = now.as_ref().filter(|now| now.modified < revision) {
+            return Ok(base_in(std::slice::from_ref(now)));
+        }
+        // It may be compacted.
+        let reply = self.ask("/v3/kv/range", &read_at(&key, revision), until);
+        Ok(base_in(&key_values(&reply.unwrap_or_default())))
     }
 }
 

@@ -16,6 +16,7 @@ use crate::faults::{FaultServer, Memory, WAIT_LIMIT, Witness, contend_during};
 pub(super) const CASES: &[Case] = &[
     ("loss_by_new_cluster_is_noticed", loss_by_new_cluster),
     ("loss_by_unlock_is_noticed", loss_by_unlock),
+    ("locks_are_shown_by_few_requests", few_requests),
     ("tokens_grow_over_a_new_cluster", tokens_grow),
     ("tokens_grow_over_a_raised_base", tokens_grow_when_raised),
     ("released_name_leaves_one_key", one_key_is_reused),
@@ -69,6 +70,27 @@ fn loss_by_unlock(kind: EtcdKind) {
     }
     drop((kept, keeper, operator));
     server.assert_clean();
+}
+
+/// The opening of the second keeper raises the base of the epochs that are shown.
+fn few_requests(kind: EtcdKind) {
+    let server = start(kind);
+    let keeper = open_long(&server);
+    let before = keeper.lock("before").unwrap();
+    let operator = open_long(&server);
+    let after: Vec<_> = (0..9)
+        .map(|number| keeper.lock(format!("after-{number}")).unwrap())
+        .collect();
+    let commands = || operator.usage().unwrap().commands;
+    let first = commands();
+    let deadline = SystemClock.now() + WAIT_LIMIT;
+    let shown = operator.admin().unwrap().held(None, deadline).unwrap();
+    // The keys, their lease, the base of now, and that of before.
+    assert_eq!(commands() - first, 4);
+    for guard in after.iter().chain([&before]) {
+        let found = shown.iter().find(|it| it.name == guard.name().as_str());
+        assert_eq!(found.unwrap().token(), Some(guard.token()));
+    }
 }
 
 /// Revisions begin again, and tokens do not.
