@@ -252,8 +252,9 @@ impl Connection {
     }
 }
 
-/// The error's text alone identifies it: it never reaches a caller.
-const LEASE_GONE: &str = "the lease of this process has ended";
+/// The error's text alone identifies it. A caller gets it if the lease has ended for the repeated request as well.
+const LEASE_GONE: &str =
+    "the lease of this process has ended; try again, with a longer ttl where this happens often";
 
 fn lease_gone() -> Error {
     Error::new(lockkeeper_core::ErrorKind::Unavailable, LEASE_GONE)
