@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use lockkeeper::admin::{Finding, Severity};
+use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{ErrorKind, LockKeeper, Released, WaitOutcome};
 use lockkeeper_testkit::{EtcdCluster, EtcdKind, EtcdOptions, until};
 
@@ -157,6 +159,12 @@ fn two_members_killed(kind: EtcdKind) {
     let error = keeper.try_lock("b").unwrap_err();
     let kinds = [ErrorKind::Unavailable, ErrorKind::Unknown];
     assert!(kinds.contains(&error.kind()), "{error:?}");
+    let admin = keeper.admin().unwrap();
+    until("doctor finds that there is no leader", || {
+        let found = admin.examine(SystemClock.now() + WAIT_LIMIT);
+        let is_it = |it: &Finding| it.topic == "leader" && it.severity == Severity::Unusable;
+        found.is_ok_and(|found| found.iter().any(is_it))
+    });
     // Each of them waits for the other one.
     std::thread::scope(|scope| {
         for other in others {
