@@ -170,7 +170,7 @@ impl Attempt<'_> {
         let epoch_over = |base: u64| base.saturating_add(passed).min(MAX_EPOCH);
         let base = compared.or_else(|| base_in(&read.unwrap_or_default()));
         let base = match base {
-            Some(base) if epoch_over(base) >= bound.largest_epoch => base,
+            Some(base) if epoch_over(base) > bound.largest_epoch => base,
             // The cluster was wiped, or restored to a former state.
             _ => {
                 let raised = self.store.raise_base(until);
