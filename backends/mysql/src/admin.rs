@@ -94,7 +94,10 @@ impl Admin for Store {
         let ended = self
             .locks
             .run_apart(deadline, |connection| connection.run(&end));
-        let is_free = || Ok(self.holder(&name, deadline)? != Some(session));
+        let is_free = || {
+            let holder = self.holder(&name, deadline)?;
+            Ok(!holder.is_some_and(|holder| session.is(holder)))
+        };
         if let Err(error) = ended {
             // A session that does not hold the name any more is not ended.
             return if is_free()? { Ok(false) } else { Err(error) };
@@ -130,8 +133,8 @@ impl Admin for Store {
 
 /// A hold, marked by what [`read_mark`] reads.
 fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName {
-    let SessionId { id, start } = session;
-    let mut held = HeldName::new(name, format!("{id} {start} {encoded}"));
+    let SessionId { id, start, until } = session;
+    let mut held = HeldName::new(name, format!("{id} {start} {until} {encoded}"));
     if let Some((Permits { limit, .. }, slot)) = Permits::of_lease(encoded) {
         held.mode = Mode::Permit { limit };
         held.slot = Some(slot);
@@ -143,10 +146,11 @@ fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName 
 }
 
 fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
-    let (id, rest) = mark.split_once(' ')?;
-    let (start, name) = rest.split_once(' ')?;
-    let (id, start) = (id.parse().ok()?, start.parse().ok()?);
-    Some((SessionId { id, start }, EncodedName::parse(name)?))
+    let mut parts = mark.splitn(4, ' ');
+    let mut number = || parts.next()?.parse().ok();
+    let (id, start, until) = (number()?, number()?, number()?);
+    let name = EncodedName::parse(parts.next()?)?;
+    Some((SessionId { id, start, until }, name))
 }
 
 impl Store {
@@ -176,15 +180,15 @@ impl Store {
             }
         }
         let listed = self.locks.run_apart(deadline, |connection| {
-            Ok((connection.rows(sql)?, connection.start))
+            Ok((connection.rows(sql)?, connection.id()))
         });
-        let (rows, start) = listed.map_err(unlisted)?;
+        let (rows, own) = listed.map_err(unlisted)?;
         let named = rows.iter().filter_map(|row| {
             let (encoded, id) = (EncodedName::parse(&text(row, 0)?)?, number(row, 1)?);
             let is_lease = encoded.semaphore_part().is_none()
                 || Permits::of_lease(&encoded).is_some()
                 || Readers::is_slot(&encoded);
-            is_lease.then_some((encoded, SessionId { id, start }))
+            is_lease.then_some((encoded, SessionId { id, ..own }))
         });
         let mut leases: Vec<_> = named.collect();
         Readers::retain_leases(&mut leases);

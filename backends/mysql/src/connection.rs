@@ -37,8 +37,9 @@ pub struct Connection {
     pub(crate) dialect: Dialect,
     /// Notices its end, outside of Windows.
     watched: Option<WatchedSocket>,
-    /// The second in which the server was started.
-    pub(crate) start: u64,
+    /// See [`SessionId`].
+    start: u64,
+    until: u64,
     /// The end of that second.
     start_is_over: HostInstant,
     grace: RestartGrace,
@@ -114,6 +115,7 @@ impl Connection {
             dialect: Dialect::MySql,
             watched: None,
             start: 0,
+            until: 0,
             start_is_over: HostInstant::NEVER,
             grace: RestartGrace::new(Duration::ZERO, Duration::ZERO, HostInstant::NEVER),
             is_in_doubt: false,
@@ -128,6 +130,8 @@ impl Connection {
         let (millis, start) = numbers.ok_or_else(|| Failure::Refused(senseless()))?;
         let up = Duration::from_millis(millis);
         connection.start = start;
+        // Nothing is granted in the second of the start.
+        connection.until = start + (millis / 1000).max(1);
         connection.start_is_over = now + START.saturating_sub(up);
         // The start may have been at the end of its second.
         connection.grace = RestartGrace::new(shared.restart_grace, up.saturating_sub(START), now);
@@ -213,10 +217,13 @@ impl Connection {
 
     /// Returns the identity of the session, which stays unique when the server is started again.
     pub(crate) fn id(&self) -> SessionId {
-        SessionId {
-            id: self.conn.connection_id().into(),
-            start: self.start,
-        }
+        self.id_of(self.conn.connection_id().into())
+    }
+
+    /// Returns the identity of the session of the same server that has this number.
+    pub(crate) fn id_of(&self, id: u64) -> SessionId {
+        let (start, until) = (self.start, self.until);
+        SessionId { id, start, until }
     }
 
     fn call<T>(&mut self, work: impl FnOnce(&mut Conn) -> mysql::Result<T>) -> Result<T, Failure> {

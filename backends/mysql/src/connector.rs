@@ -64,6 +64,8 @@ impl Connector {
             .tcp_nodelay(true)
             .tcp_keepalive_time_ms(u32::try_from(KEEPALIVE_IDLE.as_millis()).ok())
             .max_allowed_packet(Some(MOST_BYTES))
+            // The connection knows its statements itself, and the crate would close those that were prepared first.
+            .stmt_cache_size(0)
             .connect_attrs(Some([program].into()));
         #[cfg(any(target_os = "linux", target_os = "macos"))]
         let opts = opts

@@ -55,11 +55,11 @@ impl Dialect {
         }
     }
 
-    /// Returns the first version in which a session can hold several names.
+    /// Returns the first version in which a session can hold several names, and a statement has a limit of time.
     pub(crate) fn oldest_version(self) -> [u32; 3] {
         match self {
-            Self::MariaDb => [10, 0, 2],
-            Self::MySql => [5, 7, 5],
+            Self::MariaDb => [10, 1, 1],
+            Self::MySql => [5, 7, 8],
         }
     }
 

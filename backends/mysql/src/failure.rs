@@ -65,6 +65,12 @@ const ENDED: [u16; 11] = [
     1053, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 4031,
 ];
 
+/// Returns whether this is said of the server by what is before it: MySQL Router and MaxScale use the codes of clients, and
+/// ProxySQL has codes of its own.
+fn is_of_proxy(code: u16) -> bool {
+    matches!(code, 2000..=2099 | 9001..=9999)
+}
+
 /// Returns whether the server ended a wait at its time limit, MySQL or MariaDB.
 pub(crate) fn is_time_over(error: &mysql::Error) -> bool {
     matches!(error, MySqlError(said) if matches!(said.code, 3024 | 1969))
@@ -73,6 +79,10 @@ pub(crate) fn is_time_over(error: &mysql::Error) -> bool {
 /// Returns the error for an error reply: its kind, and the advice for the user.
 pub(crate) fn refused(said: &mysql::MySqlError) -> Error {
     let error = match said.code {
+        code if is_of_proxy(code) => unavailable(
+            "what is between this program and the server cannot reach it; is it running?",
+        ),
+        1021 | 1037 | 1038 | 1041 => unavailable("the server is short of memory or of disk"),
         1045 | 1698 => denied(
             "the server does not accept this user and password; check `user` and `password`, and `tls=on` if the user must come by TLS",
         ),
@@ -117,7 +127,7 @@ pub(crate) fn refused(said: &mysql::MySqlError) -> Error {
         // The session has lost its prepared statements.
         1243 => multiplexed(),
         1064 | 1193 | 1305 | 1235 => incompatible(
-            "the server does not know what a lock needs; MySQL from 5.7.5 and MariaDB from 10.0.2 on do",
+            "the server does not know what a lock needs; MySQL from 5.7.8 and MariaDB from 10.1.1 on do",
         ),
         _ => incompatible("the server refuses"),
     };
@@ -131,6 +141,9 @@ pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> 
     let text = error.to_string();
     // An error whose text is in ours is not the cause as well.
     let described = match &error {
+        MySqlError(said) if ENDED.contains(&said.code) || is_of_proxy(said.code) => {
+            return server.unreachable(&said.message);
+        }
         MySqlError(said) => return refused(said),
         DriverError(ConnectTimeout) => return server.not_connected(io::ErrorKind::TimedOut.into()),
         DriverError(CouldNotConnect(Some((_, why, kind)))) => {
@@ -194,13 +207,21 @@ mod tests {
             (4163, ErrorKind::Incompatible),
             (3057, ErrorKind::Incompatible),
             (1045, ErrorKind::PermissionDenied),
-            (9999, ErrorKind::Incompatible),
+            (1041, ErrorKind::Unavailable),
+            (9001, ErrorKind::Unavailable),
+            (65_000, ErrorKind::Incompatible),
         ] {
             let failure = classify(number(code), &server, || true);
             assert!(
                 matches!(&failure, Failure::Refused(error) if error.kind() == kind),
                 "{failure:?}"
             );
+        }
+        // At a login, also while the server shuts down, and of a proxy before it.
+        for code in ENDED.into_iter().chain([2003, 1040]) {
+            let error = not_connected(number(code), &server, false);
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{code}");
+            assert_eq!(error.is_unreachable(), code != 1040, "{code}");
         }
         let failure = classify(io(io::ErrorKind::WouldBlock), &server, || true);
         assert!(

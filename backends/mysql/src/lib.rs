@@ -1,5 +1,5 @@
-//! The MySQL and MariaDB backend: `mysql:` and `mariadb:`, for MySQL from 5.7.5 on and MariaDB from
-//! 10.0.2 on.
+//! The MySQL and MariaDB backend: `mysql:` and `mariadb:`, for MySQL from 5.7.8 on and MariaDB from
+//! 10.1.1 on.
 //!
 //! A lock is a named lock (`GET_LOCK`) of a session that does nothing else. The server itself ends
 //! that session, and with it the lock, after it was idle for the lease's ttl in whole seconds. Each

@@ -265,19 +265,15 @@ impl Connection {
         names: &[EncodedName],
     ) -> Result<Vec<(EncodedName, SessionId)>, Failure> {
         let row = self.query(&statements::each("IS_USED_LOCK", names))?;
-        let start = self.start;
-        let holder = |(at, name): (usize, &EncodedName)| {
-            let id = number(&row, at)?;
-            Some((name.clone(), SessionId { id, start }))
-        };
+        let holder =
+            |(at, name): (usize, &EncodedName)| Some((name.clone(), self.id_of(number(&row, at)?)));
         Ok(names.iter().enumerate().filter_map(holder).collect())
     }
 
     /// Returns the session that holds the name.
     pub(crate) fn holder(&mut self, name: &EncodedName) -> Result<Option<SessionId>, Failure> {
         let row = self.execute(statements::HOLDER, slice::from_ref(name))?;
-        let start = self.start;
-        Ok(number(&row, 0).map(|id| SessionId { id, start }))
+        Ok(number(&row, 0).map(|id| self.id_of(id)))
     }
 }
 

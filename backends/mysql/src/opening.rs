@@ -47,7 +47,7 @@ fn judge(variables: &HashMap<String, String>) -> Result<Vec<Finding>, Error> {
     }
     if numbers(version) < Dialect::of(version, comment).oldest_version() {
         return Err(incompatible(&format!(
-            "version {version} of the server lets a session hold one named lock only, and frees it without a word when it asks for a second; MySQL from 5.7.5 and MariaDB from 10.0.2 on are good"
+            "version {version} of the server lets a session hold one named lock only, which it frees without a word for a second one, or has no limit for the time of a statement; MySQL from 5.7.8 and MariaDB from 10.1.1 on are good"
         )));
     }
     if is_on("wsrep_on") {
@@ -129,15 +129,15 @@ mod tests {
     fn servers_are_distinguished_and_old_ones_refused() {
         for (version, dialect) in [
             ("10.11.19-MariaDB-0+deb12u1", Dialect::MariaDb),
-            ("5.5.5-10.0.38-MariaDB", Dialect::MariaDb),
+            ("5.5.5-10.1.48-MariaDB", Dialect::MariaDb),
             ("9.7.4-2", Dialect::MySql),
-            ("5.7.5", Dialect::MySql),
+            ("5.7.8", Dialect::MySql),
             ("8.0.mysql_aurora.3.04.0", Dialect::MySql),
         ] {
             assert_eq!(Dialect::of(version, "(Debian)"), dialect, "{version}");
             assert_eq!(judged(&[("version", version)]).unwrap(), []);
         }
-        for old in ["5.7.4", "5.6.51-log", "10.0.1-MariaDB", "5.5.68-MariaDB"] {
+        for old in ["5.7.7", "5.6.51-log", "10.0.38-MariaDB", "5.5.68-MariaDB"] {
             let error = judged(&[("version", old)]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Incompatible, "{old}");
             assert!(error.message().contains(old), "{error}");

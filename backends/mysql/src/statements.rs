@@ -28,21 +28,25 @@ pub(crate) const EPOCH_BITS: u64 = (1 << 56) - 1;
 pub struct SessionId {
     /// The number that `CONNECTION_ID()`, `IS_USED_LOCK()` and `KILL` use.
     pub(crate) id: u64,
-    /// The second in which the server was started.
+    /// The second that was in `UUID_SHORT()` when it was asked for: that of the server's start, and one more after each
+    /// 2^24 calls.
     pub(crate) start: u64,
+    /// The second of the server's clock then. `UUID_SHORT()` stays behind it, and is beyond it after another start.
+    pub(crate) until: u64,
 }
 
 impl SessionId {
     /// Compares the number that a connection knows with the one that the server reports: the server may
     /// count further than the 32 bits of its greeting.
     pub(crate) fn is(self, seen: Self) -> bool {
-        self.start == seen.start && self.id == seen.id & u64::from(u32::MAX)
+        let is_same_run = self.start.max(seen.start) < self.until.min(seen.until);
+        is_same_run && self.id == seen.id & u64::from(u32::MAX)
     }
 }
 
 /// Returns the milliseconds since the beginning of the second of the server's start (0 if the clock was
 /// set back over that), that second, and two variables that tell the kind of server.
-pub(crate) const GREETING: &str = "SELECT FLOOR(1000 * GREATEST(0, UNIX_TIMESTAMP(SYSDATE(3)) - CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED))), UUID_SHORT() >> 24 & 4294967295, @@version, @@version_comment";
+pub(crate) const GREETING: &str = "SELECT GREATEST(0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) DIV 1000 - 1000 * CAST(UUID_SHORT() >> 24 & 4294967295 AS SIGNED)), UUID_SHORT() >> 24 & 4294967295, @@version, @@version_comment";
 
 /// Returns the number of the session that holds a name, NULL if none does; prepared.
 pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?)";
@@ -119,29 +123,34 @@ pub(crate) fn several(
 /// Ends the session if it holds the name, in one statement, since a connection soon holds another name.
 /// If it does not hold the name, the reply is error 1094 (no such session). A KILL takes no parameters.
 pub(crate) fn end_holder(name: &EncodedName, session: SessionId) -> String {
-    let SessionId { id, start } = session;
+    let SessionId { id, start, until } = session;
+    let last = until.saturating_sub(1);
     format!(
-        "KILL CONNECTION IF(IS_USED_LOCK('{name}') = {id} AND UUID_SHORT() >> 24 & 4294967295 = {start}, {id}, 0)"
+        "KILL CONNECTION IF(IS_USED_LOCK('{name}') = {id} AND (UUID_SHORT() >> 24 & 4294967295) BETWEEN {start} AND {last}, {id}, 0)"
     )
 }
 
-/// Returns -1 if the server was not started in that second, else 1 while that session holds the name, else 0.
+/// Returns -1 if the second in `UUID_SHORT()` is neither of two, else 1 while that session holds the name, else 0. The
+/// second is that of the server's start, and one more after each 2^24 calls: one such step may come during a hold.
 ///
 /// Other databases skip the comment, which these servers run. There the alias is a table that does not
 /// exist, and its name is the text of their error.
-pub(crate) const PROOF: &str = "SELECT held FROM /*!(SELECT CASE WHEN UUID_SHORT() >> 24 & 4294967295 <> ? THEN -1 WHEN IS_USED_LOCK(?) = ? THEN 1 ELSE 0 END AS held) AS*/ this_commit_proof_is_for_mysql_or_mariadb";
+pub(crate) const PROOF: &str = "SELECT held FROM /*!(SELECT CASE WHEN (UUID_SHORT() >> 24 & 4294967295) NOT IN (?, ?) THEN -1 WHEN IS_USED_LOCK(?) = ? THEN 1 ELSE 0 END AS held) AS*/ this_commit_proof_is_for_mysql_or_mariadb";
 
 /// Returns the proof of a lease.
 pub(crate) fn proof(lease: &SessionLease<Connection>, dialect: Dialect) -> Proof {
-    let (SessionId { id, start }, name) = (lease.session(), lease.name());
-    let values = [start.to_string(), format!("'{name}'"), id.to_string()];
+    let (SessionId { id, .. }, name) = (lease.session(), lease.name());
+    let granted = lease.epoch() >> 24;
+    let [first, last] = [granted, granted + 1].map(|second| second.to_string());
+    let values = [first, last, format!("'{name}'"), id.to_string()];
     let set = |sql: String, value: &String| sql.replacen('?', value, 1);
     Proof {
         dialect: dialect.name(),
         sql: values.iter().fold(PROOF.to_owned(), set),
         statement: PROOF,
         params: vec![
-            ProofValue::Integer(start.cast_signed()),
+            ProofValue::Integer(granted.cast_signed()),
+            ProofValue::Integer((granted + 1).cast_signed()),
             ProofValue::Text(name.to_string()),
             ProofValue::Integer(id.cast_signed()),
         ],

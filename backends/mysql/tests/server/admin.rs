@@ -27,7 +27,7 @@ pub(crate) const CASES: &[Case] = &[
     ("restart_grace_is_recommended", restart_grace_is_recommended),
 ];
 
-fn soon() -> HostInstant {
+pub(crate) fn soon() -> HostInstant {
     SystemClock.now() + WAIT_LIMIT
 }
 

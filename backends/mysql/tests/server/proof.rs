@@ -2,17 +2,24 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOptions, CommitProof, ErrorKind, LeasePolicy, LockGuard, ProofValue};
+use lockkeeper_core::{
+    AcquireOptions, CommitProof, ErrorKind, LeasePolicy, LockGuard, LockName, ProofValue,
+};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
 use mysql::prelude::Queryable;
 use mysql::{Conn, Opts, Row, TxOpts, Value};
 
+use crate::admin::soon;
 use crate::store::{Case, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
     ("late_commit_is_refused", late_commit_is_refused),
     ("proof_is_for_one_lease_only", proof_is_for_one_lease_only),
     ("proof_fits_one_server_only", proof_fits_one_server_only),
+    (
+        "proofs_outlast_the_counter_of_epochs",
+        proofs_outlast_the_counter_of_epochs,
+    ),
 ];
 
 fn application(server: &MySqlServer) -> Conn {
@@ -162,4 +169,28 @@ fn proof_fits_one_server_only(kind: MySqlKind) {
         assert!(error.contains(text), "{error}");
     }
     proof.check(1).unwrap();
+}
+
+/// After 2^24 calls, the counter of `UUID_SHORT()` reaches the bits that begin as the second of the server's start.
+fn proofs_outlast_the_counter_of_epochs(kind: MySqlKind) {
+    let server = start(kind);
+    let keeper = open(&server, "pool_size=1");
+    let mut app = application(&server);
+    let held_before = keeper.lock("before").unwrap();
+    let mut use_up = || {
+        app.query_drop("DO BENCHMARK(16777216, UUID_SHORT())")
+            .unwrap();
+    };
+    use_up();
+    let held_after = keeper.lock("after").unwrap();
+    for guard in [&held_before, &held_after] {
+        assert_eq!(held(&mut app, &guard.commit_proof().unwrap()), 1);
+    }
+    // An operator's session, which is younger, names those of before.
+    let operator = open(&server, "");
+    let admin = operator.admin().unwrap();
+    let name = LockName::new("before").unwrap();
+    let shown = admin.held(Some(&name), soon()).unwrap();
+    assert!(admin.force_release(&shown[0], soon()).unwrap());
+    until("the guard is lost", || held_before.ensure_held().is_err());
 }

@@ -19,6 +19,11 @@ impl<C: SessionConnection> SessionLease<C> {
         self.session.id
     }
 
+    /// Returns the epoch of the grant.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// Returns the name by which the session holds the lease.
     pub fn name(&self) -> &C::Name {
         &self.name
