@@ -25,6 +25,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// For how long callers ask the first member alone after one has met another holder or waiter: attempts at all members
 /// would disturb those who have their turn.
 const CONTENDED: Duration = Duration::from_secs(1);
+/// The time for a vote at the end of a wait: some round trips of a busy machine.
+const GRACE: Duration = Duration::from_millis(500);
 /// How often the pause doubles.
 const DOUBLINGS: u32 = 4;
 
@@ -115,6 +117,14 @@ impl<'a> Acquisition<'a> {
         (!is_contended && !first.is_slow()).then_some(first.index)
     }
 
+    /// Returns the time until which members vote: that of an attempt, and not long after the end of a wait.
+    fn end_of_vote(&self) -> HostInstant {
+        let now = self.request.now();
+        let attempt = now + self.quorum.attempt_limit;
+        let deadline = self.request.deadline();
+        deadline.map_or(attempt, |deadline| attempt.min(deadline.max(now + GRACE)))
+    }
+
     /// Returns whether the caller does not wait any longer.
     fn is_over(&self) -> bool {
         let is_late = |deadline| self.request.now() >= deadline;
@@ -124,7 +134,7 @@ impl<'a> Acquisition<'a> {
     /// Makes an attempt at the first member that answers.
     fn enter(&mut self) -> Result<Entry, Error> {
         let quorum = self.quorum;
-        let deadline = self.request.now() + quorum.attempt_limit;
+        let deadline = self.end_of_vote();
         let mut cause = None;
         // A member that takes long is passed over, unless all of them do.
         for patience in [PATIENCE, quorum.attempt_limit] {

@@ -5,8 +5,9 @@
     reason = "this is a test program"
 )]
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -144,14 +145,22 @@ fn attempt_gives_way_to_the_holder_of_the_first_member() {
     assert!(stores.attempt().expect("a majority answers").is_some());
 }
 
-/// A member that grants nothing before all three have been asked.
-#[derive(Debug)]
-struct Together {
+/// What a member does before it carries out attempts, which it is shown.
+type Before = dyn Fn(&[Operation<'_, ErasedLease>]) + Send + Sync;
+
+/// A member that does something first.
+struct Watched {
     store: Arc<dyn LockProvider>,
-    all: Arc<Barrier>,
+    before: Arc<Before>,
 }
 
-impl StoreInfo for Together {
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.store.fmt(f)
+    }
+}
+
+impl StoreInfo for Watched {
     fn backend(&self) -> &'static str {
         self.store.backend()
     }
@@ -165,7 +174,7 @@ impl StoreInfo for Together {
     }
 }
 
-impl LockProvider for Together {
+impl LockProvider for Watched {
     fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<ErasedLease>>, Error> {
         self.store.acquire(request)
     }
@@ -189,7 +198,7 @@ impl LockProvider for Together {
 
     fn batch(&self, batch: &mut [Operation<'_, ErasedLease>]) {
         if batch.iter().any(|it| matches!(it, Operation::Acquire(_))) {
-            self.all.wait();
+            (self.before)(batch);
         }
         self.store.batch(batch);
     }
@@ -207,16 +216,27 @@ impl LockProvider for Together {
     }
 }
 
-#[test]
-fn free_name_is_asked_of_all_members_at_the_same_time() {
-    let stores = Stores::new();
-    let all = Arc::new(Barrier::new(3));
+/// Opens a quorum of the three members, which do this first.
+fn watched(
+    stores: &Stores,
+    before: impl Fn(&[Operation<'_, ErasedLease>]) + Send + Sync + 'static,
+) -> Box<dyn LockProvider> {
+    let before: Arc<Before> = Arc::new(before);
     let members = stores.members.iter().map(|store| {
-        let (store, all) = (Arc::clone(store), Arc::clone(&all));
-        QuorumMember::from(Arc::new(Together { store, all }) as Arc<dyn LockProvider>)
+        let (store, before) = (Arc::clone(store), Arc::clone(&before));
+        QuorumMember::from(Arc::new(Watched { store, before }) as Arc<dyn LockProvider>)
     });
     let quorum = QuorumProvider::open(members.collect(), "test", TTL, Arc::new(SystemClock));
-    let quorum: &dyn LockProvider = &quorum.expect("a majority is up");
+    Box::new(quorum.expect("a majority is up"))
+}
+
+#[test]
+fn free_name_is_asked_of_all_members_at_the_same_time() {
+    let (stores, all) = (Stores::new(), Barrier::new(3));
+    let quorum = watched(&stores, move |_| {
+        // No member grants anything before all three have been asked.
+        all.wait();
+    });
     let (name, clock) = (name(), SystemClock);
     let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
     assert!(granted.expect("a majority answers").is_some());
@@ -287,4 +307,23 @@ fn queue_moves_to_the_next_member_and_back() {
         let next = waiting.join().expect("it does not panic");
         assert!(next.epoch > grant.epoch);
     });
+}
+
+#[test]
+fn members_are_asked_for_little_longer_than_the_caller_waits() {
+    let (sender, left) = mpsc::channel();
+    let stores = Stores::new();
+    let quorum = watched(&stores, move |batch| {
+        for operation in batch {
+            // The vote may be over by now.
+            let _ = sender.send(operation.deadline().saturating_since(SystemClock.now()));
+        }
+    });
+    let (name, clock) = (name(), SystemClock);
+    let request = AcquireRequest::attempt(&name, TTL, &clock);
+    let granted = quorum.acquire(&request.waiting_until(clock.now()));
+    assert!(granted.expect("a majority answers").is_some());
+    // An attempt has 1 s and more.
+    let most = left.iter().take(2).max().expect("members are asked");
+    assert!(most <= Duration::from_millis(500), "{most:?}");
 }

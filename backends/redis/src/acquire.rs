@@ -124,7 +124,9 @@ impl Acquisition<'_> {
             };
             let may_be_queued = was_busy || self.may_be_granted.get();
             // On another node the waiter has no position yet.
-            let is_over = !may_be_queued || self.store.has_moved(&self.lease.key);
+            let until = self.request.deadline();
+            let until = until.unwrap_or(self.request.now() + self.store.attempt());
+            let is_over = !may_be_queued || self.store.has_moved(&self.lease.key, until);
             if is_over || !self.request.retry(failure.error()) {
                 return Err(failure);
             }

@@ -112,6 +112,16 @@ pub(crate) fn sentinel_refused(error: &ServerError) -> Error {
             ErrorKind::PermissionDenied,
             "the sentinels' user may not ask for the primary; allow it +sentinel +subscribe +ping and the channels &+switch-master &+promoted-slave",
         ),
+        "ERR"
+            if error
+                .details()
+                .is_some_and(|it| it.contains("max number of clients")) =>
+        {
+            (
+                ErrorKind::Unavailable,
+                "a sentinel has all the clients that it takes",
+            )
+        }
         "ERR" => (
             ErrorKind::Incompatible,
             "what answers is no sentinel, or takes no password; name the sentinels in the URL, redis:// is for one server",

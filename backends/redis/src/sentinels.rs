@@ -105,7 +105,7 @@ impl Sentinels {
             let asked_at = Instant::now();
             let named = self.named_by(sentinel, left() / untried);
             let confirmed = named.and_then(|named| {
-                let connection = self.confirm(&named.endpoint, left(), seen)?;
+                let connection = self.confirm(&named.endpoint, left() / untried, seen)?;
                 let primary_for = named.primary_for;
                 *self.answer.lock() = Some((named, asked_at));
                 Ok((connection, primary_for))

@@ -123,9 +123,9 @@ impl Store {
         }
     }
 
-    /// Returns whether another node of the cluster owns the slot of a key by now.
-    pub(crate) fn has_moved(&self, key: &str) -> bool {
-        let until = self.clock.now() + self.options.remote.connect_timeout;
+    /// Returns whether another node of the cluster owns the slot of a key by now, as far as that can be asked `until` then.
+    pub(crate) fn has_moved(&self, key: &str, until: HostInstant) -> bool {
+        let until = until.min(self.clock.now() + self.options.remote.connect_timeout);
         self.node
             .as_ref()
             .is_some_and(|node| !node.owns(key, until))

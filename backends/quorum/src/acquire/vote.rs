@@ -87,7 +87,7 @@ impl Acquisition<'_> {
         let now = request.now();
         let leases = std::mem::replace(&mut self.leases, no_leases(quorum));
         let asked: Vec<_> = leases.iter().map(Option::is_none).collect();
-        let deadline = now + quorum.attempt_limit;
+        let deadline = self.end_of_vote();
         let ttl = quorum.member_ttl(request.ttl());
         let name = request.name().clone();
         let epoch = self.epoch.take();
