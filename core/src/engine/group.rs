@@ -5,6 +5,7 @@
 //! leaves, and what comes back for it is released. All that is so for each part of the store by itself.
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
@@ -208,7 +209,12 @@ impl Engine {
         let (lease, deadline) = (&mut ask.lease, ask.deadline);
         match ask.verb {
             LeaseVerb::Renew { ttl } => {
-                let answer = self.provider.renew(lease, ttl, deadline);
+                // The caller has the lease only lent from its hold, which would wait for it for ever.
+                let renew = AssertUnwindSafe(|| self.provider.renew(lease, ttl, deadline));
+                let answer = catch_unwind(renew).unwrap_or_else(|_| {
+                    let text = "the backend panicked while it renewed the lease";
+                    Err(Error::new(ErrorKind::Unknown, text))
+                });
                 answer.map(|found| found == Renewal::Renewed)
             }
             LeaseVerb::Release => {

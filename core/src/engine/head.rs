@@ -73,12 +73,8 @@ impl Acquisition<'_, '_> {
                 Ok(AttemptResult::Held(hold)) => return Ok(Some(hold)),
                 Ok(AttemptResult::Busy) => return Ok(None),
                 Ok(AttemptResult::Expired) => {
-                    // No other holder was seen, so that is not busy.
                     if request.deadline.is_some_and(|at| request.now() >= at) {
-                        return Err(Error::new(
-                            ErrorKind::Unavailable,
-                            "the store granted the lock, and its answer came after that lease had ended; try again, with a longer ttl where this happens often",
-                        ));
+                        return Err(expired());
                     }
                     continue;
                 }
@@ -174,6 +170,14 @@ enum AttemptResult {
     Busy,
     /// The lease had ended before its grant was seen.
     Expired,
+}
+
+/// Returns the error of an attempt whose lease had ended before its grant was seen. No other holder was seen.
+pub(super) fn expired() -> Error {
+    Error::new(
+        ErrorKind::Unavailable,
+        "the store granted the lock, and its answer came after that lease had ended; try again, with a longer ttl where this happens often",
+    )
 }
 
 /// Returns whether an attempt that failed with this kind proves that the store can be reached.

@@ -16,7 +16,7 @@ use crate::provider::AcquireRequest;
 use super::Engine;
 use super::exchange::AttemptAnswer;
 use super::group::{Attempts, Queued};
-use super::head::HeadPermit;
+use super::head::{HeadPermit, expired};
 use super::hold::HoldState;
 use super::hold::acquired::Acquired;
 use super::queue::Key;
@@ -169,7 +169,10 @@ impl Engine {
     ) -> Result<Option<Acquired>, Error> {
         self.note_answer(request, &answer);
         let hold = match answer {
-            Ok(Some(grant)) => self.confirm_grant(request, terms, grant),
+            Ok(Some(grant)) => match self.confirm_grant(request, terms, grant) {
+                Ok(None) => Err(self.located(request.name(), expired())),
+                confirmed => confirmed,
+            },
             Ok(None) => {
                 if !request.is_cancelled() {
                     self.queue.contended(Key::new(request.name(), terms.mode));

@@ -244,3 +244,13 @@ fn cancel_ends_the_wait_for_the_second_name_and_gives_the_first_back() {
     let error = keeper.lock_all([""; 0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidName);
 }
+
+#[test]
+fn grant_of_a_set_that_comes_too_late_is_not_busy() {
+    let store = ScriptedStore::with_batches();
+    let keeper = store.keeper();
+    store.grants(Grants::Late(60 * SECOND));
+    store.renewals("a", Renewals::Lost);
+    let error = keeper.try_lock_all(["a", "b"]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+}

@@ -133,6 +133,18 @@ fn store_calls_that_hang_or_panic_cost_no_other_guard_its_lease() {
 }
 
 #[test]
+fn backend_that_panics_at_a_renewal_by_hand_keeps_no_name() {
+    let store = ScriptedStore::new();
+    let keeper = store.keeper();
+    store.renewals("a", Renewals::Panic);
+    let guard = keeper.lock("a").unwrap();
+    assert_eq!(guard.renew().unwrap_err().kind(), ErrorKind::Unknown);
+    store.renewals("a", Renewals::Work);
+    drop(guard);
+    drop(keeper.lock("a").unwrap());
+}
+
+#[test]
 fn idle_threads_renew_while_calls_hang() {
     let store = ScriptedStore::new();
     let due = Arc::new(AtomicU64::new(u64::MAX));
