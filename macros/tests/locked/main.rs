@@ -238,7 +238,7 @@ fn attributes_in_the_body_and_of_arguments_stay() {
         keeper: &LockKeeper,
         id: u32,
         #[cfg(any())] never: u32,
-        #[cfg(all())] always: u32,
+        #[cfg(not(any()))] always: u32,
     ) -> Result<u32, lockkeeper::Error> {
         //! Books a seat.
         #![allow(unused_assignments)]
