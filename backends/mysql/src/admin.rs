@@ -133,8 +133,8 @@ impl Admin for Store {
 
 /// A hold, marked by what [`read_mark`] reads.
 fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName {
-    let SessionId { id, start, until } = session;
-    let mut held = HeldName::new(name, format!("{id} {start} {until} {encoded}"));
+    let SessionId { id, start, .. } = session;
+    let mut held = HeldName::new(name, format!("{id} {start} {encoded}"));
     if let Some((Permits { limit, .. }, slot)) = Permits::of_lease(encoded) {
         held.mode = Mode::Permit { limit };
         held.slot = Some(slot);
@@ -146,9 +146,11 @@ fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName 
 }
 
 fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
-    let mut parts = mark.splitn(4, ' ');
-    let mut number = || parts.next()?.parse().ok();
-    let (id, start, until) = (number()?, number()?, number()?);
+    let mut parts = mark.splitn(3, ' ');
+    let mut number = || parts.next()?.parse::<u64>().ok();
+    let (id, start) = (number()?, number()?);
+    // One step of the counter may have come since it was shown.
+    let until = start.saturating_add(2);
     let name = EncodedName::parse(parts.next()?)?;
     Some((SessionId { id, start, until }, name))
 }
