@@ -283,7 +283,7 @@ pub(crate) fn force(rig: &Rig) {
 
 fn forced(rig: &mut Rig) -> Outcome {
     let script = "trap 'touch term; exit 0' TERM; echo $LOCKKEEPER_TOKEN > token; touch ready; while :; do sleep 0.2; done";
-    let run = rig.start(&with(&["a"]), script);
+    let run = rig.start(&["--ttl", "3s", "a"], script);
     rig.until_file("ready");
     let token = rig.read("token").trim().parse::<u64>().unwrap();
     force(rig);

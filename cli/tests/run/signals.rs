@@ -6,7 +6,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::rig::{Case, Outcome, Rig, Running, Server, Skip, code, is_alive};
+use crate::rig::{Case, Outcome, Rig, Running, Server, Skip, code, is_alive, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
     ("signals_end_the_command", end_the_command),
@@ -41,7 +41,13 @@ fn end_the_command(rig: &mut Rig) -> Outcome {
         );
         rig.until_file(&name);
         run.signal(signal);
-        assert_eq!(run.code(), 128 + signal.as_raw());
+        let output = run.output();
+        assert_eq!(
+            code(&output),
+            128 + signal.as_raw(),
+            "{}",
+            stderr_of(&output)
+        );
         assert_eq!(code(&rig.run(&["-n", "a"], "true")), 0, "it was released");
     }
     Ok(())

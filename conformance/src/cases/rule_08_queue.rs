@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Capabilities, LockKeeper, Wait};
 
+use super::admin::find;
 use crate::recorder::{Event, EventRecorder};
 use crate::rig::{Outcome, Rig, build, is_busy, take};
 
@@ -97,6 +98,12 @@ fn serve_two_keepers(rig: &Rig<'_>) -> Vec<(&'static str, u64)> {
             scope.spawn(move || serve(keeper, "first"));
         }
         recorder.wait_for(Event::Contended, 11);
+        // A store that counts its waiters serves the second keeper from then on.
+        if keeper.admin().is_some() {
+            rig.until("the second keeper waits in the store", || {
+                find(rig, keeper, "a").is_some_and(|held| held.waiting != Some(0))
+            });
+        }
         drop(first);
     });
     rig.nothing_left();
