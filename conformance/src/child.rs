@@ -98,6 +98,10 @@ pub(crate) fn main(suites: &[Suite]) -> Option<ExitCode> {
     if spec.forks {
         return Some(fork::run(suite, &spec));
     }
+    // The signal of `ChildProcess::interrupt`.
+    #[cfg(unix)]
+    signal_hook::flag::register(signal_hook::consts::SIGUSR1, Arc::default())
+        .expect("the signal can be handled");
     let (sender, commands) = channel::<String>();
     thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {

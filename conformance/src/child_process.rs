@@ -2,6 +2,10 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+#[cfg(target_os = "linux")]
+use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
@@ -164,10 +168,50 @@ impl ChildProcess {
         self.signal(rustix::process::Signal::CONT);
     }
 
+    /// Interrupts the system calls of all threads of the child process, again and again, until the returned handle is
+    /// dropped: sends SIGUSR1, which the child process handles.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn interrupt(&self) -> Interruption {
+        let folder = format!("/proc/{}/task", self.pid());
+        let is_over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&is_over);
+        let interrupt = move || {
+            while !seen.load(Ordering::Relaxed) {
+                let tasks = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+                let ids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+                for id in ids.filter_map(rustix::process::Pid::from_raw) {
+                    // Linux prefers the thread whose id it is. The id of one that has just ended is nobody's: ids are given in turn.
+                    let _ = rustix::process::kill_process(id, rustix::process::Signal::USR1);
+                }
+                thread::park_timeout(Duration::from_micros(200));
+            }
+        };
+        let thread = Some(thread::spawn(interrupt));
+        Interruption { is_over, thread }
+    }
+
     #[cfg(unix)]
     fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("the child process is ours");
+    }
+}
+
+/// Ends what [`ChildProcess::interrupt`] began. It must be dropped before the child process ends, whose id could be
+/// another process's then.
+#[cfg(target_os = "linux")]
+pub(crate) struct Interruption {
+    is_over: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Interruption {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 

@@ -89,6 +89,7 @@ impl Wire {
                 match socket.read(&mut last) {
                     Ok(0) => break true,
                     Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) => break error.kind() == io::ErrorKind::ConnectionReset,
                 }
             }

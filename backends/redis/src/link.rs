@@ -7,6 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_remote::{LAST_ATTEMPT, Stream, is_quiet, set_timeout};
+#[cfg(unix)]
+use nix::sys::signal::{SigSet, SigmaskHow};
 use redis::{ConnectionLike, Parser, RedisError, Value, cmd};
 
 /// A connection of the redis crate: in a box, or lent by a pool.
@@ -62,7 +64,10 @@ impl Link {
     pub(crate) fn send(&mut self, packed: &[u8]) -> Result<(), RedisError> {
         match self {
             Self::Own { stream, .. } => Ok(stream.write_all(packed)?),
-            Self::Supplied(supplied) => supplied.connection()?.send_packed_command(packed),
+            Self::Supplied(supplied) => {
+                let connection = supplied.connection()?;
+                uninterrupted(|| connection.send_packed_command(packed))
+            }
         }
     }
 
@@ -71,7 +76,10 @@ impl Link {
     pub(crate) fn receive(&mut self) -> Result<Value, RedisError> {
         match self {
             Self::Own { stream, parser } => parser.parse_value(stream),
-            Self::Supplied(supplied) => supplied.connection()?.recv_response(),
+            Self::Supplied(supplied) => {
+                let connection = supplied.connection()?;
+                uninterrupted(|| connection.recv_response())
+            }
         }
     }
 
@@ -105,7 +113,8 @@ impl Supplied {
         let Ok(connection) = self.connection() else {
             return false;
         };
-        set_limits(connection, Some(LAST_ATTEMPT)).is_ok() && connection.check_connection()
+        set_limits(connection, Some(LAST_ATTEMPT)).is_ok()
+            && uninterrupted(|| connection.check_connection())
     }
 }
 
@@ -135,6 +144,23 @@ fn close(mut connection: AnyConnection) {
     };
     let thread = thread::Builder::new().name("lockkeeper-give-back".to_owned());
     let _ = thread.spawn(quit);
+}
+
+/// Makes a call of the redis crate while this thread handles no signal: to the crate, a call that a signal interrupts has
+/// failed. Other threads of the program handle it meanwhile, or this one does afterwards.
+#[cfg(unix)]
+fn uninterrupted<T>(call: impl FnOnce() -> T) -> T {
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
+    let answer = call();
+    if let Ok(before) = before {
+        let _ = before.thread_set_mask();
+    }
+    answer
+}
+
+#[cfg(not(unix))]
+fn uninterrupted<T>(call: impl FnOnce() -> T) -> T {
+    call()
 }
 
 fn set_limits(connection: &redis::Connection, limit: Option<Duration>) -> Result<(), RedisError> {

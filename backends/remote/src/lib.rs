@@ -17,6 +17,7 @@ mod http;
 pub mod keys;
 mod options;
 mod pool;
+mod repeating;
 #[cfg(feature = "sessions")]
 pub mod sessions;
 mod socket;

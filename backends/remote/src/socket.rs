@@ -14,6 +14,7 @@ use rustix::net::{RecvFlags, recv};
 use crate::connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 use crate::failure::Server;
 use crate::options::{Endpoint, RemoteOptions, invalid};
+use crate::repeating::Repeating;
 use crate::supplier::Supplier;
 use crate::tls::{TlsClient, TlsSession};
 use crate::transport::{Layer, Transport};
@@ -198,31 +199,31 @@ pub fn is_quiet(socket: &TcpStream) -> bool {
 
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut socket = &*self.socket;
+        let mut socket = Repeating(&self.socket);
         match &mut self.top {
             Top::Plain => socket.read(buffer),
             Top::Tls(tls) => tls.over(&mut socket).read(buffer),
-            Top::Layer(layer) => layer.read(buffer),
+            Top::Layer(layer) => socket.repeat(|_| layer.read(buffer)),
         }
     }
 }
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut socket = &*self.socket;
+        let mut socket = Repeating(&self.socket);
         match &mut self.top {
             Top::Plain => socket.write(bytes),
             Top::Tls(tls) => tls.over(&mut socket).write(bytes),
-            Top::Layer(layer) => layer.write(bytes),
+            Top::Layer(layer) => socket.repeat(|_| layer.write(bytes)),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let mut socket = &*self.socket;
+        let mut socket = Repeating(&self.socket);
         match &mut self.top {
             Top::Plain => socket.flush(),
             Top::Tls(tls) => tls.over(&mut socket).flush(),
-            Top::Layer(layer) => layer.flush(),
+            Top::Layer(layer) => socket.repeat(|_| layer.flush()),
         }
     }
 }

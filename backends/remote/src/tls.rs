@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -73,7 +72,7 @@ impl TlsSession {
     }
 
     /// Returns the encrypted stream over `socket`.
-    pub(crate) fn over<'a>(&'a mut self, socket: &'a mut &TcpStream) -> impl Read + Write {
+    pub(crate) fn over<'a, S: Read + Write>(&'a mut self, socket: &'a mut S) -> impl Read + Write {
         rustls::Stream::new(&mut *self.0, socket)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::TcpStream;
 use std::path::Path;
 
 use lockkeeper_core::Error;
@@ -28,7 +27,7 @@ impl TlsSession {
         match self.0 {}
     }
 
-    pub(crate) fn over<'a, 's>(&'a mut self, _: &'a mut &'s TcpStream) -> &'a mut &'s TcpStream {
+    pub(crate) fn over<'a, S>(&'a mut self, _: &'a mut S) -> &'a mut S {
         match self.0 {}
     }
 }

@@ -1,9 +1,17 @@
-//! Rule 16: where the store tells holders of a loss, their guards are lost without a renewal.
+//! Rule 16: where the store tells holders of a loss, their guards are lost without a renewal, and by nothing
+//! else.
+
+#[cfg(target_os = "linux")]
+use std::thread;
 
 use lockkeeper_core::{LockGuard, WaitOutcome};
 
 use super::admin::{admin, deadline, find};
 use crate::fixture::Loss;
+#[cfg(target_os = "linux")]
+use crate::recorder::Event;
+#[cfg(not(target_os = "linux"))]
+use crate::rig::Skip;
 use crate::rig::{Outcome, Rig, take};
 
 /// The first renewal comes after a third of it: too late for any case.
@@ -54,4 +62,38 @@ pub(super) fn forced_release_is_told_to_its_holder(rig: &Rig<'_>) -> Outcome {
     drop((lost, kept));
     rig.nothing_left();
     Ok(())
+}
+
+/// A signal that a program handles interrupts its system calls: that of a profiler, or of a child's end.
+#[cfg(target_os = "linux")]
+pub(super) fn handled_signals_lose_no_lease(rig: &Rig<'_>) -> Outcome {
+    let mut process = rig.process(rig.renewed(TTL_MS))?;
+    let (keeper, recorder) = rig.recorded_keeper();
+    let interruption = process.interrupt();
+    for _ in 0..50 {
+        process.acquire("a");
+        let waiter = &keeper;
+        let next = thread::scope(|scope| {
+            let waits = recorder.count(Event::Contended) + 1;
+            let next = scope.spawn(move || take(waiter, "a"));
+            recorder.wait_for(Event::Contended, waits);
+            process.release();
+            next.join().expect("the waiter is granted the name")
+        });
+        process.wait_for("a");
+        drop(next);
+        process.expect_token();
+        process.release();
+    }
+    drop(interruption);
+    process.end();
+    rig.nothing_left();
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn handled_signals_lose_no_lease(_: &Rig<'_>) -> Outcome {
+    Err(Skip(
+        "one thread of many is interrupted on Linux only".to_owned(),
+    ))
 }
