@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::acquire::acquire;
 use crate::bucket_keys::{lock_key, slot};
 use crate::lease::RedisLease;
-use crate::node::Node;
+use crate::node::{Node, asked_node};
 use crate::options::RedisOptions;
 use crate::scripts::RELEASE;
 use crate::slot_map::SlotMap;
@@ -46,7 +46,7 @@ impl fmt::Debug for Cluster {
 #[derive(Clone, PartialEq)]
 pub(crate) enum Target {
     Owner(Endpoint),
-    /// The node that takes the slot over, which has the key already.
+    /// The node that takes the slot over, to which the owner's ASK reply has sent the request.
     Next(Endpoint),
 }
 
@@ -166,11 +166,11 @@ impl Cluster {
         error: Option<&Error>,
         until: HostInstant,
     ) -> Option<Target> {
-        if error?.kind() != ErrorKind::Unavailable {
-            return None;
-        }
-        if let (Target::Owner(_), Some(next)) = (tried, self.map.moves_to(slot)) {
-            return Some(Target::Next(next));
+        let error = error.filter(|error| error.kind() == ErrorKind::Unavailable)?;
+        // Without an ASK reply to this very request, the key may still be at the owner, and the next node would take the
+        // lease for lost.
+        if let (Target::Owner(_), Some(next)) = (tried, asked_node(error)) {
+            return Some(Target::Next(next.clone()));
         }
         let owner = Target::Owner(self.map.owner(slot, until).ok()?);
         (owner != *tried).then_some(owner)

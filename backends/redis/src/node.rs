@@ -1,5 +1,6 @@
 //! One node of a cluster, and what its refusals mean.
 
+use std::fmt;
 use std::sync::Arc;
 
 use lockkeeper_core::{Error, ErrorKind, HostInstant};
@@ -26,6 +27,7 @@ impl Node {
     /// other refusals.
     pub(crate) fn refusal(&self, error: &ServerError, is_attempt: bool) -> Option<Error> {
         let (code, details) = (error.code(), error.details().unwrap_or_default());
+        let mut asked = None;
         let (kind, text) = match (code, self.redirect(details)) {
             ("MOVED", Some((slot, owner))) => {
                 self.map.learn(slot, owner);
@@ -35,7 +37,8 @@ impl Node {
                 )
             }
             ("ASK", Some((slot, next))) => {
-                self.map.note_move(slot, next);
+                self.map.note_move(slot, next.clone());
+                asked = Some(Asked(next));
                 (ErrorKind::Unavailable, MOVING)
             }
             ("MOVED" | "CLUSTERDOWN", _) => {
@@ -57,7 +60,11 @@ impl Node {
             _ => return None,
         };
         let text = format!("{text} (the server says: {code} {details})");
-        Some(Error::new(kind, text))
+        let error = Error::new(kind, text);
+        Some(match asked {
+            Some(asked) => error.with_source(asked),
+            None => error,
+        })
     }
 
     /// Reads `SLOT HOST:PORT`. Without a host it is the same as this node's.
@@ -68,6 +75,24 @@ impl Node {
         let to = endpoint(host, port.parse().ok()?, &self.endpoint)?;
         Some((slot, to))
     }
+}
+
+/// The source of the error for an ASK reply: the node that this very request has to be sent to.
+#[derive(Debug)]
+struct Asked(Endpoint);
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the key is not at the owner of its slot; ask {}", self.0)
+    }
+}
+
+impl std::error::Error for Asked {}
+
+/// Returns the node that takes the slot over, if the error is that for an ASK reply.
+pub(crate) fn asked_node(error: &Error) -> Option<&Endpoint> {
+    let source = std::error::Error::source(error)?;
+    source.downcast_ref().map(|Asked(next)| next)
 }
 
 const MOVING: &str = "the slot of this name is being moved to another node of the cluster; names in it are granted when that has ended";

@@ -32,7 +32,7 @@ pub(crate) struct SlotMap {
 #[derive(Default)]
 struct Known {
     answer: Slots,
-    /// Where keys of a slot are while it is moved, if they are not at its owner any more.
+    /// The nodes that take slots over. Their stores are kept.
     moves: HashMap<u16, Endpoint>,
     /// How often there was a reason to doubt the map, and how often when it was asked for last.
     doubts: u64,
@@ -98,11 +98,6 @@ impl SlotMap {
         usize::from(SLOTS).saturating_sub(covered)
     }
 
-    /// Returns where keys of a slot may be while it is moved.
-    pub(crate) fn moves_to(&self, slot: u16) -> Option<Endpoint> {
-        self.known.lock().moves.get(&slot).cloned()
-    }
-
     /// Returns whether a node owns slots, or takes one over.
     pub(crate) fn is_used(&self, node: &Endpoint) -> bool {
         let known = self.known.lock();
@@ -136,7 +131,7 @@ impl SlotMap {
         }
     }
 
-    /// Notes where keys of a slot are that its owner has given away already.
+    /// Notes the node that takes a slot over.
     pub(crate) fn note_move(&self, slot: u16, next: Endpoint) {
         self.known.lock().moves.insert(slot, next);
     }

@@ -45,6 +45,10 @@ pub(super) const CASES: &[Case] = &[
         "cluster_slot_moves_under_waiters",
         cluster_slot_moves_under_waiters,
     ),
+    (
+        "cluster_lease_is_not_sought_where_its_slot_moves",
+        cluster_lease_is_not_sought_where_its_slot_moves,
+    ),
     ("cluster_slots_have_no_owner", cluster_slots_have_no_owner),
     ("cluster_seeds_killed", cluster_seeds_killed),
     ("cluster_names_on_all_nodes", cluster_names_on_all_nodes),
@@ -214,6 +218,30 @@ fn cluster_slot_moves_under_a_lock(kind: RedisKind) {
         assert!(granted.token() > token);
         assert_eq!(keys_at(&cluster, next), [KEY_OF_A]);
     });
+}
+
+/// A key of a slot that is being moved is still at the owner, which does not reply: the next node does not say that the
+/// lease is lost.
+fn cluster_lease_is_not_sought_where_its_slot_moves(kind: RedisKind) {
+    let (cluster, owner) = start_without_replicas(kind);
+    let next = (owner + 1) % RedisCluster::PRIMARIES;
+    let (slot, _) = cluster.owner(KEY_OF_A, None).unwrap();
+    let keeper = open(&cluster.url(), "ttl=10m&response_timeout=500ms");
+    let held = keeper.lock("a").unwrap();
+    let other = keeper.lock(IN_SLOT_OF_A).unwrap();
+    let mut keys = keys_at(&cluster, owner);
+    keys.retain(|key| key != KEY_OF_A);
+    cluster.begin_move(slot, owner, next).unwrap();
+    cluster.move_key(&keys[0], owner, next).unwrap();
+    // The keeper learns where the slot moves.
+    other.renew().unwrap();
+    cluster.proxy(owner).set(Fault::Dark);
+    let error = held.renew().unwrap_err();
+    assert_ne!(error.kind(), ErrorKind::Lost, "{error:?}");
+    cluster.proxy(owner).set(Fault::Pass);
+    until("the lease is renewed", || held.renew().is_ok());
+    assert_eq!(held.release().unwrap(), Released::Done);
+    assert_eq!(other.release().unwrap(), Released::Done);
 }
 
 /// A lease and its waiters survive the move of their slot.
