@@ -95,7 +95,7 @@ impl Sentinels {
         if let Some(known) = self.connect_as_answered(left() / 2) {
             return Ok(known);
         }
-        let mut failed: Option<Error> = None;
+        let (mut sentinel_failure, mut primary_failure) = (None, None);
         for untried in (1..=self.all.len()).rev() {
             let Some((at, sentinel)) = self.preferred() else {
                 break;
@@ -103,23 +103,22 @@ impl Sentinels {
             let seen = self.moves.load(Ordering::Acquire);
             let untried = u32::try_from(untried).unwrap_or(u32::MAX);
             let asked_at = Instant::now();
-            let named = self.named_by(sentinel, left() / untried);
-            let confirmed = named.and_then(|named| {
-                let connection = self.confirm(&named.endpoint, left() / untried, seen)?;
-                let primary_for = named.primary_for;
-                *self.answer.lock() = Some((named, asked_at));
-                Ok((connection, primary_for))
-            });
-            match confirmed {
-                Ok(confirmed) => return Ok(confirmed),
-                Err(error) if failed.as_ref().is_none_or(Error::is_unreachable) => {
-                    failed = Some(error);
-                }
-                Err(_) => {}
+            match self.named_by(sentinel, left() / untried) {
+                Ok(named) => match self.confirm(&named.endpoint, left() / untried, seen) {
+                    Ok(connection) => {
+                        let primary_for = named.primary_for;
+                        *self.answer.lock() = Some((named, asked_at));
+                        return Ok((connection, primary_for));
+                    }
+                    Err(error) => keep_first(&mut primary_failure, error),
+                },
+                Err(error) => keep_first(&mut sentinel_failure, error),
             }
             self.avoid(at);
         }
-        Err(failed.unwrap_or_else(senseless))
+        // While any sentinel names a server, another sentinel that refuses this login must not end the wait for a fail-over.
+        let failure = primary_failure.or(sentinel_failure);
+        Err(failure.unwrap_or_else(senseless))
     }
 
     /// Connects to the primary by an answer that came just now. `None` if there is none, or it does not hold good.
@@ -299,6 +298,13 @@ impl Sentinels {
             }
         }
         Ok(())
+    }
+}
+
+/// Keeps the first failure, or the first one of a server that can be reached.
+fn keep_first(failed: &mut Option<Error>, error: Error) {
+    if failed.as_ref().is_none_or(Error::is_unreachable) {
+        *failed = Some(error);
     }
 }
 

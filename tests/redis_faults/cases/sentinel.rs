@@ -9,7 +9,7 @@ use lockkeeper_testkit::{Fault, RedisKind, SentinelSet, until};
 use super::Case;
 use super::fail_over::through_fail_over;
 use super::store::{keys_left, listening, open, start_waiter};
-use crate::faults::{FaultServer as _, HANG, WAIT_LIMIT, Witness};
+use crate::faults::{FaultServer as _, HANG, WAIT_LIMIT, Witness, fake_server, refused};
 
 pub(super) const CASES: &[Case] = &[
     ("sentinel_primary_killed", |kind| {
@@ -31,6 +31,10 @@ pub(super) const CASES: &[Case] = &[
     ),
     ("sentinels_killed", sentinels_killed),
     ("sentinels_stopped", sentinels_stopped),
+    (
+        "sentinel_that_refuses_ends_no_wait",
+        sentinel_that_refuses_ends_no_wait,
+    ),
     ("sentinel_fail_over_contended", sentinel_fail_over_contended),
     ("sentinel_promotion_has_grace", sentinel_promotion_has_grace),
 ];
@@ -177,6 +181,22 @@ fn sentinels_killed(kind: RedisKind) {
     });
     held.renew().unwrap();
     assert_eq!(held.release().unwrap(), Released::Done);
+}
+
+/// While the others still name the former primary, the one sentinel that refuses the login is asked, too.
+fn sentinel_that_refuses_ends_no_wait(kind: RedisKind) {
+    let set = start(kind);
+    let refusing = fake_server(b"", b"-NOAUTH Authentication required.\r\n", usize::MAX);
+    let url = set.url().replace("://", &format!("://{refusing},"));
+    let keeper = open(&url, LONG_TTL);
+    drop(keeper.lock("a").unwrap());
+    set.server(0).kill();
+    let granted = keeper.try_lock_for("a", WAIT_LIMIT).unwrap();
+    drop(granted.expect("the next primary grants it"));
+    for sentinel in [0, 1, 2].map(|at| set.sentinel(at)) {
+        sentinel.kill();
+    }
+    refused(&url, ErrorKind::PermissionDenied, &["sentinel_password"]);
 }
 
 /// Grants that all replicas have acknowledged are not doubled by a fail-over.
