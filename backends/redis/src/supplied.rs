@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind};
+use lockkeeper_core::{Clock, Error, ErrorKind, HostInstant};
 use lockkeeper_remote::{Counts, Server, Supplier};
 use parking_lot::Mutex;
 use redis::ConnectionLike;
@@ -18,7 +18,9 @@ pub(crate) struct Source {
     database: u32,
     counts: Arc<Counts>,
     /// The run of the server to which a connection led, and when.
-    last_run: Mutex<Option<(String, Instant)>>,
+    last_run: Mutex<Option<(String, HostInstant)>>,
+    /// The server's uptime is compared with it, so it has to run on while this host is suspended.
+    clock: Arc<dyn Clock>,
 }
 
 impl Source {
@@ -27,6 +29,7 @@ impl Source {
         is_lent: bool,
         database: u32,
         counts: &Arc<Counts>,
+        clock: &Arc<dyn Clock>,
     ) -> Self {
         Self {
             supplier,
@@ -34,6 +37,7 @@ impl Source {
             database,
             counts: Arc::clone(counts),
             last_run: Mutex::default(),
+            clock: Arc::clone(clock),
         }
     }
 
@@ -64,11 +68,11 @@ impl Source {
 
     /// Refuses a server that was up already when another one was seen.
     fn check_run(&self, run: String, uptime: Duration) -> Result<(), Error> {
-        let now = Instant::now();
+        let now = self.clock.now();
         let mut last = self.last_run.lock();
         if let Some((known, seen)) = &*last
             && *known != run
-            && now.saturating_duration_since(*seen) < uptime
+            && now.saturating_since(*seen) < uptime
         {
             return Err(incompatible(
                 "the application's function gave connections to two servers, and locks on one do not exclude locks on the other; have the function connect to one server, and open the keeper again when the server moves",

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper::backends::redis::{RedisClusterProvider, RedisOptions, RedisProvider};
+use lockkeeper::clock::{Clock, HostInstant, SystemClock};
 use lockkeeper::{AcquireOptions, Error, ErrorKind, LeasePolicy, LockKeeper, Released};
 use lockkeeper_testkit::{RedisKind, RedisServer, until};
 use redis::{Client, Connection, cmd};
@@ -34,6 +35,10 @@ pub(super) const CASES: &[Case] = &[
         unfit_connections_are_refused,
     ),
     ("second_server_is_refused", second_server_is_refused),
+    (
+        "server_restarted_during_suspend_is_served",
+        server_restarted_during_suspend_is_served,
+    ),
     ("restarted_server_is_served", restarted_server_is_served),
 ];
 
@@ -213,7 +218,21 @@ fn unfit_connections_are_refused(kind: RedisKind) {
     is_refused(opened, invalid, "cluster");
 }
 
-fn second_server_is_refused(kind: RedisKind) {
+/// The host's clock, which has run on while the host was suspended.
+#[derive(Clone, Debug, Default)]
+struct ClockOfSuspendedHost {
+    suspended_secs: Arc<AtomicU64>,
+}
+
+impl Clock for ClockOfSuspendedHost {
+    fn now(&self) -> HostInstant {
+        SystemClock.now() + Duration::from_secs(self.suspended_secs.load(Ordering::SeqCst))
+    }
+}
+
+/// Has the application's function lead to another server, which has been up for some seconds, after the host was suspended
+/// for this long, and returns what the keeper says.
+fn lock_on_second_server(kind: RedisKind, suspended_secs: u64) -> Result<(), Error> {
     let (server, other) = (start(kind), start(kind));
     until(
         "the other server is up for longer than it may round",
@@ -236,16 +255,34 @@ fn second_server_is_refused(kind: RedisKind) {
     let options = at(&server)
         .connect_with(connect)
         .response_timeout(Duration::from_secs(5));
-    let keeper = try_keeper(&options).unwrap();
+    let clock = ClockOfSuspendedHost::default();
+    let shared_clock = Arc::new(clock.clone());
+    let provider = RedisProvider::with_clock(&options, "default", shared_clock.clone()).unwrap();
+    let keeper = LockKeeper::builder(Arc::new(provider)).clock(shared_clock);
+    let keeper = keeper.build().unwrap();
     has_moved.store(true, Ordering::SeqCst);
+    clock.suspended_secs.store(suspended_secs, Ordering::SeqCst);
     server
         .command(&["CLIENT", "KILL", "TYPE", "normal"])
         .unwrap();
-    until("a new connection is needed", || {
-        keeper
-            .try_lock("a")
-            .is_err_and(|error| error.kind() == ErrorKind::Incompatible)
+    let mut answer = Ok(());
+    until("a new connection is made", || {
+        answer = keeper.try_lock("a").map(drop);
+        let is_refused = |error: &Error| error.kind() == ErrorKind::Incompatible;
+        let has_second = other.info("clients").unwrap()["connected_clients"] != "1";
+        answer.as_ref().map_or_else(is_refused, |()| has_second)
     });
+    answer
+}
+
+fn second_server_is_refused(kind: RedisKind) {
+    let answer = lock_on_second_server(kind, 0);
+    is_refused(answer, ErrorKind::Incompatible, "two servers");
+}
+
+/// The second server stands for a restarted one: for all that is known it was started during the suspend.
+fn server_restarted_during_suspend_is_served(kind: RedisKind) {
+    lock_on_second_server(kind, 3_600).unwrap();
 }
 
 /// It is another run of the server, but no server that was up beside the first one.
