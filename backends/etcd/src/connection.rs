@@ -164,7 +164,7 @@ pub(crate) struct Connection {
 
 impl lockkeeper_remote::Connection for Connection {
     /// A connection to a member that another one has replaced takes no more requests.
-    fn is_quiet(&mut self) -> bool {
+    fn is_quiet(&mut self, _: Duration) -> bool {
         self.member == self.preferred.load(Ordering::Relaxed) && self.http.is_quiet()
     }
 }

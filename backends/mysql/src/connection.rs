@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_core::HostInstant;
 use lockkeeper_remote::{
     Failure, LAST_ATTEMPT, OpenConnection, RestartGrace, SocketTimeout, WatchedSocket, senseless,
-    unavailable,
+    unavailable, without_signals,
 };
 use mysql::prelude::Queryable;
 use mysql::{Conn, Row, Statement, Value};
@@ -61,7 +61,7 @@ struct Lent {
 }
 
 impl lockkeeper_remote::Connection for Connection {
-    fn is_quiet(&mut self) -> bool {
+    fn is_quiet(&mut self, _: Duration) -> bool {
         self.wire.is_quiet()
     }
 
@@ -232,8 +232,10 @@ impl Connection {
         self.open.counts().add_commands(1);
         self.is_in_doubt = true;
         // The crate panics on packets of a wrong form.
-        let reply = catch_unwind(AssertUnwindSafe(|| work(&mut self.conn)))
-            .map_err(|_| Failure::Unanswered(senseless()))?;
+        let reply = catch_unwind(AssertUnwindSafe(|| {
+            without_signals(|| work(&mut self.conn))
+        }))
+        .map_err(|_| Failure::Unanswered(senseless()))?;
         self.is_in_doubt = !matches!(reply, Ok(_) | Err(mysql::Error::MySqlError(_)));
         reply.map_err(|error| self.failed(error))
     }

@@ -8,6 +8,7 @@ use lockkeeper_core::{Clock, Error};
 use lockkeeper_remote::{
     Counts, Endpoint, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, Server, SocketWatch,
     Supplier, connect_any, nothing_granted, senseless, sessions::Sessions, unavailable,
+    without_signals,
 };
 use mysql::{Conn, Opts, OptsBuilder};
 
@@ -127,7 +128,7 @@ impl Connector {
             .write_timeout(Some(left));
         let (server, tls) = (&self.shared.server, self.opts.get_ssl_opts().is_some());
         // The crate panics on packets of a wrong form.
-        let conn = catch_unwind(AssertUnwindSafe(|| Conn::new(opts)))
+        let conn = catch_unwind(AssertUnwindSafe(|| without_signals(|| Conn::new(opts))))
             .map_err(|_| senseless())?
             .map_err(|error| not_connected(error, server, tls))?;
         self.prepare(Box::new(Box::new(conn)), until)

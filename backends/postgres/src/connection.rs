@@ -137,7 +137,7 @@ impl Drop for Connection {
 }
 
 impl lockkeeper_remote::Connection for Connection {
-    fn is_quiet(&mut self) -> bool {
+    fn is_quiet(&mut self, _: Duration) -> bool {
         !self.is_in_doubt && self.wire.is_quiet()
     }
 }

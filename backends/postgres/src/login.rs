@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{RemoteOptions, Server};
+use lockkeeper_remote::{RemoteOptions, Server, without_signals};
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
 use postgres_protocol::message::backend::Message;
@@ -53,9 +53,11 @@ impl From<Error> for LoginError {
 pub(crate) fn ask_for_tls(mut socket: &TcpStream, server: &Server) -> Result<(), LoginError> {
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
-    socket.write_all(&request)?;
     let mut reply = [0];
-    socket.read_exact(&mut reply)?;
+    without_signals(|| {
+        socket.write_all(&request)?;
+        socket.read_exact(&mut reply)
+    })?;
     match &reply {
         b"S" => Ok(()),
         b"N" => Err(incompatible(format!(

@@ -39,12 +39,12 @@ pub(crate) struct MoveSeen {
 }
 
 impl lockkeeper_remote::Connection for Connection {
-    fn is_quiet(&mut self) -> bool {
+    fn is_quiet(&mut self, limit: Duration) -> bool {
         if self.link.socket().is_none() {
             // A connection of the application's is asked with a time-out of its own.
             self.timeout = SocketTimeout::default();
         }
-        self.is_current() && self.link.is_quiet()
+        self.is_current() && self.link.is_quiet(limit)
     }
 
     fn give_back(mut self) {

@@ -39,8 +39,7 @@ impl Connector {
         let remote = &options.remote;
         let target = match &options.supplier {
             Some(supplier) => {
-                let (is_lent, database) = (remote.is_lent, options.database);
-                let source = Source::new(supplier.clone(), is_lent, database, &counts, &clock);
+                let source = Source::new(supplier.clone(), options, &counts, &clock);
                 Target::Supplied(Box::new(source))
             }
             None if options.sentinels.is_empty() => Target::Server(of_server(options, &counts)?),

@@ -6,9 +6,7 @@ use std::ops::DerefMut;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_remote::{LAST_ATTEMPT, Stream, is_quiet, set_timeout};
-#[cfg(unix)]
-use nix::sys::signal::{SigSet, SigmaskHow};
+use lockkeeper_remote::{LAST_ATTEMPT, Stream, is_quiet, set_timeout, without_signals};
 use redis::{ConnectionLike, Parser, RedisError, Value, cmd};
 
 /// A connection of the redis crate: in a box, or lent by a pool.
@@ -23,12 +21,13 @@ pub(crate) enum Link {
     Supplied(Supplied),
 }
 
-/// A connection of the application's.
+/// A connection of the application's. To the redis crate, a call that a signal interrupts has failed.
 pub(crate) struct Supplied {
     /// `None` after it was given back or closed.
     connection: Option<AnyConnection>,
     /// Whether dropping the connection gives it back.
     is_lent: bool,
+    response_timeout: Duration,
 }
 
 impl Link {
@@ -39,10 +38,15 @@ impl Link {
         }
     }
 
-    pub(crate) fn supplied(connection: AnyConnection, is_lent: bool) -> Self {
+    pub(crate) fn supplied(
+        connection: AnyConnection,
+        is_lent: bool,
+        response_timeout: Duration,
+    ) -> Self {
         Self::Supplied(Supplied {
             connection: Some(connection),
             is_lent,
+            response_timeout,
         })
     }
 
@@ -66,7 +70,7 @@ impl Link {
             Self::Own { stream, .. } => Ok(stream.write_all(packed)?),
             Self::Supplied(supplied) => {
                 let connection = supplied.connection()?;
-                uninterrupted(|| connection.send_packed_command(packed))
+                without_signals(|| connection.send_packed_command(packed))
             }
         }
     }
@@ -78,16 +82,16 @@ impl Link {
             Self::Own { stream, parser } => parser.parse_value(stream),
             Self::Supplied(supplied) => {
                 let connection = supplied.connection()?;
-                uninterrupted(|| connection.recv_response())
+                without_signals(|| connection.recv_response())
             }
         }
     }
 
     /// Returns whether an idle connection can take a request.
-    pub(crate) fn is_quiet(&mut self) -> bool {
+    pub(crate) fn is_quiet(&mut self, limit: Duration) -> bool {
         match self {
             Self::Own { stream, .. } => is_quiet(stream.socket()),
-            Self::Supplied(supplied) => supplied.is_alive(),
+            Self::Supplied(supplied) => supplied.is_alive(limit),
         }
     }
 
@@ -109,12 +113,13 @@ impl Supplied {
     }
 
     /// Asks the server: there is no socket to look at. A request that is sent on a closed connection would have no answer.
-    fn is_alive(&mut self) -> bool {
+    fn is_alive(&mut self, limit: Duration) -> bool {
+        let limit = limit.min(self.response_timeout);
         let Ok(connection) = self.connection() else {
             return false;
         };
-        set_limits(connection, Some(LAST_ATTEMPT)).is_ok()
-            && uninterrupted(|| connection.check_connection())
+        set_limits(connection, Some(limit)).is_ok()
+            && without_signals(|| connection.check_connection())
     }
 }
 
@@ -144,23 +149,6 @@ fn close(mut connection: AnyConnection) {
     };
     let thread = thread::Builder::new().name("lockkeeper-give-back".to_owned());
     let _ = thread.spawn(quit);
-}
-
-/// Makes a call of the redis crate while this thread handles no signal: to the crate, a call that a signal interrupts has
-/// failed. Other threads of the program handle it meanwhile, or this one does afterwards.
-#[cfg(unix)]
-fn uninterrupted<T>(call: impl FnOnce() -> T) -> T {
-    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
-    let answer = call();
-    if let Ok(before) = before {
-        let _ = before.thread_set_mask();
-    }
-    answer
-}
-
-#[cfg(not(unix))]
-fn uninterrupted<T>(call: impl FnOnce() -> T) -> T {
-    call()
 }
 
 fn set_limits(connection: &redis::Connection, limit: Option<Duration>) -> Result<(), RedisError> {

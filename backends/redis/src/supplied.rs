@@ -10,12 +10,14 @@ use redis::ConnectionLike;
 
 use crate::connection::Connection;
 use crate::link::{AnyConnection, Link};
+use crate::options::RedisOptions;
 
 /// Takes connections from the application.
 pub(crate) struct Source {
     supplier: Supplier<AnyConnection>,
     is_lent: bool,
     database: u32,
+    response_timeout: Duration,
     counts: Arc<Counts>,
     /// The run of the server to which a connection led, and when.
     last_run: Mutex<Option<(String, HostInstant)>>,
@@ -26,15 +28,15 @@ pub(crate) struct Source {
 impl Source {
     pub(crate) fn new(
         supplier: Supplier<AnyConnection>,
-        is_lent: bool,
-        database: u32,
+        options: &RedisOptions,
         counts: &Arc<Counts>,
         clock: &Arc<dyn Clock>,
     ) -> Self {
         Self {
             supplier,
-            is_lent,
-            database,
+            is_lent: options.remote.is_lent,
+            database: options.database,
+            response_timeout: options.remote.response_timeout,
             counts: Arc::clone(counts),
             last_run: Mutex::default(),
             clock: Arc::clone(clock),
@@ -55,7 +57,7 @@ impl Source {
                 self.database
             )));
         }
-        let link = Link::supplied(taken, self.is_lent);
+        let link = Link::supplied(taken, self.is_lent, self.response_timeout);
         // An encrypted connection may send a part of a command, and so may this one.
         let tls = true;
         let open = self.counts.add_connection();

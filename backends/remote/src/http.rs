@@ -37,6 +37,8 @@ pub struct Http {
     /// With TLS: whether a server of the store has replied to any connection.
     tls: Option<Arc<AtomicBool>>,
     has_replied: bool,
+    /// Whether the server has said that it closes the connection after its reply.
+    is_last: bool,
 }
 
 /// How long a body is.
@@ -62,6 +64,7 @@ impl Http {
             server,
             tls,
             has_replied: false,
+            is_last: false,
         }
     }
 
@@ -75,9 +78,9 @@ impl Http {
         self.reader.get_ref().stream.socket()
     }
 
-    /// Returns whether the connection is open and nothing waits to be read.
+    /// Returns whether the connection is open, stays so, and nothing waits to be read.
     pub fn is_quiet(&self) -> bool {
-        self.reader.buffer().is_empty() && is_quiet(self.socket())
+        !self.is_last && self.reader.buffer().is_empty() && is_quiet(self.socket())
     }
 
     /// Posts a body and reads the whole reply within `limit`.
@@ -176,6 +179,8 @@ impl Http {
                 length = Length::Bytes(count.filter(|it| *it <= MAX_BODY).ok_or_else(bad)?);
             } else if name.eq_ignore_ascii_case("transfer-encoding") {
                 length = Length::Chunked;
+            } else if name.eq_ignore_ascii_case("connection") {
+                self.is_last |= value.trim().eq_ignore_ascii_case("close");
             }
         }
     }

@@ -20,6 +20,7 @@ mod pool;
 mod repeating;
 #[cfg(feature = "sessions")]
 pub mod sessions;
+mod signals;
 mod socket;
 #[cfg_attr(not(unix), path = "socket_watch_off.rs")]
 mod socket_watch;
@@ -38,6 +39,7 @@ pub use holder::host_name;
 pub use http::{Http, HttpReply};
 pub use options::{Endpoint, RemoteOptions, given_once};
 pub use pool::{Connection, Found, Pool, PooledConn, WaitPermit};
+pub use signals::without_signals;
 pub use socket::{Dialer, SocketTimeout, Stream, is_quiet, set_timeout};
 pub use socket_watch::{SocketWatch, WatchedSocket};
 pub use supplier::Supplier;

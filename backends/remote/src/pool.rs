@@ -19,8 +19,9 @@ use crate::options::RemoteOptions;
 
 /// A connection that a [`Pool`] keeps.
 pub trait Connection {
-    /// Returns whether an idle connection can take a request: see [`is_quiet`](crate::is_quiet).
-    fn is_quiet(&mut self) -> bool;
+    /// Returns whether an idle connection can take a request: see [`is_quiet`](crate::is_quiet). A connection that has to
+    /// ask the server for that has no more time than `limit`.
+    fn is_quiet(&mut self, limit: Duration) -> bool;
 
     /// Gives the connection back to the application that lent it, in the state in which it was lent, or closes it.
     fn give_back(self)
@@ -312,7 +313,7 @@ impl<C: Connection> PooledConn<C> {
         let left = || deadline.saturating_since(clock.now());
         loop {
             let idle = self.connection.take();
-            let idle = idle.and_then(|mut it| it.is_quiet().then_some(it));
+            let idle = idle.and_then(|mut it| it.is_quiet(left()).then_some(it));
             let was_open = idle.is_some();
             let mut connection = match idle {
                 Some(connection) => connection,

@@ -15,6 +15,7 @@ use crate::connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, conne
 use crate::failure::Server;
 use crate::options::{Endpoint, RemoteOptions, invalid};
 use crate::repeating::Repeating;
+use crate::signals::without_signals;
 use crate::supplier::Supplier;
 use crate::tls::{TlsClient, TlsSession};
 use crate::transport::{Layer, Transport};
@@ -61,7 +62,11 @@ impl Dialer {
         let failed = |error| server.not_connected(error);
         let supplied = self.supplier.as_ref().map(|it| it.take(limit));
         let (socket, layer) = match supplied.transpose()? {
-            Some(Transport { socket, layer }) => (socket, layer),
+            Some(Transport { socket, layer }) => {
+                // Such as one of tokio's was.
+                socket.set_nonblocking(false).map_err(failed)?;
+                (socket, layer)
+            }
             None => (self.connect(server, limit)?, None),
         };
         let top = match (layer, &self.tls) {
@@ -203,7 +208,7 @@ impl Read for Stream {
         match &mut self.top {
             Top::Plain => socket.read(buffer),
             Top::Tls(tls) => tls.over(&mut socket).read(buffer),
-            Top::Layer(layer) => socket.repeat(|_| layer.read(buffer)),
+            Top::Layer(layer) => socket.repeat(|_| without_signals(|| layer.read(buffer))),
         }
     }
 }
@@ -214,7 +219,7 @@ impl Write for Stream {
         match &mut self.top {
             Top::Plain => socket.write(bytes),
             Top::Tls(tls) => tls.over(&mut socket).write(bytes),
-            Top::Layer(layer) => socket.repeat(|_| layer.write(bytes)),
+            Top::Layer(layer) => socket.repeat(|_| without_signals(|| layer.write(bytes))),
         }
     }
 
@@ -223,7 +228,7 @@ impl Write for Stream {
         match &mut self.top {
             Top::Plain => socket.flush(),
             Top::Tls(tls) => tls.over(&mut socket).flush(),
-            Top::Layer(layer) => socket.repeat(|_| layer.flush()),
+            Top::Layer(layer) => socket.repeat(|_| without_signals(|| layer.flush())),
         }
     }
 }

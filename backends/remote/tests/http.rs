@@ -61,6 +61,10 @@ fn replies_are_read_whatever_their_form() {
         assert_eq!((reply.status, &reply.body[..]), (status, body.as_bytes()));
         assert!(http.is_quiet());
     }
+    let last = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    let mut http = connect(last, stays_open);
+    http.post("/", b"{}", LIMIT).unwrap();
+    assert!(!http.is_quiet(), "the server is about to close it");
 }
 
 #[test]

@@ -149,7 +149,7 @@ fn server_grants_nothing_until_its_grace_is_over() {
 struct Numbered(u32);
 
 impl Connection for Numbered {
-    fn is_quiet(&mut self) -> bool {
+    fn is_quiet(&mut self, _: Duration) -> bool {
         self.0 != 13
     }
 }

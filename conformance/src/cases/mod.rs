@@ -153,7 +153,8 @@ pub(crate) static TABLE: &[Case] = table! {
         wiped_store_tells_its_holders,
         ended_lease_is_told_to_its_holder,
         forced_release_is_told_to_its_holder,
-        handled_signals_lose_no_lease;
+        handled_signals_lose_no_lease,
+        handled_signals_extend_no_limit;
     rule_17_modes:
         modes_that_the_store_lacks_are_refused,
         expired_lease_is_lost_before_the_next_grant,

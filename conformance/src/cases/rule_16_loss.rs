@@ -91,8 +91,33 @@ pub(super) fn handled_signals_lose_no_lease(rig: &Rig<'_>) -> Outcome {
     Ok(())
 }
 
+/// The drop of a guard ends also when no time passes between two signals in which the store could be given up.
+#[cfg(target_os = "linux")]
+pub(super) fn handled_signals_extend_no_limit(rig: &Rig<'_>) -> Outcome {
+    let mut process = rig.process(rig.renewed(TTL_MS))?;
+    process.acquire("a");
+    let restore = rig.cut_off()?;
+    let interruption = process.interrupt();
+    process.send("drop");
+    process.expect("dropped");
+    drop(interruption);
+    drop(restore);
+    process.end();
+    Ok(())
+}
+
 #[cfg(not(target_os = "linux"))]
 pub(super) fn handled_signals_lose_no_lease(_: &Rig<'_>) -> Outcome {
+    needs_linux()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn handled_signals_extend_no_limit(_: &Rig<'_>) -> Outcome {
+    needs_linux()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn needs_linux() -> Outcome {
     Err(Skip(
         "one thread of many is interrupted on Linux only".to_owned(),
     ))

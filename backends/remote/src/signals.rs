@@ -1,0 +1,42 @@
+//! Calls of clients that begin again after each signal, or fail.
+
+#[cfg(unix)]
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
+/// Makes a call while this thread handles no signals: other threads of the program handle those of the process meanwhile,
+/// or this one does afterwards.
+///
+/// For clients that wait for a socket with a time-out, which every signal interrupts that the program handles. They fail
+/// then, or wait again for the whole time-out, which a profiler's signals could repeat without end. Our own streams need
+/// no such call.
+#[cfg(unix)]
+pub fn without_signals<T>(call: impl FnOnce() -> T) -> T {
+    /// The signals that the thread blocked before.
+    struct Before(Option<SigSet>);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            if let Some(before) = &self.0 {
+                let _ = before.thread_set_mask();
+            }
+        }
+    }
+
+    let mut blocked = SigSet::all();
+    // These tell of a fault in the thread itself.
+    for fault in [
+        Signal::SIGSEGV,
+        Signal::SIGBUS,
+        Signal::SIGFPE,
+        Signal::SIGILL,
+    ] {
+        blocked.remove(fault);
+    }
+    let _before = Before(blocked.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok());
+    call()
+}
+
+#[cfg(not(unix))]
+pub fn without_signals<T>(call: impl FnOnce() -> T) -> T {
+    call()
+}
