@@ -170,10 +170,6 @@ impl Peer {
                 Some(Ok(released)) => reply(&format!("{released:?}")),
                 other => reply(&format!("{other:?}")),
             },
-            "drop" => {
-                self.guard = None;
-                reply("dropped");
-            }
             "load" => self.load(word(), number(word())),
             "hold" => reply(&self.hold(word(), word())),
             "measure" => {
