@@ -6,8 +6,8 @@ use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, Mode, Proof,
     StoreInfo, SystemClock, Usage,
 };
-use lockkeeper_remote::session_verbs;
 use lockkeeper_remote::sessions::SessionLease;
+use lockkeeper_remote::{LAST_ATTEMPT, session_verbs};
 
 use crate::connection::Connection;
 use crate::guardian;
@@ -137,11 +137,13 @@ impl Backend for MySqlProvider {
         if request.mode() != Mode::Shared {
             return locks.acquire(request);
         }
-        let session = guardian.stand(locks.options.attempt_time())?;
+        let Some(session) = guardian.stand(request, locks.options.attempt_time())? else {
+            return Ok(None);
+        };
         match locks.acquire(request)? {
             // It may have ended before this lease was there to be lost with it.
             Some(mut grant) if !guardian.stands(session) => {
-                let deadline = request.now() + locks.options.response_timeout;
+                let deadline = request.now() + LAST_ATTEMPT;
                 let released = locks.release(&mut grant.lease, deadline);
                 released.and(Err(guardian::ended()))
             }
