@@ -38,8 +38,9 @@ type Lease = SessionLease<Connection>;
 /// two users or after the end of a session, a free permit is found after at most 1 s.
 ///
 /// A shared lease is one of 32 named locks beside the lock's own, held by a session as a lock is. A provider that reads has
-/// one connection more, beside its pool, which says that the namespace has readers until the provider is dropped. If the
-/// server ends that connection, all shared leases of the provider are lost at once.
+/// one connection more, beside its pool, which says that the namespace has readers until the provider is dropped. It opens
+/// yet another one for a moment before its first shared lease if another provider reads. If the server ends the connection
+/// that it keeps, all shared leases of the provider are lost at once.
 ///
 /// # Limits
 /// - A name has at most 32 shared leases, one for each process that reads it; a further process waits up to a second
