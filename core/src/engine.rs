@@ -13,7 +13,7 @@ mod group;
 mod head;
 pub(crate) mod hold;
 mod holds;
-mod lock_all;
+pub(crate) mod lock_all;
 mod name_state;
 mod names_in_use;
 pub(crate) mod opening;
@@ -139,6 +139,12 @@ impl Engine {
     pub(crate) fn margin(&self, ttl: Duration) -> Duration {
         let default = (ttl / 10).min(Duration::from_secs(1));
         self.settings.margin.unwrap_or(default).min(ttl / 2)
+    }
+
+    /// Adds the locks and the store to an error that concerns all names of a set.
+    fn located_all(&self, names: &[LockName], error: Error) -> Error {
+        let error = error.with_names(names);
+        error.with_backend(self.provider.backend())
     }
 
     /// Adds the lock and the store to an error.

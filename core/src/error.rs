@@ -4,6 +4,11 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::name::LockName;
+
+/// The most names of a set that an error shows.
+const MOST_NAMES: usize = 8;
+
 /// What went wrong. Match on it; the text is for people.
 ///
 /// Busy, unavailable and unknown are three different outcomes, and none is ever reported as
@@ -161,6 +166,26 @@ impl Error {
     pub fn with_name(self, name: impl AsRef<str>) -> Self {
         self.edit(|inner| {
             inner.name.get_or_insert_with(|| name.as_ref().into());
+        })
+    }
+
+    /// Names the locks of a set: the only one as [`with_name`](Self::with_name) does, several in the text.
+    pub(crate) fn with_names(self, names: &[LockName]) -> Self {
+        if let [name] = names {
+            return self.with_name(name);
+        }
+        self.edit(|inner| {
+            let (shown, more) = names.split_at(names.len().min(MOST_NAMES));
+            let shown: Vec<_> = shown.iter().map(|name| format!("{name:?}")).collect();
+            let more = match more.len() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            inner.message = format!(
+                "{}, for the locks {}{more}",
+                inner.message,
+                shown.join(", ")
+            );
         })
     }
 

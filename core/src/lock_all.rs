@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::engine::Shared;
 use crate::engine::hold::acquired::Acquired;
+use crate::engine::lock_all::AcquiredSet;
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::keeper::LockKeeper;
@@ -36,18 +37,22 @@ impl LockKeeper {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when another holder had one of them until the end of the wait;
+    /// [`ErrorKind::TimedOut`] when another holder had one of them, which the error names, until the end of the wait;
     /// [`ErrorKind::Lost`] when one was lost while the others were waited for; others as
     /// [`lock`](Self::lock). None is held then.
     pub fn lock_all<N: AsLockName>(
         &self,
         names: impl IntoIterator<Item = N>,
     ) -> Result<LockGuards, Error> {
-        let guards = self.acquire_all(names, &AcquireOptions::new())?;
-        guards.ok_or_else(|| {
-            let text = "another holder had one of the locks until the wait was over; wait longer, or try later";
-            Error::new(ErrorKind::TimedOut, text).with_backend(self.backend())
-        })
+        let (names, options) = (self.set_of(names)?, AcquireOptions::new());
+        match self.engine.acquire_all(&names, &options)? {
+            AcquiredSet::All(acquired) => Ok(LockGuards::new(self, acquired)),
+            AcquiredSet::Busy(name) => {
+                let text = "another holder had one of the locks until the wait was over; wait longer, or try later";
+                let error = Error::new(ErrorKind::TimedOut, text);
+                Err(self.engine.located(name, error))
+            }
+        }
     }
 
     /// Acquires the locks of several names if all are free, in one attempt. `None` if one is held.
@@ -84,6 +89,18 @@ impl LockKeeper {
         names: impl IntoIterator<Item = N>,
         options: &AcquireOptions,
     ) -> Result<Option<LockGuards>, Error> {
+        let names = self.set_of(names)?;
+        Ok(match self.engine.acquire_all(&names, options)? {
+            AcquiredSet::All(acquired) => Some(LockGuards::new(self, acquired)),
+            AcquiredSet::Busy(_) => None,
+        })
+    }
+
+    /// Returns the names in their order, each once.
+    fn set_of<N: AsLockName>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> Result<Vec<LockName>, Error> {
         let names = names.into_iter();
         let names = names.map(|name| Ok(name.as_lock_name()?.into_owned()));
         let mut names = names.collect::<Result<Vec<_>, Error>>()?;
@@ -93,14 +110,7 @@ impl LockKeeper {
             let text = "no name was given; name at least one lock";
             return Err(Error::new(ErrorKind::InvalidName, text).with_backend(self.backend()));
         }
-        let acquired = self.engine.acquire_all(&names, options)?;
-        Ok(acquired.map(|acquired| {
-            let guard = |acquired| LockGuard::new(Arc::clone(&self.engine), acquired);
-            LockGuards {
-                guards: acquired.into_iter().map(guard).collect(),
-                engine: Arc::clone(&self.engine),
-            }
-        }))
+        Ok(names)
     }
 }
 
@@ -114,6 +124,15 @@ pub struct LockGuards {
 }
 
 impl LockGuards {
+    fn new(keeper: &LockKeeper, acquired: Vec<Acquired>) -> Self {
+        let engine = &keeper.engine;
+        let guard = |acquired| LockGuard::new(Arc::clone(engine), acquired);
+        Self {
+            guards: acquired.into_iter().map(guard).collect(),
+            engine: Arc::clone(engine),
+        }
+    }
+
     /// Returns the names that are held and their fencing tokens, in the order of the names.
     pub fn tokens(&self) -> impl Iterator<Item = (&LockName, FencingToken)> {
         self.guards

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::Error;
+use lockkeeper_core::{AcquireRequest, Error};
 use lockkeeper_remote::sessions::Sessions;
 use lockkeeper_remote::{Failure, WatchedSocket, nothing_granted, unavailable};
 use parking_lot::{Condvar, Mutex};
@@ -33,6 +33,9 @@ const YEAR: u64 = 31_536_000;
 /// The text of the error of a guardian that does not stand in time.
 const NOT_STARTED: &str =
     "the session that shared locks need could not be started in time; try again";
+
+/// The shortest time that a request waits for a start: some round trips of a busy machine.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// The pause between two questions whether a guardian waits in the server.
 const ASK_EVERY: Duration = Duration::from_millis(1);
@@ -73,6 +76,8 @@ enum State {
     Off,
     /// A thread starts it.
     Starting,
+    /// The last start failed.
+    Failed(Error),
     Standing(Post),
 }
 
@@ -123,33 +128,60 @@ impl Guardian {
         }
     }
 
-    /// Returns the session that stands guard. Starts it within `left` if there is none.
-    pub(crate) fn stand(self: &Arc<Self>, left: Duration) -> Result<SessionId, Error> {
-        let until = Instant::now() + left;
-        let mut state = self.state.lock();
-        let starts = |state: &mut State| matches!(state, State::Starting);
-        let waited = self.changed.wait_while_until(&mut state, starts, until);
-        match &*state {
-            State::Standing(post) => return Ok(post.id),
-            State::Starting if waited.timed_out() => return Err(unavailable(NOT_STARTED)),
-            State::Off | State::Starting => {}
+    /// Returns the session that stands guard, and starts it if there is none. Waits for the start within `limit`, and the
+    /// request's deadline if it has one. Returns `None` if the request is cancelled.
+    pub(crate) fn stand(
+        self: &Arc<Self>,
+        request: &AcquireRequest<'_>,
+        limit: Duration,
+    ) -> Result<Option<SessionId>, Error> {
+        if let State::Standing(post) = &*self.state.lock() {
+            return Ok(Some(post.id));
         }
-        *state = State::Starting;
-        drop(state);
-        let started = self.start(until).map_err(nothing_granted);
-        let mut state = self.state.lock();
-        let (next, result) = match started {
-            // `end` did not find it before it stood.
-            Ok(post) if post.has_ended() => (State::Off, Err(unavailable(NOT_STARTED))),
-            Ok(post) => {
-                let id = post.id;
-                (State::Standing(post), Ok(id))
-            }
-            Err(error) => (State::Off, Err(error)),
+        let until = match request.deadline() {
+            None => request.now() + limit,
+            Some(deadline) => deadline.max(request.now() + GRACE),
         };
-        *state = next;
-        self.changed.notify_all();
-        result
+        let guardian = Arc::clone(self);
+        let wake = move || {
+            let _state = guardian.state.lock();
+            guardian.changed.notify_all();
+        };
+        let _wake = request.cancel().map(|cancel| cancel.on_cancel(wake));
+        let mut state = self.state.lock();
+        if matches!(&*state, State::Off | State::Failed(_)) {
+            self.start_aside(limit)?;
+            *state = State::Starting;
+        }
+        loop {
+            let left = until.saturating_since(request.now());
+            match &*state {
+                State::Standing(post) => return Ok(Some(post.id)),
+                State::Failed(error) => return Err(error.clone()),
+                State::Off => return Err(ended()),
+                State::Starting if request.is_cancelled() => return Ok(None),
+                State::Starting if left.is_zero() => return Err(unavailable(NOT_STARTED)),
+                State::Starting => {}
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+
+    /// Starts the session within `limit`, on a thread that no caller's deadline or cancel ends: others wait for it, too.
+    fn start_aside(self: &Arc<Self>, limit: Duration) -> Result<(), Error> {
+        let guardian = Arc::clone(self);
+        let start = move || {
+            let started = guardian.start(Instant::now() + limit);
+            let next = match started.map_err(nothing_granted) {
+                // `end` did not find it before it stood.
+                Ok(post) if post.has_ended() => State::Failed(unavailable(NOT_STARTED)),
+                Ok(post) => State::Standing(post),
+                Err(error) => State::Failed(error),
+            };
+            *guardian.state.lock() = next;
+            guardian.changed.notify_all();
+        };
+        spawn(start)
     }
 
     /// Returns whether the session still stands guard.
@@ -230,11 +262,7 @@ impl Guardian {
                 }
             }
         };
-        let thread = thread::Builder::new().name("lockkeeper-mysql-guard".to_owned());
-        thread.spawn(wait).map(drop).map_err(|error| {
-            let text = "the thread on which the session for shared locks waits cannot be started; is the limit of threads reached?";
-            Failure::NotSent(unavailable(text).with_source(error))
-        })
+        spawn(wait).map_err(Failure::NotSent)
     }
 
     /// Returns once the server has the session in its queue for the flag: until then, the flag would be free if its
@@ -250,6 +278,15 @@ impl Guardian {
         }
         Ok(())
     }
+}
+
+/// Starts a thread of the guardian.
+fn spawn(run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let thread = thread::Builder::new().name("lockkeeper-mysql-guard".to_owned());
+    thread.spawn(run).map(drop).map_err(|error| {
+        let text = "a thread for the session that shared locks need cannot be started; is the limit of threads reached?";
+        unavailable(text).with_source(error)
+    })
 }
 
 /// Returns the error of a shared lock that was granted while the guardian's session ended.

@@ -105,7 +105,8 @@ impl MySqlOptions {
     /// address of these options names the server for people only.
     ///
     /// `connect` gets the time that it may take: a connection that comes later is closed. A provider keeps up to
-    /// [`pool_size`](Self::pool_size) connections open, and one more for shared locks.
+    /// [`pool_size`](Self::pool_size) connections open, and one more for shared locks. The first shared lock needs yet
+    /// another one for a moment if another provider reads in the namespace.
     ///
     /// A session is checked before it is used. [`ErrorKind::Incompatible`](lockkeeper_core::ErrorKind::Incompatible) is
     /// the answer to a session without autocommit, in a transaction, or of another server than the first one, and to a
@@ -138,7 +139,9 @@ impl MySqlOptions {
     /// the server for people only.
     ///
     /// `lend` gets the time that it may take. A provider borrows up to [`pool_size`](Self::pool_size) connections, and
-    /// one more for shared locks; the pool needs so many beside those that the application uses at the same time.
+    /// one more for shared locks; the pool needs so many beside those that the application uses at the same time. The first
+    /// shared lock needs yet another one for a moment if another provider reads in the namespace: while the pool lends
+    /// none, it fails as [`ErrorKind::Unavailable`](lockkeeper_core::ErrorKind::Unavailable).
     ///
     /// A connection stays with the provider while its session holds a lock or waits for one. An idle one goes back at once,
     /// except for one, which goes back with the end of the provider. What goes back has the session's former

@@ -6,8 +6,8 @@ use lockkeeper_core::{
     AcquireRequest, Admin, Backend, Capabilities, Capability, Clock, Error, Grant, Mode, Proof,
     StoreInfo, SystemClock, Usage,
 };
-use lockkeeper_remote::session_verbs;
 use lockkeeper_remote::sessions::SessionLease;
+use lockkeeper_remote::{LAST_ATTEMPT, session_verbs};
 
 use crate::connection::Connection;
 use crate::guardian;
@@ -38,8 +38,9 @@ type Lease = SessionLease<Connection>;
 /// two users or after the end of a session, a free permit is found after at most 1 s.
 ///
 /// A shared lease is one of 32 named locks beside the lock's own, held by a session as a lock is. A provider that reads has
-/// one connection more, beside its pool, which says that the namespace has readers until the provider is dropped. If the
-/// server ends that connection, all shared leases of the provider are lost at once.
+/// one connection more, beside its pool, which says that the namespace has readers until the provider is dropped. It opens
+/// yet another one for a moment before its first shared lease if another provider reads. If the server ends the connection
+/// that it keeps, all shared leases of the provider are lost at once.
 ///
 /// # Limits
 /// - A name has at most 32 shared leases, one for each process that reads it; a further process waits up to a second
@@ -137,11 +138,13 @@ impl Backend for MySqlProvider {
         if request.mode() != Mode::Shared {
             return locks.acquire(request);
         }
-        let session = guardian.stand(locks.options.attempt_time())?;
+        let Some(session) = guardian.stand(request, locks.options.attempt_time())? else {
+            return Ok(None);
+        };
         match locks.acquire(request)? {
             // It may have ended before this lease was there to be lost with it.
             Some(mut grant) if !guardian.stands(session) => {
-                let deadline = request.now() + locks.options.response_timeout;
+                let deadline = request.now() + LAST_ATTEMPT;
                 let released = locks.release(&mut grant.lease, deadline);
                 released.and(Err(guardian::ended()))
             }

@@ -265,7 +265,8 @@ macro_rules! remote_setters {
             self
         }
 
-        /// The largest number of connections, from 1 to 1000. Default: 10.
+        /// The largest number of connections, from 1 to 1000. Default: 10. The provider's page says which ones it opens
+        /// beside them.
         #[must_use]
         pub fn pool_size(mut self, connections: u32) -> Self {
             self.remote.pool_size = connections;

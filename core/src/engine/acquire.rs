@@ -62,8 +62,8 @@ impl Engine {
         let terms = self.terms(options);
         options
             .check(&self.capabilities)
+            .and_then(|()| self.start_timer())
             .map_err(|error| self.located(name, error))?;
-        self.start_timer()?;
         let key = Key::new(name, terms.mode);
         let report = AcquisitionReport::begin(self, name, terms.mode, began);
         let alone = Alone::default();

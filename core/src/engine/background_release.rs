@@ -310,7 +310,10 @@ impl Engine {
                     if guard.is_none() {
                         self.background_releases.finish();
                     }
-                    let (ttl, guard) = (until.saturating_since(asked_at), guard.take());
+                    let (ttl, mut guard) = (until.saturating_since(asked_at), guard.take());
+                    if let Some(guard) = &mut guard {
+                        guard.lost_reply = retry.lost_reply().cloned();
+                    }
                     self.leave_lease(&entry, LeftLease::Release { ttl, guard });
                     return None;
                 }

@@ -23,6 +23,7 @@ use super::batch::{self, Batches, Kind, NoReply, Stopped, UnderWay, wake_callers
 use super::exchange::{Attempt, AttemptAnswer, LeaseAnswer, LeaseAsk, LeaseVerb};
 use super::hold::Hold;
 use super::hold::lease::{Asked, Unwanted};
+use super::release_lease::found_after;
 
 /// The shortest time for an attempt whose caller waits, also if less is left: some round trips of a busy
 /// machine.
@@ -397,13 +398,16 @@ impl Engine {
                 self.apply_renewal(&hold, lease, &answer.map(renewal), &asked);
             }
             LeftLease::Release { ttl, guard } => match (answer, guard) {
-                (Ok(was_held), guard @ Some(_)) => {
-                    self.end_release(guard, Ok(released(was_held)));
+                (Ok(was_held), Some(guard)) => {
+                    let found = found_after(released(was_held), guard.lost_reply.as_ref());
+                    self.end_release(Some(guard), found);
                 }
                 (Ok(_), None) => {}
                 (Err(error), mut guard) => {
-                    if let Some(guard) = &mut guard {
-                        guard.lost_reply = Some(error).filter(|it| it.kind() == ErrorKind::Unknown);
+                    if let Some(guard) = &mut guard
+                        && error.kind() == ErrorKind::Unknown
+                    {
+                        guard.lost_reply.get_or_insert(error);
                     }
                     self.release_unwanted(Unwanted { lease, guard }, ttl);
                 }

@@ -44,6 +44,13 @@ impl Drop for Taken<'_> {
     }
 }
 
+/// How the acquisition of several names ended.
+pub(crate) enum AcquiredSet<'a> {
+    All(Vec<Acquired>),
+    /// Another holder had this name until the end of the wait.
+    Busy(&'a LockName),
+}
+
 /// One of the names that are acquired together.
 enum Step<'a> {
     HandedOver(Acquired),
@@ -51,13 +58,16 @@ enum Step<'a> {
 }
 
 impl Engine {
-    /// Acquires names, which are sorted and different. `None` if another holder had one of them until the end
-    /// of the wait.
-    pub(crate) fn acquire_all(
+    /// Acquires names, which are sorted and different.
+    pub(crate) fn acquire_all<'a>(
         self: &Arc<Self>,
-        names: &[LockName],
+        names: &'a [LockName],
         options: &AcquireOptions,
-    ) -> Result<Option<Vec<Acquired>>, Error> {
+    ) -> Result<AcquiredSet<'a>, Error> {
+        options
+            .check(&self.capabilities)
+            .and_then(|()| self.start_timer())
+            .map_err(|error| self.located_all(names, error))?;
         let began = self.clock.now();
         let wait = options.wait.unwrap_or(self.settings.wait);
         let mut taken = Taken::none(self);
@@ -70,7 +80,7 @@ impl Engine {
             let rest = names.get(taken.acquired.len()..).unwrap_or_default();
             // In an outage one acquisition asks for all.
             if rest.len() > 1 && self.capabilities.batch() > 1 && !self.outage.is_down() {
-                let (acquired, end) = self.acquire_free(rest, &options)?;
+                let (acquired, end) = self.acquire_free(rest, &options);
                 taken.acquired.extend(acquired);
                 if let (Some(end), Some(next)) = (end, names.get(taken.acquired.len())) {
                     let report = AcquisitionReport::begin(self, next, options.mode, began);
@@ -79,7 +89,7 @@ impl Engine {
                     }
                     let mut result = end.map_or(Ok(None), Err);
                     report.end(&mut result);
-                    return result.map(|_none| None);
+                    return result.map(|_none| AcquiredSet::Busy(next));
                 }
             }
             let Some(next) = names.get(taken.acquired.len()) else {
@@ -87,7 +97,7 @@ impl Engine {
             };
             match self.acquire(next, &options)? {
                 Some(acquired) => taken.acquired.push(acquired),
-                None => return Ok(None),
+                None => return Ok(AcquiredSet::Busy(next)),
             }
         }
         let now = self.clock.now();
@@ -96,7 +106,7 @@ impl Engine {
             let text = "the lock was lost while others of the same call were waited for, so none is held; try again";
             return Err(self.located(&lost.hold.name, Error::new(ErrorKind::Lost, text)));
         }
-        Ok(Some(std::mem::take(&mut taken.acquired)))
+        Ok(AcquiredSet::All(std::mem::take(&mut taken.acquired)))
     }
 
     /// Acquires those of the first names that no other thread or process holds, in one batch. Returns them, and
@@ -105,10 +115,8 @@ impl Engine {
         self: &Arc<Self>,
         names: &[LockName],
         options: &AcquireOptions,
-    ) -> Result<(Vec<Acquired>, Option<Option<Error>>), Error> {
+    ) -> (Vec<Acquired>, Option<Option<Error>>) {
         let terms = self.terms(options);
-        options.check(&self.capabilities)?;
-        self.start_timer()?;
         let closing = &self.closing;
         let own = options.cancel.as_ref();
         let own = own.map(|own| own.with_parent(&closing.token));
@@ -156,7 +164,7 @@ impl Engine {
             Some(error) if error.kind() == ErrorKind::PoolExhausted => false,
             Some(_) => is_attempt || outage == Outage::Fail,
         };
-        Ok((std::mem::take(&mut taken.acquired), refusal.filter(ends)))
+        (std::mem::take(&mut taken.acquired), refusal.filter(ends))
     }
 
     /// Takes the answer to an attempt.
@@ -170,7 +178,7 @@ impl Engine {
         self.note_answer(request, &answer);
         let hold = match answer {
             Ok(Some(grant)) => match self.confirm_grant(request, terms, grant) {
-                Ok(None) => Err(self.located(request.name(), expired())),
+                Ok(None) => Err(expired()),
                 confirmed => confirmed,
             },
             Ok(None) => {
@@ -183,10 +191,10 @@ impl Engine {
                 if error.kind() == ErrorKind::Unknown {
                     self.provider.abandon(request);
                 }
-                Err(self.located(request.name(), error))
+                Err(error)
             }
         };
-        permit.end(hold)
+        permit.end(hold.map_err(|error| self.located(request.name(), error)))
     }
 
     /// Enters the queues of the first names, as far as no thread is in them, and sends what is to be asked.

@@ -141,10 +141,7 @@ impl Engine {
             }
             (answer, lost_reply) => {
                 self.answered();
-                ReleaseAttempt::Answered(match (answer, lost_reply) {
-                    (Ok(Released::AlreadyLost), Some(lost)) => Err(unknown_release(lost)),
-                    (answer, _) => answer,
-                })
+                ReleaseAttempt::Answered(answer.and_then(|found| found_after(found, lost_reply)))
             }
         }
     }
@@ -169,6 +166,14 @@ fn is_no_answer(kind: ErrorKind) -> bool {
         kind,
         ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::PoolExhausted
     )
+}
+
+/// Returns what a release found. `lost_reply` is the error of an attempt before it whose reply was lost.
+pub(super) fn found_after(found: Released, lost_reply: Option<&Error>) -> Result<Released, Error> {
+    match (found, lost_reply) {
+        (Released::AlreadyLost, Some(lost)) => Err(unknown_release(lost)),
+        (found, _) => Ok(found),
+    }
 }
 
 /// Returns the error of a release that was repeated after a lost reply and found nothing.

@@ -68,6 +68,8 @@ pub(crate) enum Releases {
     Work,
     /// Released, and the reply is lost.
     ReplyLost,
+    /// Released, and the reply is lost when the test changes this.
+    ReplyLostLate,
     /// Not released, and there is no reply.
     RequestLost,
     /// No connection.

@@ -300,6 +300,31 @@ fn lost_reply_to_a_drop_is_unknown_where_the_lock_is_gone() {
 }
 
 #[test]
+fn lost_reply_to_a_drop_is_unknown_also_where_a_batch_repeats_the_release() {
+    let store = ScriptedStore::with_batches();
+    let (keeper, ends) = observed(store.builder());
+    let guard = keeper.lock("a").unwrap();
+    store.releases(Releases::ReplyLostLate);
+    store.grants(Grants::Silent);
+    thread::scope(|scope| {
+        scope.spawn(|| drop(guard));
+        store.wait_for("a", "release", 1);
+        // A request that is under way has the repetition go with a batch.
+        scope.spawn(|| drop(keeper.lock("b").unwrap()));
+        store.wait_for("b", "acquire", 1);
+        store.releases(Releases::Hang);
+        store.wait_for("a", "release", 2);
+        // The thread that repeats the release leaves it to the batch: it looks at the clock each second.
+        store.clock.advance(6 * SECOND);
+        thread::sleep(SECOND * 5 / 4);
+        store.releases(Releases::Work);
+        store.grants(Grants::Work);
+    });
+    ends.expect("a", Err(ErrorKind::Unknown));
+    assert_eq!(store.count("a", "release"), 2);
+}
+
+#[test]
 fn release_is_given_up_when_the_store_has_ended_the_lease() {
     let store = ScriptedStore::new();
     let (keeper, ends) = observed(store.builder());

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, ErrorKind, Outage, Released, Wait, WaitOutcome,
+    AcquireOptions, CancelToken, Error, ErrorKind, LeasePolicy, Outage, Released, Wait, WaitOutcome,
 };
 
 use crate::answers::{Grants, Releases, Renewals};
@@ -253,4 +253,40 @@ fn grant_of_a_set_that_comes_too_late_is_not_busy() {
     store.renewals("a", Renewals::Lost);
     let error = keeper.try_lock_all(["a", "b"]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+}
+
+#[test]
+fn errors_of_a_set_name_the_lock_and_the_store() {
+    for store in [ScriptedStore::new(), ScriptedStore::with_batches()] {
+        let (keeper, other) = (store.keeper(), store.keeper());
+        let _held = other.lock("b").unwrap();
+        let where_of = |error: &Error| (error.name().map(str::to_owned), error.backend());
+        let on = |name: &str| (Some(name.to_owned()), Some("scripted"));
+        let timed_out = store.builder().wait(Wait::AtMost(Duration::ZERO));
+        let error = timed_out.build().unwrap().lock_all(["a", "b", "c"]);
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert_eq!(where_of(&error), on("b"), "{error}");
+
+        let ttl = Duration::ZERO;
+        let options = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+        let error = keeper.acquire_all(["a", "c"], &options).unwrap_err();
+        assert_eq!(where_of(&error), (None, Some("scripted")));
+        let text = error.to_string();
+        assert!(
+            text.ends_with(", for the locks \"a\", \"c\" (scripted)"),
+            "{text}"
+        );
+        let error = keeper.acquire_all(["c", "c"], &options).unwrap_err();
+        assert_eq!(where_of(&error), on("c"), "{error}");
+        let many = (0..10).map(|number| number.to_string());
+        let error = keeper.acquire_all(many, &options).unwrap_err();
+        assert!(error.message().ends_with("\"7\" and 2 more"), "{error}");
+
+        // The confirmation of a late grant fails.
+        store.grants(Grants::Late(60 * SECOND));
+        store.renewals("d", Renewals::Fail);
+        let error = keeper.try_lock_all(["d", "e"]).unwrap_err();
+        assert_eq!(where_of(&error), on("d"), "{error}");
+    }
 }

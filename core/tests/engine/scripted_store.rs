@@ -375,6 +375,13 @@ impl Backend for ScriptedStore {
                 }
                 Releases::Hang if deadline <= self.clock.now() + SECOND => return Err(no_reply()),
                 Releases::Hang => state = self.wait(state),
+                Releases::ReplyLostLate if state.holds(lease) => state.forget(lease),
+                Releases::ReplyLostLate => {
+                    while state.releases == Releases::ReplyLostLate {
+                        state = self.wait(state);
+                    }
+                    return Err(no_reply());
+                }
                 Releases::Work | Releases::ReplyLost | Releases::RequestLost => break,
             }
         }
