@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::sync::lock;
+use crate::sync::{lock, run_caught};
 
 type Callback = Arc<dyn Fn() + Send + Sync>;
 
@@ -66,7 +66,8 @@ impl CancelToken {
         own.cancelled.store(true, Ordering::SeqCst);
         let callbacks: Vec<_> = lock(&own.callbacks).values().cloned().collect();
         for callback in callbacks {
-            callback();
+            // One that panics keeps no waiter from being woken.
+            run_caught(|| callback());
         }
     }
 
@@ -168,6 +169,7 @@ mod tests {
             })
         };
         drop(register());
+        let _broken = token.on_cancel(|| panic!("the user's own"));
         let _kept = register();
         token.cancel();
         assert_eq!(calls.load(Ordering::SeqCst), 1);

@@ -1,7 +1,7 @@
 //! Locking several names together, all or none.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::engine::Shared;
@@ -121,6 +121,8 @@ pub struct LockGuards {
     /// In the order of their names; at least one.
     guards: Vec<LockGuard>,
     engine: Arc<Shared>,
+    /// Made when it is asked for: each guard calls it back at its end.
+    lost_signal: OnceLock<LostSignal>,
 }
 
 impl LockGuards {
@@ -130,6 +132,7 @@ impl LockGuards {
         Self {
             guards: acquired.into_iter().map(guard).collect(),
             engine: Arc::clone(engine),
+            lost_signal: OnceLock::new(),
         }
     }
 
@@ -176,8 +179,11 @@ impl LockGuards {
 
     /// Returns a signal of the first loss of one of the locks. It can outlive the guards.
     pub fn lost_signal(&self) -> LostSignal {
-        let guards = self.guards.iter().map(|guard| guard.acquired.clone());
-        LostSignal::of_several(guards.collect(), &self.engine.clock)
+        let signal = self.lost_signal.get_or_init(|| {
+            let guards = self.guards.iter().map(|guard| guard.acquired.clone());
+            LostSignal::of_several(guards.collect(), &self.engine.clock)
+        });
+        signal.clone()
     }
 
     /// Releases all locks and returns what was found: [`Released::AlreadyLost`] if one was lost before. It costs

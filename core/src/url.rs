@@ -81,10 +81,8 @@ impl StoreUrl {
                 "a store's URL has no part behind `#`; write a `#` in a path as %23",
             ));
         }
-        let pairs = pairs.map(|(key, value)| {
-            let decode = |text: &str| decoded(&text.replace('+', " "));
-            Ok((decode(key)?, decode(value)?))
-        });
+        // A `+` is a `+`, as everywhere else in a URL and in all other sources of these values.
+        let pairs = pairs.map(|(key, value)| Ok((decoded(key)?, decoded(value)?)));
         let pairs = pairs.collect::<Result<_, Error>>()?;
         let url = Self {
             scheme: scheme.to_ascii_lowercase(),

@@ -81,6 +81,22 @@ fn typed_settings_are_the_keys_of_a_url() {
     }
 }
 
+#[test]
+fn values_of_a_url_mean_the_same_as_elsewhere() {
+    let url = Config::from_url("store:a+b?namespace=shop+eu").unwrap();
+    let set = Config::from_url("store:a+b").unwrap().namespace("shop+eu");
+    assert_eq!(opened(&url).unwrap(), ["shop+eu a+b"]);
+    assert_eq!(opened(&set).unwrap(), ["shop+eu a+b"]);
+}
+
+#[test]
+fn longest_of_all_times_is_refused_without_a_panic() {
+    let last_second = "store:?ttl=18446744073709551615s1000ms";
+    let config = Config::from_url(last_second);
+    let error = config.and_then(|config| opened(&config)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidTtl, "{error:?}");
+}
+
 #[cfg(feature = "serde")]
 #[test]
 fn table_has_the_same_keys() {

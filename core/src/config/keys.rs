@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::catch_unwind;
 use std::time::Duration;
 
 use crate::capabilities::{Capabilities, Capability};
@@ -197,7 +198,9 @@ impl KeyValue for bool {
 
 impl KeyValue for Duration {
     fn from_text(text: &str) -> Option<Self> {
-        humantime::parse_duration(text).ok()
+        // It panics when whole seconds of nanoseconds come to the last second that there is.
+        let parsed = catch_unwind(|| humantime::parse_duration(text));
+        parsed.ok()?.ok()
     }
 
     fn into_text(self) -> String {

@@ -69,7 +69,9 @@ impl Acquired {
         if self.hold.is_loss_notified.load(Ordering::Acquire) {
             return Some(callback);
         }
-        if self.is_ended() {
+        // The guard was released in between, and its callbacks were dropped.
+        let is_released = self.hold.deadline.state(clock.now()) == Some(HoldState::Released);
+        if is_released || self.is_ended() {
             return None;
         }
         inside.on_lost.push((self.number, Box::new(callback)));
