@@ -20,7 +20,8 @@ const RENEWALS: &str = "lockkeeper_renewals_total";
 const RELEASES: &str = "lockkeeper_releases_total";
 
 /// What [`outcome`] returns.
-const NOT_ACQUIRED: [&str; 6] = [
+const OUTCOMES: [&str; 7] = [
+    "acquired",
     "busy",
     "cancelled",
     "unavailable",
@@ -154,11 +155,13 @@ impl MetricsObserver {
         for name in [CONTENDED, HANDOVERS, LOST] {
             self.count(name, lock, 0);
         }
-        self.count_outcome(RENEWALS, lock, "unknown", 0);
-        for outcome in ["already_lost", "unknown"] {
+        for outcome in ["renewed", "unknown"] {
+            self.count_outcome(RENEWALS, lock, outcome, 0);
+        }
+        for outcome in ["done", "already_lost", "unknown"] {
             self.count_outcome(RELEASES, lock, outcome, 0);
         }
-        for outcome in NOT_ACQUIRED {
+        for outcome in OUTCOMES {
             counter!(ACQUISITIONS, &self.labels_of_end(lock, outcome)).increment(0);
         }
     }

@@ -64,6 +64,7 @@ type Lease = SessionLease<Connection>;
 ///   lasted less than a second, or that shared its session, can be followed by another hold of the
 ///   name on the same session, and that one is ended then.
 /// - A ttl of more than a year needs a renewal in each year.
+/// - Finding a host's addresses takes as long as the system's resolver does.
 /// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone, Debug)]
 pub struct MySqlProvider(Arc<Store>);

@@ -54,6 +54,7 @@ type Lease = SessionLease<Connection>;
 ///   such deadlock, since a session that waits holds no name; the waits end at their deadlines. Take names
 ///   in one order.
 /// - A ttl of more than 24 days needs a renewal in each 24 days.
+/// - Finding a host's addresses takes as long as the system's resolver does.
 /// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone, Debug)]
 pub struct PostgresProvider(Arc<Store>);
