@@ -9,13 +9,12 @@ mod vote;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, ErasedLease, Error, Grant, HostInstant};
 
 use crate::ballot::{Vote, majority};
 use crate::hold::{Hold, PATIENCE, QuorumLease};
-use crate::lock;
 use crate::member::{Job, Member};
 use crate::provider::{Quorum, few_members};
 
@@ -61,6 +60,8 @@ pub(crate) struct Acquisition<'a> {
     epoch: Option<u64>,
     /// How often an epoch was too small. After that the first member gets a proposal, too.
     refused: u32,
+    /// The smallest epoch that the members may take after that.
+    least_epoch: u64,
     /// How often a wait at a member failed.
     failed: u32,
 }
@@ -74,6 +75,7 @@ impl<'a> Acquisition<'a> {
             asked_at: None,
             epoch: None,
             refused: 0,
+            least_epoch: 0,
             failed: 0,
         }
     }
@@ -174,7 +176,7 @@ impl<'a> Acquisition<'a> {
             let hold = Arc::new(Hold::new(request.name().clone(), ttl, 0, leases, is_asked));
             let epoch = match self.refused {
                 0 => None,
-                _ => Some(lock(&quorum.epochs).next(SystemTime::now())),
+                _ => Some(self.next_epoch()),
             };
             member.post(Job::Propose {
                 hold: Arc::clone(&hold),
@@ -194,7 +196,7 @@ impl<'a> Acquisition<'a> {
                 return Ok((Vote::Granted(epoch), None));
             }
             match vote {
-                Vote::TooSmall(last) => self.learn(epoch.unwrap_or_default(), last)?,
+                Vote::TooSmall(last) => self.learn(epoch.unwrap_or_default(), last, now)?,
                 vote => return Ok((vote, error)),
             }
         }

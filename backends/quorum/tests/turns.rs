@@ -32,6 +32,20 @@ fn soon() -> HostInstant {
     SystemClock.now() + WAIT
 }
 
+/// Grants another name at a store with the epoch of a time ahead of now, so that the store refuses all epochs up to
+/// that one.
+fn raise(store: &dyn LockProvider, ahead: Duration) -> u64 {
+    let (name, clock) = (
+        LockName::new("other").expect("the name is valid"),
+        SystemClock,
+    );
+    let last = epoch_at(SystemTime::now() + ahead);
+    let request = AcquireRequest::attempt(&name, TTL, &clock).with_proposed_epoch(last);
+    let mut grant = store.acquire(&request)?.expect("it is free");
+    store.release(&mut grant.lease, soon())?;
+    Ok(last)
+}
+
 /// Three members and a quorum of them.
 struct Stores {
     members: Vec<Arc<dyn LockProvider>>,
@@ -92,10 +106,7 @@ impl Stores {
 
     /// Has a member refuse all epochs up to that of a time ahead of now.
     fn raise(&self, member: usize, ahead: Duration) -> u64 {
-        let last = epoch_at(SystemTime::now() + ahead);
-        let grant = self.hold_at(member, Some(last));
-        self.release_at(member, grant);
-        last
+        raise(&*self.members[member], ahead).expect("the epoch is the largest")
     }
 
     fn attempt(&self) -> Result<Option<Grant<ErasedLease>>, Error> {
@@ -385,4 +396,30 @@ fn cancel_ends_a_vote_of_members_that_hang() {
 #[test]
 fn cancel_ends_an_attempt_at_a_first_member_that_hangs() {
     cancel_while_members_hang(true);
+}
+
+#[test]
+fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
+    let stores = Stores::new();
+    let members = stores.members.iter().map(|store| {
+        let (store, other) = (Arc::clone(store), Arc::clone(store));
+        // While a proposal is on its way, the member grants another name to a proposer whose clock is an hour ahead.
+        let before = move |_: &[Operation<'_, ErasedLease>]| {
+            thread::sleep(Duration::from_millis(5));
+            // The last proposal may have been larger.
+            let _ = raise(&*other, HOUR);
+        };
+        let before: Arc<Before> = Arc::new(before);
+        QuorumMember::from(Arc::new(Watched { store, before }) as Arc<dyn LockProvider>)
+    });
+    let clock = Arc::new(SystemClock);
+    let quorum = QuorumProvider::open(members.collect(), "test", TTL, clock);
+    let quorum: &dyn LockProvider = &quorum.expect("a majority is up");
+    for name in ["a", "b"] {
+        let (name, clock) = (LockName::new(name).expect("the name is valid"), SystemClock);
+        let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+        let grant = granted.expect("a majority answers").expect("it is free");
+        let most = epoch_at(SystemTime::now() + HOUR + Duration::from_secs(10));
+        assert!(grant.epoch < most, "the epochs follow the clocks");
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use lockkeeper_core::{CancelRegistration, ErasedLease, Error, Grant, HostInstant};
+use lockkeeper_core::{CancelRegistration, ErasedLease, Error, Grant, HostInstant, epochs_in};
 
 use crate::ballot::{Decision, Vote, majority};
 use crate::hold::{Hold, PATIENCE, QuorumLease};
@@ -50,7 +50,7 @@ impl Acquisition<'_> {
                 }
                 (Decision::Outdated(last), _) => {
                     let is_kept = self.keep(&vote);
-                    self.learn(vote.epoch, last)?;
+                    self.learn(vote.epoch, last, vote.began)?;
                     if !is_kept {
                         return Ok(Turn::Refused);
                     }
@@ -80,15 +80,29 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Has the next proposal be larger than `last`.
-    pub(super) fn learn(&mut self, proposed: u64, last: u64) -> Result<(), Error> {
+    /// Has the next proposal be larger than `last`, which members answered to a proposal that began at `began`.
+    pub(super) fn learn(
+        &mut self,
+        proposed: u64,
+        last: u64,
+        began: HostInstant,
+    ) -> Result<(), Error> {
         lock(&self.quorum.epochs).learn(last, SystemTime::now());
         self.refused += 1;
+        // While the answer and the next proposal are on their way, the epochs of a busy member grow with the time. The
+        // lead is not kept: of two proposers that refuse each other, each would raise that of the other for good.
+        let on_the_way = self.request.now().saturating_since(began) * self.refused;
+        self.least_epoch = last.saturating_add(epochs_in(on_the_way));
         if self.refused <= LARGER {
             return Ok(());
         }
         self.give_back_kept();
         Err(Error::epoch_too_small(proposed, last))
+    }
+
+    /// Returns the next proposal.
+    pub(super) fn next_epoch(&self) -> u64 {
+        lock(&self.quorum.epochs).next(SystemTime::now(), self.least_epoch)
     }
 
     /// Has all members vote, but those that have granted already.
@@ -101,7 +115,7 @@ impl Acquisition<'_> {
         let ttl = quorum.member_ttl(request.ttl());
         let name = request.name().clone();
         let epoch = self.epoch.take();
-        let epoch = epoch.unwrap_or_else(|| lock(&quorum.epochs).next(SystemTime::now()));
+        let epoch = epoch.unwrap_or_else(|| self.next_epoch());
         let hold = Arc::new(Hold::new(name, ttl, epoch, leases, |_| true));
         for (member, _) in quorum.members.iter().zip(asked).filter(|(_, asked)| *asked) {
             member.post(Job::Propose {
@@ -114,6 +128,7 @@ impl Acquisition<'_> {
         let wake = hold.wake_on_cancel(request);
         let (decision, votes, error) = hold.decide(request, now, deadline);
         VoteResult {
+            began: now,
             asked_at: self.asked_at.map_or(now, |asked_at| asked_at.min(now)),
             epoch,
             hold,
@@ -191,6 +206,8 @@ impl Acquisition<'_> {
 
 /// A vote and what it gave.
 struct VoteResult {
+    began: HostInstant,
+    /// When the first of the leases was requested.
     asked_at: HostInstant,
     epoch: u64,
     hold: Arc<Hold>,
