@@ -7,16 +7,14 @@
 
 mod vote;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use lockkeeper_core::{AcquireRequest, ErasedLease, Error, Grant, HostInstant};
 
 use crate::ballot::{Vote, majority};
 use crate::hold::{Hold, PATIENCE, QuorumLease};
-use crate::lock;
 use crate::member::{Job, Member};
 use crate::provider::{Quorum, few_members};
 
@@ -48,6 +46,7 @@ enum Turn {
     Busy(usize),
     /// The epoch of the turn is too small for the other members.
     Refused,
+    Cancelled,
 }
 
 /// One acquisition.
@@ -61,6 +60,8 @@ pub(crate) struct Acquisition<'a> {
     epoch: Option<u64>,
     /// How often an epoch was too small. After that the first member gets a proposal, too.
     refused: u32,
+    /// The smallest epoch that the members may take after that.
+    least_epoch: u64,
     /// How often a wait at a member failed.
     failed: u32,
 }
@@ -74,6 +75,7 @@ impl<'a> Acquisition<'a> {
             asked_at: None,
             epoch: None,
             refused: 0,
+            least_epoch: 0,
             failed: 0,
         }
     }
@@ -81,16 +83,18 @@ impl<'a> Acquisition<'a> {
     /// Acquires the name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
     pub(crate) fn run(mut self) -> Result<Option<Grant<QuorumLease>>, Error> {
         let mut entry = match self.free_at() {
-            Some(first) => Entry::Head(first),
+            Some(first) => Some(Entry::Head(first)),
             None => self.enter()?,
         };
         loop {
             let turn = match entry {
-                Entry::Head(head) => self.take_turn(head)?,
-                Entry::Busy(member) => Turn::Busy(member),
+                Some(Entry::Head(head)) => self.take_turn(head)?,
+                Some(Entry::Busy(member)) => Turn::Busy(member),
+                None => return Ok(None),
             };
             entry = match turn {
                 Turn::Won(grant) => return Ok(Some(grant)),
+                Turn::Cancelled => return Ok(None),
                 Turn::Refused => self.enter()?,
                 Turn::Busy(member) => {
                     let until = self.request.now() + CONTENDED;
@@ -98,10 +102,7 @@ impl<'a> Acquisition<'a> {
                     contended.store(until.as_nanos(), Ordering::Relaxed);
                     self.request.contended();
                     match self.request.deadline() {
-                        Some(deadline) if !self.is_over() => match self.wait(member, deadline)? {
-                            Some(entry) => entry,
-                            None => return Ok(None),
-                        },
+                        Some(deadline) if !self.is_over() => self.wait(member, deadline)?,
                         _ => return Ok(None),
                     }
                 }
@@ -131,8 +132,8 @@ impl<'a> Acquisition<'a> {
         self.request.is_cancelled() || self.request.deadline().is_some_and(is_late)
     }
 
-    /// Makes an attempt at the first member that answers.
-    fn enter(&mut self) -> Result<Entry, Error> {
+    /// Makes an attempt at the first member that answers. Returns `None` after a cancel.
+    fn enter(&mut self) -> Result<Option<Entry>, Error> {
         let quorum = self.quorum;
         let deadline = self.end_of_vote();
         let mut cause = None;
@@ -142,8 +143,9 @@ impl<'a> Acquisition<'a> {
             for member in quorum.by_turn() {
                 let until = deadline.min(self.request.now() + patience);
                 match self.attempt(member, until, deadline)? {
-                    (Vote::Granted(_), _) => return Ok(Entry::Head(member.index)),
-                    (Vote::Busy, _) => return Ok(Entry::Busy(member.index)),
+                    (Vote::Granted(_), _) => return Ok(Some(Entry::Head(member.index))),
+                    (Vote::Busy, _) => return Ok(Some(Entry::Busy(member.index))),
+                    _ if self.request.is_cancelled() => return Ok(None),
                     (Vote::Failed | Vote::TooSmall(_), error) => {
                         failed += 1;
                         cause = cause.or(error);
@@ -174,7 +176,7 @@ impl<'a> Acquisition<'a> {
             let hold = Arc::new(Hold::new(request.name().clone(), ttl, 0, leases, is_asked));
             let epoch = match self.refused {
                 0 => None,
-                _ => Some(lock(&quorum.epochs).next(SystemTime::now())),
+                _ => Some(self.next_epoch()),
             };
             member.post(Job::Propose {
                 hold: Arc::clone(&hold),
@@ -182,14 +184,19 @@ impl<'a> Acquisition<'a> {
                 ttl,
                 deadline,
             });
-            let (vote, error) = hold.vote_of(member.index, request.clock(), until);
+            let _wake = hold.wake_on_cancel(request);
+            let (vote, error) = hold.vote_of(member.index, request, until);
+            if request.is_cancelled() {
+                self.give_way(&hold);
+                return Ok((Vote::Pending, None));
+            }
             // A grant may have come just now, and a later one is given back.
             if let Some((_, lease, epoch)) = hold.give_up().pop() {
                 self.keep_first(member, lease, epoch, now);
                 return Ok((Vote::Granted(epoch), None));
             }
             match vote {
-                Vote::TooSmall(last) => self.learn(epoch.unwrap_or_default(), last)?,
+                Vote::TooSmall(last) => self.learn(epoch.unwrap_or_default(), last, now)?,
                 vote => return Ok((vote, error)),
             }
         }
@@ -200,7 +207,7 @@ impl<'a> Acquisition<'a> {
         let (quorum, request) = (self.quorum, self.request);
         let member = quorum.members.get(member);
         let Some((member, store)) = member.and_then(|it| Some((it, it.opened()?))) else {
-            return self.enter().map(Some);
+            return self.enter();
         };
         let ttl = quorum.member_ttl(request.ttl());
         let waiting = AcquireRequest::attempt(request.name(), ttl, request.clock());
@@ -222,7 +229,7 @@ impl<'a> Acquisition<'a> {
                 member.failed();
                 self.pause(self.failed);
                 self.failed += 1;
-                self.enter().map(Some)
+                self.enter()
             }
             Err(error) => Err(error),
         }
@@ -236,8 +243,8 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Sleeps before something is tried again that was tried again so often, until the end of the wait at most. No member
-    /// tells when another one has released the name.
+    /// Sleeps before something is tried again that was tried again so often, until a cancel or the end of the wait at
+    /// most. No member tells when another one has released the name.
     fn pause(&self, repeats: u32) {
         let pause = PAUSE * (1 << repeats.min(DOUBLINGS));
         let pause = pause.mul_f64(0.5 + fastrand::f64());
@@ -245,7 +252,17 @@ impl<'a> Acquisition<'a> {
             .request
             .deadline()
             .map(|it| it.saturating_since(self.request.now()));
-        thread::sleep(left.map_or(pause, |left| pause.min(left)));
+        let (wake, woken) = mpsc::channel();
+        let cancelled = wake.clone();
+        let _registration = self.request.cancel().map(|cancel| {
+            cancel.on_cancel(move || {
+                // The pause may be over by now.
+                let _ = cancelled.send(());
+            })
+        });
+        // `wake` lives until then, so only a cancel ends the pause early.
+        let _ = woken.recv_timeout(left.map_or(pause, |left| pause.min(left)));
+        drop(wake);
     }
 }
 

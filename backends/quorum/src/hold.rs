@@ -6,7 +6,9 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_core::{Clock, ErasedLease, Error, Grant, HostInstant, LockName};
+use lockkeeper_core::{
+    AcquireRequest, CancelRegistration, ErasedLease, Error, Grant, HostInstant, LockName,
+};
 
 use crate::ballot::{Answer, Ballot, Decision, Tally, Vote};
 use crate::lock;
@@ -110,40 +112,56 @@ impl Hold {
         }
     }
 
-    /// Waits for the outcome of the vote until `deadline`. Returns it with the votes, and the first failure.
+    /// Has a cancel of the request end the waits for votes, until the result is dropped.
+    pub(crate) fn wake_on_cancel(
+        self: &Arc<Self>,
+        request: &AcquireRequest<'_>,
+    ) -> Option<CancelRegistration> {
+        let hold = Arc::clone(self);
+        let wake = move || {
+            // A thread that has seen no cancel holds the mutex until it sleeps.
+            drop(lock(&hold.state));
+            hold.changed.notify_all();
+        };
+        request.cancel().map(|cancel| cancel.on_cancel(wake))
+    }
+
+    /// Waits for the outcome of the vote until `deadline` or a cancel. Returns it with the votes, and the first failure.
     pub(crate) fn decide(
         &self,
-        clock: &dyn Clock,
+        request: &AcquireRequest<'_>,
         began: HostInstant,
         deadline: HostInstant,
     ) -> (Decision, Vec<Vote>, Option<Error>) {
         let mut state = lock(&self.state);
         loop {
-            let now = clock.now();
+            let now = request.now();
             let until = match state.ballot.has_answers() {
                 true => deadline.min(began + PATIENCE),
                 false => deadline,
             };
-            if let Some(decision) = state.ballot.decide(now >= until) {
+            let is_over = now >= until || request.is_cancelled();
+            if let Some(decision) = state.ballot.decide(is_over) {
                 return (decision, state.ballot.votes().to_vec(), state.error.clone());
             }
             state = self.sleep(state, until.saturating_since(now));
         }
     }
 
-    /// Waits for the vote of one member until `deadline`. Returns it with the first failure.
+    /// Waits for the vote of one member until `deadline` or a cancel. Returns it with the first failure.
     pub(crate) fn vote_of(
         &self,
         member: usize,
-        clock: &dyn Clock,
+        request: &AcquireRequest<'_>,
         deadline: HostInstant,
     ) -> (Vote, Option<Error>) {
         let mut state = lock(&self.state);
         loop {
             let vote = state.ballot.votes().get(member).copied();
-            let left = deadline.saturating_since(clock.now());
+            let left = deadline.saturating_since(request.now());
+            let is_over = left.is_zero() || request.is_cancelled();
             match vote.unwrap_or(Vote::Failed) {
-                Vote::Pending if !left.is_zero() => state = self.sleep(state, left),
+                Vote::Pending if !is_over => state = self.sleep(state, left),
                 vote => return (vote, state.error.clone()),
             }
         }

@@ -7,14 +7,14 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier, mpsc};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper_core::{
-    AcquireRequest, Capabilities, Clock, ErasedLease, Error, ErrorKind, Grant, HostInstant,
-    LeaseVerifier, LockName, LockProvider, Operation, Proof, Released, Renewal, StoreInfo,
-    SystemClock, epoch_at,
+    AcquireRequest, CancelToken, Capabilities, Clock, ErasedLease, Error, ErrorKind, Grant,
+    HostInstant, LeaseVerifier, LockName, LockProvider, Operation, Proof, Released, Renewal,
+    StoreInfo, SystemClock, epoch_at,
 };
 use lockkeeper_local::SqliteProvider;
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
@@ -30,6 +30,20 @@ fn name() -> LockName {
 
 fn soon() -> HostInstant {
     SystemClock.now() + WAIT
+}
+
+/// Grants another name at a store with the epoch of a time ahead of now, so that the store refuses all epochs up to
+/// that one.
+fn raise(store: &dyn LockProvider, ahead: Duration) -> u64 {
+    let (name, clock) = (
+        LockName::new("other").expect("the name is valid"),
+        SystemClock,
+    );
+    let last = epoch_at(SystemTime::now() + ahead);
+    let request = AcquireRequest::attempt(&name, TTL, &clock).with_proposed_epoch(last);
+    let mut grant = store.acquire(&request)?.expect("it is free");
+    store.release(&mut grant.lease, soon())?;
+    Ok(last)
 }
 
 /// Three members and a quorum of them.
@@ -92,10 +106,7 @@ impl Stores {
 
     /// Has a member refuse all epochs up to that of a time ahead of now.
     fn raise(&self, member: usize, ahead: Duration) -> u64 {
-        let last = epoch_at(SystemTime::now() + ahead);
-        let grant = self.hold_at(member, Some(last));
-        self.release_at(member, grant);
-        last
+        raise(&*self.members[member], ahead).expect("the epoch is the largest")
     }
 
     fn attempt(&self) -> Result<Option<Grant<ErasedLease>>, Error> {
@@ -249,6 +260,13 @@ fn minority_of_the_members_keeps_nothing_from_the_first_caller() {
     assert!(stores.attempt().expect("a majority answers").is_some());
 }
 
+/// Returns whether a caller waits in the queue of a member.
+fn waits_at(stores: &Stores, member: usize) -> bool {
+    let admin = stores.members[member].admin().expect("it lists its locks");
+    let held = admin.held(None, soon()).expect("the store answers");
+    held.iter().any(|it| it.waiting == Some(1))
+}
+
 #[test]
 fn waiter_goes_on_where_the_holder_lacks_the_first_member() {
     let stores = Stores::new();
@@ -256,12 +274,7 @@ fn waiter_goes_on_where_the_holder_lacks_the_first_member() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| stores.wait());
         // The waiter gives the first member back, and waits at the second one.
-        let queued = || {
-            let admin = stores.members[1].admin().expect("it lists its locks");
-            let held = admin.held(None, soon()).expect("the store answers");
-            held.iter().any(|it| it.waiting == Some(1))
-        };
-        while !queued() {
+        while !waits_at(&stores, 1) {
             thread::yield_now();
         }
         stores.until_free(0);
@@ -326,4 +339,87 @@ fn members_are_asked_for_little_longer_than_the_caller_waits() {
     // An attempt has 1 s and more.
     let most = left.iter().take(2).max().expect("members are asked");
     assert!(most <= Duration::from_millis(500), "{most:?}");
+}
+
+/// A vote ends after 1 s and more. A cancelled caller gives back what it has, for 50 ms at most.
+const PROMPTLY: Duration = Duration::from_millis(500);
+
+/// Cancels a wait while the members hang, and checks that this ends the wait.
+fn cancel_while_members_hang(is_contended: bool) {
+    let stores = Stores::new();
+    let (resume, resumed) = mpsc::channel::<()>();
+    let (sender, asked) = mpsc::channel();
+    let (resumed, hangs) = (Mutex::new(resumed), Arc::new(AtomicBool::new(false)));
+    let is_hanging = Arc::clone(&hangs);
+    let quorum = watched(&stores, move |_| {
+        if is_hanging.load(Ordering::Relaxed) {
+            // The wait may be over by now.
+            let _ = sender.send(());
+            let resumed = resumed.lock().expect("no member panics");
+            let _ = resumed.recv_timeout(WAIT);
+        }
+    });
+    let (name, clock, cancel) = (name(), SystemClock, CancelToken::new());
+    if is_contended {
+        // The process has met another holder, so its callers ask the first member alone.
+        let held = stores.hold_at(0, None);
+        let attempt = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+        assert!(attempt.expect("a majority answers").is_none());
+        stores.release_at(0, held);
+    }
+    hangs.store(true, Ordering::Relaxed);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(soon());
+            quorum.acquire(&request.cancelled_by(Some(&cancel)))
+        });
+        asked.recv().expect("members are asked");
+        // Most probably, the caller sleeps by now.
+        thread::sleep(Duration::from_millis(20));
+        let began = Instant::now();
+        cancel.cancel();
+        let granted = waiting.join().expect("it does not panic");
+        let took = began.elapsed();
+        assert!(granted.expect("it is no failure").is_none());
+        assert!(took < PROMPTLY, "{took:?}");
+    });
+    drop(resume);
+    // What the members grant now is given back.
+    (0..3).for_each(|member| stores.until_free(member));
+}
+
+#[test]
+fn cancel_ends_a_vote_of_members_that_hang() {
+    cancel_while_members_hang(false);
+}
+
+#[test]
+fn cancel_ends_an_attempt_at_a_first_member_that_hangs() {
+    cancel_while_members_hang(true);
+}
+
+#[test]
+fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
+    let stores = Stores::new();
+    let members = stores.members.iter().map(|store| {
+        let (store, other) = (Arc::clone(store), Arc::clone(store));
+        // While a proposal is on its way, the member grants another name to a proposer whose clock is an hour ahead.
+        let before = move |_: &[Operation<'_, ErasedLease>]| {
+            thread::sleep(Duration::from_millis(5));
+            // The last proposal may have been larger.
+            let _ = raise(&*other, HOUR);
+        };
+        let before: Arc<Before> = Arc::new(before);
+        QuorumMember::from(Arc::new(Watched { store, before }) as Arc<dyn LockProvider>)
+    });
+    let clock = Arc::new(SystemClock);
+    let quorum = QuorumProvider::open(members.collect(), "test", TTL, clock);
+    let quorum: &dyn LockProvider = &quorum.expect("a majority is up");
+    for name in ["a", "b"] {
+        let (name, clock) = (LockName::new(name).expect("the name is valid"), SystemClock);
+        let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+        let grant = granted.expect("a majority answers").expect("it is free");
+        let most = epoch_at(SystemTime::now() + HOUR + Duration::from_secs(10));
+        assert!(grant.epoch < most, "the epochs follow the clocks");
+    }
 }

@@ -1,9 +1,9 @@
 //! The votes of the members.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use lockkeeper_core::{ErasedLease, Error, Grant, HostInstant};
+use lockkeeper_core::{CancelRegistration, ErasedLease, Error, Grant, HostInstant, epochs_in};
 
 use crate::ballot::{Decision, Vote, majority};
 use crate::hold::{Hold, PATIENCE, QuorumLease};
@@ -16,6 +16,8 @@ use super::{Acquisition, Turn, no_leases};
 
 /// How often an epoch that was too small is replaced by a larger one.
 const LARGER: u32 = 32;
+/// How long a cancelled caller waits for the members to take back what they granted.
+const CANCEL_PATIENCE: Duration = Duration::from_millis(50);
 
 impl Acquisition<'_> {
     /// Asks the members that have not granted the name: all of them, or the others than `head`. While some are not free,
@@ -25,9 +27,17 @@ impl Acquisition<'_> {
         let until = self.request.now() + PATIENCE;
         let mut repeats = 0;
         loop {
+            if self.request.is_cancelled() {
+                self.give_back_kept();
+                return Ok(Turn::Cancelled);
+            }
             let vote = self.vote();
             // The vote of `head` counts also if the others are a majority: it may know of a waiter that goes first.
-            let (at_head, _) = vote.hold.vote_of(head, self.request.clock(), until);
+            let (at_head, _) = vote.hold.vote_of(head, self.request, until);
+            if self.request.is_cancelled() {
+                self.give_way(&vote.hold);
+                return Ok(Turn::Cancelled);
+            }
             match (vote.decision, at_head) {
                 (_, Vote::Busy) => {
                     self.give_way(&vote.hold);
@@ -40,7 +50,7 @@ impl Acquisition<'_> {
                 }
                 (Decision::Outdated(last), _) => {
                     let is_kept = self.keep(&vote);
-                    self.learn(vote.epoch, last)?;
+                    self.learn(vote.epoch, last, vote.began)?;
                     if !is_kept {
                         return Ok(Turn::Refused);
                     }
@@ -70,15 +80,29 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Has the next proposal be larger than `last`.
-    pub(super) fn learn(&mut self, proposed: u64, last: u64) -> Result<(), Error> {
+    /// Has the next proposal be larger than `last`, which members answered to a proposal that began at `began`.
+    pub(super) fn learn(
+        &mut self,
+        proposed: u64,
+        last: u64,
+        began: HostInstant,
+    ) -> Result<(), Error> {
         lock(&self.quorum.epochs).learn(last, SystemTime::now());
         self.refused += 1;
+        // While the answer and the next proposal are on their way, the epochs of a busy member grow with the time. The
+        // lead is not kept: of two proposers that refuse each other, each would raise that of the other for good.
+        let on_the_way = self.request.now().saturating_since(began) * self.refused;
+        self.least_epoch = last.saturating_add(epochs_in(on_the_way));
         if self.refused <= LARGER {
             return Ok(());
         }
         self.give_back_kept();
         Err(Error::epoch_too_small(proposed, last))
+    }
+
+    /// Returns the next proposal.
+    pub(super) fn next_epoch(&self) -> u64 {
+        lock(&self.quorum.epochs).next(SystemTime::now(), self.least_epoch)
     }
 
     /// Has all members vote, but those that have granted already.
@@ -91,7 +115,7 @@ impl Acquisition<'_> {
         let ttl = quorum.member_ttl(request.ttl());
         let name = request.name().clone();
         let epoch = self.epoch.take();
-        let epoch = epoch.unwrap_or_else(|| lock(&quorum.epochs).next(SystemTime::now()));
+        let epoch = epoch.unwrap_or_else(|| self.next_epoch());
         let hold = Arc::new(Hold::new(name, ttl, epoch, leases, |_| true));
         for (member, _) in quorum.members.iter().zip(asked).filter(|(_, asked)| *asked) {
             member.post(Job::Propose {
@@ -101,14 +125,17 @@ impl Acquisition<'_> {
                 deadline,
             });
         }
-        let (decision, votes, error) = hold.decide(request.clock(), now, deadline);
+        let wake = hold.wake_on_cancel(request);
+        let (decision, votes, error) = hold.decide(request, now, deadline);
         VoteResult {
+            began: now,
             asked_at: self.asked_at.map_or(now, |asked_at| asked_at.min(now)),
             epoch,
             hold,
             decision,
             votes,
             error,
+            _wake: wake,
         }
     }
 
@@ -139,15 +166,18 @@ impl Acquisition<'_> {
         true
     }
 
-    /// Gives back what was granted beside another holder.
-    fn give_way(&self, hold: &Arc<Hold>) {
+    /// Gives back what was granted beside another holder, or to a caller that was cancelled.
+    pub(super) fn give_way(&self, hold: &Arc<Hold>) {
         self.give_back(hold);
-        if self.request.deadline().is_none() {
-            // The process may end now, and its leases would stay until their ttl is over.
-            let until = self.request.now() + PATIENCE;
-            let slow = self.quorum.slow();
-            hold.release(self.request.clock(), until, &slow);
-        }
+        let patience = match self.request.deadline() {
+            _ if self.request.is_cancelled() => CANCEL_PATIENCE,
+            None => PATIENCE,
+            Some(_) => return,
+        };
+        // The process may end now, and its leases would stay until their ttl is over.
+        let until = self.request.now() + patience;
+        let slow = self.quorum.slow();
+        hold.release(self.request.clock(), until, &slow);
     }
 
     fn give_back(&self, hold: &Arc<Hold>) {
@@ -160,7 +190,7 @@ impl Acquisition<'_> {
         let (name, ttl) = (self.request.name().clone(), self.request.ttl());
         let ttl = self.quorum.member_ttl(ttl);
         let hold = Hold::new(name, ttl, 0, leases, |_| false);
-        self.give_back(&Arc::new(hold));
+        self.give_way(&Arc::new(hold));
     }
 
     fn release(&self, hold: &Arc<Hold>, leases: Vec<(usize, ErasedLease)>) {
@@ -176,12 +206,16 @@ impl Acquisition<'_> {
 
 /// A vote and what it gave.
 struct VoteResult {
+    began: HostInstant,
+    /// When the first of the leases was requested.
     asked_at: HostInstant,
     epoch: u64,
     hold: Arc<Hold>,
     decision: Decision,
     votes: Vec<Vote>,
     error: Option<Error>,
+    /// The caller may wait for one more vote.
+    _wake: Option<CancelRegistration>,
 }
 
 impl VoteResult {

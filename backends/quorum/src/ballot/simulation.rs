@@ -343,7 +343,7 @@ impl World {
                 proposer.state = State::Waits;
                 // After a refusal, the first member gets a proposal, too.
                 let proposed = match self.rng.u8(0..3) {
-                    0 => Some(proposer.epochs.next(proposer.clock.wall(now))),
+                    0 => Some(proposer.epochs.next(proposer.clock.wall(now), 0)),
                     _ => None,
                 };
                 // Not all proposers reach the same member first.
@@ -374,7 +374,7 @@ impl World {
                 let wall = proposer.clock.wall(now);
                 proposer.epochs.learn(last, wall);
                 // What was granted is kept; the epochs of the others are counted alone.
-                let epoch = proposer.epochs.next(wall);
+                let epoch = proposer.epochs.next(wall, 0);
                 proposer.began = proposer.clock.at(now);
                 self.vote(at, epoch);
             }
