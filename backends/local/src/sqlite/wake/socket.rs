@@ -1,14 +1,18 @@
 //! Parkers with sockets in the folder of the database.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
+#[cfg(target_os = "linux")]
+use std::os::fd::AsRawFd;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, lchown};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+#[cfg(target_os = "linux")]
+use rustix::fs::{Mode, OFlags};
 
 use super::{Notified, Role, WakeReason};
 use crate::sqlite::process::HolderWatch;
@@ -53,7 +57,6 @@ impl SocketFolder {
         }
         #[cfg(target_os = "linux")]
         {
-            use std::os::fd::AsRawFd;
             let handle = self.handle.as_ref()?.as_raw_fd();
             let short = PathBuf::from(format!("/proc/self/fd/{handle}/{address}"));
             (short.as_os_str().len() <= MAX_SOCKET_PATH).then_some(short)
@@ -76,10 +79,8 @@ impl SocketFolder {
         let short = self.socket_path(&address)?;
         let receiver = UnixDatagram::bind(&short).ok()?;
         let file = self.folder.join(&address);
-        // Users that may write the database may notify.
-        if let Ok(data) = fs::metadata(&self.database) {
-            let _ = fs::set_permissions(&file, data.permissions());
-        }
+        // Otherwise, other users find waiters by asking again.
+        let _ = self.share(&file);
         // From here on, dropping the parker removes the file.
         let parker = Parker {
             sockets: None,
@@ -89,6 +90,27 @@ impl SocketFolder {
         let own_sender = UnixDatagram::unbound().ok()?;
         own_sender.connect(&short).ok()?;
         parker.with_sockets((receiver, own_sender))
+    }
+
+    /// Lets those users notify a socket who may write the database: gives it the database's permissions, and its owner and
+    /// group where this user may.
+    fn share(&self, socket: &Path) -> io::Result<()> {
+        let database = fs::metadata(&self.database)?;
+        let _ = lchown(socket, None, Some(database.gid()));
+        let _ = lchown(socket, Some(database.uid()), None);
+        // Who owns the folder could put a link in the socket's place, to a file that only this user may change.
+        #[cfg(target_os = "linux")]
+        let opened = fs::File::from(rustix::fs::open(
+            socket,
+            OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?);
+        #[cfg(target_os = "linux")]
+        let socket = &match opened.metadata()?.file_type().is_socket() {
+            true => PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd())),
+            false => return Ok(()),
+        };
+        fs::set_permissions(socket, database.permissions())
     }
 
     pub(super) fn notify(&self, address: &str) -> Notified {

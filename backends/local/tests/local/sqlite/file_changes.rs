@@ -94,11 +94,14 @@ fn waiter_replaces_its_deleted_socket() {
 
 #[cfg(unix)]
 #[test]
-fn socket_has_the_permissions_of_the_file() {
-    use std::os::unix::fs::PermissionsExt;
+fn socket_has_the_permissions_and_the_owner_of_the_file() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
     let store = TempStore::new();
     fs::write(store.path(), "").unwrap();
     fs::set_permissions(store.path(), fs::Permissions::from_mode(0o660)).unwrap();
+    // Only root may do so, whose waiters the owner of the file could not notify otherwise.
+    let _ = chown(store.path(), Some(65_534), Some(65_534));
+    let owner = fs::metadata(store.path()).unwrap().uid();
     let held = store.keeper().lock("seat").unwrap();
     let waiting = store.keeper();
     let waiter = thread::spawn(move || drop(waiting.lock("seat").unwrap()));
@@ -107,10 +110,10 @@ fn socket_has_the_permissions_of_the_file() {
     let sockets = files.iter().filter(|file| file.contains("-wake-"));
     let modes: Vec<_> = sockets
         .map(|socket| fs::metadata(store.folder.path().join(socket)).unwrap())
-        .map(|data| data.permissions().mode() & 0o777)
+        .map(|data| (data.permissions().mode() & 0o777, data.uid()))
         .collect();
     // One for the waiter, and one for the holder.
-    assert_eq!(modes, [0o660, 0o660]);
+    assert_eq!(modes, [(0o660, owner); 2]);
     drop(held);
     waiter.join().unwrap();
 }
