@@ -139,7 +139,9 @@ fn permissions(file: &Path) -> Finding {
     // last, which is that of the database.
     let modes = SUFFIXES.into_iter().rev().filter_map(mode);
     let mode = modes.max_by_key(|mode| mode & 0o006).unwrap_or_default();
-    let advice = format!("chmod o-rwx {file:?}*, and give the users that need it a group");
+    let advice = format!(
+        "chmod o-rwx {file:?}*, and give the users that need it a group: `chgrp GROUP`, and `chmod g+s` on the folder"
+    );
     if mode & 0o002 != 0 {
         return Finding::warning(
             topic,

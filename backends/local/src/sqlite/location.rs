@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use lockkeeper_core::{Error, ErrorKind};
 
 use super::error::incompatible;
+use super::open::{SUFFIXES, with_suffix};
 
 /// The longest file name, less the longest suffix that SQLite adds (`-journal`).
 const MAX_NAME: usize = 255 - 8;
@@ -60,6 +61,7 @@ pub(super) fn resolve(path: &Path) -> Result<PathBuf, Error> {
             check_local(&file)?;
             check_single_name(&file)?;
             check_writable(&file)?;
+            check_side_files(&file)?;
             file.parent().map_or(Ok(()), check_writable)?;
             Ok(file)
         }
@@ -154,12 +156,24 @@ fn denied(path: &Path, error: io::Error) -> Error {
     let message = match kind {
         ErrorKind::PermissionDenied => {
             format!(
-                "{path:?} cannot be created or written; give this user write permission for the file and its folder"
+                "{path:?} cannot be created or written; give this user write permission for the file, those beside it and the folder; where users share them by a group, `chmod g+s` on the folder keeps it"
             )
         }
         _ => format!("{path:?} cannot be used; see the cause"),
     };
     Error::new(kind, message).with_source(error)
+}
+
+/// Checks the files that SQLite has made beside the file: in a folder without setgid, these have the group of the user who
+/// made them.
+fn check_side_files(file: &Path) -> Result<(), Error> {
+    SUFFIXES.into_iter().skip(1).try_for_each(|suffix| {
+        let beside = with_suffix(file, suffix);
+        match check_writable(&beside) {
+            Err(error) if beside.exists() => Err(error),
+            _ => Ok(()),
+        }
+    })
 }
 
 #[cfg(unix)]
