@@ -34,11 +34,8 @@ fn soon() -> HostInstant {
 
 /// Grants another name at a store with the epoch of a time ahead of now, so that the store refuses all epochs up to
 /// that one.
-fn raise(store: &dyn LockProvider, ahead: Duration) -> u64 {
-    let (name, clock) = (
-        LockName::new("other").expect("the name is valid"),
-        SystemClock,
-    );
+fn raise(store: &dyn LockProvider, ahead: Duration) -> Result<u64, Error> {
+    let (name, clock) = (LockName::new("other")?, SystemClock);
     let last = epoch_at(SystemTime::now() + ahead);
     let request = AcquireRequest::attempt(&name, TTL, &clock).with_proposed_epoch(last);
     let mut grant = store.acquire(&request)?.expect("it is free");
