@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use lockkeeper_core::{Admin, Error, Finding, HeldName, HostInstant, LockName, LockProvider};
+use lockkeeper_core::{
+    Admin, Error, Finding, HeldName, Holder, HostInstant, LockName, LockProvider,
+};
 
 use crate::ballot::majority;
 use crate::member::Job;
@@ -105,8 +107,8 @@ impl Quorum {
         let held = names.into_iter().filter_map(|((key, _), mut held)| {
             held.sort_by_key(|(_, it)| it.epoch);
             let groups = held.chunk_by(|(_, a), (_, b)| {
-                let (a, b) = (a.epoch.unwrap_or_default(), b.epoch.unwrap_or_default());
-                b - a < SAME_GRANT
+                let (at, next) = (a.epoch.unwrap_or_default(), b.epoch.unwrap_or_default());
+                next - at < SAME_GRANT || is_same_process(&a.holder, &b.holder)
             });
             let grant = groups.max_by_key(|group| group.len())?;
             // The largest epoch is that of a member that counts as finely as the proposals.
@@ -131,6 +133,12 @@ impl Quorum {
         });
         held.collect()
     }
+}
+
+/// Returns whether two leases of a name are of one process. If a member has granted a lease anew, its epoch is another
+/// one.
+fn is_same_process(a: &Holder, b: &Holder) -> bool {
+    a.pid.is_some() && a.host.is_some() && (a.pid, &a.host) == (b.pid, &b.host)
 }
 
 impl Admin for Quorum {
@@ -173,8 +181,15 @@ impl Admin for Quorum {
                 .held
                 .as_ref()
                 .and_then(|held| held.mark.parse::<u64>().ok());
+            let is_of_holder = |held: &HeldName| {
+                let wanted = asked.held.as_ref().map(|held| &held.holder);
+                wanted.is_some_and(|wanted| is_same_process(wanted, &held.holder))
+            };
+            // The mark is the largest epoch of the grant: what the process was granted later stays.
             let is_same = |held: &HeldName| match (held.epoch, wanted) {
-                (Some(epoch), Some(wanted)) => epoch.abs_diff(wanted) < SAME_GRANT,
+                (Some(epoch), Some(wanted)) => {
+                    epoch.abs_diff(wanted) < SAME_GRANT || epoch < wanted && is_of_holder(held)
+                }
                 _ => false,
             };
             let found = admin.held(asked.name.as_ref(), asked.deadline)?;

@@ -68,6 +68,8 @@ enum Slot {
     Idle(ErasedLease),
     /// The worker of the member asks for it, renews it or releases it.
     Away,
+    /// The worker of the member asks for it anew.
+    Regained,
     Released,
 }
 
@@ -172,13 +174,16 @@ impl Hold {
         slept.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Records the vote of a member. Returns a lease that is to be released, since the vote is over.
+    /// Records the vote of a member. Returns a lease that is to be released, since the vote is over, or the lease was
+    /// granted anew and comes late.
     pub(crate) fn voted(
         &self,
         member: usize,
+        is_late: bool,
         answer: Result<Option<Grant<ErasedLease>>, Error>,
     ) -> Option<ErasedLease> {
         let mut state = lock(&self.state);
+        let is_regained = matches!(state.slots.get(member), Some(Slot::Regained));
         let (vote, lease) = match answer {
             Ok(Some(grant)) => (Vote::Granted(grant.epoch), Some(grant.lease)),
             Ok(None) => (Vote::Busy, None),
@@ -193,6 +198,10 @@ impl Hold {
         state.ballot.record(member, vote);
         let slot = match lease {
             Some(lease) if state.is_over => return Some(lease),
+            Some(lease) if is_regained && is_late => {
+                state.put(member, Slot::None, None);
+                return Some(lease);
+            }
             Some(lease) => Slot::Idle(lease),
             None => Slot::None,
         };

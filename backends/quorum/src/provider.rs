@@ -13,7 +13,7 @@ use lockkeeper_core::{
 use crate::acquire::Acquisition;
 use crate::ballot::{Tally, majority};
 use crate::epochs::Epochs;
-use crate::hold::QuorumLease;
+use crate::hold::{Hold, QuorumLease};
 use crate::member::{Job, Member};
 use crate::open::{QuorumMember, check_count, open_all};
 use crate::{BACKEND, worker};
@@ -154,6 +154,22 @@ impl Quorum {
         self.members.iter().map(|member| member.is_slow()).collect()
     }
 
+    /// Asks the members without a lease for one, such as a member that restarted empty. The lease counts from the next
+    /// renewal on. Until `valid_until`, the leases of a majority keep others from the name; a later one proves nothing
+    /// about the time before, and is given back. Each member chooses the epoch, which is not that of the grant.
+    fn regain(&self, hold: &Arc<Hold>, ttl: Duration, valid_until: HostInstant) {
+        for index in hold.begin_regaining() {
+            if let Some(member) = self.members.get(index) {
+                member.post(Job::Propose {
+                    hold: Arc::clone(hold),
+                    epoch: None,
+                    ttl,
+                    deadline: valid_until,
+                });
+            }
+        }
+    }
+
     fn check_ttl(&self, ttl: Duration) -> Result<(), Error> {
         if ttl <= self.max_ttl {
             return Ok(());
@@ -238,6 +254,7 @@ impl Backend for QuorumProvider {
     ) -> Result<Renewal, Error> {
         let quorum = &self.quorum;
         quorum.check_ttl(ttl)?;
+        let valid_until = quorum.clock.now() + ttl;
         let ttl = quorum.member_ttl(ttl);
         let (round, leases) = lease.hold.begin_renewal(ttl, deadline);
         for (index, held) in leases {
@@ -251,7 +268,10 @@ impl Backend for QuorumProvider {
         }
         let longest = deadline.min(quorum.clock.now() + quorum.attempt_limit);
         match lease.hold.renewal(&*quorum.clock, longest) {
-            (Tally::Live, _) => Ok(Renewal::Renewed),
+            (Tally::Live, _) => {
+                quorum.regain(&lease.hold, ttl, valid_until);
+                Ok(Renewal::Renewed)
+            }
             (Tally::Lost, _) => Ok(Renewal::Lost),
             (Tally::Open | Tally::Unknown, cause) => Err(unknown(quorum, "renewal", cause)),
         }

@@ -183,8 +183,8 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
 fn deliver(member: &Member, job: Job, reply: Reply) {
     let (index, now) = (member.index, member.clock.now());
     match (job, reply) {
-        (Job::Propose { hold, .. }, Reply::Vote(vote)) => {
-            if let Some(lease) = hold.voted(index, vote) {
+        (Job::Propose { hold, deadline, .. }, Reply::Vote(vote)) => {
+            if let Some(lease) = hold.voted(index, now >= deadline, vote) {
                 member.release(&hold, lease, now + GIVE_BACK);
             }
         }

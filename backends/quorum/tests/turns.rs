@@ -338,6 +338,56 @@ fn members_are_asked_for_little_longer_than_the_caller_waits() {
     assert!(most <= Duration::from_millis(500), "{most:?}");
 }
 
+#[test]
+fn renewal_regains_the_members_that_lost_the_lease() {
+    let stores = Stores::new();
+    let mut grant = stores
+        .attempt()
+        .expect("a majority answers")
+        .expect("it is free");
+    let held_at = |member: usize| {
+        let admin = stores.members[member].admin().expect("it lists its locks");
+        let held = admin.held(Some(&name()), soon());
+        held.expect("the store answers").pop()
+    };
+    let until_held_at = |member| {
+        while held_at(member).is_none() {
+            thread::yield_now();
+        }
+    };
+    let quorum: &dyn LockProvider = &stores.quorum;
+    // All members lose the lease, one after the other.
+    for member in 0..3 {
+        until_held_at(member);
+        let held = held_at(member).expect("it is held");
+        let admin = stores.members[member].admin().expect("it ends locks");
+        assert!(
+            admin
+                .force_release(&held, soon())
+                .expect("the store answers")
+        );
+        // The first renewal finds that out, and asks anew.
+        let renewed = quorum.renew(&mut grant.lease, TTL, soon());
+        assert_eq!(renewed.expect("a majority answers"), Renewal::Renewed);
+        while held_at(member).is_none() {
+            let renewed = quorum.renew(&mut grant.lease, TTL, soon());
+            assert_eq!(renewed.expect("a majority answers"), Renewal::Renewed);
+        }
+    }
+    // The operator still sees one hold, and can end it.
+    let admin = quorum.admin().expect("it lists its locks");
+    let held = admin.held(None, soon()).expect("a majority answers");
+    assert_eq!(held.len(), 1, "{held:?}");
+    assert!(
+        admin
+            .force_release(&held[0], soon())
+            .expect("a majority answers")
+    );
+    let renewed = quorum.renew(&mut grant.lease, TTL, soon());
+    assert_eq!(renewed.expect("a majority answers"), Renewal::Lost);
+    (0..3).for_each(|member| stores.until_free(member));
+}
+
 /// A vote ends after 1 s and more. A cancelled caller gives back what it has, for 50 ms at most.
 const PROMPTLY: Duration = Duration::from_millis(500);
 

@@ -281,7 +281,12 @@ impl World {
     fn voted(&mut self, at: usize, member: usize, lease: u64, vote: Vote) {
         let proposer = &mut self.proposers[at];
         let is_grant = matches!(vote, Vote::Granted(_));
-        if lease != proposer.lease || matches!(proposer.state, State::Idle) {
+        // A lease that a member without one grants anew counts only if the last renewal is valid.
+        let is_late = match proposer.state {
+            State::Holds { until, .. } => proposer.clock.at(self.now) >= until,
+            _ => matches!(proposer.state, State::Idle),
+        };
+        if lease != proposer.lease || is_late {
             if is_grant {
                 self.send(member, at, lease, Message::Release);
             }
@@ -321,6 +326,7 @@ impl World {
             && *current == round
         {
             answers[member] = answer;
+            proposer.granted[member] &= answer != Answer::Lost;
         }
     }
 
@@ -429,6 +435,7 @@ impl World {
                 Tally::Live => {
                     *until = (*until).max(*began + TTL - MARGIN);
                     *renewal = None;
+                    self.ask_all(at, Message::Propose(None), |granted| !granted);
                 }
                 Tally::Lost => self.give_up(at),
                 Tally::Open | Tally::Unknown => {

@@ -27,6 +27,19 @@ impl Hold {
         (state.renewal, state.begin())
     }
 
+    /// Returns the members that have no lease and are to be asked for one, since a renewal has proved a majority.
+    pub(crate) fn begin_regaining(&self) -> Vec<usize> {
+        let mut state = lock(&self.state);
+        let mut members = Vec::new();
+        for (member, slot) in state.slots.iter_mut().enumerate() {
+            if matches!(slot, Slot::None) {
+                *slot = Slot::Regained;
+                members.push(member);
+            }
+        }
+        members
+    }
+
     /// Begins the release. Returns the leases that are to be released. The workers release those that they
     /// have, and repeat releases that failed.
     pub(crate) fn begin_release(&self) -> Vec<(usize, ErasedLease)> {
@@ -36,7 +49,7 @@ impl Hold {
         let leases = state.begin();
         for at in 0..state.slots.len() {
             let answer = match state.slots.get(at) {
-                Some(Slot::Away) => Answer::Pending,
+                Some(Slot::Away | Slot::Regained) => Answer::Pending,
                 Some(Slot::Released) => Answer::Live,
                 _ => Answer::Lost,
             };
