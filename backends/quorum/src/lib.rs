@@ -8,6 +8,7 @@
 
 // What must never be otherwise:
 // - A quorum's grant is a majority with one epoch. A lease with another epoch keeps others away and is no vote.
+// - A lease that a member grants anew counts if it came while the last renewal of a majority was valid.
 // - A member that forgot its locks grants nothing until they are over, so no ttl is longer than
 //   `restart_grace`.
 

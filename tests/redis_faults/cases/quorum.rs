@@ -1,4 +1,4 @@
-//! A quorum of five servers, of which two are killed, two are cut off, or one restarts empty.
+//! A quorum of five servers, of which two are killed, two are cut off, or some restart empty.
 
 use lockkeeper::{ErrorKind, LockGuard, LockKeeper};
 use lockkeeper_testkit::{Fault, Proxy, RedisKind, RedisServer, until};
@@ -9,6 +9,10 @@ use super::store::{keys_left, start};
 pub(super) const CASES: &[Case] = &[
     ("quorum_outlives_two_killed", quorum_outlives_two_killed),
     ("quorum_outlives_two_cut_off", quorum_outlives_two_cut_off),
+    (
+        "quorum_regains_members_that_restarted_empty",
+        quorum_regains_members_that_restarted_empty,
+    ),
     (
         "quorum_member_that_restarted_empty_is_no_vote",
         quorum_member_that_restarted_empty_is_no_vote,
@@ -109,6 +113,25 @@ fn quorum_outlives_two_cut_off(kind: RedisKind) {
     }
     pass(&keeper, token);
     // What was left at the members that were cut off is released, or ends with its ttl.
+    until("no key is left", || {
+        servers.iter().all(|it| keys_left(it).is_empty())
+    });
+}
+
+fn quorum_regains_members_that_restarted_empty(kind: RedisKind) {
+    let (servers, urls) = five(kind);
+    let (keeper, other) = (open(&urls), open(&urls));
+    let guard = lock_everywhere(&keeper, &servers);
+    // More members than may fail at the same time.
+    for server in &servers[..3] {
+        server.restart().unwrap();
+        // The member grants nothing until its grace is over.
+        until("the member has the lease again", || {
+            keys_left(server).len() == 1
+        });
+    }
+    assert_excludes(&guard, &other);
+    guard.release().unwrap();
     until("no key is left", || {
         servers.iter().all(|it| keys_left(it).is_empty())
     });
