@@ -54,7 +54,7 @@ pub(crate) struct Round {
     pub(crate) deadline: HostInstant,
 }
 
-/// What a worker does with a lease that it has renewed.
+/// What a worker does with a lease that it was granted or has renewed.
 pub(crate) enum Next {
     /// The hold is over.
     Release(ErasedLease),
@@ -174,14 +174,14 @@ impl Hold {
         slept.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Records the vote of a member. Returns a lease that is to be released, since the vote is over, or the lease was
-    /// granted anew and comes late.
+    /// Records the vote of a member. Returns what is to be done with a lease that is needed no more, or that a renewal
+    /// waits for.
     pub(crate) fn voted(
         &self,
         member: usize,
         is_late: bool,
         answer: Result<Option<Grant<ErasedLease>>, Error>,
-    ) -> Option<ErasedLease> {
+    ) -> Option<Next> {
         let mut state = lock(&self.state);
         let is_regained = matches!(state.slots.get(member), Some(Slot::Regained));
         let (vote, lease) = match answer {
@@ -197,16 +197,19 @@ impl Hold {
         };
         state.ballot.record(member, vote);
         let slot = match lease {
-            Some(lease) if state.is_over => return Some(lease),
+            Some(lease) if state.is_over => return Some(Next::Release(lease)),
             Some(lease) if is_regained && is_late => {
                 state.put(member, Slot::None, None);
-                return Some(lease);
+                return Some(Next::Release(lease));
+            }
+            Some(lease) if state.answers.get(member) == Some(&Answer::Pending) => {
+                return Some(Next::Renew(state.renewal, lease));
             }
             Some(lease) => Slot::Idle(lease),
             None => Slot::None,
         };
-        // What was not granted needs no release.
-        let answer = state.is_over.then_some(Answer::Lost);
+        // What was not granted needs no renewal and no release.
+        let answer = matches!(slot, Slot::None).then_some(Answer::Lost);
         state.put(member, slot, answer);
         self.changed.notify_all();
         None

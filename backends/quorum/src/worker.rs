@@ -182,18 +182,19 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
 
 fn deliver(member: &Member, job: Job, reply: Reply) {
     let (index, now) = (member.index, member.clock.now());
+    let go_on = |hold, next| match next {
+        None => {}
+        Some(Next::Release(lease)) => member.release(&hold, lease, now + GIVE_BACK),
+        Some(Next::Renew(round, lease)) => member.post(Job::Renew { hold, round, lease }),
+    };
     match (job, reply) {
         (Job::Propose { hold, deadline, .. }, Reply::Vote(vote)) => {
-            if let Some(lease) = hold.voted(index, now >= deadline, vote) {
-                member.release(&hold, lease, now + GIVE_BACK);
-            }
+            let next = hold.voted(index, now >= deadline, vote);
+            go_on(hold, next);
         }
         (Job::Renew { hold, round, lease }, Reply::Renewal(renewal)) => {
-            match hold.renewed(index, round.number, lease, renewal) {
-                None => {}
-                Some(Next::Release(lease)) => member.release(&hold, lease, now + GIVE_BACK),
-                Some(Next::Renew(round, lease)) => member.post(Job::Renew { hold, round, lease }),
-            }
+            let next = hold.renewed(index, round.number, lease, renewal);
+            go_on(hold, next);
         }
         (
             Job::Release {
