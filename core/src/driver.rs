@@ -21,6 +21,10 @@ pub use member::Member;
 /// The warning of a store that is opened with a fallback, or is one.
 const TOKENS_MAY_SHRINK: &str = "tokens may become smaller when locks move to this store from another one that `fallback` lists: it does not count them by the clock. Data that refuse smaller tokens would refuse every write then. Raise `epoch_offset` on such a move; where no data keep tokens, set `epoch_offset=0s`";
 
+/// The key of drivers that a fallback inherits: without it, locks that a restart of the fallback lost would be granted
+/// again at once, although the config asks for a pause.
+const RESTART_GRACE: &str = "restart_grace";
+
 /// Opens stores of some URL schemes.
 pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// Returns the URL schemes that this driver opens, in lower case.
@@ -199,7 +203,7 @@ impl Drivers {
     /// # Errors
     /// As [`open`](Self::open), and [`ErrorKind::Cancelled`].
     pub fn open_with(&self, config: &Config, options: &OpenOptions) -> Result<LockKeeper, Error> {
-        let fallbacks = config.fallbacks()?;
+        let fallbacks = self.fallbacks(config)?;
         let stores = self.check_all(config, &fallbacks)?;
         let notifier = &config.notifier;
         if stores.len() > 1 && !config.has_epoch_offset() {
@@ -245,8 +249,25 @@ impl Drivers {
     /// # Errors
     /// What is wrong with the config, each with a kind of its own.
     pub fn check(&self, config: &Config) -> Result<(), Error> {
-        let fallbacks = config.fallbacks()?;
+        let fallbacks = self.fallbacks(config)?;
         self.check_all(config, &fallbacks).map(drop)
+    }
+
+    /// Returns the fallbacks of `config`, with the keys that they inherit.
+    fn fallbacks(&self, config: &Config) -> Result<Vec<Config>, Error> {
+        let mut fallbacks = config.fallbacks()?;
+        for fallback in &mut fallbacks {
+            if self.takes(fallback, RESTART_GRACE) {
+                fallback.inherit(RESTART_GRACE, config);
+            }
+        }
+        Ok(fallbacks)
+    }
+
+    /// Returns whether the store of `config` takes a key.
+    fn takes(&self, config: &Config, key: &str) -> bool {
+        let driver = self.driver(config.url().scheme());
+        driver.is_ok_and(|driver| known_keys(driver.as_ref()).any(|known| known == key))
     }
 
     /// Returns the stores in the order in which they are tried.

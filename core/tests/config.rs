@@ -6,11 +6,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Capability, Config, Driver, Drivers, Error, ErrorKind, KeySpec, LeasePolicy, LockProvider,
-    OpenContext, Wait,
+    Capability, Config, Driver, Drivers, Error, ErrorKind, Key, KeySpec, LeasePolicy, LockProvider,
+    MAX_DURATION, OpenContext, Takes, Wait,
 };
 
-/// Opens nothing, and remembers the namespace and path that it was asked for.
+const RESTART_GRACE: Key<Duration> = Key::new(
+    "restart_grace",
+    Takes::Duration(Duration::ZERO, MAX_DURATION),
+    "0s",
+    "how long a server that was just started grants nothing",
+);
+
+/// Opens nothing, and remembers the namespace, the path and the `restart_grace` that it was asked for.
 #[derive(Clone, Debug, Default)]
 struct Recorder(Arc<Mutex<Vec<String>>>);
 
@@ -20,20 +27,43 @@ impl Driver for Recorder {
     }
 
     fn keys(&self) -> &'static [KeySpec] {
+        const { &[RESTART_GRACE.spec] }
+    }
+
+    fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        let mut opened = format!("{} {}", context.namespace(), context.url().path());
+        if let Some(grace) = context.value(&RESTART_GRACE)? {
+            opened += &format!(" {grace:?}");
+        }
+        self.0.lock().unwrap().push(opened);
+        Err(Error::unreachable("a recorder opens nothing"))
+    }
+}
+
+/// A recorder of stores that have no `restart_grace`.
+#[derive(Debug)]
+struct Graceless(Recorder);
+
+impl Driver for Graceless {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["graceless"]
+    }
+
+    fn keys(&self) -> &'static [KeySpec] {
         &[]
     }
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        let opened = format!("{} {}", context.namespace(), context.url().path());
-        self.0.lock().unwrap().push(opened);
-        Err(Error::unreachable("a recorder opens nothing"))
+        self.0.open(context)
     }
 }
 
 /// Returns the namespaces and paths that were opened, or what is wrong with the config.
 fn opened(config: &Config) -> Result<Vec<String>, Error> {
     let recorder = Recorder::default();
-    let drivers = Drivers::new().with(recorder.clone());
+    let drivers = Drivers::new()
+        .with(recorder.clone())
+        .with(Graceless(recorder.clone()));
     let checked = drivers.check(config);
     assert!(recorder.0.lock().unwrap().is_empty(), "it opens nothing");
     let error = drivers.open(config).unwrap_err();
@@ -95,6 +125,27 @@ fn longest_of_all_times_is_refused_without_a_panic() {
     let config = Config::from_url(last_second);
     let error = config.and_then(|config| opened(&config)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidTtl, "{error:?}");
+}
+
+#[test]
+fn fallback_inherits_restart_grace_if_its_driver_takes_the_key() {
+    for (url, stores) in [
+        (
+            "store:a?restart_grace=30s&fallback=store:b&fallback=store:c%3Frestart_grace=5s",
+            ["default a 30s", "default b 30s", "default c 5s"],
+        ),
+        (
+            "store:a?restart_grace=30s&fallback=graceless:b&fallback=store:c",
+            ["default a 30s", "default b", "default c 30s"],
+        ),
+        (
+            "graceless:a?fallback=store:b&fallback=store:c%3Frestart_grace=5s",
+            ["default a", "default b", "default c 5s"],
+        ),
+    ] {
+        let config = Config::from_url(url).unwrap();
+        assert_eq!(opened(&config).unwrap(), stores, "{url}");
+    }
 }
 
 #[cfg(feature = "serde")]

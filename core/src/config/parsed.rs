@@ -94,6 +94,19 @@ impl Config {
         self.listed(MEMBER.spec.name, "member")
     }
 
+    /// Takes over a key that this config lacks, and the variable that the key is from.
+    pub(crate) fn inherit(&mut self, key: &str, from: &Self) {
+        if self.values.contains_key(key) {
+            return;
+        }
+        if let Some(values) = from.values.get(key) {
+            self.values.insert(key.to_owned(), values.clone());
+        }
+        if let Some(variable) = from.variables.get(key) {
+            self.variables.insert(key.to_owned(), variable.clone());
+        }
+    }
+
     /// Returns the stores whose URLs a key lists, with the common keys of this one.
     fn listed(&self, name: &str, what: &str) -> Result<Vec<Config>, Error> {
         let listed = |url: &String| {
@@ -108,12 +121,7 @@ impl Config {
                     );
                     return Err(self.about(name, Error::new(ErrorKind::InvalidValue, text)));
                 }
-                if let Some(values) = self.values.get(key) {
-                    other.values.insert(key.to_owned(), values.clone());
-                }
-                if let Some(variable) = self.variables.get(key) {
-                    other.variables.insert(key.to_owned(), variable.clone());
-                }
+                other.inherit(key, self);
             }
             other.notifier.clone_from(&self.notifier);
             other.clock = Arc::clone(&self.clock);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Drivers, OpenContext, known_keys};
+use super::{Drivers, OpenContext};
 use crate::config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, Takes};
 use crate::error::Error;
 use crate::provider::LockProvider;
@@ -34,8 +34,7 @@ impl Member {
 
     /// Returns whether the member takes a key.
     pub fn takes(&self, key: &KeySpec) -> bool {
-        let driver = self.drivers.driver(self.url().scheme());
-        driver.is_ok_and(|driver| known_keys(driver.as_ref()).any(|known| known == key.name))
+        self.drivers.takes(&self.config, key.name)
     }
 
     /// Returns the value of a key that the member takes.
