@@ -49,7 +49,8 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Checks what the keys alone do not tell, such as how many members are named. The default checks nothing.
+    /// Checks what the keys alone do not tell, such as the path of the URL, or how many members are named. It is called
+    /// before [`open`](Driver::open), also for a fallback that may never be opened. The default checks nothing.
     ///
     /// # Errors
     /// What is wrong with the config, before any store is talked to.

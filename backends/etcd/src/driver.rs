@@ -23,7 +23,8 @@ impl EtcdDriver {
     /// # Errors
     /// As on opening, for everything that can be checked without the server.
     pub fn options(context: &OpenContext<'_>) -> Result<EtcdOptions, Error> {
-        options(context).map_err(|error| error.with_backend(BACKEND))
+        let options = options(context).and_then(|options| options.check().map(|()| options));
+        options.map_err(|error| error.with_backend(BACKEND))
     }
 }
 
@@ -54,6 +55,10 @@ impl Driver for EtcdDriver {
 
     fn takes_several_hosts(&self, _: &str) -> bool {
         true
+    }
+
+    fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
+        Self::options(context).map(drop)
     }
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {

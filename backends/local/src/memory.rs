@@ -37,8 +37,8 @@ impl Driver for MemoryDriver {
         true
     }
 
-    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        let url = target.url();
+    fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
+        let url = context.url();
         let has_authority = url.host().is_some()
             || url.port().is_some()
             || url.username().is_some()
@@ -50,7 +50,12 @@ impl Driver for MemoryDriver {
             )
             .with_backend(BACKEND));
         }
-        let name = url.path();
+        Ok(())
+    }
+
+    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        self.check(target)?;
+        let name = target.url().path();
         let clock = Arc::clone(target.clock());
         Ok(Arc::new(if name.is_empty() {
             MemoryProvider::with_clock(clock)

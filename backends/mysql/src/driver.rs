@@ -40,11 +40,12 @@ impl MySqlDriver {
             "mysql://127.0.0.1:3306/, or mysql:?socket=/run/mysqld/mysqld.sock",
         )
         .map_err(|error| error.with_backend(BACKEND))?;
-        let options = MySqlOptions::new(remote);
-        Ok(match database {
-            Some(database) => options.database(database),
-            None => options,
-        })
+        let mut options = MySqlOptions::new(remote);
+        if let Some(database) = database {
+            options = options.database(database);
+        }
+        let checked = options.check().map(|()| options);
+        checked.map_err(|error| error.with_backend(BACKEND))
     }
 }
 
@@ -62,6 +63,10 @@ impl Driver for MySqlDriver {
             };
             &driver_keys(Self::DB.spec, ca_file)
         }
+    }
+
+    fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
+        Self::options(context).map(drop)
     }
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {

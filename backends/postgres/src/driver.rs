@@ -40,11 +40,12 @@ impl PostgresDriver {
             "postgres://127.0.0.1:5432/, or postgres:?socket=/run/postgresql/.s.PGSQL.5432",
         )
         .map_err(|error| error.with_backend(BACKEND))?;
-        let options = PostgresOptions::new(remote);
-        Ok(match database {
-            Some(database) => options.database(database),
-            None => options,
-        })
+        let mut options = PostgresOptions::new(remote);
+        if let Some(database) = database {
+            options = options.database(database);
+        }
+        let checked = options.check().map(|()| options);
+        checked.map_err(|error| error.with_backend(BACKEND))
     }
 }
 
@@ -59,6 +60,10 @@ impl Driver for PostgresDriver {
 
     fn epochs_follow_clock(&self) -> bool {
         true
+    }
+
+    fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
+        Self::options(context).map(drop)
     }
 
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {

@@ -96,8 +96,12 @@ impl Driver for RedisDriver {
         true
     }
 
+    fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
+        options(context).map(drop)
+    }
+
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        let options = options(context).map_err(|error| error.with_backend(BACKEND))?;
+        let options = options(context)?;
         let clock = Arc::clone(context.clock());
         let namespace = context.namespace();
         Ok(match options.nodes.is_empty() {
@@ -109,7 +113,13 @@ impl Driver for RedisDriver {
     }
 }
 
+/// Returns the options of a URL and its keys, checked as far as that goes without the server.
 fn options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
+    let options = read_options(context).and_then(|options| options.check().map(|()| options));
+    options.map_err(|error| error.with_backend(BACKEND))
+}
+
+fn read_options(context: &OpenContext<'_>) -> Result<RedisOptions, Error> {
     let url = context.url();
     let invalid = |text: &str| Err(Error::new(ErrorKind::InvalidUrl, text));
     let path = url.path();

@@ -116,6 +116,10 @@ impl<D: Driver> Driver for CapturingDriver<D> {
         self.driver.takes_several_hosts(scheme)
     }
 
+    fn check(&self, context: &OpenContext<'_>) -> Result<(), lockkeeper::Error> {
+        self.driver.check(context)
+    }
+
     fn open(&self, context: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, lockkeeper::Error> {
         // The driver comes first, since it says what is wrong with the settings.
         let provider = self.driver.open(context)?;

@@ -78,8 +78,8 @@ impl Driver for SqliteDriver {
         true
     }
 
-    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
-        let url = target.url();
+    fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
+        let url = context.url();
         if url.host().is_some() {
             return Err(Error::new(
                 ErrorKind::InvalidUrl,
@@ -87,7 +87,12 @@ impl Driver for SqliteDriver {
             )
             .with_backend(BACKEND));
         }
-        let path = url.path();
+        location::check_path(url.path()).map_err(|error| error.with_backend(BACKEND))
+    }
+
+    fn open(&self, target: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        self.check(target)?;
+        let path = target.url().path();
         let create = target.value(&Self::CREATE)?.unwrap_or(true);
         let clock = Arc::clone(target.clock());
         let provider = SqliteProvider::new(path, target.namespace(), clock, create)?;
