@@ -94,7 +94,9 @@ fn store_that_is_up_in_time_is_opened() {
     late.open_config(&config, &OpenOptions::new()).unwrap();
     let late = Late::new(4);
     let options = OpenOptions::new().wait_forever();
-    late.open("late://down?open_wait=0s", &options).unwrap();
+    late.open("late://down?open_wait=0s&fallback=memory:", &options)
+        .unwrap();
+    assert_eq!(late.attempts(), 4, "the fallback was opened");
 }
 
 #[test]

@@ -229,6 +229,11 @@ fn each_mistake_has_its_own_kind_and_reaches_no_store() {
             ErrorKind::Unsupported,
             "exclude each other",
         ),
+        (
+            "far:?fallback=memory:&open_wait=forever",
+            ErrorKind::InvalidWait,
+            "never try the fallback",
+        ),
     ] {
         let error = refused(&drivers, url);
         assert_eq!(error.kind(), kind, "{url}: {error}");

@@ -289,6 +289,17 @@ impl Drivers {
                 "`require=cross_host` and `fallback` exclude each other: hosts that fell back would not exclude those that did not",
             ));
         }
+        // The fallbacks have the `open_wait` of the first store.
+        let waits_forever = |(_, parsed): &Checked<'_, '_>| parsed.open_wait == Wait::Forever;
+        if stores.len() > 1 && stores.first().is_some_and(waits_forever) {
+            return Err(config.about(
+                "open_wait",
+                Error::new(
+                    ErrorKind::InvalidWait,
+                    "`open_wait=forever` and `fallback` exclude each other: opening would wait for the first store and never try the fallback; set `open_wait` to a duration such as 30s, or leave `fallback` out",
+                ),
+            ));
+        }
         Ok(stores)
     }
 

@@ -275,7 +275,7 @@ impl OpenOptions {
         self
     }
 
-    /// Waits until the store can be reached, or opening is cancelled.
+    /// Waits until the store can be reached, or opening is cancelled. No fallback is opened then.
     #[must_use]
     pub fn wait_forever(mut self) -> Self {
         self.wait = Some(Wait::Forever);
