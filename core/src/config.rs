@@ -76,7 +76,8 @@ impl Config {
     /// # Errors
     /// [`ErrorKind::InvalidValue`] if it is given already.
     pub fn set(self, key: &str, value: &str) -> Result<Self, Error> {
-        if !keys::is_list(key) {
+        // A list without values stays a value, which opening refuses as `?require=`: the caller meant to require something.
+        if !keys::is_list(key) || value.trim().is_empty() {
             return self.add(key, value.to_owned());
         }
         let mut parts = value.split_whitespace();

@@ -148,6 +148,23 @@ fn fallback_inherits_restart_grace_if_its_driver_takes_the_key() {
     }
 }
 
+#[test]
+fn list_without_values_is_refused_in_code_as_in_a_url() {
+    for (key, kind) in [
+        ("require", ErrorKind::InvalidValue),
+        ("fallback", ErrorKind::InvalidUrl),
+    ] {
+        let in_url = Config::from_url(&format!("store:?{key}=")).unwrap();
+        let refused = opened(&in_url).unwrap_err();
+        assert_eq!(refused.kind(), kind);
+        for value in ["", " ", "\t\n"] {
+            let in_code = Config::from_url("store:").unwrap().set(key, value);
+            let error = opened(&in_code.unwrap()).unwrap_err();
+            assert_eq!(error.to_string(), refused.to_string(), "{key} {value:?}");
+        }
+    }
+}
+
 #[cfg(feature = "serde")]
 #[test]
 fn table_has_the_same_keys() {

@@ -177,6 +177,7 @@ mod tests {
             ),
             (&[("APP_URL", "nope:")], "(variable APP_URL)"),
             (&[url, ("APP_FALLBACK", "nope")], "(variable APP_FALLBACK)"),
+            (&[url, ("APP_FALLBACK", " ")], "(variable APP_FALLBACK)"),
             (
                 &[url, ("APP_FALLBACK", "nope:?ttl=1s")],
                 "(variable APP_FALLBACK)",
@@ -194,6 +195,7 @@ mod tests {
             ("APP_HANDOVER_MAX", "128"),
             ("APP_NAMESPACE", &"x".repeat(513)),
             ("APP_REQUIRE", "magic"),
+            ("APP_REQUIRE", " "),
         ] {
             let error = from_vars(&[url, (variable, value)])
                 .unwrap()
