@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use super::{Config, in_variable};
+use super::{Config, given_twice, in_variable};
 use crate::error::{Error, ErrorKind};
 
 /// Variables with the prefix `LOCKKEEPER_` that are not settings: the command's config file, and
@@ -21,7 +21,8 @@ impl Config {
     /// The store from the variable `{prefix}_URL`, every other key from `{prefix}_{KEY}`.
     /// Several values of `require` or `fallback` are separated by white space. A variable that is
     /// empty counts as not set, and so is one that Kubernetes sets for a service of this name, such as
-    /// `{prefix}_SERVICE_HOST`. An error about a variable names it.
+    /// `{prefix}_SERVICE_HOST`. Two variables that differ in upper and lower case alone give a key twice, which is an
+    /// error. An error about a variable names it.
     ///
     /// # Errors
     /// As [`from_url`](Self::from_url), and if `{prefix}_URL` is not set.
@@ -50,6 +51,10 @@ impl Config {
                     format!("the variable {variable} is not UTF-8"),
                 )
             })?;
+            if let Some((other, _)) = pairs.get(&key) {
+                let both = format!("{other} and {variable}");
+                return Err(in_variable(&both, &given_twice(&key)));
+            }
             pairs.insert(key, (variable, value));
         }
         let (variable, url) = pairs.remove("url").ok_or_else(|| {
@@ -152,6 +157,7 @@ mod tests {
             ("APP_REQUIRE", "cross_process cross_host"),
             ("APP_TOKEN", "7"),
             ("APP_NAMESPACE", ""),
+            ("APP_ttl", ""),
             ("OTHER", "x"),
         ])
         .unwrap();
@@ -174,6 +180,14 @@ mod tests {
             (
                 &[("APP_URL", "memory:?ttl=1s"), ttl],
                 "`ttl` is given twice; say it once (variable APP_TTL)",
+            ),
+            (
+                &[url, ttl, ("APP_ttl", "7s")],
+                "`ttl` is given twice; say it once (variable APP_TTL and APP_ttl)",
+            ),
+            (
+                &[("APP_Url", "memory:"), url],
+                "`url` is given twice; say it once (variable APP_Url and APP_URL)",
             ),
             (&[("APP_URL", "nope:")], "(variable APP_URL)"),
             (&[url, ("APP_FALLBACK", "nope")], "(variable APP_FALLBACK)"),
