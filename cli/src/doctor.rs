@@ -31,7 +31,7 @@ struct Row<'a> {
 /// Returns the exit status of `lockkeeper doctor`.
 pub(crate) fn main(args: &args::Doctor) -> Result<u8, Failure> {
     let mut store = None;
-    let findings = match settings::open_first(&args.store) {
+    let findings = match settings::open_existing(&args.store) {
         Ok(keeper) => {
             store = Some(keeper.backend());
             checks::all(&args.store, &keeper)
@@ -39,7 +39,7 @@ pub(crate) fn main(args: &args::Doctor) -> Result<u8, Failure> {
         Err(failure) => vec![Finding::unusable(
             "connect",
             failure.to_string(),
-            "no program can lock on it",
+            "nothing else could be checked",
             "correct that, and run this again",
         )],
     };

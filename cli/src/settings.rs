@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 use std::io::ErrorKind::{NotADirectory, NotFound};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lockkeeper::backend::{OpenOptions, drivers};
-use lockkeeper::{Config, Error, LockKeeper};
+use lockkeeper::{Config, Error, ErrorKind, LockKeeper};
 
 use crate::args::StoreArgs;
 use crate::failure::{CONFIG, Failure};
@@ -127,21 +127,22 @@ pub(crate) fn open(
 }
 
 /// Opens the store without its fallbacks, in one attempt: a question about one store is not answered by
-/// another, and an operator wants to know at once that it is out of reach.
-pub(crate) fn open_first(args: &StoreArgs) -> Result<LockKeeper, Failure> {
-    let options = OpenOptions::new().wait(Duration::ZERO);
-    open(args, &options, Config::without_fallbacks)
-}
-
-/// Opens the store as [`open_first`] does if it exists, and does not create it.
+/// another, and an operator wants to know at once that it is out of reach. A file that does not exist is
+/// not created.
 pub(crate) fn open_existing(args: &StoreArgs) -> Result<LockKeeper, Failure> {
     let options = OpenOptions::new().wait(Duration::ZERO);
-    open(args, &options, |config| {
+    with_config(args, |config| {
         let config = config.without_fallbacks();
         if config.url().scheme() != "sqlite" {
-            return config;
+            return drivers().open_with(&config, &options);
         }
-        // The user's own `create` counts.
-        config.clone().set("create", "false").unwrap_or(config)
+        let uncreated = config.clone().set("create", "false");
+        // The config has a `create` of its own, which cannot be replaced.
+        let path = Path::new(config.url().path());
+        if uncreated.is_err() && matches!(path.try_exists(), Ok(false)) {
+            let text = format!("there is no file {path:?}, and this command does not create it");
+            return Err(Error::new(ErrorKind::Incompatible, text));
+        }
+        drivers().open_with(&uncreated.unwrap_or(config), &options)
     })
 }

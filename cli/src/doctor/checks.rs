@@ -28,7 +28,7 @@ pub(super) fn all(args: &StoreArgs, keeper: &LockKeeper) -> Vec<Finding> {
     )];
     // The keeper of another program, if the store can be shared by processes.
     let is_shared = keeper.capabilities().has(Capability::CrossProcess);
-    let other = match is_shared.then(|| settings::open_first(args)).transpose() {
+    let other = match is_shared.then(|| settings::open_existing(args)).transpose() {
         Ok(other) => other.unwrap_or_else(|| keeper.clone()),
         Err(failure) => {
             let what = format!("a second connection is refused: {failure}");

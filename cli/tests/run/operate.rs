@@ -15,7 +15,7 @@ pub(crate) const CASES: &[Case] = &[
         unlock_without_output,
     ),
     ("doctor_reports_a_healthy_store", doctor),
-    ("who_and_unlock_create_no_store", missing_store),
+    ("who_unlock_and_doctor_create_no_store", missing_store),
     ("doctor_reports_missing_rights", doctor_without_rights),
     ("unlock_without_the_right_is_refused", unlock_without_right),
     ("fallback_is_reported_and_not_asked_for_holders", fallback),
@@ -173,6 +173,8 @@ fn unlock_without_output(rig: &mut Rig) -> Outcome {
 }
 
 fn doctor(rig: &mut Rig) -> Outcome {
+    // A SQLite file does not exist before its first lock.
+    assert_eq!(code(&rig.run(&["another"], "true")), 0);
     let output = rig.lockkeeper(&["doctor"]).output().unwrap();
     fits(&out(&output));
     let as_json = rig.lockkeeper(&["doctor", "--json"]).output().unwrap();
@@ -333,6 +335,13 @@ fn missing_store(rig: &mut Rig) -> Outcome {
             stderr_of(&output)
         );
         assert!(!rig.exists("typo.db"), "the query has created it");
+    }
+    for url in [url.clone(), explicit, format!("{url}?create=true")] {
+        let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
+        let text = out(&output);
+        assert_eq!(code(&output), 2, "{text}");
+        assert!(text.contains("there is no file"), "{text}");
+        assert!(!rig.exists("typo.db"), "doctor has created it");
     }
     Ok(())
 }
