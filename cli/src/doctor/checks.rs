@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::admin::Finding;
 use lockkeeper::clock::{Clock, SystemClock};
-use lockkeeper::{AcquireOptions, Capability, Error, LeasePolicy, LockKeeper, Released};
+use lockkeeper::{AcquireOptions, Capability, Error, LeasePolicy, LockGuard, LockKeeper, Released};
 
 use crate::args::StoreArgs;
 use crate::settings;
@@ -90,6 +90,15 @@ struct Pair<'a> {
     name: String,
 }
 
+impl Pair<'_> {
+    /// Acquires the lock within the time of a step; the config may wait for ever.
+    fn lock(&self, keeper: &LockKeeper) -> Result<LockGuard, Box<dyn std::error::Error>> {
+        let options = AcquireOptions::new().wait(STEP_TIMEOUT);
+        let guard = keeper.acquire(&self.name, &options)?;
+        guard.ok_or_else(|| "the name is busy: another program holds it".into())
+    }
+}
+
 fn broken(topic: &'static str, what: String) -> Finding {
     Finding::unusable(
         topic,
@@ -117,9 +126,13 @@ fn scope(keeper: &LockKeeper) -> Finding {
 
 fn round_trip(pair: &Pair<'_>, topic: &'static str) -> Checked {
     let mut times = Vec::new();
+    let end = Instant::now() + STEP_TIMEOUT;
     for _ in 0..ROUND_TRIPS {
         let began = Instant::now();
-        let guard = pair.keeper.lock(&pair.name)?;
+        if began >= end {
+            break;
+        }
+        let guard = pair.lock(pair.keeper)?;
         guard.release()?;
         times.push(began.elapsed());
     }
@@ -137,7 +150,7 @@ fn round_trip(pair: &Pair<'_>, topic: &'static str) -> Checked {
 
 /// Checks that a lock that one keeper holds is busy for the other.
 fn contend(pair: &Pair<'_>, topic: &'static str) -> Checked {
-    let first = pair.keeper.lock(&pair.name)?;
+    let first = pair.lock(pair.keeper)?;
     if pair.other.try_lock(&pair.name)?.is_some() {
         return Err("two keepers hold one lock: the store does not exclude".into());
     }
@@ -146,7 +159,7 @@ fn contend(pair: &Pair<'_>, topic: &'static str) -> Checked {
         let what = "a lock was gone while it was held: another program removes keys or rows";
         return Err(what.into());
     }
-    let second = pair.other.lock(&pair.name)?;
+    let second = pair.lock(pair.other)?;
     if second.token() <= token {
         return Err("the token has not grown: late writes cannot be recognised".into());
     }
@@ -159,7 +172,7 @@ fn contend(pair: &Pair<'_>, topic: &'static str) -> Checked {
 
 /// Checks that a waiter gets the lock when its holder releases it.
 fn hand_over(pair: &Pair<'_>, topic: &'static str) -> Checked {
-    let first = pair.keeper.lock(&pair.name)?;
+    let first = pair.lock(pair.keeper)?;
     let started = Barrier::new(2);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {

@@ -227,6 +227,15 @@ fn doctor_of_defects(rig: &mut Rig) -> Outcome {
         let output = rig.lockkeeper(&["doctor"]).output().unwrap();
         assert_eq!(code(&output), 1, "{}", out(&output));
         assert!(out(&output).contains("chmod"), "{}", out(&output));
+        // A program that does not end its transaction.
+        let database = rusqlite::Connection::open(rig.path("store/locks.db")).unwrap();
+        database.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let mut doctor = rig.lockkeeper(&["doctor"]);
+        doctor.env("LOCKKEEPER_WAIT", "forever");
+        doctor.stdout(Stdio::piped());
+        let output = Running(Some(doctor.spawn().unwrap())).output();
+        assert_eq!(code(&output), 2, "{}", out(&output));
+        drop(database);
         rig.write("damaged.db", &"this is no database ".repeat(100));
         let url = format!("sqlite:{}", rig.path("damaged.db").display());
         let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
