@@ -67,11 +67,16 @@ fn find(args: &StoreArgs) -> Result<(Config, Option<String>), Failure> {
 #[cfg(unix)]
 pub(crate) fn environment(args: &StoreArgs) -> Result<Vec<(OsString, OsString)>, Failure> {
     Ok(match source(args)? {
-        Source::Url(url) => vec![(URL.into(), url.into())],
+        Source::Url(url) => vec![(URL.into(), with_absolute_path(url).into())],
         Source::Environment => std::env::vars_os()
             .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"LOCKKEEPER_"))
             // A `run` around this one has set them for its own command.
             .filter(|(name, _)| name != SLOT && name != TOKENS)
+            .map(|(name, value)| match value.into_string() {
+                Ok(url) if name == URL => (name, with_absolute_path(url).into()),
+                Ok(text) => (name, text.into()),
+                Err(value) => (name, value),
+            })
             .collect(),
         Source::File(file) => {
             // The command may change its folder.
@@ -79,6 +84,25 @@ pub(crate) fn environment(args: &StoreArgs) -> Result<Vec<(OsString, OsString)>,
             vec![(FILE.into(), path.into())]
         }
     })
+}
+
+/// Returns the URL with the path of a SQLite file made absolute: the command may change its folder.
+#[cfg(unix)]
+fn with_absolute_path(url: String) -> String {
+    let Ok(config) = Config::from_url(&url) else {
+        return url;
+    };
+    let path = Path::new(config.url().path());
+    if config.url().scheme() != "sqlite" || path.is_absolute() {
+        return url;
+    }
+    let path = std::path::absolute(path);
+    // A URL has no other text than UTF-8.
+    let Some(path) = path.as_deref().ok().and_then(Path::to_str) else {
+        return url;
+    };
+    let query = url.find('?').and_then(|at| url.get(at..));
+    lockkeeper::backend::StoreUrl::location("sqlite:", path, &[]) + query.unwrap_or_default()
 }
 
 /// Returns a variable; an empty one counts as not set.

@@ -174,7 +174,7 @@ fn pass_url(rig: &mut Rig) -> Outcome {
     let file = format!("url = {url:?}\nnamespace = \"from-a-file\"\n");
     rig.write("locks.toml", &file);
     let script = format!(
-        "cd / && {} who --json pass-url",
+        "cd / && {} who --json \"$LOCKKEEPER_NAME\"",
         env!("CARGO_BIN_EXE_lockkeeper")
     );
     rig.write(
@@ -192,6 +192,20 @@ fn pass_url(rig: &mut Rig) -> Outcome {
         assert_eq!(code(&output), 0, "{args:?}: {}", stderr_of(&output));
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(report["held"][0]["name"], "pass-url", "{args:?}: {report}");
+    }
+    // A relative path names the file in the folder of `run`, also if the command changes its own.
+    let folder = rig.path("a folder #1?");
+    std::fs::create_dir(&folder).unwrap();
+    let url = "sqlite:b%20b.db?ttl=20s";
+    for option in [&[][..], &["--url", url]] {
+        let mut run = rig.run_command(&[&["--pass-url"], option, &["relative"]].concat(), &script);
+        run.current_dir(&folder).env("LOCKKEEPER_URL", url);
+        run.env_remove("LOCKKEEPER_NAMESPACE");
+        let output = run.output().unwrap();
+        assert_eq!(code(&output), 0, "{}", stderr_of(&output));
+        assert!(folder.join("b b.db").exists());
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("\"relative\""), "{text}");
     }
     Ok(())
 }
