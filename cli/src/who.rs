@@ -15,7 +15,7 @@ use crate::failure::{CONFIG, Failure};
 use crate::output;
 use crate::settings;
 
-pub(crate) use self::table::holder;
+pub(crate) use self::table::{holder, plain};
 
 /// A held name. Its namespace is known if those of all namespaces are listed.
 type Entry = (Option<String>, HeldName);

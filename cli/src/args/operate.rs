@@ -7,6 +7,7 @@ use lockkeeper::Mode;
 use lockkeeper::admin::HeldName;
 
 use super::{StoreArgs, duration, seconds_or_duration};
+use crate::who::plain;
 
 pub(super) const WHO: &str = include_str!("who_about.txt").trim_ascii_end();
 pub(super) const WHO_DETAILS: &str = include_str!("who_details.txt").trim_ascii_end();
@@ -131,10 +132,10 @@ impl Choice {
             (Mode::Exclusive, None) => Some("--mode exclusive".to_owned()),
             (mode, None) => {
                 let pid = holder.pid.map(|pid| format!("--pid {pid}"));
-                let session = || Some(format!("--session {}", holder.session.as_ref()?));
+                let session = || Some(format!("--session {}", plain(holder.session.as_ref()?)));
                 let process = pid.or_else(session)?;
                 let host = holder.host.as_ref().filter(|_| holder.pid.is_some());
-                let host = host.map_or_else(String::new, |host| format!(" --host {host}"));
+                let host = host.map_or_else(String::new, |host| format!(" --host {}", plain(host)));
                 Some(format!("--mode {mode} {process}{host}"))
             }
         }
@@ -150,4 +151,22 @@ pub(crate) struct Doctor {
     /// Print one JSON object instead of text; its fields are below.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_from_the_store_are_escaped_in_the_choice() {
+        let mut held = HeldName::new("prices", "mark");
+        held.mode = Mode::Shared;
+        held.holder.session = Some("7\r".to_owned());
+        let shown = Choice::of(&held).unwrap();
+        assert_eq!(shown, "--mode shared --session 7\\r");
+        held.holder.pid = Some(42);
+        held.holder.host = Some("web\u{1b}[2J".to_owned());
+        let shown = Choice::of(&held).unwrap();
+        assert_eq!(shown, "--mode shared --pid 42 --host web\\u{1b}[2J");
+    }
 }

@@ -88,7 +88,7 @@ fn mode(held: &HeldName) -> String {
 
 /// Escapes a text from the store, so that it cannot move the terminal's cursor or reverse its lines.
 /// Different texts stay different.
-fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     let quoted = format!("{text:?}");
     let inner = quoted.get(1..quoted.len() - 1);
     inner.unwrap_or(text).replace("\\\"", "\"")
