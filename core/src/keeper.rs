@@ -335,6 +335,11 @@ impl LockKeeper {
         self.engine.settings.lease
     }
 
+    /// Returns the `max_hold` of an acquisition that names none.
+    pub fn max_hold(&self) -> Option<Duration> {
+        self.engine.settings.max_hold
+    }
+
     /// Returns how much earlier than the store a guard with this ttl calls itself lost.
     pub fn margin(&self, ttl: Duration) -> Duration {
         self.engine.margin(ttl)

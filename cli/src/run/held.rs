@@ -25,6 +25,7 @@ pub(super) struct HeldLock {
     pub(super) request: Request,
     pub(super) guard: Guard,
     pub(super) plan: Plan,
+    pub(super) granted: HostInstant,
     pub(super) events: Receiver<Event>,
 }
 
@@ -53,6 +54,14 @@ impl HeldLock {
     pub(super) fn deadlines_to_start(&self) -> Option<Deadlines> {
         self.deadlines()
             .filter(|deadlines| SystemClock.now() < deadlines.term)
+    }
+
+    /// Returns the `max_hold` of the lock if the last renewal that it permits leads to `deadlines`: no
+    /// later renewal was due.
+    pub(super) fn ending_max_hold(&self, deadlines: Deadlines) -> Option<Duration> {
+        let end = deadlines.term.min(deadlines.claim);
+        let is_last = |max_hold: &Duration| end >= self.granted + *max_hold;
+        self.plan.max_hold.filter(is_last)
     }
 
     /// Waits until the watchdog holds its claims, before the command starts.

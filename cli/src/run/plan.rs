@@ -20,6 +20,8 @@ pub(super) struct Plan {
     pub(super) policy: LeasePolicy,
     on_lost: OnLost,
     kill_after: Duration,
+    /// How long after the grant the lock is renewed, if that is limited.
+    pub(super) max_hold: Option<Duration>,
 }
 
 /// When the command has to end, unless the lock is renewed before.
@@ -58,6 +60,7 @@ impl Plan {
             kill_after: args
                 .kill_after
                 .unwrap_or_else(|| default_kill_after(policy, margin)),
+            max_hold: keeper.max_hold().filter(|_| policy.is_renewed()),
         };
         let refused = |text| Failure::new(USAGE, text);
         plan.check_hold(args.hold_at_least, margin)
@@ -132,8 +135,15 @@ impl Plan {
         })
     }
 
-    /// Refuses a `hold` that is longer than a lock without renewal can be kept.
+    /// Refuses a `hold` that is longer than the lock can be kept.
     fn check_hold(&self, hold: Duration, margin: Duration) -> Result<(), String> {
+        if let Some(max_hold) = self.max_hold.filter(|max_hold| *max_hold < hold) {
+            let (max_hold, hold) = (format_millis(max_hold), format_millis(hold));
+            return Err(format!(
+                "the lock could not be kept that long: its `max_hold` of {max_hold} is shorter than \
+                 --hold-at-least {hold}; use a longer `max_hold`, or a shorter --hold-at-least"
+            ));
+        }
         let ttl = self.policy.ttl();
         let held = ttl.saturating_sub(margin);
         if hold.is_zero() || self.policy.is_renewed() || hold < held {
@@ -188,7 +198,7 @@ fn default_kill_after(policy: LeasePolicy, margin: Duration) -> Duration {
 }
 
 /// Formats a duration to the millisecond, as a user would type it.
-fn format_millis(span: Duration) -> String {
+pub(super) fn format_millis(span: Duration) -> String {
     let millis = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     format_duration(Duration::from_millis(millis)).to_string()
 }
@@ -214,6 +224,7 @@ mod tests {
             policy,
             on_lost: OnLost::Term,
             kill_after,
+            max_hold: None,
         }
     }
 

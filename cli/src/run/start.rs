@@ -108,13 +108,13 @@ fn run(args: &args::Run) -> Result<End, Failure> {
             None => Err(conflict(args, &keeper, &request)),
         };
     };
-    let granted = SystemClock.now();
     let (shown, claims) = (request.to_string(), request.claims(&keeper, &guard));
     stderr::info(&format!("got {}", request.granted(&guard)));
     let held = HeldLock {
         request,
         guard,
         plan,
+        granted: SystemClock.now(),
         events,
     };
     let mut watchdog = Watchdog::start(claims, None).map_err(|error| no_process(&error))?;
@@ -143,7 +143,7 @@ fn run(args: &args::Run) -> Result<End, Failure> {
     // The command has ended, so signals are for this process again.
     is_running.store(false, Ordering::SeqCst);
     let kept =
-        ended.lost || ended.was_asked_to_end || held.keep_until(granted + args.hold_at_least);
+        ended.lost || ended.was_asked_to_end || held.keep_until(held.granted + args.hold_at_least);
     if !kept {
         let text = "could not be kept for the rest of --hold-at-least";
         stderr::warn(&format!("{shown} {text}"));

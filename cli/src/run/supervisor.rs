@@ -10,7 +10,7 @@ use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 
 use super::command::{self, CommandProcess, State, Status};
 use super::held::HeldLock;
-use super::plan::Deadlines;
+use super::plan::{Deadlines, format_millis};
 use super::poll::POLL_INTERVAL;
 use super::signals::{Event, asks_for_end, is_ignored};
 use super::stderr;
@@ -184,8 +184,14 @@ impl<'a> Supervisor<'a> {
                 return Duration::ZERO;
             }
         }
+        let last = current.unwrap_or(self.sent);
+        let is_over = is_ending || now >= last.term.min(last.claim);
+        let max_hold = self.held.ending_max_hold(last).filter(|_| is_over);
         let why = if let LeasePolicy::Fixed { .. } = self.held.plan.policy {
             "is not kept any longer: its --lease is over"
+        } else if let Some(max_hold) = max_hold {
+            let max_hold = format_millis(max_hold);
+            &format!("is not kept any longer: its `max_hold` of {max_hold} is over")
         } else if !self.held.guard.is_held() {
             "is lost: the store was out of reach for too long, or it was taken away"
         } else if is_ending {

@@ -5,6 +5,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::rig::{Case, Outcome, Rig, Server, Skip, code, is_alive, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
+    ("end_of_max_hold_ends_the_command_and_is_named", max_hold),
     ("killed_run_ends_its_command", killed),
     (
         "next_command_starts_when_that_of_a_killed_run_is_gone",
@@ -478,5 +479,27 @@ fn restarted_store(rig: &mut Rig) -> Outcome {
             std::fs::remove_file(rig.path(file)).unwrap();
         }
     }
+    Ok(())
+}
+
+fn max_hold(rig: &mut Rig) -> Outcome {
+    for (on_lost, effect) in [
+        ("term", "its command is ended"),
+        ("warn", "its command goes on without it"),
+    ] {
+        let args = ["--ttl", "2s", "--on-lost", on_lost, "a"];
+        let mut run = rig.run_command(&args, "sleep 4; exit 3");
+        let output = run.env("LOCKKEEPER_MAX_HOLD", "500ms").output().unwrap();
+        let (line, is_ended) = (stderr_of(&output), on_lost == "term");
+        assert_eq!(code(&output), if is_ended { 79 } else { 3 }, "{line}");
+        let why = "`max_hold` of 500ms is over; ";
+        assert!(line.contains(&format!("{why}{effect}")), "{line}");
+    }
+    let mut run = rig.run_command(&["--hold-at-least", "1m", "a"], "touch started");
+    let output = run.env("LOCKKEEPER_MAX_HOLD", "30s").output().unwrap();
+    let line = stderr_of(&output);
+    assert_eq!(code(&output), 64, "{line}");
+    assert!(line.contains("`max_hold` of 30s is shorter"), "{line}");
+    assert!(!rig.exists("started"));
     Ok(())
 }
