@@ -206,7 +206,7 @@ pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
 }
 
 /// Repeats `launch` while another process has the port.
-pub(crate) fn retry_on_taken_port(mut launch: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+pub(crate) fn retry_on_taken_port<T>(mut launch: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut last = launch();
     for _ in 1..PORTS {
         match &last {

@@ -4,11 +4,12 @@ mod carry;
 mod shared;
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use carry::listen_at_free_port;
 use shared::Shared;
 
 /// A fault of the network.
@@ -77,12 +78,12 @@ impl Proxy {
     /// # Errors
     /// No free port, or no thread.
     pub fn new(target: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let listener = listen_at_free_port()?;
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared::new(target));
         let acceptor = thread::Builder::new().name("proxy".to_owned()).spawn({
             let shared = Arc::clone(&shared);
-            move || shared.accept(addr, listener)
+            move || shared.accept(listener)
         })?;
         Ok(Self {
             addr,

@@ -1,16 +1,18 @@
 //! The threads of the proxy: one accepts, and two carry the bytes of each connection.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketType, bind, listen, socket, sockopt};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, listen, shutdown, socket_with, sockopt,
+};
 
 use super::Fault;
 use super::shared::{Connection, Shared, Way};
+use crate::daemon;
 
 /// The highest number of connections at a time.
 const MAX_CONNECTIONS: usize = 1024;
@@ -23,15 +25,13 @@ const CONNECT: Duration = Duration::from_secs(5);
 
 impl Shared {
     /// Runs the acceptor's thread, which ends after the threads of all connections.
-    pub(super) fn accept(self: &Arc<Self>, addr: SocketAddr, listener: TcpListener) {
-        let (mut listener, mut closed) = (Some(listener), None);
+    pub(super) fn accept(self: &Arc<Self>, listener: TcpListener) {
         let mut threads: Vec<JoinHandle<()>> = Vec::new();
         for id in 0.. {
-            if !self.update_listener(addr, &mut listener, &mut closed) {
+            if !self.update_listener(&listener) {
                 break;
             }
-            let Some(open) = &listener else { continue };
-            let Ok((client, _)) = open.accept() else {
+            let Ok((client, _)) = listener.accept() else {
                 continue;
             };
             threads.retain(|thread| !thread.is_finished());
@@ -70,33 +70,26 @@ impl Shared {
     }
 
     /// Opens and closes the port as `State::refusing` says. Returns false when the proxy is dropped.
-    fn update_listener(
-        &self,
-        addr: SocketAddr,
-        listener: &mut Option<TcpListener>,
-        closed: &mut Option<OwnedFd>,
-    ) -> bool {
+    fn update_listener(&self, listener: &TcpListener) -> bool {
         let mut state = self.lock();
         loop {
             if state.closing {
                 return false;
             }
             if state.refusing {
-                if listener.take().is_some() {
-                    *closed = bind_closed(addr).ok();
+                if state.listening {
+                    // Clients are refused, and the port stays this socket's.
+                    let closed = shutdown(listener, rustix::net::Shutdown::Read);
+                    state.broken = closed.err().map(|errno| io::Error::from(errno).kind());
+                    state.listening = false;
                 }
-                state.listening = false;
                 self.changed.notify_all();
-            } else if listener.is_some() {
+            } else if state.listening {
                 return true;
             } else if state.broken.is_none() {
-                let socket = closed.take().map_or_else(|| bind_closed(addr), Ok);
-                match socket.and_then(open) {
-                    Ok(opened) => {
-                        *listener = Some(opened);
-                        state.listening = true;
-                    }
-                    Err(error) => state.broken = Some(error.kind()),
+                match listen(listener, BACKLOG) {
+                    Ok(()) => state.listening = true,
+                    Err(errno) => state.broken = Some(io::Error::from(errno).kind()),
                 }
                 self.changed.notify_all();
                 continue;
@@ -210,16 +203,16 @@ impl Shared {
     }
 }
 
-/// Binds the former port without listening, so that clients are refused and the kernel gives the port to no other socket.
-fn bind_closed(addr: SocketAddr) -> io::Result<OwnedFd> {
-    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    bind(&socket, &addr)?;
-    Ok(socket)
-}
-
-/// Listens at a port that is bound.
-fn open(socket: OwnedFd) -> io::Result<TcpListener> {
-    listen(&socket, BACKLOG)?;
-    Ok(socket.into())
+/// Listens at a free port. The port is bound by its number, so Linux keeps it for the socket when that stops to listen: a port
+/// of the kernel's choice would be free then, and could become that of any client.
+pub(super) fn listen_at_free_port() -> io::Result<TcpListener> {
+    daemon::retry_on_taken_port(|| {
+        let [port] = daemon::free_ports()?;
+        let (family, flags) = (AddressFamily::INET, SocketFlags::CLOEXEC);
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port)))?;
+        listen(&socket, BACKLOG)?;
+        Ok(socket.into())
+    })
 }
