@@ -118,7 +118,7 @@ fn run(args: &args::Run) -> Result<End, Failure> {
         events,
     };
     let mut watchdog = Watchdog::start(claims, None).map_err(|error| no_process(&error))?;
-    let waited = held.wait_for_claims(&mut watchdog).or_else(|_| {
+    let mut waited = held.wait_for_claims(&mut watchdog).or_else(|_| {
         // A signal to all processes of a service also ends the watchdog; this process gets it, too.
         let signal = end_signal(&held.events, POLL_INTERVAL).map(ClaimWait::Signal);
         let text = "the command cannot be started: its watchdog was killed";
@@ -126,7 +126,15 @@ fn run(args: &args::Run) -> Result<End, Failure> {
     })?;
     is_running.store(true, Ordering::SeqCst);
     let ended = match waited {
-        ClaimWait::Over => command(args, watchdog, &held)?,
+        ClaimWait::Over => match command(args, watchdog, &held) {
+            Ok(ended) => ended,
+            Err(failure) => {
+                // Such a signal also ends the process that was to become the command.
+                let signal = end_signal(&held.events, POLL_INTERVAL);
+                waited = ClaimWait::Signal(signal.ok_or(failure)?);
+                None
+            }
+        },
         ClaimWait::Signal(_) | ClaimWait::Lost => {
             watchdog.dismiss();
             None
