@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +22,10 @@ pub(crate) const START: Duration = Duration::from_secs(30);
 
 /// How many ports are tried when another process takes the chosen one first.
 const PORTS: usize = 20;
+
+/// Below what Linux takes for outgoing connections by default (`net.ipv4.ip_local_port_range`), so that a server finds its port
+/// free after a restart.
+const SERVER_PORTS: Range<u16> = 12_000..32_000;
 
 /// The process of a server such as [`RedisServer`](crate::RedisServer), in a throw-away folder. All methods can be called from any thread.
 pub struct Daemon {
@@ -198,7 +203,9 @@ pub(crate) fn free_ports<const N: usize>() -> io::Result<[u16; N]> {
     // All ports are bound at once, so that they differ.
     let mut held = Vec::with_capacity(N);
     for port in &mut ports {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let listener = retry_on_taken_port(|| {
+            TcpListener::bind((Ipv4Addr::LOCALHOST, fastrand::u16(SERVER_PORTS)))
+        })?;
         *port = listener.local_addr()?.port();
         held.push(listener);
     }
