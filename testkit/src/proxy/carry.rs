@@ -78,8 +78,9 @@ impl Shared {
             }
             if state.refusing {
                 if state.listening {
-                    // Clients are refused, and the port stays this socket's.
-                    let closed = shutdown(listener, rustix::net::Shutdown::Read);
+                    // Clients are refused, and the port stays this socket's, also beside a server that would share it.
+                    let closed = shutdown(listener, rustix::net::Shutdown::Read)
+                        .and_then(|()| sockopt::set_socket_reuseaddr(listener, false));
                     state.broken = closed.err().map(|errno| io::Error::from(errno).kind());
                     state.listening = false;
                 }
@@ -87,7 +88,9 @@ impl Shared {
             } else if state.listening {
                 return true;
             } else if state.broken.is_none() {
-                match listen(listener, BACKLOG) {
+                let opened = sockopt::set_socket_reuseaddr(listener, true)
+                    .and_then(|()| listen(listener, BACKLOG));
+                match opened {
                     Ok(()) => state.listening = true,
                     Err(errno) => state.broken = Some(io::Error::from(errno).kind()),
                 }
