@@ -180,7 +180,7 @@ impl ChildProcess {
                 let tasks = std::fs::read_dir(&folder).into_iter().flatten().flatten();
                 let ids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
                 for id in ids.filter_map(rustix::process::Pid::from_raw) {
-                    // Linux prefers the thread whose id it is. The id of one that has just ended is nobody's: ids are given in turn.
+                    // Linux interrupts the thread with this id. If the thread has just ended, no other one has its id yet.
                     let _ = rustix::process::kill_process(id, rustix::process::Signal::USR1);
                 }
                 thread::park_timeout(Duration::from_micros(200));

@@ -138,8 +138,8 @@ impl Config {
     ///
     /// The store is tried again with a growing pause, and the [`Observer`] is told once. When the time is
     /// over, opening takes as long as the attempt that is under way (`connect_timeout`), and then tries
-    /// each [`fallback`](Self::fallback) once, so [`Wait::Forever`] with a fallback is an error. Only an unreachable store is waited for: a wrong password
-    /// fails at once.
+    /// each [`fallback`](Self::fallback) once, so [`Wait::Forever`] with a fallback is an error. Only an
+    /// unreachable store is waited for: a wrong password fails at once.
     #[must_use]
     pub fn open_wait(self, wait: Wait) -> Self {
         self.with(&keys::OPEN_WAIT, wait)

@@ -274,6 +274,7 @@ impl Guardian {
             if post.has_ended() || Instant::now() >= until {
                 return Err(Failure::NotSent(unavailable(NOT_STARTED)));
             }
+            // Nothing tells when a session has begun to wait.
             thread::sleep(ASK_EVERY);
         }
         Ok(())

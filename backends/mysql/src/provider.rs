@@ -64,6 +64,8 @@ type Lease = SessionLease<Connection>;
 ///   lasted less than a second, or that shared its session, can be followed by another hold of the
 ///   name on the same session, and that one is ended then.
 /// - A ttl of more than a year needs a renewal in each year.
+/// - A thread that waits for the server handles no signals meanwhile, since the crate mysql waits anew after each. Other
+///   threads of the process handle them; the provider has some.
 /// - Finding a host's addresses takes as long as the system's resolver does.
 /// - Do not use it on both sides of a fork; open it after forking.
 #[derive(Clone, Debug)]

@@ -456,7 +456,7 @@ fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
     let stores = Stores::new();
     let members = stores.members.iter().map(|store| {
         let (store, other) = (Arc::clone(store), Arc::clone(store));
-        // While a proposal is on its way, the member grants another name to a proposer whose clock is an hour ahead.
+        // Before each proposal arrives, the member grants another name. The clock of that grant is an hour ahead.
         let before = move |_: &[Operation<'_, ErasedLease>]| {
             thread::sleep(Duration::from_millis(5));
             // The last proposal may have been larger.

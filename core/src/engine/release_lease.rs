@@ -168,7 +168,8 @@ fn is_no_answer(kind: ErrorKind) -> bool {
     )
 }
 
-/// Returns what a release found. `lost_reply` is the error of an attempt before it whose reply was lost.
+/// Returns the result of a release. After an attempt without a reply, a lock that is gone may have been released by that
+/// attempt: then the result is unknown. `lost_reply` is the error of such an attempt.
 pub(super) fn found_after(found: Released, lost_reply: Option<&Error>) -> Result<Released, Error> {
     match (found, lost_reply) {
         (Released::AlreadyLost, Some(lost)) => Err(unknown_release(lost)),

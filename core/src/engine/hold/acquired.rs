@@ -59,7 +59,8 @@ impl Acquired {
         callback: F,
         clock: &dyn Clock,
     ) -> Option<F> {
-        match self.state(clock.now()) {
+        let now = clock.now();
+        match self.state(now) {
             HoldState::Released => return None,
             HoldState::Lost => return Some(callback),
             HoldState::Held => {}
@@ -70,7 +71,7 @@ impl Acquired {
             return Some(callback);
         }
         // The guard was released in between, and its callbacks were dropped.
-        let is_released = self.hold.deadline.state(clock.now()) == Some(HoldState::Released);
+        let is_released = self.hold.deadline.state(now) == Some(HoldState::Released);
         if is_released || self.is_ended() {
             return None;
         }

@@ -5,7 +5,11 @@ use std::io::{self, ErrorKind};
 #[cfg(target_os = "linux")]
 use std::os::fd::AsRawFd;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, lchown};
+#[cfg(target_os = "linux")]
+use std::os::unix::fs::chown;
+#[cfg(not(target_os = "linux"))]
+use std::os::unix::fs::lchown as chown;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -92,13 +96,11 @@ impl SocketFolder {
         parker.with_sockets((receiver, own_sender))
     }
 
-    /// Lets those users notify a socket who may write the database: gives it the database's permissions, and its owner and
-    /// group where this user may.
+    /// Lets the users who may write the database notify a socket: gives the socket the database's permissions, and its owner
+    /// and group where this user may.
     fn share(&self, socket: &Path) -> io::Result<()> {
         let database = fs::metadata(&self.database)?;
-        let _ = lchown(socket, None, Some(database.gid()));
-        let _ = lchown(socket, Some(database.uid()), None);
-        // Who owns the folder could put a link in the socket's place, to a file that only this user may change.
+        // The folder's owner could put another file in the socket's place, which only this user may change.
         #[cfg(target_os = "linux")]
         let opened = fs::File::from(rustix::fs::open(
             socket,
@@ -110,6 +112,8 @@ impl SocketFolder {
             true => PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd())),
             false => return Ok(()),
         };
+        let _ = chown(socket, None, Some(database.gid()));
+        let _ = chown(socket, Some(database.uid()), None);
         fs::set_permissions(socket, database.permissions())
     }
 

@@ -99,7 +99,7 @@ fn socket_has_the_permissions_and_the_owner_of_the_file() {
     let store = TempStore::new();
     fs::write(store.path(), "").unwrap();
     fs::set_permissions(store.path(), fs::Permissions::from_mode(0o660)).unwrap();
-    // Only root may do so, whose waiters the owner of the file could not notify otherwise.
+    // As root, another user's file: its owner has to reach the sockets of root's waiters. Other users cannot give files away.
     let _ = chown(store.path(), Some(65_534), Some(65_534));
     let owner = fs::metadata(store.path()).unwrap().uid();
     let held = store.keeper().lock("seat").unwrap();
