@@ -170,7 +170,8 @@ fn check_side_files(file: &Path) -> Result<(), Error> {
     SUFFIXES.into_iter().skip(1).try_for_each(|suffix| {
         let beside = with_suffix(file, suffix);
         match check_writable(&beside) {
-            Err(error) if beside.exists() => Err(error),
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => Err(error),
+            // A process that opens or closes the database creates or deletes it at any time.
             _ => Ok(()),
         }
     })
@@ -258,6 +259,9 @@ fn network_file_system(magic: u32) -> Option<&'static str> {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
     use super::*;
 
     #[test]
@@ -272,6 +276,25 @@ mod tests {
         ] {
             assert!(!is_host_time(&offset(boot)), "{boot}");
         }
+    }
+
+    #[test]
+    fn side_files_may_come_and_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("locks.db");
+        let beside = with_suffix(&file, "-wal");
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    fs::write(&beside, "").unwrap();
+                    fs::remove_file(&beside).unwrap();
+                }
+            });
+            let found = (0..20_000).try_for_each(|_| check_side_files(&file));
+            is_over.store(true, Ordering::Relaxed);
+            found.unwrap();
+        });
     }
 
     #[test]
