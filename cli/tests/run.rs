@@ -50,6 +50,9 @@ mod several;
 #[cfg(unix)]
 #[path = "run/signals.rs"]
 mod signals;
+#[cfg(unix)]
+#[path = "run/store_loss.rs"]
+mod store_loss;
 #[cfg(target_os = "linux")]
 #[path = "run/surroundings.rs"]
 mod surroundings;
@@ -88,9 +91,9 @@ fn main() -> ExitCode {
     ];
     let alone = [
         crowd::ALONE,
-        loss::ALONE,
         opening::ALONE,
         operate::ALONE,
+        store_loss::ALONE,
         watch::ALONE,
     ];
     rig::main(&cases.concat(), &alone.concat())
