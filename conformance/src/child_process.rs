@@ -2,9 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
-#[cfg(target_os = "linux")]
 use std::sync::Arc;
-#[cfg(target_os = "linux")]
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -15,6 +13,7 @@ use lockkeeper_core::Mode;
 use crate::child::{self, ChildSpec};
 use crate::history::History;
 use crate::mode_text;
+use crate::rig::Skip;
 
 /// A running child process. Dropping the handle kills the process, even a stopped one; the process
 /// also ends by itself when the suite's process ends.
@@ -171,7 +170,7 @@ impl ChildProcess {
     /// Interrupts the system calls of all threads of the child process, again and again, until the returned handle is
     /// dropped: sends SIGUSR1, which the child process handles.
     #[cfg(target_os = "linux")]
-    pub(crate) fn interrupt(&self) -> Interruption {
+    pub(crate) fn interrupt(&self) -> Result<Interruption, Skip> {
         let folder = format!("/proc/{}/task", self.pid());
         let is_over = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&is_over);
@@ -187,7 +186,13 @@ impl ChildProcess {
             }
         };
         let thread = Some(thread::spawn(interrupt));
-        Interruption { is_over, thread }
+        Ok(Interruption { is_over, thread })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn interrupt(&self) -> Result<Interruption, Skip> {
+        let text = "one thread of many is interrupted on Linux only";
+        Err(Skip(text.to_owned()))
     }
 
     #[cfg(unix)]
@@ -197,15 +202,12 @@ impl ChildProcess {
     }
 }
 
-/// Ends what [`ChildProcess::interrupt`] began. It must be dropped before the child process ends, whose id could be
-/// another process's then.
-#[cfg(target_os = "linux")]
+/// Ends what [`ChildProcess::interrupt`] began. Drop it before the child process ends: another process could get that id.
 pub(crate) struct Interruption {
     is_over: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-#[cfg(target_os = "linux")]
 impl Drop for Interruption {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);

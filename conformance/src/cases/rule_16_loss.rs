@@ -1,17 +1,13 @@
 //! Rule 16: where the store tells holders of a loss, their guards are lost without a renewal, and by nothing
 //! else.
 
-#[cfg(target_os = "linux")]
 use std::thread;
 
 use lockkeeper_core::{LockGuard, WaitOutcome};
 
 use super::admin::{admin, deadline, find};
 use crate::fixture::Loss;
-#[cfg(target_os = "linux")]
 use crate::recorder::Event;
-#[cfg(not(target_os = "linux"))]
-use crate::rig::Skip;
 use crate::rig::{Outcome, Rig, take};
 
 /// The first renewal comes after a third of it: too late for any case.
@@ -65,11 +61,10 @@ pub(super) fn forced_release_is_told_to_its_holder(rig: &Rig<'_>) -> Outcome {
 }
 
 /// A signal that a program handles interrupts its system calls: that of a profiler, or of a child's end.
-#[cfg(target_os = "linux")]
 pub(super) fn handled_signals_lose_no_lease(rig: &Rig<'_>) -> Outcome {
     let mut process = rig.process(rig.renewed(TTL_MS))?;
     let (keeper, recorder) = rig.recorded_keeper();
-    let interruption = process.interrupt();
+    let interruption = process.interrupt()?;
     for _ in 0..50 {
         process.acquire("a");
         let waiter = &keeper;
@@ -92,12 +87,11 @@ pub(super) fn handled_signals_lose_no_lease(rig: &Rig<'_>) -> Outcome {
 }
 
 /// A release gives up a store that does not answer, although signals come more often than that takes.
-#[cfg(target_os = "linux")]
 pub(super) fn handled_signals_extend_no_limit(rig: &Rig<'_>) -> Outcome {
     let mut process = rig.process(rig.renewed(TTL_MS))?;
     process.acquire("a");
     let restore = rig.cut_off()?;
-    let interruption = process.interrupt();
+    let interruption = process.interrupt()?;
     process.send("release");
     let answer = process.next_line();
     assert!(answer.starts_with("Some(Err("), "{answer}");
@@ -105,21 +99,4 @@ pub(super) fn handled_signals_extend_no_limit(rig: &Rig<'_>) -> Outcome {
     drop(restore);
     process.end();
     Ok(())
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(super) fn handled_signals_lose_no_lease(_: &Rig<'_>) -> Outcome {
-    needs_linux()
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(super) fn handled_signals_extend_no_limit(_: &Rig<'_>) -> Outcome {
-    needs_linux()
-}
-
-#[cfg(not(target_os = "linux"))]
-fn needs_linux() -> Outcome {
-    Err(Skip(
-        "one thread of many is interrupted on Linux only".to_owned(),
-    ))
 }
