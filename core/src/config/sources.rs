@@ -19,10 +19,11 @@ const NOT_SETTINGS: [&str; 6] = [
 
 impl Config {
     /// The store from the variable `{prefix}_URL`, every other key from `{prefix}_{KEY}`.
-    /// Several values of `require` or `fallback` are separated by white space. A variable that is
-    /// empty counts as not set, and so is one that Kubernetes sets for a service of this name, such as
-    /// `{prefix}_SERVICE_HOST`. Two variables that differ in upper and lower case alone give a key twice, which is an
-    /// error. An error about a variable names it.
+    /// Several values of `require` or `fallback` are separated by white space.
+    ///
+    /// A variable that is empty counts as not set. So does one that Kubernetes sets by itself for a service whose name
+    /// begins with the prefix, such as `{prefix}_SERVICE_HOST` or `{prefix}_REDIS_PORT`. Two variables that differ in
+    /// upper and lower case alone give a key twice, which is an error. An error about a variable names it.
     ///
     /// # Errors
     /// As [`from_url`](Self::from_url), and if `{prefix}_URL` is not set.
@@ -81,13 +82,14 @@ impl Config {
     }
 }
 
-/// Returns whether Kubernetes sets a variable of this name by itself, for a service that is named as
-/// the prefix: `_SERVICE_HOST`, `_SERVICE_PORT…`, `_PORT` and `_PORT_6379_TCP…`.
+/// Returns whether Kubernetes sets a variable of this name by itself, for a service that is named as the prefix or begins
+/// with it: `_SERVICE_HOST`, `_SERVICE_PORT…`, `_PORT` and `_PORT_6379_TCP…`, or `_REDIS_SERVICE_HOST` and so on. See
+/// <https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables>.
 fn is_service_link(key: &str) -> bool {
-    let port = key
-        .strip_prefix("service_port")
-        .or(key.strip_prefix("port"));
-    key == "service_host" || port.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+    let key = format!("_{key}_");
+    ["_service_host_", "_service_port_", "_port_"]
+        .iter()
+        .any(|part| key.contains(part))
 }
 
 #[cfg(feature = "serde")]
@@ -230,6 +232,10 @@ mod tests {
             ("APP_PORT", "tcp://10.0.0.1:6379"),
             ("APP_PORT_6379_TCP", "tcp://10.0.0.1:6379"),
             ("APP_PORT_6379_TCP_ADDR", "10.0.0.1"),
+            ("APP_REDIS_SERVICE_HOST", "10.0.0.2"),
+            ("APP_REDIS_SERVICE_PORT_DB", "6379"),
+            ("APP_REDIS_PORT", "tcp://10.0.0.2:6379"),
+            ("APP_REDIS_PORT_6379_TCP_PROTO", "tcp"),
             ("APP_PORTS", "7"),
         ]);
         assert_eq!(config.unwrap().keys().collect::<Vec<_>>(), ["ports"]);
