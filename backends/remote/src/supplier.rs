@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -11,9 +12,8 @@ use lockkeeper_core::Error;
 
 use crate::failure::unavailable;
 
-/// The largest number of calls of the application's function that may be under way. Also of a large pool, more than this
-/// come together only if the function hangs.
-const MOST_PENDING: usize = 128;
+/// The largest number of calls of the application's function that may be overdue. Each has a thread.
+const MOST_OVERDUE: isize = 128;
 
 type Supply<C> = dyn Fn(Duration) -> Result<C, Error> + Send + Sync;
 
@@ -22,8 +22,9 @@ pub struct Supplier<C>(Arc<Parts<C>>);
 
 struct Parts<C> {
     supply: Box<Supply<C>>,
-    /// Each call that is under way has a clone.
-    pending: Arc<()>,
+    /// The number of calls that go on although their callers have stopped waiting. It may be too small by the calls that end
+    /// at this moment.
+    overdue: AtomicIsize,
 }
 
 impl<C> Clone for Supplier<C> {
@@ -52,7 +53,7 @@ impl<C: Send + 'static> Supplier<C> {
         };
         Self(Arc::new(Parts {
             supply: Box::new(move |limit| supply(limit).map_err(refused)),
-            pending: Arc::default(),
+            overdue: AtomicIsize::new(0),
         }))
     }
 
@@ -62,17 +63,24 @@ impl<C: Send + 'static> Supplier<C> {
     /// # Errors
     /// [`ErrorKind::Unavailable`](lockkeeper_core::ErrorKind::Unavailable), with the application's error as its source.
     pub fn take(&self, limit: Duration) -> Result<C, Error> {
-        if Arc::strong_count(&self.0.pending) > MOST_PENDING {
+        if self.0.overdue.load(Ordering::Relaxed) >= MOST_OVERDUE {
             return Err(unavailable(
                 "the application's function for connections hangs in several calls; see what it waits for, and have it return within the time that it is given",
             ));
         }
         let (reply, replied) = mpsc::channel();
-        let (parts, pending) = (Arc::clone(&self.0), Arc::clone(&self.0.pending));
+        let parts = Arc::clone(&self.0);
+        let has_one_left = Arc::new(AtomicBool::new(false));
+        let has_caller_left = Arc::clone(&has_one_left);
         let call = move || {
+            let end = EndOfCall {
+                overdue: &parts.overdue,
+                has_caller_left: &has_caller_left,
+            };
+            let supplied = (parts.supply)(limit);
+            drop(end);
             // If the caller has stopped waiting, this drops the connection.
-            let _ = reply.send((parts.supply)(limit));
-            drop(pending);
+            let _ = reply.send(supplied);
         };
         let thread = thread::Builder::new().name("lockkeeper-connect".to_owned());
         thread.spawn(call).map_err(|error| {
@@ -81,12 +89,74 @@ impl<C: Send + 'static> Supplier<C> {
         })?;
         match replied.recv_timeout(limit) {
             Ok(supplied) => supplied,
-            Err(RecvTimeoutError::Timeout) => Err(unavailable(
-                "the application's function gave no connection in time; is the application's pool large enough for `pool_size` more, and does the function return within the time that it is given?",
-            )),
+            Err(RecvTimeoutError::Timeout) => {
+                if !has_one_left.swap(true, Ordering::SeqCst) {
+                    self.0.overdue.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(unavailable(
+                    "the application's function gave no connection in time; is the application's pool large enough for `pool_size` more, and does the function return within the time that it is given?",
+                ))
+            }
             Err(RecvTimeoutError::Disconnected) => Err(unavailable(
                 "the application's function for connections panicked; the panic's own message says why",
             )),
         }
+    }
+}
+
+/// The end of a call of the application's function, also by a panic.
+struct EndOfCall<'a> {
+    overdue: &'a AtomicIsize,
+    /// Set by the caller that stops waiting, or by the call that ends, whichever is first.
+    has_caller_left: &'a AtomicBool,
+}
+
+impl Drop for EndOfCall<'_> {
+    fn drop(&mut self) {
+        if self.has_caller_left.swap(true, Ordering::SeqCst) {
+            self.overdue.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::{Barrier, Mutex};
+
+    use super::*;
+
+    #[test]
+    fn calls_within_their_time_are_no_hang() {
+        const CALLS: usize = 2 * MOST_OVERDUE as usize;
+        let together = Barrier::new(CALLS);
+        let supplier = Supplier::new(move |_| Ok::<_, io::Error>(together.wait().is_leader()));
+        thread::scope(|scope| {
+            let take = || supplier.take(Duration::from_secs(60)).unwrap();
+            let calls: Vec<_> = (0..CALLS).map(|_| scope.spawn(take)).collect();
+            let leaders = calls.into_iter().map(|it| it.join().unwrap());
+            assert_eq!(leaders.filter(|is_leader| *is_leader).count(), 1);
+        });
+        assert_eq!(supplier.0.overdue.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn calls_that_end_late_are_counted_until_then() {
+        let (go, gone) = mpsc::channel::<()>();
+        let gone = Mutex::new(gone);
+        let (sender, ended) = mpsc::channel();
+        let supplier = Supplier::new(move |_| {
+            let _ = gone.lock().unwrap().recv();
+            let _ = sender.send(());
+            Ok::<_, io::Error>(())
+        });
+        supplier.take(Duration::from_millis(1)).unwrap_err();
+        assert_eq!(supplier.0.overdue.load(Ordering::Relaxed), 1);
+        drop(go);
+        ended.recv().unwrap();
+        while supplier.0.overdue.load(Ordering::Relaxed) != 0 {
+            thread::yield_now();
+        }
+        supplier.take(Duration::from_secs(60)).unwrap();
     }
 }
