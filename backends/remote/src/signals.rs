@@ -23,12 +23,15 @@ pub fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     }
 
     let mut blocked = SigSet::all();
-    // These tell of a fault in the thread itself.
+    // The kernel sends these to a thread for what it does, and ends the program if they are blocked; see sigprocmask(2). A
+    // seccomp filter sends SIGSYS.
     for fault in [
         Signal::SIGSEGV,
         Signal::SIGBUS,
         Signal::SIGFPE,
         Signal::SIGILL,
+        Signal::SIGSYS,
+        Signal::SIGTRAP,
     ] {
         blocked.remove(fault);
     }
@@ -39,4 +42,19 @@ pub fn without_signals<T>(call: impl FnOnce() -> T) -> T {
 #[cfg(not(unix))]
 pub fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     call()
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_blocked_during_the_call_except_faults() {
+        let mask = || SigSet::thread_get_mask().unwrap();
+        let before = mask();
+        let during = without_signals(mask);
+        assert!(during.contains(Signal::SIGTERM) && during.contains(Signal::SIGPROF));
+        assert!(!during.contains(Signal::SIGSYS) && !during.contains(Signal::SIGTRAP));
+        assert_eq!(mask(), before);
+    }
 }
