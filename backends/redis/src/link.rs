@@ -114,7 +114,9 @@ impl Supplied {
 
     /// Asks the server: there is no socket to look at. A request that is sent on a closed connection would have no answer.
     fn is_alive(&mut self, limit: Duration) -> bool {
+        // A socket takes no time-out of 0.
         let limit = limit.min(self.response_timeout);
+        let limit = limit.max(Duration::from_millis(1));
         let Ok(connection) = self.connection() else {
             return false;
         };

@@ -313,7 +313,8 @@ impl<C: Connection> PooledConn<C> {
         let left = || deadline.saturating_since(clock.now());
         loop {
             let idle = self.connection.take();
-            let idle = idle.and_then(|mut it| it.is_quiet(left()).then_some(it));
+            // The other half is left to replace it.
+            let idle = idle.and_then(|mut it| it.is_quiet(left() / 2).then_some(it));
             let was_open = idle.is_some();
             let mut connection = match idle {
                 Some(connection) => connection,
