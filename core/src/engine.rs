@@ -183,9 +183,6 @@ impl Deref for Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Nobody would tell its end, and another keeper of the store has none that goes on.
-        self.report_outage(None);
-        self.notify_outages();
         self.background_releases.end();
         self.timer.stop();
         self.parts.stop();
@@ -194,5 +191,8 @@ impl Drop for Shared {
                 0 => CLOSE_LIMIT,
                 _ => LATE_CLOSE_LIMIT,
             });
+        // Last: a release can still report an outage before that. An observer counts an end for each that began.
+        self.report_outage(None);
+        self.notify_outages();
     }
 }
