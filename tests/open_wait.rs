@@ -148,6 +148,11 @@ fn fallback_is_opened_after_the_wait() {
         fallback.contains("caused by: connection refused"),
         "{fallback}"
     );
+    // A wait that does not end is refused beside a fallback, unless the call has another one.
+    let url = "late://down?open_wait=forever&fallback=memory:";
+    let zero = OpenOptions::new().wait(Duration::ZERO);
+    let keeper = Late::new(NEVER_UP).open(url, &zero).unwrap();
+    assert_eq!(keeper.backend(), "memory");
     // Other programs may lock on a store that answers.
     let late = Late::new(NEVER_UP);
     let url = "late://loading?open_wait=500ms&fallback=memory:";

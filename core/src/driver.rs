@@ -205,7 +205,7 @@ impl Drivers {
     /// As [`open`](Self::open), and [`ErrorKind::Cancelled`].
     pub fn open_with(&self, config: &Config, options: &OpenOptions) -> Result<LockKeeper, Error> {
         let fallbacks = self.fallbacks(config)?;
-        let stores = self.check_all(config, &fallbacks)?;
+        let stores = self.check_all(config, &fallbacks, options.wait)?;
         let notifier = &config.notifier;
         if stores.len() > 1 && !config.has_epoch_offset() {
             for (driver, parsed) in &stores {
@@ -251,7 +251,7 @@ impl Drivers {
     /// What is wrong with the config, each with a kind of its own.
     pub fn check(&self, config: &Config) -> Result<(), Error> {
         let fallbacks = self.fallbacks(config)?;
-        self.check_all(config, &fallbacks).map(drop)
+        self.check_all(config, &fallbacks, None).map(drop)
     }
 
     /// Returns the fallbacks of `config`, with the keys that they inherit.
@@ -271,11 +271,12 @@ impl Drivers {
         driver.is_ok_and(|driver| known_keys(driver.as_ref()).any(|known| known == key))
     }
 
-    /// Returns the stores in the order in which they are tried.
+    /// Returns the stores in the order in which they are tried. `wait` replaces the `open_wait` of the config.
     fn check_all<'a>(
         &self,
         config: &'a Config,
         fallbacks: &'a [Config],
+        wait: Option<Wait>,
     ) -> Result<Vec<Checked<'_, 'a>>, Error> {
         let stores = std::iter::once(config).chain(fallbacks);
         let stores: Vec<_> = stores
@@ -291,7 +292,8 @@ impl Drivers {
         }
         // The fallbacks have the `open_wait` of the first store.
         let waits_forever = |(_, parsed): &Checked<'_, '_>| parsed.open_wait == Wait::Forever;
-        if stores.len() > 1 && stores.first().is_some_and(waits_forever) {
+        let is_first_tried_forever = wait.is_none() && stores.first().is_some_and(waits_forever);
+        if stores.len() > 1 && is_first_tried_forever {
             return Err(config.about(
                 "open_wait",
                 Error::new(
