@@ -140,8 +140,8 @@ impl Plan {
         if let Some(max_hold) = self.max_hold.filter(|max_hold| *max_hold < hold) {
             let (max_hold, hold) = (format_millis(max_hold), format_millis(hold));
             return Err(format!(
-                "the lock could not be kept that long: its `max_hold` of {max_hold} is shorter than \
-                 --hold-at-least {hold}; use a longer `max_hold`, or a shorter --hold-at-least"
+                "--hold-at-least {hold} is longer than the `max_hold` of {max_hold}, after which the lock is not \
+                 renewed any more; use a longer `max_hold`, or a shorter --hold-at-least"
             ));
         }
         let ttl = self.policy.ttl();

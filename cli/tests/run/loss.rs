@@ -395,7 +395,7 @@ fn max_hold(rig: &mut Rig) -> Outcome {
     let output = run.env("LOCKKEEPER_MAX_HOLD", "30s").output().unwrap();
     let line = stderr_of(&output);
     assert_eq!(code(&output), 64, "{line}");
-    assert!(line.contains("`max_hold` of 30s is shorter"), "{line}");
+    assert!(line.contains("longer than the `max_hold` of 30s"), "{line}");
     assert!(!rig.exists("started"));
     Ok(())
 }
