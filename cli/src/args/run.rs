@@ -73,7 +73,8 @@ pub(crate) struct Run {
     pub(crate) hold_at_least: Duration,
 
     /// Let the command see the store, as LOCKKEEPER_URL and its keys, or as LOCKKEEPER_CONFIG, so that
-    /// another lockkeeper in it finds the same store. The URL's password goes along.
+    /// another lockkeeper in it finds the same store. The URL's password goes along. If the command
+    /// changes its folder, a SQLite file in a config file, a fallback or a member needs an absolute path.
     #[arg(long)]
     pub(crate) pass_url: bool,
 
