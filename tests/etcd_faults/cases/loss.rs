@@ -1,5 +1,7 @@
 //! Losses that a holder is told of long before its next renewal, and leases that end while others go on.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use lockkeeper::admin::Severity;
@@ -16,6 +18,10 @@ use crate::faults::{FaultServer, Memory, WAIT_LIMIT, Witness, contend_during};
 pub(super) const CASES: &[Case] = &[
     ("loss_by_new_cluster_is_noticed", loss_by_new_cluster),
     ("loss_by_unlock_is_noticed", loss_by_unlock),
+    (
+        "loss_by_unlock_is_noticed_among_new_waiters",
+        loss_by_unlock_among_waiters,
+    ),
     ("locks_are_shown_by_few_requests", few_requests),
     ("tokens_grow_over_a_new_cluster", tokens_grow),
     ("tokens_grow_over_a_raised_base", tokens_grow_when_raised),
@@ -70,6 +76,40 @@ fn loss_by_unlock(kind: EtcdKind) {
     }
     drop((kept, keeper, operator));
     server.assert_clean();
+}
+
+/// Each waiter for another name has the keeper open another stream.
+fn loss_by_unlock_among_waiters(kind: EtcdKind) {
+    let server = start(kind);
+    let (keeper, operator) = (open_long(&server), open_long(&server));
+    let name = |number: usize| format!("other-{number}");
+    let _others = operator.lock_all((0..200).map(name)).unwrap();
+    let admin = operator.admin().unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in (0..200).cycle() {
+                if is_over.load(Ordering::SeqCst) {
+                    return;
+                }
+                // On a busy machine, the server may not reply in time.
+                let _ = keeper.try_lock_for(name(number), Duration::from_millis(30));
+            }
+        });
+        let outcomes = (0..20).map(|_| {
+            let taken = keeper.lock("a").unwrap();
+            let deadline = SystemClock.now() + WAIT_LIMIT;
+            let shown = admin.held(Some(taken.name()), deadline).unwrap();
+            assert!(admin.force_release(&shown[0], deadline).unwrap());
+            taken.lost_signal().wait(WAIT_LIMIT)
+        });
+        let missed = outcomes
+            .filter(|it| *it != WaitOutcome::Lost)
+            .take(1)
+            .count();
+        is_over.store(true, Ordering::SeqCst);
+        assert_eq!(missed, 0);
+    });
 }
 
 /// The opening of the second keeper raises the base of the epochs that are shown.
