@@ -167,7 +167,7 @@ impl Listener {
         let mut known = None;
         while !self.rests() {
             let began = Instant::now();
-            let stream = self.connect(known.take());
+            let stream = self.connect(known.as_ref());
             known = stream.map(|stream| self.listen(stream));
             let mut state = self.state.lock();
             state.socket = None;
@@ -190,7 +190,7 @@ impl Listener {
     ///
     /// Watches alone do not tell of what happened between two streams: etcd tells of the past 100 ms later, and another
     /// stream may have taken their place by then. So the endings are read first, which no waiter interrupts.
-    fn connect(&self, known: Option<Endings>) -> Option<Stream> {
+    fn connect(&self, known: Option<&Endings>) -> Option<Stream> {
         let mut state = self.state.lock();
         // Also if no connection is opened: a failure is to be followed by a pause.
         state.has_changed = false;
@@ -198,11 +198,13 @@ impl Listener {
         drop(state);
         let mut connection = self.connector.connect(Duration::MAX).ok()?;
         let (endings, now) = self.read(&mut connection)?;
-        if known.as_ref() != Some(&endings) {
+        if known != Some(&endings) {
             self.verifiers.verify_all();
         }
+        // Without it, neither a waiter nor a provider that is dropped could end the stream.
+        let socket = connection.socket().try_clone().ok()?;
         let mut state = self.state.lock();
-        state.socket = connection.socket().try_clone().ok();
+        state.socket = Some(socket);
         state.has_changed = false;
         if self.store.strong_count() == 0 {
             // It was closed before there was a socket to shut down.
