@@ -173,7 +173,7 @@ impl Attempt<'_> {
             Some(base) if epoch_over(base) > bound.largest_epoch => base,
             // The cluster was wiped, or restored to a former state.
             _ => {
-                let raised = self.store.raise_base(until);
+                let raised = self.store.raise_base(Some(passed), until);
                 // The caller gets an error, and the key that was taken is to end.
                 raised.inspect_err(|_| self.retire(bound))?
             }

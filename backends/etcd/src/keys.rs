@@ -75,6 +75,12 @@ impl CommonKeys {
             ended: format!("{prefix}ended"),
         }
     }
+
+    /// Returns the keys from the first of these to the last, with none of a name between them.
+    pub(crate) fn all(&self) -> KeyRange {
+        let (first, end) = (self.base.clone(), format!("{}\0", self.ended));
+        KeyRange { first, end }
+    }
 }
 
 /// The keys of one name: of its lock, or of its permits.

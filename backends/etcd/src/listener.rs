@@ -1,9 +1,9 @@
 //! The connection and the thread of a provider that watch: keys whose deletion waiters wait for, and what may end
 //! leases.
 //!
-//! A watch cannot be added to a stream that runs, so a waiter for another name has the thread open another one. Each watch
-//! begins at the revision after the waiter's last look, so nothing is missed in between. Without a notification, a
-//! waiter looks later.
+//! A watch cannot be added to a stream that runs, so a waiter for another name has the thread open another one. The watch of
+//! a name begins at the revision after the waiter's last look, so nothing is missed in between. Without a notification, a
+//! waiter looks later. What may end leases is read before each stream, and watched from then on.
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ use crate::connection::{Connection, Connector};
 use crate::keys::{CommonKeys, KeyRange};
 use crate::store::Store;
 use crate::waiters::{Names, Signal};
-use crate::wire::{decoded, number, revision, watch_deletions, watch_writes};
+use crate::wire::{decoded, key_values, number, range, revision, watch_deletions, watch_writes};
 
 /// A provider listens this long after its first grant, so that a program that only locks for a moment
 /// opens no second connection.
@@ -51,16 +51,24 @@ struct State {
     names: Names,
     /// A name is to be watched that is not since the stream was asked for, or the other way round.
     has_changed: bool,
-    /// The last revision of which the stream has told.
-    seen: i64,
 }
 
-/// The watches of a stream.
-struct Watches {
+/// A stream of watches.
+struct Stream {
+    connection: Connection,
     /// The first keys of the names, by the numbers of their watches.
     names: Vec<Option<String>>,
-    /// The largest revision after which one of them begins.
-    seen: i64,
+    /// What ended leases so far.
+    endings: Endings,
+}
+
+/// The last revisions at which leases ended before their time.
+#[derive(PartialEq, Eq)]
+struct Endings {
+    /// When `unlock` took a lock away; 0 if it never did.
+    unlocked: i64,
+    /// When the base of the epochs was created, which a wipe deletes; 0 if it is missing.
+    base: i64,
 }
 
 impl Listener {
@@ -156,25 +164,19 @@ impl Listener {
 
     fn run(&self) {
         let mut backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
-        let mut may_have_missed = true;
+        let mut known = None;
         while !self.rests() {
             let began = Instant::now();
-            if let Some((mut connection, watches)) = self.connect() {
-                if may_have_missed {
-                    self.verifiers.verify_all();
-                }
-                if self.is_current(&mut connection, &watches) {
-                    self.listen(&mut connection, &watches);
-                }
-            }
+            let stream = self.connect(known.as_ref());
+            known = stream.map(|stream| self.listen(stream));
             let mut state = self.state.lock();
             state.socket = None;
-            may_have_missed = !state.has_changed;
-            drop(state);
-            if !may_have_missed {
+            if state.has_changed {
                 continue;
             }
+            drop(state);
             // The member may have gone, or the cluster have been replaced.
+            known = None;
             self.verifiers.verify_all();
             if began.elapsed() > LONGEST_PAUSE {
                 backoff = Backoff::new(PAUSE, LONGEST_PAUSE);
@@ -183,74 +185,83 @@ impl Listener {
         }
     }
 
-    /// Opens a stream with a watch for what ends leases, and one for each name.
-    fn connect(&self) -> Option<(Connection, Watches)> {
-        // Also if no connection is opened: a failure is to be followed by a pause.
-        self.state.lock().has_changed = false;
-        let mut connection = self.connector.connect(Duration::MAX).ok()?;
+    /// Opens a stream with a watch for what ends leases, and one for each name. Verifies the leases unless all endings
+    /// are `known`.
+    ///
+    /// Watches alone do not tell of what happened between two streams: etcd tells of the past 100 ms later, and another
+    /// stream may have taken their place by then. So the endings are read first, which no waiter interrupts.
+    fn connect(&self, known: Option<&Endings>) -> Option<Stream> {
         let mut state = self.state.lock();
-        state.socket = connection.socket().try_clone().ok();
+        // Also if no connection is opened: a failure is to be followed by a pause.
+        state.has_changed = false;
+        let newest = state.names.newest();
+        drop(state);
+        let mut connection = self.connector.connect(Duration::MAX).ok()?;
+        let (endings, now) = self.read(&mut connection)?;
+        if known != Some(&endings) {
+            self.verifiers.verify_all();
+        }
+        // Without it, neither a waiter nor a provider that is dropped could end the stream.
+        let socket = connection.socket().try_clone().ok()?;
+        let mut state = self.state.lock();
+        state.socket = Some(socket);
         state.has_changed = false;
         if self.store.strong_count() == 0 {
             // It was closed before there was a socket to shut down.
             return None;
         }
-        let from = state.seen + i64::from(state.seen > 0);
+        if now < newest {
+            // Revisions begin again in a cluster that was made anew or restored.
+            state.names.clear();
+        }
         let base = KeyRange::one(self.keys.base.as_str());
         let mut requests = vec![
-            watch_writes(&self.keys.ended, from),
-            watch_deletions(&base, from),
+            watch_writes(&self.keys.ended, now + 1),
+            watch_deletions(&base, now + 1),
         ];
-        let mut watches = Watches {
-            names: vec![None, None],
-            seen: state.seen,
-        };
+        let mut names = vec![None, None];
         for (keys, from) in state.names.in_use() {
             requests.push(watch_deletions(keys, from));
-            watches.names.push(Some(keys.first.clone()));
-            watches.seen = watches.seen.max(from - 1);
+            names.push(Some(keys.first.clone()));
         }
         drop(state);
         let requests: String = requests.iter().map(Value::to_string).collect();
         connection.watch(&requests, REPLY_TIME).ok()?;
-        Some((connection, watches))
+        Some(Stream {
+            connection,
+            names,
+            endings,
+        })
     }
 
-    /// Reads the first message of a stream, which tells the revision of the store. Returns whether the stream is of use:
-    /// whether its watches do not begin after that revision.
-    ///
-    /// Revisions begin again in a cluster that was made anew or restored. A member may also be behind another one for a
-    /// moment, and then the waiters look once more than they need.
-    fn is_current(&self, connection: &mut Connection, watches: &Watches) -> bool {
-        let Ok(Some(message)) = connection.next_message() else {
-            return false;
+    /// Reads the endings, with the revision of the store.
+    fn read(&self, connection: &mut Connection) -> Option<(Endings, i64)> {
+        let keys = self.keys.all();
+        let reply = connection.call("/v3/kv/range", &range(&keys), REPLY_TIME);
+        let reply = reply.ok()?;
+        let found = key_values(&reply);
+        let found = |key: &str| found.iter().find(|it| it.key == key);
+        let endings = Endings {
+            unlocked: found(&self.keys.ended).map_or(0, |it| it.modified),
+            base: found(&self.keys.base).map_or(0, |it| it.created),
         };
-        let Some(result) = message.get("result") else {
-            return false;
-        };
-        let mut state = self.state.lock();
-        if revision(result) < watches.seen {
-            state.names.clear();
-        } else if result.get("canceled").is_none() {
-            state.seen = revision(result);
-            return true;
-        }
-        state.seen = 0;
-        false
+        Some((endings, revision(&reply)))
     }
 
-    /// Listens until the stream ends, or has a watch that is of no use.
-    fn listen(&self, connection: &mut Connection, watches: &Watches) {
+    /// Listens until the stream ends, or has a watch that is of no use. Returns the endings so far.
+    fn listen(&self, stream: Stream) -> Endings {
+        let Stream {
+            mut connection,
+            names,
+            mut endings,
+        } = stream;
         while let Ok(Some(message)) = connection.next_message() {
             let Some(result) = message.get("result") else {
-                return;
+                break;
             };
             let mut state = self.state.lock();
-            state.seen = state.seen.max(revision(result));
             let watch = result.get("watch_id").map_or(0, number);
-            let watch = usize::try_from(watch)
-                .ok()
-                .and_then(|at| watches.names.get(at));
+            let watch = usize::try_from(watch).ok().and_then(|at| names.get(at));
             let is_cancelled = result.get("canceled").is_some();
             let events = result.get("events").and_then(Value::as_array);
             let events = events.map_or(&[][..], Vec::as_slice);
@@ -258,28 +269,32 @@ impl Listener {
                 // Its first revision may be compacted.
                 Some(Some(name)) if is_cancelled => state.names.cancelled(name),
                 Some(Some(name)) => {
-                    let deletions: Vec<_> = events.iter().filter_map(deletion).collect();
+                    let deletions: Vec<_> = events.iter().filter_map(changed).collect();
                     if !state.names.deleted(name, &deletions) {
                         state.has_changed = true;
-                        return;
+                        break;
                     }
                 }
-                _ if is_cancelled => {
-                    state.seen = 0;
-                    return;
-                }
+                _ if is_cancelled => break,
                 _ if !events.is_empty() => {
                     drop(state);
+                    for (key, at) in events.iter().filter_map(changed) {
+                        match key == self.keys.ended {
+                            true => endings.unlocked = at,
+                            false => endings.base = 0,
+                        }
+                    }
                     self.verifiers.verify_all();
                 }
                 _ => {}
             }
         }
+        endings
     }
 }
 
-/// Returns the key of a deletion, and the revision.
-fn deletion(event: &Value) -> Option<(String, i64)> {
+/// Returns the key of a write or a deletion, and the revision.
+fn changed(event: &Value) -> Option<(String, i64)> {
     let key = event.get("kv")?;
     Some((decoded(key.get("key")?), number(key.get("mod_revision")?)))
 }

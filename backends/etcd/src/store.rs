@@ -82,7 +82,7 @@ impl Store {
         let (lease, least) = grant(&store, 1, until).map_err(nothing_granted)?;
         store.leases.add(least, lease);
         let _ = store.min_ttl.set(Duration::from_secs(least));
-        store.raise_base(until).map_err(nothing_granted)?;
+        store.raise_base(None, until).map_err(nothing_granted)?;
         store.expiry.start(Arc::downgrade(&store))?;
         Ok(store)
     }
@@ -105,21 +105,26 @@ impl Store {
         Ok((key_values(&reply), revision(&reply)))
     }
 
-    /// Raises the number that epochs add to the revision to the clock, and returns it. Later epochs are also larger than
-    /// all that this provider has seen.
+    /// Raises the number that epochs add to the revision, and returns it: from the revision `granted` on, or from now on,
+    /// epochs reach the clock and are larger than all that this provider has seen.
     ///
     /// Revisions count from 1, and those of a cluster that was made anew begin again. With this number,
     /// epochs are larger than those of any other store and of a former cluster. Every grant reads or compares the
     /// number in its own transaction, so a later grant never has a smaller one.
-    pub(crate) fn raise_base(&self, until: HostInstant) -> Result<u64, Failure> {
-        let reply = self.client.call(
-            "/v3/kv/range",
-            &range(&KeyRange::one(&self.keys.base)),
-            until,
-        )?;
-        let passed = u64::try_from(revision(&reply)).unwrap_or(0);
-        let least = epoch_at(SystemTime::now()).max(self.largest_epoch());
-        let base = least.saturating_sub(passed);
+    pub(crate) fn raise_base(
+        &self,
+        granted: Option<u64>,
+        until: HostInstant,
+    ) -> Result<u64, Failure> {
+        let granted = match granted {
+            Some(granted) => granted,
+            None => {
+                let (_, now) = self.read(&KeyRange::one(&self.keys.base), until)?;
+                u64::try_from(now).unwrap_or(0)
+            }
+        };
+        let least = epoch_at(SystemTime::now()).max(self.largest_epoch() + 1);
+        let base = least.saturating_sub(granted);
         let text = base_text(base);
         let write = || vec![put(&self.keys.base, &text, 0)];
         let first = Txn {

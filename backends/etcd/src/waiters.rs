@@ -108,6 +108,12 @@ impl Names {
         self.names.values().all(|name| name.waiting.is_empty())
     }
 
+    /// Returns the newest revision that the stream has told of or a request has seen; 0 if there is no name.
+    pub(crate) fn newest(&self) -> i64 {
+        let names = self.names.values();
+        names.map(|name| name.next - 1).max().unwrap_or(0)
+    }
+
     /// Forgets the names that are of no use. Returns the keys of the others, each with the revision from which they are to
     /// be watched.
     pub(crate) fn in_use(&mut self) -> impl Iterator<Item = (&KeyRange, i64)> {

@@ -1,5 +1,6 @@
 //! Losses that a holder is told of long before its next renewal, and leases that end while others go on.
 
+use std::thread;
 use std::time::Duration;
 
 use lockkeeper::admin::Severity;
@@ -16,6 +17,7 @@ use crate::faults::{FaultServer, Memory, WAIT_LIMIT, Witness, contend_during};
 pub(super) const CASES: &[Case] = &[
     ("loss_by_new_cluster_is_noticed", loss_by_new_cluster),
     ("loss_by_unlock_is_noticed", loss_by_unlock),
+    ("loss_is_noticed_among_new_waiters", loss_among_new_waiters),
     ("locks_are_shown_by_few_requests", few_requests),
     ("tokens_grow_over_a_new_cluster", tokens_grow),
     ("tokens_grow_over_a_raised_base", tokens_grow_when_raised),
@@ -70,6 +72,36 @@ fn loss_by_unlock(kind: EtcdKind) {
     }
     drop((kept, keeper, operator));
     server.assert_clean();
+}
+
+/// Each waiter for another name has the keeper open another stream.
+fn loss_among_new_waiters(kind: EtcdKind) {
+    let server = start(kind);
+    let (keeper, operator) = (open_long(&server), open_long(&server));
+    let name = |number: usize| format!("other-{number}");
+    let _others = operator.lock_all((0..200).map(name)).unwrap();
+    let admin = operator.admin().unwrap();
+    let is_noticed = |round: usize| {
+        let taken = keeper.lock("a").unwrap();
+        if round.is_multiple_of(2) {
+            let deadline = SystemClock.now() + WAIT_LIMIT;
+            let shown = admin.held(Some(taken.name()), deadline).unwrap();
+            assert!(admin.force_release(&shown[0], deadline).unwrap());
+        } else {
+            server.delete("lockkeeper/default/l/a/").unwrap();
+            server.delete_key("lockkeeper/default/base").unwrap();
+        }
+        taken.lost_signal().wait(WAIT_LIMIT) == WaitOutcome::Lost
+    };
+    thread::scope(|scope| {
+        let noticed = scope.spawn(|| (0..20).all(is_noticed));
+        let mut names = (0..200).cycle().map(name);
+        while !noticed.is_finished() {
+            // On a busy machine, the server may not reply in time.
+            let _ = keeper.try_lock_for(names.next().unwrap(), Duration::from_millis(30));
+        }
+        assert!(noticed.join().unwrap());
+    });
 }
 
 /// The opening of the second keeper raises the base of the epochs that are shown.

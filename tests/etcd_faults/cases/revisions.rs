@@ -1,7 +1,9 @@
 //! Revisions that begin again, far below those that a program has seen.
 
 use std::thread;
+use std::time::{Duration, SystemTime};
 
+use lockkeeper::backend::epoch_at;
 use lockkeeper::clock::{Clock, SystemClock};
 use lockkeeper::{LockKeeper, WaitOutcome};
 use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Proxy, until};
@@ -13,6 +15,10 @@ pub(super) const CASES: &[Case] = &[
     ("unlock_in_a_new_cluster_is_noticed", unlock_in_new_cluster),
     ("waiter_in_a_new_cluster_rests", waiter_in_new_cluster),
     ("tokens_grow_over_a_restored_snapshot", tokens_grow),
+    (
+        "tokens_grow_over_a_snapshot_ahead_of_the_clock",
+        tokens_grow_ahead,
+    ),
 ];
 
 /// With this ttl a renewal is due after all limits of the suite.
@@ -77,8 +83,21 @@ fn waiter_in_new_cluster(kind: EtcdKind) {
 
 /// The number that epochs add to the revision is as it was, and revisions begin again.
 fn tokens_grow(kind: EtcdKind) {
+    tokens_grow_on(&start(kind));
+}
+
+/// Another program, whose clock is ahead, has raised the number that epochs add to the revision.
+fn tokens_grow_ahead(kind: EtcdKind) {
     let server = start(kind);
-    let keeper = FaultServer::open(&server, "ttl=10m&wait=20s");
+    let ahead = epoch_at(SystemTime::now() + Duration::from_secs(3_600));
+    server
+        .put("lockkeeper/default/base", &format!("{ahead:020}"))
+        .unwrap();
+    tokens_grow_on(&server);
+}
+
+fn tokens_grow_on(server: &EtcdServer) {
+    let keeper = FaultServer::open(server, "ttl=10m&wait=20s");
     let token = |round: usize| match round {
         0 => keeper.lock("a").unwrap().token(),
         1 => keeper.lock_shared("a").unwrap().token(),
