@@ -58,6 +58,8 @@ pub(crate) struct Round {
 pub(crate) enum Next {
     /// The hold is over.
     Release(ErasedLease),
+    /// The lease was regained too late to be one of the hold, and its release says nothing about the hold.
+    Discard(ErasedLease),
     /// Another renewal has begun meanwhile.
     Renew(Round, ErasedLease),
 }
@@ -196,23 +198,20 @@ impl Hold {
             },
         };
         state.ballot.record(member, vote);
-        let slot = match lease {
+        let (next, slot) = match lease {
+            Some(lease) if is_regained && is_late => (Some(Next::Discard(lease)), Slot::None),
             Some(lease) if state.is_over => return Some(Next::Release(lease)),
-            Some(lease) if is_regained && is_late => {
-                state.put(member, Slot::None, None);
-                return Some(Next::Release(lease));
-            }
             Some(lease) if state.answers.get(member) == Some(&Answer::Pending) => {
                 return Some(Next::Renew(state.renewal, lease));
             }
-            Some(lease) => Slot::Idle(lease),
-            None => Slot::None,
+            Some(lease) => (None, Slot::Idle(lease)),
+            None => (None, Slot::None),
         };
         // What was not granted needs no renewal and no release.
         let answer = matches!(slot, Slot::None).then_some(Answer::Lost);
         state.put(member, slot, answer);
         self.changed.notify_all();
-        None
+        next
     }
 
     /// Takes the leases that no worker has, with the epochs that they were granted with. Those that come later

@@ -9,7 +9,7 @@ use lockkeeper_core::{
     LockProvider, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
 };
 
-use crate::hold::Next;
+use crate::hold::{Hold, Next};
 use crate::member::{Job, Member};
 
 /// The time in which a lease that is of no use is given back.
@@ -182,9 +182,13 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
 
 fn deliver(member: &Member, job: Job, reply: Reply) {
     let (index, now) = (member.index, member.clock.now());
-    let go_on = |hold, next| match next {
+    let go_on = |hold: Arc<Hold>, next| match next {
         None => {}
         Some(Next::Release(lease)) => member.release(&hold, lease, now + GIVE_BACK),
+        Some(Next::Discard(lease)) => {
+            let without_members = Hold::new(hold.name.clone(), hold.ttl, 0, Vec::new(), |_| false);
+            member.release(&Arc::new(without_members), lease, now + GIVE_BACK);
+        }
         Some(Next::Renew(round, lease)) => member.post(Job::Renew { hold, round, lease }),
     };
     match (job, reply) {

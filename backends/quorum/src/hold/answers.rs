@@ -149,3 +149,53 @@ impl Hold {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "these are tests")]
+mod tests {
+    use lockkeeper_core::{AcquireRequest, Grant, LockName, LockProvider, SystemClock};
+    use lockkeeper_local::MemoryProvider;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    /// Grants a name at a store of its own.
+    fn grant() -> Grant<ErasedLease> {
+        let store: &dyn LockProvider = &MemoryProvider::new();
+        let (name, clock) = (LockName::new("a").unwrap(), SystemClock);
+        let request = AcquireRequest::attempt(&name, TTL, &clock);
+        store.acquire(&request).unwrap().unwrap()
+    }
+
+    fn hold() -> Hold {
+        let leases = (0..3).map(|_| Some((grant().lease, 1))).collect();
+        Hold::new(LockName::new("a").unwrap(), TTL, 1, leases, |_| false)
+    }
+
+    /// Renews the leases that the hold has, with one answer for each. Returns what the answers mean together.
+    fn renew(hold: &Hold, answers: &[Renewal]) -> Tally {
+        let (round, leases) = hold.begin_renewal(TTL, HostInstant::NEVER);
+        assert_eq!(leases.len(), answers.len());
+        for ((member, lease), answer) in leases.into_iter().zip(answers) {
+            hold.renewed(member, round.number, lease, Ok(*answer));
+        }
+        hold.renewal(&SystemClock, SystemClock.now()).0
+    }
+
+    #[test]
+    fn release_of_a_lease_that_was_regained_too_late_proves_nothing() {
+        let hold = hold();
+        let answers = [Renewal::Lost, Renewal::Renewed, Renewal::Renewed];
+        assert_eq!(renew(&hold, &answers), Tally::Live);
+        assert_eq!(hold.begin_regaining(), [0]);
+        let next = hold.voted(0, true, Ok(Some(grant())));
+        assert!(matches!(next, Some(Next::Discard(_))));
+        // The member is asked again.
+        assert_eq!(hold.begin_regaining(), [0]);
+        assert_eq!(
+            renew(&hold, &[Renewal::Renewed, Renewal::Lost]),
+            Tally::Lost
+        );
+    }
+}
