@@ -158,7 +158,7 @@ impl Quorum {
     /// renewal on. Until `valid_until`, the leases of a majority keep others from the name; a later one proves nothing
     /// about the time before, and is given back. Each member chooses the epoch, which is not that of the grant.
     fn regain(&self, hold: &Arc<Hold>, ttl: Duration, valid_until: HostInstant) {
-        for index in hold.begin_regaining() {
+        for index in hold.begin_regaining(self.clock.now()) {
             if let Some(member) = self.members.get(index) {
                 member.post(Job::Propose {
                     hold: Arc::clone(hold),

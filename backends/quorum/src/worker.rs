@@ -193,11 +193,11 @@ fn deliver(member: &Member, job: Job, reply: Reply) {
     };
     match (job, reply) {
         (Job::Propose { hold, deadline, .. }, Reply::Vote(vote)) => {
-            let next = hold.voted(index, now >= deadline, vote);
+            let next = hold.voted(index, now, deadline, vote);
             go_on(hold, next);
         }
         (Job::Renew { hold, round, lease }, Reply::Renewal(renewal)) => {
-            let next = hold.renewed(index, round.number, lease, renewal);
+            let next = hold.renewed(index, now, round.number, lease, renewal);
             go_on(hold, next);
         }
         (
