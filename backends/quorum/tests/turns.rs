@@ -6,7 +6,7 @@
 )]
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -437,6 +437,24 @@ fn unlock_that_reaches_the_members_one_after_the_other_is_not_undone() {
         // A worker answers a question before the other jobs of its batch, so the second answer comes after them.
         (0..2).for_each(|_| drop(stores.held()));
     }
+}
+
+#[test]
+fn member_whose_store_panicked_is_asked_again() {
+    let stores = Stores::new();
+    let panics = AtomicUsize::new(3);
+    let quorum = watched(&stores, move |_| {
+        let left = panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+            left.checked_sub(1)
+        });
+        assert!(left.is_err(), "the store panics");
+    });
+    let (name, clock) = (name(), SystemClock);
+    let request = || AcquireRequest::attempt(&name, TTL, &clock);
+    let failed = quorum.acquire(&request()).expect_err("no member answers");
+    assert_eq!(failed.kind(), ErrorKind::Unavailable);
+    let granted = quorum.acquire(&request());
+    assert!(granted.expect("a majority answers").is_some());
 }
 
 /// A vote ends after 1 s and more. A cancelled caller gives back what it has, for 50 ms at most.
