@@ -233,7 +233,7 @@ impl Config {
     /// Adds a store to open if the stores before it are unreachable.
     ///
     /// It excludes no process that locks on those. It has the common keys of the first store, and also its `restart_grace`
-    /// unless `url` sets another one.
+    /// unless `url` sets another one, or the store refuses that one: a quorum refuses one below the ttl.
     ///
     /// Tokens keep growing in a move to each store but MySQL and MariaDB, as far as the clocks of the hosts
     /// agree. In a move to these, such as the way back to a first store, they may become smaller. Opening warns of

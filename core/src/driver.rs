@@ -50,7 +50,8 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Checks what the keys alone do not tell, such as the path of the URL, or how many members are named. It is called
-    /// before [`open`](Driver::open), also for a fallback that may never be opened. The default checks nothing.
+    /// before [`open`](Driver::open), also for a fallback that may never be opened. A fallback inherits the key
+    /// `restart_grace` unless that is refused here. The default checks nothing.
     ///
     /// # Errors
     /// What is wrong with the config, before any store is talked to.
@@ -258,17 +259,14 @@ impl Drivers {
     fn fallbacks(&self, config: &Config) -> Result<Vec<Config>, Error> {
         let mut fallbacks = config.fallbacks()?;
         for fallback in &mut fallbacks {
-            if self.takes(fallback, RESTART_GRACE) {
-                fallback.inherit(RESTART_GRACE, config);
+            let mut heir = fallback.clone();
+            heir.inherit(RESTART_GRACE, config);
+            // A store may lack the key or refuse the value. Other errors come again when all stores are checked.
+            if self.check_one(&heir).is_ok() {
+                *fallback = heir;
             }
         }
         Ok(fallbacks)
-    }
-
-    /// Returns whether the store of `config` takes a key.
-    fn takes(&self, config: &Config, key: &str) -> bool {
-        let driver = self.driver(config.url().scheme());
-        driver.is_ok_and(|driver| known_keys(driver.as_ref()).any(|known| known == key))
     }
 
     /// Returns the stores in the order in which they are tried. `wait` replaces the `open_wait` of the config.

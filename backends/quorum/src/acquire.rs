@@ -31,22 +31,17 @@ const DOUBLINGS: u32 = 4;
 /// The leases that the caller has before a vote, with their epochs.
 type Leases = Vec<Option<(ErasedLease, u64)>>;
 
-/// Where the caller is in the queues of the members.
-enum Entry {
-    /// This member has granted the name, or is asked with all others, since the name is probably free.
-    Head(usize),
-    /// This member has another holder or waiter.
-    Busy(usize),
-}
-
-/// What became of a turn.
-enum Turn {
-    Won(Grant<QuorumLease>),
-    /// This member has another holder, which goes first.
-    Busy(usize),
-    /// The epoch of the turn is too small for the other members.
-    Refused,
-    Cancelled,
+/// What a caller does next.
+enum Step {
+    /// It makes an attempt at the first member that answers.
+    Enter,
+    /// It asks for the rest of a majority. This member has granted the name, or is asked with all others, since the name
+    /// is probably free.
+    TakeTurn(usize),
+    /// It waits at this member, which has another holder or waiter that goes first.
+    Wait(usize),
+    /// It has the name, or gives up: the wait is over, or was cancelled.
+    End(Option<Grant<QuorumLease>>),
 }
 
 /// One acquisition.
@@ -82,30 +77,13 @@ impl<'a> Acquisition<'a> {
 
     /// Acquires the name as [`Backend::acquire`](lockkeeper_core::Backend::acquire) says.
     pub(crate) fn run(mut self) -> Result<Option<Grant<QuorumLease>>, Error> {
-        let mut entry = match self.free_at() {
-            Some(first) => Some(Entry::Head(first)),
-            None => self.enter()?,
-        };
+        let mut step = self.free_at().map_or(Step::Enter, Step::TakeTurn);
         loop {
-            let turn = match entry {
-                Some(Entry::Head(head)) => self.take_turn(head)?,
-                Some(Entry::Busy(member)) => Turn::Busy(member),
-                None => return Ok(None),
-            };
-            entry = match turn {
-                Turn::Won(grant) => return Ok(Some(grant)),
-                Turn::Cancelled => return Ok(None),
-                Turn::Refused => self.enter()?,
-                Turn::Busy(member) => {
-                    let until = self.request.now() + CONTENDED;
-                    let contended = &self.quorum.contended_until;
-                    contended.store(until.as_nanos(), Ordering::Relaxed);
-                    self.request.contended();
-                    match self.request.deadline() {
-                        Some(deadline) if !self.is_over() => self.wait(member, deadline)?,
-                        _ => return Ok(None),
-                    }
-                }
+            step = match step {
+                Step::Enter => self.enter()?,
+                Step::TakeTurn(head) => self.take_turn(head)?,
+                Step::Wait(member) => self.wait(member)?,
+                Step::End(grant) => return Ok(grant),
             };
         }
     }
@@ -132,8 +110,8 @@ impl<'a> Acquisition<'a> {
         self.request.is_cancelled() || self.request.deadline().is_some_and(is_late)
     }
 
-    /// Makes an attempt at the first member that answers. Returns `None` after a cancel.
-    fn enter(&mut self) -> Result<Option<Entry>, Error> {
+    /// Makes an attempt at the first member that answers.
+    fn enter(&mut self) -> Result<Step, Error> {
         let quorum = self.quorum;
         let deadline = self.end_of_vote();
         let mut cause = None;
@@ -143,9 +121,9 @@ impl<'a> Acquisition<'a> {
             for member in quorum.by_turn() {
                 let until = deadline.min(self.request.now() + patience);
                 match self.attempt(member, until, deadline)? {
-                    (Vote::Granted(_), _) => return Ok(Some(Entry::Head(member.index))),
-                    (Vote::Busy, _) => return Ok(Some(Entry::Busy(member.index))),
-                    _ if self.request.is_cancelled() => return Ok(None),
+                    (Vote::Granted(_), _) => return Ok(Step::TakeTurn(member.index)),
+                    (Vote::Busy, _) => return Ok(Step::Wait(member.index)),
+                    _ if self.request.is_cancelled() => return Ok(Step::End(None)),
                     (Vote::Failed | Vote::TooSmall(_), error) => {
                         failed += 1;
                         cause = cause.or(error);
@@ -202,12 +180,20 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Waits in the queue of a member until `deadline`. Returns `None` if the wait is over.
-    fn wait(&mut self, member: usize, deadline: HostInstant) -> Result<Option<Entry>, Error> {
+    /// Waits in the queue of a member, if the caller waits at all.
+    fn wait(&mut self, member: usize) -> Result<Step, Error> {
         let (quorum, request) = (self.quorum, self.request);
+        let until = request.now() + CONTENDED;
+        let contended = &quorum.contended_until;
+        contended.store(until.as_nanos(), Ordering::Relaxed);
+        request.contended();
+        let deadline = match request.deadline() {
+            Some(deadline) if !self.is_over() => deadline,
+            _ => return Ok(Step::End(None)),
+        };
         let member = quorum.members.get(member);
         let Some((member, store)) = member.and_then(|it| Some((it, it.opened()?))) else {
-            return self.enter();
+            return Ok(Step::Enter);
         };
         let ttl = quorum.member_ttl(request.ttl());
         let waiting = AcquireRequest::attempt(request.name(), ttl, request.clock());
@@ -217,19 +203,19 @@ impl<'a> Acquisition<'a> {
         match store.acquire(&waiting) {
             Ok(Some(grant)) => {
                 self.keep_first(member, grant.lease, grant.epoch, grant.asked_at);
-                Ok(Some(Entry::Head(member.index)))
+                Ok(Step::TakeTurn(member.index))
             }
-            Ok(None) => Ok(None),
+            Ok(None) => Ok(Step::End(None)),
             // The other members may do without this one.
             Err(error) if error.is_retryable() => {
                 store.abandon(&waiting);
                 if self.is_over() {
-                    return Ok(None);
+                    return Ok(Step::End(None));
                 }
                 member.failed();
                 self.pause(self.failed);
                 self.failed += 1;
-                self.enter()
+                Ok(Step::Enter)
             }
             Err(error) => Err(error),
         }

@@ -64,8 +64,16 @@ impl Driver for QuorumDriver {
 }
 
 fn restart_grace(context: &OpenContext<'_>) -> Result<Duration, Error> {
-    let grace = context.value(&QuorumDriver::RESTART_GRACE)?;
-    Ok(grace.unwrap_or_else(|| context.ttl()))
+    let ttl = context.ttl();
+    let grace = context.value(&QuorumDriver::RESTART_GRACE)?.unwrap_or(ttl);
+    if grace >= ttl {
+        return Ok(grace);
+    }
+    let text = format!(
+        "`restart_grace` is {grace:?} and the ttl {ttl:?}, so no lock would be granted; raise it to the largest \
+         ttl of all programs, or leave it out"
+    );
+    Err(Error::new(ErrorKind::InvalidValue, text))
 }
 
 /// Returns the members. Each grants nothing for the same time after a restart, if it can be told so.

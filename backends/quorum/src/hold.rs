@@ -58,13 +58,18 @@ pub(crate) struct Round {
 pub(crate) enum Next {
     /// The hold is over.
     Release(ErasedLease),
+    /// The lease was regained too late to be one of the hold, and its release says nothing about the hold.
+    Discard(ErasedLease),
     /// Another renewal has begun meanwhile.
     Renew(Round, ErasedLease),
 }
 
 /// The lease of one member.
 enum Slot {
+    /// There is no lease, and the member is not asked for one.
     None,
+    /// The member did not grant the lease, or was found to have lost it, at this time.
+    Lost(HostInstant),
     Idle(ErasedLease),
     /// The worker of the member asks for it, renews it or releases it.
     Away,
@@ -174,16 +179,18 @@ impl Hold {
         slept.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Records the vote of a member. Returns what is to be done with a lease that is needed no more, or that a renewal
-    /// waits for.
+    /// Records the vote of a member, which came `now` and until `deadline` is of use. Returns what is to be done with a
+    /// lease that is needed no more, or that a renewal waits for.
     pub(crate) fn voted(
         &self,
         member: usize,
-        is_late: bool,
+        now: HostInstant,
+        deadline: HostInstant,
         answer: Result<Option<Grant<ErasedLease>>, Error>,
     ) -> Option<Next> {
         let mut state = lock(&self.state);
         let is_regained = matches!(state.slots.get(member), Some(Slot::Regained));
+        let lost = Slot::Lost(now);
         let (vote, lease) = match answer {
             Ok(Some(grant)) => (Vote::Granted(grant.epoch), Some(grant.lease)),
             Ok(None) => (Vote::Busy, None),
@@ -196,23 +203,20 @@ impl Hold {
             },
         };
         state.ballot.record(member, vote);
-        let slot = match lease {
+        let (next, slot) = match lease {
+            Some(lease) if is_regained && now >= deadline => (Some(Next::Discard(lease)), lost),
             Some(lease) if state.is_over => return Some(Next::Release(lease)),
-            Some(lease) if is_regained && is_late => {
-                state.put(member, Slot::None, None);
-                return Some(Next::Release(lease));
-            }
             Some(lease) if state.answers.get(member) == Some(&Answer::Pending) => {
                 return Some(Next::Renew(state.renewal, lease));
             }
-            Some(lease) => Slot::Idle(lease),
-            None => Slot::None,
+            Some(lease) => (None, Slot::Idle(lease)),
+            None => (None, lost),
         };
         // What was not granted needs no renewal and no release.
-        let answer = matches!(slot, Slot::None).then_some(Answer::Lost);
+        let answer = matches!(slot, Slot::Lost(_)).then_some(Answer::Lost);
         state.put(member, slot, answer);
         self.changed.notify_all();
-        None
+        next
     }
 
     /// Takes the leases that no worker has, with the epochs that they were granted with. Those that come later

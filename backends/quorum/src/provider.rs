@@ -45,6 +45,8 @@ const INHERITED: [Capability; 3] = [
 ///   for up to the ttl.
 /// - The members must be independent: replicas of each other, or servers on one host, fail together.
 /// - A member keeps a lease for 1/1000 of the ttl + 2 ms longer, for clocks that run apart.
+/// - Operators see the leases of one process on a name as one hold, since regained leases have epochs of their own. So they
+///   may see, and end, a hold that is none: what a process left at a majority of the members, until its ttl is over.
 /// - Waiters queue at one member, so a waiter loses its position when that member fails. A name that was released
 ///   while that member was out of reach, by a process that has ended, stays taken there until the ttl is over.
 #[derive(Clone)]
@@ -158,7 +160,7 @@ impl Quorum {
     /// renewal on. Until `valid_until`, the leases of a majority keep others from the name; a later one proves nothing
     /// about the time before, and is given back. Each member chooses the epoch, which is not that of the grant.
     fn regain(&self, hold: &Arc<Hold>, ttl: Duration, valid_until: HostInstant) {
-        for index in hold.begin_regaining() {
+        for index in hold.begin_regaining(self.clock.now()) {
             if let Some(member) = self.members.get(index) {
                 member.post(Job::Propose {
                     hold: Arc::clone(hold),

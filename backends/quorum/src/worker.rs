@@ -1,5 +1,6 @@
 //! The thread of a member, which carries out in one request what was posted while the last one was under way.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use lockkeeper_core::{
     LockProvider, Operation, ReleaseRequest, Released, RenewRequest, Renewal,
 };
 
-use crate::hold::Next;
+use crate::hold::{Hold, Next};
 use crate::member::{Job, Member};
 
 /// The time in which a lease that is of no use is given back.
@@ -50,7 +51,8 @@ fn run(member: &Member) {
         if due.is_empty() {
             continue;
         }
-        match member.in_call(|| member.open()) {
+        let opened = member.in_call(|| caught(|| member.open()));
+        match opened.unwrap_or_else(|| Err(no_answer())) {
             Ok(store) => carry_out(member, &*store, due),
             Err(error) => {
                 member.failed();
@@ -58,6 +60,11 @@ fn run(member: &Member) {
             }
         }
     }
+}
+
+/// Calls a backend. Returns `None` after a panic, which must not end the worker: the queue would grow without end.
+fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(call)).ok()
 }
 
 fn fail(member: &Member, jobs: Vec<Job>, error: &Error) {
@@ -114,7 +121,8 @@ fn carry_out(member: &Member, store: &dyn LockProvider, jobs: Vec<Job>) {
     let mut asked = Vec::with_capacity(jobs.len());
     for job in jobs {
         match job {
-            Job::Ask(ask) => ask(Ok(store)),
+            // The caller sees that a question was dropped.
+            Job::Ask(ask) => drop(caught(|| ask(Ok(store)))),
             job => asked.push(job),
         }
     }
@@ -165,7 +173,8 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
         Job::Ask(_) => None,
     });
     let mut operations: Vec<_> = operations.collect();
-    member.in_call(|| store.batch(&mut operations));
+    // What was carried out before a panic has an answer.
+    let _ = member.in_call(|| caught(|| store.batch(&mut operations)));
     let replies: Vec<_> = operations.into_iter().map(Reply::of).collect();
     let votes = replies.iter().filter_map(|reply| match reply {
         Reply::Vote(vote) => Some(vote),
@@ -174,7 +183,7 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
     for (request, vote) in requests.iter().zip(votes) {
         if matches!(vote, Err(error) if error.kind() == ErrorKind::Unknown) {
             lost.cancel();
-            member.in_call(|| store.abandon(request));
+            let _ = member.in_call(|| caught(|| store.abandon(request)));
         }
     }
     replies
@@ -182,18 +191,22 @@ fn ask(member: &Member, store: &dyn LockProvider, jobs: &mut [Job]) -> Vec<Reply
 
 fn deliver(member: &Member, job: Job, reply: Reply) {
     let (index, now) = (member.index, member.clock.now());
-    let go_on = |hold, next| match next {
+    let go_on = |hold: Arc<Hold>, next| match next {
         None => {}
         Some(Next::Release(lease)) => member.release(&hold, lease, now + GIVE_BACK),
+        Some(Next::Discard(lease)) => {
+            let without_members = Hold::new(hold.name.clone(), hold.ttl, 0, Vec::new(), |_| false);
+            member.release(&Arc::new(without_members), lease, now + GIVE_BACK);
+        }
         Some(Next::Renew(round, lease)) => member.post(Job::Renew { hold, round, lease }),
     };
     match (job, reply) {
         (Job::Propose { hold, deadline, .. }, Reply::Vote(vote)) => {
-            let next = hold.voted(index, now >= deadline, vote);
+            let next = hold.voted(index, now, deadline, vote);
             go_on(hold, next);
         }
         (Job::Renew { hold, round, lease }, Reply::Renewal(renewal)) => {
-            let next = hold.renewed(index, round.number, lease, renewal);
+            let next = hold.renewed(index, now, round.number, lease, renewal);
             go_on(hold, next);
         }
         (

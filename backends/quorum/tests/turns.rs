@@ -6,15 +6,15 @@
 )]
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use lockkeeper_core::{
     AcquireRequest, CancelToken, Capabilities, Clock, ErasedLease, Error, ErrorKind, Grant,
-    HostInstant, LeaseVerifier, LockName, LockProvider, Operation, Proof, Released, Renewal,
-    StoreInfo, SystemClock, epoch_at,
+    HeldName, HostInstant, LeaseVerifier, LockName, LockProvider, Operation, Proof, Released,
+    Renewal, StoreInfo, SystemClock, epoch_at,
 };
 use lockkeeper_local::SqliteProvider;
 use lockkeeper_quorum::{QuorumMember, QuorumProvider};
@@ -43,6 +43,27 @@ fn raise(store: &dyn LockProvider, ahead: Duration) -> Result<u64, Error> {
     Ok(last)
 }
 
+/// A clock that stands still until a test moves it.
+#[derive(Debug)]
+struct StoppedClock(AtomicU64);
+
+impl StoppedClock {
+    fn new() -> Self {
+        Self(AtomicU64::new(SystemClock.now().as_nanos()))
+    }
+
+    fn advance(&self, span: Duration) {
+        let nanos = u64::try_from(span.as_nanos()).expect("it is short");
+        self.0.fetch_add(nanos, Ordering::SeqCst);
+    }
+}
+
+impl Clock for StoppedClock {
+    fn now(&self) -> HostInstant {
+        HostInstant::from_nanos(self.0.load(Ordering::SeqCst))
+    }
+}
+
 /// Three members and a quorum of them.
 struct Stores {
     members: Vec<Arc<dyn LockProvider>>,
@@ -52,8 +73,7 @@ struct Stores {
 
 impl Stores {
     /// Members that are down at the start do not answer until `is_up` is set.
-    fn with_down(down: &[usize], is_up: &Arc<AtomicBool>) -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    fn with_down(down: &[usize], is_up: &Arc<AtomicBool>, clock: Arc<dyn Clock>) -> Self {
         let folder = tempfile::tempdir().expect("a folder for temporary files");
         let open = |at: usize| -> Arc<dyn LockProvider> {
             let path = folder.path().join(format!("{at}.db"));
@@ -81,7 +101,12 @@ impl Stores {
     }
 
     fn new() -> Self {
-        Self::with_down(&[], &Arc::default())
+        Self::with_clock(Arc::new(SystemClock))
+    }
+
+    /// Opens a quorum with a clock of its own. The members go by the system's.
+    fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        Self::with_down(&[], &Arc::default(), clock)
     }
 
     /// Has one member grant the name, to another holder.
@@ -118,6 +143,39 @@ impl Stores {
         let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(soon());
         let granted = quorum.acquire(&request);
         granted.expect("a majority answers").expect("in time")
+    }
+
+    /// Returns what an operator sees of the name at a member.
+    fn held_at(&self, member: usize) -> Option<HeldName> {
+        let admin = self.members[member].admin().expect("it lists its locks");
+        let held = admin.held(Some(&name()), soon());
+        held.expect("the store answers").pop()
+    }
+
+    /// Has an operator end the lock at a member, when that has granted it.
+    fn end_at(&self, member: usize) {
+        // The majority did not wait for the last member.
+        let held = loop {
+            if let Some(held) = self.held_at(member) {
+                break held;
+            }
+            thread::yield_now();
+        };
+        let admin = self.members[member].admin().expect("it ends locks");
+        let ended = admin.force_release(&held, soon());
+        assert!(ended.expect("the store answers"));
+    }
+
+    /// Returns the holds that an operator sees.
+    fn held(&self) -> Vec<HeldName> {
+        let admin = self.quorum.admin().expect("it lists its locks");
+        admin.held(None, soon()).expect("a majority answers")
+    }
+
+    fn renew(&self, lease: &mut ErasedLease) -> Renewal {
+        let quorum: &dyn LockProvider = &self.quorum;
+        let renewed = quorum.renew(lease, TTL, soon());
+        renewed.expect("a majority answers")
     }
 
     fn until_free(&self, member: usize) {
@@ -295,7 +353,7 @@ fn epoch_of_the_first_member_is_raised_above_those_of_the_others() {
 
 #[test]
 fn first_member_grants_a_larger_epoch_where_a_majority_needs_it() {
-    let stores = Stores::with_down(&[2], &Arc::default());
+    let stores = Stores::with_down(&[2], &Arc::default(), Arc::new(SystemClock));
     let last = stores.raise(1, HOUR);
     let grant = stores.attempt().expect("a majority answers");
     assert!(grant.expect("it is free").epoch > last);
@@ -304,7 +362,7 @@ fn first_member_grants_a_larger_epoch_where_a_majority_needs_it() {
 #[test]
 fn queue_moves_to_the_next_member_and_back() {
     let is_up = Arc::default();
-    let stores = Stores::with_down(&[0], &is_up);
+    let stores = Stores::with_down(&[0], &is_up, Arc::new(SystemClock));
     let grant = stores.wait();
     let mut lease = grant.lease;
     is_up.store(true, Ordering::Relaxed);
@@ -340,62 +398,76 @@ fn members_are_asked_for_little_longer_than_the_caller_waits() {
 
 #[test]
 fn renewal_regains_the_members_that_lost_the_lease() {
-    let stores = Stores::new();
-    let mut grant = stores
-        .attempt()
-        .expect("a majority answers")
-        .expect("it is free");
-    let held_at = |member: usize| {
-        let admin = stores.members[member].admin().expect("it lists its locks");
-        let held = admin.held(Some(&name()), soon());
-        held.expect("the store answers").pop()
-    };
-    let quorum: &dyn LockProvider = &stores.quorum;
+    let clock = Arc::new(StoppedClock::new());
+    let stores = Stores::with_clock(Arc::clone(&clock) as _);
+    let mut grant = stores.wait();
     // All members lose the lease, one after the other.
     for member in 0..3 {
-        // The majority did not wait for the last member.
-        let held = loop {
-            if let Some(held) = held_at(member) {
-                break held;
-            }
-            thread::yield_now();
-        };
-        let admin = stores.members[member].admin().expect("it ends locks");
-        assert!(
-            admin
-                .force_release(&held, soon())
-                .expect("the store answers")
-        );
-        // A renewal finds that out, and asks anew.
+        stores.end_at(member);
+        // A renewal finds that out, and a later one asks anew.
         let ends = Instant::now() + Duration::from_secs(10);
         loop {
-            let renewed = quorum.renew(&mut grant.lease, TTL, soon());
-            assert_eq!(renewed.expect("a majority answers"), Renewal::Renewed);
-            if held_at(member).is_some() {
+            assert_eq!(stores.renew(&mut grant.lease), Renewal::Renewed);
+            if stores.held_at(member).is_some() {
                 break;
             }
             assert!(Instant::now() < ends, "member {member} has no lease");
+            clock.advance(Duration::from_secs(1));
         }
         // The workers answer this after they have noted the grant.
-        let admin = quorum.admin().expect("it lists its locks");
-        admin.held(None, soon()).expect("a majority answers");
+        stores.held();
     }
     // The operator still sees one hold, and can end it.
-    let admin = quorum.admin().expect("it lists its locks");
-    let held = admin.held(None, soon()).expect("a majority answers");
+    let held = stores.held();
     assert_eq!(held.len(), 1, "{held:?}");
-    assert!(
-        admin
-            .force_release(&held[0], soon())
-            .expect("a majority answers")
-    );
-    let renewed = quorum.renew(&mut grant.lease, TTL, soon());
-    assert_eq!(renewed.expect("a majority answers"), Renewal::Lost);
+    let admin = stores.quorum.admin().expect("it ends locks");
+    let ended = admin.force_release(&held[0], soon());
+    assert!(ended.expect("a majority answers"));
+    assert_eq!(stores.renew(&mut grant.lease), Renewal::Lost);
     (0..3).for_each(|member| stores.until_free(member));
 }
 
-/// A vote ends after 1 s and more. A cancelled caller gives back what it has, for 50 ms at most.
-const PROMPTLY: Duration = Duration::from_millis(500);
+#[test]
+fn unlock_that_reaches_the_members_one_after_the_other_is_not_undone() {
+    let stores = Stores::with_clock(Arc::new(StoppedClock::new()));
+    let mut grant = stores.wait();
+    for (member, renewal) in [(0, Renewal::Renewed), (1, Renewal::Lost)] {
+        stores.end_at(member);
+        assert_eq!(stores.renew(&mut grant.lease), renewal);
+        // A worker answers a question before the other jobs of its batch, so the second answer comes after them.
+        (0..2).for_each(|_| drop(stores.held()));
+    }
+}
+
+#[test]
+fn member_whose_store_panicked_is_asked_again() {
+    let stores = Stores::new();
+    let panics = AtomicUsize::new(3);
+    let quorum = watched(&stores, move |_| {
+        let left = panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+            left.checked_sub(1)
+        });
+        assert!(left.is_err(), "the store panics");
+    });
+    let (name, clock) = (name(), SystemClock);
+    let request = || AcquireRequest::attempt(&name, TTL, &clock);
+    let failed = quorum.acquire(&request()).expect_err("no member answers");
+    assert_eq!(failed.kind(), ErrorKind::Unavailable);
+    let granted = quorum.acquire(&request());
+    assert!(granted.expect("a majority answers").is_some());
+}
+
+/// A clock that goes on by 5 ms whenever the caller reads it. So a vote of 1 s and more ends only after the members
+/// have hung for [`WAIT`], and the 50 ms in which a cancelled caller gives back what it has are over soon.
+#[derive(Debug)]
+struct ReadClock(StoppedClock);
+
+impl Clock for ReadClock {
+    fn now(&self) -> HostInstant {
+        self.0.advance(Duration::from_millis(5));
+        self.0.now()
+    }
+}
 
 /// Cancels a wait while the members hang, and checks that this ends the wait.
 fn cancel_while_members_hang(is_contended: bool) {
@@ -403,16 +475,19 @@ fn cancel_while_members_hang(is_contended: bool) {
     let (resume, resumed) = mpsc::channel::<()>();
     let (sender, asked) = mpsc::channel();
     let (resumed, hangs) = (Mutex::new(resumed), Arc::new(AtomicBool::new(false)));
-    let is_hanging = Arc::clone(&hangs);
+    let (is_hanging, has_resumed) = (Arc::clone(&hangs), Arc::new(AtomicBool::new(false)));
+    let resumes = Arc::clone(&has_resumed);
     let quorum = watched(&stores, move |_| {
         if is_hanging.load(Ordering::Relaxed) {
             // The wait may be over by now.
             let _ = sender.send(());
             let resumed = resumed.lock().expect("no member panics");
             let _ = resumed.recv_timeout(WAIT);
+            resumes.store(true, Ordering::Relaxed);
         }
     });
-    let (name, clock, cancel) = (name(), SystemClock, CancelToken::new());
+    let (name, cancel) = (name(), CancelToken::new());
+    let clock = ReadClock(StoppedClock::new());
     if is_contended {
         // The process has met another holder, so its callers ask the first member alone.
         let held = stores.hold_at(0, None);
@@ -427,14 +502,10 @@ fn cancel_while_members_hang(is_contended: bool) {
             quorum.acquire(&request.cancelled_by(Some(&cancel)))
         });
         asked.recv().expect("members are asked");
-        // Most probably, the caller sleeps by now.
-        thread::sleep(Duration::from_millis(20));
-        let began = Instant::now();
         cancel.cancel();
         let granted = waiting.join().expect("it does not panic");
-        let took = began.elapsed();
         assert!(granted.expect("it is no failure").is_none());
-        assert!(took < PROMPTLY, "{took:?}");
+        assert!(!has_resumed.load(Ordering::Relaxed), "the members hang");
     });
     drop(resume);
     // What the members grant now is given back.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Drivers, OpenContext};
+use super::{Drivers, OpenContext, known_keys};
 use crate::config::{COMMON_KEYS, Config, Key, KeySpec, KeyValue, Takes};
 use crate::error::Error;
 use crate::provider::LockProvider;
@@ -34,7 +34,8 @@ impl Member {
 
     /// Returns whether the member takes a key.
     pub fn takes(&self, key: &KeySpec) -> bool {
-        self.drivers.takes(&self.config, key.name)
+        let driver = self.drivers.driver(self.url().scheme());
+        driver.is_ok_and(|driver| known_keys(driver.as_ref()).any(|known| known == key.name))
     }
 
     /// Returns the value of a key that the member takes.

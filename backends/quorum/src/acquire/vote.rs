@@ -12,7 +12,7 @@ use crate::member::Job;
 use crate::provider::few_members;
 use crate::worker::GIVE_BACK;
 
-use super::{Acquisition, Turn, no_leases};
+use super::{Acquisition, Step, no_leases};
 
 /// How often an epoch that was too small is replaced by a larger one.
 const LARGER: u32 = 32;
@@ -23,27 +23,27 @@ impl Acquisition<'_> {
     /// Asks the members that have not granted the name: all of them, or the others than `head`. While some are not free,
     /// the caller keeps its turn for [`PATIENCE`]: the releases of the last holder reach the members one after the other,
     /// and a caller that is not first gives back what it was granted.
-    pub(super) fn take_turn(&mut self, head: usize) -> Result<Turn, Error> {
+    pub(super) fn take_turn(&mut self, head: usize) -> Result<Step, Error> {
         let until = self.request.now() + PATIENCE;
         let mut repeats = 0;
         loop {
             if self.request.is_cancelled() {
                 self.give_back_kept();
-                return Ok(Turn::Cancelled);
+                return Ok(Step::End(None));
             }
             let vote = self.vote();
             // The vote of `head` counts also if the others are a majority: it may know of a waiter that goes first.
             let (at_head, _) = vote.hold.vote_of(head, self.request, until);
             if self.request.is_cancelled() {
                 self.give_way(&vote.hold);
-                return Ok(Turn::Cancelled);
+                return Ok(Step::End(None));
             }
             match (vote.decision, at_head) {
                 (_, Vote::Busy) => {
                     self.give_way(&vote.hold);
-                    return Ok(Turn::Busy(head));
+                    return Ok(Step::Wait(head));
                 }
-                (Decision::Won, _) => return Ok(Turn::Won(vote.into_grant())),
+                (Decision::Won, _) => return Ok(Step::End(Some(vote.into_grant()))),
                 (Decision::Outage, _) => {
                     self.give_back(&vote.hold);
                     return Err(few_members(self.quorum, vote.error));
@@ -52,7 +52,7 @@ impl Acquisition<'_> {
                     let is_kept = self.keep(&vote);
                     self.learn(vote.epoch, last, vote.began)?;
                     if !is_kept {
-                        return Ok(Turn::Refused);
+                        return Ok(Step::Enter);
                     }
                 }
                 (Decision::Held | Decision::Contested, Vote::Granted(_)) => {
@@ -63,18 +63,18 @@ impl Acquisition<'_> {
                     let has_time = self.request.now() < until && !self.is_over();
                     if !is_first || !has_time {
                         self.give_way(&vote.hold);
-                        return Ok(Turn::Busy(busy));
+                        return Ok(Step::Wait(busy));
                     }
                     self.epoch = Some(vote.epoch);
                     if !self.keep(&vote) {
-                        return Ok(Turn::Refused);
+                        return Ok(Step::Enter);
                     }
                     self.pause(repeats);
                     repeats += 1;
                 }
                 (Decision::Held | Decision::Contested, _) => {
                     self.give_back(&vote.hold);
-                    return Ok(Turn::Refused);
+                    return Ok(Step::Enter);
                 }
             }
         }

@@ -10,6 +10,11 @@ use crate::lock;
 
 use super::{Hold, Next, PATIENCE, Round, Slot, State, Told};
 
+/// How long a member has no lease before it is asked for one. The releases of one `unlock` reach the members at
+/// different times, and the holder learns of each at once: a member that regained the lease in between would undo the
+/// `unlock`. A member that restarted grants nothing for a time that is seldom shorter.
+const REGAINED_AFTER: Duration = Duration::from_secs(1);
+
 impl Hold {
     /// Begins a renewal. Returns it, and the leases that are to be renewed. The workers renew those that they have
     /// when they are done with them.
@@ -27,12 +32,12 @@ impl Hold {
         (state.renewal, state.begin())
     }
 
-    /// Returns the members that have no lease and are to be asked for one, since a renewal has proved a majority.
-    pub(crate) fn begin_regaining(&self) -> Vec<usize> {
+    /// Returns the members that have lost the lease and are to be asked for one, since a renewal has proved a majority.
+    pub(crate) fn begin_regaining(&self, now: HostInstant) -> Vec<usize> {
         let mut state = lock(&self.state);
         let mut members = Vec::new();
         for (member, slot) in state.slots.iter_mut().enumerate() {
-            if matches!(slot, Slot::None) {
+            if matches!(slot, Slot::Lost(since) if now >= *since + REGAINED_AFTER) {
                 *slot = Slot::Regained;
                 members.push(member);
             }
@@ -58,10 +63,11 @@ impl Hold {
         leases
     }
 
-    /// Records what a member has said to a renewal, and takes its lease back, unless it is needed.
+    /// Records what a member has said to a renewal by `now`, and takes its lease back, unless it is needed.
     pub(crate) fn renewed(
         &self,
         member: usize,
+        now: HostInstant,
         round: u64,
         lease: ErasedLease,
         answer: Result<Renewal, Error>,
@@ -72,7 +78,7 @@ impl Hold {
         }
         let is_current = round == state.renewal.number;
         let (slot, answer) = match answer {
-            Ok(Renewal::Lost) => (Slot::None, Answer::Lost),
+            Ok(Renewal::Lost) => (Slot::Lost(now), Answer::Lost),
             _ if !is_current => return Some(Next::Renew(state.renewal, lease)),
             Ok(Renewal::Renewed) => (Slot::Idle(lease), Answer::Live),
             Err(error) => {
@@ -147,5 +153,58 @@ impl Hold {
             }
             state = self.sleep(state, left);
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "these are tests")]
+mod tests {
+    use lockkeeper_core::{AcquireRequest, Grant, LockName, LockProvider, SystemClock};
+    use lockkeeper_local::MemoryProvider;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    /// Grants a name at a store of its own.
+    fn grant() -> Grant<ErasedLease> {
+        let store: &dyn LockProvider = &MemoryProvider::new();
+        let (name, clock) = (LockName::new("a").unwrap(), SystemClock);
+        let request = AcquireRequest::attempt(&name, TTL, &clock);
+        store.acquire(&request).unwrap().unwrap()
+    }
+
+    fn hold() -> Hold {
+        let leases = (0..3).map(|_| Some((grant().lease, 1))).collect();
+        Hold::new(LockName::new("a").unwrap(), TTL, 1, leases, |_| false)
+    }
+
+    fn at(millis: u64) -> HostInstant {
+        HostInstant::from_nanos(millis * 1_000_000)
+    }
+
+    /// Renews the leases that the hold has, with one answer for each. Returns what the answers mean together.
+    fn renew(hold: &Hold, now: HostInstant, answers: &[Renewal]) -> Tally {
+        let (round, leases) = hold.begin_renewal(TTL, HostInstant::NEVER);
+        assert_eq!(leases.len(), answers.len());
+        for ((member, lease), answer) in leases.into_iter().zip(answers) {
+            hold.renewed(member, now, round.number, lease, Ok(*answer));
+        }
+        hold.renewal(&SystemClock, SystemClock.now()).0
+    }
+
+    #[test]
+    fn release_of_a_lease_that_was_regained_too_late_proves_nothing() {
+        let hold = hold();
+        let answers = [Renewal::Lost, Renewal::Renewed, Renewal::Renewed];
+        assert_eq!(renew(&hold, at(0), &answers), Tally::Live);
+        assert_eq!(hold.begin_regaining(at(1_000)), [0]);
+        let next = hold.voted(0, at(2_000), at(2_000), Ok(Some(grant())));
+        assert!(matches!(next, Some(Next::Discard(_))));
+        // The member is asked again, after the pause.
+        assert!(hold.begin_regaining(at(2_999)).is_empty());
+        assert_eq!(hold.begin_regaining(at(3_000)), [0]);
+        let answers = [Renewal::Renewed, Renewal::Lost];
+        assert_eq!(renew(&hold, at(3_000), &answers), Tally::Lost);
     }
 }

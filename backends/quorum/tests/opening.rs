@@ -1,0 +1,63 @@
+//! What a config says about the ttl and about members that restarted.
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "this is a test program"
+)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{
+    AcquireOptions, Config, Driver, Drivers, Error, ErrorKind, KeySpec, LeasePolicy, LockProvider,
+    OpenContext,
+};
+use lockkeeper_local::MemoryDriver;
+use lockkeeper_quorum::QuorumDriver;
+
+/// A driver that cannot reach its store, which takes `restart_grace`.
+#[derive(Debug)]
+struct Unreachable;
+
+impl Driver for Unreachable {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["far"]
+    }
+
+    fn keys(&self) -> &'static [KeySpec] {
+        const { &[QuorumDriver::RESTART_GRACE.spec] }
+    }
+
+    fn open(&self, _: &OpenContext<'_>) -> Result<Arc<dyn LockProvider>, Error> {
+        Err(Error::unreachable("no route to host"))
+    }
+}
+
+fn drivers() -> Drivers {
+    let drivers = Drivers::new().with(Unreachable).with(MemoryDriver);
+    drivers.with(QuorumDriver)
+}
+
+const MEMBERS: &str = "member=memory:a&member=memory:b&member=memory:c";
+
+#[test]
+fn restart_grace_below_the_ttl_is_refused() {
+    let url = format!("quorum:?{MEMBERS}&ttl=30s&restart_grace=5s");
+    let error = drivers().check(&Config::from_url(&url).unwrap());
+    let error = error.expect_err("it would grant nothing");
+    assert_eq!(error.kind(), ErrorKind::InvalidValue, "{error}");
+    assert!(error.to_string().contains("raise it"), "{error}");
+}
+
+#[test]
+fn fallback_inherits_restart_grace_if_it_allows_the_ttl() {
+    for (grace, ttl) in [("5s", 30), ("60s", 60)] {
+        let url = format!("far:?ttl=30s&restart_grace={grace}");
+        let config = Config::from_url(&url).unwrap();
+        let config = config.fallback(&format!("quorum:?{MEMBERS}"));
+        let keeper = drivers().open(&config).expect(grace);
+        let ttl = Duration::from_secs(ttl);
+        let lasting = AcquireOptions::new().lease(LeasePolicy::Renewed { ttl });
+        drop(keeper.lock_with("a", &lasting).expect(grace));
+    }
+}
