@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use lockkeeper::backends::etcd;
 use lockkeeper::clock::{Clock, SystemClock};
-use lockkeeper::{ErrorKind, Released};
-use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, RedisKind, RedisServer};
+use lockkeeper::{ErrorKind, Released, WaitOutcome};
+use lockkeeper_testkit::{
+    EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, RedisKind, RedisServer, until,
+};
 use serde_json::{Value, json};
 
 use super::Case;
@@ -24,6 +26,8 @@ pub(super) const CASES: &[Case] = &[
     ("handshakes_that_are_cut_are_an_outage", cut_handshakes),
     ("other_servers_are_refused", other_servers),
     ("members_are_tried_in_turn", members_in_turn),
+    ("servers_of_two_clusters_are_refused", two_clusters),
+    ("cluster_that_is_made_anew_is_followed", cluster_made_anew),
 ];
 
 /// Adds the users root and me (`open-sesame`), of whom me may use the keys of locks alone, and turns logins on.
@@ -239,4 +243,42 @@ fn members_in_turn(kind: EtcdKind) {
     let keeper = lockkeeper::open(&format!("etcd://{hosts}/?connect_timeout=2s&ttl=10s")).unwrap();
     let held = keeper.try_lock_for("a", Duration::from_secs(10)).unwrap();
     drop(held.expect("it is free"));
+}
+
+/// Two programs could hold one name if each served itself from another cluster.
+fn two_clusters(kind: EtcdKind) {
+    let [one, other] = [(); 2].map(|()| EtcdServer::start(kind, &EtcdOptions::new()).unwrap());
+    let hosts = format!("{},{}", one.addr(), other.addr());
+    let url = format!("etcd://{hosts}/?ttl=10m&response_timeout=4s&connect_timeout=4s");
+    let incompatible = ErrorKind::Incompatible;
+    let addr = other.addr().to_string();
+    refused(&url, incompatible, &["two clusters", &addr]);
+    other.kill();
+    let keeper = lockkeeper::open(&url).unwrap();
+    let held = keeper.lock("a").unwrap();
+    other.restart().unwrap();
+    one.kill();
+    until("the other cluster is refused", || {
+        let error = keeper.try_lock("b").unwrap_err();
+        error.kind() == incompatible
+    });
+    assert_eq!(other.keys("lockkeeper/").unwrap(), []);
+    one.restart().unwrap();
+    until("the first cluster serves again", || held.renew().is_ok());
+    drop(keeper.try_lock("b").unwrap().expect("it is free"));
+}
+
+/// All members have another id then, and one that is still down does not hold up the others.
+fn cluster_made_anew(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let port = server.addr().port();
+    let hosts = format!("127.0.0.1:{port},localhost:{port},{}", proxy.addr());
+    let keys = "ttl=10m&wait=20s&response_timeout=4s&connect_timeout=4s";
+    let keeper = lockkeeper::open(&format!("etcd://{hosts}/?{keys}")).unwrap();
+    let held = keeper.lock("a").unwrap();
+    proxy.refuse();
+    server.restart_empty().unwrap();
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    assert!(keeper.lock("a").unwrap().token() > held.token());
 }
