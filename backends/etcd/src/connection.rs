@@ -121,6 +121,21 @@ impl Connector {
         Ok(())
     }
 
+    /// Asks all members for their status, within `limit`.
+    pub(crate) fn statuses(&self, limit: Duration) -> Vec<(&str, Result<Value, Error>)> {
+        let began = Instant::now();
+        let numbered = self.members.iter().zip((1..=self.members.len()).rev());
+        let told = numbered.map(|(member, untried)| {
+            let untried = u32::try_from(untried).unwrap_or(u32::MAX);
+            let share = limit.saturating_sub(began.elapsed()) / untried;
+            let share = share.min(self.limit);
+            let status = self.log_in_to(member, ASIDE, share);
+            let status = status.and_then(|mut connection| connection.status(share));
+            (&*member.host, status)
+        });
+        told.collect()
+    }
+
     fn cluster_of(&self, member: &Member) -> Result<u64, Error> {
         let mut connection = self.log_in_to(member, ASIDE, COMPARE_TIME)?;
         connection.cluster(COMPARE_TIME)
@@ -263,11 +278,25 @@ impl Connection {
         Err(self.refused(&reply))
     }
 
-    /// Asks for the id of the member's cluster. Those who may lock may read the key, which need not exist.
-    fn cluster(&mut self, limit: Duration) -> Result<u64, Error> {
+    /// Asks for the member's status. A user who may not have it, which etcd checks from 3.5 on, gets the header alone.
+    fn status(&mut self, limit: Duration) -> Result<Value, Error> {
+        let status = self.call("/v3/maintenance/status", &json!({}), limit);
+        match status.map_err(nothing_granted) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => self.header(limit),
+            status => status,
+        }
+    }
+
+    /// Asks for a reply with a header. Each user who may lock may read the key, which need not exist.
+    fn header(&mut self, limit: Duration) -> Result<Value, Error> {
         let body = json!({ "key": encoded("lockkeeper/"), "serializable": true });
         let reply = self.call("/v3/kv/range", &body, limit);
-        let reply = reply.map_err(nothing_granted)?;
+        reply.map_err(nothing_granted)
+    }
+
+    /// Asks for the id of the member's cluster.
+    fn cluster(&mut self, limit: Duration) -> Result<u64, Error> {
+        let reply = self.header(limit)?;
         let id = reply.pointer("/header/cluster_id").and_then(Value::as_str);
         id.and_then(|id| id.parse().ok()).ok_or_else(senseless)
     }

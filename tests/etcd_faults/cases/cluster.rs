@@ -160,6 +160,14 @@ fn learner_is_left(kind: EtcdKind) {
     let token = held.token().get();
     assert_eq!(held.release().unwrap(), Released::Done);
     assert!(waiter.answer().expect("it is granted") > token);
+    let found = holder
+        .admin()
+        .unwrap()
+        .examine(SystemClock.now() + WAIT_LIMIT);
+    let found = found.unwrap();
+    let warned = found.iter().filter(|it| it.severity == Severity::Warning);
+    let warned: Vec<_> = warned.map(|it| it.topic).collect();
+    assert_eq!(warned, ["listed members", "learner"], "{found:?}");
     drop((holder, rival));
     assert_clean(&cluster, leader);
 }
