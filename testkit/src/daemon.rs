@@ -105,6 +105,14 @@ impl Daemon {
         }
     }
 
+    /// Ends the server in order (SIGTERM), and returns when it has ended.
+    ///
+    /// # Errors
+    /// The server does not run.
+    pub fn end(&self) -> io::Result<()> {
+        self.running(Process::end)
+    }
+
     /// Stops the server (SIGSTOP) and returns when it has stopped. Connections stay open without replies.
     ///
     /// # Errors

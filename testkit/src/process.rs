@@ -85,6 +85,12 @@ impl Process {
         }
     }
 
+    /// Sends SIGTERM, and returns when the server has ended.
+    pub(crate) fn end(&mut self) -> io::Result<()> {
+        self.signal(Signal::TERM)?;
+        self.child.wait().map(drop)
+    }
+
     /// Sends SIGCONT.
     pub(crate) fn cont(&mut self) -> io::Result<()> {
         for pid in self.stopped.drain(..) {

@@ -17,12 +17,6 @@ use crate::faults::run;
 type Case = suite::Case<EtcdKind>;
 
 pub(crate) fn main() -> ExitCode {
-    let cases = [
-        cluster::CASES,
-        late::CASES,
-        loss::CASES,
-        opening::CASES,
-        revisions::CASES,
-    ];
+    let cases = [late::CASES, loss::CASES, opening::CASES, revisions::CASES];
     run::<EtcdServer>(cases.into_iter().flatten().copied())
 }

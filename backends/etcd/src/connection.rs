@@ -2,10 +2,10 @@
 
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::Error;
+use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{
     Counts, Dialer, Failure, Http, HttpReply, OpenConnection, Server, nothing_granted, senseless,
 };
@@ -14,11 +14,19 @@ use serde_json::{Value, json};
 
 use crate::failure::{Meaning, meaning};
 use crate::options::EtcdOptions;
+use crate::wire::encoded;
+
+/// The longest time that a member has to tell its cluster, beside the member that serves.
+const COMPARE_TIME: Duration = Duration::from_millis(200);
+/// The number of a connection that serves no requests: its failure is no reason to leave the member that does.
+const ASIDE: usize = usize::MAX;
 
 /// A member of the cluster.
 struct Member {
     dialer: Dialer,
     server: Server,
+    /// The id of its cluster, as it was last told; 0 is unknown.
+    cluster: AtomicU64,
     /// As it is named in the head of a request.
     host: String,
 }
@@ -44,6 +52,7 @@ impl Connector {
             Ok(Member {
                 dialer: Dialer::new(&remote.at(endpoint.clone()))?,
                 server: Server::new("etcd", endpoint),
+                cluster: AtomicU64::default(),
                 host: endpoint.to_string(),
             })
         };
@@ -86,20 +95,97 @@ impl Connector {
             };
             match connected {
                 Ok(connection) => return Ok(connection),
-                Err(error) if error.is_retryable() => {
+                Err(error) => {
                     self.avoid(preferred);
+                    if !error.is_retryable() {
+                        return Err(error);
+                    }
                     failed = failed.or(Some(error));
                 }
-                Err(error) => return Err(error),
             }
         }
         Err(failed.unwrap_or_else(senseless))
     }
 
+    /// Compares the clusters of all members that are in reach.
+    pub(crate) fn compare(&self) -> Result<(), Error> {
+        let unknown = |member: &&Member| member.cluster.load(Ordering::Relaxed) == 0;
+        if self.members.len() == 1 {
+            return Ok(());
+        }
+        for member in self.members.iter().filter(unknown) {
+            if let Ok(cluster) = self.cluster_of(member) {
+                self.check(member, cluster)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks all members for their status, within `limit`.
+    pub(crate) fn statuses(&self, limit: Duration) -> Vec<(&str, Result<Value, Error>)> {
+        let began = Instant::now();
+        let numbered = self.members.iter().zip((1..=self.members.len()).rev());
+        let told = numbered.map(|(member, untried)| {
+            let untried = u32::try_from(untried).unwrap_or(u32::MAX);
+            let share = limit.saturating_sub(began.elapsed()) / untried;
+            let share = share.min(self.limit);
+            let status = self.log_in_to(member, ASIDE, share);
+            let status = status.and_then(|mut connection| connection.status(share));
+            (&*member.host, status)
+        });
+        told.collect()
+    }
+
+    fn cluster_of(&self, member: &Member) -> Result<u64, Error> {
+        let mut connection = self.log_in_to(member, ASIDE, COMPARE_TIME)?;
+        connection.cluster(COMPARE_TIME)
+    }
+
+    /// Opens a connection to a member, unless it is of another cluster than the others.
     fn connect_to(
         &self,
         member: &Member,
-        preferred: usize,
+        number: usize,
+        limit: Duration,
+    ) -> Result<Connection, Error> {
+        let began = Instant::now();
+        let mut connection = self.log_in_to(member, number, limit)?;
+        if self.members.len() > 1 {
+            let cluster = connection.cluster(limit.saturating_sub(began.elapsed()))?;
+            self.check(member, cluster)?;
+        }
+        Ok(connection)
+    }
+
+    /// Refuses a member that is of another cluster than another one.
+    ///
+    /// All members may have been made anew: a member of a former cluster that does not answer counts no more, if this
+    /// one was of that cluster, too.
+    fn check(&self, member: &Member, cluster: u64) -> Result<(), Error> {
+        let order = Ordering::Relaxed;
+        let former = member.cluster.load(order);
+        let mut told = vec![(member, cluster)];
+        for other in &self.members {
+            let known = other.cluster.load(order);
+            if std::ptr::eq(other, member) || [0, cluster].contains(&known) {
+                continue;
+            }
+            match self.cluster_of(other) {
+                Ok(now) if now == cluster => told.push((other, now)),
+                Err(_) if former == known => told.push((other, 0)),
+                _ => return Err(other_cluster(member, other)),
+            }
+        }
+        for (member, cluster) in told {
+            member.cluster.store(cluster, order);
+        }
+        Ok(())
+    }
+
+    fn log_in_to(
+        &self,
+        member: &Member,
+        number: usize,
         limit: Duration,
     ) -> Result<Connection, Error> {
         let began = Instant::now();
@@ -112,7 +198,7 @@ impl Connector {
             http,
             open: self.counts.add_connection(),
             server,
-            member: preferred,
+            member: number,
             preferred: Arc::clone(&self.preferred),
             token: None,
             tokens: Arc::clone(&self.token),
@@ -192,6 +278,29 @@ impl Connection {
         Err(self.refused(&reply))
     }
 
+    /// Asks for the member's status. A user who may not have it, which etcd checks from 3.5 on, gets the header alone.
+    fn status(&mut self, limit: Duration) -> Result<Value, Error> {
+        let status = self.call("/v3/maintenance/status", &json!({}), limit);
+        match status.map_err(nothing_granted) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => self.header(limit),
+            status => status,
+        }
+    }
+
+    /// Asks for a reply with a header. Each user who may lock may read the key, which need not exist.
+    fn header(&mut self, limit: Duration) -> Result<Value, Error> {
+        let body = json!({ "key": encoded("lockkeeper/"), "serializable": true });
+        let reply = self.call("/v3/kv/range", &body, limit);
+        reply.map_err(nothing_granted)
+    }
+
+    /// Asks for the id of the member's cluster.
+    fn cluster(&mut self, limit: Duration) -> Result<u64, Error> {
+        let reply = self.header(limit)?;
+        let id = reply.pointer("/header/cluster_id").and_then(Value::as_str);
+        id.and_then(|id| id.parse().ok()).ok_or_else(senseless)
+    }
+
     /// Begins to watch; [`next_message`](Self::next_message) reads what comes.
     pub(crate) fn watch(&mut self, requests: &str, limit: Duration) -> Result<(), Failure> {
         self.open.counts().add_commands(1);
@@ -252,12 +361,20 @@ impl Connection {
     }
 }
 
+fn other_cluster(member: &Member, other: &Member) -> Error {
+    let (host, other) = (&member.host, &other.host);
+    let text = format!(
+        "the etcd servers at {host} and {other} are of two clusters; name the members of one cluster in the URL, and restart the program if the cluster was replaced"
+    );
+    Error::new(ErrorKind::Incompatible, text)
+}
+
 /// The error's text alone identifies it. A caller gets it if the lease has ended for the repeated request as well.
 const LEASE_GONE: &str =
     "the lease of this process has ended; try again, with a longer ttl where this happens often";
 
 fn lease_gone() -> Error {
-    Error::new(lockkeeper_core::ErrorKind::Unavailable, LEASE_GONE)
+    Error::new(ErrorKind::Unavailable, LEASE_GONE)
 }
 
 /// Returns whether a request failed since its lease has ended.

@@ -44,6 +44,11 @@ pub(crate) fn meaning(server: &Server, status: u16, body: &[u8]) -> Meaning {
         unfit("has more requests under way than it takes")
     } else if has("not ready") || has("unhealthy cluster") {
         unfit("is not ready")
+    } else if has("not supported for learner") {
+        unfit("is a learner, which serves no client; promote it, or leave it out of the URL")
+    // The leader takes no request while it hands its office over.
+    } else if has("proposal dropped") {
+        unfit("is changing its leader")
     // A member that stops says so also after it has proposed the request.
     } else if [
         "timed out",
@@ -86,9 +91,22 @@ pub(crate) fn meaning(server: &Server, status: u16, body: &[u8]) -> Meaning {
             ErrorKind::Incompatible,
             "the server lacks what a lock needs; etcd from 3.4 on has it",
         )
+    // A member that stops has several texts: "the client connection is closing" has the code of a cancelled call.
+    } else if matches!(grpc_code(&body), Some(CANCELED | UNAVAILABLE)) {
+        Meaning::Other(unanswered(server, &format!("etcd says: {said}")))
     } else {
         refused(ErrorKind::Incompatible, "the server refuses")
     }
+}
+
+/// Codes of gRPC.
+const CANCELED: i64 = 1;
+const UNAVAILABLE: i64 = 14;
+
+/// Returns the code in an error. That of a stream is named otherwise by etcd 3.4.
+fn grpc_code(body: &Value) -> Option<i64> {
+    let mut codes = ["/code", "/error/grpc_code", "/error/code"].into_iter();
+    codes.find_map(|at| body.pointer(at)?.as_i64())
 }
 
 /// Returns the meaning of an error without a text of etcd: a proxy may have said it.
@@ -130,6 +148,29 @@ mod tests {
     fn member_that_stops_may_have_carried_out_the_request() {
         let meaning = read(503, r#"{"error":"etcdserver: server stopped","code":14}"#);
         assert!(matches!(meaning, Meaning::Other(Failure::Unanswered(_))));
+    }
+
+    /// The texts are those of etcd 3.4.23 and 3.5.30 when the leadership moves, and of a member that ends by SIGTERM.
+    #[test]
+    fn member_that_may_be_followed_by_another_is_left() {
+        let dropped = r#"{"error":"raft proposal dropped","code":2}"#;
+        assert!(matches!(read(500, dropped), Meaning::MemberUnfit(_)));
+        for learner in [
+            r#"{"code":14, "message":"etcdserver: rpc not supported for learner"}"#,
+            r#"{"error":{"code":14,"message":"etcdserver: rpc not supported for learner"}}"#,
+        ] {
+            assert!(matches!(read(503, learner), Meaning::MemberUnfit(_)));
+        }
+        for stopped in [
+            r#"{"error":"grpc: the client connection is closing","code":1}"#,
+            r#"{"error":{"grpc_code":14,"message":"a text of tomorrow"}}"#,
+            r#"{"error":{"code":14,"message":"a text of tomorrow"}}"#,
+        ] {
+            let meaning = read(503, stopped);
+            assert!(matches!(meaning, Meaning::Other(Failure::Unanswered(_))));
+        }
+        let refused = read(500, r#"{"error":"a text of tomorrow","code":2}"#);
+        assert!(matches!(refused, Meaning::Other(Failure::Refused(_))));
     }
 
     #[test]

@@ -82,6 +82,7 @@ impl Store {
         let (lease, least) = grant(&store, 1, until).map_err(nothing_granted)?;
         store.leases.add(least, lease);
         let _ = store.min_ttl.set(Duration::from_secs(least));
+        store.client.connector.compare()?;
         store.raise_base(None, until).map_err(nothing_granted)?;
         store.expiry.start(Arc::downgrade(&store))?;
         Ok(store)

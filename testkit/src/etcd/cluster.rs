@@ -18,6 +18,8 @@ use crate::daemon::{START, free_ports};
 pub struct EtcdCluster {
     members: Vec<EtcdServer>,
     network: Arc<Network>,
+    /// How the members reach each other: `NAME=URL,NAME=URL`.
+    all: String,
 }
 
 impl EtcdCluster {
@@ -57,6 +59,7 @@ impl EtcdCluster {
         let cluster = Self {
             members: members.inspect_err(|_| network.close())?,
             network,
+            all,
         };
         let ids = cluster
             .members
@@ -102,6 +105,44 @@ impl EtcdCluster {
             }
             thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Adds a member that learns, and starts it: it serves no client until it is promoted. For the first five seconds, the
+    /// members add one only if they were started with `--strict-reconfig-check=false`.
+    ///
+    /// # Errors
+    /// As [`EtcdServer::start`], or the cluster does not add it.
+    pub fn add_learner(&self, options: &EtcdOptions) -> io::Result<EtcdServer> {
+        let [port] = free_ports()?;
+        let url = format!("http://127.0.0.1:{port}");
+        let added = json!({ "peerURLs": [url], "isLearner": true });
+        let leader = self.member(self.leader(&[])?)?;
+        leader.call("/v3/cluster/member/add", &added)?;
+        let peers = Peers {
+            name: "learner".to_owned(),
+            port,
+            all: format!("{},learner={url}", self.all),
+        };
+        let options = options.clone().arg("--initial-cluster-state=existing");
+        EtcdServer::start_among(leader.kind(), &options, Some(&peers))
+    }
+
+    /// Has the leader hand over to the next member, and returns when it has.
+    ///
+    /// # Errors
+    /// The member number `leader` is not the leader, or it hands over to none.
+    pub fn move_leadership(&self, leader: usize) -> io::Result<()> {
+        let next = id(self.member((leader + 1) % self.members.len())?)?;
+        let to = json!({ "targetID": next.to_string() });
+        let leader = self.member(leader)?;
+        leader
+            .call("/v3/maintenance/transfer-leadership", &to)
+            .map(drop)
+    }
+
+    fn member(&self, number: usize) -> io::Result<&EtcdServer> {
+        let none = || io::Error::other("there is no such member");
+        self.members.get(number).ok_or_else(none)
     }
 
     /// Cuts a member off from the others; clients still reach it.

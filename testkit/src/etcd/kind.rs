@@ -11,34 +11,43 @@ use crate::find::{self, Found};
 pub enum EtcdKind {
     /// etcd 3.4.x, as Debian 12 has it.
     Etcd3_4,
+    /// etcd 3.5.x.
+    Etcd3_5,
 }
 
 impl EtcdKind {
     /// All kinds that `scripts/servers` sets up.
-    pub const ALL: [Self; 1] = [Self::Etcd3_4];
+    pub const ALL: [Self; 2] = [Self::Etcd3_4, Self::Etcd3_5];
 
-    /// Returns the name for tests: `etcd-3.4`.
+    /// Returns the name for tests: `etcd-3.4`, `etcd-3.5`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Etcd3_4 => "etcd-3.4",
+            Self::Etcd3_5 => "etcd-3.5",
         }
     }
 
-    /// Returns the program: the first of this kind among `TESTKIT_ETCD` and those on PATH. Searched once per
-    /// process.
+    fn matches(self, version: &str) -> bool {
+        version.starts_with(match self {
+            Self::Etcd3_4 => "etcd Version: 3.4.",
+            Self::Etcd3_5 => "etcd Version: 3.5.",
+        })
+    }
+
+    /// Returns the program: the first of this kind among `TESTKIT_ETCD`, that which `scripts/servers` unpacked, and
+    /// those on PATH. Searched once per process.
     ///
     /// # Errors
     /// There is none: the text says what was found instead, and what to do.
     pub fn program(self) -> Result<PathBuf, String> {
         static FOUND: OnceLock<Found> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
+            let unpacked = [find::servers_folder().join("etcd-3.5/etcd")];
             let named = find::named_by("TESTKIT_ETCD").into_iter();
-            Found::search(named.chain(find::on_path("etcd")))
+            Found::search(named.chain(unpacked).chain(find::on_path("etcd")))
         });
-        found.choose(self.name(), |version| {
-            version.starts_with("etcd Version: 3.4.")
-        })
+        found.choose(self.name(), |version| self.matches(version))
     }
 
     /// Returns why tests with this server are shown as ignored, `None` when they run. In continuous

@@ -1,5 +1,7 @@
 //! Three members of which one dies, stops, or is cut off from the others.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use lockkeeper::admin::{Finding, Severity};
@@ -9,6 +11,7 @@ use lockkeeper_testkit::{EtcdCluster, EtcdKind, EtcdOptions, until};
 
 use super::Case;
 use super::store::keys_left;
+use crate::faults::contended::SetOnDrop;
 use crate::faults::{WAIT_LIMIT, Waiter, Witness, opened};
 
 pub(super) const CASES: &[Case] = &[
@@ -23,6 +26,21 @@ pub(super) const CASES: &[Case] = &[
     ("leader_cut_off", |kind| {
         leader_fails(kind, EtcdCluster::cut_off);
     }),
+    ("leader_ended", |kind| {
+        leader_fails(kind, |cluster, leader| {
+            member(cluster, leader).end().unwrap();
+        });
+    }),
+    ("leadership_moved", |kind| {
+        leader_fails(kind, |cluster, leader| {
+            cluster.move_leadership(leader).unwrap();
+        });
+    }),
+    (
+        "contention_while_leaders_change",
+        contention_while_leaders_change,
+    ),
+    ("learner_is_left", learner_is_left),
     ("holder_in_minority", holder_in_minority),
     ("waiter_in_minority", waiter_in_minority),
     ("two_members_killed", two_members_killed),
@@ -81,6 +99,77 @@ fn leader_fails(kind: EtcdKind, fault: fn(&EtcdCluster, usize)) {
     assert_eq!(last.release().unwrap(), Released::Done);
     drop((holder, rival));
     assert_clean(&cluster, next);
+}
+
+/// Every acquisition with time to wait is granted, while the leadership moves and leaders end in order.
+fn contention_while_leaders_change(kind: EtcdKind) {
+    let cluster = start(kind);
+    let keepers = [0, 1, 2].map(|first| open(&cluster.url(first), KEYS));
+    let witness = Witness::new(true);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for keeper in &keepers {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    witness.pass(keeper.lock("a").unwrap());
+                }
+            });
+        }
+        // Each of these is a proposal of its own, so that the leader has some when it hands over.
+        for number in 0..12 {
+            let (keeper, over) = (&keepers[number % 3], &over);
+            scope.spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    drop(keeper.lock_shared(format!("other-{number}")).unwrap());
+                }
+            });
+        }
+        let _over = SetOnDrop(&over);
+        for round in 0..8 {
+            let leader = cluster.leader(&[]).unwrap();
+            if round % 4 == 3 {
+                member(&cluster, leader).end().unwrap();
+                member(&cluster, leader).restart().unwrap();
+            } else {
+                cluster.move_leadership(leader).unwrap();
+            }
+            let before = witness.grants();
+            until("grants go on", || witness.grants() >= before + 20);
+        }
+    });
+}
+
+/// A learner serves no client, and a keeper that comes to it goes on to the next member.
+fn learner_is_left(kind: EtcdKind) {
+    let options = EtcdOptions::new();
+    let lax = options.clone().arg("--strict-reconfig-check=false");
+    let cluster = EtcdCluster::start(kind, &lax).unwrap();
+    let learner = cluster.add_learner(&options).unwrap();
+    let leader = cluster.leader(&[]).unwrap();
+    let [first, last] = [leader + 1, leader].map(|number| member(&cluster, number % 3));
+    let url = format!("etcd://{},{},{}", first.addr(), learner.addr(), last.addr());
+    let witness = Witness::new(true);
+    let [holder, rival] = [&url, &cluster.url(leader)].map(|url| open(url, KEYS));
+    let held = holder.lock("a").unwrap();
+    witness.enter(&held);
+    first.kill();
+    until("the holder passes the learner", || held.renew().is_ok());
+    assert!(rival.try_lock("a").unwrap().is_none());
+    let waiter = Waiter::start(opened(&format!("{url}/?{KEYS}")), WAIT_LIMIT, &witness);
+    until("the waiter is queued", || keys_left(last).len() == 2);
+    let token = held.token().get();
+    assert_eq!(held.release().unwrap(), Released::Done);
+    assert!(waiter.answer().expect("it is granted") > token);
+    let found = holder
+        .admin()
+        .unwrap()
+        .examine(SystemClock.now() + WAIT_LIMIT);
+    let found = found.unwrap();
+    let warned = found.iter().filter(|it| it.severity == Severity::Warning);
+    let warned: Vec<_> = warned.map(|it| it.topic).collect();
+    assert_eq!(warned, ["listed members", "learner"], "{found:?}");
+    drop((holder, rival));
+    assert_clean(&cluster, leader);
 }
 
 /// The holder reaches only a member that is cut off: it knows of its loss before the others grant the name.

@@ -7,7 +7,9 @@ use lockkeeper::admin::Severity;
 use lockkeeper::backend::{AcquireRequest, AttemptRequest, Backend, Operation, StoreInfo};
 use lockkeeper::backends::etcd;
 use lockkeeper::clock::{Clock, SystemClock};
-use lockkeeper::{AcquireOptions, LeasePolicy, LockKeeper, LockName, Mode, Released, WaitOutcome};
+use lockkeeper::{
+    AcquireOptions, LeasePolicy, LockGuard, LockKeeper, LockName, Mode, Released, WaitOutcome,
+};
 use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, until};
 
 use super::Case;
@@ -19,6 +21,7 @@ pub(super) const CASES: &[Case] = &[
     ("loss_by_unlock_is_noticed", loss_by_unlock),
     ("loss_is_noticed_among_new_waiters", loss_among_new_waiters),
     ("locks_are_shown_by_few_requests", few_requests),
+    ("locks_are_kept_alive_by_few_requests", few_keep_alives),
     ("tokens_grow_over_a_new_cluster", tokens_grow),
     ("tokens_grow_over_a_raised_base", tokens_grow_when_raised),
     ("released_name_leaves_one_key", one_key_is_reused),
@@ -123,6 +126,24 @@ fn few_requests(kind: EtcdKind) {
         let found = shown.iter().find(|it| it.name == guard.name().as_str());
         assert_eq!(found.unwrap().token(), Some(guard.token()));
     }
+}
+
+/// Each lock is renewed some three times while another one with a fixed lease ends.
+fn few_keep_alives(kind: EtcdKind) {
+    let server = start(kind);
+    let keeper = FaultServer::open(&server, "ttl=3s");
+    let held: Vec<_> = (0..100)
+        .map(|number| keeper.lock(format!("held-{number}")).unwrap())
+        .collect();
+    let ttl = Duration::from_secs(3);
+    let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+    let other = keeper.acquire("other", &fixed).unwrap().unwrap();
+    let commands = || keeper.usage().unwrap().commands;
+    let before = commands();
+    assert_eq!(other.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    let asked = commands() - before;
+    assert!((1..100).contains(&asked), "{asked}");
+    assert!(held.iter().all(LockGuard::is_held));
 }
 
 /// Revisions begin again, and tokens do not.

@@ -3,14 +3,17 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use lockkeeper::admin::{Finding, Severity};
 use lockkeeper::backends::etcd;
 use lockkeeper::clock::{Clock, SystemClock};
-use lockkeeper::{ErrorKind, Released};
-use lockkeeper_testkit::{EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, RedisKind, RedisServer};
+use lockkeeper::{ErrorKind, Released, WaitOutcome};
+use lockkeeper_testkit::{
+    EtcdKind, EtcdOptions, EtcdServer, Fault, Proxy, RedisKind, RedisServer, until,
+};
 use serde_json::{Value, json};
 
 use super::Case;
-use crate::faults::{WAIT_LIMIT, fake_server, refused};
+use crate::faults::{WAIT_LIMIT, fake_server, opened, refused};
 
 pub(super) const CASES: &[Case] = &[
     ("users_and_roles", users_and_roles),
@@ -24,6 +27,9 @@ pub(super) const CASES: &[Case] = &[
     ("handshakes_that_are_cut_are_an_outage", cut_handshakes),
     ("other_servers_are_refused", other_servers),
     ("members_are_tried_in_turn", members_in_turn),
+    ("least_ttl_follows_the_election_time_out", least_ttl),
+    ("servers_of_two_clusters_are_refused", two_clusters),
+    ("cluster_that_is_made_anew_is_followed", cluster_made_anew),
 ];
 
 /// Adds the users root and me (`open-sesame`), of whom me may use the keys of locks alone, and turns logins on.
@@ -95,6 +101,19 @@ fn users_and_roles(kind: EtcdKind) {
         assert_eq!(held.release().unwrap(), Released::Done);
         drop(waiting.join().unwrap());
     });
+    // What an operator asks as this user.
+    let held = keeper.lock("a").unwrap();
+    let (admin, deadline) = (rival.admin().unwrap(), SystemClock.now() + WAIT_LIMIT);
+    let shown = admin.held(None, deadline).unwrap();
+    let [shown] = &shown[..] else {
+        panic!("it is held once: {shown:?}");
+    };
+    assert_eq!(shown.token(), Some(held.token()));
+    let found = admin.examine(deadline).unwrap();
+    let fit = |it: &Finding| it.severity != Severity::Unusable;
+    assert!(found.iter().all(fit), "{found:?}");
+    assert!(admin.force_release(shown, deadline).unwrap());
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
 }
 
 /// etcd forgets logins after a time.
@@ -106,7 +125,7 @@ fn login_is_renewed(kind: EtcdKind) {
     let held = keeper.lock("a").unwrap();
     // A restarted server knows no login.
     server.restart().unwrap();
-    held.renew().unwrap();
+    until("the server knows its leader again", || held.renew().is_ok());
     drop(held);
     drop(keeper.lock("a").unwrap());
 }
@@ -136,7 +155,7 @@ fn certificates(kind: EtcdKind) {
     let server = EtcdServer::start(kind, &EtcdOptions::new().tls()).unwrap();
     let url = server.tls_url().unwrap();
     let trusted = server.certificates().unwrap().authority.clone();
-    let keeper = lockkeeper::open(&format!("{url}?ca_file={}", trusted.display())).unwrap();
+    let keeper = opened(&format!("{url}?ca_file={}", trusted.display()));
     let held = keeper.lock("a").unwrap();
     held.renew().unwrap();
     assert_eq!(held.release().unwrap(), Released::Done);
@@ -163,7 +182,7 @@ fn client_certificates(kind: EtcdKind) {
         files.certificate.display(),
         files.key.display()
     );
-    let keeper = lockkeeper::open(&format!("{url}{own}")).unwrap();
+    let keeper = opened(&format!("{url}{own}"));
     drop(keeper.lock("a").unwrap());
     assert!(lockkeeper::open(&url).is_err());
     let invalid = ErrorKind::InvalidValue;
@@ -239,4 +258,57 @@ fn members_in_turn(kind: EtcdKind) {
     let keeper = lockkeeper::open(&format!("etcd://{hosts}/?connect_timeout=2s&ttl=10s")).unwrap();
     let held = keeper.try_lock_for("a", Duration::from_secs(10)).unwrap();
     drop(held.expect("it is free"));
+}
+
+/// Two programs could hold one name if each served itself from another cluster.
+fn two_clusters(kind: EtcdKind) {
+    let [one, other] = [(); 2].map(|()| EtcdServer::start(kind, &EtcdOptions::new()).unwrap());
+    let hosts = format!("{},{}", one.addr(), other.addr());
+    let url = format!("etcd://{hosts}/?ttl=10m&response_timeout=4s&connect_timeout=4s");
+    let incompatible = ErrorKind::Incompatible;
+    let addr = other.addr().to_string();
+    refused(&url, incompatible, &["two clusters", &addr]);
+    other.kill();
+    let keeper = lockkeeper::open(&url).unwrap();
+    let held = keeper.lock("a").unwrap();
+    other.restart().unwrap();
+    one.kill();
+    until("the other cluster is refused", || {
+        let error = keeper.try_lock("b").unwrap_err();
+        error.kind() == incompatible
+    });
+    assert_eq!(other.keys("lockkeeper/").unwrap(), []);
+    one.restart().unwrap();
+    until("the first cluster serves again", || held.renew().is_ok());
+    drop(keeper.try_lock("b").unwrap().expect("it is free"));
+}
+
+/// All members have another id then, and one that is still down does not hold up the others.
+fn cluster_made_anew(kind: EtcdKind) {
+    let server = EtcdServer::start(kind, &EtcdOptions::new()).unwrap();
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let port = server.addr().port();
+    let hosts = format!("127.0.0.1:{port},localhost:{port},{}", proxy.addr());
+    let keys = "ttl=10m&wait=20s&response_timeout=4s&connect_timeout=4s";
+    let keeper = lockkeeper::open(&format!("etcd://{hosts}/?{keys}")).unwrap();
+    let held = keeper.lock("a").unwrap();
+    proxy.refuse();
+    server.restart_empty().unwrap();
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    assert!(keeper.lock("a").unwrap().token() > held.token());
+}
+
+fn least_ttl(kind: EtcdKind) {
+    for (timeout, least) in [("1000", 2), ("2000", 3)] {
+        let options = EtcdOptions::new().arg(&format!("--election-timeout={timeout}"));
+        let server = EtcdServer::start(kind, &options).unwrap();
+        let long = "response_timeout=4s&connect_timeout=4s";
+        let url = |ttl: u64| format!("{}/?ttl={ttl}s&{long}", server.url());
+        let short = [&format!("{least}s")[..]];
+        refused(&url(least - 1), ErrorKind::TtlTooShort, &short);
+        let keeper = lockkeeper::open(&url(least)).unwrap();
+        drop(keeper.lock("a").unwrap());
+        let min_ttl = keeper.capabilities().min_ttl();
+        assert_eq!(min_ttl, Duration::from_secs(least));
+    }
 }

@@ -13,6 +13,10 @@ use crate::faults::{FaultServer, WAIT_LIMIT};
 
 pub(super) const CASES: &[Case] = &[
     ("unlock_in_a_new_cluster_is_noticed", unlock_in_new_cluster),
+    (
+        "unlock_after_a_compaction_is_noticed",
+        unlock_after_compaction,
+    ),
     ("waiter_in_a_new_cluster_rests", waiter_in_new_cluster),
     ("tokens_grow_over_a_restored_snapshot", tokens_grow),
     (
@@ -38,6 +42,19 @@ fn unlock_in_new_cluster(kind: EtcdKind) {
     let held = keeper.lock("a").unwrap();
     server.restart_empty().unwrap();
     assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
+    notices_unlock(&server, &keeper);
+}
+
+/// A watch that heard of nothing for long begins at a revision that is compacted when it has to connect again.
+fn unlock_after_compaction(kind: EtcdKind) {
+    let server = start(kind);
+    let proxy = Proxy::new(server.addr()).unwrap();
+    let keeper = server.open_via(&proxy, KEYS);
+    notices_unlock(&server, &keeper);
+    (0..300).for_each(|_| server.put("other", "").unwrap());
+    let compacted = serde_json::json!({ "revision": "600" });
+    server.call("/v3/kv/compaction", &compacted).unwrap();
+    proxy.cut();
     notices_unlock(&server, &keeper);
 }
 

@@ -3,8 +3,11 @@
 use std::io;
 use std::net::SocketAddr;
 
+use libtest_mimic::Trial;
+use lockkeeper_testkit::suite::trial;
 use lockkeeper_testkit::{Daemon, EtcdKind, EtcdOptions, EtcdServer, until};
 
+use super::cluster;
 use crate::faults::{FaultServer, Memory};
 
 impl FaultServer for EtcdServer {
@@ -51,6 +54,12 @@ impl FaultServer for EtcdServer {
 
     fn assert_clean(&self) {
         until("no key is left", || keys_left(self).is_empty());
+    }
+
+    /// Elections take most of the time of the suite, and are the same on all kinds.
+    fn further() -> Vec<Trial> {
+        let cases = cluster::CASES.iter();
+        cases.map(|case| trial(EtcdKind::Etcd3_4, *case)).collect()
     }
 }
 
