@@ -1,12 +1,16 @@
 //! Errors on opening: each names the cause, and none contains a secret.
 
 use std::fs;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_testkit::{Fault, PostgresKind, PostgresOptions, PostgresServer, Proxy, until};
+use lockkeeper_core::{Error, ErrorKind, Severity};
+use lockkeeper_testkit::{
+    Certificates, Fault, PostgresKind, PostgresOptions, PostgresServer, Proxy, until,
+};
 
+use crate::admin::found;
 use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = &[
@@ -270,6 +274,7 @@ fn replica_is_refused(kind: PostgresKind) {
     // A keeper that was open rides it out, since its address may soon lead to the primary again.
     let error = keeper.try_lock("a").unwrap_err();
     says_why("", &error, ErrorKind::Unavailable, &["replica"]);
+    assert_eq!(found(&keeper, "topology").severity, Severity::Unusable);
     server.execute("SELECT pg_promote()").unwrap();
     assert!(keeper.lock("a").unwrap().token() > before);
 }
