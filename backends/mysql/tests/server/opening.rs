@@ -239,6 +239,20 @@ fn tls(kind: MySqlKind) {
     refused(&safe, refuses, &[]);
     drop(try_open(&format!("{safe}?tls=on&ca_file={trusted}")).unwrap());
 
+    server
+        .execute("CREATE USER 'known'@'%' REQUIRE X509")
+        .unwrap();
+    let known = format!("mysql://known@{}/?tls=on&ca_file={trusted}", server.addr());
+    refused(&known, refuses, &[]);
+    let files = server.certificates().unwrap();
+    let (certificate, key) = (files.certificate.display(), files.key.display());
+    drop(try_open(&format!("{known}&cert_file={certificate}&key_file={key}")).unwrap());
+    refused(
+        &format!("{known}&cert_file={certificate}&key_file=/x"),
+        ErrorKind::InvalidValue,
+        &["`key_file`"],
+    );
+
     let plain = start(kind);
     let url = format!("{}?tls=on&ca_file={trusted}", plain.url());
     refused(&url, ErrorKind::Incompatible, &["TLS", "tls=off"]);

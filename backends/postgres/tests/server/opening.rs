@@ -23,6 +23,7 @@ pub(crate) const CASES: &[Case] = &[
     ("opening_without_server", opening_without_server),
     ("stopped_server", stopped_server),
     ("tls", tls),
+    ("client_certificates", client_certificates),
     (
         "server_without_free_connections",
         server_without_free_connections,
@@ -231,6 +232,53 @@ fn tls(kind: PostgresKind) {
     let plain = start(kind);
     let url = format!("{}?tls=on&ca_file={trusted}", plain.url());
     refused(&url, ErrorKind::Incompatible, &["TLS", "tls=off"]);
+}
+
+/// The user has no password, and logs in by a certificate alone.
+fn client_certificates(kind: PostgresKind) {
+    let server = PostgresServer::start(kind, &PostgresOptions::new().tls()).unwrap();
+    let data = server.folder().join("data");
+    for (file, line) in [
+        ("pg_hba.conf", "hostssl all all 127.0.0.1/32 cert map=own"),
+        ("pg_ident.conf", "own localhost keeper"),
+    ] {
+        fs::write(
+            data.join(file),
+            format!("local all postgres trust\n{line}\n"),
+        )
+        .unwrap();
+    }
+    server.restart().unwrap();
+    let Certificates {
+        authority,
+        certificate,
+        key,
+    } = server.certificates().unwrap();
+    let url = format!(
+        "postgres://keeper@{}/shop?tls=on&ca_file={}",
+        server.addr(),
+        authority.display()
+    );
+    let with = |certificate: &Path, key: &Path| {
+        let (certificate, key) = (certificate.display(), key.display());
+        format!("{url}&cert_file={certificate}&key_file={key}")
+    };
+    let keeper = try_open(&with(certificate, key)).unwrap();
+    drop(keeper.lock("a").unwrap());
+    let denied = ErrorKind::PermissionDenied;
+    refused(&url, denied, &["`cert_file`"]);
+    let folder = server.folder().join("another");
+    fs::create_dir(&folder).unwrap();
+    let another = Certificates::make(&folder).unwrap();
+    refused(
+        &with(&another.certificate, &another.key),
+        denied,
+        &["`cert_file`"],
+    );
+    let invalid = ErrorKind::InvalidValue;
+    refused(&with(certificate, &another.key), invalid, &["`key_file`"]);
+    refused(&format!("{url}&cert_file=/x"), invalid, &["`key_file`"]);
+    refused(&with(Path::new("/x"), key), invalid, &["/x"]);
 }
 
 fn server_without_free_connections(kind: PostgresKind) {
