@@ -95,6 +95,21 @@ impl Driver for RedisDriver {
         }
     }
 
+    fn advice(&self, key: &str) -> Option<&'static str> {
+        Some(match key {
+            "ssl" | "tls" => {
+                "write the scheme `rediss://`, `rediss+sentinel://` or `rediss+cluster://`"
+            }
+            "ssl_cert_reqs" => {
+                "leave it out: with `rediss://`, the server's certificate is always checked"
+            }
+            "ssl_ca_certs" => "write `ca_file`",
+            "ssl_certfile" => "write `cert_file`",
+            "ssl_keyfile" => "write `key_file`",
+            _ => return None,
+        })
+    }
+
     fn epochs_follow_clock(&self) -> bool {
         true
     }

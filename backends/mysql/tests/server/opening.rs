@@ -111,6 +111,10 @@ fn settings_are_checked_before_connecting(_: MySqlKind) {
         ),
         ("?socket=/x&tls=on", InvalidValue, "socket"),
         ("//127.0.0.1:1/?poolsize=2", UnknownKey, "pool_size"),
+        // What other clients call it.
+        ("//127.0.0.1:1/?ssl-mode=s3cret", UnknownKey, "`tls=on`"),
+        ("//127.0.0.1:1/?useSSL=true", UnknownKey, "`tls=on`"),
+        ("//127.0.0.1:1/?ssl-ca=/x", UnknownKey, "`ca_file`"),
     ] {
         for scheme in ["mysql", "mariadb"] {
             refused(&format!("{scheme}:{rest}"), kind, &[word]);

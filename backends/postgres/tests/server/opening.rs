@@ -102,6 +102,22 @@ fn settings_are_checked_before_connecting(_: PostgresKind) {
         ),
         ("?socket=/x&user=u&tls=on", InvalidValue, "socket"),
         ("//u@127.0.0.1:1/?poolsize=2", UnknownKey, "pool_size"),
+        // What other clients call it.
+        ("//u@127.0.0.1:1/?sslmode=s3cret", UnknownKey, "`tls=on`"),
+        ("//u@127.0.0.1:1/?sslrootcert=/x", UnknownKey, "`ca_file`"),
+        ("//u@127.0.0.1:1/?sslcert=/x", UnknownKey, "`cert_file`"),
+        ("//u@127.0.0.1:1/?sslkey=/x", UnknownKey, "`key_file`"),
+        (
+            "//u@127.0.0.1:1/?application_name=x",
+            UnknownKey,
+            "leave it out",
+        ),
+        ("//u@127.0.0.1:1/?connect_timeout=10", InvalidValue, "30s"),
+        (
+            "//u@127.0.0.1:1/?cert_file=/x&key_file=/x",
+            InvalidValue,
+            "tls=on",
+        ),
     ] {
         for scheme in ["postgres", "postgresql"] {
             refused(&format!("{scheme}:{rest}"), kind, &[word]);
