@@ -133,7 +133,7 @@ fn threads_on(url: &str, store: &str, called: &str, count: Count<'_>) -> Rows {
     if let Some((before, after)) = before.zip(after) {
         let commands = (after - before) as f64 / (1e3 * RUNS as f64);
         let what = format!("  {called} per grant, {store}");
-        rows.push(Row::plain(what, commands, 3, "", 0.15));
+        rows.push(Row::plain(what, commands, 3, "", 0.1));
     }
     Ok(rows)
 }

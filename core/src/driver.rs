@@ -34,6 +34,13 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     /// [`open`](Driver::open).
     fn keys(&self) -> &'static [KeySpec];
 
+    /// Returns what to write instead of a key that other clients of these stores take, such as `sslmode`: the end of the
+    /// error about that key. The default is none, and the error names the nearest key.
+    fn advice(&self, key: &str) -> Option<&'static str> {
+        let _ = key;
+        None
+    }
+
     /// Returns whether the epochs of these stores follow the wall clock, as those of
     /// [`epoch_at`](crate::epoch_at) do: then tokens keep growing when locks move here from another
     /// store. The default is false. Where a fallback is listed and one of the stores returns false,
@@ -367,16 +374,17 @@ fn known_keys(driver: &dyn Driver) -> impl Iterator<Item = &'static str> {
     COMMON_KEYS.iter().chain(driver.keys()).map(|key| key.name)
 }
 
-/// Names the key and the nearest one that there is, never the value: it may be a secret.
+/// Names the key and what to write instead, never the value: it may be a secret.
 fn unknown_key(key: &str, driver: &dyn Driver) -> Error {
     let known = || known_keys(driver);
     let nearest = known()
         .map(|known| (strsim::damerau_levenshtein(key, known), known))
         .min()
         .filter(|(distance, known)| *distance <= 1 + known.len() / 3);
-    let hint = match nearest {
-        Some((_, nearest)) => format!("did you mean `{nearest}`?"),
-        None => format!("there are {}", known().collect::<Vec<_>>().join(", ")),
+    let hint = match (driver.advice(key), nearest) {
+        (Some(advice), _) => advice.to_owned(),
+        (None, Some((_, nearest))) => format!("did you mean `{nearest}`?"),
+        (None, None) => format!("there are {}", known().collect::<Vec<_>>().join(", ")),
     };
     Error::new(
         ErrorKind::UnknownKey,

@@ -1,7 +1,6 @@
 //! The options of an etcd cluster.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use lockkeeper_core::{Error, ErrorKind};
 use lockkeeper_remote::{Endpoint, RemoteOptions, remote_setters};
@@ -38,18 +37,6 @@ impl EtcdOptions {
     remote_setters!(
         "Encrypts, and checks the servers' certificates by the certificates in `ca_file` (PEM), or by the system's where it is `None`."
     );
-
-    /// The certificate and its private key (PEM) by which the servers know this client. Default: none. Only with
-    /// [`tls`](Self::tls).
-    #[must_use]
-    pub fn client_certificate(
-        mut self,
-        certificate: impl Into<PathBuf>,
-        key: impl Into<PathBuf>,
-    ) -> Self {
-        self.remote.client_certificate = Some((certificate.into(), key.into()));
-        self
-    }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.remote.check()?;

@@ -65,6 +65,18 @@ impl Driver for MySqlDriver {
         }
     }
 
+    fn advice(&self, key: &str) -> Option<&'static str> {
+        Some(match key {
+            "ssl" | "ssl-mode" | "ssl_mode" | "sslMode" | "sslmode" | "useSSL" | "require_ssl" => {
+                "write `tls=on`, which also checks the server's certificate, or `tls=off`"
+            }
+            "ssl-ca" | "ssl_ca" => "write `ca_file`",
+            "ssl-cert" | "ssl_cert" => "write `cert_file`",
+            "ssl-key" | "ssl_key" => "write `key_file`",
+            _ => return None,
+        })
+    }
+
     fn check(&self, context: &OpenContext<'_>) -> Result<(), Error> {
         Self::options(context).map(drop)
     }

@@ -3,7 +3,7 @@
 use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Failure, Server, is_timeout, senseless, unavailable};
+use lockkeeper_remote::{Failure, Server, is_timeout, is_untrusted, senseless, unavailable};
 use mysql::DriverError::{
     CleartextPluginDisabled, ConnectTimeout, CouldNotConnect, OldMysqlPasswordDisabled,
     TlsNotSupported, UnknownAuthPlugin,
@@ -161,7 +161,7 @@ pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> 
         TlsError(_) => return server.untrusted(&text),
         _ => match io_kind(&error) {
             // rustls' own errors come through the reading.
-            Some(_) if tls && text.contains("certificate") => return server.untrusted(&text),
+            Some(_) if tls && is_untrusted(&text) => return server.untrusted(&text),
             Some(kind) if is_timeout(kind) => server.says_nothing(""),
             None | Some(io::ErrorKind::InvalidData) => server.wrong_protocol("?"),
             Some(_) => server.unreachable("it broke off while the connection was opened"),

@@ -10,7 +10,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Endpoint, RemoteOptions, Supplier, check_certificates, remote_setters};
+use lockkeeper_remote::{Endpoint, RemoteOptions, Supplier, remote_setters};
+#[cfg(feature = "tls")]
+use mysql::ClientIdentity;
 #[cfg(unix)]
 use mysql::Conn;
 use mysql::{Opts, OptsBuilder};
@@ -67,6 +69,13 @@ impl MySqlOptions {
             .pass(remote.password.clone())
             .ssl_opts(remote.tls.then(|| {
                 let ssl = self.base.get_ssl_opts().cloned().unwrap_or_default();
+                #[cfg(feature = "tls")]
+                let ssl = match remote.client_certificate.clone() {
+                    Some((certificate, key)) => {
+                        ssl.with_client_identity(Some(ClientIdentity::new(certificate, key)))
+                    }
+                    None => ssl,
+                };
                 ssl.with_root_cert_path(remote.ca_file.clone())
             }));
         match &remote.endpoint {
@@ -183,9 +192,7 @@ impl MySqlOptions {
                 ));
             }
         }
-        // The mysql crate takes a file without a certificate in silence.
-        let ca_file = self.remote.ca_file.as_deref();
-        ca_file.map_or(Ok(()), check_certificates)
+        Ok(())
     }
 }
 

@@ -58,6 +58,23 @@ impl Driver for PostgresDriver {
         const { &driver_keys(Self::DB.spec, CA_FILE.spec) }
     }
 
+    fn advice(&self, key: &str) -> Option<&'static str> {
+        Some(match key {
+            "sslmode" => "write `tls=on`, which also checks the server's certificate, or `tls=off`",
+            "sslrootcert" => "write `ca_file`",
+            "sslcert" => "write `cert_file`",
+            "sslkey" => "write `key_file`",
+            "channel_binding" => "leave it out: `tls=on` checks the server's certificate",
+            "dbname" => "write `db`, or the database in the path of the URL",
+            "host" => "write the host in the URL, or the path of a Unix socket as `socket`",
+            "application_name" => {
+                "leave it out: sessions are named by the process that holds a lock"
+            }
+            "target_session_attrs" => "leave it out: a replica is always refused",
+            _ => return None,
+        })
+    }
+
     fn epochs_follow_clock(&self) -> bool {
         true
     }

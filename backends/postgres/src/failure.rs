@@ -4,7 +4,7 @@ use std::io;
 
 use fallible_iterator::FallibleIterator;
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Failure, Server, is_timeout, senseless};
+use lockkeeper_remote::{Failure, Server, is_timeout, is_untrusted, senseless};
 use postgres_protocol::message::backend::ErrorResponseBody;
 
 /// What hands out the sessions of the server is no good for locks.
@@ -77,7 +77,7 @@ impl ServerError {
             "" => return server.wrong_protocol("?"),
             "28P01" | "28000" => (
                 ErrorKind::PermissionDenied,
-                "the server does not accept this user and password from here; check `user` and `password`, the server's pg_hba.conf, and `tls=on` if the user must come by TLS",
+                "the server does not accept this user and password from here; check `user` and `password`, the server's pg_hba.conf, `tls=on` if the user must come by TLS, and `cert_file` if it must show a certificate",
             ),
             "3D000" => (
                 ErrorKind::InvalidValue,
@@ -136,7 +136,7 @@ pub(crate) fn not_connected(error: io::Error, server: &Server, tls: bool) -> Err
     let text = error.to_string();
     let described = match error.kind() {
         // rustls' own errors come through the reading.
-        _ if tls && text.contains("certificate") => return server.untrusted(&text),
+        _ if tls && is_untrusted(&text) => return server.untrusted(&text),
         kind if is_timeout(kind) => server.says_nothing(""),
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => server.wrong_protocol("?"),
         _ => server.unreachable("it broke off while the connection was opened"),

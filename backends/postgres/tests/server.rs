@@ -1,4 +1,4 @@
-//! Cases of this backend alone, on real servers: errors on opening, poolers, administration, sessions and commit
+//! Cases of this backend alone, on real servers: errors on opening, poolers, a standby, administration, sessions and commit
 //! proofs.
 
 #![allow(
@@ -31,6 +31,9 @@ mod proof;
 #[path = "server/sessions.rs"]
 mod sessions;
 #[cfg(unix)]
+#[path = "server/standby.rs"]
+mod standby;
+#[cfg(unix)]
 #[path = "server/store.rs"]
 mod store;
 #[cfg(unix)]
@@ -52,6 +55,7 @@ fn main() -> std::process::ExitCode {
     ];
     let mut trials = suite::trials(cases.into_iter().flatten().copied());
     trials.extend(pooler::trials());
+    trials.extend(standby::trials());
     libtest_mimic::run(&suite::arguments(), trials).exit_code()
 }
 

@@ -6,7 +6,8 @@ use lockkeeper_core::{
     Driver, Error, ErrorKind, Key, KeySpec, LockProvider, OpenContext, StoreUrl, Takes,
 };
 use lockkeeper_remote::keys::{
-    CA_FILE, CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, RESTART_GRACE, USER,
+    CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT,
+    RESTART_GRACE, USER,
 };
 use lockkeeper_remote::{Endpoint, RemoteOptions, given_once};
 
@@ -85,11 +86,28 @@ impl Driver for RedisDriver {
                 RESPONSE_TIMEOUT.spec,
                 RESTART_GRACE.spec,
                 CA_FILE.spec,
+                CERT_FILE.spec,
+                KEY_FILE.spec,
                 Self::REPLICAS.spec,
                 Self::SENTINEL_USER.spec,
                 Self::SENTINEL_PASSWORD.spec,
             ]
         }
+    }
+
+    fn advice(&self, key: &str) -> Option<&'static str> {
+        Some(match key {
+            "ssl" | "tls" => {
+                "write the scheme `rediss://`, `rediss+sentinel://` or `rediss+cluster://`"
+            }
+            "ssl_cert_reqs" => {
+                "leave it out: with `rediss://`, the server's certificate is always checked"
+            }
+            "ssl_ca_certs" => "write `ca_file`",
+            "ssl_certfile" => "write `cert_file`",
+            "ssl_keyfile" => "write `key_file`",
+            _ => return None,
+        })
     }
 
     fn epochs_follow_clock(&self) -> bool {

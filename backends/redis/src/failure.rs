@@ -3,7 +3,7 @@
 use std::io;
 
 use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_remote::{Failure, Server, senseless};
+use lockkeeper_remote::{Failure, Server, is_untrusted, senseless};
 use redis::{FromRedisValue, RedisError, ServerError, Value};
 
 const NO_PERMISSION: &str = "the user may not do what a lock needs; allow it the keys ~lockkeeper:*, the channels &lockkeeper:* and the commands +eval +evalsha +set +mget +del +pexpire +pttl +time +zadd +zrem +zremrangebyscore +zrangebyscore +zrank +zscore +pubsub|numsub +publish +subscribe +unsubscribe +ping +select +wait";
@@ -202,7 +202,7 @@ pub(crate) fn unread(error: RedisError, server: &Server, tls: bool, is_first: bo
         } else {
             ", and without TLS? A server with TLS is reached by rediss:"
         })
-    } else if in_handshake && error.to_string().contains("certificate") {
+    } else if in_handshake && is_untrusted(&error.to_string()) {
         return server.untrusted(&error.to_string());
     } else if in_handshake
         && let Some(InvalidData | UnexpectedEof | ConnectionReset) = io_error_kind(&error)

@@ -91,6 +91,17 @@ fn settings_are_checked_before_anything_is_connected() {
             ErrorKind::UnknownKey,
             "pool_size",
         ),
+        // What other clients call it.
+        (
+            "rediss://127.0.0.1:1/?ssl_cert_reqs=s3cret",
+            ErrorKind::UnknownKey,
+            "leave it out",
+        ),
+        (
+            "redis://127.0.0.1:1/?ssl=s3cret",
+            ErrorKind::UnknownKey,
+            "`rediss://`",
+        ),
         (
             "redis://127.0.0.1:1/?sentinel_password=s3cret",
             ErrorKind::InvalidValue,

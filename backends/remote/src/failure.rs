@@ -72,6 +72,14 @@ pub fn is_timeout(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
 
+/// What the TLS library's text contains if the server has ended the handshake.
+const ALERT: &str = "fatal alert";
+
+/// Returns whether a TLS handshake failed since one side does not trust the other, by the TLS library's text.
+pub fn is_untrusted(text: &str) -> bool {
+    text.contains("certificate") || text.contains(ALERT)
+}
+
 /// A server as errors name it: its protocol and its address.
 #[derive(Clone, Debug)]
 pub struct Server {
@@ -172,12 +180,17 @@ impl Server {
         Error::new(ErrorKind::Incompatible, text)
     }
 
-    /// The server's certificate is not trusted; `text` is the TLS library's reason.
+    /// One side does not trust the other: [`is_untrusted`]. `text` is the TLS library's reason.
     pub fn untrusted(&self, text: &str) -> Error {
-        let text = format!(
-            "the certificate of {} is not trusted; name its authority with `ca_file`, and the host as the certificate does ({text})",
-            self.address
-        );
+        let address = &self.address;
+        let text = match text.contains(ALERT) {
+            true => format!(
+                "the server at {address} refuses the TLS of this client; if it wants a certificate, correct `cert_file` and `key_file` ({text})"
+            ),
+            false => format!(
+                "the certificate of {address} is not trusted; name its authority with `ca_file`, and the host as the certificate does ({text})"
+            ),
+        };
         Error::new(ErrorKind::PermissionDenied, text)
     }
 

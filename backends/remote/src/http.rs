@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper_core::Error;
 
-use crate::failure::{Failure, Server, is_timeout};
+use crate::failure::{Failure, Server, is_timeout, is_untrusted};
 use crate::socket::{Stream, is_quiet, set_timeout};
 
 /// The longest line of a head, and the largest body, that is read.
@@ -257,7 +257,7 @@ impl Http {
         let is_first = tls && !self.has_replied;
         let described = match error.kind() {
             kind if is_timeout(kind) => self.server.silent(),
-            InvalidData if tls && error.to_string().contains("certificate") => {
+            InvalidData if tls && is_untrusted(&error.to_string()) => {
                 return self.server.untrusted(&error.to_string());
             }
             UnexpectedEof | ConnectionReset if self.is_tls_known() => self.server.cut(),

@@ -32,7 +32,9 @@ mod transport;
 pub use backoff::Backoff;
 pub use connect::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES, connect_any};
 pub use counts::{Counts, OpenConnection};
-pub use failure::{Failure, Server, is_timeout, nothing_granted, senseless, unavailable};
+pub use failure::{
+    Failure, Server, is_timeout, is_untrusted, nothing_granted, senseless, unavailable,
+};
 pub use findings::{connections_finding, restart_finding};
 pub use grace::RestartGrace;
 pub use holder::host_name;
@@ -43,7 +45,6 @@ pub use signals::without_signals;
 pub use socket::{Dialer, SocketTimeout, Stream, is_quiet, set_timeout};
 pub use socket_watch::{SocketWatch, WatchedSocket};
 pub use supplier::Supplier;
-pub use tls::check_certificates;
 pub use transport::Transport;
 
 /// The time that one attempt gets when no time is left. It is not longer than a guard's drop waits.

@@ -10,6 +10,7 @@ use crate::keys::{
     CA_FILE, CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT,
     RESTART_GRACE, USER,
 };
+use crate::tls::check_files;
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,7 +171,7 @@ impl RemoteOptions {
         Ok(self)
     }
 
-    /// Checks all that can be checked without the server.
+    /// Checks all that can be checked without the server, and reads the files of certificates.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidValue`], and [`ErrorKind::Unsupported`] for TLS in a build without it.
@@ -182,10 +183,13 @@ impl RemoteOptions {
         if self.tls && matches!(self.endpoint, Endpoint::Unix(_)) {
             return Err(invalid("a Unix socket is not encrypted; leave TLS out"));
         }
-        if self.tls && cfg!(not(feature = "tls")) {
-            return Err(without_tls());
+        match (self.tls, &self.client_certificate) {
+            (true, _) => check_files(self),
+            (false, None) => Ok(()),
+            (false, Some(_)) => Err(invalid(
+                "a client certificate is for TLS; turn TLS on, or leave the certificate out",
+            )),
         }
-        Ok(())
     }
 
     /// Checks that the options say nothing that is decided by a function of the application's that connects.
@@ -207,6 +211,7 @@ impl RemoteOptions {
     }
 }
 
+#[cfg(not(feature = "tls"))]
 pub(crate) fn without_tls() -> Error {
     Error::new(
         ErrorKind::Unsupported,
@@ -248,6 +253,18 @@ macro_rules! remote_setters {
         pub fn tls(mut self, ca_file: Option<::std::path::PathBuf>) -> Self {
             self.remote.tls = true;
             self.remote.ca_file = ca_file;
+            self
+        }
+
+        /// The certificate and its private key (PEM) by which the server knows this client. Default: none. Only with
+        /// [`tls`](Self::tls).
+        #[must_use]
+        pub fn client_certificate(
+            mut self,
+            certificate: impl Into<::std::path::PathBuf>,
+            key: impl Into<::std::path::PathBuf>,
+        ) -> Self {
+            self.remote.client_certificate = Some((certificate.into(), key.into()));
             self
         }
 

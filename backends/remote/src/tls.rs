@@ -77,13 +77,15 @@ impl TlsSession {
     }
 }
 
-/// Checks that a PEM file has certificates and that all of them can be read.
-///
-/// # Errors
-/// [`ErrorKind::InvalidValue`](lockkeeper_core::ErrorKind::InvalidValue) if not, or if the file cannot
-/// be read.
-pub fn check_certificates(file: &Path) -> Result<(), Error> {
-    certificates_of(file).map(drop)
+/// Checks that the files of the options have certificates and a key, and that all of them can be read.
+pub(crate) fn check_files(options: &RemoteOptions) -> Result<(), Error> {
+    if let Some(file) = &options.ca_file {
+        certificates_of(file)?;
+    }
+    if let Some((certificate, key)) = &options.client_certificate {
+        client_certificate(certificate, key)?;
+    }
+    Ok(())
 }
 
 /// Reads the certificate of this client, with those that lead to its authority, and its private key.

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::path::Path;
 
 use lockkeeper_core::Error;
 
@@ -32,10 +31,6 @@ impl TlsSession {
     }
 }
 
-/// Refuses every file: nothing here reads certificates.
-///
-/// # Errors
-/// [`ErrorKind::Unsupported`](lockkeeper_core::ErrorKind::Unsupported).
-pub fn check_certificates(_file: &Path) -> Result<(), Error> {
+pub(crate) fn check_files(_options: &RemoteOptions) -> Result<(), Error> {
     Err(without_tls())
 }

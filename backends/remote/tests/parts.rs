@@ -293,7 +293,9 @@ fn only_a_connection_that_was_open_is_replaced() {
 #[test]
 fn file_without_a_certificate_is_refused() {
     for (file, word) in [("/nowhere.pem", "cannot be read"), (file!(), "ca_file")] {
-        let error = lockkeeper_remote::check_certificates(file.as_ref()).unwrap_err();
+        let mut options = RemoteOptions::new(Endpoint::tcp("localhost", 1));
+        (options.tls, options.ca_file) = (true, Some(file.into()));
+        let error = options.check().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidValue);
         assert!(error.message().contains(word), "{error}");
     }

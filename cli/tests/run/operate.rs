@@ -2,6 +2,7 @@
 
 use std::process::Stdio;
 
+use lockkeeper_testkit::{PgBouncer, PoolMode};
 use serde_json::Value;
 
 use crate::rig::{Case, Outcome, Rig, Running, Server, Skip, code, stderr_of};
@@ -21,7 +22,10 @@ pub(crate) const CASES: &[Case] = &[
     ("fallback_is_reported_and_not_asked_for_holders", fallback),
     ("completions_and_manual_are_generated", generated),
 ];
-pub(crate) const ALONE: &[Case] = &[("doctor_reports_defects", doctor_of_defects)];
+pub(crate) const ALONE: &[Case] = &[
+    ("doctor_reports_defects", doctor_of_defects),
+    ("doctor_reports_poolers_and_replicas", doctor_of_others),
+];
 
 pub(crate) fn out(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -321,6 +325,29 @@ fn doctor_of_defects(rig: &mut Rig) -> Outcome {
     let url = format!("{}?replicas=1", rig.url());
     let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
     assert_eq!(code(&output), 2, "{}", out(&output));
+    Ok(())
+}
+
+/// What answers is not the server that keeps the locks.
+fn doctor_of_others(rig: &mut Rig) -> Outcome {
+    let Some(Server::Postgres(server)) = rig.server.as_deref() else {
+        return Err(Skip("only PostgreSQL has such poolers and replicas here"));
+    };
+    if PgBouncer::ignored().is_some() {
+        return Err(Skip(
+            "no pgbouncer on this machine; scripts/servers sets it up",
+        ));
+    }
+    let pool = PgBouncer::start(server, PoolMode::Transaction).unwrap();
+    let refused = |url: &str, word: &str| {
+        let output = rig.lockkeeper(&["doctor", "--url", url]).output().unwrap();
+        let text = out(&output);
+        assert_eq!(code(&output), 2, "{text}");
+        assert!(text.contains(word), "{text}");
+    };
+    refused(&server.url_via(pool.addr()), "pool_mode=session");
+    let standby = server.standby().unwrap();
+    refused(&standby.url(), "replica");
     Ok(())
 }
 

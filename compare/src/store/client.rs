@@ -112,6 +112,10 @@ impl<D: Driver> Driver for CapturingDriver<D> {
         self.driver.keys()
     }
 
+    fn advice(&self, key: &str) -> Option<&'static str> {
+        self.driver.advice(key)
+    }
+
     fn takes_several_hosts(&self, scheme: &str) -> bool {
         self.driver.takes_several_hosts(scheme)
     }

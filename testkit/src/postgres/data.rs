@@ -23,6 +23,20 @@ pub(super) fn fill(
     user.give(into)
 }
 
+/// Makes the data folder `into` of a standby, as a copy of its primary's.
+pub(super) fn back_up(
+    primary: &PostgresServer,
+    program: &Path,
+    user: ServerUser,
+    into: &Path,
+) -> io::Result<()> {
+    let mut command = user.command(&program.with_file_name("pg_basebackup"));
+    command.arg("-D").arg(into).arg("-h").arg(primary.folder());
+    command.args(["-p", &primary.addr().port().to_string(), "-U", "postgres"]);
+    command.args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]);
+    run(&mut command, "")
+}
+
 /// Returns the SQL that creates the user and the database, a statement a line.
 fn setup() -> String {
     let (user, password, database) = (

@@ -42,13 +42,34 @@ impl PostgresServer {
     /// There is no such server on this machine (see [`PostgresKind::ignored`]), or it did not start: its log is
     /// in the error.
     pub fn start(kind: PostgresKind, options: &PostgresOptions) -> io::Result<Self> {
+        Self::start_on(kind, options, |program, user, folder| {
+            data::fill(kind, program, user, folder)
+        })
+    }
+
+    /// Starts a standby that streams from this server, and takes over with `SELECT pg_promote()`.
+    ///
+    /// # Errors
+    /// The standby did not start: its log is in the error.
+    pub fn standby(&self) -> io::Result<Self> {
+        Self::start_on(self.kind, &self.options, |program, user, folder| {
+            data::back_up(self, program, user, folder)
+        })
+    }
+
+    fn start_on(
+        kind: PostgresKind,
+        options: &PostgresOptions,
+        fill: impl FnOnce(&Path, ServerUser, &Path) -> io::Result<()>,
+    ) -> io::Result<Self> {
         let program = kind
             .program()
             .map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
         let user = ServerUser::find()?;
         let daemon = Daemon::new(kind.name(), program)?;
         let folder = daemon.folder().join("data");
-        data::fill(kind, daemon.program(), user, &folder)?;
+        user.give(daemon.folder())?;
+        fill(daemon.program(), user, &folder)?;
         fs::write(folder.join("pg_hba.conf"), logins(options.login))?;
         let certificates = match options.tls {
             Some(make) => Some(make(daemon.folder())?),
@@ -178,6 +199,7 @@ impl PostgresServer {
         if let Some(certificates) = &self.certificates {
             command.args(["-c", "ssl=on"]);
             for (name, file) in [
+                ("ssl_ca_file", &certificates.authority),
                 ("ssl_cert_file", &certificates.certificate),
                 ("ssl_key_file", &certificates.key),
             ] {
@@ -195,7 +217,7 @@ const STILL_THERE: &str = "pre-existing shared memory block";
 fn logins(method: &str) -> String {
     let user = PostgresServer::USER;
     format!(
-        "local all postgres trust\nlocal all all {method}\nhost all {user} 127.0.0.1/32 {method}\n"
+        "local all,replication postgres trust\nlocal all all {method}\nhost all {user} 127.0.0.1/32 {method}\n"
     )
 }
 

@@ -184,7 +184,7 @@ fn client_certificates(kind: EtcdKind) {
     );
     let keeper = opened(&format!("{url}{own}"));
     drop(keeper.lock("a").unwrap());
-    assert!(lockkeeper::open(&url).is_err());
+    refused(&url, ErrorKind::PermissionDenied, &["`cert_file`"]);
     let invalid = ErrorKind::InvalidValue;
     refused(&format!("{url}&cert_file=/x"), invalid, &["`key_file`"]);
     refused(&format!("{url}&cert_file=/x&key_file=/y"), invalid, &["/x"]);

@@ -159,6 +159,18 @@ fn tls(kind: RedisKind) {
     let tls_to_plain = format!("rediss://{}/?{ca}", server.addr());
     names_scheme(&tls_to_plain, "redis:");
     server.assert_clean();
+
+    let options = RedisOptions::new()
+        .tls()
+        .config("tls-auth-clients", ["yes"]);
+    let server = RedisServer::start(kind, &options).unwrap();
+    let files = server.certificates().unwrap();
+    let (url, authority) = (server.tls_url().unwrap(), files.authority.display());
+    let (certificate, key) = (files.certificate.display(), files.key.display());
+    let own = format!("ca_file={authority}&cert_file={certificate}&key_file={key}");
+    drop(open(&url, &own).lock("a").unwrap());
+    let anonymous = format!("{url}?ca_file={authority}");
+    refused(&anonymous, ErrorKind::PermissionDenied, &["`cert_file`"]);
 }
 
 /// The environment names the file of the roots. All tests of this process share its environment, so a

@@ -111,6 +111,10 @@ fn settings_are_checked_before_connecting(_: MySqlKind) {
         ),
         ("?socket=/x&tls=on", InvalidValue, "socket"),
         ("//127.0.0.1:1/?poolsize=2", UnknownKey, "pool_size"),
+        // What other clients call it.
+        ("//127.0.0.1:1/?ssl-mode=s3cret", UnknownKey, "`tls=on`"),
+        ("//127.0.0.1:1/?useSSL=true", UnknownKey, "`tls=on`"),
+        ("//127.0.0.1:1/?ssl-ca=/x", UnknownKey, "`ca_file`"),
     ] {
         for scheme in ["mysql", "mariadb"] {
             refused(&format!("{scheme}:{rest}"), kind, &[word]);
@@ -238,6 +242,20 @@ fn tls(kind: MySqlKind) {
     let safe = format!("mysql://safe:s3cret@{}/", server.addr());
     refused(&safe, refuses, &[]);
     drop(try_open(&format!("{safe}?tls=on&ca_file={trusted}")).unwrap());
+
+    server
+        .execute("CREATE USER 'known'@'%' REQUIRE X509")
+        .unwrap();
+    let known = format!("mysql://known@{}/?tls=on&ca_file={trusted}", server.addr());
+    refused(&known, refuses, &[]);
+    let files = server.certificates().unwrap();
+    let (certificate, key) = (files.certificate.display(), files.key.display());
+    drop(try_open(&format!("{known}&cert_file={certificate}&key_file={key}")).unwrap());
+    refused(
+        &format!("{known}&cert_file={certificate}&key_file=/x"),
+        ErrorKind::InvalidValue,
+        &["`key_file`"],
+    );
 
     let plain = start(kind);
     let url = format!("{}?tls=on&ca_file={trusted}", plain.url());

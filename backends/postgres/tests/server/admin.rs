@@ -2,8 +2,10 @@
 
 use std::thread;
 
-use lockkeeper_core::{ErrorKind, HeldName, LockKeeper, LockName, Mode, Released, Severity};
-use lockkeeper_testkit::{PostgresKind, PostgresServer, until};
+use lockkeeper_core::{
+    ErrorKind, Finding, HeldName, LockKeeper, LockName, Mode, Released, Severity,
+};
+use lockkeeper_testkit::{PostgresKind, until};
 
 use crate::store::{Case, open, soon, start, start_own, try_open};
 
@@ -18,8 +20,8 @@ pub(crate) const CASES: &[Case] = &[
         names_that_are_not_shown_are_hashes,
     ),
     (
-        "another_user_sees_hashes_without_a_right",
-        another_user_sees_hashes_without_a_right,
+        "another_user_needs_rights_for_names_and_sessions",
+        another_user_needs_rights_for_names_and_sessions,
     ),
     (
         "forced_release_ends_only_the_hold_that_was_shown",
@@ -106,7 +108,7 @@ fn names_that_are_not_shown_are_hashes(kind: PostgresKind) {
     assert_eq!(listed(&elsewhere), []);
 }
 
-fn another_user_sees_hashes_without_a_right(kind: PostgresKind) {
+fn another_user_needs_rights_for_names_and_sessions(kind: PostgresKind) {
     let server = start_own(kind);
     server
         .execute("CREATE ROLE other LOGIN PASSWORD 's3cret'")
@@ -121,15 +123,20 @@ fn another_user_sees_hashes_without_a_right(kind: PostgresKind) {
         let held = listed(&asking).remove(0);
         (held.name, held.is_whole)
     };
+    let unlock = || found(&asking, "unlock").what;
     assert!(!shown().1, "{:?}", shown());
     assert_eq!(asked(&asking, "a").len(), 1);
-    let error = asking
-        .admin()
-        .unwrap()
-        .force_release(&listed(&asking)[0], soon());
-    assert_eq!(error.unwrap_err().kind(), ErrorKind::PermissionDenied);
+    let free = || {
+        let held = listed(&asking).remove(0);
+        asking.admin().unwrap().force_release(&held, soon())
+    };
+    assert_eq!(free().unwrap_err().kind(), ErrorKind::PermissionDenied);
     server.execute("GRANT pg_read_all_stats TO other").unwrap();
     assert_eq!(shown(), ("a".to_owned(), true));
+    assert!(unlock().contains("its own locks alone"), "{}", unlock());
+    server.execute("GRANT pg_signal_backend TO other").unwrap();
+    assert!(unlock().contains("all users"), "{}", unlock());
+    assert!(free().unwrap());
 }
 
 /// The server identifies a holder by its session, and a pool reuses sessions.
@@ -158,10 +165,11 @@ fn nothing_of_a_mark_is_run(kind: PostgresKind) {
     }
 }
 
-fn severity(server: &PostgresServer, keys: &str, topic: &str) -> Severity {
-    let findings = open(server, keys).admin().unwrap().examine(soon()).unwrap();
-    let found = findings.iter().find(|found| found.topic == topic);
-    found.unwrap_or_else(|| panic!("{findings:?}")).severity
+/// Returns what an examination found about a topic.
+pub(crate) fn found(keeper: &LockKeeper, topic: &str) -> Finding {
+    let mut findings = keeper.admin().unwrap().examine(soon()).unwrap();
+    let found = findings.iter().position(|found| found.topic == topic);
+    findings.swap_remove(found.unwrap_or_else(|| panic!("{findings:?}")))
 }
 
 fn doctor_finds_what_breaks_locks(kind: PostgresKind) {
@@ -175,10 +183,12 @@ fn doctor_finds_what_breaks_locks(kind: PostgresKind) {
         ("", "connections", Severity::Fine),
         ("pool_size=500", "connections", Severity::Warning),
     ] {
-        assert_eq!(severity(&server, keys, topic), expected, "{topic}");
+        let severity = found(&open(&server, keys), topic).severity;
+        assert_eq!(severity, expected, "{topic}");
     }
     server
         .execute("ALTER ROLE keeper CONNECTION LIMIT 5")
         .unwrap();
-    assert_eq!(severity(&server, "", "connections"), Severity::Warning);
+    let severity = found(&open(&server, ""), "connections").severity;
+    assert_eq!(severity, Severity::Warning);
 }

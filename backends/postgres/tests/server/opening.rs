@@ -1,12 +1,16 @@
 //! Errors on opening: each names the cause, and none contains a secret.
 
 use std::fs;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, ErrorKind};
-use lockkeeper_testkit::{Fault, PostgresKind, PostgresOptions, PostgresServer, Proxy, until};
+use lockkeeper_core::{Error, ErrorKind, Severity};
+use lockkeeper_testkit::{
+    Certificates, Fault, PostgresKind, PostgresOptions, PostgresServer, Proxy, until,
+};
 
+use crate::admin::found;
 use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open};
 
 pub(crate) const CASES: &[Case] = &[
@@ -19,6 +23,7 @@ pub(crate) const CASES: &[Case] = &[
     ("opening_without_server", opening_without_server),
     ("stopped_server", stopped_server),
     ("tls", tls),
+    ("client_certificates", client_certificates),
     (
         "server_without_free_connections",
         server_without_free_connections,
@@ -97,6 +102,22 @@ fn settings_are_checked_before_connecting(_: PostgresKind) {
         ),
         ("?socket=/x&user=u&tls=on", InvalidValue, "socket"),
         ("//u@127.0.0.1:1/?poolsize=2", UnknownKey, "pool_size"),
+        // What other clients call it.
+        ("//u@127.0.0.1:1/?sslmode=s3cret", UnknownKey, "`tls=on`"),
+        ("//u@127.0.0.1:1/?sslrootcert=/x", UnknownKey, "`ca_file`"),
+        ("//u@127.0.0.1:1/?sslcert=/x", UnknownKey, "`cert_file`"),
+        ("//u@127.0.0.1:1/?sslkey=/x", UnknownKey, "`key_file`"),
+        (
+            "//u@127.0.0.1:1/?application_name=x",
+            UnknownKey,
+            "leave it out",
+        ),
+        ("//u@127.0.0.1:1/?connect_timeout=10", InvalidValue, "30s"),
+        (
+            "//u@127.0.0.1:1/?cert_file=/x&key_file=/x",
+            InvalidValue,
+            "tls=on",
+        ),
     ] {
         for scheme in ["postgres", "postgresql"] {
             refused(&format!("{scheme}:{rest}"), kind, &[word]);
@@ -229,6 +250,53 @@ fn tls(kind: PostgresKind) {
     refused(&url, ErrorKind::Incompatible, &["TLS", "tls=off"]);
 }
 
+/// The user has no password, and logs in by a certificate alone.
+fn client_certificates(kind: PostgresKind) {
+    let server = PostgresServer::start(kind, &PostgresOptions::new().tls()).unwrap();
+    let data = server.folder().join("data");
+    for (file, line) in [
+        ("pg_hba.conf", "hostssl all all 127.0.0.1/32 cert map=own"),
+        ("pg_ident.conf", "own localhost keeper"),
+    ] {
+        fs::write(
+            data.join(file),
+            format!("local all postgres trust\n{line}\n"),
+        )
+        .unwrap();
+    }
+    server.restart().unwrap();
+    let Certificates {
+        authority,
+        certificate,
+        key,
+    } = server.certificates().unwrap();
+    let url = format!(
+        "postgres://keeper@{}/shop?tls=on&ca_file={}",
+        server.addr(),
+        authority.display()
+    );
+    let with = |certificate: &Path, key: &Path| {
+        let (certificate, key) = (certificate.display(), key.display());
+        format!("{url}&cert_file={certificate}&key_file={key}")
+    };
+    let keeper = try_open(&with(certificate, key)).unwrap();
+    drop(keeper.lock("a").unwrap());
+    let denied = ErrorKind::PermissionDenied;
+    refused(&url, denied, &["`cert_file`"]);
+    let folder = server.folder().join("another");
+    fs::create_dir(&folder).unwrap();
+    let another = Certificates::make(&folder).unwrap();
+    refused(
+        &with(&another.certificate, &another.key),
+        denied,
+        &["`cert_file`"],
+    );
+    let invalid = ErrorKind::InvalidValue;
+    refused(&with(certificate, &another.key), invalid, &["`key_file`"]);
+    refused(&format!("{url}&cert_file=/x"), invalid, &["`key_file`"]);
+    refused(&with(Path::new("/x"), key), invalid, &["/x"]);
+}
+
 fn server_without_free_connections(kind: PostgresKind) {
     let options = PostgresOptions::new()
         .config("max_connections", "8")
@@ -270,6 +338,7 @@ fn replica_is_refused(kind: PostgresKind) {
     // A keeper that was open rides it out, since its address may soon lead to the primary again.
     let error = keeper.try_lock("a").unwrap_err();
     says_why("", &error, ErrorKind::Unavailable, &["replica"]);
+    assert_eq!(found(&keeper, "topology").severity, Severity::Unusable);
     server.execute("SELECT pg_promote()").unwrap();
     assert!(keeper.lock("a").unwrap().token() > before);
 }

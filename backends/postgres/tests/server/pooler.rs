@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
-use libtest_mimic::{Completion, Failed, Trial};
+use libtest_mimic::Trial;
 use lockkeeper_core::ErrorKind;
+use lockkeeper_postgres::PlainClient;
 use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer};
 
-use crate::store::{open, soon, start_own, try_open};
+use crate::admin::found;
+use crate::store::{WAIT_LIMIT, holder, open, options, start_own, trial, try_open};
 
 const KIND: PostgresKind = PostgresKind::Postgres15;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases: [(_, fn()); 3] = [
+    let cases: [(_, fn()); 4] = [
         (
             "pgbouncer::other_modes_are_refused",
             other_modes_are_refused,
@@ -24,18 +26,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             "pgbouncer::outage_behind_it_is_ridden_out",
             outage_behind_it_is_ridden_out,
         ),
+        ("pgbouncer::proof_fits_every_mode", proof_fits_every_mode),
     ];
-    let trial = |(name, case): (&str, fn())| {
-        Trial::ignorable_test(name, move || {
-            match KIND.ignored().or_else(PgBouncer::ignored) {
-                Some(reason) => Ok(Completion::ignored_with(reason)),
-                None => {
-                    case();
-                    Ok::<_, Failed>(Completion::Completed)
-                }
-            }
-        })
-    };
+    let ignored = || KIND.ignored().or_else(PgBouncer::ignored);
+    let trial = |(name, case)| trial(name, ignored, case);
     cases.map(trial).into()
 }
 
@@ -70,12 +64,8 @@ fn session_mode_keeps_locks() {
     assert!(none.unwrap().is_none());
     drop(held);
     drop(pooled.lock("a").unwrap());
-    let findings = pooled.admin().unwrap().examine(soon()).unwrap();
-    let found = findings.iter().find(|found| found.topic == "topology");
-    assert!(
-        found.unwrap().what.contains("behind a pool"),
-        "{findings:?}"
-    );
+    let topology = found(&pooled, "topology");
+    assert!(topology.what.contains("behind a pool"), "{topology:?}");
 }
 
 /// The pool itself answers, and has one code for all its errors.
@@ -93,4 +83,24 @@ fn outage_behind_it_is_ridden_out() {
     let wrong = url.replace(PostgresServer::PASSWORD, "wrong");
     let error = try_open(&wrong).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
+}
+
+/// The locks are on connections of their own, and the data are behind the pool of the application.
+fn proof_fits_every_mode() {
+    let server = start_own(KIND);
+    let keeper = open(&server, "");
+    for mode in PoolMode::ALL {
+        let guard = keeper.lock("a").unwrap();
+        let proof = guard.commit_proof().unwrap();
+        let pool = PgBouncer::start(&server, mode).unwrap();
+        let mut data = PlainClient::connect(&options(pool.addr())).unwrap();
+        let mut held = || {
+            let reply = data.run(proof.sql(), WAIT_LIMIT).unwrap();
+            reply.rows[0][0].clone().unwrap()
+        };
+        assert_eq!(held(), "1", "{mode:?}");
+        let end = format!("SELECT pg_terminate_backend({}, 10000)", holder(&server));
+        server.execute(&end).unwrap();
+        assert_eq!(held(), "0", "{mode:?}");
+    }
 }

@@ -1,9 +1,10 @@
 //! Commit proofs on connections of the application's own.
 
 use lockkeeper_core::{CommitProof, ProofValue, Released};
+use lockkeeper_postgres::{PlainClient, PostgresOptions};
 use lockkeeper_testkit::{PostgresKind, PostgresServer};
 
-use crate::store::{Case, holder, open, start, start_own};
+use crate::store::{Case, WAIT_LIMIT, holder, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -13,6 +14,10 @@ pub(crate) const CASES: &[Case] = &[
     (
         "proof_is_for_one_lease_on_one_server",
         proof_is_for_one_lease_on_one_server,
+    ),
+    (
+        "proof_fits_other_users_and_databases",
+        proof_fits_other_users_and_databases,
     ),
 ];
 
@@ -65,4 +70,32 @@ fn proof_is_for_one_lease_on_one_server(kind: PostgresKind) {
     );
     assert_eq!(guard.release().unwrap(), Released::Done);
     assert_eq!(server.value(&sql).unwrap(), "0");
+}
+
+fn proof_fits_other_users_and_databases(kind: PostgresKind) {
+    let server = start_own(kind);
+    server
+        .execute("CREATE ROLE other LOGIN PASSWORD 's3cret'")
+        .unwrap();
+    let keeper = open(&server, "");
+    let guard = keeper.lock("a").unwrap();
+    let proof = guard.commit_proof().unwrap();
+    let sql = proof.sql().to_owned();
+    let mut clients = [PostgresServer::DATABASE, "postgres"].map(|database| {
+        // pg_hba.conf lets this user in by the socket.
+        let options = PostgresOptions::unix(server.socket())
+            .user("other")
+            .password("s3cret")
+            .database(database);
+        PlainClient::connect(&options).unwrap()
+    });
+    let mut held = || {
+        clients.each_mut().map(|client| {
+            let reply = client.run(&sql, WAIT_LIMIT).unwrap();
+            reply.rows[0][0].clone().unwrap()
+        })
+    };
+    assert_eq!(held(), ["1", "1"]);
+    assert_eq!(guard.release().unwrap(), Released::Done);
+    assert_eq!(held(), ["0", "0"]);
 }

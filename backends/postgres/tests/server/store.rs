@@ -1,7 +1,9 @@
 //! Servers, and keepers on them.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use libtest_mimic::{Completion, Trial};
 use lockkeeper_core::{
     AcquireRequest, Backend, Clock as _, Config, Drivers, Error, Grant, HostInstant, LockKeeper,
     LockName, Mode, Released, SystemClock,
@@ -13,6 +15,17 @@ use lockkeeper_testkit::{PooledServer, PostgresKind, PostgresServer, ServerPool,
 pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
 pub(crate) type Case = suite::Case<PostgresKind>;
+
+/// Returns a case that runs on one kind of server, unless there is a reason to ignore it.
+pub(crate) fn trial(name: &str, ignored: fn() -> Option<String>, case: fn()) -> Trial {
+    Trial::ignorable_test(name, move || match ignored() {
+        Some(reason) => Ok(Completion::ignored_with(reason)),
+        None => {
+            case();
+            Ok(Completion::Completed)
+        }
+    })
+}
 
 /// Cases that leave a server as it was share it.
 static SERVERS: ServerPool<PostgresKind, PostgresServer> =
@@ -60,13 +73,17 @@ pub(crate) const TTL: Duration = Duration::from_secs(30);
 
 pub(crate) type Lease = <PostgresProvider as Backend>::Lease;
 
-/// Opens a provider on a server.
-pub(crate) fn provider(server: &PostgresServer, pool_size: u32) -> PostgresProvider {
-    let options = PostgresOptions::unix(server.socket())
+/// Returns the options of a server's user at an address.
+pub(crate) fn options(addr: SocketAddr) -> PostgresOptions {
+    PostgresOptions::tcp(addr.ip().to_string(), addr.port())
         .user(PostgresServer::USER)
         .password(PostgresServer::PASSWORD)
         .database(PostgresServer::DATABASE)
-        .pool_size(pool_size);
+}
+
+/// Opens a provider on a server.
+pub(crate) fn provider(server: &PostgresServer, pool_size: u32) -> PostgresProvider {
+    let options = options(server.addr()).pool_size(pool_size);
     PostgresProvider::open(&options, "shop").unwrap()
 }
 

@@ -3,12 +3,13 @@
 use lockkeeper_core::{Error, ErrorKind, Key, KeySpec, OpenContext};
 
 use crate::keys::{
-    CONNECT_TIMEOUT, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, RESTART_GRACE, SOCKET, TLS, USER,
+    CERT_FILE, CONNECT_TIMEOUT, KEY_FILE, PASSWORD, POOL_SIZE, RESPONSE_TIMEOUT, RESTART_GRACE,
+    SOCKET, TLS, USER,
 };
 use crate::options::{Endpoint, RemoteOptions, given_once};
 
 /// Returns the keys of a driver: the given ones, which each store documents by itself, and those that all have.
-pub const fn driver_keys(db: KeySpec, ca_file: KeySpec) -> [KeySpec; 10] {
+pub const fn driver_keys(db: KeySpec, ca_file: KeySpec) -> [KeySpec; 12] {
     [
         USER.spec,
         PASSWORD.spec,
@@ -20,6 +21,8 @@ pub const fn driver_keys(db: KeySpec, ca_file: KeySpec) -> [KeySpec; 10] {
         RESTART_GRACE.spec,
         TLS.spec,
         ca_file,
+        CERT_FILE.spec,
+        KEY_FILE.spec,
     ]
 }
 
