@@ -455,3 +455,19 @@ pub fn open_config(config: &Config) -> Result<LockKeeper, Error> {
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct ReadmeDoctests;
+
+/// Compiles the code of `docs/schedules.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/schedules.md")]
+struct SchedulesDoctests;
+
+/// Compiles the code of `docs/own-connections.md`.
+#[cfg(all(
+    doctest,
+    unix,
+    feature = "mysql",
+    feature = "postgres",
+    feature = "redis"
+))]
+#[doc = include_str!("../docs/own-connections.md")]
+struct OwnConnectionsDoctests;

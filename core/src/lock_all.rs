@@ -150,6 +150,12 @@ impl LockGuards {
         Some(guard.token())
     }
 
+    /// Returns the guard of each name, in the order of the names. Each has a
+    /// [`commit_proof`](LockGuard::commit_proof) of its own.
+    pub fn guards(&self) -> &[LockGuard] {
+        &self.guards
+    }
+
     /// Returns whether all locks can be proved to be held right now. Costs no call to the store.
     pub fn is_held(&self) -> bool {
         self.guards.iter().all(LockGuard::is_held)

@@ -90,9 +90,10 @@ impl LockKeeper {
     /// All processes call it at each tick; one attempt decides. The lock is then held for `at_least`, counted
     /// from the grant, also if `work` is done sooner or panics: a process whose clock is behind, or that was busy, comes to
     /// the tick later, and must still find the lock held. So `at_least` is longer than the clocks differ and than
-    /// a process may be late, and shorter than the time between two ticks. One that is later skips the tick by
-    /// itself: nothing remembers which ticks were run. The call returns when both are over, or when the keeper is
-    /// closed. The lease is renewed, whatever the keeper's policy is.
+    /// a process may be late, and shorter than the time between two ticks. A process that is later gets the lock, since
+    /// nothing remembers which ticks were run: `work` compares the clock with the tick, and skips what is too late. The
+    /// call returns when both are over, or when the keeper is closed. The lease is renewed, whatever the keeper's policy
+    /// is.
     ///
     /// The `name` says what excludes what. With the name of the job (`report`) a tick is skipped while the work
     /// of an earlier one runs. With the tick in it (`report@2026-11-22T02:00Z`, the time that the schedule

@@ -5,11 +5,23 @@ use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit::Visit;
 use syn::{
-    AttrStyle, Attribute, Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType, TypeImplTrait,
+    AttrStyle, Attribute, Error, FnArg, Ident, ItemFn, Pat, Result, ReturnType, TraitItemFn,
+    TypeImplTrait,
 };
 
 use crate::arguments::{Arguments, Mode};
 use crate::time::Time;
+
+/// Reads the function that the attribute is on.
+pub(crate) fn parse(item: proc_macro::TokenStream) -> Result<ItemFn> {
+    syn::parse(item.clone()).map_err(|error| match syn::parse::<TraitItemFn>(item) {
+        Ok(method) => {
+            let text = "`#[locked]` needs a body to run under the lock; put the attribute on the method of each implementation";
+            Error::new(method.sig.ident.span(), text)
+        }
+        Err(_) => error,
+    })
+}
 
 pub(crate) fn expand(arguments: &Arguments, mut function: ItemFn) -> Result<TokenStream> {
     check(&function)?;

@@ -5,7 +5,6 @@ mod expand;
 mod time;
 
 use proc_macro::TokenStream;
-use syn::parse_macro_input;
 
 use arguments::Arguments;
 
@@ -59,12 +58,17 @@ use arguments::Arguments;
 /// With the attribute several times, the lock of the lowest one is acquired first.
 ///
 /// An `async fn` is refused, since waiting for a lock blocks the thread.
+///
+/// The crate `lockkeeper` must be a dependency with that name: under another name
+/// (`locks = { package = "lockkeeper", … }`), the function does not compile.
 #[proc_macro_attribute]
 pub fn locked(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let unchanged = item.clone();
-    let function = parse_macro_input!(item as syn::ItemFn);
-    let arguments = syn::parse::<Arguments>(arguments);
-    let expanded = arguments.and_then(|arguments| expand::expand(&arguments, function));
+    let function = expand::parse(item);
+    let expanded = function.and_then(|function| {
+        let arguments: Arguments = syn::parse(arguments)?;
+        expand::expand(&arguments, function)
+    });
     expanded.map_or_else(
         |error| {
             // The function as it is: its absence would be further errors.

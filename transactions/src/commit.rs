@@ -1,6 +1,8 @@
-//! One transaction under a guard, whatever the driver.
+//! One transaction under the guards of one or several names, whatever the driver.
 
-use lockkeeper_core::{CommitProof, Error, ErrorKind, LockGuard};
+use std::slice;
+
+use lockkeeper_core::{CommitProof, Error, ErrorKind, LockGuard, LockGuards};
 
 use crate::connection::{OpenTransaction, Transactional};
 use crate::error::CommitError;
@@ -11,12 +13,15 @@ use crate::error::CommitError;
 /// no error.
 const NO_PROOF: &str = "SELECT count(NULL) AS held";
 
-/// Commits under a guard.
+/// Commits under a guard, or under the guards of several names.
 pub trait CommitIn {
-    /// Runs `work` in a transaction of the caller's connection, and commits it if the guard still holds its lock.
+    /// Returns the guards that must hold their locks for a commit.
+    fn guards(&self) -> &[LockGuard];
+
+    /// Runs `work` in a transaction of the caller's connection, and commits it if every guard still holds its lock.
     ///
-    /// The transaction is begun as a writer: `BEGIN IMMEDIATE` on SQLite. The proof of the lock is its last step. If
-    /// the lock is on the database's own server, a statement in the transaction proves it; otherwise
+    /// The transaction is begun as a writer: `BEGIN IMMEDIATE` on SQLite. The proof of each lock is its last step. If
+    /// the locks are on the database's own server, a statement in the transaction proves each of them; otherwise
     /// [`LockGuard::renew`] does. If `work` panics, the transaction is rolled back, and the panic goes on.
     ///
     /// Return every error of the database from `work`. Do not commit or roll back in it, also not by a statement that
@@ -30,25 +35,33 @@ pub trait CommitIn {
         &self,
         connection: &mut C,
         work: impl for<'c> FnOnce(&mut C::Transaction<'c>) -> Result<T, E>,
-    ) -> Result<T, CommitError<E, C::Error>>;
-}
-
-impl CommitIn for LockGuard {
-    fn commit_in<Kind, C: Transactional<Kind>, T, E>(
-        &self,
-        connection: &mut C,
-        work: impl for<'c> FnOnce(&mut C::Transaction<'c>) -> Result<T, E>,
     ) -> Result<T, CommitError<E, C::Error>> {
-        self.ensure_held().map_err(CommitError::Lock)?;
+        let guards = self.guards();
+        let held = guards.iter().try_for_each(LockGuard::ensure_held);
+        held.map_err(CommitError::Lock)?;
         connection.transaction_of(|transaction| {
             let value = work(transaction).map_err(CommitError::Work)?;
-            prove(self, transaction)?;
+            for guard in guards {
+                prove(guard, transaction)?;
+            }
             Ok(value)
         })
     }
 }
 
-/// Proves the lock as the last step of the transaction.
+impl CommitIn for LockGuard {
+    fn guards(&self) -> &[LockGuard] {
+        slice::from_ref(self)
+    }
+}
+
+impl CommitIn for LockGuards {
+    fn guards(&self) -> &[LockGuard] {
+        self.guards()
+    }
+}
+
+/// Proves the lock of one guard, as a last step of the transaction.
 fn prove<Kind, X: OpenTransaction<Kind>, E>(
     guard: &LockGuard,
     transaction: &mut X,

@@ -1,7 +1,8 @@
 //! Transactions of the application's own, under a lock.
 //!
 //! [`CommitIn::commit_in`] runs work in a transaction of the application's connection, proves the lock as the last
-//! step before the commit, and says how the transaction ended: committed, rolled back, or unknown.
+//! step before the commit, and says how the transaction ended: committed, rolled back, or unknown. The guards of several
+//! names ([`LockGuards`](lockkeeper_core::LockGuards)) have it as well.
 //!
 //! ```
 //! # #[cfg(feature = "rusqlite")] {

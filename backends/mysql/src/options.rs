@@ -160,10 +160,18 @@ impl MySqlOptions {
     /// A session is checked each time it is lent, as by [`connect_with`](Self::connect_with). It does no harm if the pool
     /// resets it when it is lent and when it comes back.
     ///
-    /// ```ignore
-    /// let pool = r2d2::Pool::new(r2d2_mysql::MySqlConnectionManager::new(opts))?;
-    /// let options = MySqlOptions::tcp("db.internal", 3306)
-    ///     .borrow_with(move |limit| pool.get_timeout(limit));
+    /// ```no_run
+    /// use lockkeeper_mysql::{Conn, MySqlOptions};
+    ///
+    /// // `manager` is such as `r2d2_mysql::MySqlConnectionManager::new(opts)`, of version 28 of that crate.
+    /// fn options(
+    ///     manager: impl r2d2::ManageConnection<Connection = Conn>,
+    /// ) -> Result<MySqlOptions, r2d2::Error> {
+    ///     // 8 for the application, and 12 for a provider with the default `pool_size`.
+    ///     let pool = r2d2::Pool::builder().max_size(8 + 12).build(manager)?;
+    ///     let options = MySqlOptions::tcp("db.internal", 3306);
+    ///     Ok(options.borrow_with(move |limit| pool.get_timeout(limit)))
+    /// }
     /// ```
     #[cfg(unix)]
     #[must_use]

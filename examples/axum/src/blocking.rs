@@ -1,5 +1,7 @@
 //! Locks from async code: every call that may block is made on a thread for blocking work.
 
+use std::ops::Deref;
+
 use lockkeeper::{AcquireOptions, CancelToken, Error, ErrorKind, LockGuard, LockKeeper};
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, spawn_blocking};
@@ -42,7 +44,7 @@ pub async fn with_lock<T: Send + 'static>(
     )
 }
 
-/// A lock that async code holds. Its drop blocks no thread of the runtime.
+/// A lock that async code holds, with the methods of its guard. Its drop blocks no thread of the runtime.
 pub struct AsyncGuard(Option<LockGuard>);
 
 impl AsyncGuard {
@@ -62,15 +64,21 @@ impl AsyncGuard {
     /// pinned future of it.
     pub async fn lost(&self) {
         let (sender, receiver) = oneshot::channel();
-        if let Some(guard) = &self.0 {
-            guard.lost_signal().on_lost(move || {
-                let _ = sender.send(());
-            });
-        }
+        self.lost_signal().on_lost(move || {
+            let _ = sender.send(());
+        });
         if receiver.await.is_err() {
             // The lock was released, and cannot be lost any more.
             std::future::pending().await
         }
+    }
+}
+
+impl Deref for AsyncGuard {
+    type Target = LockGuard;
+
+    fn deref(&self) -> &LockGuard {
+        self.0.as_ref().expect("only the drop takes the guard")
     }
 }
 

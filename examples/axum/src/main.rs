@@ -4,7 +4,9 @@ mod blocking;
 
 use std::collections::HashSet;
 use std::error::Error;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use axum::Router;
@@ -25,17 +27,23 @@ struct Shop {
 }
 
 impl Shop {
-    /// Sells a seat, if nobody has it.
-    fn sell(&self, seat: u32) -> StatusCode {
-        let mut sold = self.sold.lock().unwrap_or_else(PoisonError::into_inner);
-        match sold.insert(seat) {
-            true => StatusCode::CREATED,
-            false => StatusCode::CONFLICT,
-        }
+    fn sold(&self) -> MutexGuard<'_, HashSet<u32>> {
+        self.sold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_sold(&self, seat: u32) -> bool {
+        self.sold().contains(&seat)
+    }
+
+    fn record_sale(&self, seat: u32) {
+        self.sold().insert(seat);
     }
 }
 
-/// The status of a request whose lock was not acquired.
+/// How long a payment takes: between the look at the seat and its sale. Without the lock, all customers pay.
+const PAYMENT: Duration = Duration::from_millis(50);
+
+/// The status of a request whose lock was not acquired, or was lost.
 fn refused(error: &lockkeeper::Error) -> StatusCode {
     match error.kind() {
         ErrorKind::TimedOut => StatusCode::TOO_MANY_REQUESTS,
@@ -46,22 +54,38 @@ fn refused(error: &lockkeeper::Error) -> StatusCode {
 /// The work blocks, as Diesel and rusqlite do: lock, work and release are on one thread.
 async fn book(State(shop): State<Shop>, Path(seat): Path<u32>) -> StatusCode {
     let seller = shop.clone();
-    let booked = with_lock(&shop.keeper, format!("seat:{seat}"), move |_lock| {
-        seller.sell(seat)
+    let booked = with_lock(&shop.keeper, format!("seat:{seat}"), move |lock| {
+        if seller.is_sold(seat) {
+            return Ok(StatusCode::CONFLICT);
+        }
+        thread::sleep(PAYMENT);
+        lock.ensure_held()?;
+        seller.record_sale(seat);
+        Ok(StatusCode::CREATED)
     });
-    booked.await.unwrap_or_else(|error| refused(&error))
+    let booked = booked.await.flatten();
+    booked.unwrap_or_else(|error| refused(&error))
 }
 
-/// The work is async, and the lock is held meanwhile: it is given up when the lock is lost.
+/// The work is async, and the lock is held meanwhile: the payment is given up when the lock is lost.
 async fn book_with_payment(State(shop): State<Shop>, Path(seat): Path<u32>) -> StatusCode {
     let lock = match AsyncGuard::lock(&shop.keeper, format!("seat:{seat}")).await {
         Ok(lock) => lock,
         Err(error) => return refused(&error),
     };
-    let payment = tokio::time::sleep(Duration::from_millis(10));
+    if shop.is_sold(seat) {
+        return StatusCode::CONFLICT;
+    }
     tokio::select! {
-        () = payment => shop.sell(seat),
-        () = lock.lost() => StatusCode::SERVICE_UNAVAILABLE,
+        () = tokio::time::sleep(PAYMENT) => {}
+        () = lock.lost() => {}
+    }
+    match lock.ensure_held() {
+        Ok(()) => {
+            shop.record_sale(seat);
+            StatusCode::CREATED
+        }
+        Err(error) => refused(&error),
     }
 }
 
@@ -93,11 +117,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // A future that is dropped ends its wait, and the lock is not taken later.
     let held = AsyncGuard::lock(&shop.keeper, "seat:44".to_owned()).await?;
-    let waiting = with_lock(&shop.keeper, "seat:44".to_owned(), |_lock| ());
+    let has_run = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&has_run);
+    let waiting = with_lock(&shop.keeper, "seat:44".to_owned(), move |_lock| {
+        flag.store(true, Ordering::Relaxed);
+    });
     let ended = tokio::time::timeout(Duration::from_millis(50), waiting).await;
     assert!(ended.is_err(), "the lock is held");
     drop(held);
+    // A wait that goes on would be served first.
     with_lock(&shop.keeper, "seat:44".to_owned(), |_lock| ()).await?;
+    assert!(!has_run.load(Ordering::Relaxed), "the wait has gone on");
     println!("/seats/44: the wait of a request that was dropped has ended");
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! An application: its connection, and what its work does.
 
 use lockkeeper::clock::{Clock as _, SystemClock};
-use lockkeeper::transactions::{CommitError, CommitIn as _, Transactional};
-use lockkeeper::{LockGuard, LockKeeper};
+use lockkeeper::transactions::{CommitError, CommitIn, Transactional};
+use lockkeeper::{LockKeeper, LockName};
 use lockkeeper_testkit::until;
 
 use std::fmt::Debug;
@@ -23,9 +23,9 @@ pub(crate) trait Application: Transactional<Error: Debug> {
 /// What a test sees of [`CommitError`].
 pub(crate) type Ended<T, E, A> = Result<T, CommitError<E, <A as Transactional>::Error>>;
 
-/// Sells under the guard, and does something more before the end of the work.
+/// Sells under one guard or several, and does something more before the end of the work.
 pub(crate) fn sell<A: Application>(
-    guard: &LockGuard,
+    guard: &impl CommitIn,
     application: &mut A,
     then: impl FnOnce(),
 ) -> Ended<u8, A::Error, A> {
@@ -37,12 +37,12 @@ pub(crate) fn sell<A: Application>(
 }
 
 /// Takes the lock away, as an operator does.
-pub(crate) fn take_away(operator: &LockKeeper, guard: &LockGuard) {
+pub(crate) fn take_away(operator: &LockKeeper, name: &LockName) {
     let soon = || SystemClock.now() + WAIT_LIMIT;
     let admin = operator.admin().unwrap();
-    let held = admin.held(Some(guard.name()), soon()).unwrap().remove(0);
+    let held = admin.held(Some(name), soon()).unwrap().remove(0);
     assert!(admin.force_release(&held, soon()).unwrap());
     until("the lock is free", || {
-        admin.held(Some(guard.name()), soon()).unwrap().is_empty()
+        admin.held(Some(name), soon()).unwrap().is_empty()
     });
 }

@@ -2,8 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use lockkeeper::transactions::{CommitError, CommitIn as _};
-use lockkeeper::{ErrorKind, LockKeeper};
+use lockkeeper::transactions::{CommitError, CommitIn};
+use lockkeeper::{ErrorKind, LockKeeper, LockName};
 
 use crate::application::{Application, sell, take_away};
 
@@ -20,17 +20,33 @@ fn open(url: &str) -> LockKeeper {
     lockkeeper::open(url).unwrap()
 }
 
-/// A held lock is proved once, and the work is committed with its value.
+/// A held lock is proved, and the work is committed with its value.
 pub(crate) fn commit<A: Application>(url: &str, application: &mut A, proved: Proved) {
     let keeper = open(url);
     let guard = keeper.lock("seat:42").unwrap();
+    commit_under(&keeper, &guard, application, proved);
+}
+
+/// The held locks of several names are proved, and the work is committed with its value.
+pub(crate) fn commit_under_several<A: Application>(url: &str, application: &mut A, proved: Proved) {
+    let keeper = open(url);
+    let guards = keeper.lock_all(["seat:42", "seat:43"]).unwrap();
+    commit_under(&keeper, &guards, application, proved);
+}
+
+fn commit_under<A: Application>(
+    keeper: &LockKeeper,
+    guard: &impl CommitIn,
+    application: &mut A,
+    proved: Proved,
+) {
     let requests = || keeper.usage().unwrap().commands;
     let before = requests();
-    assert_eq!(sell(&guard, application, || {}).unwrap(), 7);
+    assert_eq!(sell(guard, application, || {}).unwrap(), 7);
     assert_eq!(application.sold(), 1);
     assert_eq!(requests() > before, proved == Proved::ByRenewal);
     // The connection is free for the next transaction.
-    assert_eq!(sell(&guard, application, || {}).unwrap(), 7);
+    assert_eq!(sell(guard, application, || {}).unwrap(), 7);
     assert_eq!(application.sold(), 2);
 }
 
@@ -55,7 +71,7 @@ pub(crate) fn loss_during_the_work<A: Application>(url: &str, application: &mut 
     let guard = keeper.lock("seat:42").unwrap();
     let mut next = None;
     let ended = sell(&guard, application, || {
-        take_away(&operator, &guard);
+        take_away(&operator, guard.name());
         next = operator.try_lock("seat:42").unwrap();
     });
     assert!(next.is_some());
@@ -67,6 +83,22 @@ pub(crate) fn loss_during_the_work<A: Application>(url: &str, application: &mut 
     // The guard is lost now, and the work does not run.
     let ended = sell(&guard, application, || panic!("the work ran"));
     assert!(matches!(ended, Err(CommitError::Lock(_))), "{ended:?}");
+}
+
+/// The loss of any one of several locks during the work is noticed before the commit.
+pub(crate) fn loss_of_one_of_several<A: Application>(url: &str, application: &mut A) {
+    let [keeper, operator] = [(); 2].map(|()| open(url));
+    for lost in ["seat:42", "seat:43"] {
+        let guards = keeper.lock_all(["seat:42", "seat:43"]).unwrap();
+        let name = LockName::new(lost).unwrap();
+        let ended = sell(&guards, application, || take_away(&operator, &name));
+        let Err(CommitError::Lock(error)) = ended else {
+            panic!("{lost}: {ended:?}");
+        };
+        // Not which name: both may be held by one session, which ends for both.
+        assert_eq!(error.kind(), ErrorKind::Lost, "{lost}: {error}");
+        assert_eq!(application.sold(), 0);
+    }
 }
 
 /// A panic of the work rolls back, goes on, and leaves the connection free.

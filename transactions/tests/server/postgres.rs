@@ -71,6 +71,18 @@ pub(crate) fn cases() -> Vec<Case<PostgresKind>> {
             let server = start(kind);
             cases::loss_during_the_work(&server.url(), &mut connect(&server.url()));
         }),
+        ("transaction_proves_the_locks_of_several_names", |kind| {
+            let server = start(kind);
+            cases::commit_under_several(
+                &server.url(),
+                &mut connect(&server.url()),
+                Proved::ByStatement,
+            );
+        }),
+        ("loss_of_one_of_several_names_is_rolled_back", |kind| {
+            let server = start(kind);
+            cases::loss_of_one_of_several(&server.url(), &mut connect(&server.url()));
+        }),
         ("panic_in_the_work_is_rolled_back", |kind| {
             let server = start(kind);
             cases::panic_in_the_work(&server.url(), &mut connect(&server.url()));

@@ -53,6 +53,13 @@ pub(crate) fn trials() -> Vec<Trial> {
             "loss_during_the_work_is_rolled_back",
             cases::loss_during_the_work,
         ),
+        trial("locks_of_several_names_are_renewed", |url, data| {
+            cases::commit_under_several(url, data, Proved::ByRenewal);
+        }),
+        trial(
+            "loss_of_one_of_several_names_is_rolled_back",
+            cases::loss_of_one_of_several,
+        ),
         trial("panic_in_the_work_is_rolled_back", cases::panic_in_the_work),
         trial(
             "transaction_begins_as_a_writer",
