@@ -18,6 +18,7 @@ const HANDOVERS: &str = "lockkeeper_handovers_total";
 const LOST: &str = "lockkeeper_lost_total";
 const RENEWALS: &str = "lockkeeper_renewals_total";
 const RELEASES: &str = "lockkeeper_releases_total";
+const OUTAGES: &str = "lockkeeper_outages_total";
 
 /// What [`outcome`] returns.
 const OUTCOMES: [&str; 7] = [
@@ -36,8 +37,8 @@ type Group = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
 ///
 /// Every metric has the label `store`, the [location](LockKeeper::location) of the keeper, and those of locks
 /// have `group`, which the application chooses: a metric with the names themselves as a label would never
-/// stop to grow. Without a choice, all names are in the group `*`. The counters of a group begin with 0 at its first
-/// acquisition, since a rate does not see how a counter came to be.
+/// stop to grow. Without a choice, all names are in the group `*`. The counters of a group, and the store's outages,
+/// begin with 0 at the first acquisition, since a rate does not see how a counter came to be.
 ///
 /// | metric | kind | other labels | what it counts |
 /// |---|---|---|---|
@@ -53,8 +54,8 @@ type Group = Box<dyn Fn(&LockName) -> Cow<'static, str> + Send + Sync>;
 /// | `lockkeeper_releases_total` | counter | `outcome` | ends of guards: `done`, `already_lost`, or `unknown`: without an answer |
 /// | `lockkeeper_store_unreachable` | gauge | | keepers whose last request found the store out of reach |
 /// | `lockkeeper_outages_total` | counter | | outages that have begun |
-/// | `lockkeeper_warnings_total` | counter | | warnings about the store at opening; `store` is its URL without keys |
-/// | `lockkeeper_fallbacks_total` | counter | | fallbacks that were used; `store` is the URL of the fallback without keys |
+/// | `lockkeeper_warnings_total` | counter | | warnings about the store at opening, from 1 on; `store` is its URL without keys |
+/// | `lockkeeper_fallbacks_total` | counter | | fallbacks that were used, from 1 on; `store` is the URL of the fallback without keys |
 /// | `lockkeeper_store_commands_total` | counter | | commands or statements, by [`collect`](Self::collect) |
 /// | `lockkeeper_store_connections` | gauge | | open connections, by [`collect`](Self::collect) |
 /// | `lockkeeper_pending_releases` | gauge | | releases without an answer, by [`collect`](Self::collect) |
@@ -146,12 +147,13 @@ impl MetricsObserver {
         (lock.store.to_owned(), (self.group)(lock.name).into())
     }
 
-    /// Begins the counters of a group with 0.
+    /// Begins the counters of a group and of its store with 0.
     fn begin(&self, lock: &ObservedLock<'_>) {
         let (store, group) = self.labels(lock);
         if !locked(&self.begun).insert((store, group, mode(lock))) {
             return;
         }
+        counter!(OUTAGES, "store" => lock.store.to_owned()).increment(0);
         for name in [CONTENDED, HANDOVERS, LOST] {
             self.count(name, lock, 0);
         }
@@ -269,10 +271,7 @@ fn describe() {
         "lockkeeper_store_unreachable",
         "keepers whose last request found the store out of reach"
     );
-    describe_counter!(
-        "lockkeeper_outages_total",
-        "outages of the store that have begun"
-    );
+    describe_counter!(OUTAGES, "outages of the store that have begun");
     describe_counter!("lockkeeper_warnings_total", "warnings about the store");
     describe_counter!("lockkeeper_fallbacks_total", "fallbacks that were used");
     describe_counter!(
@@ -349,7 +348,7 @@ impl Observer for MetricsObserver {
     }
 
     fn outage_began(&self, store: &str, _reason: &Error) {
-        counter!("lockkeeper_outages_total", "store" => store.to_owned()).increment(1);
+        counter!(OUTAGES, "store" => store.to_owned()).increment(1);
         gauge!("lockkeeper_store_unreachable", "store" => store.to_owned()).increment(1);
     }
 

@@ -4,3 +4,4 @@
 
 mod metrics;
 mod tracing;
+mod unanswering_store;

@@ -1,10 +1,11 @@
 //! What the metrics observer records.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
+use lockkeeper::clock::ManualClock;
 use lockkeeper::observers::MetricsObserver;
 use lockkeeper::{AcquireOptions, Config, Error, ErrorKind, LeasePolicy, LockKeeper, Observer};
 use lockkeeper_testkit::until;
@@ -13,7 +14,9 @@ use metrics::{
     SharedString, Unit,
 };
 
-/// One metric: the sum of a counter, the value of a gauge, or how many values a histogram has.
+use crate::unanswering_store;
+
+/// The sum of a counter, or the value of a gauge.
 #[derive(Default)]
 struct Value(Mutex<f64>);
 
@@ -47,9 +50,16 @@ impl GaugeFn for Value {
     }
 }
 
-impl HistogramFn for Value {
-    fn record(&self, _: f64) {
-        self.change(|it| *it += 1.0);
+/// How many values a histogram has, and their sum.
+struct Distribution {
+    count: Arc<Value>,
+    sum: Arc<Value>,
+}
+
+impl HistogramFn for Distribution {
+    fn record(&self, value: f64) {
+        self.count.change(|it| *it += 1.0);
+        self.sum.change(|it| *it += value);
     }
 }
 
@@ -58,8 +68,8 @@ impl HistogramFn for Value {
 struct Metrics(Mutex<BTreeMap<(String, String), Arc<Value>>>);
 
 impl Metrics {
-    fn value(&self, key: &Key) -> Arc<Value> {
-        let mut text = key.name().trim_start_matches("lockkeeper_").to_owned();
+    fn value(&self, key: &Key, suffix: &str) -> Arc<Value> {
+        let mut text = key.name().trim_start_matches("lockkeeper_").to_owned() + suffix;
         let mut store = String::new();
         for label in key.labels() {
             match label.key() {
@@ -79,15 +89,18 @@ impl Recorder for &'static Metrics {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        Counter::from_arc(self.value(key))
+        Counter::from_arc(self.value(key, ""))
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::from_arc(self.value(key))
+        Gauge::from_arc(self.value(key, ""))
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        Histogram::from_arc(self.value(key))
+        Histogram::from_arc(Arc::new(Distribution {
+            count: self.value(key, "_count"),
+            sum: self.value(key, "_sum"),
+        }))
     }
 }
 
@@ -98,7 +111,13 @@ static METRICS: LazyLock<&'static Metrics> = LazyLock::new(|| {
 });
 
 fn open(url: &str, observer: &Arc<MetricsObserver>) -> LockKeeper {
+    open_at(&ManualClock::new(), url, observer)
+}
+
+/// Opens a keeper on the test's clock.
+fn open_at(clock: &ManualClock, url: &str, observer: &Arc<MetricsObserver>) -> LockKeeper {
     let config = Config::from_url(url).unwrap();
+    let config = config.clock(Arc::new(clock.clone()));
     lockkeeper::open_config(&config.observer(Arc::clone(observer) as _)).unwrap()
 }
 
@@ -133,6 +152,7 @@ fn locks_are_counted_by_store_group_mode_and_outcome() {
     for line in [
         "acquisitions_total group=seat:* mode=exclusive outcome=unavailable 0",
         "lost_total group=seat:* 0",
+        "outages_total 0",
         "releases_total group=other outcome=unknown 0",
         "renewals_total group=seat:vip:* outcome=unknown 0",
     ] {
@@ -149,10 +169,14 @@ fn locks_are_counted_by_store_group_mode_and_outcome() {
             "held group=other mode=permit 1",
             "held group=seat:* mode=exclusive 1",
             "held group=seat:vip:* mode=shared 1",
-            "wait_seconds group=other mode=permit outcome=acquired 1",
-            "wait_seconds group=seat:* mode=exclusive outcome=acquired 1",
-            "wait_seconds group=seat:* mode=exclusive outcome=busy 1",
-            "wait_seconds group=seat:vip:* mode=shared outcome=acquired 1",
+            "wait_seconds_count group=other mode=permit outcome=acquired 1",
+            "wait_seconds_count group=seat:* mode=exclusive outcome=acquired 1",
+            "wait_seconds_count group=seat:* mode=exclusive outcome=busy 1",
+            "wait_seconds_count group=seat:vip:* mode=shared outcome=acquired 1",
+            "wait_seconds_sum group=other mode=permit outcome=acquired 0",
+            "wait_seconds_sum group=seat:* mode=exclusive outcome=acquired 0",
+            "wait_seconds_sum group=seat:* mode=exclusive outcome=busy 0",
+            "wait_seconds_sum group=seat:vip:* mode=shared outcome=acquired 0",
             "waiting group=other 0",
             "waiting group=seat:* 0",
             "waiting group=seat:vip:* 0",
@@ -164,36 +188,51 @@ fn locks_are_counted_by_store_group_mode_and_outcome() {
     has("held group=other mode=permit 0");
     has("held group=seat:* mode=exclusive 0");
     has("held group=seat:vip:* mode=shared 1");
-    has("hold_seconds group=seat:* mode=exclusive 1");
+    has("hold_seconds_count group=seat:* mode=exclusive 1");
     has("releases_total group=seat:* outcome=done 1");
 }
 
 #[test]
 fn threads_that_wait_are_counted_while_they_wait() {
+    let (clock, second) = (ManualClock::new(), Duration::from_secs(1));
     let observer = Arc::new(observer().group_by(|name| Cow::Owned(name.to_string())));
-    let keeper = open("memory:waiting", &observer);
+    let keeper = open_at(&clock, "memory:waiting?handover_time=10s", &observer);
     let store = keeper.location();
     let has = |line: &str| lines(&store).iter().any(|it| it == line);
     let first = keeper.lock("a").unwrap();
-    std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| drop(keeper.lock("a").unwrap()));
-        until("the waiter is counted", || has("waiting group=a 1"));
+    let next = std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| keeper.lock("a").unwrap());
+        // It is in the queue only when it is contended.
+        until("the waiter is contended", || {
+            has("contended_total group=a 1")
+        });
+        assert!(has("waiting group=a 1"));
+        clock.advance(2 * second);
         drop(first);
-        waiter.join().unwrap();
+        waiter.join().unwrap()
     });
-    assert!(has("waiting group=a 0"));
-    assert!(has("handovers_total group=a 1"));
+    clock.advance(3 * second);
+    drop(next);
+    for line in [
+        "waiting group=a 0",
+        "handovers_total group=a 1",
+        "wait_seconds_sum group=a mode=exclusive outcome=acquired 2",
+        "hold_seconds_sum group=a mode=exclusive 5",
+    ] {
+        assert!(has(line), "{line}: {:#?}", lines(&store));
+    }
 }
 
 #[test]
 fn losses_and_outages_are_counted() {
-    let observer = Arc::new(observer());
-    let keeper = open("memory:lossy", &observer);
+    let (clock, observer) = (ManualClock::new(), Arc::new(observer()));
+    let keeper = open_at(&clock, "memory:lossy", &observer);
     let store = keeper.location();
-    let ttl = Duration::from_millis(100);
+    let ttl = Duration::from_secs(10);
     let lease = LeasePolicy::Fixed { ttl };
     let options = AcquireOptions::new().lease(lease);
     let guard = keeper.acquire("a", &options).unwrap().unwrap();
+    clock.advance(ttl);
     let has = |line: &str| lines(&store).iter().any(|it| it == line);
     until("the loss is counted", || has("lost_total group=* 1"));
     assert!(has("held group=* mode=exclusive 1"));
@@ -231,8 +270,86 @@ fn usage_of_the_store_is_collected() {
         for line in [
             "pending_releases 0".to_owned(),
             format!("store_commands_total {commands}"),
+            "store_connections 1".to_owned(),
         ] {
             assert!(lines.contains(&line), "{line}: {lines:?}");
         }
     }
+}
+
+#[test]
+fn renewals_and_releases_are_counted_by_outcome() {
+    let observer = Arc::new(observer());
+    let keeper = open("memory:renewing", &observer);
+    let guard = keeper.lock("a").unwrap();
+    (0..2).for_each(|_| drop(guard.renew().unwrap()));
+    let unanswering = unanswering_store::open(Arc::clone(&observer) as _);
+    let unanswered = unanswering.lock("a").unwrap();
+    unanswered.renew().unwrap_err();
+    unanswered.release().unwrap_err();
+    for (keeper, counted) in [
+        (
+            &keeper,
+            ["renewals_total group=* outcome=renewed 2"].as_slice(),
+        ),
+        (
+            &unanswering,
+            &[
+                "releases_total group=* outcome=unknown 1",
+                "renewals_total group=* outcome=unknown 1",
+            ],
+        ),
+    ] {
+        let mut lines = lines(&keeper.location());
+        lines.retain(|line| line.contains("outcome=") && !line.ends_with(" 0"));
+        lines.retain(|line| line.starts_with("re"));
+        assert_eq!(lines, counted);
+    }
+}
+
+#[test]
+fn warnings_and_fallbacks_are_counted() {
+    let observer = observer();
+    let gone = Error::new(ErrorKind::Unavailable, "the test's store is gone");
+    observer.warning("far:warned", "its clock is slow");
+    observer.fallback("far:warned", "memory:fallback", &gone);
+    assert_eq!(lines("far:warned"), ["warnings_total 1"]);
+    assert_eq!(lines("memory:fallback"), ["fallbacks_total 1"]);
+}
+
+/// Returns the metrics that a text names, without what an exporter appends to histograms.
+fn named_metrics(text: &str) -> BTreeSet<&str> {
+    let names = text.split("lockkeeper_").skip(1).map(|rest| {
+        let mut words = rest.split(|c: char| c != '_' && !c.is_ascii_lowercase());
+        let name = words.next().unwrap();
+        let mut suffixes = ["_bucket", "_sum", "_count"].iter();
+        let base = suffixes.find_map(|suffix| name.strip_suffix(suffix));
+        base.unwrap_or(name)
+    });
+    names.collect()
+}
+
+#[test]
+fn documented_metrics_are_those_that_the_observer_emits() {
+    let observer = Arc::new(observer());
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+    let keeper = open(&url, &observer);
+    let store = keeper.location();
+    drop(keeper.lock("a").unwrap());
+    observer.collect(&keeper);
+    let gone = Error::new(ErrorKind::Unavailable, "the test's store is gone");
+    observer.outage_began(&store, &gone);
+    observer.warning(&store, "its clock is slow");
+    observer.fallback("far:", &store, &gone);
+    let lines = lines(&store).join("\nlockkeeper_");
+    let lines = format!("lockkeeper_{lines}");
+    let emitted = named_metrics(&lines);
+
+    let dashboard = include_str!("../../docs/grafana.json");
+    serde_json::from_str::<serde_json::Value>(dashboard).unwrap();
+    assert_eq!(named_metrics(dashboard), emitted, "docs/grafana.json");
+    let page = include_str!("../../docs/observing.md");
+    let unknown: Vec<_> = named_metrics(page).difference(&emitted).copied().collect();
+    assert!(unknown.is_empty(), "docs/observing.md: {unknown:?}");
 }

@@ -5,11 +5,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use lockkeeper::clock::ManualClock;
 use lockkeeper::observers::TracingObserver;
-use lockkeeper::{CancelToken, Config, Error, ErrorKind, LockKeeper, Observer};
+use lockkeeper::{
+    AcquireOptions, CancelToken, Config, Error, ErrorKind, FencingToken, LeasePolicy, LockKeeper,
+    ObservedLock, Observer,
+};
+use lockkeeper_testkit::until;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
+
+use crate::unanswering_store;
 
 /// Records spans and events as lines.
 #[derive(Clone, Default)]
@@ -139,12 +146,83 @@ fn failure_is_a_warning_and_a_cancel_is_not() {
 
         let cancel = CancelToken::new();
         cancel.cancel();
-        let options = lockkeeper::AcquireOptions::new().cancel(&cancel);
+        let options = AcquireOptions::new().cancel(&cancel);
         keeper.acquire("b", &options).unwrap_err();
         let told = lines.take().join("\n");
         assert!(!told.contains("WARN"), "{told}");
         assert!(told.contains("outcome=\"cancelled\""), "{told}");
     });
+}
+
+#[test]
+fn handover_and_renewal_are_told() {
+    let (keeper, lines) = (keeper(), Lines::default());
+    let store = keeper.location();
+    tracing::subscriber::with_default(lines.clone(), || {
+        let _first = keeper.lock_shared("a").unwrap();
+        lines.take();
+        let second = keeper.lock_shared("a").unwrap();
+        let told = lines.take().join("\n");
+        assert!(told.contains("handed_over=true"), "{told}");
+        second.renew().unwrap();
+        let renewed =
+            format!("TRACE message=the lease was renewed name=\"a\" store={store:?} token");
+        assert_eq!(lines.take(), [renewed]);
+    });
+}
+
+#[test]
+fn renewal_and_release_without_an_answer_are_warnings() {
+    let lines = Lines::default();
+    let keeper = unanswering_store::open(Arc::new(TracingObserver::new()));
+    tracing::subscriber::with_default(lines.clone(), || {
+        let guard = keeper.lock("a").unwrap();
+        lines.take();
+        guard.renew().unwrap_err();
+        let release = guard.release().unwrap_err();
+        assert_eq!(
+            lines.take(),
+            [
+                "WARN message=a renewal has no answer; it is repeated name=\"a\" store=\"unanswering:\" token error=no connection",
+                &format!(
+                    "WARN message=the release has no answer name=\"a\" store=\"unanswering:\" token held_ms error={release}"
+                ),
+            ]
+        );
+    });
+}
+
+/// Reports losses to a subscriber. A thread of the keeper finds them, which has no subscriber of its own.
+struct Losses(Lines);
+
+impl Observer for Losses {
+    fn lost(&self, lock: &ObservedLock<'_>, token: FencingToken) {
+        tracing::subscriber::with_default(self.0.clone(), || {
+            TracingObserver::new().lost(lock, token);
+        });
+    }
+}
+
+#[test]
+fn loss_is_an_error() {
+    let (clock, lines) = (ManualClock::new(), Lines::default());
+    let config = Config::from_url("memory:").unwrap();
+    let config = config.clock(Arc::new(clock.clone()));
+    let config = config.observer(Arc::new(Losses(lines.clone())));
+    let keeper = lockkeeper::open_config(&config).unwrap();
+    let ttl = Duration::from_secs(10);
+    let options = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
+    let _guard = keeper.acquire("a", &options).unwrap().unwrap();
+    clock.advance(ttl);
+    let mut told = Vec::new();
+    until("the loss is told", || {
+        told.extend(lines.take());
+        !told.is_empty()
+    });
+    assert_eq!(
+        told,
+        ["ERROR message=the lock was lost name=\"a\" store=\"memory:\" token"]
+    );
 }
 
 #[test]

@@ -1,0 +1,59 @@
+//! A store that grants every lock, and answers no renewal and no release.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::backend::{AcquireRequest, Backend, Capabilities, Grant, Renewal, StoreInfo};
+use lockkeeper::clock::{HostInstant, ManualClock};
+use lockkeeper::{Error, ErrorKind, LockKeeper, Observer, Released};
+
+#[derive(Debug)]
+struct UnansweringStore;
+
+/// Opens a keeper whose clock stands still, so that only the test asks for renewals.
+pub(crate) fn open(observer: Arc<dyn Observer>) -> LockKeeper {
+    LockKeeper::builder(Arc::new(UnansweringStore))
+        .clock(Arc::new(ManualClock::new()))
+        .observer(observer)
+        .build()
+        .unwrap()
+}
+
+fn no_connection() -> Error {
+    Error::new(ErrorKind::Unavailable, "no connection")
+}
+
+impl StoreInfo for UnansweringStore {
+    fn backend(&self) -> &'static str {
+        "unanswering"
+    }
+
+    fn location(&self) -> String {
+        "unanswering:".to_owned()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new()
+    }
+}
+
+impl Backend for UnansweringStore {
+    type Lease = ();
+
+    fn acquire(&self, request: &AcquireRequest<'_>) -> Result<Option<Grant<()>>, Error> {
+        Ok(Some(Grant {
+            lease: (),
+            epoch: 1,
+            asked_at: request.now(),
+            slot: 0,
+        }))
+    }
+
+    fn renew(&self, _: &mut (), _: Duration, _: HostInstant) -> Result<Renewal, Error> {
+        Err(no_connection())
+    }
+
+    fn release(&self, _: &mut (), _: HostInstant) -> Result<Released, Error> {
+        Err(no_connection())
+    }
+}
