@@ -62,9 +62,10 @@ fn messages_lost<S: FaultServer>(kind: S::Kind, fault: Fault) {
     let proxy = Proxy::new(server.addr()).unwrap();
     // Where a lease ends with its session, a lost session blocks the name for the ttl at most. Elsewhere
     // the ttl is long, so that no renewal in the background meets the fault.
-    let ttl = if S::LEASE_OUTLIVES_CONNECTION { 20 } else { 3 };
-    let keeper = server.open_via(&proxy, &format!("ttl={ttl}s&response_timeout=1s&wait=20s"));
-    let rival = server.open("wait=20s");
+    let ttl = if S::LEASE_OUTLIVES_CONNECTION { 60 } else { 6 };
+    let keys = format!("ttl={ttl}s&response_timeout=2s&wait=30s");
+    let keeper = server.open_via(&proxy, &keys);
+    let rival = server.open("wait=30s");
     let witness = Witness::new(true);
     let acquired = |guard: LockGuard| {
         witness.enter(&guard);
@@ -241,7 +242,7 @@ fn network_dark_while_waiting<S: FaultServer>(kind: S::Kind) {
     let held = holder.lock("a").unwrap();
     witness.enter(&held);
     // The short wait begins last, since a keeper may take long to open on a busy machine.
-    let [long, short] = [25, 3]
+    let [long, short] = [30, 8]
         .map(|wait| server.queue_waiter(proxy.addr(), keys, Duration::from_secs(wait), &witness));
     proxy.set(Fault::Dark);
     short.fails();
@@ -266,16 +267,17 @@ fn network_dark_while_waiting<S: FaultServer>(kind: S::Kind) {
 fn contended_through_all_faults<S: FaultServer>(kind: S::Kind) {
     let server = S::start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=1s&response_timeout=300ms&connect_timeout=300ms&wait=1s";
-    let keepers = [
-        server.open_via(&proxy, keys),
-        server.open_via(&proxy, keys),
-        server.open(keys),
-    ];
-    let witness = match S::LEASE_OUTLIVES_CONNECTION {
-        true => Witness::new(true),
-        false => Witness::of_cut_sessions(),
+    let (ttl, witness) = match S::LEASE_OUTLIVES_CONNECTION {
+        true => (1, Witness::new(true)),
+        // The witness waits for the loss of a session that was cut.
+        false => (6, Witness::of_cut_sessions()),
     };
+    let keys = format!("ttl={ttl}s&response_timeout=300ms&connect_timeout=300ms&wait=1s");
+    let keepers = [
+        server.open_via(&proxy, &keys),
+        server.open_via(&proxy, &keys),
+        server.open(&keys),
+    ];
     through_all_faults(&keepers, Duration::from_secs(1), &proxy, &witness);
     drop(keepers);
     server.assert_clean();
@@ -360,10 +362,10 @@ fn keep_all_leases<S: FaultServer>(server: &S, fault: impl FnOnce()) {
 fn server_killed_while_held<S: FaultServer>(kind: S::Kind) {
     let server = S::start(kind);
     let witness = Witness::new(true);
-    let keeper = server.open("ttl=2s");
+    let keeper = server.open("ttl=6s");
     let held = keeper.lock("a").unwrap();
     witness.enter(&held);
-    let wait = Duration::from_secs(4);
+    let wait = Duration::from_secs(10);
     let waiter = server.queue_waiter(server.addr(), "", wait, &witness);
     server.daemon().kill();
     assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);

@@ -29,7 +29,7 @@ pub(crate) use witness::Witness;
 /// A limit far longer than anything here takes.
 pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
 /// How long after its deadline a call may return; one that takes longer hangs.
-pub(crate) const HANG: Duration = Duration::from_secs(5);
+pub(crate) const HANG: Duration = Duration::from_secs(20);
 
 /// A server that the common cases break. A new kind of server implements this and calls [`run`].
 pub(crate) trait FaultServer: Sized + Sync {
@@ -75,11 +75,7 @@ pub(crate) trait FaultServer: Sized + Sync {
     /// Returns a URL with keys, and with time for a reply on a busy machine where the keys do not say it.
     fn url_with(&self, addr: SocketAddr, keys: &str) -> String {
         let keys = keys.replace("ttl=1s", &format!("ttl={}s", Self::MIN_TTL));
-        let timeout = match keys.contains("response_timeout") {
-            true => "",
-            false => "&response_timeout=5s",
-        };
-        format!("{}{keys}{timeout}", self.base_url(addr))
+        format!("{}{}", self.base_url(addr), with_reply_time(&keys))
     }
 
     /// Opens a keeper on the server.
@@ -127,6 +123,15 @@ pub(crate) trait FaultServer: Sized + Sync {
         });
         waiters
     }
+}
+
+/// Adds time for a reply on a busy machine to the keys of a server, where they do not say it.
+pub(crate) fn with_reply_time(keys: &str) -> String {
+    let timeout = match keys.contains("response_timeout") {
+        true => "",
+        false => "&response_timeout=5s",
+    };
+    format!("{keys}{timeout}")
 }
 
 /// Opens a keeper. On a busy machine, it may take several attempts within the time-outs of the URL.

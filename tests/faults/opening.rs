@@ -7,18 +7,18 @@ use std::time::Instant;
 
 use lockkeeper::ErrorKind;
 
-use super::HANG;
+use super::WAIT_LIMIT;
 
 /// Passwords that no error may contain.
 const SECRETS: [&str; 2] = ["s3cret", "open-sesame"];
 
-/// Checks that opening fails within [`HANG`] with this kind of error, and that the error contains all
+/// Checks that opening fails within [`WAIT_LIMIT`] with this kind of error, and that the error contains all
 /// `words` and no secret.
 #[track_caller]
 pub(crate) fn refused(url: &str, kind: ErrorKind, words: &[&str]) {
     let began = Instant::now();
     let error = lockkeeper::open(url).expect_err(url);
-    assert!(began.elapsed() < HANG, "{:?}", began.elapsed());
+    assert!(began.elapsed() < WAIT_LIMIT, "{:?}", began.elapsed());
     assert_eq!(error.kind(), kind, "{error:?}");
     for word in words {
         assert!(error.to_string().contains(word), "no {word:?} in {error:?}");

@@ -7,8 +7,8 @@ use std::time::Duration;
 use lockkeeper::{LockGuard, LostSignal, WaitOutcome};
 
 /// How long a witness waits for the loss of a guard whose session was cut. It is less than what a guard has left of its ttl
-/// of a second, so a guard that ends only by its own deadline is still held.
-const NOTICE: Duration = Duration::from_millis(200);
+/// of 6 s, so a guard that ends only by its own deadline is still held.
+const NOTICE: Duration = Duration::from_secs(2);
 
 /// Checks for every grant of one name that no other guard is held, and that no token is repeated.
 #[derive(Clone)]

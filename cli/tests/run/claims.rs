@@ -143,7 +143,7 @@ fn too_late(rig: &mut Rig) -> Outcome {
 
 fn renewed(rig: &mut Rig) -> Outcome {
     let _claim = take_free_claim(rig);
-    let args = ["--ttl", "2s", "--kill-after", "100ms", "a"];
+    let args = ["--ttl", "6s", "--kill-after", "100ms", "a"];
     // The command gets a deadline that has not passed.
     let script = "test $LOCKKEEPER_DEADLINE_UNIX_MS -gt $(date +%s%3N) && exit 3";
     let output = rig.run(&args, script);
@@ -237,7 +237,7 @@ fn respected_for_the_ttl(rig: &mut Rig) -> Outcome {
 
 fn given_up(rig: &mut Rig) -> Outcome {
     let script = "touch held; until [ -e done ]; do sleep 0.05; done; exit 8";
-    let args = ["--ttl", "3s", "--on-lost", "warn", "a"];
+    let args = ["--ttl", "6s", "--on-lost", "warn", "a"];
     let mut run = rig.start(&args, script);
     rig.until_file("held");
     let claim = claim_of(run.pid());
@@ -251,7 +251,7 @@ fn given_up(rig: &mut Rig) -> Outcome {
 }
 
 fn ran_out(rig: &mut Rig) -> Outcome {
-    let args = ["--ttl", "2s", "--on-lost", "warn", "a"];
+    let args = ["--ttl", "6s", "--on-lost", "warn", "a"];
     let script = "touch held; until [ -e done ]; do sleep 0.05; done; exit 8";
     let run = rig.start(&args, script);
     rig.until_file("held");

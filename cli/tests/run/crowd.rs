@@ -20,11 +20,8 @@ fn forty_at_once(rig: &mut Rig) -> Outcome {
     let increment = "read n < count; echo $((n + 1)) > count";
     let start = |_| {
         let mut command = rig.run_command(&["counter"], increment);
-        if rig.server.is_some() {
-            // Forty log in at once, on a machine that may be busy.
-            command.env("LOCKKEEPER_CONNECT_TIMEOUT", "30s");
-            command.env("LOCKKEEPER_RESPONSE_TIMEOUT", "30s");
-        }
+        // Forty log in at once, on a machine that may be busy.
+        rig.set_timeouts(&mut command, "30s");
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Running(Some(command.spawn().unwrap()))
     };

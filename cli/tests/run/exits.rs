@@ -220,15 +220,16 @@ fn usage(rig: &mut Rig) -> Outcome {
 }
 
 fn short_times(rig: &mut Rig) -> Outcome {
+    // Below 12s, the default of --kill-after is not the longest one.
     for option in ["--ttl", "--lease"] {
-        let output = rig.run(&[option, "2s", "a"], "exit 3");
+        let output = rig.run(&[option, "11s", "a"], "exit 3");
         assert_eq!(code(&output), 3, "{}", stderr_of(&output));
         assert_eq!(stderr_of(&output), "");
     }
-    let output = rig.run(&["--lease", "10s", "--kill-after", "6s", "a"], "exit 3");
+    let output = rig.run(&["--lease", "40s", "--kill-after", "30s", "a"], "exit 3");
     assert_eq!(code(&output), 3);
     let text = stderr_of(&output);
-    assert!(text.contains("leaves the command 3s"), "{text}");
+    assert!(text.contains("leaves the command 9s"), "{text}");
     Ok(())
 }
 

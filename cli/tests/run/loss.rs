@@ -47,7 +47,7 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 /// Short times, with some room for a busy machine.
-const SHORT: [&str; 4] = ["--ttl", "3s", "--kill-after", "500ms"];
+const SHORT: [&str; 4] = ["--ttl", "9s", "--kill-after", "1s"];
 /// Two processes that write their ids; the second is a grandchild that ignores TERM.
 pub(crate) const FORKING: &str =
     "echo $$ > first.new; (trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
@@ -161,7 +161,7 @@ fn stopped_while_it_ended(rig: &mut Rig) -> Outcome {
         return Err(Skip("the store does not show the age of a lease"));
     }
     let run = rig.start(
-        &["--ttl", "10s", "--kill-after", "4s", "a"],
+        &["--ttl", "20s", "--kill-after", "8s", "a"],
         "touch ready; until [ -e done ]; do sleep 0.05; done; touch over",
     );
     rig.until_file("ready");
@@ -170,7 +170,7 @@ fn stopped_while_it_ended(rig: &mut Rig) -> Outcome {
     rig.until_file("over");
     // Past the time at which a running command would get TERM.
     rig.until_who("the lease grows old", "a", |held| {
-        held["remaining_ms"].as_u64() < Some(4_900)
+        held["remaining_ms"].as_u64() < Some(8_900)
     });
     run.signal(Signal::CONT);
     let output = run.output();
@@ -211,7 +211,7 @@ fn killed_watchdog(rig: &mut Rig) -> Outcome {
 }
 
 fn stopped_watchdog(rig: &mut Rig) -> Outcome {
-    let lease = ["--lease", "4s", "--kill-after", "500ms", "a"];
+    let lease = ["--lease", "9s", "--kill-after", "1s", "a"];
     let run = rig.start(&lease, "touch ready; while :; do sleep 0.2; done");
     rig.until_file("ready");
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
@@ -251,7 +251,7 @@ fn stopped_watchdog_of_a_group(rig: &mut Rig) -> Outcome {
     let script = "(trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
 while [ -e second ]; do sleep 0.05; done) & until [ -e second ]; do sleep 0.05; done
 trap 'touch term; exit 0' TERM; touch ready; while :; do sleep 0.2; done";
-    let run = rig.start(&["--lease", "4s", "--kill-after", "2s", "a"], script);
+    let run = rig.start(&["--lease", "15s", "--kill-after", "6s", "a"], script);
     rig.until_file("ready");
     rig.until_file("term");
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
@@ -275,7 +275,7 @@ pub(crate) fn force(rig: &Rig) {
 
 fn forced(rig: &mut Rig) -> Outcome {
     let script = "trap 'touch term; exit 0' TERM; echo $LOCKKEEPER_TOKEN > token; touch ready; while :; do sleep 0.2; done";
-    let run = rig.start(&["--ttl", "3s", "a"], script);
+    let run = rig.start(&["--ttl", "12s", "a"], script);
     rig.until_file("ready");
     let token = rig.read("token").trim().parse::<u64>().unwrap();
     force(rig);
@@ -346,7 +346,7 @@ fn forced_while_kept(rig: &mut Rig) -> Outcome {
 
 fn fixed(rig: &mut Rig) -> Outcome {
     // Long enough for both processes to write their ids on a busy machine.
-    let args = ["--lease", "4s", "--kill-after", "300ms", "a"];
+    let args = ["--lease", "8s", "--kill-after", "1s", "a"];
     let output = rig.start(&args, FORKING).output();
     assert_eq!(code(&output), 79, "{}", stderr_of(&output));
     assert!(
@@ -368,7 +368,7 @@ fn crowd(rig: &mut Rig) -> Outcome {
     let script = "for i in $(seq 200); do
   (trap '' TERM; exec sleep 60 > /dev/null 2>&1) & echo $! >> pids
 done; wait";
-    let args = ["--lease", "3s", "--kill-after", "300ms", "a"];
+    let args = ["--lease", "6s", "--kill-after", "1s", "a"];
     let output = rig.start(&args, script).output();
     assert_eq!(code(&output), 79, "{}", stderr_of(&output));
     for pid in rig.read("pids").lines() {
@@ -383,12 +383,12 @@ fn max_hold(rig: &mut Rig) -> Outcome {
         ("term", "its command is ended"),
         ("warn", "its command goes on without it"),
     ] {
-        let args = ["--ttl", "2s", "--on-lost", on_lost, "a"];
-        let mut run = rig.run_command(&args, "sleep 4; exit 3");
-        let output = run.env("LOCKKEEPER_MAX_HOLD", "500ms").output().unwrap();
+        let args = ["--ttl", "12s", "--on-lost", on_lost, "a"];
+        let mut run = rig.run_command(&args, "sleep 8; exit 3");
+        let output = run.env("LOCKKEEPER_MAX_HOLD", "3s").output().unwrap();
         let (line, is_ended) = (stderr_of(&output), on_lost == "term");
         assert_eq!(code(&output), if is_ended { 79 } else { 3 }, "{line}");
-        let why = "`max_hold` of 500ms is over; ";
+        let why = "`max_hold` of 3s is over; ";
         assert!(line.contains(&format!("{why}{effect}")), "{line}");
     }
     let mut run = rig.run_command(&["--hold-at-least", "1m", "a"], "touch started");

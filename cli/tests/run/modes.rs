@@ -187,7 +187,7 @@ fn crowd_of_readers(rig: &mut Rig) -> Outcome {
 
 fn killed(rig: &mut Rig) -> Outcome {
     needs(rig, &["--slots", "2"])?;
-    let first = hold(rig, &["--ttl", "2s", "--slots", "2", "a"], HOLD_SLOT, 1);
+    let first = hold(rig, &["--ttl", "9s", "--slots", "2", "a"], HOLD_SLOT, 1);
     let second = hold(rig, &["--slots", "2", "a"], HOLD_SLOT, 2);
     first.signal(Signal::KILL);
     let output = rig.run(

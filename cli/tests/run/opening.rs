@@ -61,7 +61,7 @@ fn comes_up(rig: &mut Rig) -> Outcome {
 }
 
 fn never(rig: &mut Rig) -> Outcome {
-    let output = rig.run(&["-v", "--wait", "500ms", "--url", NOWHERE, "a"], "true");
+    let output = rig.run(&["-v", "--wait", "3s", "--url", NOWHERE, "a"], "true");
     let lines = stderr_of(&output);
     assert_eq!(code(&output), 69, "{lines}");
     assert_eq!(lines.lines().count(), 2, "{lines}");
@@ -86,14 +86,14 @@ fn fallback(rig: &mut Rig) -> Outcome {
         rig.read(name)
             .contains("does not exclude holders on redis:")
     };
-    let brief = start(rig, "100ms", |command| with_fallback(command, rig.url()));
+    let brief = start(rig, "3s", |command| with_fallback(command, rig.url()));
     assert_eq!(brief.code(), 0);
-    assert!(fell_back("100ms"), "{}", rig.read("100ms"));
+    assert!(fell_back("3s"), "{}", rig.read("3s"));
     let endless = start(rig, "forever", |command| with_fallback(command, rig.url()));
     endless.signal(Signal::TERM);
     assert_eq!(endless.code(), 143);
     assert!(!fell_back("forever"), "{}", rig.read("forever"));
-    assert!(rig.exists("started-100ms") && !rig.exists("started-forever"));
+    assert!(rig.exists("started-3s") && !rig.exists("started-forever"));
     Ok(())
 }
 

@@ -316,13 +316,12 @@ fn doctor_of_defects(rig: &mut Rig) -> Outcome {
     let output = rig.lockkeeper(&["doctor"]).output().unwrap();
     assert_eq!(code(&output), 1, "{}", out(&output));
     assert!(out(&output).contains("allkeys-lru"), "{}", out(&output));
-    assert!(
-        out(&output).contains("0 unusable, 1 with warnings"),
-        "{}",
-        out(&output)
-    );
+    // A busy machine is a slow store.
+    let is_slow = out(&output).contains("warning   acquire and release take");
+    let summary = format!("0 unusable, {} with warnings", 1 + u32::from(is_slow));
+    assert!(out(&output).contains(&summary), "{}", out(&output));
     // Without the replicas that the URL asks for no lock is granted.
-    let url = format!("{}?replicas=1", rig.url());
+    let url = format!("{}&replicas=1", rig.url());
     let output = rig.lockkeeper(&["doctor", "--url", &url]).output().unwrap();
     assert_eq!(code(&output), 2, "{}", out(&output));
     Ok(())

@@ -192,7 +192,7 @@ impl Rig {
             None => (String::new(), format!("sqlite:{}", file.display())),
             Some(server) => {
                 let number = CASES.fetch_add(1, Ordering::Relaxed);
-                (format!("case-{number}"), server.url())
+                (format!("case-{number}"), with_timeouts(&server.url(), "5s"))
             }
         };
         Self {
@@ -205,6 +205,13 @@ impl Rig {
 
     pub(crate) fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Has a command on a server wait longer for a connection and for a reply than it does otherwise.
+    pub(crate) fn set_timeouts(&self, command: &mut Command, limit: &str) {
+        if let Some(server) = &self.server {
+            command.env("LOCKKEEPER_URL", with_timeouts(&server.url(), limit));
+        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -355,6 +362,11 @@ impl Rig {
     pub(crate) fn until_reaped(&self, pid: Pid) {
         self.until("the process is reaped", || test_kill_process(pid).is_err());
     }
+}
+
+/// Adds time-outs to the URL of a server: the defaults are too short for a busy machine.
+fn with_timeouts(url: &str, limit: &str) -> String {
+    format!("{url}?connect_timeout={limit}&response_timeout={limit}")
 }
 
 fn poll(what: &str, interval: Duration, mut happened: impl FnMut() -> bool) {

@@ -169,12 +169,9 @@ fn stopped_command(rig: &mut Rig) -> Outcome {
     }
     // Without a terminal no process would continue a stopped `run`, so `run` goes on renewing.
     let script = "echo $$ > pid; touch ready; until [ -e done ]; do sleep 0.05; done; exit 5";
-    // etcd shows whole seconds, and a renewal is to come after the first of them.
-    let (ttl, renewed) = match rig.server.as_deref() {
-        Some(Server::Etcd(_)) => ("6s", 5_500),
-        _ => ("3s", 2_500),
-    };
-    let mut run = rig.start(&["--ttl", ttl, "--kill-after", "100ms", "a"], script);
+    // A renewal is due after 3 s. etcd shows whole seconds.
+    let renewed = 7_500;
+    let mut run = rig.start(&["--ttl", "9s", "--kill-after", "100ms", "a"], script);
     rig.until_file("ready");
     let command = rig.pid("pid");
     rustix::process::kill_process(command, Signal::STOP).unwrap();

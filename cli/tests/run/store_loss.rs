@@ -35,7 +35,7 @@ fn killed_store_while_waiting(rig: &mut Rig) -> Outcome {
         return Err(NO_SERVER);
     };
     let holder = rig.hold("a");
-    let waiter = rig.start(&["--wait", "2s", "a"], "touch started");
+    let waiter = rig.start(&["--wait", "8s", "a"], "touch started");
     rig.until_waited_for("a", 1);
     server.kill();
     let output = waiter.output();

@@ -167,7 +167,7 @@ pub(super) fn held_counts_the_waiters(rig: &Rig<'_>) -> Outcome {
 pub(super) fn forced_release_loses_the_guard(rig: &Rig<'_>) -> Outcome {
     needs_admin(rig)?;
     let asker = rig.keeper();
-    let holder = rig.keeper_with(rig.renewed(1_500));
+    let holder = rig.keeper_with(rig.renewed(6_000));
     let guard = take(&holder, "a");
     let seen = find(rig, &asker, "a").expect("the name is held");
     let force = |seen: &HeldName| admin(&asker).force_release(seen, deadline(rig));

@@ -7,10 +7,10 @@ use crate::rig::{Outcome, Rig, build, is_busy, take, take_with};
 use crate::tap::Fault;
 
 pub(super) fn lease_is_renewed_beyond_its_ttl(rig: &Rig<'_>) -> Outcome {
-    let lease = rig.renewed(2_000);
+    let lease = rig.renewed(5_000);
     let first = take(&rig.keeper_with(lease), "a");
     let second = rig.keeper();
-    let answer = second.try_lock_for("a", 2 * lease.ttl());
+    let answer = second.try_lock_for("a", lease.ttl() * 6 / 5);
     assert!(matches!(answer, Ok(None)), "the name is held: {answer:?}");
     assert!(first.is_held());
     assert_eq!(first.release().expect("the store replies"), Released::Done);
@@ -20,7 +20,7 @@ pub(super) fn lease_is_renewed_beyond_its_ttl(rig: &Rig<'_>) -> Outcome {
 }
 
 pub(super) fn manual_renewal_extends_a_fixed_lease(rig: &Rig<'_>) -> Outcome {
-    let lease = rig.fixed(3_000);
+    let lease = rig.fixed(8_000);
     let guard = take_with(&rig.keeper(), "a", lease);
     let full = guard.remaining();
     rig.until("a quarter of the lease has passed", || {
@@ -41,7 +41,7 @@ pub(super) fn manual_renewal_extends_a_fixed_lease(rig: &Rig<'_>) -> Outcome {
 pub(super) fn failed_renewal_is_retried_before_the_deadline(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let recorder = rig.recorder();
-    let keeper = build(builder.lease(rig.renewed(3_000)).observer(recorder.clone()));
+    let keeper = build(builder.lease(rig.renewed(9_000)).observer(recorder.clone()));
     let guard = take(&keeper, "a");
     tap.set(Fault::Fails(ErrorKind::Unavailable));
     recorder.wait_for(Event::RenewalUnknown, 1);
@@ -76,7 +76,7 @@ pub(super) fn renewals_that_fail_until_the_deadline_lose_the_lock(rig: &Rig<'_>)
 
 pub(super) fn outage_shorter_than_the_lease_keeps_the_lock(rig: &Rig<'_>) -> Outcome {
     let recorder = rig.recorder();
-    let lease = rig.renewed(3_000);
+    let lease = rig.renewed(9_000);
     let keeper = build(rig.builder().lease(lease).observer(recorder.clone()));
     let guard = take(&keeper, "a");
     let fault = rig.cut_off()?;
@@ -120,12 +120,12 @@ pub(super) fn outage_longer_than_the_lease_loses_the_lock(rig: &Rig<'_>) -> Outc
 }
 
 pub(super) fn slow_store_keeps_its_leases(rig: &Rig<'_>) -> Outcome {
-    let lease = rig.renewed(2_000);
+    let lease = rig.renewed(5_000);
     let (keeper, other) = (rig.keeper_with(lease), rig.keeper());
     let guards = [take(&keeper, "a"), take(&keeper, "b")];
     let fault = rig.slow_down(lease.ttl() / 20)?;
     // A waiter may time out on the slow store, but must not be granted the name.
-    match other.try_lock_for("a", lease.ttl() * 3 / 2) {
+    match other.try_lock_for("a", lease.ttl() * 6 / 5) {
         Ok(None) => {}
         Ok(Some(granted)) => panic!("the name is held, and {granted:?} was granted"),
         Err(error) => assert!(error.is_retryable(), "{error:?}"),
@@ -142,7 +142,7 @@ pub(super) fn slow_store_keeps_its_leases(rig: &Rig<'_>) -> Outcome {
 pub(super) fn panic_in_a_renewal_does_not_stop_renewals(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let recorder = rig.recorder();
-    let keeper = build(builder.lease(rig.renewed(3_000)).observer(recorder.clone()));
+    let keeper = build(builder.lease(rig.renewed(9_000)).observer(recorder.clone()));
     let guard = take(&keeper, "a");
     tap.set(Fault::RenewalPanics);
     recorder.wait_for(Event::RenewalUnknown, 1);
@@ -154,7 +154,7 @@ pub(super) fn panic_in_a_renewal_does_not_stop_renewals(rig: &Rig<'_>) -> Outcom
 
 pub(super) fn hanging_renewal_does_not_delay_other_leases(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
-    let keeper = build(builder.lease(rig.renewed(2_000)));
+    let keeper = build(builder.lease(rig.renewed(5_000)));
     let hanging = take(&keeper, "hangs");
     let others: Vec<_> = (0..8)
         .map(|n| take(&keeper, &format!("other {n}")))
@@ -164,7 +164,7 @@ pub(super) fn hanging_renewal_does_not_delay_other_leases(rig: &Rig<'_>) -> Outc
     // Renewals that stopped with the hanging one, after a third of the ttl, would end these leases
     // within another third from now.
     assert_eq!(
-        others[0].lost_signal().wait(rig.ttl(2_000) / 2),
+        others[0].lost_signal().wait(rig.ttl(5_000) / 2),
         WaitOutcome::TimedOut
     );
     for other in others {
@@ -177,7 +177,7 @@ pub(super) fn hanging_renewal_does_not_delay_other_leases(rig: &Rig<'_>) -> Outc
 pub(super) fn no_renewal_after_release(rig: &Rig<'_>) -> Outcome {
     let (builder, tap) = rig.tapped();
     let recorder = rig.recorder();
-    let keeper = build(builder.lease(rig.renewed(2_000)).observer(recorder.clone()));
+    let keeper = build(builder.lease(rig.renewed(5_000)).observer(recorder.clone()));
     let guard = take(&keeper, "a");
     recorder.wait_for(Event::Renewed, 1);
     assert_eq!(guard.release().expect("the store replies"), Released::Done);
@@ -185,7 +185,7 @@ pub(super) fn no_renewal_after_release(rig: &Rig<'_>) -> Outcome {
     let second = take(&rig.keeper(), "a");
     // A renewal would be due after a third of the ttl.
     assert_eq!(
-        second.lost_signal().wait(rig.ttl(2_000) / 2),
+        second.lost_signal().wait(rig.ttl(5_000) / 2),
         WaitOutcome::TimedOut
     );
     assert_eq!(tap.renewals(), renewals, "the released lease was renewed");
@@ -195,11 +195,11 @@ pub(super) fn no_renewal_after_release(rig: &Rig<'_>) -> Outcome {
 }
 
 pub(super) fn guard_is_renewed_after_its_keeper_is_dropped(rig: &Rig<'_>) -> Outcome {
-    let keeper = rig.keeper_with(rig.renewed(2_000));
+    let keeper = rig.keeper_with(rig.renewed(5_000));
     let guard = take(&keeper, "a");
     drop(keeper);
     let other = rig.keeper();
-    let answer = other.try_lock_for("a", rig.ttl(2_000) * 3 / 2);
+    let answer = other.try_lock_for("a", rig.ttl(5_000) * 6 / 5);
     assert!(
         matches!(answer, Ok(None)),
         "the lease is still renewed: {answer:?}"

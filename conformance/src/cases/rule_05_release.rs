@@ -94,7 +94,7 @@ pub(super) fn renewal_after_the_store_ended_the_lease(rig: &Rig<'_>) -> Outcome 
     let recorder = rig.recorder();
     let keeper = build(
         rig.builder()
-            .lease(rig.renewed(1_500))
+            .lease(rig.renewed(6_000))
             .observer(recorder.clone()),
     );
     let guard = take(&keeper, "a");
@@ -201,7 +201,7 @@ impl Observer for PanickingObserver {
 }
 
 pub(super) fn panicking_observer_is_harmless(rig: &Rig<'_>) -> Outcome {
-    let lease = rig.renewed(1_500);
+    let lease = rig.renewed(5_000);
     let keeper = build(
         rig.builder()
             .lease(lease)
@@ -210,7 +210,7 @@ pub(super) fn panicking_observer_is_harmless(rig: &Rig<'_>) -> Outcome {
     let guard = take(&keeper, "a");
     let other = rig.keeper();
     // Longer than the ttl, so that the lease must have been renewed.
-    let answer = other.try_lock_for("a", lease.ttl() * 5 / 4);
+    let answer = other.try_lock_for("a", lease.ttl() * 6 / 5);
     assert!(matches!(answer, Ok(None)), "the name is held: {answer:?}");
     assert!(is_busy(&keeper, "a"));
     assert_eq!(guard.release().expect("the store replies"), Released::Done);

@@ -222,7 +222,8 @@ pub(super) fn lingering_lease_ends_with_its_keeper(rig: &Rig<'_>) -> Outcome {
             keeper.close();
         }
         drop(keeper);
-        assert!(!is_busy(&rival, "a"), "the lease is given back");
+        // Long before the ttl. On a busy machine, the keeper's end leaves the rest of a release to its threads.
+        rig.until("the lease is given back", || !is_busy(&rival, "a"));
     }
     rig.nothing_left();
     Ok(())

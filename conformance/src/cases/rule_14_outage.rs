@@ -37,7 +37,7 @@ impl Moment {
     fn short_wait(self) -> Duration {
         match self {
             // It has to see the holder before the outage begins.
-            Self::Waiting => Duration::from_secs(3),
+            Self::Waiting => Duration::from_secs(8),
             _ => Duration::from_millis(300),
         }
     }

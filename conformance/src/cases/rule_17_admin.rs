@@ -29,7 +29,7 @@ pub(super) fn forced_release_ends_one_lease_of_a_name(rig: &Rig<'_>) -> Outcome 
     // Without notice of it, a loss shows at the next renewal, after a third of the ttl.
     let ttl = match rig.needs_notice_of(Loss::Unlocked) {
         Ok(()) => 3_600_000,
-        Err(_) => 1_500,
+        Err(_) => 6_000,
     };
     // Two guards of a keeper have one lease, however long this machine takes for that.
     let builder = || rig.builder().handover_time(Duration::from_secs(600));

@@ -82,7 +82,7 @@ pub(super) fn expired_lease_is_lost_before_the_next_grant(rig: &Rig<'_>) -> Outc
 }
 
 pub(super) fn lease_is_renewed_beyond_its_ttl(rig: &Rig<'_>) -> Outcome {
-    let lease = rig.renewed(1_500);
+    let lease = rig.renewed(5_000);
     rig.each_pair(|pair| {
         let name = pair.name();
         let held = take_in(&rig.keeper_with(lease), &name, pair.held);
@@ -99,7 +99,7 @@ pub(super) fn lease_is_renewed_beyond_its_ttl(rig: &Rig<'_>) -> Outcome {
 }
 
 pub(super) fn killed_holder_is_replaced(rig: &Rig<'_>) -> Outcome {
-    replace_killed_holder(rig, rig.renewed(1_000))
+    replace_killed_holder(rig, rig.renewed(4_000))
 }
 
 /// The ttl is longer than this case waits.

@@ -150,7 +150,7 @@ pub(super) fn another_limit_is_a_mismatch_while_permits_are_held(rig: &Rig<'_>) 
         assert_mismatch(keeper, 3);
     }
     let [first, second] = held;
-    drop(first);
+    release(first);
     for keeper in [&holder, &other] {
         assert_mismatch(keeper, 3);
     }

@@ -56,7 +56,7 @@ pub(super) fn name_that_is_held_leaves_none_of_them_locked(rig: &Rig<'_>) -> Out
 pub(super) fn wait_for_several_names_ends_at_one_deadline(rig: &Rig<'_>) -> Outcome {
     let [keeper, other] = [rig.keeper(), rig.keeper()];
     let _last = take(&other, "c");
-    let wait = Duration::from_millis(100);
+    let wait = Duration::from_secs(2);
     let refused = keeper
         .try_lock_all_for(NAMES, wait)
         .expect("the store replies");

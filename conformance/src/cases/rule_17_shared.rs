@@ -241,7 +241,7 @@ pub(super) fn ended_wait_of_a_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
         // Longer than the case, since a store may grant a name at the end of a wait.
         let long = rig.timeout() * 2;
         let wait = match end {
-            End::TimedOut => Duration::from_millis(200),
+            End::TimedOut => Duration::from_secs(3),
             End::Cancelled => long,
         };
         let write = in_mode(Mode::Exclusive).cancel(&cancel).wait(wait);
@@ -293,7 +293,7 @@ pub(super) fn killed_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
 #[cfg(unix)]
 pub(super) fn stopped_writer_lets_readers_in(rig: &Rig<'_>) -> Outcome {
     rig.needs_mode(Mode::Shared)?;
-    let mut process = rig.process(rig.renewed(1_000))?;
+    let mut process = rig.process(rig.renewed(5_000))?;
     let reading = take_shared(&rig.keeper(), "a");
     process.wait_for("a");
     process.stop();

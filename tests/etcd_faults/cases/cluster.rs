@@ -47,7 +47,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// An election takes a second or two, and longer on a busy machine: the lease outlives it.
-const KEYS: &str = "ttl=20s&response_timeout=1s&connect_timeout=1s&wait=25s";
+const KEYS: &str = "ttl=30s&response_timeout=3s&connect_timeout=3s&wait=30s";
 /// The holder's lease does not outlive what happens.
 const SHORT: &str = "ttl=3s&response_timeout=1s&connect_timeout=1s&wait=25s";
 
@@ -63,7 +63,7 @@ fn member(cluster: &EtcdCluster, number: usize) -> &lockkeeper_testkit::EtcdServ
 }
 
 fn open(url: &str, keys: &str) -> LockKeeper {
-    lockkeeper::open(&format!("{url}/?{keys}")).unwrap()
+    opened(&format!("{url}/?{keys}"))
 }
 
 fn assert_clean(cluster: &EtcdCluster, asked: usize) {

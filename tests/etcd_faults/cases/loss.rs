@@ -255,12 +255,12 @@ fn first_permit(kind: EtcdKind) {
 fn forgotten_fixed_lease_ends(kind: EtcdKind) {
     let server = start(kind);
     let (keeper, rival) = (
-        FaultServer::open(&server, "ttl=2s"),
+        FaultServer::open(&server, "ttl=6s"),
         FaultServer::open(&server, "wait=20s"),
     );
     let witness = Witness::new(true);
     let renewed = keeper.lock("b").unwrap();
-    let ttl = Duration::from_secs(2);
+    let ttl = Duration::from_secs(6);
     let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed { ttl });
     let forgotten = keeper.acquire("a", &fixed).unwrap().unwrap();
     witness.enter(&forgotten);

@@ -34,7 +34,7 @@ type Lease = <MySqlProvider as Backend>::Lease;
 
 const TTL: Duration = Duration::from_secs(30);
 /// The longest time for a reply.
-const SOON: Duration = Duration::from_millis(500);
+const SOON: Duration = Duration::from_secs(2);
 
 /// Opens a provider by way of a proxy, on which names of one ttl share a session from the second one on.
 fn provider(proxy: &Proxy, response_timeout: Duration) -> MySqlProvider {
@@ -189,7 +189,7 @@ fn batch_without_a_reply_is_unknown(kind: MySqlKind) {
     let (server, proxy, provider) = via_proxy(kind, SOON);
     let mut other = None;
     for fault in [Fault::DropRequests, Fault::DropReplies, Fault::DropReplies] {
-        let ttl = Duration::from_secs(3);
+        let ttl = Duration::from_secs(6);
         let [mut freed, mut kept] =
             ["freed", "kept"].map(|name| granted(tried(&provider, name, ttl)));
         assert_eq!(holder_of(&server, "freed"), holder_of(&server, "kept"));
@@ -250,7 +250,7 @@ fn slow_session_delays_no_other(kind: MySqlKind) {
     let mut slow = granted(tried(&provider, "slow", TTL));
     let near = granted(tried(&provider, "near", other));
     assert_ne!(holder_of(&server, "slow"), holder_of(&server, "near"));
-    proxy.once("default:slow", Fault::DelayReplies(8 * SOON));
+    proxy.once("default:slow", Fault::DelayReplies(6 * SOON));
     let mut answers = run(&provider, &[("new", other)], vec![], vec![&mut slow]);
     let Some(Answer::Failed(ErrorKind::Unknown)) = answers.pop() else {
         panic!("the renewal has no reply yet");

@@ -110,7 +110,7 @@ impl Drop for Client {
 
 fn holder_stopped_past_ttl(kind: MySqlKind) {
     let server = start(kind);
-    let mut client = Client::start(&format!("{}?ttl=2s&response_timeout=10s", server.url()));
+    let mut client = Client::start(&format!("{}?ttl=6s&response_timeout=10s", server.url()));
     let token: u64 = client.ask("lock").parse().unwrap();
     let session = holder_of(&server, "a");
     assert!(session.is_some());
@@ -171,7 +171,7 @@ fn waiter_stopped_while_granted(kind: MySqlKind) {
     let keeper = open(&server.url(), "ttl=20s&wait=30s");
     let held = keeper.lock("a").unwrap();
     let mut client = Client::start(&format!(
-        "{}?ttl=2s&wait=60s&response_timeout=10s",
+        "{}?ttl=6s&wait=60s&response_timeout=10s",
         server.url()
     ));
     client.send("lock");

@@ -9,7 +9,7 @@ use lockkeeper_testkit::{
     Daemon, MySqlKind, MySqlOptions, MySqlServer, MySqlSession, PooledServer, ServerPool, until,
 };
 
-use crate::faults::{FaultServer, opened};
+use crate::faults::{FaultServer, opened, with_reply_time};
 use crate::session_server::SessionServer;
 
 /// Cases that leave a server as it was share it, since its start takes a second of processor time.
@@ -109,12 +109,7 @@ pub(super) fn start_own(kind: MySqlKind) -> MySqlServer {
 
 /// Opens a keeper, with time for a reply on a busy machine where `keys` do not say it.
 pub(super) fn open(url: &str, keys: &str) -> LockKeeper {
-    let timeout = if keys.contains("response_timeout") {
-        ""
-    } else {
-        "&response_timeout=5s"
-    };
-    opened(&format!("{url}?{keys}{timeout}"))
+    opened(&format!("{url}?{}", with_reply_time(keys)))
 }
 
 /// Returns the sessions that wait for the name.

@@ -216,7 +216,7 @@ fn batch_with_unknown_clock(kind: RedisKind) {
     // A clock that stands still: to its provider the server's clock leaps.
     let clock = ManualClock::new();
     let options = RedisOptions::tcp(server.addr().ip().to_string(), server.addr().port());
-    let options = options.response_timeout(Duration::from_millis(300));
+    let options = options.response_timeout(Duration::from_secs(2));
     let provider = RedisProvider::with_clock(&options, "default", Arc::new(clock.clone())).unwrap();
     let names = names(["a", "b"]);
     let requests = names
@@ -229,7 +229,7 @@ fn batch_with_unknown_clock(kind: RedisKind) {
     release_all(&provider, [loaded]);
     let began = Instant::now();
     until("the bound of every earlier request is passed", || {
-        began.elapsed() > Duration::from_millis(500)
+        began.elapsed() > Duration::from_millis(2_200)
     });
     let before = sent(&provider);
     let later = clock.now() + WAIT_LIMIT;
@@ -268,9 +268,7 @@ fn batch_needs_replicas(kind: RedisKind) {
     let server = start(kind);
     let earlier = open(&server, |options| options);
     let provider = open(&server, |options| {
-        options
-            .replicas(1)
-            .response_timeout(Duration::from_millis(300))
+        options.replicas(1).response_timeout(Duration::from_secs(2))
     });
     let [mut kept, mut freed, mut lost] = acquire(&earlier, ["k", "f", "x"]);
     end(&server, "x");
@@ -308,7 +306,7 @@ fn batch_of_attempts_leaves_one_connection(kind: RedisKind) {
     let proxy = Proxy::new(server.addr()).unwrap();
     let provider = open_via(proxy.addr(), |options| {
         let options = options.pool_size(2).connect_timeout(WAIT_LIMIT);
-        options.response_timeout(Duration::from_secs(2))
+        options.response_timeout(Duration::from_secs(6))
     });
     let [mut kept] = acquire(&provider, ["k"]);
     let names = names(["a", "b"]);

@@ -169,7 +169,7 @@ fn cluster_fail_over_loses_a_grant(kind: RedisKind) {
 /// Grants that the replica has acknowledged are not doubled by a fail-over.
 fn cluster_fail_over_contended(kind: RedisKind) {
     let (cluster, owner) = start(kind);
-    let keys = "ttl=2s&replicas=1&wait=30s&outage=wait";
+    let keys = "ttl=2s&replicas=1&wait=30s&outage=wait&response_timeout=1s";
     let keepers = [(); 3].map(|()| open(&cluster.url(), keys));
     through_fail_over(&keepers, || {
         cluster.server(owner).kill();
@@ -226,7 +226,7 @@ fn cluster_lease_is_not_sought_where_its_slot_moves(kind: RedisKind) {
     let (cluster, owner) = start_without_replicas(kind);
     let next = (owner + 1) % RedisCluster::PRIMARIES;
     let (slot, _) = cluster.owner(KEY_OF_A, None).unwrap();
-    let keeper = open(&cluster.url(), "ttl=10m&response_timeout=500ms");
+    let keeper = open(&cluster.url(), "ttl=10m&response_timeout=2s");
     let held = keeper.lock("a").unwrap();
     let other = keeper.lock(IN_SLOT_OF_A).unwrap();
     let mut keys = keys_at(&cluster, owner);

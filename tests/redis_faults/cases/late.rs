@@ -35,12 +35,13 @@ fn scripts_run(server: &RedisServer) -> u64 {
 fn request_later_than_wait(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=60s&response_timeout=200ms&wait=500ms";
+    let keys = "ttl=60s&response_timeout=2s&wait=500ms";
     let slow = open(&server.url_via(proxy.addr()), keys);
     let rival = open(&server.url(), "");
-    drop(server.lock_after_waiting(&slow, &rival));
+    let warm = server.lock_after_waiting(&slow, &rival);
+    warm.release().unwrap();
     let before = scripts_run(&server);
-    proxy.set(Fault::DelayRequests(Duration::from_millis(1500)));
+    proxy.set(Fault::DelayRequests(Duration::from_secs(4)));
     let error = slow.lock("a").unwrap_err();
     assert!(
         matches!(error.kind(), ErrorKind::Unknown | ErrorKind::Unavailable),
@@ -64,11 +65,11 @@ fn request_later_than_wait(kind: RedisKind) {
 fn request_later_than_release(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=60s&response_timeout=200ms&wait=20s";
+    let keys = "ttl=60s&response_timeout=2s&wait=30s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
-    drop(keeper.lock("a").unwrap());
+    keeper.lock("a").unwrap().release().unwrap();
     let before = scripts_run(&server);
-    proxy.once("EVALSHA", Fault::DelayRequests(Duration::from_secs(2)));
+    proxy.once("EVALSHA", Fault::DelayRequests(Duration::from_secs(8)));
     let guard = keeper.lock("a").unwrap();
     assert_eq!(guard.release().unwrap(), Released::Done);
     until("all three requests arrive", || {
@@ -84,14 +85,14 @@ fn request_later_than_release(kind: RedisKind) {
 fn server_clock_set(kind: RedisKind) {
     let server = start(kind);
     // A request says that it is of use for this long.
-    let url = format!("{}/?response_timeout=1s", server.url());
+    let url = format!("{}/?response_timeout=3s", server.url());
     let config = Config::from_url(&url).unwrap();
     let config = config.clock(Arc::new(ManualClock::new()));
     let keeper = lockkeeper::backend::drivers().open(&config).unwrap();
     for _ in 0..2 {
         let set = Instant::now();
         until("the bound of every earlier request is passed", || {
-            set.elapsed() > Duration::from_millis(1200)
+            set.elapsed() > Duration::from_millis(3_200)
         });
         let guard = keeper.try_lock("a").unwrap().expect("it is free");
         assert_eq!(guard.release().unwrap(), Released::Done);

@@ -153,7 +153,7 @@ fn permits_take_the_smallest_slot(kind: RedisKind) {
 fn one_of_several_expires(kind: RedisKind) {
     let server = start(kind);
     let [one, two] = [(); 2].map(|()| open_with_scripts(server.addr(), |options| options));
-    let short = Duration::from_millis(500);
+    let short = Duration::from_secs(3);
     for (mode, waits_for) in [(SHARED, EXCLUSIVE), (permit(2), permit(2))] {
         let mut ended = attempt_for(&one, mode, short).unwrap();
         let mut other = granted(&two, mode);
@@ -262,7 +262,7 @@ fn cancelled_permit_is_released(kind: RedisKind) {
     // The lease would outlast the limits of this test.
     let keys = "ttl=120s&response_timeout=3s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
-    drop(keeper.lock("s").unwrap());
+    keeper.lock("s").unwrap().release().unwrap();
     let cancel = CancelToken::new();
     let options = AcquireOptions::new().mode(permit(2));
     let options = options.wait_forever().cancel(&cancel);

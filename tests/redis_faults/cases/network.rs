@@ -38,10 +38,12 @@ pub(super) const CASES: &[Case] = &[
 fn messages_lost_while_scripts_are_new(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=20s&response_timeout=1s&wait=20s";
+    let keys = "ttl=60s&response_timeout=3s&wait=30s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
     let rival = open(&server.url(), "");
-    drop(server.lock_after_waiting(&keeper, &rival));
+    let warm = server.lock_after_waiting(&keeper, &rival);
+    // Not dropped: a release that is not over would meet the fault.
+    warm.release().unwrap();
     for fault in [
         Fault::DropRequests,
         Fault::DropReplies,
@@ -69,13 +71,14 @@ fn messages_lost_while_scripts_are_new(kind: RedisKind) {
 fn lease_and_reply_of_its_release_lost(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=60s&response_timeout=1s";
+    let keys = "ttl=60s&response_timeout=3s";
     let rival = open(&server.url(), "");
     for is_granted_again in [false, true] {
         for fault in [Fault::DropReplies, Fault::CutReplyAfter(0)] {
             // A keeper that has lost a reply verifies its leases, and a renewal would meet the fault.
             let keeper = open(&server.url_via(proxy.addr()), keys);
-            drop(server.lock_after_waiting(&keeper, &rival));
+            let warm = server.lock_after_waiting(&keeper, &rival);
+            warm.release().unwrap();
             let admin = keeper.admin().unwrap();
             let soon = SystemClock.now() + WAIT_LIMIT;
             let (seen, next, error) = loop {
@@ -110,9 +113,9 @@ fn lease_and_reply_of_its_release_lost(kind: RedisKind) {
 fn grant_with_lost_reply_is_found(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=30s&response_timeout=1s&wait=20s";
+    let keys = "ttl=60s&response_timeout=3s&wait=30s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
-    drop(keeper.lock("a").unwrap());
+    keeper.lock("a").unwrap().release().unwrap();
     proxy.once("EVALSHA", Fault::DropReplies);
     let guard = thread::scope(|scope| {
         let granted = scope.spawn(|| keeper.lock("a").unwrap());
@@ -137,7 +140,7 @@ fn cancelled_grant_is_released(kind: RedisKind) {
     // The lease would outlast the limits of this test.
     let keys = "ttl=120s&response_timeout=3s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
-    drop(keeper.lock("a").unwrap());
+    keeper.lock("a").unwrap().release().unwrap();
     let cancel = CancelToken::new();
     let forever = AcquireOptions::new().wait_forever().cancel(&cancel);
     proxy.once("EVALSHA", Fault::DropReplies);

@@ -40,7 +40,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// A primary is replaced after this time. A busy machine may hold it up for less.
-const DOWN_AFTER: Duration = Duration::from_secs(1);
+const DOWN_AFTER: Duration = Duration::from_secs(3);
 
 /// The keys of holders: a renewal is due after all limits of the suite.
 const LONG_TTL: &str = "ttl=10m&response_timeout=5s";
@@ -202,7 +202,7 @@ fn sentinel_that_refuses_ends_no_wait(kind: RedisKind) {
 /// Grants that all replicas have acknowledged are not doubled by a fail-over.
 fn sentinel_fail_over_contended(kind: RedisKind) {
     let set = start(kind);
-    let keys = "ttl=2s&replicas=2&wait=30s&outage=wait";
+    let keys = "ttl=2s&replicas=2&wait=30s&outage=wait&response_timeout=1s";
     let keepers = [(); 3].map(|()| open(&set.url(), keys));
     through_fail_over(&keepers, || {
         set.server(0).kill();

@@ -48,6 +48,7 @@ fn start_on_all_transports(kind: RedisKind) -> (RedisServer, [String; 3]) {
         format!("{}/?ca_file={authority}&", server.tls_url().unwrap()),
         format!("unix:{}?", server.socket().display()),
     ];
+    let urls = urls.map(|url| format!("{url}response_timeout=5s&"));
     (server, urls)
 }
 
@@ -109,7 +110,7 @@ fn scripts_flushed(kind: RedisKind) {
     let flush = || {
         server.command(&["SCRIPT", "FLUSH", "SYNC"]).unwrap();
     };
-    let keeper = open(&server.url(), "ttl=2s");
+    let keeper = open(&server.url(), "ttl=6s");
     flush();
     let guards = ["a", "b", "c"].map(|name| {
         let guard = keeper.lock(name).unwrap();
@@ -120,7 +121,7 @@ fn scripts_flushed(kind: RedisKind) {
     let renewed = Instant::now();
     until("the first ttl is over", || {
         flush();
-        renewed.elapsed() > Duration::from_secs(3)
+        renewed.elapsed() > Duration::from_secs(7)
     });
     for guard in guards {
         assert!(guard.is_held());

@@ -9,7 +9,7 @@ use lockkeeper::{LockGuard, LockKeeper};
 use lockkeeper_testkit::{Daemon, RedisKind, RedisOptions, RedisServer, Reply, until};
 
 use super::cluster::on_redis_6;
-use crate::faults::{FaultServer, Waiter, Witness, opened};
+use crate::faults::{FaultServer, Waiter, Witness, opened, with_reply_time};
 
 impl FaultServer for RedisServer {
     type Kind = RedisKind;
@@ -68,13 +68,14 @@ pub(crate) fn start(kind: RedisKind) -> RedisServer {
     RedisServer::start(kind, &RedisOptions::new()).unwrap()
 }
 
+/// Opens a keeper, with time for a reply on a busy machine where `keys` do not say it.
 pub(crate) fn open(url: &str, keys: &str) -> LockKeeper {
-    opened(&format!("{url}/?{keys}"))
+    opened(&format!("{url}/?{}", with_reply_time(keys)))
 }
 
 /// Starts a waiter for `a`.
 pub(crate) fn start_waiter(url: &str, keys: &str, wait: Duration, witness: &Witness) -> Waiter {
-    Waiter::start(opened(&format!("{url}/?{keys}")), wait, witness)
+    Waiter::start(open(url, keys), wait, witness)
 }
 
 /// Returns how many waiters a key has: those in a sorted set with a score below zero.

@@ -16,8 +16,13 @@ pub(crate) enum Proved {
     ByRenewal,
 }
 
-fn open(url: &str) -> LockKeeper {
-    lockkeeper::open(url).unwrap()
+/// Opens a keeper, on a server with time for a reply on a busy machine.
+pub(crate) fn open(url: &str) -> LockKeeper {
+    let timeouts = match url.starts_with("sqlite:") {
+        true => "",
+        false => "?response_timeout=5s&connect_timeout=5s",
+    };
+    lockkeeper::open(&format!("{url}{timeouts}")).unwrap()
 }
 
 /// A held lock is proved, and the work is committed with its value.

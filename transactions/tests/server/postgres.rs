@@ -114,7 +114,7 @@ fn refused_commit_is_rolled_back(kind: PostgresKind) {
     connection
         .batch_execute("ALTER TABLE sold ADD UNIQUE (seat) DEFERRABLE INITIALLY DEFERRED")
         .unwrap();
-    let keeper = lockkeeper::open(&server.url()).unwrap();
+    let keeper = cases::open(&server.url());
     let guard = keeper.lock("seat:42").unwrap();
     assert_eq!(sell(&guard, &mut connection, || {}).unwrap(), 7);
     let ended = sell(&guard, &mut connection, || {});

@@ -44,7 +44,8 @@ pub(crate) const CASES: [Case<PostgresKind>; 6] = [
 ];
 
 fn open(url: &str) -> LockKeeper {
-    lockkeeper::open(&format!("{url}?namespace=shop")).unwrap()
+    let keys = "namespace=shop&response_timeout=5s&connect_timeout=5s";
+    lockkeeper::open(&format!("{url}?{keys}")).unwrap()
 }
 
 fn connect(server: &PostgresServer) -> Client {

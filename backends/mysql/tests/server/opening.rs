@@ -231,7 +231,7 @@ fn tls(kind: MySqlKind) {
     // Cancelling a wait shuts down the socket beneath TLS.
     let held = keeper.lock("a").unwrap();
     let other = open(&server, &format!("tls=on&ca_file={trusted}"));
-    let none = other.try_lock_for("a", Duration::from_millis(50)).unwrap();
+    let none = other.try_lock_for("a", Duration::from_secs(1)).unwrap();
     assert!(none.is_none());
     drop(held);
     drop(other.lock("a").unwrap());
@@ -286,10 +286,10 @@ fn server_without_free_connections(kind: MySqlKind) {
     );
     // A keeper that holds a session locks free names on it; without a further connection it polls.
     let held = ["a", "b"].map(|name| first.lock(name).unwrap());
-    let none = first.try_lock_for("busy", Duration::from_millis(50));
+    let none = first.try_lock_for("busy", Duration::from_secs(1));
     assert!(none.unwrap().is_none());
     drop(all);
-    let none = first.try_lock_for("busy", Duration::from_millis(50));
+    let none = first.try_lock_for("busy", Duration::from_secs(1));
     assert!(none.unwrap().is_none());
     drop((held, busy));
     drop(first.lock("busy").unwrap());
@@ -333,7 +333,7 @@ fn unix_socket(kind: MySqlKind) {
     let keeper = try_open(&url).unwrap();
     let held = keeper.lock("a").unwrap();
     let other = try_open(&url).unwrap();
-    let none = other.try_lock_for("a", Duration::from_millis(20)).unwrap();
+    let none = other.try_lock_for("a", Duration::from_secs(1)).unwrap();
     assert!(none.is_none());
     drop(held);
     drop(other.lock("a").unwrap());

@@ -95,23 +95,23 @@ fn proof_is_for_one_lease_only(kind: MySqlKind) {
     for _ in 0..200 {
         drop(server.client().unwrap());
     }
-    let keeper = open(&server, "pool_size=2&ttl=2s");
+    let keeper = open(&server, "pool_size=2&ttl=6s");
     let mut app = application(&server);
-    // Keeps the session alive that the next lease would use.
+    // Keeps the session alive that the next lease would use: whole seconds decide which one that is.
     let _kept = keeper.lock("kept").unwrap();
     let fixed = |millis| {
         AcquireOptions::new().lease(LeasePolicy::Fixed {
             ttl: Duration::from_millis(millis),
         })
     };
-    let late = keeper.acquire("a", &fixed(1_500)).unwrap().unwrap();
+    let late = keeper.acquire("a", &fixed(5_500)).unwrap().unwrap();
     let proof = late.commit_proof().unwrap();
     assert_eq!(held(&mut app, &proof), 1);
     // After the lease has expired, this process acquires the name again.
     until("the lease has expired", || {
         server.held().unwrap().len() == 1
     });
-    let next = keeper.acquire("a", &fixed(2_000)).unwrap().unwrap();
+    let next = keeper.acquire("a", &fixed(6_000)).unwrap().unwrap();
     assert_eq!(held(&mut app, &proof), 0);
     assert_eq!(held(&mut app, &next.commit_proof().unwrap()), 1);
     assert!(late.commit_proof().is_err());

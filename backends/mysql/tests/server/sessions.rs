@@ -5,7 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
-    AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockKeeper, Released, WaitOutcome,
+    AcquireOptions, CancelToken, ErrorKind, LeasePolicy, LockGuard, LockKeeper, Released,
+    WaitOutcome,
 };
 use lockkeeper_mysql::{MySqlOptions, MySqlProvider};
 use lockkeeper_testkit::{MySqlKind, MySqlServer, until};
@@ -83,13 +84,13 @@ fn lock_costs_two_statements(kind: MySqlKind) {
 
 fn thousand_names_on_few_connections(kind: MySqlKind) {
     let server = start(kind);
-    let keeper = open(&server, "ttl=6s");
+    let keeper = open(&server, "ttl=9s");
     let names: Vec<_> = (0..1_000).map(|n| format!("seat:{n}")).collect();
     let guards: Vec<_> = names.iter().map(|n| keeper.lock(n).unwrap()).collect();
     assert!(connections(&server) <= 8, "{:?}", keeper.usage());
     // All are renewed beyond the first ttl.
     let first = guards[0].lost_signal();
-    assert_eq!(first.wait(Duration::from_secs(7)), WaitOutcome::TimedOut);
+    assert_eq!(first.wait(Duration::from_secs(10)), WaitOutcome::TimedOut);
     for guard in &guards {
         assert!(guard.is_held(), "{guard:?}");
     }
@@ -179,17 +180,18 @@ fn waiting_threads_share_one_connection(kind: MySqlKind) {
 /// An idle connection ends with its wait_timeout, which no caller notices.
 fn closed_connection_is_replaced(kind: MySqlKind) {
     let server = start(kind);
-    let keeper = open(&server, "ttl=1s");
-    let guards = ["a", "b", "c"].map(|name| keeper.lock(name).unwrap());
-    drop(guards);
+    let keeper = open(&server, "ttl=3s");
+    let hold = || ["a", "b", "c"].map(|name| keeper.lock(name).unwrap());
+    // Not dropped: the server would free a name whose release is not over.
+    let release = |guard: LockGuard| drop(guard.release().unwrap());
+    hold().map(release);
     until("the server closes the idle connections", || {
         connections(&server) == 0
     });
-    drop(keeper.try_lock("a").unwrap().unwrap());
-    drop(keeper.lock("b").unwrap());
+    release(keeper.try_lock("a").unwrap().unwrap());
+    release(keeper.lock("b").unwrap());
     // An operator kills all connections.
-    let guards = ["a", "b", "c"].map(|name| keeper.lock(name).unwrap());
-    drop(guards);
+    hold().map(release);
     server.end_sessions().unwrap();
     drop(keeper.try_lock("a").unwrap().unwrap());
 }
@@ -197,10 +199,11 @@ fn closed_connection_is_replaced(kind: MySqlKind) {
 /// The other names of the process keep the session alive.
 fn lease_expires_on_session_in_use(kind: MySqlKind) {
     let server = start(kind);
-    let keeper = open(&server, "ttl=2s&pool_size=2");
+    let keeper = open(&server, "ttl=6s&pool_size=2");
     let kept = keeper.lock("kept").unwrap();
+    // Whole seconds decide whether two names share a session.
     let fixed = AcquireOptions::new().lease(LeasePolicy::Fixed {
-        ttl: Duration::from_millis(1_500),
+        ttl: Duration::from_millis(5_500),
     });
     let ends = keeper.acquire("ends", &fixed).unwrap().unwrap();
     let held = server.held().unwrap();
@@ -228,8 +231,9 @@ fn name_is_not_locked_twice_on_one_session(kind: MySqlKind) {
     let first = keepers[0].lock("a").unwrap();
     assert!(keepers[1].try_lock("a").unwrap().is_none());
     assert!(first.is_held());
-    drop(first);
-    drop(keepers[1].try_lock("a").unwrap().unwrap());
+    first.release().unwrap();
+    let second = keepers[1].try_lock("a").unwrap().unwrap();
+    second.release().unwrap();
     assert_eq!(server.held().unwrap(), []);
 }
 
@@ -237,7 +241,10 @@ fn name_is_not_locked_twice_on_one_session(kind: MySqlKind) {
 /// session a call goes on after its caller has given up.
 fn stalled_server_costs_no_lease(kind: MySqlKind) {
     let server = start(kind);
-    let keeper = open(&server, "ttl=20s&pool_size=2&response_timeout=300ms");
+    let keeper = open(
+        &server,
+        "ttl=20s&pool_size=2&response_timeout=2s&connect_timeout=2s",
+    );
     let [kept, also, given] = ["kept", "also", "given"].map(|name| keeper.lock(name).unwrap());
     let other = open(&server, "");
     server.stop().unwrap();
@@ -302,7 +309,7 @@ fn cancelled_wait_leaves_nothing(kind: MySqlKind) {
     });
     assert_eq!(keeper.usage().unwrap().connections, 0);
     until("only the holder is connected", || connections(&server) == 1);
-    drop(held);
+    held.release().unwrap();
     drop(keeper.try_lock("a").unwrap().unwrap());
 }
 

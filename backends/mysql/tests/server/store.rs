@@ -9,6 +9,9 @@ use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, PooledServer, Ser
 /// A limit far longer than anything here takes.
 pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
+/// The time-outs of a keeper: the defaults of 1 s and 2 s are too short for a busy machine.
+pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(5);
+
 pub(crate) type Case = suite::Case<MySqlKind>;
 
 /// Cases that leave a server as it was share it, since its start takes a second of processor time.
@@ -33,15 +36,23 @@ pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
         .open(&Config::from_url(url)?)
 }
 
-/// Opens a keeper on a server, with more keys.
+/// Opens a keeper on a server, with more keys, and with [`REPLY_LIMIT`] where the keys do not say a time-out.
 pub(crate) fn open(server: &MySqlServer, keys: &str) -> LockKeeper {
-    try_open(&format!("{}?{keys}", server.url())).unwrap()
+    let mut url = format!("{}?{keys}", server.url());
+    for timeout in ["response_timeout", "connect_timeout"] {
+        if !keys.contains(timeout) {
+            url += &format!("&{timeout}={}s", REPLY_LIMIT.as_secs());
+        }
+    }
+    try_open(&url).unwrap()
 }
 
-/// Returns the options of a provider on a server.
+/// Returns the options of a provider on a server, with [`REPLY_LIMIT`].
 pub(crate) fn options(server: &MySqlServer) -> lockkeeper_mysql::MySqlOptions {
     let addr = server.addr();
     lockkeeper_mysql::MySqlOptions::tcp(addr.ip().to_string(), addr.port())
         .user(MySqlServer::USER)
         .password(MySqlServer::PASSWORD)
+        .response_timeout(REPLY_LIMIT)
+        .connect_timeout(REPLY_LIMIT)
 }

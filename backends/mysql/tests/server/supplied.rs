@@ -14,7 +14,7 @@ use mysql::prelude::Queryable;
 use mysql::{Opts, OptsBuilder};
 use r2d2::{ManageConnection, Pool, PooledConnection};
 
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own};
+use crate::store::{Case, REPLY_LIMIT, WAIT_LIMIT, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
     ("made_connections_hold_locks", made_connections_hold_locks),
@@ -87,7 +87,11 @@ fn pool(server: &MySqlServer, size: u32) -> Pool<Manager> {
 }
 
 fn at(server: &MySqlServer) -> MySqlOptions {
-    MySqlOptions::tcp(server.addr().ip().to_string(), server.addr().port())
+    let addr = server.addr();
+    let options = MySqlOptions::tcp(addr.ip().to_string(), addr.port());
+    options
+        .response_timeout(REPLY_LIMIT)
+        .connect_timeout(REPLY_LIMIT)
 }
 
 fn try_keeper(options: &MySqlOptions) -> Result<LockKeeper, Error> {

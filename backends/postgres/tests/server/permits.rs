@@ -172,7 +172,7 @@ fn permit_is_released_though_its_waiter_is_another_users(kind: PostgresKind) {
     let (socket, database) = (server.socket(), PostgresServer::DATABASE);
     for waiter in ["guest", "admin"] {
         let keeper = crate::store::try_open(&format!(
-            "postgres:?socket={}&user={waiter}&password={password}&db={database}&namespace=shop",
+            "postgres:?socket={}&user={waiter}&password={password}&db={database}&namespace=shop&response_timeout=5s",
             socket.display()
         ));
         let keeper = keeper.unwrap();

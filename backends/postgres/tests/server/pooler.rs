@@ -56,11 +56,11 @@ fn session_mode_keeps_locks() {
     let pooled = try_open(&server.url_via(pool.addr())).unwrap();
     let direct = open(&server, "");
     let held = pooled.lock("a").unwrap();
-    let none = direct.try_lock_for("a", Duration::from_millis(20));
+    let none = direct.try_lock_for("a", Duration::from_secs(1));
     assert!(none.unwrap().is_none());
     drop(held);
     let held = direct.lock("a").unwrap();
-    let none = pooled.try_lock_for("a", Duration::from_millis(20));
+    let none = pooled.try_lock_for("a", Duration::from_secs(1));
     assert!(none.unwrap().is_none());
     drop(held);
     drop(pooled.lock("a").unwrap());

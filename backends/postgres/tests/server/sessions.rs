@@ -36,17 +36,14 @@ const WAITING: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
 
 fn killed_session_is_lost_at_once(kind: PostgresKind) {
     let server = start(kind);
-    let (keeper, next) = (open(&server, ""), open(&server, ""));
+    let (keeper, next) = (open(&server, "ttl=10m"), open(&server, ""));
     let held = keeper.lock("a").unwrap();
     let session = holder(&server);
     server
         .execute(&format!("SELECT pg_terminate_backend({session})"))
         .unwrap();
-    // Without the watched socket, it would be noticed at the renewal after 10 s, or after WAIT_LIMIT here.
-    assert_eq!(
-        held.lost_signal().wait(Duration::from_secs(5)),
-        WaitOutcome::Lost
-    );
+    // Without the watched socket, it would be noticed at the renewal after 200 s.
+    assert_eq!(held.lost_signal().wait(WAIT_LIMIT), WaitOutcome::Lost);
     assert!(next.lock("a").unwrap().token() > held.token());
 }
 
@@ -104,7 +101,7 @@ fn wait_takes_one_statement_beside_its_attempt(kind: PostgresKind) {
 
 fn stopped_server_is_unanswered(kind: PostgresKind) {
     let server = start(kind);
-    let keeper = open(&server, "response_timeout=200ms&connect_timeout=200ms");
+    let keeper = open(&server, "response_timeout=1s&connect_timeout=5s");
     let held = keeper.lock("a").unwrap();
     server.stop().unwrap();
     let error = held.renew().unwrap_err();

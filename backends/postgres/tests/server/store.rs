@@ -14,6 +14,9 @@ use lockkeeper_testkit::{PooledServer, PostgresKind, PostgresServer, ServerPool,
 /// A limit far longer than anything here takes.
 pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
+/// The time-outs of a keeper: the defaults of 1 s and 2 s are too short for a busy machine.
+pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(5);
+
 pub(crate) type Case = suite::Case<PostgresKind>;
 
 /// Returns a case that runs on one kind of server, unless there is a reason to ignore it.
@@ -51,9 +54,15 @@ pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
         .open(&Config::from_url(url)?)
 }
 
-/// Opens a keeper on a server, with more keys.
+/// Opens a keeper on a server, with more keys, and with [`REPLY_LIMIT`] where the keys do not say a time-out.
 pub(crate) fn open(server: &PostgresServer, keys: &str) -> LockKeeper {
-    try_open(&format!("{}?{keys}", server.url())).unwrap()
+    let mut url = format!("{}?{keys}", server.url());
+    for timeout in ["response_timeout", "connect_timeout"] {
+        if !keys.contains(timeout) {
+            url += &format!("&{timeout}={}s", REPLY_LIMIT.as_secs());
+        }
+    }
+    try_open(&url).unwrap()
 }
 
 /// Returns a deadline for what an operator asks.
@@ -79,6 +88,8 @@ pub(crate) fn options(addr: SocketAddr) -> PostgresOptions {
         .user(PostgresServer::USER)
         .password(PostgresServer::PASSWORD)
         .database(PostgresServer::DATABASE)
+        .response_timeout(REPLY_LIMIT)
+        .connect_timeout(REPLY_LIMIT)
 }
 
 /// Opens a provider on a server.

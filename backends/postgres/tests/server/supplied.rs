@@ -11,7 +11,7 @@ use lockkeeper_core::{Error, ErrorKind, LockKeeper};
 use lockkeeper_postgres::{PostgresOptions, PostgresProvider, Transport};
 use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer, until};
 
-use crate::store::{Case, open, start, start_own};
+use crate::store::{Case, REPLY_LIMIT, open, start, start_own};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -38,6 +38,8 @@ fn named() -> PostgresOptions {
         .user(PostgresServer::USER)
         .password(PostgresServer::PASSWORD)
         .database(PostgresServer::DATABASE)
+        .response_timeout(REPLY_LIMIT)
+        .connect_timeout(REPLY_LIMIT)
 }
 
 fn try_keeper(options: &PostgresOptions) -> Result<LockKeeper, Error> {
@@ -70,7 +72,7 @@ fn streams_of_the_application_hold_locks(kind: PostgresKind) {
         guard.release().unwrap();
         let held = other.lock("a").unwrap();
         // The end of its time ends the wait in the server.
-        let none = keeper.try_lock_for("a", Duration::from_millis(20)).unwrap();
+        let none = keeper.try_lock_for("a", Duration::from_secs(1)).unwrap();
         assert!(none.is_none());
         drop(held);
         drop(keeper.lock("a").unwrap());
@@ -194,7 +196,7 @@ fn waits_that_end_leave_no_statements(kind: PostgresKind) {
     let keeper = try_keeper(&named().connect_with(connect)).unwrap();
     let _held = open(&server, "").lock("a").unwrap();
     for _ in 0..8 {
-        let none = keeper.try_lock_for("a", Duration::from_millis(20)).unwrap();
+        let none = keeper.try_lock_for("a", Duration::from_secs(1)).unwrap();
         assert!(none.is_none());
     }
     let [prepared, connections] = [prepared, connections].map(|it| it.load(Ordering::SeqCst));

@@ -78,7 +78,7 @@ fn providers_are_served_first_in_first_out_and_leave_nothing() {
         threads.push(thread::spawn(move || {
             let guard = keeper.lock("seat").unwrap();
             sender.send(number).unwrap();
-            drop(guard);
+            guard.release().unwrap();
         }));
         until("the waiter is queued", || waiters(&raw) > number);
     }
@@ -87,7 +87,7 @@ fn providers_are_served_first_in_first_out_and_leave_nothing() {
         // The newcomer is granted the name only when the queue is empty.
         if let Some(guard) = newcomer.try_lock("seat").unwrap() {
             assert_eq!(waiters(&raw), 0, "the newcomer overtook a waiter");
-            drop(guard);
+            guard.release().unwrap();
         }
     }
     threads
@@ -114,10 +114,10 @@ fn cancelled_and_timed_out_waiters_are_removed() {
     cancel.cancel();
     assert_eq!(thread.join().unwrap(), ErrorKind::Cancelled);
     assert_eq!(waiters(&raw), 0);
-    let wait = Duration::from_millis(50);
+    let wait = Duration::from_secs(1);
     assert!(store.keeper().try_lock_for("seat", wait).unwrap().is_none());
     assert_eq!(waiters(&raw), 0);
-    drop(holder);
+    holder.release().unwrap();
     assert_eq!(locks(&raw), 0);
     until("the keepers have ended", || {
         store.files().iter().all(|file| !file.contains("-wake-"))
@@ -155,13 +155,14 @@ fn reservation_of_an_unresponsive_waiter_goes_to_the_next() {
     );
     // The unresponsive waiter delays the others once, not again at every release.
     let keeper = store.keeper();
-    assert!(keeper.try_lock("seat").unwrap().is_some());
-    let guard = keeper.try_lock("seat").unwrap().unwrap();
+    let attempt = || keeper.try_lock("seat").unwrap().unwrap();
+    attempt().release().unwrap();
+    let guard = attempt();
     let second = silent_waiter(&store);
     assert!(late < second);
     raw.execute("UPDATE lock SET contended = 1 WHERE name = 'seat'", ())
         .unwrap();
-    drop(guard);
+    guard.release().unwrap();
     let kept = raw.query_row("SELECT reserved FROM lock WHERE name = 'seat'", (), |row| {
         row.get(0)
     });
