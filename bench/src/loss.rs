@@ -7,8 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{LockGuard, LockKeeper};
-use lockkeeper_testkit::{MySqlKind, MySqlOptions, PostgresKind, Proxy, RedisServer};
+use lockkeeper_testkit::{
+    EtcdCluster, EtcdKind, EtcdOptions, MySqlKind, MySqlOptions, PostgresKind, Proxy, RedisServer,
+};
 
+use crate::contended::times;
 use crate::{Row, Rows, etcd, mysql, postgres, server};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -150,5 +153,35 @@ pub(crate) fn on_etcd() -> Rows {
     let server = etcd::start()?;
     let delete = || server.delete("lockkeeper/").map(drop);
     let what = "keys deleted to guard lost, etcd".to_owned();
-    rows_of(what, two(&server.url())?, delete)
+    let mut rows = rows_of(what, two(&server.url())?, delete)?;
+    rows.push(election()?);
+    Ok(rows)
+}
+
+/// The leader by which a keeper reaches its cluster is killed, three times. The floor is the time until the next leader
+/// carries out a write.
+fn election() -> Result<Row, Box<dyn Error>> {
+    let cluster = EtcdCluster::start(EtcdKind::Etcd3_4, &EtcdOptions::new())?;
+    let (mut ours, mut floor) = (Duration::ZERO, Duration::ZERO);
+    for _ in 0..3 {
+        let leader = cluster.leader(&[])?;
+        let member = |number: usize| cluster.members().get(number).ok_or("no such member");
+        let keeper = lockkeeper::open(&format!("{}/?wait=60s", cluster.url(leader)))?;
+        drop(keeper.lock("before")?);
+        member(leader)?.kill();
+        let killed = Instant::now();
+        let granted = thread::scope(|scope| {
+            let granted = scope.spawn(|| keeper.lock("after").map(|_| killed.elapsed()));
+            let next = cluster.leader(&[leader])?;
+            while member(next)?.put("raw", "").is_err() {}
+            floor += killed.elapsed();
+            let granted = granted.join().map_err(|_| "a thread panicked")?;
+            Ok::<_, Box<dyn Error>>(granted?)
+        })?;
+        ours += granted;
+        member(leader)?.restart()?;
+    }
+    let what = "leader killed to next grant, 3 members, etcd".to_owned();
+    let [ours, floor] = [ours, floor].map(|sum| sum.as_secs_f64() / 3.0);
+    Ok(times(what, ours, floor, f64::INFINITY))
 }
