@@ -11,7 +11,7 @@ use crate::store::{open, soon, start_own, try_open};
 const KIND: PostgresKind = PostgresKind::Postgres15;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases: [(_, fn()); 3] = [
+    let cases: [(_, fn()); 4] = [
         (
             "pgbouncer::other_modes_are_refused",
             other_modes_are_refused,
@@ -23,6 +23,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         (
             "pgbouncer::outage_behind_it_is_ridden_out",
             outage_behind_it_is_ridden_out,
+        ),
+        (
+            "pgbouncer::wrong_settings_open_no_fallback",
+            wrong_settings_open_no_fallback,
         ),
     ];
     let trial = |(name, case): (&str, fn())| {
@@ -93,4 +97,13 @@ fn outage_behind_it_is_ridden_out() {
     let wrong = url.replace(PostgresServer::PASSWORD, "wrong");
     let error = try_open(&wrong).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
+}
+
+fn wrong_settings_open_no_fallback() {
+    let (server, fallback) = (start_own(KIND), start_own(KIND));
+    let pool = PgBouncer::start_with_required_tls(&server, PoolMode::Session).unwrap();
+    let url = server.url_via(pool.addr());
+    let error = try_open(&format!("{url}?fallback={}", fallback.url())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
+    assert!(error.message().contains("tls=on"), "{error}");
 }
