@@ -124,14 +124,20 @@ fn nothing_is_granted_while_the_clock_is_behind(kind: PostgresKind) {
     let keeper = open(&server.url());
     let lock = keeper.transaction_lock("seat:42", SHORT).unwrap();
     // As after a grant of the far future.
-    let (before, after) = lock.attempt().split_once(" THEN -2").unwrap();
-    let (before, _last) = before.rsplit_once(' ').unwrap();
-    let sql = format!("{before} {} THEN -2{after}", i64::MAX);
+    let behind = |sql: &str| {
+        let (before, after) = sql.split_once(" <= ").unwrap();
+        let (_last, after) = after.split_once(" THEN").unwrap();
+        format!("{before} <= {} THEN{after}", i64::MAX)
+    };
     let mut connection = connect(&server);
     let mut transaction = connection.transaction().unwrap();
-    let held: i64 = transaction.query_one(&sql, &[]).unwrap().get(0);
-    assert_eq!(lock.check(held).unwrap_err().kind(), ErrorKind::Unavailable);
-    assert!(keeper.try_lock("seat:42").unwrap().is_some());
+    let row = transaction.query_one(&behind(lock.attempt()), &[]).unwrap();
+    let error = lock.check(row.get(0)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    drop(keeper.try_lock("seat:42").unwrap().unwrap());
+    // The clock was set back during the wait.
+    transaction.batch_execute(&behind(lock.wait())).unwrap();
+    drop(keeper.try_lock("seat:42").unwrap().unwrap());
 }
 
 fn busy_lock_leaves_the_transaction_as_it_was(kind: PostgresKind) {
