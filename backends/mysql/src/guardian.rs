@@ -318,11 +318,12 @@ mod tests {
 
     use super::*;
     use crate::MySqlOptions;
+    use crate::statements::Run;
 
     fn post(session: &Arc<Mutex<Progress>>) -> Post {
-        let (id, start, until) = (7, 1_000, 1_010);
+        let (id, run) = (7, Run::default());
         Post {
-            id: SessionId { id, start, until },
+            id: SessionId { id, run },
             wire: Arc::default(),
             session: Arc::clone(session),
             watched: None,
