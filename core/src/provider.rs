@@ -56,6 +56,12 @@ pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
         let _ = (name, wait);
         None
     }
+
+    /// Records the epoch of a lock that a transaction of the application was granted by
+    /// [`transaction_lock`](Self::transaction_lock): later grants get larger ones.
+    fn note_transaction_epoch(&self, epoch: u64) {
+        let _ = epoch;
+    }
 }
 
 /// A store as the engine calls it: [`Backend`](crate::Backend) with its type of lease erased.

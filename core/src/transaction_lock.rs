@@ -64,11 +64,13 @@ impl<'k> TransactionLock<'k> {
             Ok(0) => Ok(None),
             Ok(epoch) => {
                 let token = self.keeper.first_token(epoch);
-                token.map(Some).map_err(|error| self.located(error))
+                let token = token.map_err(|error| self.located(error))?;
+                self.keeper.engine.provider.note_transaction_epoch(epoch);
+                Ok(Some(token))
             }
             Err(_) if held == CLOCK_SET_BACK => Err(self.located(Error::new(
                 ErrorKind::Unavailable,
-                "the server's clock was set back, and nothing is granted before it has caught up, since tokens would not grow; wait",
+                "the server's clock was set back, and nothing is granted before it has caught up, since tokens would not grow; wait, or raise `epoch_offset` everywhere and restart the programs",
             ))),
             Err(_) => Err(self.located(Error::new(
                 ErrorKind::Incompatible,

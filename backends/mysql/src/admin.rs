@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockkeeper_core::{
     Admin, Error, ErrorKind, Finding, HeldName, Holder, HostInstant, LockName, Mode,
 };
-use lockkeeper_remote::sessions::SessionName;
+use lockkeeper_remote::sessions::{SessionConnection as _, SessionName};
 use mysql::Row;
 
 use crate::connection::{number, text};
@@ -14,7 +14,7 @@ use crate::examine;
 use crate::names::EncodedName;
 use crate::permits::Permits;
 use crate::readers::Readers;
-use crate::statements::{self, SessionId};
+use crate::statements::{Run, SessionId};
 use crate::store::Store;
 
 /// The pause between two checks whether a session has ended.
@@ -90,10 +90,9 @@ impl Admin for Store {
             )
         })?;
         // Only the session itself can free a single name of its own.
-        let end = statements::end_holder(&name, session);
         let ended = self
             .locks
-            .run_apart(deadline, |connection| connection.run(&end));
+            .run_apart(deadline, |connection| connection.end_holder(&name, session));
         let is_free = || {
             let holder = self.holder(&name, deadline)?;
             Ok(!holder.is_some_and(|holder| session.is(holder)))
@@ -133,8 +132,9 @@ impl Admin for Store {
 
 /// A hold, marked by what [`read_mark`] reads.
 fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName {
-    let SessionId { id, start, .. } = session;
-    let mut held = HeldName::new(name, format!("{id} {start} {encoded}"));
+    let SessionId { id, run } = session;
+    let mark = format!("{id} {} {} {encoded}", run.first, run.end());
+    let mut held = HeldName::new(name, mark);
     if let Some((Permits { limit, .. }, slot)) = Permits::of_lease(encoded) {
         held.mode = Mode::Permit { limit };
         held.slot = Some(slot);
@@ -146,13 +146,13 @@ fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName 
 }
 
 fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
-    let mut parts = mark.splitn(3, ' ');
+    let mut parts = mark.splitn(4, ' ');
     let mut number = || parts.next()?.parse::<u64>().ok();
-    let (id, start) = (number()?, number()?);
-    // One step of the counter may have come since it was shown.
-    let until = start.saturating_add(2);
+    let (id, first, until) = (number()?, number()?, number()?);
     let name = EncodedName::parse(parts.next()?)?;
-    Some((SessionId { id, start, until }, name))
+    let last = first;
+    let run = Run { first, last, until };
+    Some((SessionId { id, run }, name))
 }
 
 impl Store {
@@ -182,15 +182,15 @@ impl Store {
             }
         }
         let listed = self.locks.run_apart(deadline, |connection| {
-            Ok((connection.rows(sql)?, connection.id()))
+            Ok((connection.rows(sql)?, connection.id_of(0).run))
         });
-        let (rows, own) = listed.map_err(unlisted)?;
+        let (rows, run) = listed.map_err(unlisted)?;
         let named = rows.iter().filter_map(|row| {
             let (encoded, id) = (EncodedName::parse(&text(row, 0)?)?, number(row, 1)?);
             let is_lease = encoded.semaphore_part().is_none()
                 || Permits::of_lease(&encoded).is_some()
                 || Readers::is_slot(&encoded);
-            is_lease.then_some((encoded, SessionId { id, ..own }))
+            is_lease.then_some((encoded, SessionId { id, run }))
         });
         let mut leases: Vec<_> = named.collect();
         Readers::retain_leases(&mut leases);

@@ -19,7 +19,7 @@ use crate::dialect::Dialect;
 use crate::failure::{classify, is_time_over, multiplexed};
 use crate::guardian::Flag;
 use crate::names::EncodedName;
-use crate::statements::{self, SessionId};
+use crate::statements::{self, Run, SessionId};
 use crate::supplied::{AnyConn, Before};
 use crate::wire::Wire;
 
@@ -37,10 +37,9 @@ pub struct Connection {
     pub(crate) dialect: Dialect,
     /// Notices its end, outside of Windows.
     watched: Option<WatchedSocket>,
-    /// See [`SessionId`].
-    start: u64,
-    until: u64,
-    /// The end of that second.
+    /// What the server said of its run when the connection was opened.
+    run: Run,
+    /// The end of the second of the start.
     start_is_over: HostInstant,
     grace: RestartGrace,
     /// Whether a reply is missing.
@@ -114,8 +113,7 @@ impl Connection {
             shared: Arc::clone(shared),
             dialect: Dialect::MySql,
             watched: None,
-            start: 0,
-            until: 0,
+            run: Run::default(),
             start_is_over: HostInstant::NEVER,
             grace: RestartGrace::new(Duration::ZERO, Duration::ZERO, HostInstant::NEVER),
             is_in_doubt: false,
@@ -127,11 +125,16 @@ impl Connection {
         let row = connection.query(statements::GREETING)?;
         let now = shared.clock.now();
         let numbers = number(&row, 0).zip(number(&row, 1));
-        let (millis, start) = numbers.ok_or_else(|| Failure::Refused(senseless()))?;
+        let (millis, second) = numbers.ok_or_else(|| Failure::Refused(senseless()))?;
         let up = Duration::from_millis(millis);
-        connection.start = start;
         // Nothing is granted in the second of the start.
-        connection.until = start + (millis / 1000).max(1);
+        let until = second + (millis / 1000).max(1);
+        connection.run = Run {
+            first: second,
+            last: second,
+            until,
+        };
+        shared.run.lock().add(connection.run);
         connection.start_is_over = now + START.saturating_sub(up);
         // The start may have been at the end of its second.
         connection.grace = RestartGrace::new(shared.restart_grace, up.saturating_sub(START), now);
@@ -217,13 +220,22 @@ impl Connection {
 
     /// Returns the identity of the session, which stays unique when the server is started again.
     pub(crate) fn id(&self) -> SessionId {
-        self.id_of(self.conn.connection_id().into())
+        SessionId {
+            id: self.conn.connection_id().into(),
+            run: self.run,
+        }
     }
 
     /// Returns the identity of the session of the same server that has this number.
     pub(crate) fn id_of(&self, id: u64) -> SessionId {
-        let (start, until) = (self.start, self.until);
-        SessionId { id, start, until }
+        let known = *self.shared.run.lock();
+        let run = if known.is(self.run) { known } else { self.run };
+        SessionId { id, run }
+    }
+
+    /// Records the second that the server just had in `UUID_SHORT()`.
+    pub(crate) fn note_second(&self, last: u64) {
+        self.shared.run.lock().add(Run { last, ..self.run });
     }
 
     fn call<T>(&mut self, work: impl FnOnce(&mut Conn) -> mysql::Result<T>) -> Result<T, Failure> {

@@ -11,11 +11,13 @@ use lockkeeper_remote::{
     without_signals,
 };
 use mysql::{Conn, Opts, OptsBuilder};
+use parking_lot::Mutex;
 
 use crate::connection::Connection;
 use crate::failure::not_connected;
 use crate::guardian::Flag;
 use crate::options::{MySqlOptions, bracketed};
+use crate::statements::Run;
 use crate::supplied::{AnyConn, FirstServer};
 use crate::wire::Wire;
 
@@ -40,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) watch: SocketWatch,
     pub(crate) sessions: Weak<Sessions<Connection>>,
     pub(crate) flag: Arc<Flag>,
+    /// What the connections know of the server that runs.
+    pub(crate) run: Arc<Mutex<Run>>,
     /// Whether the application lends the connections.
     pub(crate) is_lent: bool,
     /// The server of the first connection, if the application makes or lends the connections.
@@ -85,6 +89,7 @@ impl Connector {
                 watch: SocketWatch::new("lockkeeper-mysql-watch"),
                 sessions: Arc::downgrade(sessions),
                 flag: Arc::new(Flag::new(namespace)),
+                run: Arc::default(),
                 is_lent: remote.is_lent,
                 first_server: options.supplier.is_some().then(FirstServer::new),
             }),

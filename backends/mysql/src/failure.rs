@@ -65,10 +65,13 @@ const ENDED: [u16; 11] = [
     1053, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 4031,
 ];
 
-/// Returns whether this is said of the server by what is before it: MySQL Router and MaxScale use the codes of clients, and
-/// ProxySQL has codes of its own.
-fn is_of_proxy(code: u16) -> bool {
-    matches!(code, 2000..=2099 | 9001..=9999)
+/// Returns whether a proxy says by this code that it does not reach the server. MySQL Router and MaxScale use the codes of
+/// clients, and ProxySQL has codes of its own; 9003 refuses a command.
+///
+/// The other codes of clients are none of these, such as 2026 for TLS: a fallback is opened only if the server cannot be
+/// reached.
+fn is_outage_behind_proxy(code: u16) -> bool {
+    matches!(code, 2002 | 2003 | 2005 | 2055 | 9001 | 9002 | 9004..=9999)
 }
 
 /// Returns whether the server ended a wait at its time limit, MySQL or MariaDB.
@@ -79,7 +82,7 @@ pub(crate) fn is_time_over(error: &mysql::Error) -> bool {
 /// Returns the error for an error reply: its kind, and the advice for the user.
 pub(crate) fn refused(said: &mysql::MySqlError) -> Error {
     let error = match said.code {
-        code if is_of_proxy(code) => unavailable(
+        code if is_outage_behind_proxy(code) => unavailable(
             "what is between this program and the server cannot reach it; is it running?",
         ),
         1021 | 1037 | 1038 | 1041 => unavailable("the server is short of memory or of disk"),
@@ -96,7 +99,10 @@ pub(crate) fn refused(said: &mysql::MySqlError) -> Error {
         1129 | 1130 => denied(
             "the server takes no connections from this host; see its users and `max_connect_errors`",
         ),
-        3159 | 1835 => denied("the server wants TLS, or another way to log in; try tls=on"),
+        // The first three are those of clients, as MySQL Router sends them.
+        2026 | 2059 | 2061 | 3159 | 1835 => {
+            denied("the server wants TLS, or another way to log in; try tls=on")
+        }
         1820 | 1862 | 3118 | 4151 => {
             denied("the user's password has expired, or the user is locked")
         }
@@ -141,7 +147,7 @@ pub(crate) fn not_connected(error: mysql::Error, server: &Server, tls: bool) -> 
     let text = error.to_string();
     // An error whose text is in ours is not the cause as well.
     let described = match &error {
-        MySqlError(said) if ENDED.contains(&said.code) || is_of_proxy(said.code) => {
+        MySqlError(said) if ENDED.contains(&said.code) || is_outage_behind_proxy(said.code) => {
             return server.unreachable(&said.message);
         }
         MySqlError(said) => return refused(said),
@@ -209,6 +215,8 @@ mod tests {
             (1045, ErrorKind::PermissionDenied),
             (1041, ErrorKind::Unavailable),
             (9001, ErrorKind::Unavailable),
+            (2026, ErrorKind::PermissionDenied),
+            (9003, ErrorKind::Incompatible),
             (65_000, ErrorKind::Incompatible),
         ] {
             let failure = classify(number(code), &server, || true);
@@ -218,10 +226,21 @@ mod tests {
             );
         }
         // At a login, also while the server shuts down, and of a proxy before it.
-        for code in ENDED.into_iter().chain([2003, 1040]) {
+        for code in ENDED.into_iter().chain([2003, 9001, 1040]) {
             let error = not_connected(number(code), &server, false);
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{code}");
             assert_eq!(error.is_unreachable(), code != 1040, "{code}");
+        }
+        // What MySQL Router says of settings.
+        for (code, kind) in [
+            (2026, ErrorKind::PermissionDenied),
+            (2059, ErrorKind::PermissionDenied),
+            (2061, ErrorKind::PermissionDenied),
+            (2027, ErrorKind::Incompatible),
+        ] {
+            let error = not_connected(number(code), &server, false);
+            assert_eq!(error.kind(), kind, "{code}");
+            assert!(!error.is_unreachable(), "{code}");
         }
         let failure = classify(io(io::ErrorKind::WouldBlock), &server, || true);
         assert!(

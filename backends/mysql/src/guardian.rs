@@ -98,6 +98,16 @@ enum Progress {
     Failed,
 }
 
+impl State {
+    /// Returns the session that stands guard, unless it has ended.
+    fn standing(&self) -> Option<SessionId> {
+        match self {
+            Self::Standing(post) if !post.has_ended() => Some(post.id),
+            _ => None,
+        }
+    }
+}
+
 impl Post {
     fn has_ended(&self) -> bool {
         let has_ended = self.watched.as_ref().is_some_and(WatchedSocket::has_ended);
@@ -135,8 +145,8 @@ impl Guardian {
         request: &AcquireRequest<'_>,
         limit: Duration,
     ) -> Result<Option<SessionId>, Error> {
-        if let State::Standing(post) = &*self.state.lock() {
-            return Ok(Some(post.id));
+        if let Some(session) = self.state.lock().standing() {
+            return Ok(Some(session));
         }
         let until = match request.deadline() {
             None => request.now() + limit,
@@ -154,11 +164,13 @@ impl Guardian {
             *state = State::Starting;
         }
         loop {
+            if let Some(session) = state.standing() {
+                return Ok(Some(session));
+            }
             let left = until.saturating_since(request.now());
             match &*state {
-                State::Standing(post) => return Ok(Some(post.id)),
                 State::Failed(error) => return Err(error.clone()),
-                State::Off => return Err(ended()),
+                State::Off | State::Standing(_) => return Err(ended()),
                 State::Starting if request.is_cancelled() => return Ok(None),
                 State::Starting if left.is_zero() => return Err(unavailable(NOT_STARTED)),
                 State::Starting => {}
@@ -172,21 +184,25 @@ impl Guardian {
         let guardian = Arc::clone(self);
         let start = move || {
             let started = guardian.start(Instant::now() + limit);
-            let next = match started.map_err(nothing_granted) {
-                // `end` did not find it before it stood.
-                Ok(post) if post.has_ended() => State::Failed(unavailable(NOT_STARTED)),
-                Ok(post) => State::Standing(post),
-                Err(error) => State::Failed(error),
-            };
-            *guardian.state.lock() = next;
-            guardian.changed.notify_all();
+            guardian.finish_start(started.map_err(nothing_granted));
         };
         spawn(start)
     }
 
+    fn finish_start(&self, started: Result<Post, Error>) {
+        // `end` is called once, and does nothing before the session stands. So the session is looked at under the lock.
+        let mut state = self.state.lock();
+        *state = match started {
+            Ok(post) if post.has_ended() => State::Failed(unavailable(NOT_STARTED)),
+            Ok(post) => State::Standing(post),
+            Err(error) => State::Failed(error),
+        };
+        self.changed.notify_all();
+    }
+
     /// Returns whether the session still stands guard.
     pub(crate) fn stands(&self, id: SessionId) -> bool {
-        matches!(&*self.state.lock(), State::Standing(post) if post.id == id)
+        self.state.lock().standing() == Some(id)
     }
 
     /// Records that a session has ended. If it stood guard, all shared leases are lost.
@@ -293,4 +309,63 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
 /// Returns the error of a shared lock that was granted while the guardian's session ended.
 pub(crate) fn ended() -> Error {
     unavailable("the server has ended the session that shared locks need; try again")
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use lockkeeper_core::SystemClock;
+    use lockkeeper_testkit::until;
+
+    use super::*;
+    use crate::MySqlOptions;
+    use crate::statements::Run;
+
+    fn post(session: &Arc<Mutex<Progress>>) -> Post {
+        let (id, run) = (7, Run::default());
+        Post {
+            id: SessionId { id, run },
+            wire: Arc::default(),
+            session: Arc::clone(session),
+            watched: None,
+        }
+    }
+
+    fn guardian() -> Guardian {
+        let clock = Arc::new(SystemClock);
+        let sessions = Sessions::new(clock.clone()).unwrap();
+        let options = MySqlOptions::tcp("here", 1);
+        let connector = Connector::new(&options, "shop", clock, &sessions);
+        Guardian::new(&Arc::new(connector), &sessions)
+    }
+
+    #[test]
+    fn session_that_ends_at_the_end_of_its_start_does_not_stand() {
+        let (guardian, session) = (guardian(), Arc::new(Mutex::new(Progress::Waits)));
+        let post = post(&session);
+        let id = post.id;
+        *guardian.state.lock() = State::Starting;
+        let mut progress = session.lock();
+        thread::scope(|scope| {
+            scope.spawn(|| guardian.finish_start(Ok(post)));
+            until("the start looks at the session", || {
+                guardian.state.is_locked()
+            });
+            scope.spawn(|| guardian.end(id));
+            *progress = Progress::Failed;
+            drop(progress);
+        });
+        assert!(matches!(&*guardian.state.lock(), State::Failed(_)));
+    }
+
+    #[test]
+    fn session_that_has_ended_does_not_stand() {
+        let (guardian, session) = (guardian(), Arc::new(Mutex::new(Progress::Waits)));
+        let post = post(&session);
+        let id = post.id;
+        guardian.finish_start(Ok(post));
+        assert!(guardian.stands(id));
+        // `end` was not called yet.
+        *session.lock() = Progress::Failed;
+        assert!(!guardian.stands(id));
+    }
 }

@@ -135,7 +135,12 @@ impl SessionConnection for Connection {
     }
 
     fn end_holder(&mut self, name: &EncodedName, session: SessionId) -> Result<(), Failure> {
-        self.run(&statements::end_holder(name, session))
+        if !session.run.is(self.id_of(session.id).run) {
+            return Err(Failure::Refused(unavailable(
+                "the server was started again after the session was seen",
+            )));
+        }
+        self.run(&statements::end_holder(name, session.id))
     }
 
     fn try_permit_or_pause(
@@ -218,6 +223,7 @@ impl Connection {
             (_, false) => 1,
             (count, true) => count + 1,
         };
+        let more = more + usize::from(!checks.is_empty());
         if row.len() != requests.count() + more {
             return Err(Failure::Unanswered(senseless()));
         }
@@ -240,6 +246,11 @@ impl Connection {
         }
         let held = columns.by_ref().take(checks.len());
         let held = held.map(|number| number == Some(1)).collect();
+        if !checks.is_empty()
+            && let Some(second) = columns.next().flatten()
+        {
+            self.note_second(second);
+        }
         if let Some(is_free) = columns.next() {
             flag.note(is_free != Some(1));
             if flag.is_used() && !is_read {

@@ -158,6 +158,7 @@ impl Backend for MySqlProvider {
     session_verbs!();
 
     fn proof(&self, lease: &Lease) -> Option<Proof> {
-        Some(statements::proof(lease, self.0.dialect))
+        let known = *self.0.run.lock();
+        Some(statements::proof(lease, self.0.dialect, known))
     }
 }

@@ -23,24 +23,57 @@ pub(crate) const RELEASE: &str = "SELECT RELEASE_LOCK(?)";
 /// them.
 pub(crate) const EPOCH_BITS: u64 = (1 << 56) - 1;
 
+/// What is known of one run of the server, from its start to its end.
+///
+/// The second in `UUID_SHORT()` is that of the server's start, and one more after each 2^24 calls. It stays behind the
+/// server's clock, and the next run starts with a later one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// The second that was in `UUID_SHORT()` first.
+    pub(crate) first: u64,
+    /// The second that was in it last.
+    pub(crate) last: u64,
+    /// The second of the server's clock when a connection was opened.
+    pub(crate) until: u64,
+}
+
+impl Run {
+    /// Returns the first second in which another run can start.
+    pub(crate) fn end(self) -> u64 {
+        self.until.max(self.last + 1)
+    }
+
+    /// Returns whether both are of the same run.
+    pub(crate) fn is(self, other: Self) -> bool {
+        self.first.max(other.first) < self.end().min(other.end())
+    }
+
+    /// Adds what was seen after it. Another run takes its place.
+    pub(crate) fn add(&mut self, seen: Self) {
+        *self = match self.is(seen) {
+            true => Self {
+                first: self.first.min(seen.first),
+                last: self.last.max(seen.last),
+                until: self.until.max(seen.until),
+            },
+            false => seen,
+        };
+    }
+}
+
 /// The identity of a session. A server that is started again counts its sessions from the beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionId {
     /// The number that `CONNECTION_ID()`, `IS_USED_LOCK()` and `KILL` use.
     pub(crate) id: u64,
-    /// The second that was in `UUID_SHORT()` when it was asked for: that of the server's start, and one more after each
-    /// 2^24 calls.
-    pub(crate) start: u64,
-    /// The second of the server's clock then. `UUID_SHORT()` stays behind it, and is beyond it after another start.
-    pub(crate) until: u64,
+    pub(crate) run: Run,
 }
 
 impl SessionId {
     /// Compares the number that a connection knows with the one that the server reports: the server may
     /// count further than the 32 bits of its greeting.
     pub(crate) fn is(self, seen: Self) -> bool {
-        let is_same_run = self.start.max(seen.start) < self.until.min(seen.until);
-        is_same_run && self.id == seen.id & u64::from(u32::MAX)
+        self.run.is(seen.run) && self.id == seen.id & u64::from(u32::MAX)
     }
 }
 
@@ -50,6 +83,9 @@ pub(crate) const GREETING: &str = "SELECT GREATEST(0, TIMESTAMPDIFF(MICROSECOND,
 
 /// Returns the number of the session that holds a name, NULL if none does; prepared.
 pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?)";
+
+/// The second in `UUID_SHORT()`: see [`Run`].
+const SECOND: &str = "UUID_SHORT() >> 24 & 4294967295";
 
 /// Calls a function for each name.
 pub(crate) fn each(function: &str, names: &[EncodedName]) -> String {
@@ -77,7 +113,8 @@ pub(crate) fn end_pause(bell: &EncodedName, session: u64) -> String {
 }
 
 /// Returns what [`RELEASE`] and [`TRY`] do for each name to release and to try, and 1 for each other name
-/// that this session holds. Both kinds of server evaluate the columns from left to right, and the flag after the attempts.
+/// that this session holds, and then the second in `UUID_SHORT()`. Both kinds of server evaluate the columns from left to
+/// right, and the flag after the attempts.
 ///
 /// If anything is read, the attempts have two columns, and look for readers: see [`Readers`].
 pub(crate) fn several(
@@ -114,6 +151,9 @@ pub(crate) fn several(
     for name in &requests.checks {
         add("IS_USED_LOCK('", name, "')=CONNECTION_ID()");
     }
+    if !requests.checks.is_empty() {
+        add(SECOND, "", "");
+    }
     if !requests.attempts.is_empty() {
         add("IS_FREE_LOCK('", flag, "')");
     }
@@ -122,27 +162,27 @@ pub(crate) fn several(
 
 /// Ends the session if it holds the name, in one statement, since a connection soon holds another name.
 /// If it does not hold the name, the reply is error 1094 (no such session). A KILL takes no parameters.
-pub(crate) fn end_holder(name: &EncodedName, session: SessionId) -> String {
-    let SessionId { id, start, until } = session;
-    let last = until.saturating_sub(1);
-    format!(
-        "KILL CONNECTION IF(IS_USED_LOCK('{name}') = {id} AND (UUID_SHORT() >> 24 & 4294967295) BETWEEN {start} AND {last}, {id}, 0)"
-    )
+pub(crate) fn end_holder(name: &EncodedName, id: u64) -> String {
+    format!("KILL CONNECTION IF(IS_USED_LOCK('{name}') = {id}, {id}, 0)")
 }
 
-/// Returns -1 if the second in `UUID_SHORT()` is neither of two, else 1 while that session holds the name, else 0. The
-/// second is that of the server's start, and one more after each 2^24 calls: one such step may come during a hold.
+/// Returns -1 if the second in `UUID_SHORT()` is outside of two bounds, else 1 while that session holds the name, else 0.
 ///
 /// Other databases skip the comment, which these servers run. There the alias is a table that does not
 /// exist, and its name is the text of their error.
-pub(crate) const PROOF: &str = "SELECT held FROM /*!(SELECT CASE WHEN (UUID_SHORT() >> 24 & 4294967295) NOT IN (?, ?) THEN -1 WHEN IS_USED_LOCK(?) = ? THEN 1 ELSE 0 END AS held) AS*/ this_commit_proof_is_for_mysql_or_mariadb";
+pub(crate) const PROOF: &str = "SELECT held FROM /*!(SELECT CASE WHEN (UUID_SHORT() >> 24 & 4294967295) NOT BETWEEN ? AND ? THEN -1 WHEN IS_USED_LOCK(?) = ? THEN 1 ELSE 0 END AS held) AS*/ this_commit_proof_is_for_mysql_or_mariadb";
 
-/// Returns the proof of a lease.
-pub(crate) fn proof(lease: &SessionLease<Connection>, dialect: Dialect) -> Proof {
-    let (SessionId { id, .. }, name) = (lease.session(), lease.name());
+/// Returns the proof of a lease, by what is known of the server that runs.
+///
+/// Renewals tell how far the counter has come, and one step more may follow. Wider bounds would take in other servers,
+/// with sessions of the same numbers.
+pub(crate) fn proof(lease: &SessionLease<Connection>, dialect: Dialect, known: Run) -> Proof {
+    let (SessionId { id, run }, name) = (lease.session(), lease.name());
     let granted = lease.epoch() >> 24;
-    let [first, last] = [granted, granted + 1].map(|second| second.to_string());
-    let values = [first, last, format!("'{name}'"), id.to_string()];
+    let seen = if known.is(run) { known.last } else { granted };
+    let last = granted.max(seen) + 1;
+    let [from, to] = [granted, last].map(|second| second.to_string());
+    let values = [from, to, format!("'{name}'"), id.to_string()];
     let set = |sql: String, value: &String| sql.replacen('?', value, 1);
     Proof {
         dialect: dialect.name(),
@@ -150,9 +190,42 @@ pub(crate) fn proof(lease: &SessionLease<Connection>, dialect: Dialect) -> Proof
         statement: PROOF,
         params: vec![
             ProofValue::Integer(granted.cast_signed()),
-            ProofValue::Integer((granted + 1).cast_signed()),
+            ProofValue::Integer(last.cast_signed()),
             ProofValue::Text(name.to_string()),
             ProofValue::Integer(id.cast_signed()),
         ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opened(second: u64, until: u64) -> Run {
+        let (first, last) = (second, second);
+        Run { first, last, until }
+    }
+
+    #[test]
+    fn session_is_known_after_steps_of_the_counter() {
+        let session = |run| SessionId { id: 7, run };
+        // A connection that is opened 3 s after the start, and one that is opened after three steps.
+        let (early, late) = (opened(1_000, 1_003), opened(1_003, 2_000));
+        let mut known = Run::default();
+        known.add(early);
+        // A renewal.
+        known.add(Run {
+            last: 1_003,
+            ..early
+        });
+        known.add(late);
+        for run in [early, late] {
+            assert!(session(run).is(session(known)), "{run:?}");
+        }
+        known.add(opened(2_000, 2_001));
+        assert_eq!(known, opened(2_000, 2_001));
+        for run in [early, late] {
+            assert!(!session(run).is(session(known)), "{run:?}");
+        }
     }
 }

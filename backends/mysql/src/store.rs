@@ -5,6 +5,7 @@ use std::sync::Arc;
 use lockkeeper_core::{Clock, Error, Finding};
 use lockkeeper_remote::Counts;
 use lockkeeper_remote::sessions::{SessionStore, Sessions};
+use parking_lot::Mutex;
 
 use crate::connection::Connection;
 use crate::connector::Connector;
@@ -12,12 +13,15 @@ use crate::dialect::Dialect;
 use crate::guardian::Guardian;
 use crate::opening;
 use crate::options::MySqlOptions;
+use crate::statements::Run;
 
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) locks: SessionStore<Connection>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) dialect: Dialect,
+    /// What the connections know of the server that runs.
+    pub(crate) run: Arc<Mutex<Run>>,
     /// Stands while the provider reads.
     pub(crate) guardian: Arc<Guardian>,
     /// The conditions found on opening that may break locks, for people.
@@ -48,6 +52,7 @@ impl Store {
             locks: SessionStore::new(remote, namespace, sessions, server, first, connect),
             counts: Arc::clone(&shared.counts),
             dialect,
+            run: Arc::clone(&shared.run),
             guardian: Arc::new(guardian),
             warnings: found.iter().map(text).collect(),
         })

@@ -11,7 +11,7 @@ use mysql::Conn;
 
 /// A socket of any kind: the calls are the same. `None` outside of Unix, where the mysql crate does not
 /// show its socket: there the time-outs of opening stay.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Wire(Option<Arc<TcpStream>>);
 
 /// The longest time that one call may wait in the server. Without the socket, a wait is several short

@@ -24,13 +24,18 @@ impl LastEpoch {
         self.0.load(Ordering::SeqCst)
     }
 
+    /// Records the epoch of a grant.
+    pub(crate) fn note(&self, epoch: u64) {
+        self.0.fetch_max(epoch, Ordering::SeqCst);
+    }
+
     /// Returns the epoch of a grant, for a request that was sent when the last one was `before`.
     ///
     /// # Errors
     /// [`Failure::Refused`] if the server's clock was set back: release the lock, since its token would not grow.
     pub(crate) fn accept(&self, before: u64, epoch: u64) -> Result<u64, Failure> {
         if epoch > before {
-            self.0.fetch_max(epoch, Ordering::SeqCst);
+            self.note(epoch);
             return Ok(epoch);
         }
         let seconds = (before - epoch) >> 24;

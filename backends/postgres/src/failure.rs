@@ -22,6 +22,59 @@ pub(crate) struct ServerError {
     pub(crate) is_prepared: bool,
 }
 
+/// Codes that a server would give for what PgBouncer says, with parts of its texts. The first that fits counts, since the
+/// text of an outage may quote the server's own error.
+///
+/// No other text is an outage: a fallback is opened only if the server cannot be reached.
+const SAID_BY_PGBOUNCER: [(&str, &[&str]); 7] = [
+    (ServerError::OTHER_SESSION, &["pooling mode"]),
+    (
+        "53300",
+        // The second is the end of a wait for a session of the pool.
+        &[
+            "no more connections",
+            "query_wait_timeout",
+            "too many c",
+            "connections exceeded",
+        ],
+    ),
+    (
+        "28P01",
+        &[
+            "authentication failed",
+            "no such user",
+            "server login failed",
+        ],
+    ),
+    (
+        "28000",
+        &[
+            "SSL required",
+            "login rejected",
+            "no pg_hba.conf entry",
+            "role \"",
+        ],
+    ),
+    ("3D000", &["no such database", "does not exist"]),
+    // By an operator.
+    ("57P01", &["is disabled", "admin forced disconnect"]),
+    (
+        "57P03",
+        &[
+            "server login has been failing",
+            "server down",
+            "server conn crashed",
+            "server DNS lookup failed",
+            "cannot connect",
+            "connect failed",
+            "connect timeout",
+            "shutting down",
+            "suspend",
+            "pause",
+        ],
+    ),
+];
+
 impl ServerError {
     /// The time of a wait is over (`lock_timeout`).
     pub(crate) const LOCK_TIMEOUT: &str = "55P03";
@@ -58,15 +111,14 @@ impl ServerError {
 
     /// Returns the code that a server would give for what PgBouncer says: that has one for all its errors.
     fn meaning(&self) -> &str {
-        let says = |text| self.message.contains(text);
-        match self.state.as_str() {
-            Self::PROTOCOL if !self.is_fatal => Self::PROTOCOL,
-            Self::PROTOCOL if says("pooling mode") => Self::OTHER_SESSION,
-            Self::PROTOCOL if says("authentication failed") || says("no such user") => "28P01",
-            Self::PROTOCOL if says("no such database") => "3D000",
-            Self::PROTOCOL => "57P03",
-            state => state,
+        if self.state != Self::PROTOCOL || !self.is_fatal {
+            return &self.state;
         }
+        let says = |text: &&str| self.message.contains(text);
+        let known = SAID_BY_PGBOUNCER
+            .iter()
+            .find(|(_, texts)| texts.iter().any(says));
+        known.map_or(Self::PROTOCOL, |(meaning, _)| meaning)
     }
 
     /// Returns the error for the user: its kind, and the advice.
@@ -185,8 +237,23 @@ mod tests {
         }
         for (says, state) in [
             ("password authentication failed", "28P01"),
+            ("SSL required", "28000"),
+            ("login rejected", "28000"),
             ("no such database: shop", "3D000"),
+            ("database \"shop\" does not exist", "3D000"),
+            ("role \"shop\" does not exist", "28000"),
+            ("no more connections allowed (max_client_conn)", "53300"),
+            ("query_wait_timeout", "53300"),
+            ("database \"shop\" is disabled", "57P01"),
+            ("unsupported startup parameter: options", "08P01"),
+            ("bouncer config error", "08P01"),
             ("server login has been failing", "57P03"),
+            (
+                "server login has been failing, cached error: password authentication failed for user \"shop\" (server_login_retry)",
+                "28P01",
+            ),
+            ("client_login_timeout (server down)", "57P03"),
+            ("pooler is shutting down", "57P03"),
             (
                 "transaction blocks not allowed in statement pooling mode",
                 "26000",
@@ -197,7 +264,9 @@ mod tests {
                 message,
                 ..error("08P01", true)
             };
-            assert_eq!(error.meaning(), state);
+            assert_eq!(error.meaning(), state, "{says}");
+            let unreachable = error.explain(&server).is_unreachable();
+            assert_eq!(unreachable, state == "57P03", "{says}");
         }
         for (kind, is_closed) in [
             (io::ErrorKind::WouldBlock, false),

@@ -117,6 +117,10 @@ impl StoreInfo for PostgresProvider {
         let last = self.0.last_epoch.get();
         Some(statements::transaction_lock(&key, wait, identity, last))
     }
+
+    fn note_transaction_epoch(&self, epoch: u64) {
+        self.0.last_epoch.note(epoch);
+    }
 }
 
 impl Backend for PostgresProvider {

@@ -205,7 +205,8 @@ pub(crate) const IDENTITY: &str = "pg_catalog.concat((SELECT system_identifier F
 /// `last` is the largest epoch that was granted.
 ///
 /// The block of the wait is a subtransaction. If the wait ends without the lock, PostgreSQL undoes the block with its
-/// setting, and the transaction goes on.
+/// setting, and the transaction goes on. The same gives the lock back if the clock was set back meanwhile: the second
+/// attempt grants nothing then, and the transaction would hold the lock to its end.
 pub(crate) fn transaction_lock(
     key: &LockKey,
     wait: Duration,
@@ -224,6 +225,7 @@ pub(crate) fn transaction_lock(
             "DO $wait$ DECLARE before text := pg_catalog.current_setting('lock_timeout'); BEGIN \
              PERFORM pg_catalog.set_config('lock_timeout', '{millis}', true); \
              PERFORM pg_catalog.pg_advisory_xact_lock({key}::int8); \
+             IF {EPOCH} <= {last} THEN RAISE lock_not_available; END IF; \
              PERFORM pg_catalog.set_config('lock_timeout', before, true); \
              EXCEPTION WHEN lock_not_available THEN NULL; END $wait$"
         ),

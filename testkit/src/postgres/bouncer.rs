@@ -5,12 +5,14 @@ use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::PostgresServer;
 use super::user::ServerUser;
 use crate::daemon::{self, Daemon};
 use crate::find;
+#[cfg(feature = "tls")]
+use crate::tls::Certificates;
 
 /// How long a client keeps a session of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +51,30 @@ impl PgBouncer {
     /// There is no PgBouncer on this machine (see [`PgBouncer::ignored`]), or it did not start: its log is in the
     /// error.
     pub fn start(server: &PostgresServer, mode: PoolMode) -> io::Result<Self> {
+        Self::start_with(server, mode, |_| Ok(String::new()))
+    }
+
+    /// Starts a PgBouncer that refuses clients without TLS.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    #[cfg(feature = "tls")]
+    pub fn start_with_required_tls(server: &PostgresServer, mode: PoolMode) -> io::Result<Self> {
+        Self::start_with(server, mode, |folder| {
+            let files = Certificates::make(folder)?;
+            Ok(format!(
+                "client_tls_sslmode=require\nclient_tls_cert_file={}\nclient_tls_key_file={}\n",
+                files.certificate.display(),
+                files.key.display()
+            ))
+        })
+    }
+
+    fn start_with(
+        server: &PostgresServer,
+        mode: PoolMode,
+        settings: impl FnOnce(&Path) -> io::Result<String>,
+    ) -> io::Result<Self> {
         let program = program().map_err(|why| io::Error::new(io::ErrorKind::NotFound, why))?;
         let user = ServerUser::find()?;
         let mut bouncer = Self {
@@ -58,6 +84,7 @@ impl PgBouncer {
         let folder = bouncer.daemon.folder().to_owned();
         let (name, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
         fs::write(folder.join("users"), format!("\"{name}\" \"{password}\"\n"))?;
+        let settings = settings(&folder)?;
         let to = server.addr().port();
         daemon::retry_on_taken_port(|| {
             [bouncer.port] = daemon::free_ports()?;
@@ -67,7 +94,7 @@ impl PgBouncer {
                 format!(
                     "[databases]\n* = host=127.0.0.1 port={to}\n[pgbouncer]\nlisten_addr=127.0.0.1\n\
                      listen_port={port}\nunix_socket_dir=\npool_mode={mode}\nauth_type=scram-sha-256\n\
-                     auth_file=users\nserver_login_retry=0.1\n"
+                     auth_file=users\nserver_login_retry=0.1\n{settings}"
                 ),
             )?;
             user.give(&folder)?;

@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(30);
 const SHORT: Duration = Duration::from_millis(50);
 const WAITING: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
 
-pub(crate) const CASES: [Case<PostgresKind>; 6] = [
+pub(crate) const CASES: [Case<PostgresKind>; 7] = [
     (
         "transaction_lock_and_guard_exclude_each_other",
         exclude_each_other,
@@ -40,6 +40,10 @@ pub(crate) const CASES: [Case<PostgresKind>; 6] = [
     (
         "nothing_is_granted_while_the_clock_is_behind",
         nothing_is_granted_while_the_clock_is_behind,
+    ),
+    (
+        "keeper_learns_the_epochs_of_transactions",
+        keeper_learns_the_epochs_of_transactions,
     ),
 ];
 
@@ -125,14 +129,34 @@ fn nothing_is_granted_while_the_clock_is_behind(kind: PostgresKind) {
     let keeper = open(&server.url());
     let lock = keeper.transaction_lock("seat:42", SHORT).unwrap();
     // As after a grant of the far future.
-    let (before, after) = lock.attempt().split_once(" THEN -2").unwrap();
-    let (before, _last) = before.rsplit_once(' ').unwrap();
-    let sql = format!("{before} {} THEN -2{after}", i64::MAX);
+    let behind = |sql: &str| {
+        let (before, after) = sql.split_once(" <= ").unwrap();
+        let (_last, after) = after.split_once(" THEN").unwrap();
+        format!("{before} <= {} THEN{after}", i64::MAX)
+    };
     let mut connection = connect(&server);
     let mut transaction = connection.transaction().unwrap();
-    let held: i64 = transaction.query_one(&sql, &[]).unwrap().get(0);
-    assert_eq!(lock.check(held).unwrap_err().kind(), ErrorKind::Unavailable);
-    assert!(keeper.try_lock("seat:42").unwrap().is_some());
+    let row = transaction.query_one(&behind(lock.attempt()), &[]).unwrap();
+    let error = lock.check(row.get(0)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    drop(keeper.try_lock("seat:42").unwrap().unwrap());
+    // The clock was set back during the wait.
+    transaction.batch_execute(&behind(lock.wait())).unwrap();
+    drop(keeper.try_lock("seat:42").unwrap().unwrap());
+}
+
+fn keeper_learns_the_epochs_of_transactions(kind: PostgresKind) {
+    let server = start(kind);
+    let keeper = open(&server.url());
+    let lock = || keeper.transaction_lock("seat:42", SHORT).unwrap();
+    let mut connection = connect(&server);
+    let mut transaction = connection.transaction().unwrap();
+    let row = transaction.query_one(lock().attempt(), &[]).unwrap();
+    let epoch: i64 = row.get(0);
+    lock().check(epoch).unwrap().unwrap();
+    // Nothing is granted from here on if the clock is behind that.
+    let condition = format!(" <= {epoch} THEN");
+    assert!(lock().attempt().contains(&condition), "{condition}");
 }
 
 fn busy_lock_leaves_the_transaction_as_it_was(kind: PostgresKind) {

@@ -174,23 +174,37 @@ fn proof_fits_one_server_only(kind: MySqlKind) {
 /// After 2^24 calls, the counter of `UUID_SHORT()` reaches the bits that begin as the second of the server's start.
 fn proofs_outlast_the_counter_of_epochs(kind: MySqlKind) {
     let server = start(kind);
-    let keeper = open(&server, "pool_size=1");
+    let keeper = open(&server, "pool_size=4");
     let mut app = application(&server);
     let held_before = keeper.lock("before").unwrap();
-    let mut use_up = || {
+    let (admin, [before, after]) = (
+        keeper.admin().unwrap(),
+        ["before", "after"].map(|name| LockName::new(name).unwrap()),
+    );
+    // By a connection of its own, which is as old as the holder's.
+    assert_eq!(admin.held(Some(&before), soon()).unwrap().len(), 1);
+    let use_up = |app: &mut Conn| {
         app.query_drop("DO BENCHMARK(16777216, UUID_SHORT())")
             .unwrap();
     };
-    use_up();
+    use_up(&mut app);
     let held_after = keeper.lock("after").unwrap();
     for guard in [&held_before, &held_after] {
         assert_eq!(held(&mut app, &guard.commit_proof().unwrap()), 1);
     }
+    for _ in 0..3 {
+        use_up(&mut app);
+        // Renewals learn of the steps.
+        held_before.renew().unwrap();
+        assert_eq!(held(&mut app, &held_before.commit_proof().unwrap()), 1);
+    }
+    let shown = admin.held(Some(&after), soon()).unwrap();
+    assert!(admin.force_release(&shown[0], soon()).unwrap());
+    until("the guard is lost", || held_after.ensure_held().is_err());
     // An operator's session, which is younger, names those of before.
     let operator = open(&server, "");
     let admin = operator.admin().unwrap();
-    let name = LockName::new("before").unwrap();
-    let shown = admin.held(Some(&name), soon()).unwrap();
+    let shown = admin.held(Some(&before), soon()).unwrap();
     assert!(admin.force_release(&shown[0], soon()).unwrap());
     until("the guard is lost", || held_before.ensure_held().is_err());
 }

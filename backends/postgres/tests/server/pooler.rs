@@ -27,6 +27,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             outage_behind_it_is_ridden_out,
         ),
         ("pgbouncer::proof_fits_every_mode", proof_fits_every_mode),
+        (
+            "pgbouncer::wrong_settings_open_no_fallback",
+            wrong_settings_open_no_fallback,
+        ),
     ];
     let ignored = || KIND.ignored().or_else(PgBouncer::ignored);
     let trial = |(name, case)| trial(name, ignored, case);
@@ -103,4 +107,13 @@ fn proof_fits_every_mode() {
         server.execute(&end).unwrap();
         assert_eq!(held(), "0", "{mode:?}");
     }
+}
+
+fn wrong_settings_open_no_fallback() {
+    let (server, fallback) = (start_own(KIND), start_own(KIND));
+    let pool = PgBouncer::start_with_required_tls(&server, PoolMode::Session).unwrap();
+    let url = server.url_via(pool.addr());
+    let error = try_open(&format!("{url}?fallback={}", fallback.url())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
+    assert!(error.message().contains("tls=on"), "{error}");
 }
