@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use ::mysql::prelude::Queryable as _;
 use hashbrown::HashMap;
-use lockkeeper::{LockKeeper, LockName};
+use lockkeeper::observers::{MetricsObserver, TracingObserver};
+use lockkeeper::{Config, LockKeeper, LockName};
 use lockkeeper_testkit::{MySqlKind, PostgresKind};
 use parking_lot::Mutex;
 use rusqlite::{Connection, params};
@@ -111,14 +112,26 @@ pub(crate) fn memory() -> Rows {
         hasher: RandomState::new(),
         shards: (0..32).map(|_| Mutex::default()).collect(),
     };
-    let keeper = lockkeeper::open("memory:")?;
     let name = LockName::new("seat:42")?;
-    let made = alternately(
-        20_000,
-        || map.pair("seat:42").ok_or_else(|| "no shard".into()),
-        || pair(&keeper, &name),
-    )?;
-    Ok(vec![row("acquire + release, in-process", made, 3.0)])
+    let plain = Config::from_url("memory:")?;
+    // This program installs neither a subscriber of tracing nor a recorder of metrics.
+    let traced = plain.clone().observer(Arc::new(TracingObserver::new()));
+    let counted = plain.clone().observer(Arc::new(MetricsObserver::new()));
+    let mut rows = Vec::new();
+    for (what, config, budget) in [
+        ("acquire + release, in-process", plain, 3.0),
+        ("  with TracingObserver, no subscriber", traced, 3.5),
+        ("  with MetricsObserver, no recorder", counted, 10.0),
+    ] {
+        let keeper = lockkeeper::open_config(&config)?;
+        let made = alternately(
+            20_000,
+            || map.pair("seat:42").ok_or_else(|| "no shard".into()),
+            || pair(&keeper, &name),
+        )?;
+        rows.push(row(what, made, budget));
+    }
+    Ok(rows)
 }
 
 pub(crate) fn sqlite() -> Rows {
