@@ -7,7 +7,7 @@ use lockkeeper_core::{Config, Drivers, Error, ErrorKind, LockKeeper, Observer};
 use lockkeeper_mysql::MySqlDriver;
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, until};
 
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open};
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -156,7 +156,7 @@ fn missing_rights(kind: MySqlKind) {
     server
         .execute("CREATE USER 'bare'@'%' IDENTIFIED BY 's3cret'")
         .unwrap();
-    let bare = try_open(&format!("mysql://bare:s3cret@{at}/")).unwrap();
+    let bare = try_open(&with_timeouts(&format!("mysql://bare:s3cret@{at}/"))).unwrap();
     drop(bare.lock("no privilege is needed").unwrap());
     for (user, rule, kind, word) in [
         ("locked", "ACCOUNT LOCK", denied, "locked"),
@@ -237,7 +237,8 @@ fn tls(kind: MySqlKind) {
         .unwrap();
     let safe = format!("mysql://safe:s3cret@{}/", server.addr());
     refused(&safe, refuses, &[]);
-    drop(try_open(&format!("{safe}?tls=on&ca_file={trusted}")).unwrap());
+    let safe = with_timeouts(&format!("{safe}?tls=on&ca_file={trusted}"));
+    drop(try_open(&safe).unwrap());
 
     let plain = start(kind);
     let url = format!("{}?tls=on&ca_file={trusted}", plain.url());
@@ -290,7 +291,7 @@ fn read_only_server_gives_warning(kind: MySqlKind) {
     let server = start_own(kind);
     let warnings = || -> (LockKeeper, Vec<String>) {
         let observer = Arc::new(Warnings::default());
-        let config = Config::from_url(&server.url())
+        let config = Config::from_url(&with_timeouts(&server.url()))
             .unwrap()
             .observer(observer.clone());
         let keeper = Drivers::new().with(MySqlDriver).open(&config).unwrap();
@@ -312,6 +313,7 @@ fn unix_socket(kind: MySqlKind) {
     let (user, password) = (MySqlServer::USER, MySqlServer::PASSWORD);
     let socket = server.socket().display().to_string();
     let url = format!("mariadb:?socket={socket}&user={user}&password={password}");
+    let url = with_timeouts(&url);
     let keeper = try_open(&url).unwrap();
     let held = keeper.lock("a").unwrap();
     let other = try_open(&url).unwrap();
