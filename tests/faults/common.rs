@@ -63,7 +63,8 @@ fn messages_lost<S: FaultServer>(kind: S::Kind, fault: Fault) {
     // Where a lease ends with its session, a lost session blocks the name for the ttl at most. Elsewhere
     // the ttl is long, so that no renewal in the background meets the fault.
     let ttl = if S::LEASE_OUTLIVES_CONNECTION { 60 } else { 6 };
-    let keys = format!("ttl={ttl}s&response_timeout=4s&wait=30s");
+    // A release is repeated for 2 s, so one without a reply has to end before.
+    let keys = format!("ttl={ttl}s&response_timeout=1500ms&wait=30s");
     let keeper = server.open_via(&proxy, &keys);
     let rival = server.open("wait=30s");
     let witness = Witness::new(true);
