@@ -18,7 +18,7 @@ use crate::process::Process;
 use crate::watchdog::Watchdog;
 
 /// How long a server may take to answer for the first time; Redis needs some 20 ms, MySQL 800.
-pub(crate) const START: Duration = Duration::from_secs(30);
+pub(crate) const START: Duration = Duration::from_secs(90);
 
 /// How many ports are tried when another process takes the chosen one first.
 const PORTS: usize = 20;

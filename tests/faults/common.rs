@@ -63,7 +63,8 @@ fn messages_lost<S: FaultServer>(kind: S::Kind, fault: Fault) {
     // Where a lease ends with its session, a lost session blocks the name for the ttl at most. Elsewhere
     // the ttl is long, so that no renewal in the background meets the fault.
     let ttl = if S::LEASE_OUTLIVES_CONNECTION { 60 } else { 6 };
-    let keys = format!("ttl={ttl}s&response_timeout=2s&wait=30s");
+    // A release is repeated for 2 s, so one without a reply has to end before.
+    let keys = format!("ttl={ttl}s&response_timeout=1500ms&wait=30s");
     let keeper = server.open_via(&proxy, &keys);
     let rival = server.open("wait=30s");
     let witness = Witness::new(true);
@@ -295,12 +296,13 @@ pub(crate) enum Memory {
 #[track_caller]
 pub(crate) fn contend_during<S: FaultServer>(server: &S, memory: Memory, fault: impl FnOnce()) {
     let witness = Witness::new(memory == Memory::Kept);
-    // Time enough for replies, whatever the fault is.
-    let keys = "ttl=6s&response_timeout=10s";
+    // Time enough for replies, whatever the fault is. A restart is not to outlast a lease that is kept.
+    let ttl = if memory == Memory::Kept { 20 } else { 6 };
+    let keys = &format!("ttl={ttl}s&response_timeout=10s");
     let holder = server.open(keys);
     let held = holder.lock("a").unwrap();
     witness.enter(&held);
-    let wait = Duration::from_secs(25);
+    let wait = Duration::from_secs(45);
     let waiters = server.queue_waiters::<3>(server.addr(), keys, wait, &witness);
     fault();
     let first = held.token();
@@ -346,7 +348,7 @@ pub(crate) fn lose_all_leases<S: FaultServer>(server: &S, lose: impl FnOnce()) {
 
 /// Checks that a fault that ends no lease is no loss.
 fn keep_all_leases<S: FaultServer>(server: &S, fault: impl FnOnce()) {
-    let [holder, rival] = [(); 2].map(|()| server.open("ttl=6s"));
+    let [holder, rival] = [(); 2].map(|()| server.open("ttl=20s"));
     let held = holder.lock("a").unwrap();
     fault();
     held.renew().unwrap();

@@ -134,7 +134,7 @@ while :; do sleep 0.2; done";
     // Several, since the renewal of each comes before or after its check of the lock.
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let runs = names.map(|name| {
-        let run = rig.start(&["--ttl", "5s", "--kill-after", "2s", name], script);
+        let run = rig.start(&["--ttl", "13s", "--kill-after", "5s", name], script);
         rig.until_file(&format!("{name}.ready"));
         run.signal(Signal::STOP);
         run
@@ -211,7 +211,7 @@ fn killed_watchdog(rig: &mut Rig) -> Outcome {
 }
 
 fn stopped_watchdog(rig: &mut Rig) -> Outcome {
-    let lease = ["--lease", "9s", "--kill-after", "1s", "a"];
+    let lease = ["--lease", "15s", "--kill-after", "1s", "a"];
     let run = rig.start(&lease, "touch ready; while :; do sleep 0.2; done");
     rig.until_file("ready");
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
@@ -251,7 +251,7 @@ fn stopped_watchdog_of_a_group(rig: &mut Rig) -> Outcome {
     let script = "(trap '' TERM; sh -c 'echo $PPID > second.new; mv second.new second'
 while [ -e second ]; do sleep 0.05; done) & until [ -e second ]; do sleep 0.05; done
 trap 'touch term; exit 0' TERM; touch ready; while :; do sleep 0.2; done";
-    let run = rig.start(&["--lease", "15s", "--kill-after", "6s", "a"], script);
+    let run = rig.start(&["--lease", "20s", "--kill-after", "8s", "a"], script);
     rig.until_file("ready");
     rig.until_file("term");
     kill_process(watchdog_of(run.pid()).unwrap(), Signal::STOP).unwrap();
@@ -275,7 +275,7 @@ pub(crate) fn force(rig: &Rig) {
 
 fn forced(rig: &mut Rig) -> Outcome {
     let script = "trap 'touch term; exit 0' TERM; echo $LOCKKEEPER_TOKEN > token; touch ready; while :; do sleep 0.2; done";
-    let run = rig.start(&["--ttl", "12s", "a"], script);
+    let run = rig.start(&["--ttl", "24s", "--kill-after", "10s", "a"], script);
     rig.until_file("ready");
     let token = rig.read("token").trim().parse::<u64>().unwrap();
     force(rig);
@@ -383,8 +383,8 @@ fn max_hold(rig: &mut Rig) -> Outcome {
         ("term", "its command is ended"),
         ("warn", "its command goes on without it"),
     ] {
-        let args = ["--ttl", "12s", "--on-lost", on_lost, "a"];
-        let mut run = rig.run_command(&args, "sleep 8; exit 3");
+        let args = ["--ttl", "6s", "--on-lost", on_lost, "a"];
+        let mut run = rig.run_command(&args, "sleep 10; exit 3");
         let output = run.env("LOCKKEEPER_MAX_HOLD", "3s").output().unwrap();
         let (line, is_ended) = (stderr_of(&output), on_lost == "term");
         assert_eq!(code(&output), if is_ended { 79 } else { 3 }, "{line}");

@@ -90,7 +90,7 @@ fn busy(rig: &mut Rig) -> Outcome {
 }
 
 fn loss(rig: &mut Rig) -> Outcome {
-    let args = ["--ttl", "12s", "--kill-after", "4s", "a", "--also", "b"];
+    let args = ["--ttl", "24s", "--kill-after", "10s", "a", "--also", "b"];
     let script = "trap 'touch term; exit 0' TERM; touch held; while :; do sleep 0.2; done";
     let run = rig.start(&args, script);
     rig.until_file("held");

@@ -155,7 +155,7 @@ pub(super) fn dead_owner_is_replaced_at_once(rig: &Rig<'_>) -> Outcome {
     assert!(guard.token().get() > token);
 
     // The same with a waiter that waits when the holder dies.
-    drop(guard);
+    guard.release().expect("the store replies");
     let mut process = rig.process(rig.renewed(3_600_000))?;
     process.acquire("a");
     let (waiter, recorder) = rig.recorded_keeper();

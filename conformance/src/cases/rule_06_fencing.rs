@@ -75,7 +75,10 @@ pub(super) fn tokens_grow_over_processes(rig: &Rig<'_>) -> Outcome {
     let mut process = rig.process(rig.renewed(60_000))?;
     let keeper = rig.keeper();
     for _ in 0..3 {
-        fence.pass_guard(&take(&keeper, "a"));
+        let guard = take(&keeper, "a");
+        fence.pass_guard(&guard);
+        // Not dropped: the process is to find the name free.
+        guard.release().expect("the store replies");
         fence.pass(process.acquire("a"));
         process.release();
     }

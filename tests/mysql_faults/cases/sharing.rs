@@ -166,10 +166,10 @@ fn shared_lock_keeps_its_deadline_and_cancel_while_the_server_is_silent(kind: My
     let cancel = CancelToken::new();
     let options = AcquireOptions::new().mode(Mode::Shared).wait_forever();
     let options = options.cancel(&cancel);
-    let before = proxy.counts().accepted;
     thread::scope(|scope| {
         let cancelled = scope.spawn(|| keeper.acquire("a", &options).map(drop));
-        assert!(proxy.wait_for(WAIT_LIMIT, |counts| counts.accepted > before));
+        // It may wait for the connection that the first call has begun to open, so the server sees nothing of it.
+        thread::sleep(second / 2);
         assert!(!cancelled.is_finished());
         let began = Instant::now();
         cancel.cancel();

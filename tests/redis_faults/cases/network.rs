@@ -38,7 +38,8 @@ pub(super) const CASES: &[Case] = &[
 fn messages_lost_while_scripts_are_new(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=60s&response_timeout=3s&wait=30s";
+    // A release is repeated for 2 s, so one without a reply has to end before.
+    let keys = "ttl=60s&response_timeout=1500ms&wait=30s";
     let keeper = open(&server.url_via(proxy.addr()), keys);
     let rival = open(&server.url(), "");
     let warm = server.lock_after_waiting(&keeper, &rival);
@@ -71,7 +72,7 @@ fn messages_lost_while_scripts_are_new(kind: RedisKind) {
 fn lease_and_reply_of_its_release_lost(kind: RedisKind) {
     let server = start(kind);
     let proxy = Proxy::new(server.addr()).unwrap();
-    let keys = "ttl=60s&response_timeout=3s";
+    let keys = "ttl=60s&response_timeout=1500ms";
     let rival = open(&server.url(), "");
     for is_granted_again in [false, true] {
         for fault in [Fault::DropReplies, Fault::CutReplyAfter(0)] {

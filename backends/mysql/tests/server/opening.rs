@@ -7,7 +7,7 @@ use lockkeeper_core::{Config, Drivers, Error, ErrorKind, LockKeeper, Observer};
 use lockkeeper_mysql::MySqlDriver;
 use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, until};
 
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open};
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -160,7 +160,7 @@ fn missing_rights(kind: MySqlKind) {
     server
         .execute("CREATE USER 'bare'@'%' IDENTIFIED BY 's3cret'")
         .unwrap();
-    let bare = try_open(&format!("mysql://bare:s3cret@{at}/")).unwrap();
+    let bare = try_open(&with_timeouts(&format!("mysql://bare:s3cret@{at}/"))).unwrap();
     drop(bare.lock("no privilege is needed").unwrap());
     for (user, rule, kind, word) in [
         ("locked", "ACCOUNT LOCK", denied, "locked"),
@@ -241,7 +241,8 @@ fn tls(kind: MySqlKind) {
         .unwrap();
     let safe = format!("mysql://safe:s3cret@{}/", server.addr());
     refused(&safe, refuses, &[]);
-    drop(try_open(&format!("{safe}?tls=on&ca_file={trusted}")).unwrap());
+    let safe = with_timeouts(&format!("{safe}?tls=on&ca_file={trusted}"));
+    drop(try_open(&safe).unwrap());
 
     server
         .execute("CREATE USER 'known'@'%' REQUIRE X509")
@@ -308,7 +309,7 @@ fn read_only_server_gives_warning(kind: MySqlKind) {
     let server = start_own(kind);
     let warnings = || -> (LockKeeper, Vec<String>) {
         let observer = Arc::new(Warnings::default());
-        let config = Config::from_url(&server.url())
+        let config = Config::from_url(&with_timeouts(&server.url()))
             .unwrap()
             .observer(observer.clone());
         let keeper = Drivers::new().with(MySqlDriver).open(&config).unwrap();
@@ -330,6 +331,7 @@ fn unix_socket(kind: MySqlKind) {
     let (user, password) = (MySqlServer::USER, MySqlServer::PASSWORD);
     let socket = server.socket().display().to_string();
     let url = format!("mariadb:?socket={socket}&user={user}&password={password}");
+    let url = with_timeouts(&url);
     let keeper = try_open(&url).unwrap();
     let held = keeper.lock("a").unwrap();
     let other = try_open(&url).unwrap();

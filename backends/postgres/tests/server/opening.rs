@@ -11,7 +11,7 @@ use lockkeeper_testkit::{
 };
 
 use crate::admin::found;
-use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open};
+use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -140,7 +140,7 @@ fn ways_to_log_in(kind: PostgresKind) {
             let (user, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
             let socket = server.socket().display().to_string();
             let url = format!("postgres:?socket={socket}&user={user}&password={password}&db=shop");
-            drop(try_open(&url).unwrap().lock("a").unwrap());
+            drop(try_open(&with_timeouts(&url)).unwrap().lock("a").unwrap());
         }
     }
     let server = PostgresServer::start(kind, &PostgresOptions::new().login("md5")).unwrap();
@@ -331,13 +331,19 @@ fn replica_is_refused(kind: PostgresKind) {
     server.restart().unwrap();
     until("the replica takes sessions", || server.sessions().is_ok());
     refused(
-        &server.url(),
+        &with_timeouts(&server.url()),
         ErrorKind::Incompatible,
         &["replica", "primary"],
     );
     // A keeper that was open rides it out, since its address may soon lead to the primary again.
-    let error = keeper.try_lock("a").unwrap_err();
-    says_why("", &error, ErrorKind::Unavailable, &["replica"]);
+    // On a busy machine, the server may take longer than a reply is waited for.
+    let mut refusal = None;
+    until("the server says that it is a replica", || {
+        refusal = keeper.try_lock("a").err();
+        let says = |error: &Error| error.to_string().contains("replica");
+        refusal.as_ref().is_some_and(says)
+    });
+    says_why("", &refusal.unwrap(), ErrorKind::Unavailable, &["replica"]);
     assert_eq!(found(&keeper, "topology").severity, Severity::Unusable);
     server.execute("SELECT pg_promote()").unwrap();
     assert!(keeper.lock("a").unwrap().token() > before);
@@ -393,7 +399,7 @@ fn unix_socket(kind: PostgresKind) {
     let (user, password) = (PostgresServer::USER, PostgresServer::PASSWORD);
     let socket = server.socket().display().to_string();
     let url = format!("postgresql:?socket={socket}&user={user}&password={password}&db=shop");
-    let keeper = try_open(&url).unwrap();
+    let keeper = try_open(&with_timeouts(&url)).unwrap();
     let held = keeper.lock("a").unwrap();
     let other = open(&server, "");
     let none = other.try_lock_for("a", Duration::from_secs(1)).unwrap();

@@ -8,12 +8,14 @@ use lockkeeper_postgres::PlainClient;
 use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer};
 
 use crate::admin::found;
-use crate::store::{WAIT_LIMIT, holder, open, options, start_own, trial, try_open};
+use crate::store::{
+    WAIT_LIMIT, holder, open, options, soon, start_own, trial, try_open, with_timeouts,
+};
 
 const KIND: PostgresKind = PostgresKind::Postgres15;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases: [(_, fn()); 4] = [
+    let cases: [(_, fn()); 5] = [
         (
             "pgbouncer::other_modes_are_refused",
             other_modes_are_refused,
@@ -57,7 +59,7 @@ fn other_modes_are_refused() {
 fn session_mode_keeps_locks() {
     let server = start_own(KIND);
     let pool = PgBouncer::start(&server, PoolMode::Session).unwrap();
-    let pooled = try_open(&server.url_via(pool.addr())).unwrap();
+    let pooled = try_open(&with_timeouts(&server.url_via(pool.addr()))).unwrap();
     let direct = open(&server, "");
     let held = pooled.lock("a").unwrap();
     let none = direct.try_lock_for("a", Duration::from_secs(1));
@@ -77,7 +79,7 @@ fn outage_behind_it_is_ridden_out() {
     let server = start_own(KIND);
     let pool = PgBouncer::start(&server, PoolMode::Session).unwrap();
     let url = server.url_via(pool.addr());
-    let keeper = try_open(&format!("{url}?wait=30s")).unwrap();
+    let keeper = try_open(&with_timeouts(&format!("{url}?wait=30s"))).unwrap();
     drop(keeper.lock("a").unwrap());
     server.kill();
     let error = keeper.try_lock("a").unwrap_err();

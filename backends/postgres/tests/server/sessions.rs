@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockkeeper_core::{AcquireOptions, CancelToken, ErrorKind, LeasePolicy, WaitOutcome};
 use lockkeeper_testkit::{PostgresKind, until};
 
-use crate::store::{Case, WAIT_LIMIT, holder, open, start};
+use crate::store::{Case, WAIT_LIMIT, holder, open, start, with_timeouts};
 
 pub(crate) const CASES: &[Case] = &[
     (
@@ -119,7 +119,7 @@ fn databases_have_locks_of_their_own(kind: PostgresKind) {
     let server = start(kind);
     let shop = open(&server, "");
     let url = server.url().replace("/shop", "/template1");
-    let other = crate::store::try_open(&url).unwrap();
+    let other = crate::store::try_open(&with_timeouts(&url)).unwrap();
     let held = (shop.lock("a").unwrap(), other.lock("a").unwrap());
     assert!(held.0.is_held() && held.1.is_held());
 }

@@ -56,13 +56,19 @@ pub(crate) fn try_open(url: &str) -> Result<LockKeeper, Error> {
 
 /// Opens a keeper on a server, with more keys, and with [`REPLY_LIMIT`] where the keys do not say a time-out.
 pub(crate) fn open(server: &PostgresServer, keys: &str) -> LockKeeper {
-    let mut url = format!("{}?{keys}", server.url());
+    try_open(&with_timeouts(&format!("{}?{keys}", server.url()))).unwrap()
+}
+
+/// Adds the time-outs that a URL does not have.
+pub(crate) fn with_timeouts(url: &str) -> String {
+    let mut url = url.to_owned();
     for timeout in ["response_timeout", "connect_timeout"] {
-        if !keys.contains(timeout) {
-            url += &format!("&{timeout}={}s", REPLY_LIMIT.as_secs());
+        if !url.contains(timeout) {
+            let mark = if url.contains('?') { '&' } else { '?' };
+            url += &format!("{mark}{timeout}={}s", REPLY_LIMIT.as_secs());
         }
     }
-    try_open(&url).unwrap()
+    url
 }
 
 /// Returns a deadline for what an operator asks.
