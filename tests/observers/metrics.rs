@@ -282,7 +282,7 @@ fn renewals_and_releases_are_counted_by_outcome() {
     let observer = Arc::new(observer());
     let keeper = open("memory:renewing", &observer);
     let guard = keeper.lock("a").unwrap();
-    (0..2).for_each(|_| drop(guard.renew().unwrap()));
+    (0..2).for_each(|_| guard.renew().unwrap());
     let unanswering = unanswering_store::open(Arc::clone(&observer) as _);
     let unanswered = unanswering.lock("a").unwrap();
     unanswered.renew().unwrap_err();

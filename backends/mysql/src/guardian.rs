@@ -94,7 +94,7 @@ enum Progress {
     /// A thread waits for the server's reply.
     Waits,
     /// It holds the flag.
-    Holds(#[expect(dead_code, reason = "it holds the flag while it is open")] Connection),
+    Holds(#[expect(dead_code, reason = "it holds the flag while it is open")] Box<Connection>),
     Failed,
 }
 
@@ -242,7 +242,7 @@ impl Guardian {
             watched,
         };
         if is_free {
-            *session.lock() = Progress::Holds(connection);
+            *session.lock() = Progress::Holds(Box::new(connection));
         } else {
             self.wait_for_flag(connection, session)?;
             self.confirm_wait(&post, until)?;
@@ -269,7 +269,7 @@ impl Guardian {
         connection.limit = Duration::from_secs(YEAR);
         let wait = move || match connection.query(&take) {
             Ok(row) if number(&row, 0) == Some(1) => {
-                *session.lock() = Progress::Holds(connection);
+                *session.lock() = Progress::Holds(Box::new(connection));
             }
             _ => {
                 *session.lock() = Progress::Failed;
@@ -311,7 +311,8 @@ pub(crate) fn ended() -> Error {
     unavailable("the server has ended the session that shared locks need; try again")
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use lockkeeper_core::SystemClock;
     use lockkeeper_testkit::until;

@@ -10,7 +10,7 @@ use diesel::prelude::*;
 use diesel::r2d2::{ConnectionManager, Pool};
 use diesel::result::Error as DieselError;
 use lockkeeper::clock::{Clock, SystemClock};
-use lockkeeper::transactions::{CommitError, CommitIn};
+use lockkeeper::transactions::{CommitError, CommitIn, LockInTransaction, TransactionLockError};
 use lockkeeper::{ErrorKind, LockGuard, LockKeeper};
 use lockkeeper_testkit::{
     Fault, MySqlKind, MySqlOptions, MySqlServer, PostgresKind, PostgresOptions, PostgresServer,
@@ -154,6 +154,28 @@ fn pooled_connection_says_how_a_transaction_ended() {
     let elsewhere = PostgresServer::start(PostgresKind::ALL[0], &PostgresOptions::new()).unwrap();
     let pool = Pool::new(ConnectionManager::<PgConnection>::new(server.url())).unwrap();
     pooled::ends(&mut pool.get().unwrap(), &elsewhere.url(), false);
+}
+
+#[test]
+fn transaction_of_postgres_takes_a_lock_of_its_own() {
+    let server = PostgresServer::start(PostgresKind::ALL[0], &PostgresOptions::new()).unwrap();
+    let keeper = lockkeeper::open(&server.url()).unwrap();
+    let mut data = PgConnection::establish(&server.url()).unwrap();
+    let take =
+        |data: &mut PgConnection| keeper.lock_in_transaction(data, "seat:42", Duration::ZERO);
+
+    let outside = take(&mut data);
+    let Err(TransactionLockError::Database(DieselError::NotInTransaction)) = outside else {
+        panic!("{outside:?}");
+    };
+
+    let inside: Result<(), DieselError> = data.transaction(|data| {
+        take(data).unwrap();
+        assert!(keeper.try_lock("seat:42").unwrap().is_none());
+        Ok(())
+    });
+    inside.unwrap();
+    assert!(keeper.try_lock("seat:42").unwrap().is_some());
 }
 
 #[test]

@@ -116,8 +116,8 @@ fn contention_while_leaders_change(kind: EtcdKind) {
             });
         }
         // Each of these is a proposal of its own, so that the leader has some when it hands over.
-        for number in 0..12 {
-            let (keeper, over) = (&keepers[number % 3], &over);
+        for (number, keeper) in keepers.iter().cycle().take(12).enumerate() {
+            let over = &over;
             scope.spawn(move || {
                 while !over.load(Ordering::Relaxed) {
                     drop(keeper.lock_shared(format!("other-{number}")).unwrap());

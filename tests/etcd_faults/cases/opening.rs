@@ -140,6 +140,7 @@ fn login_that_ended(kind: EtcdKind) {
     let keeper = lockkeeper::open(&url.replace(&addr, &proxy.addr().to_string())).unwrap();
     let options = etcd::EtcdOptions::tcp("127.0.0.1", server.addr().port());
     let options = options.user("root").password("open-sesame");
+    let options = options.connect_timeout(WAIT_LIMIT);
     let mut root = etcd::PlainClient::connect(&options).unwrap();
     let changed = json!({ "name": "me", "password": "open-sesame" });
     root.call("/v3/auth/user/changepw", &changed, WAIT_LIMIT)

@@ -8,9 +8,7 @@ use lockkeeper_postgres::PlainClient;
 use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer};
 
 use crate::admin::found;
-use crate::store::{
-    WAIT_LIMIT, holder, open, options, soon, start_own, trial, try_open, with_timeouts,
-};
+use crate::store::{WAIT_LIMIT, holder, open, options, start_own, trial, try_open, with_timeouts};
 
 const KIND: PostgresKind = PostgresKind::Postgres15;
 
