@@ -183,15 +183,17 @@ fn closed_connection_is_replaced(kind: MySqlKind) {
     let keeper = open(&server, "ttl=3s");
     let hold = || ["a", "b", "c"].map(|name| keeper.lock(name).unwrap());
     // Not dropped: the server would free a name whose release is not over.
-    let release = |guard: LockGuard| drop(guard.release().unwrap());
-    hold().map(release);
+    let release = |guard: LockGuard| {
+        guard.release().unwrap();
+    };
+    hold().into_iter().for_each(release);
     until("the server closes the idle connections", || {
         connections(&server) == 0
     });
     release(keeper.try_lock("a").unwrap().unwrap());
     release(keeper.lock("b").unwrap());
     // An operator kills all connections.
-    hold().map(release);
+    hold().into_iter().for_each(release);
     server.end_sessions().unwrap();
     drop(keeper.try_lock("a").unwrap().unwrap());
 }
