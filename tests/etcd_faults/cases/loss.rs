@@ -89,7 +89,11 @@ fn loss_among_new_waiters(kind: EtcdKind) {
         if round.is_multiple_of(2) {
             let deadline = SystemClock.now() + WAIT_LIMIT;
             let shown = admin.held(Some(taken.name()), deadline).unwrap();
-            assert!(admin.force_release(shown.first().unwrap(), deadline).unwrap());
+            assert!(
+                admin
+                    .force_release(shown.first().unwrap(), deadline)
+                    .unwrap()
+            );
         } else {
             server.delete("lockkeeper/default/l/a/").unwrap();
             server.delete_key("lockkeeper/default/base").unwrap();
