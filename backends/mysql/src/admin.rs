@@ -133,8 +133,8 @@ impl Admin for Store {
 /// A hold, marked by what [`read_mark`] reads.
 fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName {
     let SessionId { id, run } = session;
-    let mark = format!("{id} {} {} {encoded}", run.first, run.end());
-    let mut held = HeldName::new(name, mark);
+    // The end of what is known of the run moves with each connection, and a hold has one mark.
+    let mut held = HeldName::new(name, format!("{id} {} {encoded}", run.first));
     if let Some((Permits { limit, .. }, slot)) = Permits::of_lease(encoded) {
         held.mode = Mode::Permit { limit };
         held.slot = Some(slot);
@@ -146,12 +146,17 @@ fn held_name(name: &str, encoded: &EncodedName, session: SessionId) -> HeldName 
 }
 
 fn read_mark(mark: &str) -> Option<(SessionId, EncodedName)> {
-    let mut parts = mark.splitn(4, ' ');
+    let mut parts = mark.splitn(3, ' ');
     let mut number = || parts.next()?.parse::<u64>().ok();
-    let (id, first, until) = (number()?, number()?, number()?);
+    let (id, first) = (number()?, number()?);
     let name = EncodedName::parse(parts.next()?)?;
-    let last = first;
-    let run = Run { first, last, until };
+    // One step of the counter may have come since it was shown.
+    let last = first.saturating_add(1);
+    let run = Run {
+        first,
+        last,
+        until: last,
+    };
     Some((SessionId { id, run }, name))
 }
 
