@@ -150,7 +150,8 @@ mod tests {
         assert!(matches!(meaning, Meaning::Other(Failure::Unanswered(_))));
     }
 
-    /// The texts are those of etcd 3.4.23 and 3.5.30 when the leadership moves, and of a member that ends by SIGTERM.
+    /// The texts of learners are those of etcd 3.4.23 and 3.5.30, the others those of 3.4.23 when the leadership moves and
+    /// when a member ends by SIGTERM.
     #[test]
     fn member_that_may_be_followed_by_another_is_left() {
         let dropped = r#"{"error":"raft proposal dropped","code":2}"#;
