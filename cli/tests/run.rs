@@ -21,6 +21,9 @@ mod configs;
 #[path = "run/crowd.rs"]
 mod crowd;
 #[cfg(unix)]
+#[path = "run/doctor.rs"]
+mod doctor;
+#[cfg(unix)]
 #[path = "run/exits.rs"]
 mod exits;
 #[cfg(unix)]
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         claims::CASES,
         configs::CASES,
         crowd::CASES,
+        doctor::CASES,
         exits::CASES,
         loss::CASES,
         #[cfg(target_os = "linux")]
@@ -91,8 +95,8 @@ fn main() -> ExitCode {
     ];
     let alone = [
         crowd::ALONE,
+        doctor::ALONE,
         opening::ALONE,
-        operate::ALONE,
         store_loss::ALONE,
         watch::ALONE,
     ];

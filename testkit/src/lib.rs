@@ -48,6 +48,7 @@ mod redis;
 pub mod suite;
 #[cfg(unix)]
 mod template;
+mod timeouts;
 #[cfg(unix)]
 mod tls;
 mod until;
@@ -72,6 +73,7 @@ pub use proxy::{Counts, Fault, Proxy};
 pub use redis::{ProxiedServers, RedisCluster, SentinelSet};
 #[cfg(unix)]
 pub use redis::{RedisClient, RedisKind, RedisOptions, RedisServer, Reply};
+pub use timeouts::with_timeouts;
 #[cfg(unix)]
 pub use tls::Certificates;
 pub use until::until;

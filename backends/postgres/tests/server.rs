@@ -1,5 +1,5 @@
-//! Cases of this backend alone, on real servers: errors on opening, poolers, a standby, administration, sessions and commit
-//! proofs.
+//! Cases of this backend alone, on real servers: errors on opening, crashes, poolers, a standby, administration, sessions
+//! and commit proofs.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,6 +15,9 @@ mod admin;
 #[cfg(unix)]
 #[path = "server/batches.rs"]
 mod batches;
+#[cfg(unix)]
+#[path = "server/crashes.rs"]
+mod crashes;
 #[cfg(unix)]
 #[path = "server/opening.rs"]
 mod opening;
@@ -46,6 +49,7 @@ fn main() -> std::process::ExitCode {
 
     let cases = [
         opening::CASES,
+        crashes::CASES,
         admin::CASES,
         proof::CASES,
         sessions::CASES,

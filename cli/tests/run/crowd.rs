@@ -7,7 +7,7 @@ use std::thread;
 use rustix::process::Signal;
 
 use crate::claims::{claim_of, take};
-use crate::rig::{Case, Outcome, Rig, Running, Server, code, stderr_of};
+use crate::rig::{Case, Outcome, Rig, Running, Server, TIMEOUT, code, stderr_of};
 
 pub(crate) const CASES: &[Case] = &[
     ("forty_at_once_count_to_forty", forty_at_once),
@@ -21,7 +21,7 @@ fn forty_at_once(rig: &mut Rig) -> Outcome {
     let start = |_| {
         let mut command = rig.run_command(&["counter"], increment);
         // Forty log in at once, on a machine that may be busy.
-        rig.set_timeouts(&mut command, "30s");
+        rig.set_timeouts(&mut command, TIMEOUT);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Running(Some(command.spawn().unwrap()))
     };

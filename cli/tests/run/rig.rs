@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Arguments, Completion, Trial};
 use lockkeeper_testkit::{
     EtcdKind, EtcdOptions, EtcdServer, MySqlKind, MySqlOptions, MySqlServer, PostgresKind,
-    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer,
+    PostgresOptions, PostgresServer, RedisKind, RedisOptions, RedisServer, with_timeouts,
 };
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
@@ -20,6 +20,8 @@ use tempfile::TempDir;
 
 /// The longest wait of a case for an event that must come.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+/// The time-outs of a server, unless a case is about them.
+const REPLY_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) type Case = (&'static str, fn(&mut Rig) -> Outcome);
 
@@ -192,7 +194,10 @@ impl Rig {
             None => (String::new(), format!("sqlite:{}", file.display())),
             Some(server) => {
                 let number = CASES.fetch_add(1, Ordering::Relaxed);
-                (format!("case-{number}"), with_timeouts(&server.url(), "5s"))
+                (
+                    format!("case-{number}"),
+                    with_timeouts(&server.url(), REPLY_LIMIT),
+                )
             }
         };
         Self {
@@ -208,7 +213,7 @@ impl Rig {
     }
 
     /// Has a command on a server wait longer for a connection and for a reply than it does otherwise.
-    pub(crate) fn set_timeouts(&self, command: &mut Command, limit: &str) {
+    pub(crate) fn set_timeouts(&self, command: &mut Command, limit: Duration) {
         if let Some(server) = &self.server {
             command.env("LOCKKEEPER_URL", with_timeouts(&server.url(), limit));
         }
@@ -362,11 +367,6 @@ impl Rig {
     pub(crate) fn until_reaped(&self, pid: Pid) {
         self.until("the process is reaped", || test_kill_process(pid).is_err());
     }
-}
-
-/// Adds time-outs to the URL of a server: the defaults are too short for a busy machine.
-fn with_timeouts(url: &str, limit: &str) -> String {
-    format!("{url}?connect_timeout={limit}&response_timeout={limit}")
 }
 
 fn poll(what: &str, interval: Duration, mut happened: impl FnMut() -> bool) {

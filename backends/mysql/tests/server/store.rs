@@ -41,16 +41,9 @@ pub(crate) fn open(server: &MySqlServer, keys: &str) -> LockKeeper {
     try_open(&with_timeouts(&format!("{}?{keys}", server.url()))).unwrap()
 }
 
-/// Adds the time-outs that a URL does not have.
+/// Adds [`REPLY_LIMIT`] as the time-outs that a URL does not have.
 pub(crate) fn with_timeouts(url: &str) -> String {
-    let mut url = url.to_owned();
-    for timeout in ["response_timeout", "connect_timeout"] {
-        if !url.contains(timeout) {
-            let mark = if url.contains('?') { '&' } else { '?' };
-            url += &format!("{mark}{timeout}={}s", REPLY_LIMIT.as_secs());
-        }
-    }
-    url
+    lockkeeper_testkit::with_timeouts(url, REPLY_LIMIT)
 }
 
 /// Returns the options of a provider on a server, with [`REPLY_LIMIT`].

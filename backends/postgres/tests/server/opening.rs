@@ -46,14 +46,6 @@ pub(crate) const CASES: &[Case] = &[
         "limits_for_applications_do_not_count",
         limits_for_applications_do_not_count,
     ),
-    (
-        "tokens_grow_over_restarts_and_crashes",
-        tokens_grow_over_restarts_and_crashes,
-    ),
-    (
-        "restart_grace_counts_from_a_crash",
-        restart_grace_counts_from_a_crash,
-    ),
 ];
 
 #[track_caller]
@@ -66,7 +58,7 @@ fn refused(url: &str, kind: ErrorKind, says: &[&str]) {
 }
 
 #[track_caller]
-fn says_why(url: &str, error: &Error, kind: ErrorKind, says: &[&str]) {
+pub(crate) fn says_why(url: &str, error: &Error, kind: ErrorKind, says: &[&str]) {
     assert_eq!(error.kind(), kind, "{url}: {error:?}");
     let text = format!("{error:?}");
     for word in says {
@@ -437,72 +429,4 @@ fn limits_for_applications_do_not_count(kind: PostgresKind) {
         drop(held);
         waiting.join().unwrap().unwrap();
     });
-}
-
-fn tokens_grow_over_restarts_and_crashes(kind: PostgresKind) {
-    let server = PostgresServer::start(kind, &PostgresOptions::new().durable()).unwrap();
-    let mut last = None;
-    for again in 0..4 {
-        let keeper = open(&server, "wait=30s");
-        for _ in 0..3 {
-            let token = keeper.lock("a").unwrap().token();
-            assert!(Some(token) > last, "{token} after {last:?}");
-            last = Some(token);
-        }
-        if again % 2 == 0 {
-            // The server is killed, and recovers from its log.
-            server.restart().unwrap();
-        } else {
-            // A session crashes, and the server ends all others and recovers.
-            crash_session(&server);
-        }
-    }
-}
-
-/// Kills a session, after which the server ends all others, forgets their locks and recovers.
-fn crash_session(server: &PostgresServer) {
-    let started = server.value(RESET).unwrap();
-    let pid = i32::try_from(server.sessions().unwrap()[0]).unwrap();
-    let killed = std::process::Command::new("kill")
-        .args(["-9", &pid.to_string()])
-        .status()
-        .unwrap();
-    assert!(killed.success());
-    until("the server has recovered", || {
-        server.value(RESET).is_ok_and(|reset| reset != started)
-    });
-}
-
-const RESET: &str = "SELECT pg_stat_get_bgwriter_stat_reset_time()";
-
-fn restart_grace_counts_from_a_crash(kind: PostgresKind) {
-    let server = start_own(kind);
-    let old = open(&server, "");
-    let _held = old.lock("a").unwrap();
-    let up = || -> f64 {
-        let sql = "SELECT date_part('epoch', clock_timestamp() - pg_postmaster_start_time())";
-        server.value(sql).unwrap().parse().unwrap()
-    };
-    let before = up();
-    until("the server is up for longer than its start takes", || {
-        up() > before + 3.0
-    });
-    let crashed = up();
-    crash_session(&server);
-    let keeper = open(&server, "restart_grace=1h");
-    let error = keeper.try_lock("a").unwrap_err();
-    says_why("", &error, ErrorKind::Unavailable, &["restart_grace"]);
-    let after = up();
-    let text = error.to_string();
-    let left = text.split("for another ").nth(1).unwrap();
-    let left: f64 = left.split('s').next().unwrap().parse().unwrap();
-    assert!(
-        left > 3_600.0 - (after - crashed) - 1.0,
-        "crashed after {crashed} s, asked before {after} s: {text}"
-    );
-    drop(
-        open(&server, "restart_grace=1ms&wait=30s")
-            .lock("a")
-            .unwrap(),
-    );
 }

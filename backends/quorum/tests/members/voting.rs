@@ -1,0 +1,156 @@
+//! Votes of members that are slow, hang, panic or are ahead of the caller.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use lockkeeper_core::{
+    AcquireRequest, CancelToken, Clock, ErasedLease, ErrorKind, HostInstant, LockName,
+    LockProvider, Operation, SystemClock, epoch_at,
+};
+use lockkeeper_quorum::{QuorumMember, QuorumProvider};
+
+use crate::stores::{StoppedClock, Stores, raise};
+use crate::watched::{Before, Watched, watched};
+use crate::{HOUR, TTL, WAIT, name, soon};
+
+#[test]
+fn free_name_is_asked_of_all_members_at_the_same_time() {
+    let (stores, all) = (Stores::new(), Barrier::new(3));
+    let quorum = watched(&stores, move |_| {
+        // No member grants anything before all three have been asked.
+        all.wait();
+    });
+    let (name, clock) = (name(), SystemClock);
+    let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+    assert!(granted.expect("a majority answers").is_some());
+}
+
+#[test]
+fn members_are_asked_for_little_longer_than_the_caller_waits() {
+    let (sender, left) = mpsc::channel();
+    let stores = Stores::new();
+    let quorum = watched(&stores, move |batch| {
+        for operation in batch {
+            // The vote may be over by now.
+            let _ = sender.send(operation.deadline().saturating_since(SystemClock.now()));
+        }
+    });
+    let (name, clock) = (name(), SystemClock);
+    let request = AcquireRequest::attempt(&name, TTL, &clock);
+    let granted = quorum.acquire(&request.waiting_until(clock.now()));
+    assert!(granted.expect("a majority answers").is_some());
+    // An attempt has 1 s and more.
+    let most = left.iter().take(2).max().expect("members are asked");
+    assert!(most <= Duration::from_millis(500), "{most:?}");
+}
+
+#[test]
+fn member_whose_store_panicked_is_asked_again() {
+    let stores = Stores::new();
+    let panics = AtomicUsize::new(3);
+    let quorum = watched(&stores, move |_| {
+        let left = panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+            left.checked_sub(1)
+        });
+        assert!(left.is_err(), "the store panics");
+    });
+    let (name, clock) = (name(), SystemClock);
+    let request = || AcquireRequest::attempt(&name, TTL, &clock);
+    let failed = quorum.acquire(&request()).expect_err("no member answers");
+    assert_eq!(failed.kind(), ErrorKind::Unavailable);
+    let granted = quorum.acquire(&request());
+    assert!(granted.expect("a majority answers").is_some());
+}
+
+/// A clock that goes on by 5 ms whenever the caller reads it. So a vote of 1 s and more ends only after the members
+/// have hung for [`WAIT`], and the 50 ms in which a cancelled caller gives back what it has are over soon.
+#[derive(Debug)]
+struct ReadClock(StoppedClock);
+
+impl Clock for ReadClock {
+    fn now(&self) -> HostInstant {
+        self.0.advance(Duration::from_millis(5));
+        self.0.now()
+    }
+}
+
+/// Cancels a wait while the members hang, and checks that this ends the wait.
+fn cancel_while_members_hang(is_contended: bool) {
+    let stores = Stores::new();
+    let (resume, resumed) = mpsc::channel::<()>();
+    let (sender, asked) = mpsc::channel();
+    let (resumed, hangs) = (Mutex::new(resumed), Arc::new(AtomicBool::new(false)));
+    let (is_hanging, has_resumed) = (Arc::clone(&hangs), Arc::new(AtomicBool::new(false)));
+    let resumes = Arc::clone(&has_resumed);
+    let quorum = watched(&stores, move |_| {
+        if is_hanging.load(Ordering::Relaxed) {
+            // The wait may be over by now.
+            let _ = sender.send(());
+            let resumed = resumed.lock().expect("no member panics");
+            let _ = resumed.recv_timeout(WAIT);
+            resumes.store(true, Ordering::Relaxed);
+        }
+    });
+    let (name, cancel) = (name(), CancelToken::new());
+    let clock = ReadClock(StoppedClock::new());
+    if is_contended {
+        // The process has met another holder, so its callers ask the first member alone.
+        let held = stores.hold_at(0, None);
+        let attempt = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+        assert!(attempt.expect("a majority answers").is_none());
+        stores.release_at(0, held);
+    }
+    hangs.store(true, Ordering::Relaxed);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let request = AcquireRequest::attempt(&name, TTL, &clock).waiting_until(soon());
+            quorum.acquire(&request.cancelled_by(Some(&cancel)))
+        });
+        asked.recv().expect("members are asked");
+        cancel.cancel();
+        let granted = waiting.join().expect("it does not panic");
+        assert!(granted.expect("it is no failure").is_none());
+        assert!(!has_resumed.load(Ordering::Relaxed), "the members hang");
+    });
+    drop(resume);
+    // What the members grant now is given back.
+    (0..3).for_each(|member| stores.until_free(member));
+}
+
+#[test]
+fn cancel_ends_a_vote_of_members_that_hang() {
+    cancel_while_members_hang(false);
+}
+
+#[test]
+fn cancel_ends_an_attempt_at_a_first_member_that_hangs() {
+    cancel_while_members_hang(true);
+}
+
+#[test]
+fn proposer_with_a_late_clock_outbids_members_that_grant_all_the_time() {
+    let stores = Stores::new();
+    let members = stores.members.iter().map(|store| {
+        let (store, other) = (Arc::clone(store), Arc::clone(store));
+        // Before each proposal arrives, the member grants another name. The clock of that grant is an hour ahead.
+        let before = move |_: &[Operation<'_, ErasedLease>]| {
+            thread::sleep(Duration::from_millis(5));
+            // The last proposal may have been larger.
+            let _ = raise(&*other, HOUR);
+        };
+        let before: Arc<Before> = Arc::new(before);
+        QuorumMember::from(Arc::new(Watched { store, before }) as Arc<dyn LockProvider>)
+    });
+    let clock = Arc::new(SystemClock);
+    let quorum = QuorumProvider::open(members.collect(), "test", TTL, clock);
+    let quorum: &dyn LockProvider = &quorum.expect("a majority is up");
+    for name in ["a", "b"] {
+        let (name, clock) = (LockName::new(name).expect("the name is valid"), SystemClock);
+        let granted = quorum.acquire(&AcquireRequest::attempt(&name, TTL, &clock));
+        let grant = granted.expect("a majority answers").expect("it is free");
+        let most = epoch_at(SystemTime::now() + HOUR + Duration::from_secs(10));
+        assert!(grant.epoch < most, "the epochs follow the clocks");
+    }
+}
