@@ -53,9 +53,9 @@ use queue::Queue;
 use report::OutageReports;
 use verify::{Doubts, LeaseVerifier};
 
-/// The longest that a single attempt waits for the store's answer to another thread, and that a
-/// release is repeated: as long as one request waits on the network stores, whose response time-out
-/// is 2 s.
+/// The longest time for which a single attempt waits for the store's answer to another thread, and for which a
+/// release is repeated. It is twice the response time-out of the network stores, so one request without a reply
+/// leaves time for another.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 
 /// The longest that the end of a keeper waits for its background threads.

@@ -107,7 +107,7 @@ impl Observer for TracingObserver {
 
     fn renewal_unknown(&self, lock: &ObservedLock<'_>, token: FencingToken, error: &Error) {
         let (name, store, token) = (lock.name.as_str(), lock.store, token.get());
-        warn!(target: "lockkeeper", name, store, token, %error, "a renewal has no answer; it is repeated");
+        warn!(target: "lockkeeper", name, store, token, %error, "a renewal has no answer; the lease keeps its deadline");
     }
 
     fn lost(&self, lock: &ObservedLock<'_>, token: FencingToken) {

@@ -183,7 +183,7 @@ fn renewal_and_release_without_an_answer_are_warnings() {
         assert_eq!(
             lines.take(),
             [
-                "WARN message=a renewal has no answer; it is repeated name=\"a\" store=\"unanswering:\" token error=no connection",
+                "WARN message=a renewal has no answer; the lease keeps its deadline name=\"a\" store=\"unanswering:\" token error=no connection",
                 &format!(
                     "WARN message=the release has no answer name=\"a\" store=\"unanswering:\" token held_ms error={release}"
                 ),
