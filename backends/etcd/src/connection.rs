@@ -3,6 +3,7 @@
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, ErrorKind};
@@ -16,8 +17,8 @@ use crate::failure::{Meaning, meaning};
 use crate::options::EtcdOptions;
 use crate::wire::encoded;
 
-/// The longest time that a member has to tell its cluster, beside the member that serves.
-const COMPARE_TIME: Duration = Duration::from_millis(200);
+/// The longest time for another member to connect, and to tell its cluster.
+const COMPARE_TIME: Duration = Duration::from_millis(500);
 /// The number of a connection that serves no requests: its failure is no reason to leave the member that does.
 const ASIDE: usize = usize::MAX;
 
@@ -25,7 +26,7 @@ const ASIDE: usize = usize::MAX;
 struct Member {
     dialer: Dialer,
     server: Server,
-    /// The id of its cluster, as it was last told; 0 is unknown.
+    /// The id of the member's cluster, as the member told it last; 0 if unknown.
     cluster: AtomicU64,
     /// As it is named in the head of a request.
     host: String,
@@ -89,11 +90,7 @@ impl Connector {
             };
             let share = limit.saturating_sub(began.elapsed());
             let share = share / u32::try_from(untried).unwrap_or(u32::MAX);
-            let connected = match share.is_zero() {
-                true => Err(member.server.no_time_to_connect()),
-                false => self.connect_to(member, preferred, share),
-            };
-            match connected {
+            match self.connect_to(member, preferred, share) {
                 Ok(connection) => return Ok(connection),
                 Err(error) => {
                     self.avoid(preferred);
@@ -107,21 +104,32 @@ impl Connector {
         Err(failed.unwrap_or_else(senseless))
     }
 
-    /// Compares the clusters of all members that are in reach.
-    pub(crate) fn compare(&self) -> Result<(), Error> {
+    /// Compares the clusters of all members that are in reach, within `limit`.
+    pub(crate) fn compare(&self, limit: Duration) -> Result<(), Error> {
         let unknown = |member: &&Member| member.cluster.load(Ordering::Relaxed) == 0;
         if self.members.len() == 1 {
             return Ok(());
         }
-        for member in self.members.iter().filter(unknown) {
-            if let Ok(cluster) = self.cluster_of(member) {
-                self.check(member, cluster)?;
-            }
-        }
-        Ok(())
+        // At the same time, so that members which are cut off take the time of one.
+        let answers: Vec<_> = thread::scope(|scope| {
+            let unknown = self.members.iter().filter(unknown);
+            let asked: Vec<_> = unknown
+                .map(|member| {
+                    let ask = move || self.cluster_of(member, COMPARE_TIME.min(limit));
+                    (member, thread::Builder::new().spawn_scoped(scope, ask))
+                })
+                .collect();
+            let told = asked
+                .into_iter()
+                .map(|(member, thread)| Some((member, thread.ok()?.join().ok()?.ok()?)));
+            told.flatten().collect()
+        });
+        answers
+            .into_iter()
+            .try_for_each(|(member, cluster)| self.check(member, cluster))
     }
 
-    /// Asks all members for their status, within `limit`.
+    /// Asks all members for their status. Each has a share of `limit` to connect and reply.
     pub(crate) fn statuses(&self, limit: Duration) -> Vec<(&str, Result<Value, Error>)> {
         let began = Instant::now();
         let numbered = self.members.iter().zip((1..=self.members.len()).rev());
@@ -129,16 +137,15 @@ impl Connector {
             let untried = u32::try_from(untried).unwrap_or(u32::MAX);
             let share = limit.saturating_sub(began.elapsed()) / untried;
             let share = share.min(self.limit);
-            let status = self.log_in_to(member, ASIDE, share);
-            let status = status.and_then(|mut connection| connection.status(share));
-            (&*member.host, status)
+            let status = self.ask(member, ASIDE, share, Connection::status);
+            (&*member.host, status.map(|(_, status)| status))
         });
         told.collect()
     }
 
-    fn cluster_of(&self, member: &Member) -> Result<u64, Error> {
-        let mut connection = self.log_in_to(member, ASIDE, COMPARE_TIME)?;
-        connection.cluster(COMPARE_TIME)
+    fn cluster_of(&self, member: &Member, limit: Duration) -> Result<u64, Error> {
+        let told = self.ask(member, ASIDE, limit, Connection::cluster);
+        Ok(told?.1)
     }
 
     /// Opens a connection to a member, unless it is of another cluster than the others.
@@ -148,19 +155,38 @@ impl Connector {
         number: usize,
         limit: Duration,
     ) -> Result<Connection, Error> {
-        let began = Instant::now();
-        let mut connection = self.log_in_to(member, number, limit)?;
-        if self.members.len() > 1 {
-            let cluster = connection.cluster(limit.saturating_sub(began.elapsed()))?;
-            self.check(member, cluster)?;
+        if self.members.len() == 1 {
+            return self.log_in_to(member, number, limit);
         }
+        let (connection, cluster) = self.ask(member, number, limit, Connection::cluster)?;
+        self.check(member, cluster)?;
         Ok(connection)
     }
 
-    /// Refuses a member that is of another cluster than another one.
+    /// Opens a connection to a member and makes a request, within `limit`. If the member does not know the last login,
+    /// which may be that of another cluster, the connection logs in anew.
+    fn ask<T>(
+        &self,
+        member: &Member,
+        number: usize,
+        limit: Duration,
+        request: impl Fn(&mut Connection, Duration) -> Result<T, Error>,
+    ) -> Result<(Connection, T), Error> {
+        let began = Instant::now();
+        let left = || limit.saturating_sub(began.elapsed());
+        let mut connection = self.log_in_to(member, number, limit)?;
+        let mut reply = request(&mut connection, left());
+        if reply.is_err() && connection.login_has_ended() {
+            connection = self.log_in_to(member, number, left())?;
+            reply = request(&mut connection, left());
+        }
+        Ok((connection, reply?))
+    }
+
+    /// Refuses a member whose cluster differs from another member's.
     ///
-    /// All members may have been made anew: a member of a former cluster that does not answer counts no more, if this
-    /// one was of that cluster, too.
+    /// A cluster may have been made anew at its addresses. So a silent member of the former cluster is ignored if this
+    /// member was in it as well.
     fn check(&self, member: &Member, cluster: u64) -> Result<(), Error> {
         let order = Ordering::Relaxed;
         let former = member.cluster.load(order);
@@ -170,9 +196,9 @@ impl Connector {
             if std::ptr::eq(other, member) || [0, cluster].contains(&known) {
                 continue;
             }
-            match self.cluster_of(other) {
+            match self.cluster_of(other, COMPARE_TIME) {
                 Ok(now) if now == cluster => told.push((other, now)),
-                Err(_) if former == known => told.push((other, 0)),
+                Err(error) if former == known && error.is_retryable() => told.push((other, 0)),
                 _ => return Err(other_cluster(member, other)),
             }
         }
@@ -188,6 +214,9 @@ impl Connector {
         number: usize,
         limit: Duration,
     ) -> Result<Connection, Error> {
+        if limit.is_zero() {
+            return Err(member.server.no_time_to_connect());
+        }
         let began = Instant::now();
         let stream = member.dialer.dial(&member.server, limit)?;
         let server = member.server.clone();
@@ -259,6 +288,11 @@ impl Connection {
     /// Returns the socket.
     pub(crate) fn socket(&self) -> &TcpStream {
         self.http.socket()
+    }
+
+    /// Returns whether new connections do not use the login of this one.
+    fn login_has_ended(&self) -> bool {
+        self.token.is_some() && *self.tokens.lock() != self.token
     }
 
     /// Sends a request and reads the reply.

@@ -83,7 +83,7 @@ fn answering(told: &[Told<'_>]) -> Finding {
         .filter_map(|(_, status)| status.as_ref().err())
         .collect();
     let count = told.len();
-    let what = format!("{} of {count} listed members serve", count - silent.len());
+    let what = format!("{} of {count} listed members answer", count - silent.len());
     match silent.first() {
         None => Finding::fine("listed members", what),
         Some(error) => Finding::warning(

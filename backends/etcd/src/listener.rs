@@ -62,7 +62,7 @@ struct Stream {
     endings: Endings,
 }
 
-/// The last revisions at which leases ended before their time.
+/// What shows that leases ended before their time.
 #[derive(PartialEq, Eq)]
 struct Endings {
     /// When `unlock` took a lock away; 0 if it never did.
@@ -188,8 +188,8 @@ impl Listener {
     /// Opens a stream with a watch for what ends leases, and one for each name. Verifies the leases unless all endings
     /// are `known`.
     ///
-    /// Watches alone do not tell of what happened between two streams: etcd tells of the past 100 ms later, and another
-    /// stream may have taken their place by then. So the endings are read first, which no waiter interrupts.
+    /// etcd reports past events 100 ms late, and another stream may have replaced this one by then. So the endings are
+    /// read first, and no waiter interrupts that read.
     fn connect(&self, known: Option<&Endings>) -> Option<Stream> {
         let mut state = self.state.lock();
         // Also if no connection is opened: a failure is to be followed by a pause.

@@ -65,7 +65,7 @@ impl EtcdProvider {
     /// # Errors
     /// [`ErrorKind::Unavailable`] when no member can be reached or there is no leader,
     /// [`ErrorKind::PermissionDenied`] for a wrong password, a missing permission or a certificate that is not
-    /// trusted, [`ErrorKind::Incompatible`] for what is no etcd server or speaks no TLS,
+    /// trusted, [`ErrorKind::Incompatible`] for what is no etcd server or speaks no TLS, and for members of two clusters,
     /// [`ErrorKind::InvalidValue`] for options out of bounds.
     pub fn open(options: &EtcdOptions, namespace: &str) -> Result<Self, Error> {
         Self::with_clock(options, namespace, Arc::new(SystemClock))

@@ -82,7 +82,8 @@ impl Store {
         let (lease, least) = grant(&store, 1, until).map_err(nothing_granted)?;
         store.leases.add(least, lease);
         let _ = store.min_ttl.set(Duration::from_secs(least));
-        store.client.connector.compare()?;
+        let left = until.saturating_since(store.clock.now());
+        store.client.connector.compare(left / 2)?;
         store.raise_base(None, until).map_err(nothing_granted)?;
         store.expiry.start(Arc::downgrade(&store))?;
         Ok(store)
@@ -106,8 +107,8 @@ impl Store {
         Ok((key_values(&reply), revision(&reply)))
     }
 
-    /// Raises the number that epochs add to the revision, and returns it: from the revision `granted` on, or from now on,
-    /// epochs reach the clock and are larger than all that this provider has seen.
+    /// Raises the number that epochs add to the revision, and returns it. From the revision `granted` on (now, if
+    /// `None`), epochs reach the clock and exceed all that this provider has seen.
     ///
     /// Revisions count from 1, and those of a cluster that was made anew begin again. With this number,
     /// epochs are larger than those of any other store and of a former cluster. Every grant reads or compares the

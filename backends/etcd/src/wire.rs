@@ -142,12 +142,12 @@ impl Txn {
     }
 }
 
-/// Returns a request for the deletions of keys from a revision on, or of now if that is 0.
+/// Returns a request for the deletions of keys from a revision on.
 pub(crate) fn watch_deletions(keys: &KeyRange, revision: i64) -> Value {
     watch(keys, revision, "NOPUT")
 }
 
-/// Returns a request for the writes of a key from a revision on, or of now if that is 0.
+/// Returns a request for the writes of a key from a revision on.
 pub(crate) fn watch_writes(key: &str, revision: i64) -> Value {
     watch(&KeyRange::one(key), revision, "NODELETE")
 }

@@ -29,6 +29,10 @@ pub(super) const CASES: &[Case] = &[
     ("members_are_tried_in_turn", members_in_turn),
     ("least_ttl_follows_the_election_time_out", least_ttl),
     ("servers_of_two_clusters_are_refused", two_clusters),
+    (
+        "servers_of_two_clusters_with_users_are_refused",
+        two_clusters_with_users,
+    ),
     ("cluster_that_is_made_anew_is_followed", cluster_made_anew),
 ];
 
@@ -282,6 +286,23 @@ fn two_clusters(kind: EtcdKind) {
     one.restart().unwrap();
     until("the first cluster serves again", || held.renew().is_ok());
     drop(keeper.try_lock("b").unwrap().expect("it is free"));
+}
+
+/// A login is one of a cluster, and every program may be a user of both.
+fn two_clusters_with_users(kind: EtcdKind) {
+    let servers = [(); 2].map(|()| EtcdServer::start(kind, &EtcdOptions::new()).unwrap());
+    servers.iter().for_each(add_users);
+    let [one, other] = servers.map(|it| (it.addr(), it));
+    for hosts in [[one.0, other.0], [other.0, one.0]] {
+        let hosts = hosts.map(|it| it.to_string()).join(",");
+        let long = "response_timeout=4s&connect_timeout=4s";
+        let url = format!("etcd://me:open-sesame@{hosts}/?{long}");
+        // A member that does not reply soon is not compared, and its login takes long on a busy machine.
+        until("the servers are refused", || match lockkeeper::open(&url) {
+            Ok(_) => false,
+            Err(error) => error.to_string().contains("two clusters"),
+        });
+    }
 }
 
 /// All members have another id then, and one that is still down does not hold up the others.
