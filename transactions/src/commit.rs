@@ -44,6 +44,9 @@ pub trait CommitIn {
             for guard in guards {
                 prove(guard, transaction)?;
             }
+            // The proof of one lock takes time, in which another one may be lost.
+            let held = guards.iter().try_for_each(LockGuard::ensure_held);
+            held.map_err(CommitError::Lock)?;
             Ok(value)
         })
     }

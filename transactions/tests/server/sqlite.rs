@@ -1,11 +1,16 @@
 //! The crate `rusqlite`, with locks in a file of their own.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use libtest_mimic::Trial;
 use lockkeeper::transactions::CommitError;
+use lockkeeper::{FencingToken, LockKeeper, LockName, ObservedLock, Observer};
+use lockkeeper_testkit::until;
 use rusqlite::{Connection, Error, Transaction};
 use tempfile::TempDir;
 
-use crate::application::{Application, sell};
+use crate::application::{Application, sell, take_away};
 use crate::cases::{self, Proved};
 
 impl Application for Connection {
@@ -60,6 +65,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             "loss_of_one_of_several_names_is_rolled_back",
             cases::loss_of_one_of_several,
         ),
+        trial(
+            "loss_while_another_name_is_proved_is_rolled_back",
+            loss_while_another_name_is_proved,
+        ),
         trial("panic_in_the_work_is_rolled_back", cases::panic_in_the_work),
         trial(
             "transaction_begins_as_a_writer",
@@ -84,6 +93,40 @@ fn transaction_begins_as_a_writer(url: &str, data: &mut Connection) {
         Ok::<_, ()>(other.execute_batch("BEGIN IMMEDIATE"))
     });
     ended.unwrap().unwrap_err();
+}
+
+/// Has an operator take the first lock away when the second one is renewed, and waits until its guard is lost.
+struct TakesFirst {
+    operator: LockKeeper,
+    is_taken: AtomicBool,
+    is_lost: AtomicBool,
+}
+
+impl Observer for TakesFirst {
+    fn renewed(&self, lock: &ObservedLock<'_>, _: FencingToken) {
+        if lock.name.as_str() == "seat:43" && !self.is_taken.swap(true, Ordering::SeqCst) {
+            take_away(&self.operator, &LockName::new("seat:42").unwrap());
+            until("the guard is lost", || self.is_lost.load(Ordering::SeqCst));
+        }
+    }
+
+    fn lost(&self, _: &ObservedLock<'_>, _: FencingToken) {
+        self.is_lost.store(true, Ordering::SeqCst);
+    }
+}
+
+fn loss_while_another_name_is_proved(url: &str, data: &mut Connection) {
+    let observer = Arc::new(TakesFirst {
+        operator: lockkeeper::open(url).unwrap(),
+        is_taken: AtomicBool::new(false),
+        is_lost: AtomicBool::new(false),
+    });
+    let config = lockkeeper::Config::from_url(url).unwrap();
+    let keeper = lockkeeper::open_config(&config.observer(observer)).unwrap();
+    let guards = keeper.lock_all(["seat:42", "seat:43"]).unwrap();
+    let ended = sell(&guards, data, || {});
+    assert!(matches!(ended, Err(CommitError::Lock(_))), "{ended:?}");
+    assert_eq!(data.sold(), 0);
 }
 
 fn refused_commit_is_rolled_back(url: &str, data: &mut Connection) {
