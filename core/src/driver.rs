@@ -138,6 +138,12 @@ impl<'a> OpenContext<'a> {
     pub fn value<T: KeyValue>(&self, key: &Key<T>) -> Result<Option<T>, Error> {
         self.config.value(key)
     }
+
+    /// Returns an error about a key of the config. If the key is from an environment variable, the error names the
+    /// variable.
+    pub fn about<T>(&self, key: &Key<T>, error: Error) -> Error {
+        self.config.about(key.spec.name, error)
+    }
 }
 
 /// The drivers by which a program opens stores.

@@ -70,10 +70,11 @@ fn restart_grace(context: &OpenContext<'_>) -> Result<Duration, Error> {
         return Ok(grace);
     }
     let text = format!(
-        "`restart_grace` is {grace:?} and the ttl {ttl:?}, so no lock would be granted; raise it to the largest \
-         ttl of all programs, or leave it out"
+        "`restart_grace` is {grace:?} and the keeper's ttl {ttl:?}, so no acquisition with that ttl would be granted; \
+         raise it to the largest ttl of all programs, lower the ttl, or leave it out"
     );
-    Err(Error::new(ErrorKind::InvalidValue, text))
+    let error = Error::new(ErrorKind::InvalidValue, text);
+    Err(context.about(&QuorumDriver::RESTART_GRACE, error))
 }
 
 /// Returns the members. Each grants nothing for the same time after a restart, if it can be told so.
