@@ -138,8 +138,9 @@ impl Config {
     ///
     /// The store is tried again with a growing pause, and the [`Observer`] is told once. When the time is
     /// over, opening takes as long as the attempt that is under way (`connect_timeout`), and then tries
-    /// each [`fallback`](Self::fallback) once, so [`Wait::Forever`] with a fallback is an error. Only an
-    /// unreachable store is waited for: a wrong password fails at once.
+    /// each [`fallback`](Self::fallback) once. So [`Wait::Forever`] with a fallback is an error, unless
+    /// [`OpenOptions::wait`](crate::OpenOptions::wait) replaces it. Only an unreachable store is waited for:
+    /// a wrong password fails at once.
     #[must_use]
     pub fn open_wait(self, wait: Wait) -> Self {
         self.with(&keys::OPEN_WAIT, wait)
@@ -232,8 +233,9 @@ impl Config {
 
     /// Adds a store to open if the stores before it are unreachable.
     ///
-    /// It excludes no process that locks on those. It has the common keys of the first store, and also its `restart_grace`
-    /// unless `url` sets another one, or the store refuses that one: a quorum refuses one below the ttl.
+    /// A fallback does not exclude processes that lock on the stores before it. It has the common keys of the first
+    /// store. It also has that store's `restart_grace`, unless `url` sets its own or the fallback refuses the value: a
+    /// quorum refuses one below the ttl.
     ///
     /// Tokens keep growing in a move to each store but MySQL and MariaDB, as far as the clocks of the hosts
     /// agree. In a move to these, such as the way back to a first store, they may become smaller. Opening warns of

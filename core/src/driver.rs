@@ -57,8 +57,10 @@ pub trait Driver: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Checks what the keys alone do not tell, such as the path of the URL, or how many members are named. It is called
-    /// before [`open`](Driver::open), also for a fallback that may never be opened. A fallback inherits the key
-    /// `restart_grace` unless that is refused here. The default checks nothing.
+    /// before [`open`](Driver::open), also for a fallback that may never be opened. The default checks nothing.
+    ///
+    /// For a fallback it is first called with the inherited `restart_grace`. If that call fails, the fallback does not
+    /// inherit the key, and the error is dropped.
     ///
     /// # Errors
     /// What is wrong with the config, before any store is talked to.

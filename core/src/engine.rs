@@ -191,7 +191,8 @@ impl Drop for Shared {
                 0 => CLOSE_LIMIT,
                 _ => LATE_CLOSE_LIMIT,
             });
-        // Last: a release can still report an outage before that. An observer counts an end for each that began.
+        // Report this last: the releases above can still begin an outage. Each beginning that observers are told of
+        // needs an end.
         self.report_outage(None);
         self.notify_outages();
     }

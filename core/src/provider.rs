@@ -58,7 +58,7 @@ pub trait StoreInfo: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Records the epoch of a lock that a transaction of the application was granted by
-    /// [`transaction_lock`](Self::transaction_lock): later grants get larger ones.
+    /// [`transaction_lock`](Self::transaction_lock): later grants get larger ones. The default does nothing.
     fn note_transaction_epoch(&self, epoch: u64) {
         let _ = epoch;
     }

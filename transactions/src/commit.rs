@@ -20,9 +20,9 @@ pub trait CommitIn {
 
     /// Runs `work` in a transaction of the caller's connection, and commits it if every guard still holds its lock.
     ///
-    /// The transaction is begun as a writer: `BEGIN IMMEDIATE` on SQLite. The proof of each lock is its last step. If
-    /// the locks are on the database's own server, a statement in the transaction proves each of them; otherwise
-    /// [`LockGuard::renew`] does. If `work` panics, the transaction is rolled back, and the panic goes on.
+    /// The transaction is begun as a writer: `BEGIN IMMEDIATE` on SQLite. The proofs of the locks are the last steps of
+    /// the transaction. If the locks are on the database's own server, a statement in the transaction proves each of
+    /// them; otherwise [`LockGuard::renew`] does. If `work` panics, the transaction is rolled back, and the panic goes on.
     ///
     /// Return every error of the database from `work`. Do not commit or roll back in it, also not by a statement that
     /// commits implicitly, such as `CREATE TABLE` on MySQL. On SQLite the locks must be in another file than the data.

@@ -33,14 +33,14 @@ type Leases = Vec<Option<(ErasedLease, u64)>>;
 
 /// What a caller does next.
 enum Step {
-    /// It makes an attempt at the first member that answers.
+    /// The caller makes an attempt at the first member that answers.
     Enter,
-    /// It asks for the rest of a majority. This member has granted the name, or is asked with all others, since the name
-    /// is probably free.
+    /// The caller asks for the rest of a majority. This member has granted the name, or is asked with all others, since
+    /// the name is probably free.
     TakeTurn(usize),
-    /// It waits at this member, which has another holder or waiter that goes first.
+    /// The caller waits at this member, which has another holder or waiter that goes first.
     Wait(usize),
-    /// It has the name, or gives up: the wait is over, or was cancelled.
+    /// The caller has the name, or gives up: the wait is over, or was cancelled.
     End(Option<Grant<QuorumLease>>),
 }
 

@@ -96,8 +96,9 @@ impl Quorum {
 
     /// Returns the grants that a majority may hold: what the members that did not answer say is not known.
     ///
-    /// Leases of one process are one grant, since a regained lease has an epoch of its own. So what a process has left at a
-    /// majority of the members, such as by a release without a reply and by a failed vote, is shown until its ttl is over.
+    /// Leases of one process are one grant, since a regained lease has an epoch of its own. So a grant without a guard may
+    /// be among them: leases that a process has left at a majority of the members. A release without a reply and a failed
+    /// vote can leave them. Such a grant is shown until their ttl is over.
     fn majority_of<K: Ord>(&self, answers: Vec<Vec<(K, HeldName)>>) -> Vec<(K, HeldName)> {
         let needed = self.needed(answers.len());
         let mut names: BTreeMap<(K, String), Vec<(usize, HeldName)>> = BTreeMap::new();

@@ -179,8 +179,8 @@ impl Hold {
         slept.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Records the vote of a member, which came `now` and until `deadline` is of use. Returns what is to be done with a
-    /// lease that is needed no more, or that a renewal waits for.
+    /// Records the vote of a member, which came at `now`. A regained lease that comes at `deadline` or later is of no use.
+    /// Returns what the worker does with a lease that the hold does not keep, or that a renewal waits for.
     pub(crate) fn voted(
         &self,
         member: usize,

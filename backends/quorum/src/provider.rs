@@ -45,8 +45,9 @@ const INHERITED: [Capability; 3] = [
 ///   for up to the ttl.
 /// - The members must be independent: replicas of each other, or servers on one host, fail together.
 /// - A member keeps a lease for 1/1000 of the ttl + 2 ms longer, for clocks that run apart.
-/// - Operators see the leases of one process on a name as one hold, since regained leases have epochs of their own. So they
-///   may see, and end, a hold that is none: what a process left at a majority of the members, until its ttl is over.
+/// - Operators see the leases of one process on a name as one hold, since regained leases have epochs of their own. So
+///   operators may see, and end, a hold without a guard: leases that a process has left at a majority of the members. It
+///   is shown until their ttl is over.
 /// - Waiters queue at one member, so a waiter loses its position when that member fails. A name that was released
 ///   while that member was out of reach, by a process that has ended, stays taken there until the ttl is over.
 #[derive(Clone)]

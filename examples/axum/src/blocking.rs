@@ -45,6 +45,8 @@ pub async fn with_lock<T: Send + 'static>(
 }
 
 /// A lock that async code holds, with the methods of its guard. Its drop blocks no thread of the runtime.
+///
+/// In a task, call neither `renew` nor `commit_proof` nor `commit_in`: they block the thread.
 pub struct AsyncGuard(Option<LockGuard>);
 
 impl AsyncGuard {

@@ -43,7 +43,7 @@ impl Shop {
 /// How long a payment takes: between the look at the seat and its sale. Without the lock, all customers pay.
 const PAYMENT: Duration = Duration::from_millis(50);
 
-/// The status of a request whose lock was not acquired, or was lost.
+/// Returns the status of a request that did not acquire its lock, or lost it.
 fn refused(error: &lockkeeper::Error) -> StatusCode {
     match error.kind() {
         ErrorKind::TimedOut => StatusCode::TOO_MANY_REQUESTS,

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn side_files_may_come_and_go() {
+    fn side_files_may_be_created_and_deleted_during_the_check() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("locks.db");
         let beside = with_suffix(&file, "-wal");

@@ -47,7 +47,7 @@ fn members_are_asked_for_little_longer_than_the_caller_waits() {
 }
 
 #[test]
-fn member_whose_store_panicked_is_asked_again() {
+fn member_is_asked_again_after_its_store_panicked() {
     let stores = Stores::new();
     let panics = AtomicUsize::new(3);
     let quorum = watched(&stores, move |_| {

@@ -1,5 +1,6 @@
 //! Sells 5 seats to 100 buyers with Diesel and PostgreSQL: half of them commit under a guard, and half under a lock of
-//! the transaction's own. It is the same lock. Data and locks are on one server, so a statement proves the guard's.
+//! the transaction's own. Both take one lock. Data and locks are on one server, so a statement proves that the guard holds
+//! its lock.
 //!
 //! A buyer that waits for the lock in a transaction keeps a connection meanwhile. So those buyers have a pool of their own.
 //! In one pool with the others, they could use up all connections while the holder of the guard waits for one.
