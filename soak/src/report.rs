@@ -28,6 +28,8 @@ pub(crate) struct Tally {
     broken: BTreeMap<Rule, u64>,
     excused: u64,
     longest_excused: u64,
+    /// The longest time in which nothing was granted, in nanoseconds, and the faults of that time.
+    longest_pause: (u64, String),
     longest: BTreeMap<&'static str, Call>,
 }
 
@@ -62,6 +64,10 @@ impl Tally {
         }
         self.excused += found.excused;
         self.longest_excused = self.longest_excused.max(found.longest_excused);
+        let pause = longest_pause(&history.grants, outcome.ended);
+        if let Some((from, to)) = pause.filter(|(from, to)| to - from > self.longest_pause.0) {
+            self.longest_pause = (to - from, kinds(faults, from, to));
+        }
         for call in &history.calls {
             let longest = self
                 .longest
@@ -114,6 +120,10 @@ impl Tally {
             ("repeated tokens", broken(Rule::RepeatedToken)),
             ("tokens out of order", broken(Rule::TokenOrder)),
             ("held after a loss", broken(Rule::Revived)),
+            ("longest without grants", {
+                let (pause, faults) = &self.longest_pause;
+                format!("{}, during: {faults}", time(*pause))
+            }),
         ];
         for (what, call) in &self.longest {
             rows.push((what, overrun(call)));
@@ -130,6 +140,29 @@ impl Tally {
             let _ = writeln!(text, "  {what:<22} {value}");
         }
         text
+    }
+}
+
+/// Returns the longest time between two grants of workers, whatever their names: from the first of them to the second.
+fn longest_pause(grants: &[Grant], ended: u64) -> Option<(u64, u64)> {
+    let times = grants.iter().map(|grant| grant.granted);
+    // The search for leftovers acquires each name after that.
+    let mut times: Vec<_> = times.filter(|granted| *granted < ended).collect();
+    times.sort_unstable();
+    let pauses = times.iter().zip(times.iter().skip(1));
+    let longest = pauses.max_by_key(|(from, to)| *to - *from);
+    longest.map(|(from, to)| (*from, *to))
+}
+
+/// Returns the kinds of the faults between two times.
+fn kinds(faults: &[Fault], from: u64, to: u64) -> String {
+    let during = faults
+        .iter()
+        .filter(|fault| fault.to >= from && fault.from <= to);
+    let kinds: Vec<_> = during.map(|fault| fault.kind).collect();
+    match kinds.is_empty() {
+        true => "no fault".to_owned(),
+        false => kinds.join(", "),
     }
 }
 

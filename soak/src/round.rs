@@ -22,6 +22,8 @@ use crate::threads::join_all;
 pub(crate) struct Outcome {
     /// When the round began, as [`now`] returns it.
     pub(crate) began: u64,
+    /// When its workers had ended.
+    pub(crate) ended: u64,
     pub(crate) history: History,
     pub(crate) faults: Vec<Fault>,
     pub(crate) found: Found,
@@ -48,6 +50,7 @@ impl Rounds<'_> {
         let journal = Journal::default();
         let deadline = Deadline::new(Instant::now() + length, self.is_interrupted);
         let (mut logs, complaints) = self.break_for(folder, seed, deadline, &journal)?;
+        let ended = now();
         let names = self.args.names;
         let leftovers = leftovers::find(self.store, &self.key(), names, self.args.ttl)?;
         logs.push(leftovers.attempts);
@@ -63,6 +66,7 @@ impl Rounds<'_> {
         }
         Ok(Outcome {
             began,
+            ended,
             history,
             faults,
             found,
