@@ -80,6 +80,10 @@ impl fmt::Debug for StoreFault<'_> {
     }
 }
 
+/// A leader of 3.4.23 that resumes ends leases that the new leader has renewed, and its locks have two holders:
+/// <https://github.com/etcd-io/etcd/issues/15247>.
+const ETCD: EtcdKind = EtcdKind::Etcd3_5;
+
 /// Returns why this store cannot be run on this machine, `None` if it can. In continuous integration a missing
 /// server is a failure instead.
 pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
@@ -90,7 +94,7 @@ pub(crate) fn missing(choice: StoreChoice) -> Option<String> {
         StoreChoice::MariaDb => MySqlKind::MariaDb10.ignored(),
         StoreChoice::MySql => MySqlKind::MySql9.ignored(),
         StoreChoice::Postgres => PostgresKind::Postgres15.ignored(),
-        StoreChoice::Etcd => EtcdKind::Etcd3_4.ignored(),
+        StoreChoice::Etcd => ETCD.ignored(),
         StoreChoice::Memory | StoreChoice::Sqlite | StoreChoice::All => None,
     }
 }
@@ -111,7 +115,7 @@ pub(crate) fn start(choice: StoreChoice, args: &Args) -> io::Result<Box<dyn Stor
             let kind = PostgresKind::Postgres15;
             Box::new(postgres::Postgres::start(kind, settings)?)
         }
-        StoreChoice::Etcd => Box::new(etcd::Etcd::start(EtcdKind::Etcd3_4)?),
+        StoreChoice::Etcd => Box::new(etcd::Etcd::start(ETCD)?),
         StoreChoice::All => return Err(io::Error::other("`all` is not one store")),
     })
 }

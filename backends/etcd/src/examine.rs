@@ -25,10 +25,14 @@ pub(crate) fn examine(store: &Store, deadline: HostInstant) -> Result<Vec<Findin
         };
     }
     let ask = |path| store.ask(path, &json!({}), deadline);
+    let list = ask("/v3/cluster/member/list");
     let mut findings = listed(&told);
+    if list.as_ref().map_or(told.len(), count) > 1 {
+        findings.extend(former_leader(&told));
+    }
     findings.extend([
         Finding::fine("leader", "the cluster has a leader"),
-        members(&ask("/v3/cluster/member/list")),
+        members(&list),
         alarms(&ask("/v3/maintenance/alarm")),
         ttl(store.min_ttl()),
     ]);
@@ -77,6 +81,25 @@ fn version(answers: &[(String, Value)]) -> Finding {
     Finding::fine(topic, format!("etcd {}", versions.join(" and ")))
 }
 
+/// Returns a finding if a member is older than 3.4.31, or 3.5.13 of 3.5: <https://github.com/etcd-io/etcd/pull/16822>.
+fn former_leader(told: &[Told<'_>]) -> Option<Finding> {
+    let version = |(_, status): &Told<'_>| {
+        let status = status.as_ref().ok()?;
+        let text = status.get("version")?.as_str()?.to_owned();
+        let mut numbers = text.split('.').map(|number| number.parse().ok());
+        let version: (u32, u32, u32) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        let is_old = version < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&version);
+        is_old.then_some(text)
+    };
+    let version = told.iter().find_map(version)?;
+    Some(Finding::warning(
+        "former leader",
+        format!("etcd {version} lets a former leader end leases that the new leader has renewed"),
+        "a lock can have two holders for up to a third of its ttl, after a leader was stopped for longer than a ttl",
+        "update etcd to 3.4.31, 3.5.13 or later",
+    ))
+}
+
 fn answering(told: &[Told<'_>]) -> Finding {
     let silent: Vec<_> = told
         .iter()
@@ -120,14 +143,19 @@ fn untold(topic: &'static str, why: &str) -> Finding {
     )
 }
 
+/// Returns the number of members in the reply to a request for the list.
+fn count(list: &Value) -> usize {
+    let members = list.get("members").and_then(Value::as_array);
+    members.map_or(0, Vec::len)
+}
+
 fn members(list: &Result<Value, Error>) -> Finding {
     let topic = "members";
     let list = match list {
         Ok(list) => list,
         Err(error) => return untold(topic, &error.to_string()),
     };
-    let members = list.get("members").and_then(Value::as_array);
-    match members.map_or(0, Vec::len) {
+    match count(list) {
         count @ 0..3 => Finding::warning(
             topic,
             match count {
@@ -192,6 +220,14 @@ mod tests {
             panic!("there is a version");
         };
         assert_eq!(version.what, "etcd 3.4.23 and 3.5.30");
+        let old = |told: &[Told<'_>]| former_leader(told).map(|it| it.what.contains("3.4.23"));
+        assert_eq!(old(&same), Some(true));
+        for fixed in ["3.4.31", "3.5.13", "3.6.0", "main"] {
+            assert_eq!(old(&[("a", of("1", fixed))]), None, "{fixed}");
+        }
+        for older in ["3.4.30", "3.5.12", "3.3.27"] {
+            assert_eq!(old(&[("a", of("1", older))]), Some(false), "{older}");
+        }
         let learner = json!({ "header": { "cluster_id": "1" }, "isLearner": true });
         let silent = Err(Error::new(ErrorKind::Unavailable, "it is down"));
         let unfit = [
