@@ -71,7 +71,7 @@ impl TlsSession {
     }
 }
 
-/// Checks that the files of the options can be read, have certificates, and that the key belongs to the client's.
+/// Checks that the files of the options can be read, and that the client's key belongs to its certificate.
 pub(crate) fn check_files(options: &RemoteOptions) -> Result<(), Error> {
     if let Some(file) = &options.ca_file {
         certificates_of(file)?;
