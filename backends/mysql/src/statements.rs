@@ -126,8 +126,8 @@ pub(crate) fn end_pause(bell: &EncodedName, session: u64) -> String {
 }
 
 /// Returns a column for each request: what [`RELEASE`] or [`TRY`] returns, or 1 if this session holds a name to check.
-/// With checks, the two of [`SECONDS`] follow. Both kinds of server evaluate the columns from left to
-/// right, and the flag after the attempts.
+/// With checks, the two of [`SECONDS`] follow. Both kinds of server evaluate the columns from left to right, so the flag is
+/// read after the attempts.
 ///
 /// If anything is read, the attempts have two columns, and look for readers: see [`Readers`].
 pub(crate) fn several(
