@@ -233,9 +233,9 @@ impl Connection {
         SessionId { id, run }
     }
 
-    /// Records the second that the server just had in `UUID_SHORT()`.
-    pub(crate) fn note_second(&self, last: u64) {
-        self.shared.run.lock().add(Run { last, ..self.run });
+    /// Records the second that the server just had in `UUID_SHORT()`, and that of its clock.
+    pub(crate) fn note_seconds(&self, last: u64, clock: u64) {
+        self.shared.run.lock().add(self.run.renewed(last, clock));
     }
 
     fn call<T>(&mut self, work: impl FnOnce(&mut Conn) -> mysql::Result<T>) -> Result<T, Failure> {

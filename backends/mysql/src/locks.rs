@@ -223,7 +223,7 @@ impl Connection {
             (_, false) => 1,
             (count, true) => count + 1,
         };
-        let more = more + usize::from(!checks.is_empty());
+        let more = if checks.is_empty() { more } else { more + 2 };
         if row.len() != requests.count() + more {
             return Err(Failure::Unanswered(senseless()));
         }
@@ -246,10 +246,11 @@ impl Connection {
         }
         let held = columns.by_ref().take(checks.len());
         let held = held.map(|number| number == Some(1)).collect();
-        if !checks.is_empty()
-            && let Some(second) = columns.next().flatten()
-        {
-            self.note_second(second);
+        if !checks.is_empty() {
+            let mut next = || columns.next().flatten();
+            if let Some((last, clock)) = next().zip(next()) {
+                self.note_seconds(last, clock);
+            }
         }
         if let Some(is_free) = columns.next() {
             flag.note(is_free != Some(1));

@@ -163,7 +163,7 @@ impl MySqlOptions {
     /// ```no_run
     /// use lockkeeper_mysql::{Conn, MySqlOptions};
     ///
-    /// // `manager` is such as `r2d2_mysql::MySqlConnectionManager::new(opts)`, of version 28 of that crate.
+    /// // For example, `manager` is `r2d2_mysql::MySqlConnectionManager::new(opts)` of r2d2_mysql 28.
     /// fn options(
     ///     manager: impl r2d2::ManageConnection<Connection = Conn>,
     /// ) -> Result<MySqlOptions, r2d2::Error> {

@@ -33,7 +33,7 @@ pub(crate) struct Run {
     pub(crate) first: u64,
     /// The second that was in it last.
     pub(crate) last: u64,
-    /// The second of the server's clock when a connection was opened.
+    /// The second of the server's clock when a connection was opened, or what [`renewed`](Self::renewed) makes of it.
     pub(crate) until: u64,
 }
 
@@ -46,6 +46,19 @@ impl Run {
     /// Returns whether both are of the same run.
     pub(crate) fn is(self, other: Self) -> bool {
         self.first.max(other.first) < self.end().min(other.end())
+    }
+
+    /// Returns what a renewal on a connection of this run saw: the second in `UUID_SHORT()`, and that of the server's clock.
+    ///
+    /// Before the next renewal, a connection may be opened after another step of the counter, and is of this run. If the
+    /// clock has not passed that second, another run can still start in it.
+    pub(crate) fn renewed(self, last: u64, clock: u64) -> Self {
+        let until = self.until.max(clock.min(last + 2));
+        Self {
+            last,
+            until,
+            ..self
+        }
     }
 
     /// Adds what was seen after it. Another run takes its place.
@@ -84,8 +97,8 @@ pub(crate) const GREETING: &str = "SELECT GREATEST(0, TIMESTAMPDIFF(MICROSECOND,
 /// Returns the number of the session that holds a name, NULL if none does; prepared.
 pub(crate) const HOLDER: &str = "SELECT IS_USED_LOCK(?)";
 
-/// The second in `UUID_SHORT()`: see [`Run`].
-const SECOND: &str = "UUID_SHORT() >> 24 & 4294967295";
+/// The second in `UUID_SHORT()`, and that of the server's clock: see [`Run`].
+const SECONDS: &str = "UUID_SHORT() >> 24 & 4294967295,UNIX_TIMESTAMP()";
 
 /// Calls a function for each name.
 pub(crate) fn each(function: &str, names: &[EncodedName]) -> String {
@@ -112,9 +125,9 @@ pub(crate) fn end_pause(bell: &EncodedName, session: u64) -> String {
     format!("KILL QUERY IF(IS_USED_LOCK('{bell}') = {session}, {session}, 0)")
 }
 
-/// Returns what [`RELEASE`] and [`TRY`] do for each name to release and to try, and 1 for each other name
-/// that this session holds, and then the second in `UUID_SHORT()`. Both kinds of server evaluate the columns from left to
-/// right, and the flag after the attempts.
+/// Returns a column for each request: what [`RELEASE`] or [`TRY`] returns, or 1 if this session holds a name to check.
+/// With checks, the two of [`SECONDS`] follow. Both kinds of server evaluate the columns from left to right, so the flag is
+/// read after the attempts.
 ///
 /// If anything is read, the attempts have two columns, and look for readers: see [`Readers`].
 pub(crate) fn several(
@@ -152,7 +165,7 @@ pub(crate) fn several(
         add("IS_USED_LOCK('", name, "')=CONNECTION_ID()");
     }
     if !requests.checks.is_empty() {
-        add(SECOND, "", "");
+        add(SECONDS, "", "");
     }
     if !requests.attempts.is_empty() {
         add("IS_FREE_LOCK('", flag, "')");
@@ -213,11 +226,7 @@ mod tests {
         let (early, late) = (opened(1_000, 1_003), opened(1_003, 2_000));
         let mut known = Run::default();
         known.add(early);
-        // A renewal.
-        known.add(Run {
-            last: 1_003,
-            ..early
-        });
+        known.add(early.renewed(1_003, 1_003));
         known.add(late);
         for run in [early, late] {
             assert!(session(run).is(session(known)), "{run:?}");
@@ -226,6 +235,22 @@ mod tests {
         assert_eq!(known, opened(2_000, 2_001));
         for run in [early, late] {
             assert!(!session(run).is(session(known)), "{run:?}");
+        }
+    }
+
+    #[test]
+    fn connection_after_a_step_is_of_the_same_run_if_the_clock_is_ahead() {
+        let early = opened(1_000, 1_003);
+        for (clock, step, is_same) in [
+            (9_000, 1_004, true),
+            (1_005, 1_004, true),
+            // Another run may have started in that second, or in one of the later ones.
+            (1_004, 1_004, false),
+            (9_000, 1_005, false),
+        ] {
+            let mut known = early;
+            known.add(early.renewed(1_003, clock));
+            assert_eq!(known.is(opened(step, 9_000)), is_same, "{clock} {step}");
         }
     }
 }

@@ -10,8 +10,9 @@ use crate::opening::{self, NOT_KEPT, TOPOLOGY};
 
 const TIME: &str = "SELECT (1000000 * date_part('epoch', clock_timestamp()))::int8";
 /// Returns the number of sessions, the limit of all of them, and those of this user and of this database (-1 for
-/// none); the database; the room for locks; whether this user sees the statements of all users, and may end all sessions.
-const LIMITS: &str = "SELECT (SELECT sum(numbackends) FROM pg_stat_database), current_setting('max_connections'), (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user), (SELECT datconnlimit FROM pg_database WHERE datname = current_database()), current_database(), current_setting('max_locks_per_transaction')::int8 * (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8), pg_has_role('pg_read_all_stats', 'USAGE'), pg_has_role('pg_signal_backend', 'USAGE')";
+/// none); the database; the room for locks; whether this user sees the statements of all users, may end all sessions but
+/// those of superusers, and is a superuser.
+const LIMITS: &str = "SELECT (SELECT sum(numbackends) FROM pg_stat_database), current_setting('max_connections'), (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user), (SELECT datconnlimit FROM pg_database WHERE datname = current_database()), current_database(), current_setting('max_locks_per_transaction')::int8 * (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8), pg_has_role('pg_read_all_stats', 'USAGE'), pg_has_role('pg_signal_backend', 'USAGE'), (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)";
 
 pub(crate) fn examine(
     connection: &mut Connection,
@@ -52,12 +53,11 @@ pub(crate) fn examine(
             .meaning("all users share it (max_locks_per_transaction)"),
         restart_finding(options.restart_grace),
     ];
-    findings.push(match limits.is_true(7) {
-        true => Finding::fine(
-            "unlock",
-            "this user may free the locks of all users (unlock)",
-        ),
-        false => Finding::fine("unlock", "this user may free its own locks alone (unlock)")
+    let may = |what| Finding::fine("unlock", format!("this user may free {what} (unlock)"));
+    findings.push(match [8, 7].map(|at| limits.is_true(at)) {
+        [true, _] => may("the locks of all users"),
+        [_, true] => may("the locks of all users but superusers"),
+        _ => may("its own locks and those of its roles")
             .meaning("GRANT pg_signal_backend lets it free those of others"),
     });
     if !limits.is_true(6) {

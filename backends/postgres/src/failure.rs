@@ -25,8 +25,10 @@ pub(crate) struct ServerError {
 /// Codes that a server would give for what PgBouncer says, with parts of its texts. The first that fits counts, since the
 /// text of an outage may quote the server's own error.
 ///
+/// Before version 1.20, PgBouncer also sends the server's own text alone if the first login to the server fails.
+///
 /// No other text is an outage: a fallback is opened only if the server cannot be reached.
-const SAID_BY_PGBOUNCER: [(&str, &[&str]); 7] = [
+const SAID_BY_PGBOUNCER: [(&str, &[&str]); 8] = [
     (ServerError::OTHER_SESSION, &["pooling mode"]),
     (
         "53300",
@@ -36,6 +38,7 @@ const SAID_BY_PGBOUNCER: [(&str, &[&str]); 7] = [
             "query_wait_timeout",
             "too many c",
             "connections exceeded",
+            "remaining connection slots",
         ],
     ),
     (
@@ -57,7 +60,14 @@ const SAID_BY_PGBOUNCER: [(&str, &[&str]); 7] = [
     ),
     ("3D000", &["no such database", "does not exist"]),
     // By an operator.
-    ("57P01", &["is disabled", "admin forced disconnect"]),
+    (
+        "57P01",
+        &[
+            "is disabled",
+            "admin forced disconnect",
+            "terminating connection",
+        ],
+    ),
     (
         "57P03",
         &[
@@ -71,6 +81,21 @@ const SAID_BY_PGBOUNCER: [(&str, &[&str]); 7] = [
             "shutting down",
             "suspend",
             "pause",
+            // By the server.
+            "starting up",
+            "in recovery mode",
+            "not yet accepting connections",
+            "not accepting connections",
+        ],
+    ),
+    // By a limit. With "(server down)", the first is an outage.
+    (
+        "57P01",
+        &[
+            "client_login_timeout",
+            "no memory",
+            "out of memory",
+            "resources exhaustion",
         ],
     ),
 ];
@@ -253,7 +278,31 @@ mod tests {
                 "28P01",
             ),
             ("client_login_timeout (server down)", "57P03"),
+            ("client_login_timeout", "57P01"),
+            ("no memory", "57P01"),
+            ("out of memory", "57P01"),
+            ("resources exhaustion", "57P01"),
             ("pooler is shutting down", "57P03"),
+            ("the database system is starting up", "57P03"),
+            ("the database system is in recovery mode", "57P03"),
+            (
+                "the database system is not yet accepting connections",
+                "57P03",
+            ),
+            ("the database system is not accepting connections", "57P03"),
+            // A setting of the database.
+            (
+                "database \"shop\" is not currently accepting connections",
+                "08P01",
+            ),
+            (
+                "remaining connection slots are reserved for non-replication superuser connections",
+                "53300",
+            ),
+            (
+                "terminating connection due to administrator command",
+                "57P01",
+            ),
             (
                 "transaction blocks not allowed in statement pooling mode",
                 "26000",

@@ -53,8 +53,8 @@ impl SessionConnection for Connection {
         Connection::session(self)
     }
 
-    /// A session that ends gives back its locks one by one, and may lose its mark before the lock that is asked about. A
-    /// transaction of an application has no mark either, but the number of another session.
+    /// Returns whether both are one session. A session that ends may lose its mark before the lock in question. Transactions
+    /// of applications have no mark, but another process number.
     fn is_session(known: SessionId, seen: SessionId) -> bool {
         known.pid == seen.pid && (seen.mark == 0 || known.mark == seen.mark)
     }

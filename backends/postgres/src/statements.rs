@@ -205,8 +205,8 @@ pub(crate) const IDENTITY: &str = "pg_catalog.concat((SELECT system_identifier F
 /// `last` is the largest epoch that was granted.
 ///
 /// The block of the wait is a subtransaction. If the wait ends without the lock, PostgreSQL undoes the block with its
-/// setting, and the transaction goes on. The same gives the lock back if the clock was set back meanwhile: the second
-/// attempt grants nothing then, and the transaction would hold the lock to its end.
+/// setting, and the transaction goes on. If the clock was set back during the wait, the block is undone as well. The second
+/// attempt grants nothing then, and the transaction would keep the lock.
 pub(crate) fn transaction_lock(
     key: &LockKey,
     wait: Duration,

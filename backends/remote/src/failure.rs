@@ -75,7 +75,7 @@ pub fn is_timeout(kind: io::ErrorKind) -> bool {
 /// What the TLS library's text contains if the server has ended the handshake.
 const ALERT: &str = "fatal alert";
 
-/// Returns whether a TLS handshake failed since one side does not trust the other, by the TLS library's text.
+/// Returns whether the TLS library did not trust the server, or the server ended TLS by an alert.
 pub fn is_untrusted(text: &str) -> bool {
     text.contains("certificate") || text.contains(ALERT)
 }
@@ -180,7 +180,7 @@ impl Server {
         Error::new(ErrorKind::Incompatible, text)
     }
 
-    /// One side does not trust the other: [`is_untrusted`]. `text` is the TLS library's reason.
+    /// Returns the error of a handshake that [`is_untrusted`] recognises. `text` is the TLS library's reason.
     pub fn untrusted(&self, text: &str) -> Error {
         let address = &self.address;
         let text = match text.contains(ALERT) {

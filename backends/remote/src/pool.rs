@@ -313,7 +313,7 @@ impl<C: Connection> PooledConn<C> {
         let left = || deadline.saturating_since(clock.now());
         loop {
             let idle = self.connection.take();
-            // The other half is left to replace it.
+            // Half of the time is kept to replace a dead connection.
             let idle = idle.and_then(|mut it| it.is_quiet(left() / 2).then_some(it));
             let was_open = idle.is_some();
             let mut connection = match idle {

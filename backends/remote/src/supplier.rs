@@ -12,7 +12,7 @@ use lockkeeper_core::Error;
 
 use crate::failure::unavailable;
 
-/// The largest number of calls of the application's function that may be overdue. Each has a thread.
+/// From this number of overdue calls on, a caller is refused. Each has a thread.
 const MOST_OVERDUE: isize = 128;
 
 type Supply<C> = dyn Fn(Duration) -> Result<C, Error> + Send + Sync;
@@ -22,8 +22,8 @@ pub struct Supplier<C>(Arc<Parts<C>>);
 
 struct Parts<C> {
     supply: Box<Supply<C>>,
-    /// The number of calls that go on although their callers have stopped waiting. It may be too small by the calls that end
-    /// at this moment.
+    /// The number of calls that go on although their callers have stopped waiting. The count may be too small for a moment
+    /// while calls end.
     overdue: AtomicIsize,
 }
 
@@ -70,12 +70,12 @@ impl<C: Send + 'static> Supplier<C> {
         }
         let (reply, replied) = mpsc::channel();
         let parts = Arc::clone(&self.0);
-        let has_one_left = Arc::new(AtomicBool::new(false));
-        let has_caller_left = Arc::clone(&has_one_left);
+        let has_one_ended = Arc::new(AtomicBool::new(false));
+        let of_call = Arc::clone(&has_one_ended);
         let call = move || {
             let end = EndOfCall {
                 overdue: &parts.overdue,
-                has_caller_left: &has_caller_left,
+                has_one_ended: &of_call,
             };
             let supplied = (parts.supply)(limit);
             drop(end);
@@ -90,7 +90,7 @@ impl<C: Send + 'static> Supplier<C> {
         match replied.recv_timeout(limit) {
             Ok(supplied) => supplied,
             Err(RecvTimeoutError::Timeout) => {
-                if !has_one_left.swap(true, Ordering::SeqCst) {
+                if !has_one_ended.swap(true, Ordering::SeqCst) {
                     self.0.overdue.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(unavailable(
@@ -108,12 +108,12 @@ impl<C: Send + 'static> Supplier<C> {
 struct EndOfCall<'a> {
     overdue: &'a AtomicIsize,
     /// Set by the caller that stops waiting, or by the call that ends, whichever is first.
-    has_caller_left: &'a AtomicBool,
+    has_one_ended: &'a AtomicBool,
 }
 
 impl Drop for EndOfCall<'_> {
     fn drop(&mut self) {
-        if self.has_caller_left.swap(true, Ordering::SeqCst) {
+        if self.has_one_ended.swap(true, Ordering::SeqCst) {
             self.overdue.fetch_sub(1, Ordering::Relaxed);
         }
     }

@@ -9,6 +9,7 @@ use lockkeeper_core::Error;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use crate::options::{RemoteOptions, invalid};
@@ -29,9 +30,8 @@ impl TlsClient {
             Some(file) => certificates_of(file)?,
             None => system_certificates()?,
         };
-        // The program may have chosen its cryptography already.
-        let chosen = CryptoProvider::get_default().cloned();
-        let crypto = chosen.unwrap_or_else(|| Arc::new(ring::default_provider()));
+        let crypto = crypto();
+        let own = client_certificate(options, &crypto)?;
         let config =
             ClientConfig::builder_with_provider(crypto).with_safe_default_protocol_versions();
         let config = config.map_err(|error| {
@@ -39,15 +39,9 @@ impl TlsClient {
                 .with_source(error)
         })?;
         let config = config.with_root_certificates(roots);
-        let config = match &options.client_certificate {
+        let config = match own {
             None => config.with_no_client_auth(),
-            Some((certificate, key)) => {
-                let (chain, key) = client_certificate(certificate, key)?;
-                let config = config.with_client_auth_cert(chain, key);
-                config.map_err(|error| {
-                    invalid("`key_file` has not the key for `cert_file`").with_source(error)
-                })?
-            }
+            Some(own) => config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own))),
         };
         Ok(Self {
             config: Arc::new(config),
@@ -77,22 +71,28 @@ impl TlsSession {
     }
 }
 
-/// Checks that the files of the options have certificates and a key, and that all of them can be read.
+/// Checks that the files of the options can be read, and that the client's key belongs to its certificate.
 pub(crate) fn check_files(options: &RemoteOptions) -> Result<(), Error> {
     if let Some(file) = &options.ca_file {
         certificates_of(file)?;
     }
-    if let Some((certificate, key)) = &options.client_certificate {
-        client_certificate(certificate, key)?;
-    }
-    Ok(())
+    client_certificate(options, &crypto()).map(drop)
+}
+
+/// Returns the cryptography that the program has chosen, or ring's.
+fn crypto() -> Arc<CryptoProvider> {
+    let chosen = CryptoProvider::get_default().cloned();
+    chosen.unwrap_or_else(|| Arc::new(ring::default_provider()))
 }
 
 /// Reads the certificate of this client, with those that lead to its authority, and its private key.
 fn client_certificate(
-    certificate: &Path,
-    key: &Path,
-) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), Error> {
+    options: &RemoteOptions,
+    crypto: &CryptoProvider,
+) -> Result<Option<CertifiedKey>, Error> {
+    let Some((certificate, key)) = &options.client_certificate else {
+        return Ok(None);
+    };
     let unreadable = |name: &str, file: &Path, error| {
         let text = format!(
             "`{name}` {} cannot be read; it takes a PEM file",
@@ -101,10 +101,18 @@ fn client_certificate(
         invalid(text).with_source(error)
     };
     let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
-    let chain = chain.map_err(|error| unreadable("cert_file", certificate, error))?;
+    let chain: Vec<_> = chain.map_err(|error| unreadable("cert_file", certificate, error))?;
+    if chain.is_empty() {
+        return Err(invalid(
+            "`cert_file` has no certificate in it; it takes a PEM file",
+        ));
+    }
     let key =
         PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable("key_file", key, error))?;
-    Ok((chain, key))
+    let own = CertifiedKey::from_der(chain, key, crypto).map_err(|error| {
+        invalid("`key_file` has not the key for `cert_file`").with_source(error)
+    })?;
+    Ok(Some(own))
 }
 
 fn certificates_of(file: &Path) -> Result<RootCertStore, Error> {

@@ -1,5 +1,6 @@
 //! Errors on opening: each names the cause, and none contains a secret.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -171,6 +172,14 @@ fn tls(kind: RedisKind) {
     drop(open(&url, &own).lock("a").unwrap());
     let anonymous = format!("{url}?ca_file={authority}");
     refused(&anonymous, ErrorKind::PermissionDenied, &["`cert_file`"]);
+    let folder = server.folder().join("another");
+    fs::create_dir(&folder).unwrap();
+    let another = Certificates::make(&folder).unwrap().key;
+    let wrong = format!(
+        "{anonymous}&cert_file={certificate}&key_file={}",
+        another.display()
+    );
+    refused(&wrong, ErrorKind::InvalidValue, &["`key_file`"]);
 }
 
 /// The environment names the file of the roots. All tests of this process share its environment, so a

@@ -1,11 +1,12 @@
 //! Errors on opening: each names the cause, and none contains a secret.
 
+use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Config, Drivers, Error, ErrorKind, LockKeeper, Observer};
 use lockkeeper_mysql::MySqlDriver;
-use lockkeeper_testkit::{MySqlKind, MySqlOptions, MySqlServer, until};
+use lockkeeper_testkit::{Certificates, MySqlKind, MySqlOptions, MySqlServer, until};
 
 use crate::store::{Case, WAIT_LIMIT, open, start, start_own, try_open, with_timeouts};
 
@@ -250,13 +251,20 @@ fn tls(kind: MySqlKind) {
     let known = format!("mysql://known@{}/?tls=on&ca_file={trusted}", server.addr());
     refused(&known, refuses, &[]);
     let files = server.certificates().unwrap();
-    let (certificate, key) = (files.certificate.display(), files.key.display());
+    let [certificate, key] = [&files.certificate, &files.key].map(|it| it.display().to_string());
     drop(try_open(&format!("{known}&cert_file={certificate}&key_file={key}")).unwrap());
-    refused(
-        &format!("{known}&cert_file={certificate}&key_file=/x"),
-        ErrorKind::InvalidValue,
-        &["`key_file`"],
-    );
+    let folder = server.folder().join("another");
+    fs::create_dir(&folder).unwrap();
+    let another = Certificates::make(&folder).unwrap().key;
+    let another = another.display().to_string();
+    for (certificate, key, wrong) in [
+        (&certificate, "/x", "`key_file`"),
+        (&certificate, &another, "`key_file`"),
+        (&key, &key, "`cert_file` has no certificate"),
+    ] {
+        let url = format!("{known}&cert_file={certificate}&key_file={key}");
+        refused(&url, ErrorKind::InvalidValue, &[wrong]);
+    }
 
     let plain = start(kind);
     let url = format!("{}?tls=on&ca_file={trusted}", plain.url());

@@ -1,5 +1,6 @@
 //! Commit proofs within the application's own transaction.
 
+use std::thread;
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -19,6 +20,10 @@ pub(crate) const CASES: &[Case] = &[
     (
         "proofs_outlast_the_counter_of_epochs",
         proofs_outlast_the_counter_of_epochs,
+    ),
+    (
+        "proof_outlasts_a_connection_after_a_step_of_the_counter",
+        proof_outlasts_a_connection_after_a_step_of_the_counter,
     ),
 ];
 
@@ -156,6 +161,8 @@ fn proof_fits_one_server_only(kind: MySqlKind) {
     assert_eq!(proof.location(), keeper.location());
     assert_eq!(held(&mut application(&server), &proof), 1);
 
+    // A proof allows one more step of the counter. A server that is started in that second would fit.
+    thread::sleep(Duration::from_secs(2));
     let held = held(&mut application(&start_own(kind)), &proof);
     let error = proof.check(held).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost);
@@ -171,6 +178,12 @@ fn proof_fits_one_server_only(kind: MySqlKind) {
     proof.check(1).unwrap();
 }
 
+/// Has the counter of `UUID_SHORT()` take a step of what begins as the second of the server's start.
+fn use_up(app: &mut Conn) {
+    app.query_drop("DO BENCHMARK(16777216, UUID_SHORT())")
+        .unwrap();
+}
+
 /// After 2^24 calls, the counter of `UUID_SHORT()` reaches the bits that begin as the second of the server's start.
 fn proofs_outlast_the_counter_of_epochs(kind: MySqlKind) {
     let server = start(kind);
@@ -183,10 +196,6 @@ fn proofs_outlast_the_counter_of_epochs(kind: MySqlKind) {
     );
     // By a connection of its own, which is as old as the holder's.
     assert_eq!(admin.held(Some(&before), soon()).unwrap().len(), 1);
-    let use_up = |app: &mut Conn| {
-        app.query_drop("DO BENCHMARK(16777216, UUID_SHORT())")
-            .unwrap();
-    };
     use_up(&mut app);
     let held_after = keeper.lock("after").unwrap();
     for guard in [&held_before, &held_after] {
@@ -207,4 +216,32 @@ fn proofs_outlast_the_counter_of_epochs(kind: MySqlKind) {
     let shown = admin.held(Some(&before), soon()).unwrap();
     assert!(admin.force_release(&shown[0], soon()).unwrap());
     until("the guard is lost", || held_before.ensure_held().is_err());
+}
+
+/// The connection is opened before a renewal learns of the step.
+fn proof_outlasts_a_connection_after_a_step_of_the_counter(kind: MySqlKind) {
+    let server = start_own(kind);
+    let keeper = open(&server, "");
+    let mut app = application(&server);
+    let guard = keeper.lock("a").unwrap();
+    let number = |app: &mut Conn, sql: &str| app.query_first::<u64, _>(sql).unwrap().unwrap();
+    let clock = |app: &mut Conn| number(app, "SELECT UNIX_TIMESTAMP()");
+    let opened = clock(&mut app);
+    let counted = loop {
+        use_up(&mut app);
+        let counted = number(&mut app, "SELECT UUID_SHORT() >> 24 & 4294967295");
+        if counted >= opened {
+            break counted;
+        }
+    };
+    until("the clock is ahead of the counter", || {
+        clock(&mut app) > counted + 2
+    });
+    guard.renew().unwrap();
+    use_up(&mut app);
+    // By a connection of its own.
+    let admin = keeper.admin().unwrap();
+    let name = LockName::new("a").unwrap();
+    assert_eq!(admin.held(Some(&name), soon()).unwrap().len(), 1);
+    assert_eq!(held(&mut app, &guard.commit_proof().unwrap()), 1);
 }

@@ -1,11 +1,14 @@
 //! PgBouncer: a pool that keeps a session for each connection is good, and any other breaks locks.
 
+use std::fs;
+use std::net::TcpStream;
+use std::thread;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockkeeper_core::ErrorKind;
 use lockkeeper_postgres::PlainClient;
-use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer};
+use lockkeeper_testkit::{PgBouncer, PoolMode, PostgresKind, PostgresServer, until};
 
 use crate::admin::found;
 use crate::store::{WAIT_LIMIT, holder, open, options, start_own, trial, try_open, with_timeouts};
@@ -13,7 +16,7 @@ use crate::store::{WAIT_LIMIT, holder, open, options, start_own, trial, try_open
 const KIND: PostgresKind = PostgresKind::Postgres15;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let cases: [(_, fn()); 5] = [
+    let cases: [(_, fn()); 6] = [
         (
             "pgbouncer::other_modes_are_refused",
             other_modes_are_refused,
@@ -25,6 +28,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         (
             "pgbouncer::outage_behind_it_is_ridden_out",
             outage_behind_it_is_ridden_out,
+        ),
+        (
+            "pgbouncer::starting_server_behind_fresh_pool_is_an_outage",
+            starting_server_behind_fresh_pool_is_an_outage,
         ),
         ("pgbouncer::proof_fits_every_mode", proof_fits_every_mode),
         (
@@ -87,6 +94,33 @@ fn outage_behind_it_is_ridden_out() {
     let wrong = url.replace(PostgresServer::PASSWORD, "wrong");
     let error = try_open(&wrong).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
+}
+
+/// A pool that has not logged in to the server yet sends what the server says, with the pool's own code before version 1.20.
+fn starting_server_behind_fresh_pool_is_an_outage() {
+    let server = start_own(KIND);
+    server.kill();
+    let (data, go) = (server.folder().join("data"), server.folder().join("go"));
+    // The server recovers until the file is there.
+    let wait = format!("until [ -e {} ]; do sleep 0.05; done; exit 1", go.display());
+    let settings = format!("hot_standby=off\nrestore_command='{wait}'\n");
+    fs::write(data.join("postgresql.auto.conf"), settings).unwrap();
+    fs::write(data.join("recovery.signal"), "").unwrap();
+    thread::scope(|scope| {
+        let restarted = scope.spawn(|| server.restart().unwrap());
+        until("the server listens", || {
+            TcpStream::connect(server.addr()).is_ok()
+        });
+        let pool = PgBouncer::start(&server, PoolMode::Session).unwrap();
+        let url = with_timeouts(&server.url_via(pool.addr()));
+        let opened = try_open(&url);
+        fs::write(go, "").unwrap();
+        restarted.join().unwrap();
+        let error = opened.unwrap_err();
+        assert!(error.is_unreachable(), "{error:?}");
+        assert!(error.message().contains("database system"), "{error}");
+        until("the pool has tried again", || try_open(&url).is_ok());
+    });
 }
 
 /// The locks are on connections of their own, and the data are behind the pool of the application.
