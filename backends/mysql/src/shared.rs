@@ -22,8 +22,7 @@ use crate::statements::EPOCH_BITS;
 const TURN: Duration = Duration::from_secs(1);
 const LONGEST_SILENCE: u64 = 2;
 
-/// How long an attempt makes way for readers that waited, and its pauses meanwhile.
-const LONGEST_PASSING: Duration = Duration::from_secs(1);
+/// The pauses of an attempt that makes way for readers that waited.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
@@ -38,7 +37,7 @@ impl Connection {
         let mut holder = None;
         let mut pauses = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let began = Instant::now();
-        while began.elapsed() < LONGEST_PASSING {
+        while began.elapsed() < self.limit {
             let template = readers.attempt_shared(slots, &self.flag().name);
             let row = match self.execute(&template.sql, &template.names) {
                 Err(failure @ Failure::Refused(_)) => return Ok(Err(failure)),
@@ -57,7 +56,9 @@ impl Connection {
                 Err(failure) => return Ok(Err(failure)),
             }
         }
-        Ok(Err(Failure::Refused(unavailable(DISTURBED))))
+        Ok(Err(Failure::Refused(unavailable(
+            "readers that had waited came first for as long as a reply may take; try again",
+        ))))
     }
 
     /// Waits for a slot of the lock's readers: see [`SessionConnection::wait`]. If all slots are in use, the wait ends
