@@ -60,8 +60,8 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 
 /// The longest that the end of a keeper waits for its background threads.
 const CLOSE_LIMIT: Duration = Duration::from_millis(100);
-/// The same while a release is left: the guard that ends the keeper may have waited for the store
-/// already.
+/// The longest that the end of a keeper waits for them while a release is left: the guard that ends the keeper may
+/// have waited for the store already.
 const LATE_CLOSE_LIMIT: Duration = Duration::from_millis(20);
 
 /// The state of one keeper, its clones and its guards.

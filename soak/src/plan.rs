@@ -26,7 +26,7 @@ pub(crate) struct Plan {
     pub(crate) ttl: Duration,
     /// Whether the worker closes its keepers when its input ends, so that waits are cancelled.
     pub(crate) closes: bool,
-    /// Whether the worker looks at its end for names that are still held: nobody else can see them.
+    /// Whether the worker looks at its end for names that are still held: no other process can see them.
     pub(crate) is_alone: bool,
 }
 

@@ -69,7 +69,7 @@ pub(crate) fn ask_for_tls(mut socket: &TcpStream, server: &Server) -> Result<(),
 }
 
 /// Logs in, and returns when the server is ready. The limit of time is that of the last message sent.
-/// `is_private` says that nobody else can read what is sent.
+/// `is_private` says that no other host can read what is sent.
 pub(crate) fn log_in(
     wire: &mut Wire,
     options: &RemoteOptions,

@@ -66,7 +66,7 @@ pub(crate) fn steps(name: &LockKey) -> [i64; 2] {
 /// statement about one lock does.
 pub(crate) static SEVERAL: LazyLock<String> = LazyLock::new(|| several(""));
 
-/// As [`SEVERAL`], where some of what is released are permits: these have the negative keys.
+/// Does what [`SEVERAL`] does where some of what is released are permits: these have the negative keys.
 pub(crate) static SEVERAL_AND_NOTIFY: LazyLock<String> = LazyLock::new(|| {
     let notify = notify("key");
     several(&format!(
@@ -93,7 +93,7 @@ const IS_KEY: &str = "locktype = 'advisory' AND objsubid = 1 \
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
     AND classid::int8 = ($1::int8 >> 32 & 4294967295) AND objid::int8 = ($1::int8 & 4294967295)";
 
-/// As [`IS_KEY`], for all keys of the semaphore with the gate `$1`.
+/// The condition for rows of `pg_locks` on any key of the semaphore with the gate `$1`.
 const IS_AKIN: &str = "locktype = 'advisory' AND objsubid = 1 \
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
     AND classid::int8 = ($1::int8 >> 32 & 4294967295) \
@@ -111,7 +111,7 @@ pub(crate) static RELEASE_IF_HELD: LazyLock<String> = LazyLock::new(|| {
 /// Returns the sessions that hold the key or wait for it exclusively: the halves of the key, the session's number and
 /// its mark, which is 0 for a transaction of an application.
 pub(crate) static HOLDERS: LazyLock<String> = LazyLock::new(|| holders(IS_KEY));
-/// As [`HOLDERS`], for all keys of a semaphore.
+/// Returns what [`HOLDERS`] does, for all keys of a semaphore.
 pub(crate) static HOLDERS_AKIN: LazyLock<String> = LazyLock::new(|| holders(IS_AKIN));
 
 fn holders(condition: &str) -> String {

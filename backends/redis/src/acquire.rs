@@ -12,7 +12,7 @@ use crate::store::Store;
 
 /// The longest time until the next attempt of a waiter that is not woken.
 const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
-/// The same for the second waiter: the first one may be stopped.
+/// The longest time until the next attempt of the second waiter that is not woken: the first one may be stopped.
 const SECOND_ATTEMPT_EVERY: Duration = Duration::from_millis(100);
 /// The time for a waiter's attempt when less is left: some round trips of a busy machine. If it were cut
 /// off, a wait that was busy all along would end as unknown.

@@ -36,7 +36,7 @@ use unclaimed::{Claim, Obstacle};
 
 /// What separates the name of a claim from the random suffix of its socket.
 const EXCLUSIVE: char = '-';
-/// The same for a shared claim, whose own name ends with it.
+/// What separates the name of a shared claim, which ends with it, from the random suffix.
 const SHARED: char = '+';
 
 /// The claims of a watchdog. They are taken one after the other, in the order of their names, so that no

@@ -23,7 +23,7 @@ pub(crate) const CASES: &[Case] = &[
 
 /// Creates the file `held-$$`, and ends when the file `release` exists.
 const HOLD: &str = "touch held-$$; until [ -e release ]; do sleep 0.05; done; exit 7";
-/// The same, with its slot and its token in the file.
+/// Creates the file `held-$$` with the slot and the token, and ends when the file `release` exists.
 const HOLD_SLOT: &str = "echo $LOCKKEEPER_SLOT $LOCKKEEPER_TOKEN > new-$$; mv new-$$ held-$$;
 until [ -e release ]; do sleep 0.05; done; exit 7";
 

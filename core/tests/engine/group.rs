@@ -169,7 +169,7 @@ fn renewal_that_is_due_brings_its_lease_back() {
     assert!(!guard.is_held());
     store.renewals("a", Renewals::Work);
     store.grants(Grants::Work);
-    // The lease was renewed for nobody, so it is released.
+    // The lease was renewed without a guard, so it is released.
     store.wait_for("a", "release", 1);
     alone.join().unwrap();
     drop(guard);

@@ -87,7 +87,7 @@ fn end_of_the_keeper_gives_lingering_leases_back() {
     drop(keeper.lock("a").unwrap());
     drop(keeper);
     assert_eq!(store.count("a", "release"), 1);
-    // The keeper's last guard has nobody who could come back.
+    // After the keeper's last guard, no thread can come back for the name.
     drop(held);
     assert_eq!(store.count("held", "release"), 1);
 

@@ -65,7 +65,7 @@ pub(crate) enum Drops {
     Wait,
     /// A thread of the keeper, while the one that held it goes on.
     InBackground,
-    /// The same, and its first attempt fails.
+    /// A thread of the keeper, and its first attempt fails.
     FailFirst,
 }
 
@@ -75,7 +75,7 @@ pub(crate) enum Lingers {
     No,
     /// It is, and serves each one.
     ForAll,
-    /// It is, and serves nobody who comes.
+    /// It is, and serves no caller that comes.
     ForNone,
 }
 
