@@ -17,10 +17,10 @@ use crate::failure::{Meaning, meaning};
 use crate::options::EtcdOptions;
 use crate::wire::encoded;
 
-/// The longest time for another member to connect, and to tell its cluster.
-const COMPARE_TIME: Duration = Duration::from_millis(500);
 /// The number of a connection that serves no requests: its failure is no reason to leave the member that does.
 const ASIDE: usize = usize::MAX;
+/// The longest time to connect to such a member. Its reply may take longer: a login costs the server some 50 ms of CPU.
+const ASIDE_CONNECT_TIME: Duration = Duration::from_millis(500);
 
 /// A member of the cluster.
 struct Member {
@@ -38,7 +38,7 @@ pub(crate) struct Connector {
     /// The member that is asked first, a number that only grows.
     preferred: Arc<AtomicUsize>,
     login: Option<Value>,
-    /// What the last login gave. A login costs the server some 50 ms of CPU.
+    /// What the last login gave.
     token: Arc<Mutex<Option<String>>>,
     /// With TLS: whether a member has replied.
     tls: Option<Arc<AtomicBool>>,
@@ -115,7 +115,7 @@ impl Connector {
             let unknown = self.members.iter().filter(unknown);
             let asked: Vec<_> = unknown
                 .map(|member| {
-                    let ask = move || self.cluster_of(member, COMPARE_TIME.min(limit));
+                    let ask = move || self.cluster_of(member, limit);
                     (member, thread::Builder::new().spawn_scoped(scope, ask))
                 })
                 .collect();
@@ -164,7 +164,7 @@ impl Connector {
     }
 
     /// Opens a connection to a member and makes a request, within `limit`. If the member does not know the last login,
-    /// which may be that of another cluster, the connection logs in anew.
+    /// the connection logs in anew.
     fn ask<T>(
         &self,
         member: &Member,
@@ -196,7 +196,7 @@ impl Connector {
             if std::ptr::eq(other, member) || [0, cluster].contains(&known) {
                 continue;
             }
-            match self.cluster_of(other, COMPARE_TIME) {
+            match self.cluster_of(other, self.limit / 4) {
                 Ok(now) if now == cluster => told.push((other, now)),
                 Err(error) if former == known && error.is_retryable() => told.push((other, 0)),
                 _ => return Err(other_cluster(member, other)),
@@ -218,7 +218,11 @@ impl Connector {
             return Err(member.server.no_time_to_connect());
         }
         let began = Instant::now();
-        let stream = member.dialer.dial(&member.server, limit)?;
+        let to_connect = match number {
+            ASIDE => limit.min(ASIDE_CONNECT_TIME),
+            _ => limit,
+        };
+        let stream = member.dialer.dial(&member.server, to_connect)?;
         let server = member.server.clone();
         let mut http = Http::new(stream, server.clone(), &member.host, self.tls.clone());
         // A member without a leader says so at once.
@@ -234,7 +238,11 @@ impl Connector {
             unread: Vec::new(),
         };
         if let Some(login) = &self.login {
-            let known = self.token.lock().clone();
+            // A member of another cluster may answer only when its own log is as long as the one of the token's cluster.
+            let known = match number {
+                ASIDE => None,
+                _ => self.token.lock().clone(),
+            };
             let token = match known {
                 Some(token) => token,
                 None => {
@@ -246,8 +254,10 @@ impl Connector {
                 }
             };
             connection.http.add_header("Authorization", &token);
-            *self.token.lock() = Some(token.clone());
-            connection.token = Some(token);
+            if number != ASIDE {
+                *self.token.lock() = Some(token.clone());
+                connection.token = Some(token);
+            }
         }
         Ok(connection)
     }
@@ -363,12 +373,21 @@ impl Connection {
         }
     }
 
-    /// Leaves a member that does not reply to the connections that come.
+    /// Leaves a member that does not reply to the connections that come. They log in anew: a cluster that was made anew
+    /// may not reply to the former token.
     fn noted<T>(&self, reply: Result<T, Failure>) -> Result<T, Failure> {
         if reply.is_err() {
             avoid(&self.preferred, self.member);
+            self.forget_login();
         }
         reply
+    }
+
+    fn forget_login(&self) {
+        let mut token = self.tokens.lock();
+        if *token == self.token {
+            *token = None;
+        }
     }
 
     fn refused(&self, reply: &HttpReply) -> Failure {
@@ -384,10 +403,7 @@ impl Connection {
                 Failure::Closed(error)
             }
             Meaning::LoginGone => {
-                let mut token = self.tokens.lock();
-                if *token == self.token {
-                    *token = None;
-                }
+                self.forget_login();
                 Failure::Closed(self.server.closed())
             }
             Meaning::LeaseGone => Failure::Refused(lease_gone()),
