@@ -99,19 +99,23 @@ fn messages_lost<S: FaultServer>(kind: S::Kind, fault: Fault) {
             Released::Done
         );
 
-        let guard = acquired(keeper.lock("a").unwrap());
-        let released = with_fault::<S, _>(&proxy, fault, || guard.release());
+        let release = || {
+            let guard = acquired(keeper.lock("a").unwrap());
+            with_fault::<S, _>(&proxy, fault, || guard.release())
+        };
         let next = if S::LEASE_OUTLIVES_CONNECTION {
             if fault == Fault::DropRequests {
-                assert_eq!(released.unwrap(), Released::Done);
+                assert_eq!(release().unwrap(), Released::Done);
             } else {
+                // On a busy machine, the verification after the last fault comes late, and may meet this one instead.
+                let error = (0..5).find_map(|_| release().err());
+                let error = error.expect("a release without a reply is unknown");
                 // The repeated release found nothing, which does not prove that the first one succeeded.
-                let error = released.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
             }
             rival.try_lock("a").unwrap().expect("it was released")
         } else {
-            if let Err(error) = released {
+            if let Err(error) = release() {
                 assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
             }
             rival.lock("a").unwrap()
