@@ -80,7 +80,7 @@ impl fmt::Debug for StoreFault<'_> {
     }
 }
 
-/// A leader of 3.4.23 that resumes ends leases that the new leader has renewed, and its locks have two holders:
+/// A leader of 3.4.23 that resumes can end leases that the new leader has renewed, so that a lock has two holders:
 /// <https://github.com/etcd-io/etcd/issues/15247>.
 const ETCD: EtcdKind = EtcdKind::Etcd3_5;
 

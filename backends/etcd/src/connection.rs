@@ -183,7 +183,7 @@ impl Connector {
         Ok((connection, reply?))
     }
 
-    /// Refuses a member whose cluster differs from another member's.
+    /// Refuses a member that is not in the cluster of the other listed members.
     ///
     /// A cluster may have been made anew at its addresses. So a silent member of the former cluster is ignored if this
     /// member was in it as well.

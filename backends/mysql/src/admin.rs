@@ -101,7 +101,7 @@ impl Admin for Store {
             // A session that does not hold the name any more is not ended.
             return if is_free()? { Ok(false) } else { Err(error) };
         }
-        // The server ends the session in the background.
+        // The server ends the session in the background, and sends no notification.
         while !is_free()? {
             if self.locks.clock.now() >= deadline {
                 return Err(Error::new(

@@ -216,6 +216,7 @@ fn wait(woken: &UnixStream, watched: &[(u64, Arc<TcpStream>)]) -> Vec<u64> {
         Ok(_) => {}
         Err(Errno::INTR) => return Vec::new(),
         Err(_) => {
+            // Without a wait, a poll that the system refuses would be repeated at once.
             thread::sleep(RETRY);
             return Vec::new();
         }
