@@ -29,8 +29,14 @@ pub enum Fault {
     DelayRequests(Duration),
     /// Replies reach the client later by this time.
     DelayReplies(Duration),
+    /// Replies reach the client byte by byte, with this time after each byte. When the fault is over, the rest of a reply
+    /// passes at once.
+    DripReplies(Duration),
     /// The connection is cut (both ends) after this many further bytes of replies.
     CutReplyAfter(usize),
+    /// After this many further bytes of replies on a connection, its replies stop in silence. They pass when the fault is
+    /// over.
+    SilentReplyAfter(usize),
     /// Nothing passes either way, and new connections are accepted in silence. What was sent meanwhile
     /// passes afterwards, as on a network that recovers.
     Dark,
@@ -53,7 +59,7 @@ pub struct Counts {
     pub dropped_requests: u64,
     /// Replies dropped.
     pub dropped_replies: u64,
-    /// Requests and replies that were held back by a delay or by [`Fault::Dark`].
+    /// Requests and replies that were held back, as a whole or in part.
     pub held: u64,
     /// Those that were sent on after their delay.
     pub late: u64,

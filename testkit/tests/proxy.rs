@@ -259,6 +259,55 @@ fn cut_mid_reply() {
 }
 
 #[test]
+fn drips_until_the_fault_is_over() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut client = Client::new(proxy.addr());
+    let interval = Duration::from_millis(20);
+    proxy.set(Fault::DripReplies(interval));
+    let start = Instant::now();
+    assert_eq!(client.ask("12345"), "12345");
+    // A lower bound: no busy machine makes it shorter.
+    assert!(start.elapsed() >= interval * 5);
+    assert_eq!(proxy.counts().held, 1);
+    proxy.set(Fault::DripReplies(Duration::from_secs(3600)));
+    client.send("rest");
+    let mut first = [0];
+    client.0.read_exact(&mut first).unwrap();
+    assert!(client.is_silent());
+    proxy.set(Fault::Pass);
+    assert_eq!(
+        (&first, client.receive().unwrap()),
+        (b"r", "est".to_owned())
+    );
+    assert_eq!(client.ask("again"), "again");
+}
+
+#[test]
+fn silent_mid_reply_until_the_fault_is_over() {
+    let echo = Echo::new();
+    let proxy = Proxy::new(echo.addr).unwrap();
+    let mut client = Client::new(proxy.addr());
+    let mut other = Client::new(proxy.addr());
+    proxy.once("needle", Fault::SilentReplyAfter(3));
+    client.send("a needle");
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.held == 1));
+    let mut first = [0; 3];
+    client.0.read_exact(&mut first).unwrap();
+    assert!(client.is_silent());
+    assert_eq!(other.ask("hay"), "hay");
+    proxy.set(Fault::Pass);
+    let rest = client.receive().unwrap();
+    assert_eq!((&first, rest.as_str()), (b"a n", "eedle"));
+    proxy.set(Fault::SilentReplyAfter(0));
+    client.send("more");
+    assert!(proxy.wait_for(TIMEOUT, |counts| counts.held == 2));
+    assert!(client.is_silent());
+    proxy.cut();
+    assert!(client.receive().map_or(true, |line| line.is_empty()));
+}
+
+#[test]
 fn dark_holds_messages_until_it_ends() {
     let echo = Echo::new();
     let proxy = Proxy::new(echo.addr).unwrap();
@@ -327,6 +376,8 @@ fn drop_ends_during_every_fault() {
         Fault::Dark,
         Fault::DelayReplies(Duration::from_secs(3600)),
         Fault::DropReplies,
+        Fault::DripReplies(Duration::from_secs(3600)),
+        Fault::SilentReplyAfter(1),
     ] {
         let echo = Echo::new();
         let proxy = Proxy::new(echo.addr).unwrap();

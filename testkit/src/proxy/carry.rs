@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, listen, shutdown, socket_with, sockopt,
@@ -138,9 +138,10 @@ impl Shared {
     }
 
     /// Carries bytes in one direction, until that is closed or the connection is cut.
-    fn pump(&self, id: u64, way: Way, mut from: &TcpStream, mut to: &TcpStream) {
+    fn pump(&self, id: u64, way: Way, mut from: &TcpStream, to: &TcpStream) {
         let mut buffer = vec![0; 64 << 10];
-        let mut cut = (0, 0);
+        // How many bytes of replies still pass, for the decision with this number.
+        let mut left = (0, 0);
         loop {
             let read = match from.read(&mut buffer) {
                 Ok(read) => read,
@@ -173,25 +174,43 @@ impl Shared {
                     self.count(|counts| counts.dropped_replies += 1);
                     continue;
                 }
-                (Way::Reply, Fault::CutReplyAfter(bytes)) => {
-                    if cut.0 != decision {
-                        cut = (decision, bytes);
+                (Way::Reply, Fault::CutReplyAfter(bytes) | Fault::SilentReplyAfter(bytes)) => {
+                    if left.0 != decision {
+                        left = (decision, bytes);
                     }
-                    pass = chunk.get(..cut.1).unwrap_or(chunk);
-                    cut.1 -= pass.len();
+                    pass = chunk.get(..left.1).unwrap_or(chunk);
+                    left.1 -= pass.len();
+                }
+                (Way::Reply, Fault::DripReplies(_)) => pass = &[],
+                _ => {}
+            }
+            let mut rest = chunk.get(pass.len()..).unwrap_or_default();
+            let mut written = self.write(way, to, pass);
+            match fault {
+                Fault::CutReplyAfter(_) => rest = &[],
+                Fault::DripReplies(interval) if way == Way::Reply => {
+                    self.count(|counts| counts.held += 1);
+                    while let Some((byte, further)) = rest.split_first()
+                        && written.is_ok()
+                        && self.is_current(id, decision)
+                    {
+                        written = self.write(way, to, &[*byte]);
+                        rest = further;
+                        let until = Some(Instant::now() + interval);
+                        self.wait_while_current(id, decision, until);
+                    }
+                }
+                Fault::SilentReplyAfter(_) if !rest.is_empty() => {
+                    self.count(|counts| counts.held += 1);
+                    self.wait_while_current(id, decision, None);
                 }
                 _ => {}
             }
-            // Count before writing, so that a client with a reply finds it counted.
-            self.count(|counts| match way {
-                Way::Request => counts.request_bytes += pass.len() as u64,
-                Way::Reply => counts.reply_bytes += pass.len() as u64,
-            });
-            let written = to.write_all(pass);
+            written = written.and_then(|()| self.write(way, to, rest));
             if delay.is_some() {
                 self.count(|counts| counts.late += 1);
             }
-            let over = way == Way::Reply && matches!(fault, Fault::CutReplyAfter(_)) && cut.1 == 0;
+            let over = way == Way::Reply && matches!(fault, Fault::CutReplyAfter(_)) && left.1 == 0;
             if over || written.is_err() {
                 let mut state = self.lock();
                 if over {
@@ -203,6 +222,18 @@ impl Shared {
                 return;
             }
         }
+    }
+
+    /// Sends bytes on. They are counted before, so that a client with a reply finds it counted.
+    fn write(&self, way: Way, mut to: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.count(|counts| match way {
+            Way::Request => counts.request_bytes += bytes.len() as u64,
+            Way::Reply => counts.reply_bytes += bytes.len() as u64,
+        });
+        to.write_all(bytes)
     }
 }
 

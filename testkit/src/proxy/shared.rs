@@ -61,6 +61,17 @@ impl State {
         self.counts.cut += u64::from(self.close(id));
     }
 
+    /// Returns the fault of a connection, with the number of its decision, and `None` after the connection was cut.
+    fn fault_of(&self, id: u64) -> Option<(u64, Fault)> {
+        let armed = self.connections.get(&id)?.armed;
+        let armed = armed.filter(|(decision, _)| *decision > self.set_at);
+        Some(armed.unwrap_or((self.set_at, self.fault)))
+    }
+
+    fn is_current(&self, id: u64, decision: u64) -> bool {
+        matches!(self.fault_of(id), Some((current, _)) if current == decision)
+    }
+
     /// Closes both ends. Returns false if they were closed before.
     pub(super) fn close(&mut self, id: u64) -> bool {
         let Some(connection) = self.connections.remove(&id) else {
@@ -144,12 +155,7 @@ impl Shared {
         }
         let mut waited = false;
         loop {
-            let armed = state
-                .connections
-                .get(&id)?
-                .armed
-                .filter(|(decision, _)| *decision > state.set_at);
-            let (decision, fault) = armed.unwrap_or((state.set_at, state.fault));
+            let (decision, fault) = state.fault_of(id)?;
             if way == Way::Reply && !chunk.is_empty() && fault != Fault::Dark {
                 let connection = state.connections.get_mut(&id)?;
                 if fault == Fault::DropReplies {
@@ -182,6 +188,19 @@ impl Shared {
             state = self.wait(state, Some(until));
         }
         state.connections.contains_key(&id)
+    }
+
+    /// Returns whether the fault of a decision is not over, and the connection not cut.
+    pub(super) fn is_current(&self, id: u64, decision: u64) -> bool {
+        self.lock().is_current(id, decision)
+    }
+
+    /// Waits until the fault of a decision is over or the connection is cut, at most until `until`.
+    pub(super) fn wait_while_current(&self, id: u64, decision: u64, until: Option<Instant>) {
+        let mut state = self.lock();
+        while state.is_current(id, decision) && until.is_none_or(|until| Instant::now() < until) {
+            state = self.wait(state, until);
+        }
     }
 
     pub(super) fn count(&self, count: impl FnOnce(&mut Counts)) {
