@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lockkeeper::{LockKeeper, LockName};
 use lockkeeper_testkit::{MySqlKind, PostgresKind};
@@ -14,8 +14,6 @@ use crate::{Row, Rows, etcd, median, mysql, postgres, server};
 const THREADS: usize = 100;
 const PASSES: usize = 20_000;
 const RUNS: usize = 7;
-const LINGER: Duration = Duration::from_millis(5);
-const PAIRS: usize = 2_000;
 
 /// Returns the seconds of one pass of a token between two threads, by mutex and condvar: the floor.
 pub(crate) fn token_pass() -> f64 {
@@ -51,64 +49,33 @@ fn handover(keeper: &LockKeeper, name: &LockName) -> Result<f64, Box<dyn Error>>
     Ok(elapsed.as_secs_f64() / PASSES as f64)
 }
 
-/// Returns the seconds of one pair of a lone thread.
-fn pair(keeper: &LockKeeper, name: &LockName) -> Result<f64, Box<dyn Error>> {
-    let began = Instant::now();
-    for _ in 0..PAIRS {
-        keeper.lock(name)?.release()?;
-    }
-    Ok(began.elapsed().as_secs_f64() / PAIRS as f64)
-}
-
 pub(crate) fn micros(seconds: f64) -> String {
     format!("{:.2} µs", seconds * 1e6)
 }
 
 fn rows(store: &str, url: &str) -> Rows {
-    let open = |keys: &str| {
-        let separator = if url.contains('?') { '&' } else { '?' };
-        lockkeeper::open(&format!("{url}{separator}wait=60s{keys}"))
-    };
-    let (keeper, lingering) = (open("")?, open("&linger=5ms")?);
+    let separator = if url.contains('?') { '&' } else { '?' };
+    let keeper = lockkeeper::open(&format!("{url}{separator}wait=60s"))?;
     let name = LockName::new("seat:42")?;
     handover(&keeper, &name)?;
     let (mut ours, mut floors) = (Vec::new(), Vec::new());
-    let (mut kept, mut asked) = (Vec::new(), Vec::new());
     for _ in 0..RUNS {
         floors.push(token_pass());
         ours.push(handover(&keeper, &name)?);
-        asked.push(pair(&keeper, &name)?);
-        kept.push(pair(&lingering, &name)?);
-        // The next run begins with a name that no keeper has.
-        thread::sleep(2 * LINGER);
     }
-    let row = |what: String, measured: f64, floor: f64, budget: f64| Row {
-        what,
+    let (measured, floor) = (median(ours), median(floors));
+    Ok(vec![Row {
+        what: format!("{THREADS} threads, one name, nothing done, {store}"),
         measured: micros(measured),
         floor: micros(floor),
         value: measured / floor,
-        budget,
+        budget: 1.5,
         unit: "x",
-    };
-    Ok(vec![
-        row(
-            format!("{THREADS} threads, one name, nothing done, {store}"),
-            median(ours),
-            median(floors),
-            1.5,
-        ),
-        row(
-            format!("the same name again with linger=5ms, {store}"),
-            median(kept),
-            median(asked),
-            0.02,
-        ),
-    ])
+    }])
 }
 
 pub(crate) fn memory() -> Rows {
-    // The floor of the second row is the store itself.
-    Ok(rows("memory", "memory:")?.into_iter().take(1).collect())
+    rows("memory", "memory:")
 }
 
 pub(crate) fn sqlite() -> Rows {

@@ -29,7 +29,6 @@ impl LockKeeper {
                 margin: None,
                 handover_max: Self::DEFAULT_HANDOVER_MAX,
                 handover_time: Self::DEFAULT_HANDOVER_TIME,
-                linger: Duration::ZERO,
                 epoch_offset: Duration::ZERO,
             },
             required: Vec::new(),
@@ -66,14 +65,6 @@ impl LockKeeperBuilder {
     /// [`AcquireOptions::max_hold`](crate::AcquireOptions::max_hold) explains. Default: no limit.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.settings.max_hold = Some(max_hold);
-        self
-    }
-
-    /// Sets how long a released lock is kept for the next thread of the process where an acquisition names
-    /// nothing else, as [`AcquireOptions::linger`](crate::AcquireOptions::linger) explains. Default: not at
-    /// all.
-    pub fn linger(mut self, linger: Duration) -> Self {
-        self.settings.linger = linger;
         self
     }
 
@@ -172,7 +163,6 @@ impl LockKeeperBuilder {
             wait: Some(self.settings.wait),
             lease: Some(self.settings.lease),
             max_hold: self.settings.max_hold,
-            linger: Some(self.settings.linger),
             ..AcquireOptions::default()
         };
         defaults

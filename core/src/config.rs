@@ -16,8 +16,8 @@ use crate::observer::{Notifier, Observer};
 use crate::options::{LeasePolicy, Outage, Wait};
 use crate::url::StoreUrl;
 
+pub(crate) use keys::MAX_HOLD;
 pub use keys::{COMMON_KEYS, Key, KeySpec, KeyValue, MEMBER, Takes};
-pub(crate) use keys::{LINGER, MAX_HOLD};
 pub(crate) use parsed::ParsedConfig;
 
 /// Which store, and how to lock on it.
@@ -167,13 +167,6 @@ impl Config {
     #[must_use]
     pub fn max_hold(self, max_hold: Duration) -> Self {
         self.with(&keys::MAX_HOLD, max_hold)
-    }
-
-    /// Sets how long a released lock is kept for the next thread of the process, as
-    /// [`AcquireOptions::linger`](crate::AcquireOptions::linger) explains.
-    #[must_use]
-    pub fn linger(self, linger: Duration) -> Self {
-        self.with(&keys::LINGER, linger)
     }
 
     /// Sets how much earlier than the store a guard considers itself lost.

@@ -82,8 +82,6 @@ pub(crate) struct Engine {
     /// The number of threads that wait in the queue with a deadline.
     waiting: AtomicUsize,
     is_started: AtomicBool,
-    /// Whether leases may linger: until the last clone of the keeper is dropped, or the keeper is closed.
-    lingers: AtomicBool,
     closing: Closing,
     outage: OutageGate,
     doubts: Doubts,
@@ -125,7 +123,6 @@ impl Engine {
             background_releases: BackgroundReleases::new(),
             waiting: AtomicUsize::new(0),
             is_started: AtomicBool::new(false),
-            lingers: AtomicBool::new(true),
             closing: Closing::new(),
             outage: OutageGate::new(),
             doubts: Doubts::default(),
@@ -165,7 +162,6 @@ impl AwaitReleases {
 
 impl Drop for AwaitReleases {
     fn drop(&mut self) {
-        self.0.end_lingering();
         self.0.background_releases.wait_until_done(ATTEMPT_LIMIT);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::capabilities::Capabilities;
-use crate::config::{LINGER, MAX_HOLD};
+use crate::config::MAX_HOLD;
 use crate::error::{Error, ErrorKind};
 use crate::mode::Mode;
 
@@ -95,8 +95,6 @@ pub(crate) struct LeaseTerms {
     pub(crate) policy: LeasePolicy,
     /// The longest time for which the keeper renews the lease.
     pub(crate) max_hold: Option<Duration>,
-    /// How long the lease is kept after its guard.
-    pub(crate) linger: Duration,
 }
 
 impl Wait {
@@ -147,7 +145,6 @@ pub struct AcquireOptions {
     pub(crate) wait: Option<Wait>,
     pub(crate) lease: Option<LeasePolicy>,
     pub(crate) max_hold: Option<Duration>,
-    pub(crate) linger: Option<Duration>,
     pub(crate) outage: Option<Outage>,
     pub(crate) cancel: Option<CancelToken>,
 }
@@ -199,24 +196,6 @@ impl AcquireOptions {
         self
     }
 
-    /// Keeps the lock for up to `linger` (at most 1 s) after the guard has ended, where no thread of the
-    /// process waits for it: a thread that comes back for the name in that time gets it without asking the
-    /// store, by a hand-over. Zero, the default, gives the lock back at once.
-    ///
-    /// For a name that one process locks again and again, such as in a loop: a lock costs about a
-    /// microsecond then instead of two round trips. Another process waits up to `linger` longer for it. The
-    /// bounds of hand-overs hold: after 100 of them, or 50 ms after the grant, the lock goes back to the
-    /// store. A lease that is about to end, and a fixed one, is not kept.
-    ///
-    /// The keeper gives lingering locks back when it is closed or its last clone is dropped. A process that
-    /// is killed meanwhile leaves them to the store, as it would leave locks that it holds: until the ttl is
-    /// over, or at once where the store notices. So does one that is stopped.
-    #[must_use]
-    pub fn linger(mut self, linger: Duration) -> Self {
-        self.linger = Some(linger);
-        self
-    }
-
     /// Sets what the wait does while the store cannot be reached.
     #[must_use]
     pub fn outage(mut self, outage: Outage) -> Self {
@@ -238,7 +217,6 @@ impl AcquireOptions {
         self.wait.map_or(Ok(()), Wait::check)?;
         self.lease
             .map_or(Ok(()), |lease| lease.check(capabilities))?;
-        self.linger.map_or(Ok(()), |linger| LINGER.check(linger))?;
         self.max_hold
             .map_or(Ok(()), |max_hold| MAX_HOLD.check(max_hold))
     }
@@ -300,6 +278,5 @@ pub(crate) struct Settings {
     pub(crate) margin: Option<Duration>,
     pub(crate) handover_max: u32,
     pub(crate) handover_time: Duration,
-    pub(crate) linger: Duration,
     pub(crate) epoch_offset: Duration,
 }

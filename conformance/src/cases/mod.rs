@@ -113,10 +113,7 @@ pub(crate) static TABLE: &[Case] = table! {
         handovers_are_bounded_by_count,
         handovers_are_bounded_by_time,
         hundred_threads_are_one_waiter_in_the_store,
-        fixed_lease_is_never_handed_over,
-        lingering_lease_serves_the_next_thread,
-        lingering_lease_goes_to_another_process,
-        lingering_lease_ends_with_its_keeper;
+        fixed_lease_is_never_handed_over;
     rule_09_between_processes:
         release_wakes_the_other_keeper,
         release_wakes_the_other_process,
@@ -169,7 +166,6 @@ pub(crate) static TABLE: &[Case] = table! {
         killed_waiter_does_not_block_the_next,
         stopped_waiter_does_not_block_the_next,
         waits_outlast_an_outage,
-        lingering_lease_serves_its_mode_alone,
         wiped_store_loses_every_lease;
     rule_17_shared:
         readers_of_several_keepers_hold_together,

@@ -8,7 +8,7 @@ use lockkeeper_core::{Capabilities, LockKeeper, Wait};
 
 use super::admin::find;
 use crate::recorder::{Event, EventRecorder};
-use crate::rig::{Outcome, Rig, build, is_busy, take};
+use crate::rig::{Outcome, Rig, build, take};
 
 /// A limit that no hand-over reaches.
 const UNLIMITED: Duration = Duration::from_secs(600);
@@ -175,56 +175,5 @@ pub(super) fn fixed_lease_is_never_handed_over(rig: &Rig<'_>) -> Outcome {
     let keeper = build(rig.builder().observer(recorder.clone()).lease(lease));
     let tokens = serve_queue(&keeper, &recorder, 5);
     assert!(tokens.into_iter().all(|token| handovers(token) == 0));
-    Ok(())
-}
-
-/// The longest linger.
-const LINGER: Duration = Duration::from_secs(1);
-
-pub(super) fn lingering_lease_serves_the_next_thread(rig: &Rig<'_>) -> Outcome {
-    let (builder, tap) = rig.tapped();
-    let keeper = build(builder.linger(LINGER).handover_time(UNLIMITED));
-    let mut last = 0;
-    for _ in 0..10 {
-        let guard = take(&keeper, "a");
-        assert!(guard.token().get() > last, "the tokens of a name grow");
-        last = guard.token().get();
-    }
-    // A machine that is busy for longer than the linger gives the lease back in between.
-    let asked = tap.owners().len();
-    assert!(asked < 10, "the store was asked for each lock");
-    drop(keeper);
-    rig.nothing_left();
-    Ok(())
-}
-
-/// The ttl is longer than the rival's wait, so the rival is granted the name only if the lease goes back
-/// when its linger is over.
-pub(super) fn lingering_lease_goes_to_another_process(rig: &Rig<'_>) -> Outcome {
-    let linger = Duration::from_millis(20);
-    let keeper = build(rig.builder().linger(linger).handover_time(UNLIMITED));
-    let rival = rig.keeper();
-    for _ in 0..3 {
-        let token = take(&keeper, "a").token();
-        assert!(take(&rival, "a").token() > token);
-    }
-    drop((keeper, rival));
-    rig.nothing_left();
-    Ok(())
-}
-
-pub(super) fn lingering_lease_ends_with_its_keeper(rig: &Rig<'_>) -> Outcome {
-    let rival = rig.keeper();
-    for closes in [false, true] {
-        let keeper = build(rig.builder().linger(LINGER).handover_time(UNLIMITED));
-        drop(take(&keeper, "a"));
-        if closes {
-            keeper.close();
-        }
-        drop(keeper);
-        // Long before the ttl. On a busy machine, the keeper's end leaves the rest of a release to its threads.
-        rig.until("the lease is given back", || !is_busy(&rival, "a"));
-    }
-    rig.nothing_left();
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! Rule 17: a lease in any mode waits, is renewed, is lost and ends as an exclusive one does.
 
 use std::thread;
-use std::time::Duration;
 
 use lockkeeper_core::{
     CancelToken, Capability, ErrorKind, LeasePolicy, LockGuard, MAX_PERMITS, Mode, Released,
@@ -15,10 +14,6 @@ use super::rule_09_between_processes::{
 use crate::modes::{granted, in_mode, is_busy_in, take_in};
 use crate::recorder::Event;
 use crate::rig::{Outcome, Rig, Skip, build};
-
-/// A limit that no hand-over reaches.
-const UNLIMITED: Duration = Duration::from_secs(600);
-const LINGER: Duration = Duration::from_millis(300);
 
 /// A store without the capabilities passes this case, and the others of this rule are ignored.
 pub(super) fn modes_that_the_store_lacks_are_refused(rig: &Rig<'_>) -> Outcome {
@@ -263,33 +258,6 @@ pub(super) fn waits_outlast_an_outage(rig: &Rig<'_>) -> Outcome {
             let granted = waiting.join().expect("the waiter is granted the name");
             assert!(is_busy_in(&holder, &pair.name(), pair.held), "{pair:?}");
             granted.renew().expect("it is held");
-        }
-        Ok(())
-    })?;
-    rig.nothing_left();
-    Ok(())
-}
-
-/// A lingering lease serves the next thread of its mode, and goes back when another mode or another keeper
-/// wants the name.
-pub(super) fn lingering_lease_serves_its_mode_alone(rig: &Rig<'_>) -> Outcome {
-    rig.each_pair(|pair| {
-        let name = pair.name();
-        let (builder, tap) = rig.tapped();
-        let keeper = build(builder.linger(LINGER).handover_time(UNLIMITED));
-        let mut last = 0;
-        for _ in 0..10 {
-            let token = take_in(&keeper, &name, pair.held).token().get();
-            assert!(token > last, "{pair:?}: the tokens of a name grow");
-            last = token;
-        }
-        // A machine that is busy for longer than the linger gives the lease back in between.
-        let asked = tap.owners().len();
-        assert!(asked < 10, "{pair:?}: the store was asked for each lock");
-        for keeper in [&keeper, &rig.keeper()] {
-            let token = take_in(keeper, &name, pair.rival).token().get();
-            assert!(token > last, "{pair:?}: the tokens of a name grow");
-            last = token;
         }
         Ok(())
     })?;

@@ -101,7 +101,6 @@ fn flaws_found_by(case: &str) -> &'static [Flaw] {
             &[IgnoresOrder, LetsReadersPass, LetsWritersPass]
         }
         "rule_17_modes::cancelled_waiter_passes_its_turn_on" => &[IgnoresCancel],
-        "rule_17_modes::lingering_lease_serves_its_mode_alone" => &[LeaksReaders],
         "rule_17_modes::wiped_store_loses_every_lease" => &[CountsFromOneAgain],
         "rule_17_shared::readers_of_several_keepers_hold_together" => {
             &[GrantsAlways, GrantsReadersBesideWriters, ReleasesAllHolders]

@@ -273,8 +273,6 @@ common_keys! {
         "how many hand-overs in a row stay within the process";
     HANDOVER_TIME: Duration = "handover_time", ANY_DURATION, "50ms",
         "how long a process may hand a lock on within itself";
-    LINGER: Duration = "linger", Takes::Duration(Duration::ZERO, MAX_LINGER), "0s",
-        "how long a released lock is kept for the next thread of the process";
     EPOCH_OFFSET: Duration = "epoch_offset", ANY_DURATION, "0s",
         "how far tokens are moved ahead, so that they keep growing after a change of store";
     REQUIRE: Capability = "require", CAPABILITIES, "none", "what the store must promise";
@@ -282,8 +280,6 @@ common_keys! {
         "the store to open if the first one is unreachable";
 }
 
-/// The longest linger: another process waits for that long.
-const MAX_LINGER: Duration = Duration::from_secs(1);
 const ANY_DURATION: Takes = Takes::Duration(Duration::ZERO, MAX_DURATION);
 const CAPABILITIES: Takes = Takes::Text(
     "cross_process, cross_host, dead_owner_take_over, commit_proof, shared, permits or proposed_epoch; several with commas",

@@ -2,8 +2,8 @@
 
 use super::keys::{COMMON_KEYS, FALLBACK, KeyValue, MEMBER, REQUIRE, is_list};
 use super::keys::{
-    EPOCH_OFFSET, HANDOVER_MAX, HANDOVER_TIME, LEASE, LINGER, MARGIN, MAX_HOLD, NAMESPACE,
-    OPEN_WAIT, OUTAGE, TTL, WAIT,
+    EPOCH_OFFSET, HANDOVER_MAX, HANDOVER_TIME, LEASE, MARGIN, MAX_HOLD, NAMESPACE, OPEN_WAIT,
+    OUTAGE, TTL, WAIT,
 };
 use super::{Config, given_twice};
 use std::sync::Arc;
@@ -50,7 +50,6 @@ impl Config {
             handover_time: self
                 .value(&HANDOVER_TIME)?
                 .unwrap_or(LockKeeper::DEFAULT_HANDOVER_TIME),
-            linger: self.value(&LINGER)?.unwrap_or_default(),
             epoch_offset: self.value(&EPOCH_OFFSET)?.unwrap_or_default(),
         };
         let lease = settings.lease.check(&Capabilities::new());

@@ -47,7 +47,6 @@ impl Engine {
             mode: options.mode,
             policy: options.lease.unwrap_or(self.settings.lease),
             max_hold: options.max_hold.or(self.settings.max_hold),
-            linger: options.linger.unwrap_or(self.settings.linger),
         }
     }
 
@@ -151,8 +150,7 @@ impl Acquisition<'_, '_> {
         }
         let given = match engine.queue.enter(self.key, self.terms, self.kind) {
             Entered::Given(given) => given,
-            Entered::Queued(waiter, lingering) => {
-                engine.release_lingering(lingering);
+            Entered::Queued(waiter) => {
                 if self.kind != WaitKind::SingleAttempt {
                     self.report.contended();
                 }

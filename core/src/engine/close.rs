@@ -50,7 +50,6 @@ impl Engine {
         // Wakes the threads that wait in the store; those in the queue are not registered.
         self.closing.token.cancel();
         self.queue.unpark_all();
-        self.end_lingering();
         let deadline = Instant::now() + ATTEMPT_LIMIT;
         let mut waiting = lock(&self.closing.waiting);
         while !self.queue.is_idle() {

@@ -54,8 +54,6 @@ pub(crate) struct Hold {
     max_hold: AtomicU64,
     /// When that time is over, in nanoseconds; 0 once the keeper has stopped to renew the lease.
     renewed_until: AtomicU64,
-    /// How long the lease is kept after its guard, in nanoseconds.
-    linger: AtomicU64,
     is_loss_notified: AtomicBool,
     inside: Mutex<Inside>,
     /// Notified when the lease comes back, and when a guard is lost or released.
@@ -114,7 +112,6 @@ impl Hold {
             is_failing: AtomicBool::new(false),
             max_hold: AtomicU64::new(u64::MAX),
             renewed_until: AtomicU64::new(u64::MAX),
-            linger: AtomicU64::new(saturating_nanos(terms.linger)),
             is_loss_notified: AtomicBool::new(false),
             inside: Mutex::new(Inside {
                 lease: LeaseSlot::Here(grant.lease),
@@ -252,15 +249,17 @@ impl Hold {
         if self.mode != terms.mode || self.policy != terms.policy {
             return None;
         }
-        let ends = self.ends_handovers(now, settings)?;
+        let least_left = self.policy.ttl() / 3;
+        let may_go_on = self.is_prolonged(now)
+            && self.handovers.load(Ordering::Acquire) < settings.handover_max
+            && now < self.granted_at + settings.handover_time
+            && self.deadline.state(now + least_left) == Some(HoldState::Held);
         // Several guards may have a shared lease, and each relies on its own longest time.
         let max_hold = terms.max_hold.map_or(u64::MAX, saturating_nanos);
         let is_same = max_hold == self.max_hold.load(Ordering::Acquire);
-        if now >= ends || (self.mode == Mode::Shared && !is_same) {
+        if !may_go_on || (self.mode == Mode::Shared && !is_same) {
             return None;
         }
-        self.linger
-            .store(saturating_nanos(terms.linger), Ordering::Release);
         self.begin_max_hold(terms.max_hold, now);
         Some(self.handovers.fetch_add(1, Ordering::AcqRel) + 1)
     }
@@ -296,32 +295,6 @@ impl Hold {
     /// Returns the number of the latest guard.
     pub(crate) fn latest(&self) -> u32 {
         self.handovers.load(Ordering::Acquire)
-    }
-
-    /// Keeps the lease for the next guard, although none waits. Returns until when, in nanoseconds; `None` if
-    /// it is not kept. The guard that comes gets it by a [hand-over](Self::hand_over).
-    pub(crate) fn linger(&self, now: HostInstant, settings: &Settings) -> Option<u64> {
-        let linger = Duration::from_nanos(self.linger.load(Ordering::Acquire));
-        if linger.is_zero() {
-            return None;
-        }
-        let until = self.ends_handovers(now, settings)?.min(now + linger);
-        (until > now).then_some(until.as_nanos())
-    }
-
-    /// Returns when the lease has to go back to the store: it was handed over for long, or has little time
-    /// left. `None` if it may not be handed over at all.
-    fn ends_handovers(&self, now: HostInstant, settings: &Settings) -> Option<HostInstant> {
-        let may_be_handed_over = self.is_prolonged(now)
-            && self.handovers.load(Ordering::Acquire) < settings.handover_max
-            && self.deadline.state(now) == Some(HoldState::Held);
-        let least_left = self.policy.ttl() / 3;
-        let until = HostInstant::from_nanos(
-            self.until()
-                .as_nanos()
-                .saturating_sub(saturating_nanos(least_left)),
-        );
-        may_be_handed_over.then_some(until.min(self.granted_at + settings.handover_time))
     }
 
     /// Wakes the threads that wait for a change. `inside` is locked, so that none misses it.

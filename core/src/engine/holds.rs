@@ -6,17 +6,8 @@ use crate::sync::Arc;
 /// A lease that this process has.
 pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
-    /// The number of guards that have it now: more than one only of a shared lease, none while it lingers.
+    /// The number of guards that have it now: more than one only of a shared lease.
     pub(super) guards: u32,
-    /// How long it lingers, in nanoseconds.
-    pub(super) until: u64,
-}
-
-impl Held {
-    /// Returns how long the lease lingers, in nanoseconds, if it has no guard.
-    pub(super) fn lingers_until(&self) -> Option<u64> {
-        (self.guards == 0).then_some(self.until)
-    }
 }
 
 /// The leases of a name: rarely more than one, for which nothing is allocated.
@@ -46,12 +37,8 @@ impl Holds {
         self.first.is_none()
     }
 
-    pub(super) fn position(&self, is_one: impl Fn(&Held) -> bool) -> Option<usize> {
-        self.iter().position(is_one)
-    }
-
     pub(super) fn position_of(&self, hold: &Arc<Hold>) -> Option<usize> {
-        self.position(|held| Arc::ptr_eq(&held.hold, hold))
+        self.iter().position(|held| Arc::ptr_eq(&held.hold, hold))
     }
 
     pub(super) fn push(&mut self, held: Held) {

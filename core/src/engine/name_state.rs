@@ -78,19 +78,12 @@ impl NameState {
 
     /// Returns whether nothing is left to remember.
     pub(super) fn is_unused(&self) -> bool {
-        self.head.is_none()
-            && self.holds.is_empty()
-            && self.releasing == 0
-            && self.waiters.is_empty()
+        self.is_idle() && self.holds.is_empty()
     }
 
     /// Returns whether no thread waits, asks the store, or gives a lease back.
     pub(super) fn is_idle(&self) -> bool {
-        let has_guards = |held: &Held| held.guards > 0;
-        self.head.is_none()
-            && self.releasing == 0
-            && self.waiters.is_empty()
-            && self.holds.iter().all(has_guards)
+        self.head.is_none() && self.releasing == 0 && self.waiters.is_empty()
     }
 
     /// Returns whether a thread that cannot be served now is refused by a holder, and not by the order of
@@ -267,11 +260,7 @@ impl NameState {
     /// Records that the head was granted `hold`, which its guard has.
     pub(super) fn granted(&mut self, hold: Arc<Hold>) {
         self.head = None;
-        self.holds.push(Held {
-            hold,
-            guards: 1,
-            until: 0,
-        });
+        self.holds.push(Held { hold, guards: 1 });
         self.record_holder();
     }
 
@@ -286,13 +275,12 @@ impl NameState {
         self.store_error = None;
     }
 
-    /// Ends a guard of `hold`. A lease that no other guard has goes to the next waiter that it serves; if no
-    /// thread wants the name, `linger` decides until when it is kept.
+    /// Ends a guard of `hold`. A lease that no other guard has goes to the next waiter that it serves,
+    /// or back to the store.
     pub(super) fn finish(
         &mut self,
         hold: &Arc<Hold>,
         hand_over: &HandOver,
-        linger: impl FnOnce() -> Option<u64>,
         served: &mut Served,
     ) -> Finished {
         let Some(index) = self.holds.position_of(hold) else {
@@ -303,27 +291,13 @@ impl NameState {
             Some(held) => held.guards -= 1,
         }
         self.serve(hand_over, served);
-        let is_wanted = self.head.is_some() || !self.waiters.is_empty();
         match self.holds.get_mut(index) {
             Some(held) if held.guards > 0 => Finished::HandedOver,
-            Some(held) if !is_wanted && let Some(until) = linger() => {
-                held.until = until;
-                Finished::Lingering(until)
-            }
             _ => {
                 self.holds.remove(index);
                 self.releasing += 1;
                 Finished::Release
             }
-        }
-    }
-
-    /// Begins to give the leases back to the store that linger until `now` or less.
-    pub(super) fn take_lingering(&mut self, now: u64, taken: &mut Vec<Arc<Hold>>) {
-        let is_over = |held: &Held| held.lingers_until().is_some_and(|until| until <= now);
-        while let Some(index) = self.holds.position(is_over) {
-            taken.extend(self.holds.remove(index).map(|held| held.hold));
-            self.releasing += 1;
         }
     }
 

@@ -108,10 +108,6 @@ impl NamesInUse {
     pub(super) fn states(&self) -> impl Iterator<Item = &NameState> {
         self.table.iter().map(|used| &used.state)
     }
-
-    pub(super) fn states_mut(&mut self) -> impl Iterator<Item = &mut NameState> {
-        self.table.iter_mut().map(|used| &mut used.state)
-    }
 }
 
 impl Name {

@@ -39,9 +39,8 @@ struct Names {
 pub(crate) enum Entered {
     /// It has its answer, and does not wait.
     Given(Given),
-    /// It waits in the queue. Lingering leases that do not serve it are to be given back first, as after
-    /// [`Finished::Release`].
-    Queued(Arc<Waiter>, Vec<Arc<Hold>>),
+    /// It waits in the queue.
+    Queued(Arc<Waiter>),
 }
 
 /// What to do with the lease of a guard that is done.
@@ -49,8 +48,6 @@ pub(crate) enum Entered {
 pub(crate) enum Finished {
     /// Nothing: another guard has it.
     HandedOver,
-    /// Keep it until this time, in nanoseconds: see [`Queue::take_lingering`].
-    Lingering(u64),
     /// Give it back to the store, then call [`Queue::released`]: until then no other thread asks for
     /// it.
     Release,
@@ -107,16 +104,13 @@ impl Queue {
         {
             return Entered::Given(Given::Nothing(Unserved::Failed(error.clone())));
         }
-        // They do not serve the thread.
-        let mut lingering = Vec::new();
-        state.take_lingering(u64::MAX, &mut lingering);
         if kind == WaitKind::SingleAttempt && state.is_busy() {
             return Entered::Given(Given::Nothing(Unserved::Busy));
         }
         let seen_before = state.holders_seen.wrapping_sub(u64::from(state.is_busy()));
         let waiter = Waiter::new(terms, kind, seen_before);
         state.waiters.push_back(Arc::clone(&waiter));
-        Entered::Queued(waiter, lingering)
+        Entered::Queued(waiter)
     }
 
     /// Returns what a thread gets at once. `None` if it would have to wait in the queue.
@@ -195,45 +189,20 @@ impl Queue {
     }
 
     /// Ends a guard of `hold`. A lease that no other guard has goes to the next waiter if it serves that
-    /// one; without a waiter, `linger` decides until when it is kept.
-    pub(crate) fn finish(
-        &self,
-        key: Key<'_>,
-        hold: &Arc<Hold>,
-        number: u32,
-        linger: impl FnOnce() -> Option<u64>,
-    ) -> Finished {
+    /// one, or back to the store.
+    pub(crate) fn finish(&self, key: Key<'_>, hold: &Arc<Hold>, number: u32) -> Finished {
         let mut names = self.names(key);
         let Some(state) = names.in_use.find(key) else {
             return Finished::Detached;
         };
         let mut served = Served::default();
-        let finished = state.finish(hold, &*self.hand_over, linger, &mut served);
-        match finished {
-            Finished::HandedOver => hold.end_guard(number),
-            Finished::Lingering(until) => {
-                hold.end_guard(number);
-                names.due = names.due.min(until);
-            }
-            Finished::Release | Finished::Detached => {}
+        let finished = state.finish(hold, &*self.hand_over, &mut served);
+        if finished == Finished::HandedOver {
+            hold.end_guard(number);
         }
         drop(names);
         served.notify();
         finished
-    }
-
-    /// Takes the leases that have lingered until `now`, to be given back as after [`Finished::Release`].
-    pub(crate) fn take_lingering(&self, now: u64) -> Vec<Arc<Hold>> {
-        let mut taken = Vec::new();
-        for shard in &self.shards {
-            let mut names = lock(&shard.0);
-            if names.due <= now {
-                for state in names.in_use.states_mut() {
-                    state.take_lingering(now, &mut taken);
-                }
-            }
-        }
-        taken
     }
 
     /// Keeps a name that is not in use for a release: of a lease that was lost before its guard ended.
@@ -283,10 +252,7 @@ impl Queue {
             let mut names = lock(&shard.0);
             if names.due <= horizon {
                 let held = names.in_use.states().flat_map(NameState::held);
-                let due = held.map(|held: &Held| match held.lingers_until() {
-                    None => poll(&held.hold),
-                    Some(until) => until,
-                });
+                let due = held.map(|held: &Held| poll(&held.hold));
                 names.due = due.min().unwrap_or(u64::MAX);
             }
             next = next.min(names.due);

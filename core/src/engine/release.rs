@@ -4,7 +4,6 @@
 //! process 20 ns of 370.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::HostInstant;
@@ -142,18 +141,11 @@ impl Engine {
                 self.notify_lost(hold);
             }
         }
-        let linger = || match self.lingers.load(Ordering::Acquire) {
-            true => hold.linger(now, &self.settings),
-            false => None,
-        };
-        let finished = self.queue.finish(hold.key(), hold, acquired.number, linger);
+        let finished = self.queue.finish(hold.key(), hold, acquired.number);
         let held = acquired.reported_at.map(|at| now.saturating_since(at));
-        if let Finished::HandedOver | Finished::Lingering(_) = finished {
+        if finished == Finished::HandedOver {
             forget(acquired.end_handover());
             self.notify_released(acquired, held, &Ok(Released::Done));
-            if let Finished::Lingering(until) = finished {
-                self.timer.note(HostInstant::from_nanos(until));
-            }
             return None;
         }
         let ended = hold.end(now);
@@ -209,30 +201,6 @@ impl Engine {
         let result = result.map_err(|error| self.located(&acquired.hold.name, error));
         self.notify_released(acquired, ending.held, &result);
         result
-    }
-
-    /// Gives lingering leases back, on the keeper's own threads.
-    pub(super) fn release_lingering(self: &Arc<Self>, holds: impl IntoIterator<Item = Arc<Hold>>) {
-        for hold in holds {
-            let ended = hold.end(self.clock.now());
-            let ending = Ending {
-                keeps_name: true,
-                in_time: ended.in_time,
-                held: None,
-            };
-            let guard = DroppedGuard {
-                acquired: Acquired::first(hold),
-                ending,
-                lost_reply: None,
-            };
-            self.release_later(ended.lease, Box::new(guard));
-        }
-    }
-
-    /// Gives all lingering leases back, and lets no more linger.
-    pub(super) fn end_lingering(self: &Arc<Self>) {
-        self.lingers.store(false, Ordering::Release);
-        self.release_lingering(self.queue.take_lingering(u64::MAX));
     }
 
     fn notify_released(

@@ -51,11 +51,8 @@ impl Engine {
             self.outage.unpark_all();
         }
         let mut due = Due::default();
-        self.release_lingering(self.queue.take_lingering(now.as_nanos()));
         let round = self.doubts.begin_round(now, self.settings.lease.ttl() / 12);
         if round == Some(now) {
-            // The guard that took one would rely on it before it is verified.
-            self.release_lingering(self.queue.take_lingering(u64::MAX));
             self.queue.scan(u64::MAX, |hold| {
                 hold.doubt();
                 hold.due()

@@ -13,7 +13,6 @@ mod close;
 mod dropped;
 mod events;
 mod group;
-mod linger;
 mod lock_all;
 mod loss;
 mod max_hold;

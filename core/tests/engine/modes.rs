@@ -9,8 +9,6 @@ use crate::answers::Renewals;
 use crate::events::{Event, observed};
 use crate::scripted_store::{SECOND, ScriptedStore, eventually, fixed, give_time};
 
-const LINGER: Duration = Duration::from_millis(5);
-
 #[test]
 fn readers_of_a_process_share_a_lease_and_the_last_one_releases_it() {
     let store = ScriptedStore::new();
@@ -82,20 +80,6 @@ fn reader_beyond_the_bounds_gets_a_lease_of_its_own() {
     let options = fixed(SECOND).mode(Mode::Shared).wait(Duration::ZERO);
     assert!(keeper.acquire("a", &options).unwrap().is_some());
     assert!(reader.is_held());
-}
-
-#[test]
-fn shared_lease_lingers_for_readers_and_goes_back_for_a_writer() {
-    let store = ScriptedStore::new();
-    let keeper = store.builder().linger(LINGER).build().unwrap();
-    drop(keeper.lock_shared("a").unwrap());
-    let readers = [(); 2].map(|()| keeper.lock_shared("a").unwrap());
-    assert_eq!(store.count("a", "acquire"), 1);
-    drop(readers);
-    assert_eq!(store.count("a", "release"), 0);
-    drop(keeper.lock("a").unwrap());
-    assert_eq!(store.count("a", "acquire"), 2);
-    assert_eq!(store.count("a", "release"), 1);
 }
 
 #[test]

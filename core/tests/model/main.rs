@@ -119,7 +119,7 @@ use queue::{Entered, Finished};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 use waiter::WaitKind;
-use world::{Drops, KEY, Lingers, Outcome, World};
+use world::{Drops, KEY, Outcome, World};
 
 /// Runs every schedule of a small model as far as the count goes, then random and adversarial ones.
 fn check(model: impl Fn() + Send + Sync + Clone + 'static) {
@@ -160,27 +160,6 @@ fn assert_outcomes(threads: Vec<Thread>, allowed: &[Outcome]) {
     for thread in threads {
         let outcome = thread.join().unwrap();
         assert!(allowed.contains(&outcome), "{outcome:?}");
-    }
-}
-
-/// A released lease is kept for the next thread, until its time is over at whatever point.
-#[test]
-fn lingering_lease_has_one_holder_and_goes_back() {
-    for lingers in [Lingers::ForAll, Lingers::ForNone] {
-        check(move || {
-            let world = World::lingering(lingers);
-            let lock = |thread| {
-                spawn(&world, move |world| {
-                    world.lock(thread, WaitKind::ThroughOutages)
-                })
-            };
-            let threads = (0..3).map(lock).collect();
-            let ended = spawn(&world, |world| world.end_lingering());
-            assert_outcomes(threads, &[Outcome::Held]);
-            ended.join().unwrap();
-            assert_eq!(world.grants.lock().unwrap().len(), 3);
-            world.assert_nothing_left();
-        });
     }
 }
 
@@ -250,7 +229,7 @@ fn wait_that_ends_during_a_release_in_the_background_is_not_busy() {
         let late = spawn(&world, |world| {
             match world.enter(Mode::Exclusive, WaitKind::ThroughOutages) {
                 Entered::Given(given) => world.use_given(1, Mode::Exclusive, given),
-                Entered::Queued(waiter, _) => world.give_up(1, &waiter),
+                Entered::Queued(waiter) => world.give_up(1, &waiter),
             }
         });
         assert_outcomes(
@@ -428,10 +407,10 @@ fn lost_hold_is_passed_on_once() {
         // The store has given up the lease, so the next head may be granted.
         world.store_release(Mode::Exclusive);
         let detach = spawn(&world, move |world| world.queue.detach(KEY, &lost));
-        match world.queue.finish(KEY, &lease, 0, || None) {
+        match world.queue.finish(KEY, &lease, 0) {
             Finished::Detached => {}
             Finished::Release => world.queue.released(KEY),
-            Finished::HandedOver | Finished::Lingering(_) => panic!("a lost lease was handed over"),
+            Finished::HandedOver => panic!("a lost lease was handed over"),
         }
         detach.join().unwrap();
         assert_outcomes(waiters, &[Outcome::Held]);

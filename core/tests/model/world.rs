@@ -25,8 +25,6 @@ pub(crate) struct World {
     guards: Mutex<Holders>,
     pub(crate) grants: Mutex<Vec<usize>>,
     drops: Drops,
-    /// Whether a lease is kept for the next guard.
-    lingers: Lingers,
     /// The threads that release in the background.
     releasing: Mutex<Vec<thread::JoinHandle<()>>>,
 }
@@ -69,16 +67,6 @@ pub(crate) enum Drops {
     FailFirst,
 }
 
-/// Whether a lease is kept for the next guard.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lingers {
-    No,
-    /// It is, and serves each one.
-    ForAll,
-    /// It is, and serves no caller that comes.
-    ForNone,
-}
-
 /// The outcome of one thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -93,20 +81,12 @@ pub(crate) enum Outcome {
 
 impl World {
     pub(crate) fn new(max_handovers: u32) -> Arc<Self> {
-        Self::with(max_handovers, Drops::Wait, Lingers::No)
+        Self::with_drops(max_handovers, Drops::Wait)
     }
 
     pub(crate) fn with_drops(max_handovers: u32, drops: Drops) -> Arc<Self> {
-        Self::with(max_handovers, drops, Lingers::No)
-    }
-
-    pub(crate) fn lingering(lingers: Lingers) -> Arc<Self> {
-        Self::with(2, Drops::Wait, lingers)
-    }
-
-    fn with(max_handovers: u32, drops: Drops, lingers: Lingers) -> Arc<Self> {
         let hand_over = move |lease: &Hold, terms: LeaseTerms| {
-            let serves = lease.mode == terms.mode && lingers != Lingers::ForNone;
+            let serves = lease.mode == terms.mode;
             let before = lease.handovers.load(Ordering::SeqCst);
             if !serves || before >= max_handovers {
                 return None;
@@ -121,26 +101,13 @@ impl World {
             guards: Mutex::default(),
             grants: Mutex::new(Vec::new()),
             drops,
-            lingers,
             releasing: Mutex::default(),
         })
     }
 
     pub(crate) fn enter(&self, mode: Mode, kind: WaitKind) -> Entered {
-        let entered = self
-            .queue
-            .enter(Key::new(&LockName, mode), LeaseTerms { mode }, kind);
-        if let Entered::Queued(_, lingering) = &entered {
-            lingering.iter().for_each(|lease| self.release(lease));
-        }
-        entered
-    }
-
-    /// The time of lingering leases is over.
-    pub(crate) fn end_lingering(&self) {
-        for lease in self.queue.take_lingering(0) {
-            self.release(&lease);
-        }
+        self.queue
+            .enter(Key::new(&LockName, mode), LeaseTerms { mode }, kind)
     }
 
     /// The head asks the store, holds, and is done.
@@ -184,10 +151,9 @@ impl World {
     }
 
     pub(crate) fn finish(self: &Arc<Self>, lease: &Arc<Hold>, number: u32) {
-        let linger = || (self.lingers != Lingers::No).then_some(0);
         let key = Key::new(&LockName, lease.mode);
-        match self.queue.finish(key, lease, number, linger) {
-            Finished::HandedOver | Finished::Lingering(_) => {}
+        match self.queue.finish(key, lease, number) {
+            Finished::HandedOver => {}
             Finished::Detached => panic!("taken away from a hold that was not lost"),
             Finished::Release if self.drops == Drops::Wait => self.release(lease),
             Finished::Release => {
@@ -228,7 +194,7 @@ impl World {
     pub(crate) fn lock_in(self: &Arc<Self>, mode: Mode, thread: usize, kind: WaitKind) -> Outcome {
         match self.enter(mode, kind) {
             Entered::Given(given) => self.use_given(thread, mode, given),
-            Entered::Queued(waiter, _) => self.wait(thread, &waiter),
+            Entered::Queued(waiter) => self.wait(thread, &waiter),
         }
     }
 
@@ -255,7 +221,6 @@ impl World {
     }
 
     pub(crate) fn assert_nothing_left(&self) {
-        self.end_lingering();
         let releasing = std::mem::take(&mut *self.releasing.lock().unwrap());
         for thread in releasing {
             thread.join().unwrap();
@@ -295,7 +260,7 @@ impl World {
 
     pub(crate) fn queued_in(&self, mode: Mode) -> Arc<Waiter> {
         match self.enter(mode, WaitKind::ThroughOutages) {
-            Entered::Queued(waiter, _) => waiter,
+            Entered::Queued(waiter) => waiter,
             Entered::Given(_) => panic!("the name should be in use"),
         }
     }

@@ -240,7 +240,6 @@ mod tests {
                 mode: Mode::Exclusive,
                 policy: LeasePolicy::Renewed { ttl },
                 max_hold: None,
-                linger: Duration::ZERO,
             },
             Duration::ZERO,
             Grant {
